@@ -1,0 +1,13 @@
+/* Carry: sequence models whose state is carried along the sequence. This header includes all the others; read them in
+   this order. */
+#ifndef CARRY_H
+#define CARRY_H
+
+#include "carry/status.h"
+#include "carry/context.h"
+#include "carry/tensor.h"
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "carry/scan.h"
+
+#endif

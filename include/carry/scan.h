@@ -1,0 +1,122 @@
+/* Linear recurrences and their scans.
+
+       h[t] = A[t] h[t-1] + b[t],   t = 0..T-1,   h[-1] = h0          (forward)
+       h[t] = A[t] h[t+1] + b[t],   t = T-1..0,   h[T]  = h0          (reversed)
+
+   A[t] is diagonal (a vector a[t] of n) or dense (n x n); h[t] and b[t] are n x w. Two neighbouring steps combine to one,
+
+       (A2, b2) o (A1, b1) = (A2 A1, A2 b1 + b2),
+
+   and this operator, combined in different orders, gives every algorithm here: step after step (sequential), by doubling
+   (hillis_steele), up and down a tree (blelloch, cyclic, matmul4/8/16), or chunk by chunk (chunkwise).
+
+   A problem is planned once and run many times:
+
+       carry_scan_problem problem = {.kind = CARRY_SCAN_DENSE, .batch = 8, .steps = 4096, .n = 16, .width = 64};
+       carry_scan_plan *plan;
+       carry_scan_plan_new(ctx, &plan, &problem, NULL);
+       void *workspace = malloc(carry_scan_workspace(plan));
+       carry_scan_run(plan, h, A, b, NULL, workspace, carry_scan_workspace(plan));
+       carry_scan_plan_free(plan);
+
+   Sums are in f32 whatever the storage type. For a fixed plan results do not depend on the number of threads. */
+#ifndef CARRY_SCAN_H
+#define CARRY_SCAN_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum carry_scan_kind { CARRY_SCAN_DIAGONAL, CARRY_SCAN_DENSE } carry_scan_kind;
+
+typedef struct carry_scan_problem {
+    carry_scan_kind kind;
+    int64_t batch, steps, n, width; /* each at least 1 */
+    carry_dtype dtype;              /* of A, b and h0: f32, bf16 or f16 */
+    bool f32_result;                /* h is f32 whatever dtype says */
+    bool reversed;
+    bool backward; /* plan for carry_scan_backward instead of carry_scan_run */
+    int device;    /* 0: the CPU */
+} carry_scan_problem;
+
+/* The list of algorithms; NULL past the end. */
+CARRY_API const char *carry_scan_name(int index);
+CARRY_API const char *carry_scan_about(int index);
+
+typedef struct carry_scan_plan carry_scan_plan;
+
+typedef enum carry_plan_effort {
+    CARRY_PLAN_ESTIMATE, /* by the cost model, fed with the machine's measured rates */
+    CARRY_PLAN_MEASURE,  /* time every algorithm that applies, and remember the fastest in the wisdom */
+} carry_plan_effort;
+
+typedef struct carry_scan_plan_options {
+    carry_plan_effort effort;
+    const char *algorithm; /* NULL: the planner's choice */
+    int64_t chunk;         /* steps a chunk for chunkwise; 0: its own choice */
+} carry_scan_plan_options;
+
+/* options may be NULL. The plan uses ctx, so it is freed first.
+   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, the sentence says why.
+   CARRY_ESIZE: a size is below 1 or their product overflows. */
+CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
+                                           const carry_scan_plan_options *options);
+CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);
+
+/* What will run and why, in one line: "sequential, over 2 threads: 41.2 us predicted, next chunkwise 55.0 us". */
+CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
+CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
+CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */
+
+/* Bytes that run and backward need; 0 is possible. The caller owns the workspace, which has no alignment to keep. */
+CARRY_API size_t carry_scan_workspace(const carry_scan_plan *plan);
+
+/* n x n products (dense), or products of n-vectors (diagonal), done by the last run: A2 A1 and A b count one each. */
+CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
+CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions and multiplications */
+
+/* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w] or NULL for zero.
+   The strides over batch and T are free, those inside a step must be packed. h may be b; otherwise nothing overlaps h.
+   Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
+   values of A; h is then unspecified. */
+CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
+                                      const carry_tensor *h0, void *workspace, size_t workspace_bytes);
+
+/* Given g = dL/dh for every step:
+       l[t] = g[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
+   (with t+1 and t-1 exchanged, and the last step for step 0, when the problem is reversed). A diagonal dA[t] keeps the
+   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. */
+typedef struct carry_scan_gradients {
+    carry_tensor db;        /* as b; of b's type, or f32 */
+    const carry_tensor *dA; /* as A; of A's type, or f32 */
+    const carry_tensor *dh0;
+    carry_tensor A, h, g;
+    const carry_tensor *h0; /* as given to the run */
+} carry_scan_gradients;
+
+CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+                                           size_t workspace_bytes);
+
+/* The specification: the sequential recurrence in float64, from A, b and h0 as they are stored to h, packed
+   [batch, T, n, w]. Slow and simple; what every algorithm is compared with. */
+CARRY_API carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem, carry_tensor A,
+                                            carry_tensor b, const carry_tensor *h0);
+
+/* Its gradients in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h is the reference's. */
+CARRY_API carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *db, double *dh0,
+                                                     const carry_scan_problem *problem, carry_tensor A, const double *h,
+                                                     carry_tensor g, const carry_tensor *h0);
+
+/* This machine's rates, as the cost model uses them: read from the context's wisdom, else measured now (under a second)
+   and written there. One line each: name, value, unit; NULL past the end. */
+CARRY_API carry_status carry_rates(carry_ctx *ctx, bool again);
+CARRY_API const char *carry_rate_line(carry_ctx *ctx, int index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

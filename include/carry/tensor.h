@@ -1,0 +1,69 @@
+/* Tensors are borrowed views: Carry never owns or frees what a carry_tensor points to.
+
+   Element i0, i1, ... is at data + (i0*stride[0] + i1*stride[1] + ...) elements. Strides count elements, not bytes. */
+#ifndef CARRY_TENSOR_H
+#define CARRY_TENSOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, text, bytes). bf16 is the upper half of an f32; f16 is IEEE binary16. */
+#define CARRY_DTYPE_LIST(X)                                                                                            \
+    X(F32, "f32", 4)                                                                                                   \
+    X(BF16, "bf16", 2)                                                                                                 \
+    X(F16, "f16", 2)                                                                                                   \
+    X(I64, "i64", 8)
+
+typedef enum carry_dtype {
+#define X(name, text, bytes) CARRY_##name,
+    CARRY_DTYPE_LIST(X)
+#undef X
+} carry_dtype;
+
+CARRY_API const char *carry_dtype_name(carry_dtype dtype); /* "?" for a number that is no type */
+CARRY_API size_t carry_dtype_size(carry_dtype dtype);      /* 0 for a number that is no type */
+CARRY_API carry_status carry_dtype_parse(carry_dtype *dtype, const char *name);
+
+#define CARRY_MAX_RANK 6
+
+typedef struct carry_tensor {
+    void *data;
+    carry_dtype dtype;
+    int device; /* an index of carry_device_describe; 0 is the CPU */
+    int rank;
+    int64_t shape[CARRY_MAX_RANK];
+    int64_t stride[CARRY_MAX_RANK];
+} carry_tensor;
+
+/* Views of densely packed data on the CPU, last index fastest. */
+CARRY_API carry_tensor carry_view(void *data, carry_dtype dtype, int rank, const int64_t *shape);
+CARRY_API carry_tensor carry_view_1d(void *data, carry_dtype dtype, int64_t s0);
+CARRY_API carry_tensor carry_view_2d(void *data, carry_dtype dtype, int64_t s0, int64_t s1);
+CARRY_API carry_tensor carry_view_3d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2);
+CARRY_API carry_tensor carry_view_4d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
+
+/* Round to nearest, ties to even. NaN stays NaN (quiet, payload's upper bits kept), infinities and signed zeros stay,
+   f16 subnormals are exact, and what exceeds the largest finite number becomes infinite. */
+CARRY_API uint16_t carry_bf16_from_f32(float value);
+CARRY_API float carry_f32_from_bf16(uint16_t bits);
+CARRY_API uint16_t carry_f16_from_f32(float value);
+CARRY_API float carry_f32_from_f16(uint16_t bits);
+
+/* Random numbers by counter (Philox 4x32-10): element i of stream s under a seed is a function of (seed, s, i) alone, so
+   values depend neither on thread count nor on the order in which tensors are filled. The tensor must be packed and on
+   the CPU: f32, bf16 or f16. */
+CARRY_API carry_status carry_random_uniform(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float low,
+                                            float high);
+CARRY_API carry_status carry_random_normal(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean,
+                                           float deviation);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

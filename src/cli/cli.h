@@ -1,0 +1,81 @@
+/* What the verbs share: options, the context, printing. A verb parses, calls the floors below and prints; nothing else. */
+#ifndef CARRY_CLI_CLI_H
+#define CARRY_CLI_CLI_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include "carry/carry.h"
+
+/* Exit codes (carry(1)). */
+enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
+
+typedef enum cli_kind { CLI_FLAG, CLI_COUNT, CLI_NUMBER, CLI_SECONDS, CLI_TEXT } cli_kind;
+
+typedef struct cli_option {
+    const char *name; /* without dashes */
+    char letter;      /* or 0 */
+    cli_kind kind;
+    void *target;         /* bool *, int *, int64_t *, double *, const char ** */
+    const char *argument; /* "N", for help; NULL for flags */
+    const char *help;
+} cli_option;
+
+typedef struct cli_common {
+    bool json, help;
+    int verbose;
+    int64_t threads, seed;
+    const char *kernels, *wisdom;
+} cli_common;
+
+typedef struct cli_verb {
+    const char *name;
+    const char *arguments; /* "PROBLEM..." */
+    const char *summary;   /* one line, for carry --help */
+    const char *details;   /* for carry VERB --help */
+    const char *example;
+    int (*run)(int count, char **arguments);
+} cli_verb;
+
+extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
+extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
+
+/* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1 after
+   a message. own may be NULL; both lists end with a NULL name. --help prints and sets common->help. */
+int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common);
+
+/* A context after the common options; NULL after a message. */
+carry_ctx *cli_open(const cli_common *common);
+
+/* "carry: sentence" on standard error; returns CLI_IMPOSSIBLE. */
+int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* The context's last sentence, likewise. */
+int cli_failed(carry_ctx *ctx);
+
+/* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */
+void cli_catch_interrupt(void);
+bool cli_interrupted(void);
+
+/* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else code. */
+int cli_finish(int code);
+
+/* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */
+void cli_json_open(void);
+void cli_json_text(const char *key, const char *value);
+void cli_json_number(const char *key, double value);
+void cli_json_integer(const char *key, int64_t value);
+void cli_json_bool(const char *key, bool value);
+void cli_json_close(void);
+
+/* Escape sequences on a terminal without NO_COLOR, else "". */
+const char *cli_bold(void);
+const char *cli_green(void);
+const char *cli_red(void);
+const char *cli_dim(void);
+const char *cli_plain(void);
+
+/* "41.2 us". */
+const char *cli_time(char text[32], double seconds);
+
+#endif

@@ -1,0 +1,282 @@
+/* carry bench PROBLEM..., carry bench --grid. */
+#include <math.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "core/progress.h"
+#include "lab/bench.h"
+#include "lab/grid.h"
+
+#define GRID_SECONDS 0.06
+#define GRID_SLACK 1.10
+#define GRID_SHARE 0.90
+
+typedef struct show {
+    carry_ctx *ctx;
+    bool json;
+    carry_ceilings ceilings;
+    carry_bench_options options;
+    carry_progress bar;
+    int64_t problem_index;
+} show;
+
+static void advance(void *user, double share) {
+    show *s = user;
+    carry_progress_step(&s->bar, s->problem_index * 100 + (int64_t)(100.0 * share));
+}
+
+static void print_ceilings(show *s) {
+    if (s->json) {
+        (void)printf("{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"threads\": %d, \"kernels\": \"%s\"}\n",
+                     s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx), carry_ctx_kernels(s->ctx));
+        (void)fflush(stdout);
+        return;
+    }
+    (void)printf("%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
+                 "method: checked against float64 first; %s; one warm-up; methods take turns; median, and the distance\n"
+                 "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n",
+                 cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
+                 carry_ctx_kernels(s->ctx),
+                 s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain());
+}
+
+static void print_result_json(const show *s, const char *problem, const carry_bench_result *r) {
+    (void)s;
+    cli_json_open();
+    cli_json_text("problem", problem);
+    cli_json_text("algorithm", r->algorithm);
+    cli_json_text("device", "cpu");
+    if (r->reason[0] != '\0') {
+        cli_json_text("left_out", r->reason);
+        cli_json_close();
+        return;
+    }
+    cli_json_number("median_s", r->median);
+    cli_json_number("spread", r->spread);
+    cli_json_integer("repeats", r->repeats);
+    cli_json_integer("products", r->counts.products);
+    cli_json_number("gflops", 1e-9 * r->counts.flops / r->median);
+    cli_json_number("gbytes_s", 1e-9 * r->counts.bytes / r->median);
+    cli_json_number("share", r->share);
+    cli_json_number("error", s->options.unchecked ? NAN : r->worst.error);
+    cli_json_number("error_absolute", s->options.unchecked ? NAN : r->worst.absolute);
+    cli_json_bool("planned", r->planned);
+    cli_json_close();
+}
+
+static void print_result(const show *s, const carry_bench_result *r, double fastest) {
+    if (r->reason[0] != '\0') {
+        (void)printf("  %s%-14s left out: %s%s\n", cli_dim(), r->algorithm, r->reason, cli_plain());
+        return;
+    }
+    char time[32];
+    char error[32];
+    (void)snprintf(error, sizeof error, "%.1e", r->worst.error);
+    bool best = r->median == fastest;
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %4.0f %%  %8s  %s%s%s\n", best ? cli_green() : "",
+                 r->algorithm, cli_time(time, r->median), 100.0 * r->spread, r->repeats, (long long)r->counts.products,
+                 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median, 100.0 * r->share,
+                 s->options.unchecked ? "-" : error, r->planned ? "planned" : "", best ? " fastest" : "", cli_plain());
+}
+
+static double fastest_of(const carry_bench_result *results, int count) {
+    double fastest = INFINITY;
+    for (int i = 0; i < count; i++) {
+        if (results[i].reason[0] == '\0' && results[i].median < fastest) {
+            fastest = results[i].median;
+        }
+    }
+    return fastest;
+}
+
+/* 0 when all is well, 1 when a result is wrong, 2 when it could not be done. */
+static int bench_one(show *s, const char *problem) {
+    carry_bench_result results[CARRY_BENCH_METHODS];
+    int count = 0;
+    carry_status status = carry_bench_problem(s->ctx, problem, &s->ceilings, &s->options, results, &count);
+    carry_progress_clear(&s->bar);
+    bool wrong = false;
+    if (!s->json && count > 0) {
+        (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(), "algorithm",
+                     "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
+    }
+    for (int i = 0; i < count; i++) {
+        const carry_bench_result *r = &results[i];
+        if (s->json) {
+            print_result_json(s, problem, r);
+        } else {
+            print_result(s, r, fastest_of(results, count));
+        }
+        if (r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound)) {
+            wrong = true;
+            (void)cli_refuse("%s is wrong on %s: error %.2e, bound %.2e", r->algorithm, problem, r->worst.error, r->worst.bound);
+        }
+    }
+    if (status != CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
+    return wrong ? CLI_WRONG : CLI_DONE;
+}
+
+/* One line of the planner's exam; within: the choice is no slower than the best by more than a tenth. */
+static void print_grid_line(const show *s, const char *problem, const carry_bench_result *planned,
+                            const carry_bench_result *best, bool within) {
+    if (s->json) {
+        cli_json_open();
+        cli_json_text("problem", problem);
+        cli_json_text("planned", planned->algorithm);
+        cli_json_number("planned_s", planned->median);
+        cli_json_text("best", best->algorithm);
+        cli_json_number("best_s", best->median);
+        cli_json_number("ratio", planned->median / best->median);
+        cli_json_bool("within", within);
+        cli_json_close();
+        return;
+    }
+    char planned_time[32];
+    char best_time[32];
+    (void)printf("%-36s %-12s %9s  %-12s %9s  %5.2f  %s%s%s\n", problem, planned->algorithm,
+                 cli_time(planned_time, planned->median), best->algorithm, cli_time(best_time, best->median),
+                 planned->median / best->median, within ? cli_green() : cli_red(), within ? "ok" : "SLOWER", cli_plain());
+}
+
+static int bench_grid(show *s) {
+    int within = 0;
+    s->options.unchecked = true; /* carry check and the tests do that; here 60 shapes are to be timed */
+    if (s->options.seconds == 0.0) {
+        s->options.seconds = GRID_SECONDS;
+    }
+    if (!s->json) {
+        (void)printf("%-36s %-12s %9s  %-12s %9s  %5s\n", "problem", "planned", "median", "best", "median", "ratio");
+    }
+    for (int i = 0; i < CARRY_GRID_SHAPES; i++) {
+        char problem[64];
+        carry_bench_result results[CARRY_BENCH_METHODS];
+        const carry_bench_result *planned = NULL;
+        const carry_bench_result *best = NULL;
+        int count = 0;
+        s->problem_index = i;
+        carry_status status =
+            carry_bench_problem(s->ctx, carry_grid_problem(i, problem), &s->ceilings, &s->options, results, &count);
+        carry_progress_clear(&s->bar);
+        if (status != CARRY_OK) {
+            return cli_failed(s->ctx);
+        }
+        for (int j = 0; j < count; j++) {
+            if (results[j].reason[0] == '\0') {
+                planned = results[j].planned ? &results[j] : planned;
+                best = best == NULL || results[j].median < best->median ? &results[j] : best;
+            }
+        }
+        if (planned == NULL || best == NULL) {
+            return cli_refuse("%s: the planner's choice could not be timed", problem);
+        }
+        bool ok = planned->median <= GRID_SLACK * best->median;
+        within += ok;
+        print_grid_line(s, problem, planned, best, ok);
+    }
+    double share = (double)within / CARRY_GRID_SHAPES;
+    if (s->json) {
+        cli_json_open();
+        cli_json_integer("within", within);
+        cli_json_integer("shapes", CARRY_GRID_SHAPES);
+        cli_json_bool("ok", share >= GRID_SHARE);
+        cli_json_close();
+    } else {
+        (void)printf("the planner's choice is within 10 %% of the best algorithm on %d of %d shapes (%.0f %%)\n", within,
+                     CARRY_GRID_SHAPES, 100.0 * share);
+    }
+    return share >= GRID_SHARE ? CLI_DONE : CLI_WRONG;
+}
+
+static int bench_all(show *s, int words, char **arguments, bool grid) {
+    if (carry_ceilings_measure(s->ctx, &s->ceilings) != CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
+    print_ceilings(s);
+    carry_progress_start(&s->bar, stderr, "benching", 100 * (grid ? CARRY_GRID_SHAPES : words));
+    if (grid) {
+        return bench_grid(s);
+    }
+    int worst = CLI_DONE;
+    for (int i = 0; i < words; i++) {
+        s->problem_index = i;
+        int code = bench_one(s, arguments[i]);
+        if (code == CLI_IMPOSSIBLE) {
+            return code;
+        }
+        worst = code > worst ? code : worst;
+    }
+    return worst;
+}
+
+/* Every problem is understood before the first is timed. */
+static int refuse_bad_problems(carry_ctx *ctx, int words, char **arguments) {
+    for (int i = 0; i < words; i++) {
+        carry_problem problem;
+        const carry_family *family;
+        void *instance = NULL;
+        carry_status status = carry_problem_parse(ctx, &problem, arguments[i]);
+        status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
+        status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, false) : status;
+        if (status != CARRY_OK) {
+            return cli_failed(ctx);
+        }
+        family->close(instance);
+    }
+    return CLI_DONE;
+}
+
+static int run(int count, char **arguments) {
+    cli_common common = {0};
+    show s = {0};
+    bool grid = false;
+    int64_t repeats = 0;
+    const cli_option own[] = {
+        {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
+        {"seconds", 0, CLI_SECONDS, &s.options.seconds, "S", "time per algorithm (0.3)"},
+        {"hot", 0, CLI_FLAG, &s.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
+        {"unchecked", 0, CLI_FLAG, &s.options.unchecked, NULL, "skip the comparison with float64 (for very large problems)"},
+        {"grid", 0, CLI_FLAG, &grid, NULL, "the planner's exam: 60 shapes, its choice against the best"},
+        {0},
+    };
+    int words = cli_parse(&cli_bench, count, arguments, own, &common);
+    if (words < 0 || common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (grid == (words > 0)) {
+        return cli_refuse(grid ? "bench --grid has its own problems: give none"
+                               : "bench needs a problem, for example scan:dense:t1024:n32");
+    }
+    if (repeats > 2000) {
+        return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
+    }
+    s.ctx = cli_open(&common);
+    if (s.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    cli_catch_interrupt();
+    s.json = common.json;
+    s.options.seed = (uint64_t)common.seed;
+    s.options.repeats = (int)repeats;
+    s.options.stop = cli_interrupted;
+    s.options.progress = advance;
+    s.options.progress_user = &s;
+    int code = refuse_bad_problems(s.ctx, words, arguments);
+    if (code == CLI_DONE) {
+        code = bench_all(&s, words, arguments, grid);
+    }
+    carry_ctx_free(s.ctx);
+    return code;
+}
+
+const cli_verb cli_bench = {
+    .name = "bench",
+    .arguments = "PROBLEM...",
+    .summary = "time every applicable algorithm, beside the machine's measured ceilings",
+    .details = "For each algorithm: median and spread of its runs, matrix products done, GFLOP/s, GB/s (inputs and outputs\n"
+               "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
+               "problem grammar; :algo=NAME times one algorithm.",
+    .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
+    .run = run,
+};

@@ -1,0 +1,139 @@
+/* carry list WHAT. */
+#include <string.h>
+
+#include "cli/cli.h"
+#include "lab/family.h"
+
+static void row(bool json, const char *what, const char *name, const char *about) {
+    if (json) {
+        cli_json_open();
+        cli_json_text("kind", what);
+        cli_json_text("name", name);
+        cli_json_text("about", about);
+        cli_json_close();
+    } else {
+        (void)printf("%-16s %s\n", name, about);
+    }
+}
+
+static int list_scans(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    for (int i = 0; carry_scan_name(i) != NULL; i++) {
+        row(json, "scan", carry_scan_name(i), carry_scan_about(i));
+    }
+    return CLI_DONE;
+}
+
+static int list_kernels(carry_ctx *ctx, bool json) {
+    for (int i = 0; carry_kernels_name(i) != NULL; i++) {
+        char about[160];
+        bool used = strcmp(carry_kernels_name(i), carry_ctx_kernels(ctx)) == 0;
+        (void)snprintf(about, sizeof about, "%s%s", carry_kernels_about(i),
+                       used                      ? " (used)"
+                       : carry_kernels_usable(i) ? ""
+                                                 : " (not on this processor)");
+        row(json, "kernels", carry_kernels_name(i), about);
+    }
+    return CLI_DONE;
+}
+
+static int list_devices(carry_ctx *ctx, bool json) {
+    for (int i = 0; i < carry_device_count(); i++) {
+        carry_device_properties p;
+        if (carry_device_describe(ctx, i, &p) != CARRY_OK) {
+            return cli_failed(ctx);
+        }
+        if (json) {
+            cli_json_open();
+            cli_json_text("kind", "device");
+            cli_json_integer("device", i);
+            cli_json_text("backend", p.backend);
+            cli_json_text("name", p.name);
+            cli_json_integer("units", p.units);
+            cli_json_integer("memory", (int64_t)p.memory);
+            cli_json_integer("cache", (int64_t)p.cache);
+            cli_json_text("kernels", p.kernels);
+            cli_json_close();
+        } else {
+            (void)printf("%d  %-5s %s: %d %s, %.1f GiB, last cache %.1f MiB, %s\n", i, p.backend, p.name, p.units,
+                         strcmp(p.backend, "cpu") == 0 ? "cores" : "multiprocessors", (double)p.memory / 1073741824.0,
+                         (double)p.cache / 1048576.0, p.kernels);
+        }
+    }
+    return CLI_DONE;
+}
+
+static int list_families(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const carry_family *family;
+    for (int i = 0; (family = carry_family_at(i)) != NULL; i++) {
+        char about[512];
+        (void)snprintf(about, sizeof about, "%s. Takes %s. Example: %s", family->about, family->takes, family->example);
+        row(json, "problem", family->name, about);
+    }
+    return CLI_DONE;
+}
+
+static int list_rates(carry_ctx *ctx, bool json) {
+    if (carry_rates(ctx, false) != CARRY_OK) {
+        return cli_failed(ctx);
+    }
+    const char *line;
+    for (int i = 0; (line = carry_rate_line(ctx, i)) != NULL; i++) {
+        char copy[128];
+        (void)snprintf(copy, sizeof copy, "%s", line);
+        char *space = strchr(copy, ' ');
+        *space = '\0';
+        row(json, "rate", copy, space + 1);
+    }
+    return CLI_DONE;
+}
+
+static int list_verbs(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    for (int i = 0; cli_verbs[i] != NULL; i++) {
+        row(json, "verb", cli_verbs[i]->name, cli_verbs[i]->summary);
+    }
+    return CLI_DONE;
+}
+
+static const struct {
+    const char *what;
+    int (*list)(carry_ctx *ctx, bool json);
+} lists[] = {{"scans", list_scans},     {"kernels", list_kernels}, {"devices", list_devices},
+             {"problems", list_families}, {"rates", list_rates},     {"verbs", list_verbs}};
+
+static int run(int count, char **arguments) {
+    cli_common common = {0};
+    int words = cli_parse(&cli_list, count, arguments, NULL, &common);
+    if (words < 0 || common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (words != 1) {
+        return cli_refuse("list needs one word: scans, kernels, devices, problems, rates or verbs");
+    }
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        if (strcmp(arguments[0], lists[i].what) == 0) {
+            carry_ctx *ctx = cli_open(&common);
+            int code = ctx != NULL ? lists[i].list(ctx, common.json) : CLI_IMPOSSIBLE;
+            carry_ctx_free(ctx);
+            return code;
+        }
+    }
+    return cli_refuse("there is no list of '%.60s': give scans, kernels, devices, problems, rates or verbs", arguments[0]);
+}
+
+const cli_verb cli_list = {
+    .name = "list",
+    .arguments = "WHAT",
+    .summary = "what there is: scans, kernels, devices, problems, rates, verbs",
+    .details = "WHAT is one of\n"
+               "  scans      the algorithms for linear recurrences\n"
+               "  kernels    the sets of CPU kernels, and which one is used\n"
+               "  devices    where work can run\n"
+               "  problems   the families of the problem grammar, with what they take\n"
+               "  rates      what this machine does per second, as the planner knows it\n"
+               "  verbs      what carry can do",
+    .example = "carry list scans",
+    .run = run,
+};

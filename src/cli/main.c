@@ -1,0 +1,40 @@
+/* carry: the table of verbs. */
+#include <string.h>
+
+#include "cli/cli.h"
+
+const cli_verb *const cli_verbs[] = {&cli_list, &cli_plan, &cli_check, &cli_bench, NULL};
+
+static void print_usage(FILE *to) {
+    (void)fprintf(to, "carry VERB ...\n\nSequence models whose state is carried along the sequence.\n\n");
+    for (int i = 0; cli_verbs[i] != NULL; i++) {
+        char left[48];
+        (void)snprintf(left, sizeof left, "%s %s", cli_verbs[i]->name, cli_verbs[i]->arguments);
+        (void)fprintf(to, "  carry %-22s %s\n", left, cli_verbs[i]->summary);
+    }
+    (void)fprintf(to, "  carry %-22s %s\n", "--version", "print the version");
+    (void)fprintf(to, "\ncarry VERB --help explains one verb with an example. Start with:\n"
+                      "  carry bench scan:dense:t1024:n32\n");
+}
+
+int main(int count, char **arguments) {
+    if (count < 2) {
+        print_usage(stderr);
+        return CLI_IMPOSSIBLE;
+    }
+    const char *name = arguments[1];
+    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+        print_usage(stdout);
+        return cli_finish(CLI_DONE);
+    }
+    if (strcmp(name, "--version") == 0) {
+        (void)printf("carry %s\n", carry_version());
+        return cli_finish(CLI_DONE);
+    }
+    for (int i = 0; cli_verbs[i] != NULL; i++) {
+        if (strcmp(name, cli_verbs[i]->name) == 0) {
+            return cli_finish(cli_verbs[i]->run(count - 2, arguments + 2));
+        }
+    }
+    return cli_refuse("there is no verb '%.60s' (carry --help lists them)", name);
+}

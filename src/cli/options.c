@@ -1,0 +1,215 @@
+/* Options, the context they make, refusals, Ctrl-C. */
+#include <errno.h>
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+
+static volatile sig_atomic_t interrupted;
+
+static const cli_option *find(const cli_option *options, const char *name, size_t length, char letter) {
+    for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
+        if (letter != 0 ? o->letter == letter : strlen(o->name) == length && strncmp(o->name, name, length) == 0) {
+            return o;
+        }
+    }
+    return NULL;
+}
+
+static bool store_value(const cli_option *option, const char *value) {
+    char *end;
+    errno = 0;
+    if (option->kind == CLI_TEXT) {
+        *(const char **)option->target = value;
+        return *value != '\0';
+    }
+    if (option->kind == CLI_NUMBER) {
+        long long number = strtoll(value, &end, 10);
+        *(int64_t *)option->target = number;
+        return errno == 0 && end != value && *end == '\0' && number >= 0;
+    }
+    double number = strtod(value, &end);
+    *(double *)option->target = number;
+    return errno == 0 && end != value && *end == '\0' && isfinite(number) && number > 0.0;
+}
+
+/* One option at arguments[*at]; moves *at past its value. */
+static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments, int count,
+                      int *at) {
+    const char *text = arguments[*at];
+    bool is_long = text[1] == '-';
+    size_t length = is_long ? strcspn(text + 2, "=") : 1;
+    const char *name = is_long ? text + 2 : text + 1;
+    char letter = (char)(is_long ? 0 : text[1]);
+    const cli_option *option = find(own, name, length, letter);
+    if (option == NULL) {
+        option = find(common, name, length, letter);
+    }
+    if (option == NULL || (!is_long && text[2] != '\0')) {
+        (void)cli_refuse("%s has no option '%s' (carry %s --help lists them)", verb->name, text, verb->name);
+        return false;
+    }
+    const char *value = is_long && name[length] == '=' ? name + length + 1 : NULL;
+    if (option->kind == CLI_FLAG || option->kind == CLI_COUNT) {
+        if (value != NULL) {
+            (void)cli_refuse("the option --%s takes no value", option->name);
+            return false;
+        }
+        if (option->kind == CLI_FLAG) {
+            *(bool *)option->target = true;
+        } else {
+            ++*(int *)option->target;
+        }
+        return true;
+    }
+    if (value == NULL) {
+        value = *at + 1 < count ? arguments[++*at] : NULL;
+    }
+    if (value == NULL || !store_value(option, value)) {
+        (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
+                         option->kind == CLI_TEXT     ? "a value"
+                         : option->kind == CLI_NUMBER ? "a whole number, 0 or more"
+                                                      : "a positive number",
+                         value != NULL ? value : "nothing");
+        return false;
+    }
+    return true;
+}
+
+static void print_options(const cli_option *options) {
+    for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
+        char left[48];
+        (void)snprintf(left, sizeof left, "%s%c%s--%s%s%s", o->letter != 0 ? "-" : " ", o->letter != 0 ? o->letter : ' ',
+                       o->letter != 0 ? ", " : "  ", o->name, o->argument != NULL ? " " : "",
+                       o->argument != NULL ? o->argument : "");
+        (void)printf("  %-24s %s\n", left, o->help);
+    }
+}
+
+static void print_help(const cli_verb *verb, const cli_option *own, const cli_option *common) {
+    (void)printf("carry %s %s\n\n%s\n\n%s\n", verb->name, verb->arguments, verb->summary, verb->details);
+    (void)printf("\nOptions:\n");
+    print_options(own);
+    print_options(common);
+    (void)printf("\nExample:\n  %s\n", verb->example);
+}
+
+static void on_interrupt(int signal_number) {
+    if (interrupted) {
+        _exit(128 + signal_number);
+    }
+    interrupted = 1;
+}
+
+static const char *default_wisdom(char *path, size_t size) {
+    const char *cache = getenv("XDG_CACHE_HOME");
+    const char *home = getenv("HOME");
+    int length = 0;
+    if (cache != NULL && cache[0] == '/') {
+        length = snprintf(path, size, "%s/carry/wisdom", cache);
+    } else if (home != NULL && home[0] == '/') {
+        length = snprintf(path, size, "%s/.cache/carry/wisdom", home);
+    }
+    return length > 0 && (size_t)length < size ? path : NULL;
+}
+
+int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common) {
+    const cli_option all[] = {
+        {"json", 0, CLI_FLAG, &common->json, NULL, "one JSON object per line"},
+        {"threads", 0, CLI_NUMBER, &common->threads, "N", "threads to use (every core)"},
+        {"kernels", 0, CLI_TEXT, &common->kernels, "NAME", "kernels to use (the fastest here; carry list kernels)"},
+        {"wisdom", 0, CLI_TEXT, &common->wisdom, "FILE", "what was measured before; none: keep nothing"},
+        {"seed", 0, CLI_NUMBER, &common->seed, "N", "of the random inputs (1)"},
+        {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "say what was chosen and why; twice: more"},
+        {"help", 'h', CLI_FLAG, &common->help, NULL, "this text"},
+        {0},
+    };
+    common->seed = 1;
+    int words = 0;
+    for (int i = 0; i < count; i++) {
+        if (strcmp(arguments[i], "--") == 0) {
+            for (i++; i < count; i++) {
+                arguments[words++] = arguments[i];
+            }
+        } else if (arguments[i][0] != '-' || arguments[i][1] == '\0') {
+            arguments[words++] = arguments[i];
+        } else if (!parse_one(verb, own, all, arguments, count, &i)) {
+            return -1;
+        }
+    }
+    if (common->help) {
+        print_help(verb, own, all);
+    }
+    return words;
+}
+
+carry_ctx *cli_open(const cli_common *common) {
+    char path[4096];
+    const char *wisdom = common->wisdom != NULL ? common->wisdom : getenv("CARRY_WISDOM");
+    if (wisdom == NULL || *wisdom == '\0') {
+        wisdom = default_wisdom(path, sizeof path);
+    } else if (strcmp(wisdom, "none") == 0) {
+        wisdom = NULL;
+    }
+    if (common->threads > 1024) {
+        (void)cli_refuse("--threads %lld is more than the 1024 that a context takes", (long long)common->threads);
+        return NULL;
+    }
+    carry_ctx *ctx;
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){.threads = (int)common->threads,
+                                   .kernels = common->kernels,
+                                   .wisdom = wisdom,
+                                   .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
+                                                : common->verbose > 0 ? CARRY_LOG_INFO
+                                                                      : CARRY_LOG_WARNING});
+    if (ctx == NULL) {
+        (void)cli_refuse("%s", carry_status_text(status));
+        return NULL;
+    }
+    if (status == CARRY_OK && strcmp(carry_ctx_kernels(ctx), "none") != 0) {
+        return ctx;
+    }
+    (void)cli_failed(ctx);
+    carry_ctx_free(ctx);
+    return NULL;
+}
+
+int cli_refuse(const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    (void)fflush(stdout);
+    (void)fputs("carry: ", stderr);
+    (void)vfprintf(stderr, format, arguments);
+    (void)fputc('\n', stderr);
+    va_end(arguments);
+    return CLI_IMPOSSIBLE;
+}
+
+int cli_failed(carry_ctx *ctx) {
+    return cli_refuse("%s", carry_ctx_error(ctx));
+}
+
+void cli_catch_interrupt(void) {
+    struct sigaction action = {.sa_handler = on_interrupt};
+    (void)sigemptyset(&action.sa_mask);
+    (void)sigaction(SIGINT, &action, NULL);
+    (void)sigaction(SIGTERM, &action, NULL);
+}
+
+bool cli_interrupted(void) {
+    return interrupted != 0;
+}
+
+int cli_finish(int code) {
+    bool lost = ferror(stdout) != 0;
+    errno = 0;
+    if (fflush(stdout) != 0 || lost) {
+        return cli_refuse("what was printed could not be written: %s", errno != 0 ? strerror(errno) : "output error");
+    }
+    return code;
+}

@@ -1,0 +1,38 @@
+/* The inside of a context. Floors above keep what they own for a context in a slot, so core need not know of them. */
+#ifndef CARRY_CORE_CONTEXT_H
+#define CARRY_CORE_CONTEXT_H
+
+#include "carry/context.h"
+#include "core/error.h"
+
+struct carry_pool;
+
+typedef enum carry_slot {
+    CARRY_SLOT_OPS,    /* the kernels chosen for this processor (ops/) */
+    CARRY_SLOT_RATES,  /* measured rates (ops/) */
+    CARRY_SLOT_WISDOM, /* measured plans (scan/) */
+    CARRY_SLOT_COUNT
+} carry_slot;
+
+struct carry_ctx {
+    int threads;
+    char *kernels; /* asked for by name, or NULL */
+    char *wisdom;  /* path, or NULL */
+    struct carry_pool *pool;
+    carry_log_level log_level;
+    carry_log_sink log;
+    void *log_user;
+    struct {
+        void *data;
+        void (*free)(void *data);
+    } slots[CARRY_SLOT_COUNT];
+    carry_status error_status;
+    char error[512];
+    char error_place[96];
+    char line[128]; /* what a function that returns a line of text points to */
+};
+
+/* Formats one line and hands it to the sink when its level is wanted. */
+void carry_log(carry_ctx *ctx, carry_log_level level, const char *format, ...) CARRY_PRINTF(3, 4);
+
+#endif

@@ -1,0 +1,24 @@
+/* Failing with a sentence. carry_fail stores status, place and sentence in the context and returns the status, so that
+   a refusal is one line:  return carry_fail(ctx, CARRY_ESHAPE, "b has %lld steps and A has %lld", ...);  */
+#ifndef CARRY_CORE_ERROR_H
+#define CARRY_CORE_ERROR_H
+
+#include "carry/context.h"
+
+#define CARRY_PRINTF(format_at, first_at) __attribute__((format(printf, format_at, first_at)))
+
+carry_status carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...)
+    CARRY_PRINTF(5, 6);
+
+#define carry_fail(ctx, status, ...) carry_fail_at(ctx, status, __FILE__, __LINE__, __VA_ARGS__)
+
+/* Return upward on failure; the sentence is already in the context. */
+#define CARRY_TRY(expression)                                                                                          \
+    do {                                                                                                               \
+        carry_status try_status_ = (expression);                                                                       \
+        if (try_status_ != CARRY_OK) {                                                                                 \
+            return try_status_;                                                                                        \
+        }                                                                                                              \
+    } while (0)
+
+#endif

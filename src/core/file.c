@@ -1,0 +1,154 @@
+/* Small files: bounded reads, atomic replacement, a checksum. */
+#include "core/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/error.h"
+
+#define CRC32C_POLYNOMIAL 0x82F63B78u /* bit-reversed */
+#define PATH_LIMIT 4096
+
+static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
+    *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (*file < 0) {
+        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", path, strerror(errno));
+    }
+    struct stat about;
+    if (fstat(*file, &about) != 0 || !S_ISREG(about.st_mode)) {
+        (void)close(*file);
+        return carry_fail(ctx, CARRY_EIO, "%s is not a regular file", path);
+    }
+    if ((uint64_t)about.st_size > limit) {
+        (void)close(*file);
+        return carry_fail(ctx, CARRY_ESIZE, "%s has %lld bytes, more than the %zu that are read", path,
+                          (long long)about.st_size, limit);
+    }
+    *size = (size_t)about.st_size;
+    return CARRY_OK;
+}
+
+static bool read_fully(int file, char *to, size_t size, size_t *got) {
+    *got = 0;
+    while (*got < size) {
+        ssize_t more = read(file, to + *got, size - *got);
+        if (more < 0 && errno == EINTR) {
+            continue;
+        }
+        if (more < 0) {
+            return false;
+        }
+        if (more == 0) {
+            break; /* the file shrank while it was read: what is left speaks for itself */
+        }
+        *got += (size_t)more;
+    }
+    return true;
+}
+
+static bool write_fully(int file, const char *from, size_t size) {
+    while (size > 0) {
+        ssize_t done = write(file, from, size);
+        if (done < 0 && errno == EINTR) {
+            continue;
+        }
+        if (done < 0) {
+            return false;
+        }
+        from += done;
+        size -= (size_t)done;
+    }
+    return true;
+}
+
+static void make_folders(const char *path) {
+    char partial[PATH_LIMIT];
+    (void)snprintf(partial, sizeof partial, "%s", path);
+    for (char *slash = strchr(partial + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(partial, 0777); /* what cannot be made shows when the file is opened */
+        *slash = '/';
+    }
+}
+
+/* The rename itself lives in the folder: without this it may be lost with the power. */
+static void sync_folder_of(const char *path) {
+    char folder[PATH_LIMIT];
+    (void)snprintf(folder, sizeof folder, "%s", path);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL) {
+        (void)snprintf(folder, sizeof folder, ".");
+    } else {
+        slash[slash == folder ? 1 : 0] = '\0';
+    }
+    int opened = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (opened >= 0) {
+        (void)fsync(opened);
+        (void)close(opened);
+    }
+}
+
+carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit) {
+    int file;
+    size_t size = 0;
+    *text = NULL;
+    CARRY_TRY(open_for_reading(ctx, &file, &size, path, limit));
+    char *bytes = malloc(size + 1);
+    bool complete = bytes != NULL && read_fully(file, bytes, size, length);
+    int code = errno;
+    (void)close(file);
+    if (!complete) {
+        free(bytes);
+        return bytes == NULL ? carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s (%zu bytes)", path, size)
+                             : carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", path, strerror(code));
+    }
+    bytes[*length] = '\0';
+    *text = bytes;
+    return CARRY_OK;
+}
+
+carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length) {
+    char beside[PATH_LIMIT];
+    if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside) {
+        return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is longer than %d characters", path, PATH_LIMIT - 8);
+    }
+    make_folders(path);
+    int file = mkostemp(beside, O_CLOEXEC);
+    if (file < 0) {
+        return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+    }
+    bool written = write_fully(file, bytes, length) && fchmod(file, 0644) == 0 && fsync(file) == 0;
+    int code = errno;
+    if (close(file) != 0 && written) {
+        written = false;
+        code = errno;
+    }
+    if (written && rename(beside, path) != 0) {
+        written = false;
+        code = errno;
+    }
+    if (!written) {
+        (void)unlink(beside);
+        return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(code));
+    }
+    sync_folder_of(path);
+    return CARRY_OK;
+}
+
+uint32_t carry_crc32c(uint32_t crc, const void *bytes, size_t length) {
+    const unsigned char *at = bytes;
+    crc = ~crc;
+    for (size_t i = 0; i < length; i++) {
+        crc ^= at[i];
+        for (int bit = 0; bit < 8; bit++) {
+            crc = (crc >> 1) ^ (CRC32C_POLYNOMIAL & (0u - (crc & 1u)));
+        }
+    }
+    return ~crc;
+}

@@ -1,0 +1,88 @@
+/* Overflow-checked sizes; arenas over borrowed blocks. */
+#include "core/memory.h"
+
+#include <stdlib.h>
+
+static size_t padding_for(size_t address) {
+    return (CARRY_ALIGN - address % CARRY_ALIGN) % CARRY_ALIGN;
+}
+
+bool carry_size_mul(size_t *result, size_t a, size_t b) {
+    size_t product;
+    if (__builtin_mul_overflow(a, b, &product)) {
+        return false;
+    }
+    *result = product;
+    return true;
+}
+
+bool carry_size_add(size_t *result, size_t a, size_t b) {
+    size_t sum;
+    if (__builtin_add_overflow(a, b, &sum)) {
+        return false;
+    }
+    *result = sum;
+    return true;
+}
+
+bool carry_size_product(size_t *result, const int64_t *factors, int count, size_t unit) {
+    size_t product = unit;
+    for (int i = 0; i < count; i++) {
+        if (factors[i] < 0 || !carry_size_mul(&product, product, (size_t)factors[i])) {
+            return false;
+        }
+    }
+    /* Pointer differences are signed: nothing larger can be indexed. */
+    if (product > (size_t)PTRDIFF_MAX) {
+        return false;
+    }
+    *result = product;
+    return true;
+}
+
+carry_arena carry_arena_over(void *block, size_t size) {
+    if (block == NULL) {
+        return (carry_arena){.base = NULL};
+    }
+    size_t skip = padding_for((size_t)(uintptr_t)block);
+    return (carry_arena){
+        .base = (unsigned char *)block + skip,
+        .size = size > skip ? size - skip : 0,
+    };
+}
+
+void *carry_arena_take(carry_arena *arena, size_t count, size_t item) {
+    size_t bytes;
+    size_t end;
+    if (!carry_size_mul(&bytes, count, item) || !carry_size_add(&end, arena->used, bytes) ||
+        !carry_size_add(&end, end, padding_for(end)) || end > (size_t)PTRDIFF_MAX) {
+        arena->overflowed = true;
+        return NULL;
+    }
+    size_t start = arena->used;
+    arena->used = end;
+    if (arena->base == NULL) {
+        return NULL;
+    }
+    if (start + bytes > arena->size) {
+        arena->overflowed = true;
+        return NULL;
+    }
+    return arena->base + start;
+}
+
+bool carry_arena_total(const carry_arena *arena, size_t *bytes) {
+    if (arena->overflowed) {
+        return false;
+    }
+    *bytes = 0;
+    return arena->used == 0 || carry_size_add(bytes, arena->used, CARRY_ALIGN - 1);
+}
+
+void *carry_aligned_new(size_t bytes) {
+    size_t padded;
+    if (!carry_size_add(&padded, bytes > 0 ? bytes : 1, CARRY_ALIGN - 1) || padded > (size_t)PTRDIFF_MAX) {
+        return NULL;
+    }
+    return aligned_alloc(CARRY_ALIGN, padded / CARRY_ALIGN * CARRY_ALIGN);
+}

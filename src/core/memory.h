@@ -1,0 +1,37 @@
+/* Sizes that cannot overflow, and arenas.
+
+   Sizes come from files and command lines: every product goes through these before it is allocated, mapped or compared.
+   An arena hands out aligned pieces of a block that somebody else owns; run over NULL it only counts, so the same lines
+   state a workspace's size and carve it. */
+#ifndef CARRY_CORE_MEMORY_H
+#define CARRY_CORE_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define CARRY_ALIGN 64
+
+/* False, and *result untouched, when the true result does not fit or a factor is negative. */
+bool carry_size_mul(size_t *result, size_t a, size_t b);
+bool carry_size_add(size_t *result, size_t a, size_t b);
+bool carry_size_product(size_t *result, const int64_t *factors, int count, size_t unit);
+
+typedef struct carry_arena {
+    unsigned char *base; /* NULL: count only */
+    size_t size;         /* of base */
+    size_t used;
+    bool overflowed; /* some request did not fit into size_t, or into size */
+} carry_arena;
+
+/* An arena over a caller's block; the first piece starts at the first aligned address inside it. */
+carry_arena carry_arena_over(void *block, size_t size);
+/* count items of item bytes, aligned to CARRY_ALIGN; NULL when counting or overflowed. */
+void *carry_arena_take(carry_arena *arena, size_t count, size_t item);
+/* Bytes to ask for so that a block of any alignment holds what was taken; false on overflow. */
+bool carry_arena_total(const carry_arena *arena, size_t *bytes);
+
+/* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when it cannot be had. */
+void *carry_aligned_new(size_t bytes);
+
+#endif

@@ -1,0 +1,91 @@
+/* Views, and the checks on them. */
+#include "core/tensor.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/memory.h"
+
+static bool shapes_equal(const carry_tensor *tensor, int rank, const int64_t *shape) {
+    if (tensor->rank != rank) {
+        return false;
+    }
+    return rank == 0 || memcmp(tensor->shape, shape, (size_t)rank * sizeof *shape) == 0;
+}
+
+const char *carry_shape_text(char text[CARRY_SHAPE_TEXT], int rank, const int64_t *shape) {
+    int used = snprintf(text, CARRY_SHAPE_TEXT, "[");
+    for (int i = 0; i < rank && i < CARRY_MAX_RANK; i++) {
+        used += snprintf(text + used, (size_t)(CARRY_SHAPE_TEXT - used), "%s%" PRId64, i > 0 ? ", " : "", shape[i]);
+    }
+    (void)snprintf(text + used, (size_t)(CARRY_SHAPE_TEXT - used), "]");
+    return text;
+}
+
+bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
+    int64_t expected = 1;
+    for (int i = tensor->rank - 1; i >= from; i--) {
+        if (tensor->shape[i] != 1 && tensor->stride[i] != expected) {
+            return false;
+        }
+        expected *= tensor->shape[i];
+    }
+    return true;
+}
+
+carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                                 const int64_t *shape) {
+    size_t item = carry_dtype_size(tensor->dtype);
+    if (item == 0) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name, (int)tensor->dtype);
+    }
+    if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK || !shapes_equal(tensor, rank, shape)) {
+        char has[CARRY_SHAPE_TEXT];
+        char needs[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESHAPE, "%s has shape %s where %s is needed", name,
+                          carry_shape_text(has, tensor->rank, tensor->shape), carry_shape_text(needs, rank, shape));
+    }
+    size_t bytes;
+    if (!carry_size_product(&bytes, shape, rank, item)) {
+        return carry_fail(ctx, CARRY_ESIZE, "%s is larger than memory can be", name);
+    }
+    if (tensor->data == NULL && bytes > 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s has no data (a null pointer)", name);
+    }
+    if ((uintptr_t)tensor->data % item != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "%s is at an address that is not a multiple of %zu, the size of %s: copy it "
+                          "to an aligned place", name, item, carry_dtype_name(tensor->dtype));
+    }
+    return CARRY_OK;
+}
+
+carry_tensor carry_view(void *data, carry_dtype dtype, int rank, const int64_t *shape) {
+    carry_tensor view = {.data = data, .dtype = dtype, .rank = rank};
+    int64_t stride = 1;
+    for (int i = rank - 1; i >= 0 && rank <= CARRY_MAX_RANK; i--) {
+        view.shape[i] = shape[i];
+        view.stride[i] = stride;
+        if (__builtin_mul_overflow(stride, shape[i], &stride)) {
+            stride = INT64_MAX; /* carry_tensor_expect refuses such a shape */
+        }
+    }
+    return view;
+}
+
+carry_tensor carry_view_1d(void *data, carry_dtype dtype, int64_t s0) {
+    return carry_view(data, dtype, 1, (const int64_t[]){s0});
+}
+
+carry_tensor carry_view_2d(void *data, carry_dtype dtype, int64_t s0, int64_t s1) {
+    return carry_view(data, dtype, 2, (const int64_t[]){s0, s1});
+}
+
+carry_tensor carry_view_3d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2) {
+    return carry_view(data, dtype, 3, (const int64_t[]){s0, s1, s2});
+}
+
+carry_tensor carry_view_4d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2, int64_t s3) {
+    return carry_view(data, dtype, 4, (const int64_t[]){s0, s1, s2, s3});
+}

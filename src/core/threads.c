@@ -1,0 +1,204 @@
+/* A pool of threads that take pieces of a range from a shared counter.
+
+   The caller publishes a task by setting `open`, works along, closes the task when the counter has run out, and waits
+   only for threads that had joined: a thread that is still waking up costs nothing. Idle threads spin for a while, since
+   the levels of a scan follow each other within microseconds, then sleep. */
+#include "core/threads.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/context.h"
+
+/* Long enough to bridge the gap between two levels of a scan, short enough to leave a shared machine alone. */
+#define SPIN_SECONDS 100e-6
+#define SPINS_PER_LOOK 64
+
+struct carry_pool {
+    int threads;
+    pthread_t *handles; /* threads - 1 */
+    int started;
+
+    carry_task task;
+    void *argument;
+    int64_t count, grain;
+    _Atomic int64_t next;    /* first item nobody has taken */
+    _Atomic uint64_t serial; /* grows with every task; idle threads watch it */
+    atomic_bool open;        /* may threads join the task? */
+    atomic_int joined;       /* threads that look at the task now */
+    atomic_bool stop;
+    bool inside; /* a task is running: nested calls run in place */
+
+    pthread_mutex_t lock; /* guards sleeping only */
+    pthread_cond_t wake;
+    atomic_int sleepers;
+};
+
+typedef struct worker {
+    carry_pool *pool;
+    int index;
+} worker;
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb");
+#endif
+}
+
+static void take_pieces(carry_pool *pool, int index) {
+    for (;;) {
+        int64_t begin = atomic_fetch_add(&pool->next, pool->grain);
+        if (begin >= pool->count) {
+            return;
+        }
+        int64_t end = pool->count - begin < pool->grain ? pool->count : begin + pool->grain;
+        pool->task(pool->argument, begin, end, index);
+    }
+}
+
+/* Joining is announced before `open` is read and closing before `joined` is read: either the caller sees this thread, or
+   this thread sees that the task is closed. */
+static void join_task(carry_pool *pool, int index) {
+    atomic_fetch_add(&pool->joined, 1);
+    if (atomic_load(&pool->open)) {
+        take_pieces(pool, index);
+    }
+    atomic_fetch_sub(&pool->joined, 1);
+}
+
+static void wait_for_work(carry_pool *pool, uint64_t seen) {
+    double until = carry_seconds() + SPIN_SECONDS;
+    do {
+        for (int i = 0; i < SPINS_PER_LOOK; i++) {
+            if (atomic_load(&pool->serial) != seen || atomic_load(&pool->stop)) {
+                return;
+            }
+            relax();
+        }
+    } while (carry_seconds() < until);
+    pthread_mutex_lock(&pool->lock);
+    atomic_fetch_add(&pool->sleepers, 1);
+    while (atomic_load(&pool->serial) == seen && !atomic_load(&pool->stop)) {
+        pthread_cond_wait(&pool->wake, &pool->lock);
+    }
+    atomic_fetch_sub(&pool->sleepers, 1);
+    pthread_mutex_unlock(&pool->lock);
+}
+
+static void *worker_main(void *argument) {
+    worker self = *(worker *)argument;
+    free(argument);
+    uint64_t seen = 0;
+    while (!atomic_load(&self.pool->stop)) {
+        wait_for_work(self.pool, seen);
+        seen = atomic_load(&self.pool->serial);
+        join_task(self.pool, self.index);
+    }
+    return NULL;
+}
+
+static void wake_sleepers(carry_pool *pool) {
+    if (atomic_load(&pool->sleepers) > 0) {
+        pthread_mutex_lock(&pool->lock);
+        pthread_cond_broadcast(&pool->wake);
+        pthread_mutex_unlock(&pool->lock);
+    }
+}
+
+static carry_status start_worker(carry_ctx *ctx, carry_pool *pool, int index) {
+    worker *self = malloc(sizeof *self);
+    if (self == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for thread %d of %d", index, pool->threads);
+    }
+    *self = (worker){.pool = pool, .index = index};
+    int code = pthread_create(&pool->handles[index - 1], NULL, worker_main, self);
+    if (code != 0) {
+        free(self);
+        return carry_fail(ctx, CARRY_EMEMORY, "thread %d of %d could not be started (%s): ask for fewer threads", index,
+                          pool->threads, strerror(code));
+    }
+    pool->started++;
+    return CARRY_OK;
+}
+
+int carry_cores(void) {
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    return cores > 0 ? cores : 1;
+}
+
+carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads) {
+    carry_pool *made = calloc(1, sizeof *made);
+    *pool = made;
+    if (made == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pool of %d threads", threads);
+    }
+    made->threads = threads;
+    pthread_mutex_init(&made->lock, NULL);
+    pthread_cond_init(&made->wake, NULL);
+    made->handles = calloc((size_t)threads, sizeof *made->handles);
+    if (made->handles == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pool of %d threads", threads);
+    }
+    for (int i = 1; i < threads; i++) {
+        CARRY_TRY(start_worker(ctx, made, i));
+    }
+    return CARRY_OK;
+}
+
+void carry_pool_free(carry_pool *pool) {
+    if (pool == NULL) {
+        return;
+    }
+    atomic_store(&pool->stop, true);
+    pthread_mutex_lock(&pool->lock);
+    pthread_cond_broadcast(&pool->wake);
+    pthread_mutex_unlock(&pool->lock);
+    for (int i = 0; i < pool->started; i++) {
+        pthread_join(pool->handles[i], NULL);
+    }
+    pthread_cond_destroy(&pool->wake);
+    pthread_mutex_destroy(&pool->lock);
+    free(pool->handles);
+    free(pool);
+}
+
+void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, void *argument) {
+    carry_pool *pool = ctx->pool;
+    if (count <= 0) {
+        return;
+    }
+    if (grain < 1) {
+        grain = 1;
+    }
+    if (pool->threads == 1 || count <= grain || pool->inside) {
+        task(argument, 0, count, 0);
+        return;
+    }
+    pool->inside = true;
+    pool->task = task;
+    pool->argument = argument;
+    pool->count = count;
+    pool->grain = grain;
+    atomic_store(&pool->next, 0);
+    atomic_store(&pool->open, true);
+    atomic_fetch_add(&pool->serial, 1);
+    wake_sleepers(pool);
+    take_pieces(pool, 0);
+    atomic_store(&pool->open, false);
+    for (int spins = 0; atomic_load(&pool->joined) > 0; spins++) {
+        relax();
+        if (spins > 4096) {
+            sched_yield(); /* more threads than cores: let the one we wait for run */
+        }
+    }
+    pool->inside = false;
+}

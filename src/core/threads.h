@@ -1,0 +1,26 @@
+/* The context's threads: a fixed pool that splits a range of independent items.
+
+   Why not OpenMP: a context owns its threads, so ranks that are threads of one process each have their own; the thread
+   sanitizer understands it; and it does not meet a second OpenMP runtime inside a Python process. */
+#ifndef CARRY_CORE_THREADS_H
+#define CARRY_CORE_THREADS_H
+
+#include <stdint.h>
+
+#include "carry/context.h"
+
+typedef struct carry_pool carry_pool;
+
+/* Works on items begin..end-1; worker is 0..threads-1, for scratch memory of its own. */
+typedef void (*carry_task)(void *argument, int64_t begin, int64_t end, int worker);
+
+int carry_cores(void); /* that this process may run on; at least 1 */
+
+carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads);
+void carry_pool_free(carry_pool *pool);
+
+/* Runs task over 0..count-1 in pieces of at most grain items, on as many threads as have something to do, the caller
+   among them; returns when all is done. A call from inside a task runs in place. */
+void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, void *argument);
+
+#endif

@@ -1,0 +1,130 @@
+/* The only list of backends, and the public functions that call through it. */
+#include "core/error.h"
+#include "device/backend.h"
+
+extern const carry_backend carry_backend_cpu;
+#if defined(CARRY_HAVE_CUDA)
+extern const carry_backend carry_backend_cuda;
+#endif
+
+static const carry_backend *const table[] = {
+    &carry_backend_cpu,
+#if defined(CARRY_HAVE_CUDA)
+    &carry_backend_cuda,
+#endif
+};
+
+#define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
+
+typedef struct place {
+    const carry_backend *backend;
+    int ordinal;
+} place;
+
+/* The backend of device `device`, counted over all backends. */
+static place find(int device) {
+    for (int i = 0; device >= 0 && i < TABLE_COUNT; i++) {
+        int here = table[i]->count();
+        if (device < here) {
+            return (place){table[i], device};
+        }
+        device -= here;
+    }
+    return (place){NULL, 0};
+}
+
+static carry_status no_such(carry_ctx *ctx, int device) {
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no device %d here, only 0 to %d (carry list devices shows them)", device,
+                      carry_device_count() - 1);
+}
+
+int carry_device_count(void) {
+    int count = 0;
+    for (int i = 0; i < TABLE_COUNT; i++) {
+        count += table[i]->count();
+    }
+    return count;
+}
+
+carry_status carry_device_describe(carry_ctx *ctx, int device, carry_device_properties *properties) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->describe(ctx, at.ordinal, properties) : no_such(ctx, device);
+}
+
+carry_status carry_device_alloc(carry_ctx *ctx, void **data, int device, size_t bytes) {
+    place at = find(device);
+    *data = NULL;
+    return at.backend != NULL ? at.backend->alloc(ctx, data, at.ordinal, bytes) : no_such(ctx, device);
+}
+
+void carry_device_free(carry_ctx *ctx, int device, void *data) {
+    place at = find(device);
+    if (at.backend != NULL && data != NULL) {
+        at.backend->free(ctx, at.ordinal, data);
+    }
+}
+
+carry_status carry_device_copy(carry_ctx *ctx, void *to, int to_device, const void *from, int from_device, size_t bytes,
+                               carry_stream *stream) {
+    place target = find(to_device);
+    place source = find(from_device);
+    if (target.backend == NULL || source.backend == NULL) {
+        return no_such(ctx, target.backend == NULL ? to_device : from_device);
+    }
+    if (to_device != 0 && from_device != 0 && to_device != from_device) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a copy from device %d to device %d must go through the CPU", from_device,
+                          to_device);
+    }
+    if (to_device == 0 && from_device != 0) {
+        return source.backend->copy(ctx, source.ordinal, to, from, bytes, CARRY_COPY_TO_HOST, stream);
+    }
+    carry_copy_way way = to_device != 0 && from_device == 0 ? CARRY_COPY_TO_DEVICE : CARRY_COPY_WITHIN;
+    return target.backend->copy(ctx, target.ordinal, to, from, bytes, way, stream);
+}
+
+carry_status carry_device_fill(carry_ctx *ctx, void *to, int device, unsigned char byte, size_t bytes,
+                               carry_stream *stream) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->fill(ctx, at.ordinal, to, byte, bytes, stream) : no_such(ctx, device);
+}
+
+carry_status carry_stream_new(carry_ctx *ctx, carry_stream **stream, int device) {
+    place at = find(device);
+    *stream = NULL;
+    return at.backend != NULL ? at.backend->stream_new(ctx, stream, at.ordinal) : no_such(ctx, device);
+}
+
+carry_status carry_stream_wait(carry_ctx *ctx, int device, carry_stream *stream) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->stream_wait(ctx, at.ordinal, stream) : no_such(ctx, device);
+}
+
+void carry_stream_free(carry_ctx *ctx, int device, carry_stream *stream) {
+    place at = find(device);
+    if (at.backend != NULL && stream != NULL) {
+        at.backend->stream_free(ctx, at.ordinal, stream);
+    }
+}
+
+carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device) {
+    place at = find(device);
+    *event = NULL;
+    return at.backend != NULL ? at.backend->event_new(ctx, event, at.ordinal) : no_such(ctx, device);
+}
+
+carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->event_record(ctx, at.ordinal, event, stream) : no_such(ctx, device);
+}
+
+carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from, carry_event *to) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->event_elapsed(ctx, at.ordinal, seconds, from, to) : no_such(ctx, device);
+}
+
+void carry_event_free(carry_ctx *ctx, int device, carry_event *event) {
+    place at = find(device);
+    if (at.backend != NULL && event != NULL) {
+        at.backend->event_free(ctx, at.ordinal, event);
+    }
+}

@@ -1,0 +1,49 @@
+/* Timing methods on a problem, so that it can be believed.
+
+   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to exceed the
+   last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the median
+   and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take turns run by
+   run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same process. */
+#ifndef CARRY_LAB_BENCH_H
+#define CARRY_LAB_BENCH_H
+
+#include "lab/family.h"
+
+typedef struct carry_ceilings {
+    double gemm_gflops;   /* a 512^3 f32 product on all threads */
+    double copy_gbytes_s; /* a copy far beyond the caches on all threads, bytes read and written */
+} carry_ceilings;
+
+carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings);
+
+typedef struct carry_bench_options {
+    int repeats;    /* at least; 0: as many as `seconds` allow, 5 to 2000 */
+    double seconds; /* per method; 0: 0.3 */
+    bool hot;       /* one set of inputs, in cache where it fits */
+    bool unchecked; /* for sizes whose float64 reference would take too long */
+    uint64_t seed;
+    bool (*stop)(void); /* asked between runs; NULL: never */
+    void (*progress)(void *user, double share);
+    void *progress_user;
+} carry_bench_options;
+
+typedef struct carry_bench_result {
+    char algorithm[24];
+    double median, spread; /* seconds; share of the median */
+    int repeats;
+    carry_counts counts;
+    double share;           /* of the ceiling that binds */
+    carry_deviation worst;  /* the tensor nearest to or farthest beyond its bound */
+    bool planned;           /* the planner's choice */
+    char reason[256];       /* why there is no time, else "" */
+} carry_bench_result;
+
+#define CARRY_BENCH_METHODS 24
+
+/* One result per method, in the table's order; those that do not apply have a reason and no median.
+   CARRY_EINTERRUPTED when stop said so: the results so far stand. */
+carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
+                                 const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
+                                 int *count);
+
+#endif

@@ -1,0 +1,45 @@
+/* Comparing results with a float64 reference. */
+#include "lab/deviation.h"
+
+#include <math.h>
+#include <string.h>
+
+static int64_t elements(const carry_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->rank; i++) {
+        count *= tensor->shape[i];
+    }
+    return count;
+}
+
+static double element(const carry_tensor *tensor, int64_t index) {
+    if (tensor->dtype == CARRY_F32) {
+        return ((const float *)tensor->data)[index];
+    }
+    uint16_t bits = ((const uint16_t *)tensor->data)[index];
+    return tensor->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
+}
+
+carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference, double bound) {
+    int64_t count = elements(result);
+    double largest = 0.0;
+    double magnitude = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        double difference = fabs(element(result, i) - reference[i]);
+        if (isnan(difference) && !isnan(largest)) {
+            largest = NAN;
+        }
+        largest = difference > largest ? difference : largest;
+        magnitude = fabs(reference[i]) > magnitude ? fabs(reference[i]) : magnitude;
+    }
+    double relative = magnitude > 0.0 ? largest / magnitude : largest;
+    return (carry_deviation){.tensor = name, .error = relative, .absolute = largest, .bound = bound};
+}
+
+void carry_poison(const carry_tensor *tensor) {
+    memset(tensor->data, 0xff, (size_t)elements(tensor) * carry_dtype_size(tensor->dtype)); /* a NaN in every type */
+}
+
+double carry_unit_roundoff(carry_dtype dtype) {
+    return dtype == CARRY_F32 ? 0x1p-24 : dtype == CARRY_BF16 ? 0x1p-8 : 0x1p-11;
+}

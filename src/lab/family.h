@@ -1,0 +1,51 @@
+/* A family of problems: what bench, check and plan need of it. One const struct per family; family_table.c is the only
+   list, and a new family appears in every verb by adding one file and one line. */
+#ifndef CARRY_LAB_FAMILY_H
+#define CARRY_LAB_FAMILY_H
+
+#include "lab/problem.h"
+
+/* What one run of the chosen method does. */
+typedef struct carry_counts {
+    double flops;     /* done by this method */
+    double bytes;     /* the least that must be read and written: inputs and outputs once */
+    int64_t products; /* matrix products done, 0 where that says nothing */
+} carry_counts;
+
+/* How far one tensor of the result is from the float64 reference. */
+typedef struct carry_deviation {
+    const char *tensor;
+    double error; /* largest difference over the reference's largest magnitude; NaN when the result has one */
+    double absolute; /* largest difference */
+    double bound; /* derived from type and length */
+} carry_deviation;
+
+#define CARRY_DEVIATIONS 8
+
+typedef struct carry_family {
+    const char *name, *about;
+    const char *takes;   /* for messages: words, sizes and keys */
+    const char *example; /* a problem */
+    /* Inputs made from seed, `copies` sets of them to rotate through. Nothing is chosen yet. */
+    carry_status (*open)(carry_ctx *ctx, void **instance, carry_problem *problem, uint64_t seed, int copies);
+    /* An instance without inputs whose plan is made: by the planner, or the method that the problem asks for. */
+    carry_status (*plan)(carry_ctx *ctx, void **instance, carry_problem *problem, bool measure);
+    void (*close)(void *instance);
+    double (*bytes)(const void *instance); /* one set of inputs and outputs */
+    const char *(*method)(int index);      /* NULL past the end */
+    /* CARRY_EUNSUPPORTED when it does not apply; the context's sentence says why. NULL: the planner's choice. */
+    carry_status (*choose)(void *instance, const char *method);
+    const char *(*chosen)(const void *instance);
+    const char *(*about_plan)(const void *instance);
+    const char *(*only)(const void *instance); /* the method that the problem itself asks for, or NULL */
+    carry_status (*run)(void *instance);       /* on the next set */
+    carry_counts (*counts)(const void *instance);
+    /* Runs once on poisoned outputs and compares. */
+    carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
+} carry_family;
+
+/* family_table.c; NULL past the end. */
+const carry_family *carry_family_at(int index);
+carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name);
+
+#endif

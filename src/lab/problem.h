@@ -1,0 +1,44 @@
+/* The problem grammar: family[:word]...[:letters number]...[:key=value]..., in any order after the family.
+
+       scan:diagonal:f32:b64:t256:n16:w64
+       scan:dense:f16:t4096:n64:w1:algo=cyclic
+
+   One parser serves check, bench, plan and experiments. It knows the form only; a family says which words, sizes and
+   keys it has by asking for them, and carry_problem_finish refuses what nobody asked for. */
+#ifndef CARRY_LAB_PROBLEM_H
+#define CARRY_LAB_PROBLEM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_PROBLEM_TEXT 256
+#define CARRY_PROBLEM_ITEMS 24
+#define CARRY_PROBLEM_WORD 40
+
+typedef struct carry_problem_item {
+    char key[CARRY_PROBLEM_WORD];   /* the word, the letters of a size, or what stands before = */
+    char value[CARRY_PROBLEM_WORD]; /* what stands after =, else "" */
+    int64_t number;                 /* of a size, else -1 */
+    bool asked;
+} carry_problem_item;
+
+typedef struct carry_problem {
+    char text[CARRY_PROBLEM_TEXT];
+    char family[CARRY_PROBLEM_WORD];
+    int items;
+    carry_problem_item item[CARRY_PROBLEM_ITEMS];
+} carry_problem;
+
+carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const char *text);
+
+/* Each marks what it finds as asked for. */
+bool carry_problem_has(carry_problem *problem, const char *word);
+int64_t carry_problem_size(carry_problem *problem, const char *letters, int64_t otherwise);
+const char *carry_problem_setting(carry_problem *problem, const char *key); /* NULL when absent */
+
+/* Fails for the first item nobody asked for; takes names what the family does take. */
+carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, const char *takes);
+
+#endif

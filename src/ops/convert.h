@@ -1,0 +1,11 @@
+/* Runs of f32, bf16 or f16 to f32 and back, for callers that have checked their shapes. */
+#ifndef CARRY_OPS_CONVERT_H
+#define CARRY_OPS_CONVERT_H
+
+#include "carry/tensor.h"
+#include "ops/kernels.h"
+
+void carry_widen(const carry_kernels *kernels, float *to, const void *from, carry_dtype dtype, int64_t count);
+void carry_narrow(const carry_kernels *kernels, void *to, const float *from, carry_dtype dtype, int64_t count);
+
+#endif

@@ -1,0 +1,448 @@
+/* The kernels written once over vectors of LANES floats. A file per instruction set defines
+
+       LANES            floats in a vector
+       TILE_VECTORS     widest tile, in vectors
+       TILE_ROWS        rows of the widest tile: TILE_ROWS*TILE_VECTORS sums, TILE_VECTORS of b and one of a fit the registers
+       NARROW_ROWS      rows of tiles of one and two vectors
+       half_widen, half_narrow: LANES f16 to f32 and back
+
+   and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
+
+   Products: c is cut into tiles that stay in registers while k runs; a is broadcast, b is read as it lies. Matrices up to
+   128 x 128 sit in the caches, so nothing is packed, except where b is transposed or its last columns do not fill a
+   vector: then KBLOCK x (tile width) of it is copied to the stack first. */
+#include <string.h>
+
+#include "ops/kernels.h"
+
+#define KBLOCK 256
+#define INLINE static inline __attribute__((always_inline))
+/* Loops over constant bounds must vanish, or the arrays of sums go to memory. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef float vec_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+INLINE vec load(const float *from) {
+    return *(const vec_unaligned *)from;
+}
+
+INLINE void keep(float *to, vec value) {
+    *(vec_unaligned *)to = value;
+}
+
+/* c[rows x vectors] = a[rows x k] b[k x vectors] + base; a's element (r, l) is a[r*a_row + l*a_col]. Rows and vectors are
+   constants where this is called. */
+INLINE void tile(const int rows, const int vectors, int64_t k, const float *a, ptrdiff_t a_row, ptrdiff_t a_col,
+                 const float *b, ptrdiff_t b_row, const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
+    vec sum[8][4];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            sum[r][v] = base != NULL ? load(base + r * base_row + v * LANES) : (vec){0};
+        }
+    }
+    for (int64_t l = 0; l < k; l++) {
+        vec row[4];
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            row[v] = load(b + l * b_row + v * LANES);
+        }
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            float scalar = a[r * a_row + l * a_col];
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                sum[r][v] += scalar * row[v];
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(c + r * c_row + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+/* What the loops below need of one item and one block of k. */
+typedef struct block {
+    int64_t m, k;
+    const float *a, *base;
+    float *c;
+    ptrdiff_t a_row, a_col, base_row, c_row;
+} block;
+
+INLINE void tile_at(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
+                    ptrdiff_t b_row) {
+    tile(rows, vectors, o->k, o->a + i * o->a_row, o->a_row, o->a_col, b, b_row,
+         o->base != NULL ? o->base + i * o->base_row + j : NULL, o->base_row, o->c + i * o->c_row + j, o->c_row);
+}
+
+/* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and what is left. */
+INLINE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
+    int64_t i = 0;
+    for (; i + most <= o->m; i += most) {
+        tile_at(most, vectors, o, i, j, b, b_row);
+    }
+    for (; i + 4 <= o->m; i += 4) {
+        tile_at(4, vectors, o, i, j, b, b_row);
+    }
+    for (; i + 2 <= o->m; i += 2) {
+        tile_at(2, vectors, o, i, j, b, b_row);
+    }
+    if (i < o->m) {
+        tile_at(1, vectors, o, i, j, b, b_row);
+    }
+}
+
+/* Copies columns j..j+columns-1 of the k rows from `from` on into packed rows of `stride`, zeros after them. */
+static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k, int64_t j,
+                 int64_t columns) {
+    if (!p->b_transposed) {
+        for (int64_t l = 0; l < k; l++) {
+            memcpy(packed + l * stride, b + (from + l) * p->b_row + j, (size_t)columns * sizeof *packed);
+            memset(packed + l * stride + columns, 0, (size_t)(stride - columns) * sizeof *packed);
+        }
+        return;
+    }
+    for (int64_t x = 0; x < stride; x++) {
+        for (int64_t l = 0; l < k; l++) {
+            packed[l * stride + x] = x < columns ? b[(j + x) * p->b_row + from + l] : 0.0f;
+        }
+    }
+}
+
+/* The last columns, fewer than a vector: computed in a vector beside c and copied. b is packed to LANES a row. */
+static void edge_panel(const block *o, int64_t j, int64_t columns, const float *b) {
+    for (int64_t i = 0; i < o->m; i += 4) {
+        int64_t rows = o->m - i < 4 ? o->m - i : 4;
+        float beside[4 * LANES] = {0};
+        float *c = o->c + i * o->c_row + j;
+        for (int64_t r = 0; o->base != NULL && r < rows; r++) {
+            memcpy(beside + r * LANES, o->base + (i + r) * o->base_row + j, (size_t)columns * sizeof *c);
+        }
+        const float *a = o->a + i * o->a_row;
+        if (rows == 4) {
+            tile(4, 1, o->k, a, o->a_row, o->a_col, b, LANES, beside, LANES, beside, LANES);
+        } else {
+            for (int64_t r = 0; r < rows; r++) {
+                float *row = beside + r * LANES;
+                tile(1, 1, o->k, a + r * o->a_row, o->a_row, o->a_col, b, LANES, row, LANES, row, LANES);
+            }
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            memcpy(c + r * o->c_row, beside + r * LANES, (size_t)columns * sizeof *c);
+        }
+    }
+}
+
+INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from, int64_t j,
+                       float *packed) {
+    const int most = vectors == TILE_VECTORS ? TILE_ROWS : NARROW_ROWS;
+    if (p->b_transposed) {
+        pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
+        panel(most, vectors, o, j, packed, vectors * LANES);
+    } else {
+        panel(most, vectors, o, j, b + from * p->b_row + j, p->b_row);
+    }
+}
+
+INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
+                         const float *base, float *c) {
+    float packed[KBLOCK * TILE_VECTORS * LANES];
+    for (int64_t from = 0; from < p->k; from += KBLOCK) {
+        block o = {.m = p->m, .k = p->k - from < KBLOCK ? p->k - from : KBLOCK, .a = a + from * a_col, .c = c,
+                   .base = from == 0 ? base : c, .a_row = a_row, .a_col = a_col,
+                   .base_row = from == 0 ? p->base_row : p->c_row, .c_row = p->c_row};
+        int64_t j = 0;
+        for (; j + TILE_VECTORS * LANES <= p->n; j += TILE_VECTORS * LANES) {
+            full_panel(TILE_VECTORS, p, &o, b, from, j, packed);
+        }
+        if (TILE_VECTORS > 2 && j + 2 * LANES <= p->n) {
+            full_panel(2, p, &o, b, from, j, packed);
+            j += 2 * LANES;
+        }
+        if (j + LANES <= p->n) {
+            full_panel(1, p, &o, b, from, j, packed);
+            j += LANES;
+        }
+        if (j < p->n) {
+            pack(packed, LANES, p, b, from, o.k, j, p->n - j);
+            edge_panel(&o, j, p->n - j, packed);
+        }
+    }
+}
+
+INLINE float lanes_sum(vec v) {
+    float sum = 0.0f;
+    UNROLL
+    for (int i = 0; i < LANES; i++) {
+        sum += v[i];
+    }
+    return sum;
+}
+
+/* c[rows] = a[rows x k] b[k] + base[rows], b packed: dot products, `rows` at a time to hide the latency of the sums. */
+INLINE void dots(const int rows, int64_t k, const float *a, ptrdiff_t a_row, const float *b, const float *base,
+                 ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
+    vec sum[8];
+    float rest[8];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        sum[r] = (vec){0};
+        rest[r] = base != NULL ? base[r * base_row] : 0.0f;
+    }
+    int64_t l = 0;
+    for (; l + LANES <= k; l += LANES) {
+        vec x = load(b + l);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            sum[r] += load(a + r * a_row + l) * x;
+        }
+    }
+    for (; l < k; l++) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            rest[r] += a[r * a_row + l] * b[l];
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        c[r * c_row] = rest[r] + lanes_sum(sum[r]);
+    }
+}
+
+INLINE void dots_at(const int rows, const carry_product *p, int64_t i, const float *a, const float *b, const float *base,
+                    float *c) {
+    dots(rows, p->k, a + i * p->a_row, p->a_row, b, base != NULL ? base + i * p->base_row : NULL, p->base_row,
+         c + i * p->c_row, p->c_row);
+}
+
+/* Matrix times vector: every element of a is used once, so this runs at the speed of reading it. */
+static void times_vector(const carry_product *p, const float *a, const float *b, const float *base, float *c) {
+    int64_t i = 0;
+    for (; i + 8 <= p->m; i += 8) {
+        dots_at(8, p, i, a, b, base, c);
+    }
+    for (; i + 2 <= p->m; i += 2) {
+        dots_at(2, p, i, a, b, base, c);
+    }
+    if (i < p->m) {
+        dots_at(1, p, i, a, b, base, c);
+    }
+}
+
+/* k = 0: what is left of c = a b + base. */
+static void base_only(const carry_product *p, const float *base, float *c) {
+    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t j = 0; j < p->n; j++) {
+            c[i * p->c_row + j] = base != NULL ? base[i * p->base_row + j] : 0.0f;
+        }
+    }
+}
+
+/* a^T times a vector is the row vector b^T a: one row, a's columns side by side. */
+static carry_product as_row_times_matrix(const carry_product *p) {
+    carry_product q = *p;
+    q.m = 1;
+    q.n = p->m;
+    q.a = p->b;
+    q.a_next = p->b_next;
+    q.b = p->a;
+    q.b_row = p->a_row;
+    q.b_next = p->a_next;
+    q.a_transposed = false;
+    q.b_transposed = false;
+    return q;
+}
+
+static void product(const carry_product *given) {
+    bool packed_vector = given->n == 1 && (given->b_row == 1 || given->b_transposed || given->k == 1);
+    bool columns_packed = given->c_row == 1 && (given->base == NULL || given->base_row == 1);
+    bool turned = packed_vector && given->a_transposed && columns_packed;
+    const carry_product now = turned ? as_row_times_matrix(given) : *given;
+    const carry_product *p = &now;
+    for (int64_t i = 0; i < p->count; i++) {
+        const float *a = p->a + i * p->a_next;
+        const float *b = p->b + i * p->b_next;
+        const float *base = p->base != NULL ? p->base + i * p->base_next : NULL;
+        float *c = p->c + i * p->c_next;
+        if (p->k == 0) {
+            base_only(p, base, c);
+        } else if (packed_vector && !p->a_transposed && !turned) {
+            times_vector(p, a, b, base, c);
+        } else if (p->a_transposed) {
+            product_item(p, 1, p->a_row, a, b, base, c);
+        } else {
+            product_item(p, p->a_row, 1, a, b, base, c);
+        }
+    }
+}
+
+/* One step of a row: h = a*before + b. */
+INLINE void step_row(float *h, float a, const float *before, const float *b, int64_t width) {
+    int64_t j = 0;
+    for (; j + LANES <= width; j += LANES) {
+        keep(h + j, a * load(before + j) + load(b + j));
+    }
+    for (; j < width; j++) {
+        h[j] = a * before[j] + b[j];
+    }
+}
+
+/* Width 1: the rows themselves lie side by side, each with its own factor. */
+INLINE void step_column(float *h, const float *a, const float *before, const float *b, int64_t rows) {
+    int64_t r = 0;
+    for (; r + LANES <= rows; r += LANES) {
+        keep(h + r, load(a + r) * load(before + r) + load(b + r));
+    }
+    for (; r < rows; r++) {
+        h[r] = a[r] * before[r] + b[r];
+    }
+}
+
+/* `vectors` vectors of state stay in registers while time runs; same_factor: one row, scaled by a[0]. */
+INLINE void scan_in_registers(const int vectors, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
+                              int64_t at) {
+    vec state[4];
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        state[v] = load(s->before + at + v * LANES);
+    }
+    for (int64_t t = 0; t < s->steps; t++) {
+        const float *a = s->a + t * s->a_step + a_at;
+        const float *b = s->b + t * s->b_step + at;
+        float *h = s->h + t * s->h_step + at;
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            vec x = load(b + v * LANES);
+            state[v] = same_factor ? a[0] * state[v] + x : load(a + v * LANES) * state[v] + x;
+            keep(h + v * LANES, state[v]);
+        }
+    }
+}
+
+static void scan_scalar(const carry_diagonal_scan *s, int64_t a_at, int64_t at) {
+    float state = s->before[at];
+    for (int64_t t = 0; t < s->steps; t++) {
+        state = s->a[t * s->a_step + a_at] * state + s->b[t * s->b_step + at];
+        s->h[t * s->h_step + at] = state;
+    }
+}
+
+INLINE void scan_span(const bool same_factor, const carry_diagonal_scan *s, int64_t a_at, int64_t at, int64_t length) {
+    int64_t j = 0;
+    for (; j + 4 * LANES <= length; j += 4 * LANES) {
+        scan_in_registers(4, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+    }
+    for (; j + LANES <= length; j += LANES) {
+        scan_in_registers(1, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+    }
+    for (; j < length; j++) {
+        scan_scalar(s, same_factor ? a_at : a_at + j, at + j);
+    }
+}
+
+/* Up to this many floats a step, columns run through time one after the other with their state in registers: a step's
+   cache lines are few enough to stay. Above, step after step: memory is then read in order, and h[t-1] is still near. */
+#define REGISTER_STEP 256
+
+static void diagonal_scan(const carry_diagonal_scan *s) {
+    if (s->rows * s->width <= REGISTER_STEP) {
+        if (s->width == 1) {
+            scan_span(false, s, 0, 0, s->rows);
+        } else {
+            for (int64_t r = 0; r < s->rows; r++) {
+                scan_span(true, s, r, r * s->width, s->width);
+            }
+        }
+        return;
+    }
+    const float *before = s->before;
+    for (int64_t t = 0; t < s->steps; t++) {
+        const float *a = s->a + t * s->a_step;
+        const float *b = s->b + t * s->b_step;
+        float *h = s->h + t * s->h_step;
+        if (s->width == 1) {
+            step_column(h, a, before, b, s->rows);
+        } else {
+            for (int64_t r = 0; r < s->rows; r++) {
+                step_row(h + r * s->width, a[r], before + r * s->width, b + r * s->width, s->width);
+            }
+        }
+        before = h;
+    }
+}
+
+static void diagonal_apply(const carry_diagonal_apply *p) {
+    for (int64_t item = 0; item < p->count; item++) {
+        const float *a = p->a + item * p->a_next;
+        const float *x = p->x + item * p->x_next;
+        const float *base = p->base + item * p->base_next;
+        float *y = p->y + item * p->y_next;
+        if (p->width == 1) {
+            step_column(y, a, x, base, p->rows);
+        } else {
+            for (int64_t r = 0; r < p->rows; r++) {
+                step_row(y + r * p->width, a[r], x + r * p->width, base + r * p->width, p->width);
+            }
+        }
+    }
+}
+
+static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits = (uint32_t)from[i] << 16;
+        memcpy(to + i, &bits, sizeof bits);
+    }
+}
+
+static void bf16_from_f32(uint16_t *to, const float *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, from + i, sizeof bits);
+        uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+        uint32_t quiet = (bits >> 16) | 0x40u;
+        to[i] = (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+    }
+}
+
+static void f32_from_f16(float *to, const uint16_t *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        half_widen(to + i, from + i);
+    }
+    if (i < count) {
+        uint16_t in[LANES] = {0};
+        float out[LANES];
+        memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
+        half_widen(out, in);
+        memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
+    }
+}
+
+static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        half_narrow(to + i, from + i);
+    }
+    if (i < count) {
+        float in[LANES] = {0};
+        uint16_t out[LANES];
+        memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
+        half_narrow(out, in);
+        memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
+    }
+}
+
+#define VECTOR_KERNELS                                                                                                 \
+    .usable = usable, .product = product, .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply,            \
+    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,                      \
+    .f16_from_f32 = f16_from_f32

@@ -1,0 +1,123 @@
+/* Batched matrix products on tensors: checks, the choice between Carry's kernels and OpenBLAS, and threads. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/kernels.h"
+#include "ops/matmul.h"
+#include "ops/rates.h"
+
+/* A piece of work worth waking a thread for: about 20 us at 50 GFLOP/s. */
+#define PIECE_FLOPS 1000000
+
+typedef struct job {
+    carry_product_function product;
+    carry_product whole;
+    int64_t row_blocks, rows; /* each matrix is cut into row_blocks of this many rows */
+} job;
+
+static void run_pieces(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    for (int64_t piece = begin; piece < end; piece++) {
+        int64_t item = piece / j->row_blocks;
+        int64_t first = piece % j->row_blocks * j->rows;
+        carry_product p = j->whole;
+        p.count = 1;
+        p.m = j->whole.m - first < j->rows ? j->whole.m - first : j->rows;
+        p.a += item * p.a_next + first * (p.a_transposed ? 1 : p.a_row);
+        p.b += item * p.b_next;
+        p.c += item * p.c_next + first * p.c_row;
+        if (p.base != NULL) {
+            p.base += item * p.base_next + first * p.base_row;
+        }
+        j->product(&p);
+    }
+}
+
+static void run_items(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    carry_product p = j->whole;
+    p.count = end - begin;
+    p.a += begin * p.a_next;
+    p.b += begin * p.b_next;
+    p.c += begin * p.c_next;
+    if (p.base != NULL) {
+        p.base += begin * p.base_next;
+    }
+    j->product(&p);
+}
+
+static carry_status expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t batch, int64_t rows,
+                                  int64_t columns) {
+    CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){batch, rows, columns}));
+    if (tensor->dtype != CARRY_F32 || tensor->device != 0) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s on device %d: carry_matmul takes f32 on the CPU", name,
+                          carry_dtype_name(tensor->dtype), tensor->device);
+    }
+    if (columns > 1 && tensor->stride[2] != 1) {
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s has stride %" PRId64 " over its last index, which must be 1", name,
+                          tensor->stride[2]);
+    }
+    return CARRY_OK;
+}
+
+static double blas_from(const carry_ctx *ctx) {
+    const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
+    if (rates == NULL) {
+        return CARRY_BLAS_FROM;
+    }
+    return rates->blas_from > 0.0 ? rates->blas_from : INFINITY;
+}
+
+void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product) {
+    double from = blas_from(ctx);
+    bool large = (double)product->m >= from && (double)product->n >= from && (double)product->k >= from;
+    carry_products_by(ctx, large && carry_blas_product != NULL ? carry_blas_product : kernels->product, product);
+}
+
+void carry_products_by(carry_ctx *ctx, carry_product_function function, const carry_product *product) {
+    double flops = 2.0 * (double)product->m * (double)product->n * (double)product->k;
+    job j = {.product = function, .whole = *product, .row_blocks = 1, .rows = product->m};
+    int threads = carry_ctx_threads(ctx);
+    if (product->count < threads && flops > 2.0 * PIECE_FLOPS) {
+        int64_t wanted = (threads + product->count - 1) / product->count;
+        j.rows = ((product->m + wanted - 1) / wanted + 15) / 16 * 16;
+        j.row_blocks = (product->m + j.rows - 1) / j.rows;
+        carry_parallel(ctx, product->count * j.row_blocks, 1, run_pieces, &j);
+        return;
+    }
+    int64_t grain = flops > 0.0 && flops < PIECE_FLOPS ? (int64_t)(PIECE_FLOPS / flops) + 1 : 1;
+    carry_parallel(ctx, product->count, grain, run_items, &j);
+}
+
+carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
+                          const carry_matmul_options *options) {
+    static const carry_matmul_options defaults;
+    const carry_matmul_options *o = options != NULL ? options : &defaults;
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
+    if (c.rank != 3 || a.rank != 3 || b.rank != 3) {
+        return carry_fail(ctx, CARRY_ESHAPE, "carry_matmul takes tensors of rank 3, and c, a, b have %d, %d and %d", c.rank,
+                          a.rank, b.rank);
+    }
+    int64_t batch = c.shape[0];
+    int64_t m = c.shape[1];
+    int64_t n = c.shape[2];
+    int64_t k = a.shape[o->a_transposed ? 1 : 2];
+    CARRY_TRY(expect_matrix(ctx, "c", &c, batch, m, n));
+    CARRY_TRY(expect_matrix(ctx, "a", &a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
+    CARRY_TRY(expect_matrix(ctx, "b", &b, batch, o->b_transposed ? n : k, o->b_transposed ? k : n));
+    carry_products(ctx, kernels,
+                   &(carry_product){.m = m, .n = n, .k = k, .count = batch,
+                                    .a = a.data, .b = b.data, .c = c.data, .base = o->accumulate ? c.data : NULL,
+                                    .a_row = a.stride[1], .b_row = b.stride[1], .c_row = c.stride[1], .base_row = c.stride[1],
+                                    .a_next = a.stride[0], .b_next = b.stride[0], .c_next = c.stride[0],
+                                    .base_next = c.stride[0], .a_transposed = o->a_transposed,
+                                    .b_transposed = o->b_transposed});
+    return CARRY_OK;
+}

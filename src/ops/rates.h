@@ -1,0 +1,43 @@
+/* What this machine does per second, measured with the kernels of a context: the numbers a cost model is fed with.
+
+   Measuring takes about a tenth of a second, once per context; scan/wisdom keeps the result in a file. */
+#ifndef CARRY_OPS_RATES_H
+#define CARRY_OPS_RATES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+/* Splitting time over threads: a second thread brings this much of a first one (idle at the ends of levels). */
+#define CARRY_TIME_SPLIT 0.85
+
+#define CARRY_RATE_SIZES 6  /* n = 4, 8, 16, 32, 64, 128 */
+#define CARRY_RATE_WIDTHS 4 /* w = 1, 8, 32, 128 */
+#define CARRY_RATE_STEPS 5  /* n*w = 4, 32, 256, 2048, 16384 */
+
+typedef struct carry_rates_table {
+    double product[CARRY_RATE_SIZES][CARRY_RATE_WIDTHS]; /* seconds of an n x n by n x w product, operands in cache */
+    double step[CARRY_RATE_STEPS];                       /* seconds of a diagonal step of n*w elements, in cache */
+    double apply_call;                                   /* seconds added when steps are single calls of the kernel */
+    double fork;                                         /* seconds to hand work to all threads and wait for it */
+    double memory, cached; /* bytes a second, read and written, all threads: beyond the caches, and inside */
+    double cache_bytes;    /* what all threads can keep in their caches */
+    double blas_from;      /* products from this size on go through OpenBLAS; 0: never */
+} carry_rates_table;
+
+/* The table as a list of named numbers, for printing and for the wisdom file; NULL past the end. */
+double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit);
+
+/* Of this context: measured at the first call, or again. */
+carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, bool again);
+/* From a file. Refused (false) unless every number is finite and positive. */
+bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
+bool carry_rates_known(const carry_ctx *ctx);
+
+/* Seconds of one product, and of one diagonal step or single application, by interpolation. */
+double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t width);
+double carry_rates_diagonal_step(const carry_rates_table *rates, int64_t elements);
+double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t width);
+
+#endif

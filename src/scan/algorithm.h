@@ -1,0 +1,69 @@
+/* What an algorithm is, and what it works on.
+
+   A scan of a whole batch (carry_scan_work) is in the order of the recurrence: step s = 0..steps-1, whichever way time
+   runs and whether or not A stands transposed (the gradient's scan). Two kinds of algorithms use it:
+
+   - those that walk through time (sequential, chunkwise) go through carry_scan_walk (walk.h), which converts 16-bit
+     storage block by block;
+   - those that go over a tree (hillis_steele, blelloch, cyclic, matmul) get one sequence after the other as a
+     carry_scan_item, all f32, and combine many elements at a time (element.h). */
+#ifndef CARRY_SCAN_ALGORITHM_H
+#define CARRY_SCAN_ALGORITHM_H
+
+#include "carry/scan.h"
+#include "core/memory.h"
+#include "ops/kernels.h"
+#include "ops/rates.h"
+
+/* An array over (batch, step), in elements of its type; step s of item i starts at data + i*item + s*step. */
+typedef struct carry_scan_array {
+    void *data;
+    carry_dtype dtype;
+    ptrdiff_t item, step;
+} carry_scan_array;
+
+typedef struct carry_scan_work {
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    carry_scan_kind kind;
+    int64_t batch, steps, n, width;
+    int64_t radix; /* the algorithm's */
+    int64_t chunk; /* steps a chunk for chunkwise; 0: its own choice */
+    bool transposed;
+    carry_scan_array A, b, h;
+    carry_scan_array h0; /* step unused; data NULL for zero */
+    void *workspace;
+    size_t workspace_bytes;
+    int64_t products; /* done so far */
+    double flops;
+} carry_scan_work;
+
+/* The shape alone, for cost and workspace: a carry_scan_work without data. */
+typedef carry_scan_work carry_scan_shape;
+
+typedef struct carry_scan_algorithm {
+    const char *name, *about;
+    int64_t radix; /* for those that come in several radices, else 0 */
+    /* Writes the reason into why (never empty) when it does not. */
+    bool (*applies)(const carry_scan_shape *shape, char *why, size_t why_size);
+    double (*cost)(const carry_scan_shape *shape, const carry_rates_table *rates, int threads); /* seconds */
+    bool (*workspace)(const carry_scan_shape *shape, int threads, size_t *bytes);            /* false: overflow */
+    carry_status (*run)(carry_scan_work *work);
+} carry_scan_algorithm;
+
+/* table.c; NULL past the end. */
+const carry_scan_algorithm *carry_scan_at(int index);
+
+/* An algorithm that applies to everything. */
+bool carry_scan_always(const carry_scan_shape *shape, char *why, size_t why_size);
+
+/* Elements in one step of A, and in one step of b and h. */
+static inline int64_t carry_scan_A_size(const carry_scan_shape *shape) {
+    return shape->kind == CARRY_SCAN_DENSE ? shape->n * shape->n : shape->n;
+}
+
+static inline int64_t carry_scan_b_size(const carry_scan_shape *shape) {
+    return shape->n * shape->width;
+}
+
+#endif

@@ -1,0 +1,219 @@
+/* Gradients of a scan. With l[T-1] = g[T-1] known, the rest is the same scan the other way round,
+
+       l[t] = A[t+1]^T l[t+1] + g[t],   t = T-2..0,
+
+   of T - 1 steps from the state l[T-1], over transitions that stand transposed. It runs in f32 throughout, so that dA
+   is made of what was summed and not of what was stored. */
+#include <string.h>
+
+#include "core/context.h"
+#include "core/threads.h"
+#include "ops/convert.h"
+#include "scan/check.h"
+#include "scan/plan.h"
+
+typedef struct pass {
+    carry_scan_plan *plan;
+    const carry_scan_gradients *given;
+    int64_t batch, steps, n, width, A_size, b_size;
+    float *l;       /* [batch, T, n, w] in the order of time */
+    float *scratch; /* per thread: h[t-1], A[t] or dA[t] */
+    int64_t scratch_floats;
+} pass;
+
+static void *place(const carry_tensor *tensor, int64_t item, int64_t t) {
+    ptrdiff_t elements = item * tensor->stride[0] + t * tensor->stride[1];
+    return (char *)tensor->data + elements * (ptrdiff_t)carry_dtype_size(tensor->dtype);
+}
+
+static float *l_at(const pass *p, int64_t item, int64_t t) {
+    return p->l + (item * p->steps + t) * p->b_size;
+}
+
+/* l = g, in f32. */
+static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const pass *p = argument;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t item = i / p->steps;
+        int64_t t = i % p->steps;
+        carry_widen(p->plan->kernels, l_at(p, item, t), place(&p->given->g, item, t), p->given->g.dtype, p->b_size);
+    }
+}
+
+/* dA[t] = l[t] h[t-1]^T, or its diagonal. */
+static void outer(const pass *p, float *dA, const float *l, const float *before) {
+    if (p->plan->problem.kind == CARRY_SCAN_DENSE) {
+        p->plan->kernels->product(&(carry_product){.m = p->n, .n = p->n, .k = p->width, .count = 1, .a = l, .b = before,
+                                                   .c = dA, .a_row = p->width, .b_row = p->width, .c_row = p->n,
+                                                   .b_transposed = true});
+        return;
+    }
+    for (int64_t r = 0; r < p->n; r++) {
+        float sum = 0.0f;
+        for (int64_t j = 0; j < p->width; j++) {
+            sum += l[r * p->width + j] * before[r * p->width + j];
+        }
+        dA[r] = sum;
+    }
+}
+
+/* The state before step t: h of the neighbour, or h0, or nothing. */
+static bool state_before(const pass *p, int64_t item, int64_t t, float *state) {
+    const carry_scan_gradients *given = p->given;
+    int64_t neighbour = p->plan->problem.reversed ? t + 1 : t - 1;
+    if (neighbour >= 0 && neighbour < p->steps) {
+        carry_widen(p->plan->kernels, state, place(&given->h, item, neighbour), given->h.dtype, p->b_size);
+        return true;
+    }
+    if (given->h0 != NULL) {
+        const char *from = (const char *)given->h0->data;
+        from += (size_t)(item * given->h0->stride[0]) * carry_dtype_size(given->h0->dtype);
+        carry_widen(p->plan->kernels, state, from, given->h0->dtype, p->b_size);
+        return true;
+    }
+    return false;
+}
+
+static void store_steps(void *argument, int64_t begin, int64_t end, int worker) {
+    const pass *p = argument;
+    float *state = p->scratch + worker * p->scratch_floats;
+    float *dA = state + p->b_size;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t item = i / p->steps;
+        int64_t t = i % p->steps;
+        const float *l = l_at(p, item, t);
+        if (p->given->dA != NULL) {
+            if (state_before(p, item, t, state)) {
+                outer(p, dA, l, state);
+            } else {
+                memset(dA, 0, (size_t)p->A_size * sizeof *dA);
+            }
+            carry_narrow(p->plan->kernels, place(p->given->dA, item, t), dA, p->given->dA->dtype, p->A_size);
+        }
+        carry_narrow(p->plan->kernels, place(&p->given->db, item, t), l, p->given->db.dtype, p->b_size);
+    }
+}
+
+/* dh0 = A[0]^T l[0]. */
+static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
+    const pass *p = argument;
+    const carry_scan_gradients *given = p->given;
+    float *dh0 = p->scratch + worker * p->scratch_floats;
+    float *A = dh0 + p->b_size;
+    int64_t t = p->plan->problem.reversed ? p->steps - 1 : 0;
+    for (int64_t item = begin; item < end; item++) {
+        carry_widen(p->plan->kernels, A, place(&given->A, item, t), given->A.dtype, p->A_size);
+        const float *l = l_at(p, item, t);
+        if (p->plan->problem.kind == CARRY_SCAN_DENSE) {
+            p->plan->kernels->product(&(carry_product){.m = p->n, .n = p->width, .k = p->n, .count = 1, .a = A, .b = l,
+                                                       .c = dh0, .a_row = p->n, .b_row = p->width, .c_row = p->width,
+                                                       .a_transposed = true});
+        } else {
+            for (int64_t r = 0; r < p->n; r++) {
+                for (int64_t j = 0; j < p->width; j++) {
+                    dh0[r * p->width + j] = A[r] * l[r * p->width + j];
+                }
+            }
+        }
+        void *to = (char *)given->dh0->data + (size_t)(item * given->dh0->stride[0]) * carry_dtype_size(given->dh0->dtype);
+        carry_narrow(p->plan->kernels, to, dh0, given->dh0->dtype, p->b_size);
+    }
+}
+
+/* The scan itself, over l in place. */
+static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
+    const carry_scan_problem *problem = &p->plan->problem;
+    if (p->steps == 1) {
+        return CARRY_OK;
+    }
+    carry_scan_work work = carry_scan_shape_of(problem);
+    work.ctx = p->plan->ctx;
+    work.kernels = p->plan->kernels;
+    work.radix = p->plan->algorithm->radix;
+    work.chunk = p->plan->chunk;
+    /* From the last step back to the first; the other way when the problem itself is reversed. */
+    int64_t start = problem->reversed ? 0 : p->steps - 1;
+    int64_t way = problem->reversed ? 1 : -1;
+    const carry_tensor *A = &p->given->A;
+    work.A = (carry_scan_array){.data = place(A, 0, start), .dtype = A->dtype, .item = A->stride[0], .step = way * A->stride[1]};
+    work.b = (carry_scan_array){.data = l_at(p, 0, start + way), .dtype = CARRY_F32, .item = p->steps * p->b_size,
+                                .step = way * p->b_size};
+    work.h = work.b;
+    work.h0 = (carry_scan_array){.data = l_at(p, 0, start), .dtype = CARRY_F32, .item = p->steps * p->b_size};
+    work.workspace = workspace;
+    work.workspace_bytes = workspace_bytes;
+    carry_status status = p->plan->algorithm->run(&work);
+    p->plan->products = work.products;
+    p->plan->flops += work.flops;
+    return status;
+}
+
+static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradients *given, const void *workspace,
+                                   size_t workspace_bytes) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_scan_problem *problem = &plan->problem;
+    if (!problem->backward) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "this plan was made for carry_scan_run: make one with backward set");
+    }
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "A", &given->A, true, false));
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", &given->h, false, true));
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "g", &given->g, false, true));
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "db", &given->db, false, true));
+    CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "A", &given->A, false));
+    CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h", &given->h, false));
+    CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "g", &given->g, true));
+    if (given->dA != NULL) {
+        CARRY_TRY(carry_scan_check_steps(ctx, problem, "dA", given->dA, true, true));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "A", &given->A, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h", &given->h, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "db", &given->db, false));
+    }
+    if (given->dh0 != NULL) {
+        CARRY_TRY(carry_scan_check_state(ctx, problem, "dh0", given->dh0, true));
+    }
+    if (given->h0 != NULL) {
+        CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
+    }
+    return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace);
+}
+
+static bool lay_out(const carry_scan_problem *problem, int threads, carry_arena *arena, pass *p) {
+    carry_scan_shape shape = carry_scan_shape_of(problem);
+    p->batch = problem->batch;
+    p->steps = problem->steps;
+    p->n = problem->n;
+    p->width = problem->width;
+    p->A_size = carry_scan_A_size(&shape);
+    p->b_size = carry_scan_b_size(&shape);
+    p->scratch_floats = p->A_size + p->b_size;
+    p->l = carry_arena_take(arena, (size_t)(p->batch * p->steps) * (size_t)p->b_size, sizeof(float));
+    p->scratch = carry_arena_take(arena, (size_t)threads * (size_t)p->scratch_floats, sizeof(float));
+    return !arena->overflowed;
+}
+
+bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, size_t *bytes) {
+    carry_arena arena = carry_arena_over(NULL, 0);
+    pass p;
+    return lay_out(problem, threads, &arena, &p) && carry_arena_total(&arena, bytes);
+}
+
+carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+                                 size_t workspace_bytes) {
+    CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
+    carry_arena arena = carry_arena_over(workspace, workspace_bytes);
+    pass p = {.plan = plan, .given = gradients};
+    if (!lay_out(&plan->problem, carry_ctx_threads(plan->ctx), &arena, &p)) {
+        return carry_fail(plan->ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes, too few", workspace_bytes);
+    }
+    int64_t grain = 16384 / (p.A_size + p.b_size) + 1;
+    plan->products = 0;
+    plan->flops = 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width); /* of dA */
+    carry_parallel(plan->ctx, p.batch * p.steps, grain, load_steps, &p);
+    CARRY_TRY(scan_l(&p, arena.base + arena.used, arena.size - arena.used));
+    carry_parallel(plan->ctx, p.batch * p.steps, grain, store_steps, &p);
+    if (gradients->dh0 != NULL) {
+        carry_parallel(plan->ctx, p.batch, 1, store_dh0, &p);
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,106 @@
+/* The log form of MatMulScan, kept to be measured: P = exp(cumulative sum of log a), then h = P (prefix sum of b/P + h0).
+
+   Its prefix sum is a product with the all-ones triangle, which is why it was proposed. Its limits: transitions must be
+   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P loses everything.
+   It looks before it works and refuses what it cannot do (CARRY_ERANGE). */
+#include <math.h>
+#include <stdio.h>
+
+#include "core/context.h"
+#include "scan/matmul.h"
+
+#define RADIX 16
+#define LOG_LIMIT 80.0f
+
+/* P[t] for every step; false at the first step and channel that the form cannot take. */
+static bool cumulative(carry_scan_item *item, float *P) {
+    int64_t n = item->work->n;
+    for (int64_t r = 0; r < n; r++) {
+        float sum = 0.0f;
+        for (int64_t t = 0; t < item->work->steps; t++) {
+            float a = item->A[t * item->A_step + r];
+            sum += logf(a);
+            if (!(a > 0.0f) || !(fabsf(sum) <= LOG_LIMIT)) {
+                item->refused_step = t;
+                item->refused = a;
+                return false;
+            }
+            P[t * n + r] = expf(sum);
+        }
+    }
+    return true;
+}
+
+/* h[t] = h[t]/P[t], or h[t]*P[t]. */
+static void scale(carry_scan_item *item, const float *P, bool divide) {
+    int64_t n = item->work->n;
+    int64_t width = item->work->width;
+    for (int64_t t = 0; t < item->work->steps; t++) {
+        for (int64_t r = 0; r < n; r++) {
+            float factor = divide ? 1.0f / P[t * n + r] : P[t * n + r];
+            float *row = item->h + t * item->h_step + r * width;
+            for (int64_t j = 0; j < width; j++) {
+                row[j] *= factor;
+            }
+        }
+    }
+}
+
+static void solve(carry_scan_item *item) {
+    int64_t n = item->work->n;
+    float *P = carry_arena_take(&item->arena, (size_t)(item->work->steps * n), sizeof(float));
+    float *ones = carry_arena_take(&item->arena, (size_t)n, sizeof(float));
+    if (!cumulative(item, P)) {
+        return;
+    }
+    for (int64_t r = 0; r < n; r++) {
+        ones[r] = 1.0f;
+    }
+    scale(item, P, true);
+    carry_scan_item sums = *item;
+    sums.A = ones;
+    sums.A_step = 0;
+    carry_scan_matmul_solve(&sums, RADIX);
+    item->products = sums.products;
+    item->flops = sums.flops;
+    scale(item, P, false);
+}
+
+static bool applies(const carry_scan_shape *shape, char *why, size_t why_size) {
+    if (shape->kind == CARRY_SCAN_DENSE) {
+        (void)snprintf(why, why_size, "the log form needs diagonal transitions");
+        return false;
+    }
+    return true;
+}
+
+/* Never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
+static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
+    double steps = (double)shape->steps;
+    double transcendental = (double)shape->batch * steps * (double)shape->n * 20e-9 / (double)threads;
+    return carry_scan_items_cost(shape, rates, threads, steps, 8.0 * steps, 34.0) + transcendental;
+}
+
+static size_t item_bytes(const carry_scan_shape *shape) {
+    carry_arena arena = carry_arena_over(NULL, 0);
+    (void)carry_arena_take(&arena, (size_t)shape->steps * (size_t)shape->n, sizeof(float));
+    (void)carry_arena_take(&arena, (size_t)shape->n, sizeof(float));
+    return arena.used + carry_scan_matmul_bytes(shape, RADIX);
+}
+
+static bool workspace(const carry_scan_shape *shape, int threads, size_t *bytes) {
+    return carry_scan_items_workspace(shape, threads, item_bytes(shape), bytes);
+}
+
+static carry_status run(carry_scan_work *work) {
+    return carry_scan_each_item(work, item_bytes(work), solve);
+}
+
+const carry_scan_algorithm carry_scan_matmul_log = {
+    .name = "matmul_log",
+    .about = "log form, for measuring: positive diagonal transitions whose product stays within e^-80..e^80",
+    .applies = applies,
+    .cost = cost,
+    .workspace = workspace,
+    .run = run,
+};

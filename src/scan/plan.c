@@ -1,0 +1,338 @@
+/* The planner: which algorithm a problem gets, and why.
+
+   It asks, in this order: the caller (by name), the wisdom (measured here before), and the cost model fed with this
+   machine's measured rates; with CARRY_PLAN_MEASURE it times every algorithm that applies instead of asking the model. */
+#include "scan/plan.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/context.h"
+#include "scan/check.h"
+#include "scan/wisdom.h"
+
+#define WHY 128
+#define MEASURE_RUNS 5
+#define MEASURE_SECONDS 0.5
+
+typedef struct choice {
+    const carry_scan_algorithm *best, *second;
+    double seconds, second_seconds;
+} choice;
+
+static void consider(choice *c, const carry_scan_algorithm *algorithm, double seconds) {
+    if (c->best == NULL || seconds < c->seconds) {
+        c->second = c->best;
+        c->second_seconds = c->seconds;
+        c->best = algorithm;
+        c->seconds = seconds;
+    } else if (c->second == NULL || seconds < c->second_seconds) {
+        c->second = algorithm;
+        c->second_seconds = seconds;
+    }
+}
+
+static const carry_scan_algorithm *find(const char *name) {
+    const carry_scan_algorithm *algorithm;
+    for (int i = 0; (algorithm = carry_scan_at(i)) != NULL; i++) {
+        if (strcmp(algorithm->name, name) == 0) {
+            return algorithm;
+        }
+    }
+    return NULL;
+}
+
+static carry_status find_or_fail(carry_ctx *ctx, const carry_scan_algorithm **algorithm, const char *name) {
+    *algorithm = find(name);
+    if (*algorithm != NULL) {
+        return CARRY_OK;
+    }
+    char all[256] = "";
+    size_t used = 0;
+    for (int i = 0; carry_scan_name(i) != NULL; i++) {
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_scan_name(i));
+    }
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no scan algorithm '%.40s': choose one of %s", name, all);
+}
+
+static carry_status settle(carry_scan_plan *plan, const carry_scan_algorithm *algorithm) {
+    carry_ctx *ctx = plan->ctx;
+    carry_scan_shape shape = carry_scan_shape_of(&plan->problem);
+    shape.radix = algorithm->radix;
+    shape.chunk = plan->chunk;
+    char why[WHY];
+    if (!algorithm->applies(&shape, why, sizeof why)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s does not apply here: %s", algorithm->name, why);
+    }
+    size_t extra = 0;
+    int threads = carry_ctx_threads(ctx);
+    if (!algorithm->workspace(&shape, threads, &plan->workspace) ||
+        (plan->problem.backward && (!carry_scan_backward_extra(&plan->problem, threads, &extra) ||
+                                    !carry_size_add(&plan->workspace, plan->workspace, extra)))) {
+        return carry_fail(ctx, CARRY_ESIZE, "the workspace of %s for this problem is larger than memory can be",
+                          algorithm->name);
+    }
+    plan->algorithm = algorithm;
+    return CARRY_OK;
+}
+
+static carry_status estimate(carry_scan_plan *plan, choice *c) {
+    const carry_rates_table *rates;
+    CARRY_TRY(carry_wisdom_rates(plan->ctx, &rates, false));
+    const carry_scan_algorithm *algorithm;
+    for (int i = 0; (algorithm = carry_scan_at(i)) != NULL; i++) {
+        carry_scan_shape shape = carry_scan_shape_of(&plan->problem);
+        shape.radix = algorithm->radix;
+        shape.chunk = plan->chunk;
+        char why[WHY];
+        if (algorithm->applies(&shape, why, sizeof why)) {
+            consider(c, algorithm, algorithm->cost(&shape, rates, carry_ctx_threads(plan->ctx)));
+        }
+    }
+    return CARRY_OK;
+}
+
+/* Inputs to measure with: any contractive transitions do. */
+typedef struct trial {
+    carry_tensor A, b, h;
+    void *workspace;
+} trial;
+
+static carry_status trial_new(carry_scan_plan *plan, trial *t) {
+    const carry_scan_problem *p = &plan->problem;
+    carry_dtype result = p->f32_result ? CARRY_F32 : p->dtype;
+    bool dense = p->kind == CARRY_SCAN_DENSE;
+    const int64_t A_shape[] = {p->batch, p->steps, p->n, p->n};
+    const int64_t b_shape[] = {p->batch, p->steps, p->n, p->width};
+    size_t A_bytes;
+    size_t b_bytes;
+    if (!carry_size_product(&A_bytes, A_shape, dense ? 4 : 3, carry_dtype_size(p->dtype)) ||
+        !carry_size_product(&b_bytes, b_shape, 4, 4)) {
+        return carry_fail(plan->ctx, CARRY_ESIZE, "the problem is too large to measure");
+    }
+    t->A = carry_view(carry_aligned_new(A_bytes), p->dtype, dense ? 4 : 3, A_shape);
+    t->b = carry_view(carry_aligned_new(b_bytes), p->dtype, 4, b_shape);
+    t->h = carry_view(carry_aligned_new(b_bytes), result, 4, b_shape);
+    if (t->A.data == NULL || t->b.data == NULL || t->h.data == NULL) {
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure this problem (%zu bytes)", A_bytes + 2 * b_bytes);
+    }
+    float bound = dense ? 1.0f / (float)p->n : 1.0f;
+    CARRY_TRY(carry_random_uniform(plan->ctx, t->A, 1, 0, dense ? -bound : 0.8f, bound));
+    return carry_random_uniform(plan->ctx, t->b, 1, 1, -1.0f, 1.0f);
+}
+
+static carry_status trial_run(carry_scan_plan *plan, const trial *t) {
+    if (!plan->problem.backward) {
+        return carry_scan_run(plan, t->h, t->A, t->b, NULL, t->workspace, plan->workspace);
+    }
+    return carry_scan_backward(plan, &(carry_scan_gradients){.db = t->h, .A = t->A, .h = t->b, .g = t->b}, t->workspace,
+                               plan->workspace);
+}
+
+/* Seconds of the fastest of a few runs; INFINITY when it cannot run. */
+static double time_algorithm(carry_scan_plan *plan, trial *t, double patience) {
+    double best = INFINITY;
+    t->workspace = carry_aligned_new(plan->workspace);
+    double start = carry_seconds();
+    for (int i = 0; t->workspace != NULL && i < MEASURE_RUNS; i++) {
+        double before = carry_seconds();
+        if (trial_run(plan, t) != CARRY_OK) {
+            break;
+        }
+        double now = carry_seconds();
+        best = now - before < best ? now - before : best;
+        if (now - start > patience) {
+            break;
+        }
+    }
+    free(t->workspace);
+    t->workspace = NULL;
+    return best;
+}
+
+static carry_status measure(carry_scan_plan *plan, choice *c) {
+    trial t = {0};
+    carry_status status = trial_new(plan, &t);
+    const carry_scan_algorithm *algorithm;
+    for (int i = 0; status == CARRY_OK && (algorithm = carry_scan_at(i)) != NULL; i++) {
+        if (settle(plan, algorithm) == CARRY_OK) {
+            double seconds = time_algorithm(plan, &t, MEASURE_SECONDS);
+            carry_log(plan->ctx, CARRY_LOG_DEBUG, "measured %s: %.4g s", algorithm->name, seconds);
+            if (isfinite(seconds)) {
+                consider(c, algorithm, seconds);
+            }
+        }
+    }
+    free(t.A.data);
+    free(t.b.data);
+    free(t.h.data);
+    if (status == CARRY_OK && c->best == NULL) {
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "no algorithm could be measured: too little memory");
+    }
+    return status;
+}
+
+static const char *time_text(char text[32], double seconds) {
+    static const char *const units[] = {"s", "ms", "us", "ns"};
+    int i = 0;
+    while (i < 3 && seconds < 1.0) {
+        seconds *= 1000.0;
+        i++;
+    }
+    (void)snprintf(text, 32, "%.3g %s", seconds, units[i]);
+    return text;
+}
+
+static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
+    char first[32];
+    char second[32];
+    int used = snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
+                        carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
+    if (c->seconds > 0.0) {
+        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s", time_text(first, c->seconds), how);
+    } else {
+        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s", how);
+    }
+    if (c->second != NULL) {
+        (void)snprintf(plan->about + used, sizeof plan->about - (size_t)used, "; next %s %s", c->second->name,
+                       time_text(second, c->second_seconds));
+    }
+    plan->seconds = c->seconds;
+}
+
+static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options *options) {
+    choice c = {0};
+    const carry_scan_algorithm *algorithm;
+    if (options->algorithm != NULL) {
+        CARRY_TRY(find_or_fail(plan->ctx, &algorithm, options->algorithm));
+        CARRY_TRY(settle(plan, algorithm));
+        tell(plan, &c, "asked for by name");
+        return CARRY_OK;
+    }
+    char key[CARRY_SCAN_KEY];
+    carry_scan_key(key, &plan->problem);
+    const carry_wisdom_plan *known = carry_wisdom_find(plan->ctx, key);
+    if (known != NULL && (algorithm = find(known->algorithm)) != NULL && settle(plan, algorithm) == CARRY_OK) {
+        c.seconds = known->seconds;
+        tell(plan, &c, "measured before (wisdom)");
+        return CARRY_OK;
+    }
+    if (options->effort == CARRY_PLAN_MEASURE) {
+        CARRY_TRY(measure(plan, &c));
+        CARRY_TRY(settle(plan, c.best));
+        tell(plan, &c, "measured");
+        return carry_wisdom_remember(plan->ctx, key, c.best->name, c.seconds);
+    }
+    CARRY_TRY(estimate(plan, &c));
+    CARRY_TRY(settle(plan, c.best));
+    tell(plan, &c, "predicted");
+    return CARRY_OK;
+}
+
+carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem) {
+    carry_scan_shape shape = {.kind = problem->kind, .batch = problem->batch, .steps = problem->steps, .n = problem->n,
+                              .width = problem->width};
+    shape.A.dtype = shape.b.dtype = shape.h.dtype = problem->dtype;
+    if (problem->f32_result) {
+        shape.h.dtype = CARRY_F32;
+    }
+    if (problem->backward) {
+        shape.steps = problem->steps > 1 ? problem->steps - 1 : 1;
+        shape.transposed = true;
+        shape.b.dtype = shape.h.dtype = CARRY_F32;
+    }
+    return shape;
+}
+
+const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *problem) {
+    (void)snprintf(key, CARRY_SCAN_KEY, "scan:%s:%s:b%" PRId64 ":t%" PRId64 ":n%" PRId64 ":w%" PRId64 "%s%s%s",
+                   problem->kind == CARRY_SCAN_DENSE ? "dense" : "diagonal", carry_dtype_name(problem->dtype),
+                   problem->batch, problem->steps, problem->n, problem->width, problem->f32_result ? ":out=f32" : "",
+                   problem->reversed ? ":reversed" : "", problem->backward ? ":backward" : "");
+    return key;
+}
+
+carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
+                                 const carry_scan_plan_options *options) {
+    static const carry_scan_plan_options defaults;
+    *plan = NULL;
+    if (options == NULL) {
+        options = &defaults;
+    }
+    CARRY_TRY(carry_scan_check_problem(ctx, problem));
+    if (options->chunk < 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a chunk of %" PRId64 " steps: give 1 or more, or 0 for the planner's choice",
+                          options->chunk);
+    }
+    carry_scan_plan *made = calloc(1, sizeof *made);
+    if (made == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+    }
+    made->ctx = ctx;
+    made->problem = *problem;
+    made->chunk = options->chunk;
+    carry_status status = carry_kernels_of(ctx, &made->kernels);
+    if (status == CARRY_OK) {
+        status = choose(made, options);
+    }
+    if (status != CARRY_OK) {
+        free(made);
+        return status;
+    }
+    carry_log(ctx, CARRY_LOG_INFO, "plan: %s", made->about);
+    *plan = made;
+    return CARRY_OK;
+}
+
+void carry_scan_plan_free(carry_scan_plan *plan) {
+    free(plan);
+}
+
+const char *carry_scan_plan_about(const carry_scan_plan *plan) {
+    return plan->about;
+}
+
+const char *carry_scan_plan_algorithm(const carry_scan_plan *plan) {
+    return plan->algorithm->name;
+}
+
+double carry_scan_plan_seconds(const carry_scan_plan *plan) {
+    return plan->seconds;
+}
+
+size_t carry_scan_workspace(const carry_scan_plan *plan) {
+    return plan->workspace;
+}
+
+int64_t carry_scan_products(const carry_scan_plan *plan) {
+    return plan->products;
+}
+
+double carry_scan_flops(const carry_scan_plan *plan) {
+    return plan->flops;
+}
+
+carry_status carry_rates(carry_ctx *ctx, bool again) {
+    const carry_rates_table *rates;
+    return carry_wisdom_rates(ctx, &rates, again);
+}
+
+const char *carry_rate_line(carry_ctx *ctx, int index) {
+    const carry_rates_table *rates;
+    char name[32];
+    const char *unit;
+    if (carry_wisdom_rates(ctx, &rates, false) != CARRY_OK) {
+        return NULL;
+    }
+    carry_rates_table copy = *rates;
+    double *number = carry_rates_number(&copy, index, name, &unit);
+    if (number == NULL) {
+        return NULL;
+    }
+    (void)snprintf(ctx->line, sizeof ctx->line, "%s %.4g %s", name, *number, unit);
+    return ctx->line;
+}

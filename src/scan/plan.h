@@ -1,0 +1,30 @@
+/* The inside of a plan. */
+#ifndef CARRY_SCAN_PLAN_H
+#define CARRY_SCAN_PLAN_H
+
+#include "scan/algorithm.h"
+
+struct carry_scan_plan {
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    carry_scan_problem problem;
+    const carry_scan_algorithm *algorithm;
+    int64_t chunk;
+    size_t workspace; /* of run or backward, whichever was planned for */
+    double seconds;
+    int64_t products; /* of the last run */
+    double flops;
+    char about[256];
+};
+
+/* The shape that a problem's scan has; a backward one runs a step less. */
+carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem);
+
+/* Workspace of the backward pass beyond its scan: the gradients in f32. */
+bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, size_t *bytes);
+
+/* The problem in words, the key under which wisdom remembers its plan: "scan:dense:f16:b1:t4096:n64:w1:backward". */
+#define CARRY_SCAN_KEY 160
+const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *problem);
+
+#endif

@@ -1,0 +1,56 @@
+/* Running a plan: checks, the order of the recurrence, the algorithm. */
+#include "core/context.h"
+#include "scan/check.h"
+#include "scan/plan.h"
+
+/* A tensor of steps in the order of the recurrence. */
+static carry_scan_array in_order(const carry_tensor *tensor, bool reversed) {
+    size_t item = carry_dtype_size(tensor->dtype);
+    int64_t last = reversed ? (tensor->shape[1] - 1) * tensor->stride[1] : 0;
+    return (carry_scan_array){.data = (char *)tensor->data + last * (int64_t)item,
+                              .dtype = tensor->dtype,
+                              .item = tensor->stride[0],
+                              .step = reversed ? -tensor->stride[1] : tensor->stride[1]};
+}
+
+static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, const carry_tensor *A, const carry_tensor *b,
+                              const carry_tensor *h0, const void *workspace, size_t workspace_bytes) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_scan_problem *problem = &plan->problem;
+    if (problem->backward) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "this plan was made for carry_scan_backward: make one without backward");
+    }
+    CARRY_TRY(carry_scan_check_inputs(ctx, problem, A, b, h0));
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", h, false, problem->f32_result));
+    if (problem->f32_result && h->dtype != CARRY_F32) {
+        return carry_fail(ctx, CARRY_EDTYPE, "h is %s and the plan's result is f32", carry_dtype_name(h->dtype));
+    }
+    CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "b", b, true));
+    CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "A", A, false));
+    if (h0 != NULL) {
+        CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "h0", h0, false));
+    }
+    return carry_scan_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace);
+}
+
+carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b, const carry_tensor *h0,
+                            void *workspace, size_t workspace_bytes) {
+    CARRY_TRY(check_run(plan, &h, &A, &b, h0, workspace, workspace_bytes));
+    carry_scan_work work = carry_scan_shape_of(&plan->problem);
+    work.ctx = plan->ctx;
+    work.kernels = plan->kernels;
+    work.radix = plan->algorithm->radix;
+    work.chunk = plan->chunk;
+    work.A = in_order(&A, plan->problem.reversed);
+    work.b = in_order(&b, plan->problem.reversed);
+    work.h = in_order(&h, plan->problem.reversed);
+    if (h0 != NULL) {
+        work.h0 = (carry_scan_array){.data = h0->data, .dtype = h0->dtype, .item = h0->stride[0]};
+    }
+    work.workspace = workspace;
+    work.workspace_bytes = workspace_bytes;
+    carry_status status = plan->algorithm->run(&work);
+    plan->products = work.products;
+    plan->flops = work.flops;
+    return status;
+}

@@ -1,0 +1,305 @@
+/* Reading, keeping and writing wisdom. */
+#include "scan/wisdom.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/file.h"
+
+#define HEADER "carry-wisdom 1"
+#define FILE_LIMIT ((size_t)1 << 20)
+#define LINE_LIMIT 320
+#define MOST_THREADS 1024
+
+/* One line without its newline into line; the start of the next, or NULL when this one is too long or not ended. */
+static const char *next_line(char line[LINE_LIMIT], const char *at, const char *end) {
+    const char *newline = memchr(at, '\n', (size_t)(end - at));
+    if (newline == NULL || newline - at >= LINE_LIMIT) {
+        return NULL;
+    }
+    memcpy(line, at, (size_t)(newline - at));
+    line[newline - at] = '\0';
+    return newline + 1;
+}
+
+static bool parse_threads(const char **at, int *threads) {
+    char *end;
+    errno = 0;
+    long value = strtol(*at, &end, 10);
+    if (errno != 0 || end == *at || *end != ' ' || value < 1 || value > MOST_THREADS) {
+        return false;
+    }
+    *threads = (int)value;
+    *at = end + 1;
+    return true;
+}
+
+static bool parse_word(const char **at, char *word, size_t size) {
+    size_t length = strcspn(*at, " ");
+    if (length == 0 || length >= size || (*at)[length] != ' ') {
+        return false;
+    }
+    memcpy(word, *at, length);
+    word[length] = '\0';
+    *at += length + 1;
+    return true;
+}
+
+static bool parse_number(const char *at, double *number) {
+    char *end;
+    errno = 0;
+    *number = strtod(at, &end);
+    return errno == 0 && end != at && *end == '\0' && isfinite(*number) && *number >= 0.0;
+}
+
+static carry_rates_table *rates_for(carry_wisdom *wisdom, int threads, bool make) {
+    for (int i = 0; i < wisdom->rates; i++) {
+        if (wisdom->rate[i].threads == threads) {
+            return &wisdom->rate[i].table;
+        }
+    }
+    if (!make || wisdom->rates == CARRY_WISDOM_RATES) {
+        return NULL;
+    }
+    wisdom->rate[wisdom->rates].threads = threads;
+    wisdom->rate[wisdom->rates].table = (carry_rates_table){0};
+    return &wisdom->rate[wisdom->rates++].table;
+}
+
+static bool parse_rate(carry_wisdom *wisdom, const char *at) {
+    int threads;
+    char word[32];
+    double value;
+    if (!parse_threads(&at, &threads) || !parse_word(&at, word, sizeof word) || !parse_number(at, &value)) {
+        return false;
+    }
+    carry_rates_table *table = rates_for(wisdom, threads, true);
+    if (table == NULL) {
+        return false;
+    }
+    char name[32];
+    const char *unit;
+    double *number;
+    for (int i = 0; (number = carry_rates_number(table, i, name, &unit)) != NULL; i++) {
+        if (strcmp(name, word) == 0) {
+            *number = value;
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool parse_plan(carry_wisdom *wisdom, const char *at) {
+    if (wisdom->plans == CARRY_WISDOM_PLANS) {
+        return false;
+    }
+    carry_wisdom_plan *plan = &wisdom->plan[wisdom->plans];
+    if (!parse_threads(&at, &plan->threads) || !parse_word(&at, plan->key, sizeof plan->key) ||
+        !parse_word(&at, plan->algorithm, sizeof plan->algorithm) || !parse_number(at, &plan->seconds)) {
+        return false;
+    }
+    wisdom->plans++;
+    return true;
+}
+
+static carry_status damaged(carry_ctx *ctx, carry_wisdom *wisdom, int line, const char *what) {
+    wisdom->plans = wisdom->rates = 0;
+    return carry_fail(ctx, CARRY_EFORMAT, "line %d %s", line, what);
+}
+
+carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
+    const char *end = text + length;
+    const char *at = text;
+    char line[LINE_LIMIT];
+    wisdom->plans = wisdom->rates = 0;
+    for (int number = 1;; number++) {
+        const char *start = at;
+        at = next_line(line, at, end);
+        if (at == NULL) {
+            return damaged(ctx, wisdom, number, "is missing, cut off or too long");
+        }
+        if (number == 1) {
+            if (strcmp(line, HEADER) != 0) {
+                return damaged(ctx, wisdom, number, "is not '" HEADER "'");
+            }
+        } else if (number == 2) {
+            if (strncmp(line, "machine ", 8) != 0 || strcmp(line + 8, wisdom->machine) != 0) {
+                return carry_fail(ctx, CARRY_EUNSUPPORTED, "it is from another machine or build (%s; this is %s)",
+                                  strncmp(line, "machine ", 8) == 0 ? line + 8 : "unknown", wisdom->machine);
+            }
+        } else if (strncmp(line, "end ", 4) == 0) {
+            char expected[16];
+            (void)snprintf(expected, sizeof expected, "%08" PRIx32, carry_crc32c(0, text, (size_t)(start - text)));
+            if (strcmp(line + 4, expected) != 0 || at != end) {
+                return damaged(ctx, wisdom, number, "does not match the lines before it");
+            }
+            return CARRY_OK;
+        } else if (!(strncmp(line, "rate ", 5) == 0 && parse_rate(wisdom, line + 5)) &&
+                   !(strncmp(line, "plan ", 5) == 0 && parse_plan(wisdom, line + 5))) {
+            return damaged(ctx, wisdom, number, "is neither a rate nor a plan");
+        }
+    }
+}
+
+carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
+    *text = NULL;
+    FILE *to = open_memstream(text, length);
+    if (to == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+    }
+    (void)fprintf(to, HEADER "\nmachine %s\n", wisdom->machine);
+    for (int i = 0; i < wisdom->rates; i++) {
+        carry_rates_table table = wisdom->rate[i].table;
+        char name[32];
+        const char *unit;
+        double *number;
+        for (int j = 0; (number = carry_rates_number(&table, j, name, &unit)) != NULL; j++) {
+            (void)fprintf(to, "rate %d %s %.6g\n", wisdom->rate[i].threads, name, *number);
+        }
+    }
+    for (int i = 0; i < wisdom->plans; i++) {
+        const carry_wisdom_plan *plan = &wisdom->plan[i];
+        (void)fprintf(to, "plan %d %s %s %.6g\n", plan->threads, plan->key, plan->algorithm, plan->seconds);
+    }
+    (void)fflush(to);
+    uint32_t crc = *text != NULL ? carry_crc32c(0, *text, *length) : 0;
+    (void)fprintf(to, "end %08" PRIx32 "\n", crc);
+    if (fclose(to) != 0 || *text == NULL) {
+        free(*text);
+        *text = NULL;
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+    }
+    return CARRY_OK;
+}
+
+static void describe_machine(carry_ctx *ctx, char machine[192]) {
+    carry_device_properties cpu;
+    if (carry_device_describe(ctx, 0, &cpu) != CARRY_OK) {
+        cpu = (carry_device_properties){.name = "unknown"};
+    }
+    (void)snprintf(machine, 192, "%s, %d cores, %s, carry %s", cpu.name, cpu.units, carry_ctx_kernels(ctx), carry_version());
+}
+
+/* The file into an empty wisdom; what is wrong with it is a warning. */
+static void load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn) {
+    char *text;
+    size_t length;
+    carry_status status = carry_file_read(ctx, &text, &length, ctx->wisdom, FILE_LIMIT);
+    if (status == CARRY_OK) {
+        status = carry_wisdom_parse(ctx, wisdom, text, length);
+        free(text);
+    }
+    if (status != CARRY_OK && status != CARRY_ENOTFOUND && warn) {
+        carry_log(ctx, CARRY_LOG_WARNING, "the wisdom in %s is ignored: %s", ctx->wisdom, ctx->error);
+    }
+}
+
+static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
+    *wisdom = ctx->slots[CARRY_SLOT_WISDOM].data;
+    if (*wisdom != NULL) {
+        return CARRY_OK;
+    }
+    *wisdom = calloc(1, sizeof **wisdom);
+    if (*wisdom == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for wisdom (%zu bytes)", sizeof **wisdom);
+    }
+    ctx->slots[CARRY_SLOT_WISDOM].data = *wisdom;
+    ctx->slots[CARRY_SLOT_WISDOM].free = free;
+    describe_machine(ctx, (*wisdom)->machine);
+    if (ctx->wisdom != NULL) {
+        load(ctx, *wisdom, true);
+    }
+    return CARRY_OK;
+}
+
+static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
+    int at = 0;
+    while (at < wisdom->plans &&
+           (wisdom->plan[at].threads != plan->threads || strcmp(wisdom->plan[at].key, plan->key) != 0)) {
+        at++;
+    }
+    if (at == CARRY_WISDOM_PLANS) {
+        at = 0; /* full: the oldest goes */
+    }
+    wisdom->plan[at] = *plan;
+    wisdom->plans = at == wisdom->plans ? at + 1 : wisdom->plans;
+}
+
+/* What another process has written since we read is kept; what we have measured goes over it. */
+static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
+    if (ctx->wisdom == NULL) {
+        return CARRY_OK;
+    }
+    carry_wisdom *merged = calloc(1, sizeof *merged);
+    char *text = NULL;
+    size_t length = 0;
+    if (merged == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+    }
+    memcpy(merged->machine, wisdom->machine, sizeof merged->machine);
+    load(ctx, merged, false);
+    for (int i = 0; i < wisdom->plans; i++) {
+        put_plan(merged, &wisdom->plan[i]);
+    }
+    for (int i = 0; i < wisdom->rates; i++) {
+        carry_rates_table *table = rates_for(merged, wisdom->rate[i].threads, true);
+        if (table != NULL) {
+            *table = wisdom->rate[i].table;
+        }
+    }
+    carry_status status = carry_wisdom_print(ctx, merged, &text, &length);
+    if (status == CARRY_OK && carry_file_replace(ctx, ctx->wisdom, text, length) != CARRY_OK) {
+        carry_log(ctx, CARRY_LOG_WARNING, "what was measured is not kept: %s", ctx->error);
+    }
+    free(text);
+    free(merged);
+    return status;
+}
+
+carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again) {
+    if (carry_rates_known(ctx) && !again) {
+        return carry_rates_of(ctx, rates, false);
+    }
+    carry_wisdom *wisdom;
+    CARRY_TRY(wisdom_of(ctx, &wisdom));
+    carry_rates_table *kept = rates_for(wisdom, ctx->threads, false);
+    if (kept != NULL && !again && carry_rates_put(ctx, kept)) {
+        return carry_rates_of(ctx, rates, false);
+    }
+    CARRY_TRY(carry_rates_of(ctx, rates, true));
+    kept = rates_for(wisdom, ctx->threads, true);
+    if (kept != NULL) {
+        *kept = **rates;
+    }
+    return save(ctx, wisdom);
+}
+
+const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key) {
+    carry_wisdom *wisdom;
+    if (wisdom_of(ctx, &wisdom) != CARRY_OK) {
+        return NULL;
+    }
+    for (int i = 0; i < wisdom->plans; i++) {
+        if (wisdom->plan[i].threads == ctx->threads && strcmp(wisdom->plan[i].key, key) == 0) {
+            return &wisdom->plan[i];
+        }
+    }
+    return NULL;
+}
+
+carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds) {
+    carry_wisdom *wisdom;
+    CARRY_TRY(wisdom_of(ctx, &wisdom));
+    carry_wisdom_plan plan = {.threads = ctx->threads, .seconds = seconds};
+    (void)snprintf(plan.key, sizeof plan.key, "%s", key);
+    (void)snprintf(plan.algorithm, sizeof plan.algorithm, "%s", algorithm);
+    put_plan(wisdom, &plan);
+    return save(ctx, wisdom);
+}

@@ -1,0 +1,50 @@
+/* Wisdom: what was measured on this machine, rates and plans, kept in a small text file.
+
+       carry-wisdom 1
+       machine Neoverse-V1, 2 cores, neon, carry 0.1.0
+       rate 2 fork 1.1e-06                                  threads, name, value
+       plan 2 scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, problem, algorithm, seconds
+       end 5f3a9c10                                         CRC-32C of all before this line
+
+   A file from another machine, of another version or damaged is ignored with a warning and written anew when something is
+   measured. */
+#ifndef CARRY_SCAN_WISDOM_H
+#define CARRY_SCAN_WISDOM_H
+
+#include "ops/rates.h"
+#include "scan/plan.h"
+
+#define CARRY_WISDOM_PLANS 4096
+#define CARRY_WISDOM_RATES 16
+
+typedef struct carry_wisdom_plan {
+    int threads;
+    char key[CARRY_SCAN_KEY];
+    char algorithm[24];
+    double seconds;
+} carry_wisdom_plan;
+
+typedef struct carry_wisdom {
+    char machine[192];
+    int plans, rates;
+    carry_wisdom_plan plan[CARRY_WISDOM_PLANS];
+    struct {
+        int threads;
+        carry_rates_table table;
+    } rate[CARRY_WISDOM_RATES];
+} carry_wisdom;
+
+/* Reads a file's text into an empty wisdom whose machine is set. CARRY_EFORMAT: damaged, with line; CARRY_EUNSUPPORTED:
+   from another machine. The wisdom is then empty. */
+carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length);
+/* The file's text; the caller frees it. */
+carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length);
+
+/* Rates of this context, from wisdom or measured and then remembered. */
+carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again);
+/* The remembered plan, or NULL. */
+const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
+/* Remembers a measured plan, and writes the file if the context has one; a file that cannot be written is a warning. */
+carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds);
+
+#endif
