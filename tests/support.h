@@ -1,0 +1,53 @@
+/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be had. */
+#ifndef CARRY_TESTS_SUPPORT_H
+#define CARRY_TESTS_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "carry/carry.h"
+
+/* Tests that provoke warnings on purpose need not show them. */
+static inline void support_silent(void *user, carry_log_level level, const char *line) {
+    (void)user;
+    (void)level;
+    (void)line;
+}
+
+static inline carry_ctx *support_ctx(int threads, const char *kernels, const char *wisdom) {
+    carry_ctx *ctx;
+    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads, .kernels = kernels, .wisdom = wisdom,
+                                                                   .log = support_silent});
+    if (status != CARRY_OK) {
+        fail_msg("no context: %s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+    }
+    return ctx;
+}
+
+/* Success, or the test fails with the library's own sentence. */
+#define assert_ok(ctx, expression)                                                                                     \
+    do {                                                                                                               \
+        carry_status support_status = (expression);                                                                    \
+        if (support_status != CARRY_OK) {                                                                              \
+            fail_msg("%s: %s (%s)", #expression, carry_ctx_error(ctx), carry_status_name(support_status));             \
+        }                                                                                                              \
+    } while (0)
+
+/* A refusal with this status whose sentence contains these words. */
+#define assert_refused(ctx, expected, words, expression)                                                               \
+    do {                                                                                                               \
+        carry_status support_status = (expression);                                                                    \
+        if (support_status != (expected) || strstr(carry_ctx_error(ctx), (words)) == NULL) {                           \
+            fail_msg("%s: expected %s with '%s', got %s: %s", #expression, carry_status_name(expected), (words),       \
+                     carry_status_name(support_status), carry_ctx_error(ctx));                                         \
+        }                                                                                                              \
+    } while (0)
+
+#endif
