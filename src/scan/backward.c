@@ -188,7 +188,7 @@ static bool lay_out(const carry_scan_problem *problem, int threads, carry_arena 
     p->b_size = carry_scan_b_size(&shape);
     p->scratch_floats = p->A_size + p->b_size;
     p->l = carry_arena_take(arena, (size_t)(p->batch * p->steps) * (size_t)p->b_size, sizeof(float));
-    p->scratch = carry_arena_take(arena, (size_t)threads * (size_t)p->scratch_floats, sizeof(float));
+    p->scratch = carry_arena_take(arena, (size_t)threads, (size_t)p->scratch_floats * sizeof(float));
     return !arena->overflowed;
 }
 

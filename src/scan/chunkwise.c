@@ -43,7 +43,7 @@ static void lay_out(const carry_scan_shape *shape, int threads, carry_arena *are
     j->lanes = (carry_scan_lanes){.per_item = 1, .size = shape->kind == CARRY_SCAN_DENSE ? shape->width : shape->n};
     j->A_size = carry_scan_A_size(shape);
     j->state_floats = carry_scan_lane_state(shape, j->lanes);
-    j->scratch_floats = carry_scan_walk_scratch(shape, j->lanes);
+    j->scratch_floats = carry_scan_walk_scratch(shape);
     size_t pieces = 0;
     if (!carry_size_mul(&pieces, (size_t)shape->batch, (size_t)j->chunks)) {
         arena->overflowed = true;
@@ -55,8 +55,8 @@ static void lay_out(const carry_scan_shape *shape, int threads, carry_arena *are
     }
     j->transitions = carry_arena_take(arena, A_floats, sizeof(float));
     j->states = carry_arena_take(arena, S_floats, sizeof(float));
-    j->scratch = carry_arena_take(arena, (size_t)threads * (size_t)j->scratch_floats, sizeof(float));
-    j->hold = carry_arena_take(arena, (size_t)threads * (size_t)(2 * j->A_size), sizeof(float));
+    j->scratch = carry_arena_take(arena, (size_t)threads, (size_t)j->scratch_floats * sizeof(float));
+    j->hold = carry_arena_take(arena, (size_t)threads, (size_t)(2 * j->A_size) * sizeof(float));
 }
 
 /* Where a's step lies as f32, widened into `beside` if need be. */

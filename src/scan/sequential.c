@@ -15,9 +15,9 @@ typedef struct job {
 static void lay_out(const carry_scan_shape *shape, int threads, carry_arena *arena, job *j) {
     j->lanes = carry_scan_cut(shape, threads);
     j->state_floats = carry_scan_lane_state(shape, j->lanes);
-    j->scratch_floats = carry_scan_walk_scratch(shape, j->lanes);
-    j->states = carry_arena_take(arena, (size_t)threads * (size_t)j->state_floats, sizeof(float));
-    j->scratch = carry_arena_take(arena, (size_t)threads * (size_t)j->scratch_floats, sizeof(float));
+    j->scratch_floats = carry_scan_walk_scratch(shape);
+    j->states = carry_arena_take(arena, (size_t)threads, (size_t)j->state_floats * sizeof(float));
+    j->scratch = carry_arena_take(arena, (size_t)threads, (size_t)j->scratch_floats * sizeof(float));
 }
 
 static void walk_lanes(void *argument, int64_t begin, int64_t end, int worker) {

@@ -31,8 +31,11 @@ static layout layout_of(const carry_scan_work *work, carry_scan_lane lane) {
     return (layout){.rows = extent, .columns = work->width, .row = work->width, .offset = lane.first * work->width};
 }
 
-static int64_t block_steps(const carry_scan_shape *shape, int64_t state) {
-    int64_t largest = carry_scan_A_size(shape) > state ? carry_scan_A_size(shape) : state;
+/* Of the whole step and not of a lane: every lane then fits the scratch that was stated, the last and narrower one too. */
+static int64_t block_steps(const carry_scan_shape *shape) {
+    int64_t A_size = carry_scan_A_size(shape);
+    int64_t b_size = carry_scan_b_size(shape);
+    int64_t largest = A_size > b_size ? A_size : b_size;
     int64_t steps = BLOCK_FLOATS / largest;
     return steps > 0 ? steps : 1;
 }
@@ -119,7 +122,7 @@ static void walk_blocks(const carry_scan_work *work, carry_scan_lane lane, layou
     int64_t size = l.rows * l.columns;
     int64_t A_size = is_dense(work) ? work->n * work->n : l.rows;
     int64_t A_offset = is_dense(work) ? 0 : lane.first;
-    int64_t most = block_steps(work, size);
+    int64_t most = block_steps(work);
     float *A = scratch;
     float *h = scratch + most * (is_dense(work) ? A_size : work->n);
     for (int64_t t = from; t < to; t += most) {
@@ -169,9 +172,8 @@ int64_t carry_scan_lane_state(const carry_scan_shape *shape, carry_scan_lanes la
     return lanes.size * (is_dense(shape) ? shape->n : shape->width);
 }
 
-int64_t carry_scan_walk_scratch(const carry_scan_shape *shape, carry_scan_lanes lanes) {
-    int64_t state = carry_scan_lane_state(shape, lanes);
-    return block_steps(shape, state) * (carry_scan_A_size(shape) + state);
+int64_t carry_scan_walk_scratch(const carry_scan_shape *shape) {
+    return block_steps(shape) * (carry_scan_A_size(shape) + carry_scan_b_size(shape));
 }
 
 void carry_scan_lane_start(const carry_scan_work *work, carry_scan_lane lane, float *state) {

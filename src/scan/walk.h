@@ -23,7 +23,7 @@ carry_scan_lane carry_scan_lane_at(const carry_scan_shape *shape, carry_scan_lan
 
 /* Floats of a lane's state, and of the scratch that a walk needs. */
 int64_t carry_scan_lane_state(const carry_scan_shape *shape, carry_scan_lanes lanes);
-int64_t carry_scan_walk_scratch(const carry_scan_shape *shape, carry_scan_lanes lanes);
+int64_t carry_scan_walk_scratch(const carry_scan_shape *shape);
 
 /* The state that enters step 0, into state (packed). */
 void carry_scan_lane_start(const carry_scan_work *work, carry_scan_lane lane, float *state);

@@ -1,0 +1,142 @@
+/* carry_matmul and carry_convert: right for every size and thread count, through OpenBLAS too; bad input refused. */
+#include <math.h>
+
+#include "support.h"
+
+static void fill(carry_ctx *ctx, carry_tensor tensor, uint64_t stream) {
+    assert_ok(ctx, carry_random_uniform(ctx, tensor, 7, stream, -1.0f, 1.0f));
+}
+
+static float *floats(int64_t count) {
+    float *made = malloc((size_t)count * sizeof *made);
+    assert_non_null(made);
+    memset(made, 0xff, (size_t)count * sizeof *made);
+    return made;
+}
+
+/* c = a b + c against float64; |sum| of k + 1 terms of at most 1 rounds k + 1 times. */
+static void check_product(carry_ctx *ctx, int64_t batch, int64_t m, int64_t n, int64_t k, carry_matmul_options o) {
+    float *a = floats(batch * m * k);
+    float *b = floats(batch * k * n);
+    float *c = floats(batch * m * n);
+    float *before = floats(batch * m * n);
+    carry_tensor A = o.a_transposed ? carry_view_3d(a, CARRY_F32, batch, k, m) : carry_view_3d(a, CARRY_F32, batch, m, k);
+    carry_tensor B = o.b_transposed ? carry_view_3d(b, CARRY_F32, batch, n, k) : carry_view_3d(b, CARRY_F32, batch, k, n);
+    carry_tensor C = carry_view_3d(c, CARRY_F32, batch, m, n);
+    fill(ctx, A, 1);
+    fill(ctx, B, 2);
+    fill(ctx, C, 3);
+    memcpy(before, c, (size_t)(batch * m * n) * sizeof *c);
+    assert_ok(ctx, carry_matmul(ctx, C, A, B, &o));
+    for (int64_t i = 0; i < batch * m * n; i++) {
+        int64_t item = i / (m * n);
+        int64_t row = i / n % m;
+        int64_t column = i % n;
+        double sum = o.accumulate ? before[i] : 0.0;
+        for (int64_t l = 0; l < k; l++) {
+            double x = a[item * m * k + (o.a_transposed ? l * m + row : row * k + l)];
+            double y = b[item * k * n + (o.b_transposed ? column * k + l : l * n + column)];
+            sum += x * y;
+        }
+        if (!(fabs(sum - (double)c[i]) <= 0x1p-24 * (double)((k + 1) * (k + 1)))) {
+            fail_msg("%lldx%lldx%lld batch %lld: element %lld is %g, not %g", (long long)m, (long long)n, (long long)k,
+                     (long long)batch, (long long)i, (double)c[i], sum);
+        }
+    }
+    free(a);
+    free(b);
+    free(c);
+    free(before);
+}
+
+static void products_are_right_for_every_size_and_form(void **unused) {
+    (void)unused;
+    static const int64_t sizes[][4] = {{1, 1, 1, 1},   {3, 5, 7, 2},      {100, 16, 16, 16}, {1, 33, 1, 65},
+                                       {2, 65, 130, 3}, {1, 300, 270, 260}, {1, 257, 16, 300}, {40, 4, 4, 4}};
+    for (int threads = 1; threads <= 3; threads++) {
+        carry_ctx *ctx = support_ctx(threads, NULL, NULL);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            for (int form = 0; form < 8; form++) {
+                check_product(ctx, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3],
+                              (carry_matmul_options){.a_transposed = form & 1, .b_transposed = (form & 2) != 0,
+                                                     .accumulate = (form & 4) != 0});
+            }
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
+static void a_sum_of_nothing_is_zero_and_one_matrix_may_repeat(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    float a[6] = {1, 2, 3, 4, 5, 6};
+    float b[4] = {1, 0, 0, 1};
+    float c[12];
+    memset(c, 0xff, sizeof c);
+    assert_ok(ctx, carry_matmul(ctx, carry_view_3d(c, CARRY_F32, 2, 3, 2), carry_view_3d(a, CARRY_F32, 2, 3, 0),
+                                carry_view_3d(b, CARRY_F32, 2, 0, 2), NULL));
+    for (int i = 0; i < 12; i++) {
+        assert_true(c[i] == 0.0f);
+    }
+    carry_tensor same_a = carry_view_3d(a, CARRY_F32, 2, 3, 2);
+    carry_tensor same_b = carry_view_3d(b, CARRY_F32, 2, 2, 2);
+    same_a.stride[0] = same_b.stride[0] = 0;
+    assert_ok(ctx, carry_matmul(ctx, carry_view_3d(c, CARRY_F32, 2, 3, 2), same_a, same_b, NULL));
+    assert_memory_equal(c, a, sizeof a);
+    assert_memory_equal(c + 6, a, sizeof a);
+    carry_ctx_free(ctx);
+}
+
+static void bad_products_are_refused_with_names_and_sizes(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    float x[64] = {0};
+    carry_tensor c = carry_view_3d(x, CARRY_F32, 1, 2, 3);
+    carry_tensor a = carry_view_3d(x, CARRY_F32, 1, 2, 4);
+    carry_tensor b = carry_view_3d(x, CARRY_F32, 1, 5, 3);
+    assert_refused(ctx, CARRY_ESHAPE, "b has shape [1, 5, 3] where [1, 4, 3] is needed", carry_matmul(ctx, c, a, b, NULL));
+    b = carry_view_3d(x, CARRY_BF16, 1, 4, 3);
+    assert_refused(ctx, CARRY_EDTYPE, "b is bf16", carry_matmul(ctx, c, a, b, NULL));
+    b = carry_view_3d(x, CARRY_F32, 1, 4, 3);
+    b.stride[2] = 2;
+    assert_refused(ctx, CARRY_ESTRIDE, "b has stride 2", carry_matmul(ctx, c, a, b, NULL));
+    b = carry_view_3d((char *)x + 1, CARRY_F32, 1, 4, 3);
+    assert_refused(ctx, CARRY_EALIGN, "b is at an address", carry_matmul(ctx, c, a, b, NULL));
+    assert_refused(ctx, CARRY_ESHAPE, "rank 3", carry_matmul(ctx, carry_view_2d(x, CARRY_F32, 2, 3), a, b, NULL));
+    assert_refused(ctx, CARRY_EARGUMENT, "c has no data",
+                   carry_matmul(ctx, carry_view_3d(NULL, CARRY_F32, 1, 2, 3), a, carry_view_3d(x, CARRY_F32, 1, 4, 3), NULL));
+    carry_ctx_free(ctx);
+}
+
+static void conversion_rounds_as_the_scalar_functions_do(void **unused) {
+    (void)unused;
+    enum { COUNT = 50001 };
+    static float from[COUNT], back[COUNT];
+    static uint16_t to[COUNT];
+    carry_ctx *ctx = support_ctx(3, NULL, NULL);
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(from, CARRY_F32, COUNT), 5, 0, 0.0f, 3.0f));
+    for (carry_dtype dtype = CARRY_BF16; dtype <= CARRY_F16; dtype++) {
+        assert_ok(ctx, carry_convert(ctx, carry_view_1d(to, dtype, COUNT), carry_view_1d(from, CARRY_F32, COUNT)));
+        assert_ok(ctx, carry_convert(ctx, carry_view_1d(back, CARRY_F32, COUNT), carry_view_1d(to, dtype, COUNT)));
+        for (int i = 0; i < COUNT; i++) {
+            uint16_t expected = dtype == CARRY_BF16 ? carry_bf16_from_f32(from[i]) : carry_f16_from_f32(from[i]);
+            assert_int_equal(to[i], expected);
+            assert_true(back[i] == (dtype == CARRY_BF16 ? carry_f32_from_bf16(expected) : carry_f32_from_f16(expected)));
+        }
+    }
+    assert_refused(ctx, CARRY_EDTYPE, "i64",
+                   carry_convert(ctx, carry_view_1d(to, CARRY_I64, 4), carry_view_1d(from, CARRY_F32, 4)));
+    assert_refused(ctx, CARRY_ESHAPE, "to has shape [5]",
+                   carry_convert(ctx, carry_view_1d(to, CARRY_F16, 5), carry_view_1d(from, CARRY_F32, 4)));
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(products_are_right_for_every_size_and_form),
+        cmocka_unit_test(a_sum_of_nothing_is_zero_and_one_matrix_may_repeat),
+        cmocka_unit_test(bad_products_are_refused_with_names_and_sizes),
+        cmocka_unit_test(conversion_rounds_as_the_scalar_functions_do),
+    };
+    return cmocka_run_group_tests_name("ops/matmul", tests, NULL, NULL);
+}
