@@ -130,28 +130,28 @@ static void long_sums_equal_plain_ones(void **unused) {
 /* b[i] may be c[i-1]: one call is a whole recurrence. */
 static void products_in_order_are_a_recurrence(void **unused) {
     (void)unused;
-    enum { T = 9, SIZE = 6 };
+    enum { STEPS = 9, SIZE = 6 };
     for (int set = 0; carry_kernels_at(set) != NULL; set++) {
         if (!carry_kernels_at(set)->usable()) {
             continue;
         }
         for (int64_t width = 1; width <= 5; width += 4) {
-            float A[T * SIZE * SIZE];
-            float b[T * SIZE * 5];
-            float h[T * SIZE * 5];
-            fill(A, T * SIZE * SIZE);
-            fill(b, T * SIZE * 5);
+            float A[STEPS * SIZE * SIZE];
+            float b[STEPS * SIZE * 5];
+            float h[STEPS * SIZE * 5];
+            fill(A, STEPS * SIZE * SIZE);
+            fill(b, STEPS * SIZE * 5);
             int64_t size = SIZE * width;
             memcpy(h, b, sizeof h);
             carry_kernels_at(set)->product(&(carry_product){
-                .m = SIZE, .n = width, .k = SIZE, .count = T - 1, .a = A + SIZE * SIZE, .b = h, .base = b + size, .c = h + size,
+                .m = SIZE, .n = width, .k = SIZE, .count = STEPS - 1, .a = A + SIZE * SIZE, .b = h, .base = b + size, .c = h + size,
                 .a_row = SIZE, .b_row = width, .base_row = width, .c_row = width, .a_next = SIZE * SIZE, .b_next = size,
                 .base_next = size, .c_next = size});
             double before[SIZE * 5];
             for (int64_t i = 0; i < size; i++) {
                 before[i] = b[i];
             }
-            for (int64_t t = 1; t < T; t++) {
+            for (int64_t t = 1; t < STEPS; t++) {
                 double now[SIZE * 5];
                 for (int64_t r = 0; r < SIZE; r++) {
                     for (int64_t j = 0; j < width; j++) {
@@ -164,49 +164,100 @@ static void products_in_order_are_a_recurrence(void **unused) {
                 memcpy(before, now, sizeof now);
             }
             for (int64_t i = 0; i < size; i++) {
-                assert_true(fabs(before[i] - (double)h[(T - 1) * size + i]) < 1e-4 * (1.0 + fabs(before[i])));
+                assert_true(fabs(before[i] - (double)h[(STEPS - 1) * size + i]) < 1e-4 * (1.0 + fabs(before[i])));
             }
         }
     }
 }
 
-static void diagonal_kernels_equal_plain_ones(void **unused) {
-    (void)unused;
-    enum { T = 19, ROOM = 65 * 65 * T };
-    static float a[65 * T], b[ROOM], before[65 * 65], h[ROOM], expected[ROOM];
+enum { T = 19, ROOM = 65 * 65 * T };
+
+/* |h| <= T, and two roundings a step; 16-bit results may differ by one unit of their type where those straddle a tie. */
+static void check_diagonal_scan(const carry_kernels *kernels, int64_t rows, int64_t width, carry_dtype b_type,
+                                carry_dtype h_type, int form) {
+    static float a[65 * T], wide[ROOM], state_in[65 * 65], state_out[65 * 65], expected_state[65 * 65];
+    static float b[ROOM], h[ROOM], expected[ROOM]; /* room for any type */
+    int64_t size = rows * width;
+    bool in_place = form == 1 && b_type == h_type;
+    bool only_state = form == 2;
     fill(a, 65 * T);
-    fill(before, 65 * 65);
+    fill(state_in, 65 * 65);
+    fill(wide, T * size);
+    for (int64_t i = 0; i < T * size; i++) {
+        if (b_type == CARRY_F32) {
+            b[i] = wide[i];
+        } else {
+            ((uint16_t *)b)[i] = b_type == CARRY_BF16 ? carry_bf16_from_f32(wide[i]) : carry_f16_from_f32(wide[i]);
+        }
+    }
+    memcpy(state_out, state_in, sizeof state_in);
+    memcpy(expected_state, state_in, sizeof state_in);
+    memset(h, 0xff, sizeof h);
+    memset(expected, 0xff, sizeof expected);
+    int64_t item = (int64_t)carry_dtype_size(h_type);
+    int64_t way = in_place ? -1 : 1; /* in place, and backwards through memory */
+    int64_t start = in_place ? (T - 1) * size : 0;
+    if (in_place) {
+        memcpy(h, b, (size_t)(T * size * item));
+    }
+    carry_diagonal_scan s = {.steps = T, .rows = rows, .width = width, .a = a, .state = state_out,
+                             .b = (char *)(in_place ? h : b) + start * (int64_t)carry_dtype_size(b_type),
+                             .h = only_state ? NULL : (char *)h + start * item, .a_step = rows, .b_step = way * size,
+                             .h_step = way * size, .b_type = b_type, .h_type = h_type};
+    kernels->diagonal_scan(&s);
+    s.b = (char *)b + start * (int64_t)carry_dtype_size(b_type);
+    s.h = only_state ? NULL : (char *)expected + start * item;
+    s.state = expected_state;
+    carry_kernels_at(0)->diagonal_scan(&s);
+    double bound = 0x1p-24 * 3.0 * T * T;
+    compare(state_out, expected_state, size, bound, "state of a diagonal scan");
+    if (h_type == CARRY_F32) {
+        compare(h, expected, only_state ? 0 : T * size, bound, "diagonal scan");
+        return;
+    }
+    double unit = h_type == CARRY_BF16 ? 0x1p-7 : 0x1p-10;
+    for (int64_t i = 0; !only_state && i < T * size; i++) {
+        uint16_t x = ((uint16_t *)h)[i];
+        uint16_t y = ((uint16_t *)expected)[i];
+        double got = h_type == CARRY_BF16 ? carry_f32_from_bf16(x) : carry_f32_from_f16(x);
+        double wanted = h_type == CARRY_BF16 ? carry_f32_from_bf16(y) : carry_f32_from_f16(y);
+        assert_true(fabs(got - wanted) <= bound + unit * fabs(wanted));
+    }
+}
+
+static void diagonal_scans_equal_plain_ones(void **unused) {
+    (void)unused;
+    static const carry_dtype types[][2] = {{CARRY_F32, CARRY_F32}, {CARRY_BF16, CARRY_BF16}, {CARRY_BF16, CARRY_F32},
+                                           {CARRY_F16, CARRY_F16}, {CARRY_F16, CARRY_F32}};
     for (int set = 1; carry_kernels_at(set) != NULL; set++) {
-        const carry_kernels *kernels = carry_kernels_at(set);
-        for (size_t i = 0; kernels->usable() && i < SIZES; i++) {
+        for (size_t i = 0; carry_kernels_at(set)->usable() && i < SIZES; i++) {
             for (size_t j = 0; j < SIZES; j++) {
-                int64_t rows = sizes[i];
-                int64_t width = sizes[j];
-                int64_t size = rows * width;
-                fill(b, ROOM);
-                memset(h, 0xff, sizeof h);
-                carry_diagonal_scan s = {.steps = T, .rows = rows, .width = width, .a = a, .b = b, .before = before, .h = h,
-                                         .a_step = rows, .b_step = size, .h_step = size};
-                kernels->diagonal_scan(&s);
-                s.h = expected;
-                carry_kernels_at(0)->diagonal_scan(&s);
-                compare(h, expected, T * size, 0x1p-24 * 3.0 * T * T, "diagonal scan"); /* |h| <= T, 2 roundings a step */
-                memcpy(h, b, sizeof h); /* in place, backwards through memory */
-                s.h = h + (T - 1) * size;
-                s.b = s.h;
-                s.b_step = s.h_step = -size;
-                kernels->diagonal_scan(&s);
-                s.b = b + (T - 1) * size;
-                s.h = expected + (T - 1) * size;
-                carry_kernels_at(0)->diagonal_scan(&s);
-                compare(h, expected, T * size, 0x1p-24 * 3.0 * T * T, "diagonal scan in place");
-                carry_diagonal_apply p = {.count = T, .rows = rows, .width = width, .a = a, .x = b, .base = b, .y = h,
-                                          .a_next = rows, .x_next = 0, .base_next = size, .y_next = size};
-                kernels->diagonal_apply(&p);
-                p.y = expected;
-                carry_kernels_at(0)->diagonal_apply(&p);
-                compare(h, expected, T * size, 0x1p-22, "diagonal apply");
+                for (size_t type = 0; type < 5; type++) {
+                    check_diagonal_scan(carry_kernels_at(set), sizes[i], sizes[j], types[type][0], types[type][1],
+                                        (int)((i + j + type) % 3));
+                }
             }
+        }
+    }
+}
+
+static void diagonal_applications_equal_plain_ones(void **unused) {
+    (void)unused;
+    static float a[65 * T], b[ROOM], y[ROOM], expected[ROOM];
+    fill(a, 65 * T);
+    fill(b, ROOM);
+    for (int set = 1; carry_kernels_at(set) != NULL; set++) {
+        for (size_t i = 0; carry_kernels_at(set)->usable() && i < SIZES * SIZES; i++) {
+            int64_t rows = sizes[i / SIZES];
+            int64_t width = sizes[i % SIZES];
+            int64_t size = rows * width;
+            carry_diagonal_apply p = {.count = T, .rows = rows, .width = width, .a = a, .x = b, .base = b, .y = y,
+                                      .a_next = rows, .x_next = 0, .base_next = size, .y_next = size};
+            memset(y, 0xff, sizeof y);
+            carry_kernels_at(set)->diagonal_apply(&p);
+            p.y = expected;
+            carry_kernels_at(0)->diagonal_apply(&p);
+            compare(y, expected, T * size, 0x1p-22, "diagonal apply");
         }
     }
 }
@@ -254,7 +305,8 @@ int main(void) {
         cmocka_unit_test(products_equal_plain_ones),
         cmocka_unit_test(long_sums_equal_plain_ones),
         cmocka_unit_test(products_in_order_are_a_recurrence),
-        cmocka_unit_test(diagonal_kernels_equal_plain_ones),
+        cmocka_unit_test(diagonal_scans_equal_plain_ones),
+        cmocka_unit_test(diagonal_applications_equal_plain_ones),
         cmocka_unit_test(conversions_equal_plain_ones_bit_for_bit),
     };
     return cmocka_run_group_tests_name("ops/kernels", tests, NULL, NULL);

@@ -10,7 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "carry/context.h"
+#include "carry/tensor.h"
 
 /* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
    Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x n,
@@ -28,15 +28,21 @@ typedef struct carry_product {
 typedef void (*carry_product_function)(const carry_product *product);
 
 /* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r].
-   Step t of x starts at x + t*x_step (steps may be negative); before is h[-1], packed. h may be b. */
+   Step t of x starts at x + t*x_step elements (steps may be negative). b and h are stored as their types say; h may be b,
+   or NULL when only the state is wanted. state is h[-1] on entry and h[steps-1] on return: f32 and packed, so that
+   nothing is lost between calls when h is stored in 16 bits. */
 typedef struct carry_diagonal_scan {
     int64_t steps, rows, width;
-    const float *a, *b, *before;
-    float *h;
+    const float *a;
+    const void *b;
+    void *h;
+    float *state;
     ptrdiff_t a_step, b_step, h_step;
+    carry_dtype b_type, h_type;
 } carry_diagonal_scan;
 
-/* y[i] = base[i] + a[i] * x[i] for i < count, each of rows x width, row r scaled by a[i][r]; base may be y. */
+/* y[i] = base[i] + a[i] * x[i] for i < count, each of rows x width, row r scaled by a[i][r]; base may be y.
+   Items are done in order, so x[i] may be y[i-1]. */
 typedef struct carry_diagonal_apply {
     int64_t count, rows, width;
     const float *a, *x, *base;

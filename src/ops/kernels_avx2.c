@@ -7,27 +7,28 @@
 #define TILE_ROWS 6
 #define NARROW_ROWS 8
 
-static inline void half_widen(float *to, const uint16_t *from) {
-    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from)));
+typedef float vec __attribute__((vector_size(LANES * 4)));
+
+static inline vec f16_load(const uint16_t *from) {
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
 }
 
-static inline void half_narrow(uint16_t *to, const float *from) {
-    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+static inline void f16_store(uint16_t *to, vec value) {
+    _mm_storeu_si128((__m128i *)(void *)to, _mm256_cvtps_ph((__m256)value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline void bf16_widen(float *to, const uint16_t *from) {
+static inline vec bf16_load(const uint16_t *from) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)from));
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm256_slli_epi32(wide, 16));
+    return (vec)_mm256_slli_epi32(wide, 16);
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_narrow(uint16_t *to, const float *from) {
-    __m256 value = _mm256_loadu_ps(from);
-    __m256i bits = _mm256_castps_si256(value);
+static inline void bf16_store(uint16_t *to, vec value) {
+    __m256i bits = (__m256i)value;
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
     __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
     __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
-    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(value, value, _CMP_UNORD_Q));
+    __m256i is_nan = (__m256i)_mm256_cmp_ps((__m256)value, (__m256)value, _CMP_UNORD_Q);
     __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
     __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
     _mm_storeu_si128((__m128i *)(void *)to, packed);

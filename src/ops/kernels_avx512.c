@@ -7,26 +7,27 @@
 #define TILE_ROWS 6
 #define NARROW_ROWS 8
 
-static inline void half_widen(float *to, const uint16_t *from) {
-    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from)));
+typedef float vec __attribute__((vector_size(LANES * 4)));
+
+static inline vec f16_load(const uint16_t *from) {
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
 }
 
-static inline void half_narrow(uint16_t *to, const float *from) {
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph(_mm512_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+static inline void f16_store(uint16_t *to, vec value) {
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
 }
 
-static inline void bf16_widen(float *to, const uint16_t *from) {
+static inline vec bf16_load(const uint16_t *from) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
-    _mm512_storeu_si512(to, _mm512_slli_epi32(wide, 16));
+    return (vec)_mm512_slli_epi32(wide, 16);
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_narrow(uint16_t *to, const float *from) {
-    __m512 value = _mm512_loadu_ps(from);
-    __m512i bits = _mm512_castps_si512(value);
+static inline void bf16_store(uint16_t *to, vec value) {
+    __m512i bits = (__m512i)value;
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    __mmask16 is_nan = _mm512_cmp_ps_mask(value, value, _CMP_UNORD_Q);
+    __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
     __m512i result = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
 }

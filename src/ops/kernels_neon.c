@@ -8,26 +8,28 @@
 #define TILE_ROWS 5 /* 6 fit on paper; gcc then spills two sums: 39 against 58 GFLOP/s at n = 32 */
 #define NARROW_ROWS 8
 
-static inline void half_widen(float *to, const uint16_t *from) {
-    vst1q_f32(to, vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from))));
+typedef float vec __attribute__((vector_size(LANES * 4)));
+
+static inline vec f16_load(const uint16_t *from) {
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
 }
 
-static inline void half_narrow(uint16_t *to, const float *from) {
-    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32(vld1q_f32(from))));
+static inline void f16_store(uint16_t *to, vec value) {
+    vst1_u16(to, vreinterpret_u16_f16(vcvt_f16_f32((float32x4_t)value)));
 }
 
-static inline void bf16_widen(float *to, const uint16_t *from) {
-    vst1q_f32(to, vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16)));
+static inline vec bf16_load(const uint16_t *from) {
+    return (vec)vshll_n_u16(vld1_u16(from), 16);
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_narrow(uint16_t *to, const float *from) {
-    float32x4_t value = vld1q_f32(from);
-    uint32x4_t bits = vreinterpretq_u32_f32(value);
+static inline void bf16_store(uint16_t *to, vec value) {
+    uint32x4_t bits = (uint32x4_t)value;
     uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
     uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
     uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
-    vst1_u16(to, vshrn_n_u32(vbslq_u32(vceqq_f32(value, value), rounded, quiet), 16));
+    uint32x4_t is_number = vceqq_f32((float32x4_t)value, (float32x4_t)value);
+    vst1_u16(to, vshrn_n_u32(vbslq_u32(is_number, rounded, quiet), 16));
 }
 
 #include "ops/kernels_vector.h"

@@ -1,5 +1,4 @@
 /* The specification of the kernels: portable C, no tricks. */
-#include "carry/tensor.h"
 #include "ops/kernels.h"
 
 static bool usable(void) {
@@ -28,18 +27,32 @@ static void product(const carry_product *p) {
     }
 }
 
+static float get(const void *from, carry_dtype type, int64_t index) {
+    if (type == CARRY_F32) {
+        return ((const float *)from)[index];
+    }
+    uint16_t bits = ((const uint16_t *)from)[index];
+    return type == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
+}
+
+static void put(void *to, carry_dtype type, int64_t index, float value) {
+    if (type == CARRY_F32) {
+        ((float *)to)[index] = value;
+    } else {
+        ((uint16_t *)to)[index] = type == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
+    }
+}
+
 static void diagonal_scan(const carry_diagonal_scan *s) {
-    const float *before = s->before;
     for (int64_t t = 0; t < s->steps; t++) {
-        const float *a = s->a + t * s->a_step;
-        const float *b = s->b + t * s->b_step;
-        float *h = s->h + t * s->h_step;
         for (int64_t r = 0; r < s->rows; r++) {
-            for (int64_t j = 0; j < s->width; j++) {
-                h[r * s->width + j] = a[r] * before[r * s->width + j] + b[r * s->width + j];
+            for (int64_t j = r * s->width; j < (r + 1) * s->width; j++) {
+                s->state[j] = s->a[t * s->a_step + r] * s->state[j] + get(s->b, s->b_type, t * s->b_step + j);
+                if (s->h != NULL) {
+                    put(s->h, s->h_type, t * s->h_step + j, s->state[j]);
+                }
             }
         }
-        before = h;
     }
 }
 

@@ -4,8 +4,8 @@
        TILE_VECTORS     widest tile, in vectors
        TILE_ROWS        rows of the widest tile: TILE_ROWS*TILE_VECTORS sums, TILE_VECTORS of b and one of a fit the registers
        NARROW_ROWS      rows of tiles of one and two vectors
-       half_widen, half_narrow: LANES f16 to f32 and back
-       bf16_widen, bf16_narrow: likewise
+       vec              the vector itself, by vector_size
+       f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
 
    and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
 
@@ -25,7 +25,6 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-typedef float vec __attribute__((vector_size(LANES * 4)));
 typedef float vec_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 INLINE vec load(const float *from) {
@@ -309,23 +308,42 @@ INLINE void step_column(float *h, const float *a, const float *before, const flo
     }
 }
 
+/* Loads and stores of LANES elements of a stored type; NOTHING stands for h when only the state is wanted. */
+#define NOTHING (-1)
+
+INLINE vec load_as(const int type, const void *from, int64_t at) {
+    return type == CARRY_F32    ? load((const float *)from + at)
+           : type == CARRY_BF16 ? bf16_load((const uint16_t *)from + at)
+                                : f16_load((const uint16_t *)from + at);
+}
+
+INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
+    if (type == CARRY_F32) {
+        keep((float *)to + at, value);
+    } else if (type == CARRY_BF16) {
+        bf16_store((uint16_t *)to + at, value);
+    } else if (type == CARRY_F16) {
+        f16_store((uint16_t *)to + at, value);
+    }
+}
+
 /* `vectors` vectors of state stay in registers while time runs; same_factor: one row, scaled by a[0]. */
-INLINE void scan_in_registers(const int vectors, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
-                              int64_t at) {
+INLINE void scan_in_registers(const int b_type, const int h_type, const int vectors, const bool same_factor,
+                              const carry_diagonal_scan *s, int64_t a_at, int64_t at) {
     vec state[8];
     UNROLL
     for (int v = 0; v < vectors; v++) {
-        state[v] = load(s->before + at + v * LANES);
+        state[v] = load(s->state + at + v * LANES);
     }
     const float *a = s->a + a_at;
-    const float *b = s->b + at;
-    float *h = s->h + at;
-    for (int64_t t = 0; t < s->steps; t++, a += s->a_step, b += s->b_step, h += s->h_step) {
+    int64_t b_at = at;
+    int64_t h_at = at;
+    for (int64_t t = 0; t < s->steps; t++, a += s->a_step, b_at += s->b_step, h_at += s->h_step) {
         const float factor = a[0]; /* read before the stores, which the compiler must think may change it */
         vec x[8];
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            x[v] = load(b + v * LANES);
+            x[v] = load_as(b_type, s->b, b_at + v * LANES);
         }
         UNROLL
         for (int v = 0; v < vectors; v++) {
@@ -333,57 +351,110 @@ INLINE void scan_in_registers(const int vectors, const bool same_factor, const c
         }
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            keep(h + v * LANES, state[v]);
+            keep_as(h_type, s->h, h_at + v * LANES, state[v]);
         }
     }
-}
-
-static void scan_scalar(const carry_diagonal_scan *s, int64_t a_at, int64_t at) {
-    float state = s->before[at];
-    for (int64_t t = 0; t < s->steps; t++) {
-        state = s->a[t * s->a_step + a_at] * state + s->b[t * s->b_step + at];
-        s->h[t * s->h_step + at] = state;
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        keep(s->state + at + v * LANES, state[v]);
     }
 }
 
-INLINE void scan_span(const bool same_factor, const carry_diagonal_scan *s, int64_t a_at, int64_t at, int64_t length) {
+/* The last columns, fewer than a vector: one vector beside them, of which only these are kept. */
+INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
+                      int64_t at, int64_t columns) {
+    const size_t b_size = b_type == CARRY_F32 ? 4 : 2;
+    const size_t h_size = h_type == CARRY_F32 ? 4 : 2;
+    float state[LANES] = {0};
+    float factors[LANES] = {0};
+    float in[LANES] = {0};
+    float out[LANES] = {0};
+    memcpy(state, s->state + at, (size_t)columns * sizeof *state);
+    for (int64_t t = 0; t < s->steps; t++) {
+        const float *a = s->a + t * s->a_step + a_at;
+        for (int64_t j = 0; j < columns; j++) {
+            factors[j] = same_factor ? a[0] : a[j];
+        }
+        memcpy(in, (const char *)s->b + (t * s->b_step + at) * (ptrdiff_t)b_size, (size_t)columns * b_size);
+        vec now = load(factors) * load(state) + load_as(b_type, in, 0);
+        keep(state, now);
+        keep_as(h_type, out, 0, now);
+        if (h_type != NOTHING) {
+            memcpy((char *)s->h + (t * s->h_step + at) * (ptrdiff_t)h_size, out, (size_t)columns * h_size);
+        }
+    }
+    memcpy(s->state + at, state, (size_t)columns * sizeof *state);
+}
+
+INLINE void scan_span(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
+                      int64_t at, int64_t length) {
     int64_t j = 0;
     for (; j + 8 * LANES <= length; j += 8 * LANES) {
-        scan_in_registers(8, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+        scan_in_registers(b_type, h_type, 8, same_factor, s, same_factor ? a_at : a_at + j, at + j);
     }
     for (; j + 2 * LANES <= length; j += 2 * LANES) {
-        scan_in_registers(2, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+        scan_in_registers(b_type, h_type, 2, same_factor, s, same_factor ? a_at : a_at + j, at + j);
     }
     for (; j + LANES <= length; j += LANES) {
-        scan_in_registers(1, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+        scan_in_registers(b_type, h_type, 1, same_factor, s, same_factor ? a_at : a_at + j, at + j);
     }
-    for (; j < length; j++) {
-        scan_scalar(s, same_factor ? a_at : a_at + j, at + j);
+    if (j < length) {
+        scan_edge(b_type, h_type, same_factor, s, same_factor ? a_at : a_at + j, at + j, length - j);
     }
 }
 
-/* Up to this many floats a step, each span of columns runs through all of time with its state in registers: a step's
-   cache lines are few enough to stay. Above, it runs through 8 steps at a time: eight streams in and eight out keep more
-   of memory busy than one (docs/results/scan.md: 41 % of the copy rate step by step, 78 % by eights). */
-#define REGISTER_STEP 256
-#define BLOCK_STEPS 8
+/* Each span of columns runs through a block of steps with its state in registers, then the next span through the same
+   block: at least 8 steps, since eight streams in and eight out keep more of memory busy than one (docs/results/scan.md:
+   41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache between two spans. */
+#define BLOCK_FLOATS 4096
+#define LEAST_STEPS 8
 
-static void diagonal_scan(const carry_diagonal_scan *given) {
-    int64_t most = given->rows * given->width <= REGISTER_STEP ? given->steps : BLOCK_STEPS;
+INLINE void scan_as(const int b_type, const int h_type, const carry_diagonal_scan *given) {
+    int64_t most = BLOCK_FLOATS / (given->rows * given->width);
+    most = most > LEAST_STEPS ? most : LEAST_STEPS;
     carry_diagonal_scan s = *given;
     for (int64_t t = 0; t < given->steps; t += most) {
         s.steps = given->steps - t < most ? given->steps - t : most;
+        s.a = given->a + t * given->a_step;
+        s.b = (const char *)given->b + t * given->b_step * (b_type == CARRY_F32 ? 4 : 2);
+        s.h = h_type == NOTHING ? NULL : (char *)given->h + t * given->h_step * (h_type == CARRY_F32 ? 4 : 2);
         if (s.width == 1) {
-            scan_span(false, &s, 0, 0, s.rows);
+            scan_span(b_type, h_type, false, &s, 0, 0, s.rows);
         } else {
             for (int64_t r = 0; r < s.rows; r++) {
-                scan_span(true, &s, r, r * s.width, s.width);
+                scan_span(b_type, h_type, true, &s, r, r * s.width, s.width);
             }
         }
-        s.before = s.h + (s.steps - 1) * s.h_step;
-        s.a += s.steps * s.a_step;
-        s.b += s.steps * s.b_step;
-        s.h += s.steps * s.h_step;
+    }
+}
+
+static void diagonal_scan(const carry_diagonal_scan *s) {
+    bool wide_h = s->h != NULL && s->h_type == CARRY_F32;
+    switch (s->b_type) {
+    case CARRY_BF16:
+        if (s->h == NULL) {
+            scan_as(CARRY_BF16, NOTHING, s);
+        } else if (wide_h) {
+            scan_as(CARRY_BF16, CARRY_F32, s);
+        } else {
+            scan_as(CARRY_BF16, CARRY_BF16, s);
+        }
+        break;
+    case CARRY_F16:
+        if (s->h == NULL) {
+            scan_as(CARRY_F16, NOTHING, s);
+        } else if (wide_h) {
+            scan_as(CARRY_F16, CARRY_F32, s);
+        } else {
+            scan_as(CARRY_F16, CARRY_F16, s);
+        }
+        break;
+    default:
+        if (s->h == NULL) {
+            scan_as(CARRY_F32, NOTHING, s);
+        } else {
+            scan_as(CARRY_F32, CARRY_F32, s);
+        }
     }
 }
 
@@ -403,49 +474,49 @@ static void diagonal_apply(const carry_diagonal_apply *p) {
     }
 }
 
-/* The last few, fewer than a vector, through a full one. */
-INLINE void widen_all(void (*const widen)(float *, const uint16_t *), float *to, const uint16_t *from, int64_t count) {
+/* The last few, fewer than a vector, go through a full one. */
+INLINE void widen(const int type, float *to, const uint16_t *from, int64_t count) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        widen(to + i, from + i);
+        keep(to + i, load_as(type, from, i));
     }
     if (i < count) {
         uint16_t in[LANES] = {0};
         float out[LANES];
         memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
-        widen(out, in);
+        keep(out, load_as(type, in, 0));
         memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
     }
 }
 
-INLINE void narrow_all(void (*const narrow)(uint16_t *, const float *), uint16_t *to, const float *from, int64_t count) {
+INLINE void narrow(const int type, uint16_t *to, const float *from, int64_t count) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {
-        narrow(to + i, from + i);
+        keep_as(type, to, i, load(from + i));
     }
     if (i < count) {
         float in[LANES] = {0};
         uint16_t out[LANES];
         memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
-        narrow(out, in);
+        keep_as(type, out, 0, load(in));
         memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
     }
 }
 
 static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
-    widen_all(bf16_widen, to, from, count);
+    widen(CARRY_BF16, to, from, count);
 }
 
 static void bf16_from_f32(uint16_t *to, const float *from, int64_t count) {
-    narrow_all(bf16_narrow, to, from, count);
+    narrow(CARRY_BF16, to, from, count);
 }
 
 static void f32_from_f16(float *to, const uint16_t *from, int64_t count) {
-    widen_all(half_widen, to, from, count);
+    widen(CARRY_F16, to, from, count);
 }
 
 static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
-    narrow_all(half_narrow, to, from, count);
+    narrow(CARRY_F16, to, from, count);
 }
 
 #define VECTOR_KERNELS                                                                                                 \

@@ -69,7 +69,7 @@ static void call_product(probe *p) {
 
 static void call_steps(probe *p) {
     p->kernels->diagonal_scan(&(carry_diagonal_scan){.steps = 8, .rows = p->n, .width = p->width, .a = p->floats,
-                                                     .b = p->floats, .before = p->floats, .h = p->more, .a_step = p->n,
+                                                     .b = p->floats, .state = p->floats + SCRATCH_FLOATS / 2, .h = p->more, .a_step = p->n,
                                                      .b_step = p->n * p->width, .h_step = p->n * p->width});
 }
 

@@ -124,10 +124,10 @@ static void chain(const job *j, int64_t item) {
             .base_next = j->state_floats, .c_next = j->state_floats, .a_transposed = work->transposed});
         return;
     }
-    work->kernels->diagonal_scan(&(carry_diagonal_scan){
-        .steps = j->chunks - 1, .rows = work->n, .width = work->width, .a = M, .b = states + j->state_floats,
-        .before = states, .h = states + j->state_floats, .a_step = j->A_size, .b_step = j->state_floats,
-        .h_step = j->state_floats});
+    work->kernels->diagonal_apply(&(carry_diagonal_apply){
+        .count = j->chunks - 1, .rows = work->n, .width = work->width, .a = M, .x = states, .base = states + j->state_floats,
+        .y = states + j->state_floats, .a_next = j->A_size, .x_next = j->state_floats, .base_next = j->state_floats,
+        .y_next = j->state_floats}); /* in order, so that x[i] is y[i-1] */
 }
 
 static void finish(void *argument, int64_t begin, int64_t end, int worker) {

@@ -1,4 +1,5 @@
-/* Walking through time, in f32 as the data lies, or through a small buffer for 16-bit storage. */
+/* Walking through time: diagonal steps as the data lies, whatever its type; dense ones in f32, through a small buffer for
+   16-bit storage. */
 #include "scan/walk.h"
 
 #include <string.h>
@@ -66,23 +67,33 @@ static void narrow_rows(const carry_kernels *kernels, char *to, const float *fro
     }
 }
 
-/* Some steps whose arrays are f32: A, b and h point at the first of them, at the lane's first element. */
+/* Diagonal: the kernel reads and writes 16-bit storage itself; only the few factors are widened first, block by block. */
+static void walk_diagonal(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
+                          bool only_state, float *state, float *scratch) {
+    bool as_it_lies = work->A.dtype == CARRY_F32;
+    int64_t most = as_it_lies ? to - from : block_steps(work);
+    for (int64_t t = from; t < to; t += most) {
+        int64_t steps = to - t < most ? to - t : most;
+        for (int64_t i = 0; !as_it_lies && i < steps; i++) {
+            carry_widen(work->kernels, scratch + i * l.rows, address(&work->A, lane.item, t + i, lane.first), work->A.dtype,
+                        l.rows);
+        }
+        void *h = only_state ? NULL : (void *)(uintptr_t)address(&work->h, lane.item, t, l.offset);
+        work->kernels->diagonal_scan(&(carry_diagonal_scan){
+            .steps = steps, .rows = l.rows, .width = l.columns, .state = state, .h = h,
+            .a = as_it_lies ? (const float *)(const void *)address(&work->A, lane.item, t, lane.first) : scratch,
+            .b = address(&work->b, lane.item, t, l.offset), .a_step = as_it_lies ? work->A.step : l.rows,
+            .b_step = work->b.step, .h_step = work->h.step, .b_type = work->b.dtype, .h_type = work->h.dtype});
+    }
+}
+
+/* Some dense steps whose arrays are f32: A, b and h point at the first of them, at the lane's first column. */
 typedef struct stretch {
     const float *A, *b;
     float *h;
     ptrdiff_t A_step, b_step, h_step, b_row, h_row;
     int64_t steps;
 } stretch;
-
-static void step_diagonal(const carry_scan_work *work, layout l, const stretch *s, float *state) {
-    work->kernels->diagonal_scan(&(carry_diagonal_scan){
-        .steps = s->steps, .rows = l.rows, .width = l.columns, .a = s->A, .b = s->b, .before = state, .h = s->h,
-        .a_step = s->A_step, .b_step = s->b_step, .h_step = s->h_step});
-    const float *last = s->h + (s->steps - 1) * s->h_step;
-    if (last != state) {
-        memcpy(state, last, (size_t)(l.rows * l.columns) * sizeof *state);
-    }
-}
 
 /* The first step reads the packed state; the others read the step before them in h, all in one call (kernels.h). */
 static void step_dense(const carry_scan_work *work, layout l, const stretch *s, float *state) {
@@ -108,38 +119,29 @@ static void step_dense(const carry_scan_work *work, layout l, const stretch *s, 
     }
 }
 
-static void step_stretch(const carry_scan_work *work, layout l, const stretch *s, float *state) {
-    if (is_dense(work)) {
-        step_dense(work, l, s, state);
-    } else {
-        step_diagonal(work, l, s, state);
-    }
-}
-
-/* 16-bit storage, or no output wanted from a dense walk: blocks of steps through scratch. */
-static void walk_blocks(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
-                        bool only_state, float *state, float *scratch) {
+/* 16-bit storage, or no output wanted: blocks of steps through scratch. */
+static void walk_dense_blocks(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
+                              bool only_state, float *state, float *scratch) {
     int64_t size = l.rows * l.columns;
-    int64_t A_size = is_dense(work) ? work->n * work->n : l.rows;
-    int64_t A_offset = is_dense(work) ? 0 : lane.first;
+    int64_t A_size = work->n * work->n;
     int64_t most = block_steps(work);
     float *A = scratch;
-    float *h = scratch + most * (is_dense(work) ? A_size : work->n);
+    float *h = scratch + most * A_size;
     for (int64_t t = from; t < to; t += most) {
         int64_t steps = to - t < most ? to - t : most;
         stretch s = {.A = A, .b = h, .h = h, .A_step = A_size, .b_step = size, .h_step = size, .b_row = l.columns,
                      .h_row = l.columns, .steps = steps};
         for (int64_t i = 0; i < steps; i++) {
             if (work->A.dtype != CARRY_F32) {
-                carry_widen(work->kernels, A + i * A_size, address(&work->A, lane.item, t + i, A_offset), work->A.dtype, A_size);
+                carry_widen(work->kernels, A + i * A_size, address(&work->A, lane.item, t + i, 0), work->A.dtype, A_size);
             }
             widen_rows(work->kernels, h + i * size, address(&work->b, lane.item, t + i, l.offset), work->b.dtype, l);
         }
         if (work->A.dtype == CARRY_F32) {
-            s.A = (const float *)(const void *)address(&work->A, lane.item, t, A_offset);
+            s.A = (const float *)(const void *)address(&work->A, lane.item, t, 0);
             s.A_step = work->A.step;
         }
-        step_stretch(work, l, &s, state);
+        step_dense(work, l, &s, state);
         for (int64_t i = 0; !only_state && i < steps; i++) {
             char *out = (char *)(uintptr_t)address(&work->h, lane.item, t + i, l.offset);
             narrow_rows(work->kernels, out, h + i * size, work->h.dtype, l);
@@ -191,21 +193,18 @@ void carry_scan_walk(const carry_scan_work *work, carry_scan_lane lane, int64_t 
     if (from >= to) {
         return;
     }
-    if (!all_f32(work) || (only_state && is_dense(work))) {
-        walk_blocks(work, lane, l, from, to, only_state, state, scratch);
+    if (!is_dense(work)) {
+        walk_diagonal(work, lane, l, from, to, only_state, state, scratch);
         return;
     }
-    stretch s = {.A = (const float *)(const void *)address(&work->A, lane.item, from, is_dense(work) ? 0 : lane.first),
-                 .b = (const float *)(const void *)address(&work->b, lane.item, from, l.offset),
-                 .A_step = work->A.step, .b_step = work->b.step, .b_row = l.row, .steps = to - from};
-    if (only_state) {
-        s.h = state; /* every step over the one before */
-        s.h_step = 0;
-        s.h_row = l.columns;
-    } else {
-        s.h = (float *)(uintptr_t)address(&work->h, lane.item, from, l.offset);
-        s.h_step = work->h.step;
-        s.h_row = l.row;
+    if (!all_f32(work) || only_state) {
+        walk_dense_blocks(work, lane, l, from, to, only_state, state, scratch);
+        return;
     }
-    step_stretch(work, l, &s, state);
+    stretch s = {.A = (const float *)(const void *)address(&work->A, lane.item, from, 0),
+                 .b = (const float *)(const void *)address(&work->b, lane.item, from, l.offset),
+                 .h = (float *)(uintptr_t)address(&work->h, lane.item, from, l.offset),
+                 .A_step = work->A.step, .b_step = work->b.step, .h_step = work->h.step, .b_row = l.row, .h_row = l.row,
+                 .steps = to - from};
+    step_dense(work, l, &s, state);
 }
