@@ -25,9 +25,10 @@ typedef void (*carry_log_sink)(void *user, carry_log_level level, const char *li
 
 /* All zero is a good set of options. */
 typedef struct carry_ctx_options {
-    int threads;         /* 0: every core this process may run on */
-    const char *kernels; /* NULL: the fastest this processor has; else a name from carry_kernels_name, such as "plain" */
-    const char *wisdom;  /* file that keeps measured rates and plans; NULL: keep them in memory only */
+    int threads; /* 0: every core this process may run on */
+    const char
+        *kernels;       /* NULL: the fastest this processor has; else a name from carry_kernels_name, such as "plain" */
+    const char *wisdom; /* file that keeps measured rates and plans; NULL: keep them in memory only */
     carry_log_level log_level;
     carry_log_sink log; /* NULL: standard error */
     void *log_user;

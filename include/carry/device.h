@@ -46,7 +46,8 @@ CARRY_API void carry_stream_free(carry_ctx *ctx, int device, carry_stream *strea
 /* An event marks a point of a stream. Seconds between two recorded events, once both have happened. */
 CARRY_API carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device);
 CARRY_API carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream);
-CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from, carry_event *to);
+CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from,
+                                           carry_event *to);
 CARRY_API void carry_event_free(carry_ctx *ctx, int device, carry_event *event);
 
 #ifdef __cplusplus

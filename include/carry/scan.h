@@ -3,12 +3,13 @@
        h[t] = A[t] h[t-1] + b[t],   t = 0..T-1,   h[-1] = h0          (forward)
        h[t] = A[t] h[t+1] + b[t],   t = T-1..0,   h[T]  = h0          (reversed)
 
-   A[t] is diagonal (a vector a[t] of n) or dense (n x n); h[t] and b[t] are n x w. Two neighbouring steps combine to one,
+   A[t] is diagonal (a vector a[t] of n) or dense (n x n); h[t] and b[t] are n x w. Two neighbouring steps combine to
+   one,
 
        (A2, b2) o (A1, b1) = (A2 A1, A2 b1 + b2),
 
-   and this operator, combined in different orders, gives every algorithm here: step after step (sequential), by doubling
-   (hillis_steele), up and down a tree (blelloch, cyclic, matmul4/8/16), or chunk by chunk (chunkwise).
+   and this operator, combined in different orders, gives every algorithm here: step after step (sequential), by
+   doubling (hillis_steele), up and down a tree (blelloch, cyclic, matmul4/8/16), or chunk by chunk (chunkwise).
 
    A problem is planned once and run many times:
 
@@ -98,15 +99,16 @@ typedef struct carry_scan_gradients {
     const carry_tensor *h0; /* as given to the run */
 } carry_scan_gradients;
 
-CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
-                                           size_t workspace_bytes);
+CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients,
+                                           void *workspace, size_t workspace_bytes);
 
 /* The specification: the sequential recurrence in float64, from A, b and h0 as they are stored to h, packed
    [batch, T, n, w]. Slow and simple; what every algorithm is compared with. */
-CARRY_API carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem, carry_tensor A,
-                                            carry_tensor b, const carry_tensor *h0);
+CARRY_API carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem,
+                                            carry_tensor A, carry_tensor b, const carry_tensor *h0);
 
-/* Its gradients in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h is the reference's. */
+/* Its gradients in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h is the
+ * reference's. */
 CARRY_API carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *db, double *dh0,
                                                      const carry_scan_problem *problem, carry_tensor A, const double *h,
                                                      carry_tensor g, const carry_tensor *h0);

@@ -15,25 +15,26 @@
 extern "C" {
 #endif
 
-/* X(name, text): the one list that gives the enum, the names and the texts. New entries go last: the numbers are ABI. */
-#define CARRY_STATUS_LIST(X)                                                                                           \
-    X(OK, "done")                                                                                                      \
-    X(EARGUMENT, "an argument is not acceptable")                                                                      \
-    X(ESHAPE, "a tensor has the wrong shape")                                                                          \
-    X(EDTYPE, "a tensor has the wrong element type")                                                                   \
-    X(ESTRIDE, "a tensor has strides that this function does not take")                                                \
-    X(EALIGN, "data is not aligned to its element type")                                                               \
-    X(ESIZE, "a size overflows or exceeds a limit")                                                                    \
-    X(EMEMORY, "memory could not be had")                                                                              \
-    X(EWORKSPACE, "the workspace is too small")                                                                        \
-    X(ERANGE, "values leave the range in which the algorithm holds")                                                   \
-    X(EUNSUPPORTED, "not available in this build or on this machine")                                                  \
-    X(ENOTFOUND, "no such thing")                                                                                      \
-    X(EFORMAT, "a file or a text is damaged or not in the expected format")                                            \
-    X(EIO, "reading or writing failed")                                                                                \
-    X(EDEVICE, "the device reported an error")                                                                         \
-    X(EPEER, "another rank failed or is missing")                                                                      \
-    X(ETIMEOUT, "a deadline passed")                                                                                   \
+/* X(name, text): the one list that gives the enum, the names and the texts. New entries go last: the numbers are ABI.
+ */
+#define CARRY_STATUS_LIST(X)                                                \
+    X(OK, "done")                                                           \
+    X(EARGUMENT, "an argument is not acceptable")                           \
+    X(ESHAPE, "a tensor has the wrong shape")                               \
+    X(EDTYPE, "a tensor has the wrong element type")                        \
+    X(ESTRIDE, "a tensor has strides that this function does not take")     \
+    X(EALIGN, "data is not aligned to its element type")                    \
+    X(ESIZE, "a size overflows or exceeds a limit")                         \
+    X(EMEMORY, "memory could not be had")                                   \
+    X(EWORKSPACE, "the workspace is too small")                             \
+    X(ERANGE, "values leave the range in which the algorithm holds")        \
+    X(EUNSUPPORTED, "not available in this build or on this machine")       \
+    X(ENOTFOUND, "no such thing")                                           \
+    X(EFORMAT, "a file or a text is damaged or not in the expected format") \
+    X(EIO, "reading or writing failed")                                     \
+    X(EDEVICE, "the device reported an error")                              \
+    X(EPEER, "another rank failed or is missing")                           \
+    X(ETIMEOUT, "a deadline passed")                                        \
     X(EINTERRUPTED, "interrupted")
 
 typedef enum carry_status {

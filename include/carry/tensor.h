@@ -14,10 +14,10 @@ extern "C" {
 #endif
 
 /* X(name, text, bytes). bf16 is the upper half of an f32; f16 is IEEE binary16. */
-#define CARRY_DTYPE_LIST(X)                                                                                            \
-    X(F32, "f32", 4)                                                                                                   \
-    X(BF16, "bf16", 2)                                                                                                 \
-    X(F16, "f16", 2)                                                                                                   \
+#define CARRY_DTYPE_LIST(X) \
+    X(F32, "f32", 4)        \
+    X(BF16, "bf16", 2)      \
+    X(F16, "f16", 2)        \
     X(I64, "i64", 8)
 
 typedef enum carry_dtype {
@@ -55,9 +55,9 @@ CARRY_API float carry_f32_from_bf16(uint16_t bits);
 CARRY_API uint16_t carry_f16_from_f32(float value);
 CARRY_API float carry_f32_from_f16(uint16_t bits);
 
-/* Random numbers by counter (Philox 4x32-10): element i of stream s under a seed is a function of (seed, s, i) alone, so
-   values depend neither on thread count nor on the order in which tensors are filled. The tensor must be packed and on
-   the CPU: f32, bf16 or f16. */
+/* Random numbers by counter (Philox 4x32-10): element i of stream s under a seed is a function of (seed, s, i) alone,
+   so values depend neither on thread count nor on the order in which tensors are filled. The tensor must be packed and
+   on the CPU: f32, bf16 or f16. */
 CARRY_API carry_status carry_random_uniform(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float low,
                                             float high);
 CARRY_API carry_status carry_random_normal(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean,

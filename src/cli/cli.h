@@ -1,4 +1,5 @@
-/* What the verbs share: options, the context, printing. A verb parses, calls the floors below and prints; nothing else. */
+/* What the verbs share: options, the context, printing. A verb parses, calls the floors below and prints; nothing else.
+ */
 #ifndef CARRY_CLI_CLI_H
 #define CARRY_CLI_CLI_H
 
@@ -41,8 +42,8 @@ typedef struct cli_verb {
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
-/* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1 after
-   a message. own may be NULL; both lists end with a NULL name. --help prints and sets common->help. */
+/* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1
+   after a message. own may be NULL; both lists end with a NULL name. --help prints and sets common->help. */
 int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common);
 
 /* A context after the common options; NULL after a message. */
@@ -57,7 +58,8 @@ int cli_failed(carry_ctx *ctx);
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
 
-/* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else code. */
+/* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else
+ * code. */
 int cli_finish(int code);
 
 /* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */

@@ -27,17 +27,19 @@ static void advance(void *user, double share) {
 
 static void print_ceilings(show *s) {
     if (s->json) {
-        (void)printf("{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"threads\": %d, \"kernels\": \"%s\"}\n",
-                     s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx), carry_ctx_kernels(s->ctx));
+        (void)printf(
+            "{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"threads\": %d, \"kernels\": \"%s\"}\n",
+            s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx), carry_ctx_kernels(s->ctx));
         (void)fflush(stdout);
         return;
     }
-    (void)printf("%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
-                 "method: checked against float64 first; %s; one warm-up; methods take turns; median, and the distance\n"
-                 "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n",
-                 cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
-                 carry_ctx_kernels(s->ctx),
-                 s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain());
+    (void)printf(
+        "%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
+        "method: checked against float64 first; %s; one warm-up; methods take turns; median, and the distance\n"
+        "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n",
+        cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
+        carry_ctx_kernels(s->ctx),
+        s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain());
 }
 
 static void print_result_json(const show *s, const char *problem, const carry_bench_result *r) {
@@ -97,8 +99,8 @@ static int bench_one(show *s, const char *problem) {
     carry_progress_clear(&s->bar);
     bool wrong = false;
     if (!s->json && count > 0) {
-        (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(), "algorithm",
-                     "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
+        (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(),
+                     "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
     }
     for (int i = 0; i < count; i++) {
         const carry_bench_result *r = &results[i];
@@ -109,7 +111,8 @@ static int bench_one(show *s, const char *problem) {
         }
         if (r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound)) {
             wrong = true;
-            (void)cli_refuse("%s is wrong on %s: error %.2e, bound %.2e", r->algorithm, problem, r->worst.error, r->worst.bound);
+            (void)cli_refuse("%s is wrong on %s: error %.2e, bound %.2e", r->algorithm, problem, r->worst.error,
+                             r->worst.bound);
         }
     }
     if (status != CARRY_OK) {
@@ -137,7 +140,8 @@ static void print_grid_line(const show *s, const char *problem, const carry_benc
     char best_time[32];
     (void)printf("%-36s %-12s %9s  %-12s %9s  %5.2f  %s%s%s\n", problem, planned->algorithm,
                  cli_time(planned_time, planned->median), best->algorithm, cli_time(best_time, best->median),
-                 planned->median / best->median, within ? cli_green() : cli_red(), within ? "ok" : "SLOWER", cli_plain());
+                 planned->median / best->median, within ? cli_green() : cli_red(), within ? "ok" : "SLOWER",
+                 cli_plain());
 }
 
 static int bench_grid(show *s) {
@@ -183,8 +187,8 @@ static int bench_grid(show *s) {
         cli_json_bool("ok", share >= GRID_SHARE);
         cli_json_close();
     } else {
-        (void)printf("the planner's choice is within 10 %% of the best algorithm on %d of %d shapes (%.0f %%)\n", within,
-                     CARRY_GRID_SHAPES, 100.0 * share);
+        (void)printf("the planner's choice is within 10 %% of the best algorithm on %d of %d shapes (%.0f %%)\n",
+                     within, CARRY_GRID_SHAPES, 100.0 * share);
     }
     return share >= GRID_SHARE ? CLI_DONE : CLI_WRONG;
 }
@@ -236,7 +240,8 @@ static int run(int count, char **arguments) {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
         {"seconds", 0, CLI_SECONDS, &s.options.seconds, "S", "time per algorithm (0.3)"},
         {"hot", 0, CLI_FLAG, &s.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
-        {"unchecked", 0, CLI_FLAG, &s.options.unchecked, NULL, "skip the comparison with float64 (for very large problems)"},
+        {"unchecked", 0, CLI_FLAG, &s.options.unchecked, NULL,
+         "skip the comparison with float64 (for very large problems)"},
         {"grid", 0, CLI_FLAG, &grid, NULL, "the planner's exam: 60 shapes, its choice against the best"},
         {0},
     };
@@ -274,9 +279,10 @@ const cli_verb cli_bench = {
     .name = "bench",
     .arguments = "PROBLEM...",
     .summary = "time every applicable algorithm, beside the machine's measured ceilings",
-    .details = "For each algorithm: median and spread of its runs, matrix products done, GFLOP/s, GB/s (inputs and outputs\n"
-               "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
-               "problem grammar; :algo=NAME times one algorithm.",
+    .details =
+        "For each algorithm: median and spread of its runs, matrix products done, GFLOP/s, GB/s (inputs and outputs\n"
+        "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
+        "problem grammar; :algo=NAME times one algorithm.",
     .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
     .run = run,
 };

@@ -46,7 +46,8 @@ static void print_left_out(tally *t, const char *method, const char *reason) {
     }
 }
 
-static carry_status check_method(carry_ctx *ctx, const carry_family *family, void *instance, const char *method, tally *t) {
+static carry_status check_method(carry_ctx *ctx, const carry_family *family, void *instance, const char *method,
+                                 tally *t) {
     carry_deviation deviations[CARRY_DEVIATIONS];
     int count = 0;
     carry_status status = family->choose(instance, method);
@@ -124,8 +125,9 @@ const cli_verb cli_check = {
     .name = "check",
     .arguments = "PROBLEM...",
     .summary = "compare every applicable algorithm with the float64 reference",
-    .details = "The error is the largest difference over the reference's largest magnitude; the bound follows from the\n"
-               "element type and the length (the arithmetic stands in src/lab/family_*.c). Exit 1 when one is exceeded.",
+    .details =
+        "The error is the largest difference over the reference's largest magnitude; the bound follows from the\n"
+        "element type and the length (the arithmetic stands in src/lab/family_*.c). Exit 1 when one is exceeded.",
     .example = "carry check scan:diagonal:bf16:t1000:n16:w64 scan:dense:t257:n33:backward",
     .run = run,
 };

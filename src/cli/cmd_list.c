@@ -100,7 +100,7 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {{"scans", list_scans},     {"kernels", list_kernels}, {"devices", list_devices},
+} lists[] = {{"scans", list_scans},       {"kernels", list_kernels}, {"devices", list_devices},
              {"problems", list_families}, {"rates", list_rates},     {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
@@ -120,7 +120,8 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse("there is no list of '%.60s': give scans, kernels, devices, problems, rates or verbs", arguments[0]);
+    return cli_refuse("there is no list of '%.60s': give scans, kernels, devices, problems, rates or verbs",
+                      arguments[0]);
 }
 
 const cli_verb cli_list = {

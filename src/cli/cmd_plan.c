@@ -55,8 +55,9 @@ const cli_verb cli_plan = {
     .name = "plan",
     .arguments = "PROBLEM...",
     .summary = "what would run, and why",
-    .details = "Prints for each problem the algorithm that the planner picks, the time it expects and the next best. It\n"
-               "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates).",
+    .details =
+        "Prints for each problem the algorithm that the planner picks, the time it expects and the next best. It\n"
+        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates).",
     .example = "carry plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t1024:n32",
     .run = run,
 };

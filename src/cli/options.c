@@ -38,8 +38,8 @@ static bool store_value(const cli_option *option, const char *value) {
 }
 
 /* One option at arguments[*at]; moves *at past its value. */
-static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments, int count,
-                      int *at) {
+static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments,
+                      int count, int *at) {
     const char *text = arguments[*at];
     bool is_long = text[1] == '-';
     size_t length = is_long ? strcspn(text + 2, "=") : 1;
@@ -83,9 +83,9 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
 static void print_options(const cli_option *options) {
     for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
         char left[48];
-        (void)snprintf(left, sizeof left, "%s%c%s--%s%s%s", o->letter != 0 ? "-" : " ", o->letter != 0 ? o->letter : ' ',
-                       o->letter != 0 ? ", " : "  ", o->name, o->argument != NULL ? " " : "",
-                       o->argument != NULL ? o->argument : "");
+        (void)snprintf(left, sizeof left, "%s%c%s--%s%s%s", o->letter != 0 ? "-" : " ",
+                       o->letter != 0 ? o->letter : ' ', o->letter != 0 ? ", " : "  ", o->name,
+                       o->argument != NULL ? " " : "", o->argument != NULL ? o->argument : "");
         (void)printf("  %-24s %s\n", left, o->help);
     }
 }
@@ -160,13 +160,13 @@ carry_ctx *cli_open(const cli_common *common) {
         return NULL;
     }
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(
-        &ctx, &(carry_ctx_options){.threads = (int)common->threads,
-                                   .kernels = common->kernels,
-                                   .wisdom = wisdom,
-                                   .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
-                                                : common->verbose > 0 ? CARRY_LOG_INFO
-                                                                      : CARRY_LOG_WARNING});
+    carry_status status =
+        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = (int)common->threads,
+                                                 .kernels = common->kernels,
+                                                 .wisdom = wisdom,
+                                                 .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
+                                                              : common->verbose > 0 ? CARRY_LOG_INFO
+                                                                                    : CARRY_LOG_WARNING});
     if (ctx == NULL) {
         (void)cli_refuse("%s", carry_status_text(status));
         return NULL;

@@ -40,7 +40,8 @@ static carry_status copy_text(carry_ctx *ctx, char **to, const char *from, const
 
 static carry_status apply_options(carry_ctx *ctx, const carry_ctx_options *options) {
     if (options->log_level < CARRY_LOG_ERROR || options->log_level > CARRY_LOG_DEBUG) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "log level %d is none of -1 (error) to 2 (debug)", (int)options->log_level);
+        return carry_fail(ctx, CARRY_EARGUMENT, "log level %d is none of -1 (error) to 2 (debug)",
+                          (int)options->log_level);
     }
     ctx->log_level = options->log_level;
     if (options->log != NULL) {
@@ -57,14 +58,13 @@ static carry_status apply_options(carry_ctx *ctx, const carry_ctx_options *optio
     return carry_pool_new(ctx, &ctx->pool, ctx->threads);
 }
 
-carry_status carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...) {
+void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
     (void)vsnprintf(ctx->error, sizeof ctx->error, format, arguments);
     va_end(arguments);
     (void)snprintf(ctx->error_place, sizeof ctx->error_place, "%s:%d", after_src(file), line);
     ctx->error_status = status;
-    return status;
 }
 
 void carry_log(carry_ctx *ctx, carry_log_level level, const char *format, ...) {

@@ -7,18 +7,19 @@
 
 #define CARRY_PRINTF(format_at, first_at) __attribute__((format(printf, format_at, first_at)))
 
-carry_status carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...)
+void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...)
     CARRY_PRINTF(5, 6);
 
-#define carry_fail(ctx, status, ...) carry_fail_at(ctx, status, __FILE__, __LINE__, __VA_ARGS__)
+/* The status is spelt out again, so that whoever reads the caller, a compiler too, sees that it fails. */
+#define carry_fail(ctx, status, ...) (carry_fail_at(ctx, status, __FILE__, __LINE__, __VA_ARGS__), (status))
 
 /* Return upward on failure; the sentence is already in the context. */
-#define CARRY_TRY(expression)                                                                                          \
-    do {                                                                                                               \
-        carry_status try_status_ = (expression);                                                                       \
-        if (try_status_ != CARRY_OK) {                                                                                 \
-            return try_status_;                                                                                        \
-        }                                                                                                              \
+#define CARRY_TRY(expression)                    \
+    do {                                         \
+        carry_status try_status_ = (expression); \
+        if (try_status_ != CARRY_OK) {           \
+            return try_status_;                  \
+        }                                        \
     } while (0)
 
 #endif

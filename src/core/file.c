@@ -18,7 +18,8 @@
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*file < 0) {
-        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", path, strerror(errno));
+        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", path,
+                          strerror(errno));
     }
     struct stat about;
     if (fstat(*file, &about) != 0 || !S_ISREG(about.st_mode)) {

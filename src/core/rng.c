@@ -47,7 +47,8 @@ static void store(const carry_tensor *out, int64_t index, float value) {
     if (out->dtype == CARRY_F32) {
         ((float *)out->data)[index] = value;
     } else {
-        ((uint16_t *)out->data)[index] = out->dtype == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
+        ((uint16_t *)out->data)[index] =
+            out->dtype == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
     }
 }
 
@@ -85,8 +86,8 @@ static carry_status run_fill(carry_ctx *ctx, const fill *f) {
 carry_words carry_philox(uint64_t key, uint64_t counter_high, uint64_t counter_low) {
     uint32_t key_0 = (uint32_t)key;
     uint32_t key_1 = (uint32_t)(key >> 32);
-    carry_words c = {{(uint32_t)counter_low, (uint32_t)(counter_low >> 32), (uint32_t)counter_high,
-                      (uint32_t)(counter_high >> 32)}};
+    carry_words c = {
+        {(uint32_t)counter_low, (uint32_t)(counter_low >> 32), (uint32_t)counter_high, (uint32_t)(counter_high >> 32)}};
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t product_0 = (uint64_t)MULTIPLIER_0 * c.word[0];
         uint64_t product_1 = (uint64_t)MULTIPLIER_1 * c.word[2];
@@ -98,7 +99,8 @@ carry_words carry_philox(uint64_t key, uint64_t counter_high, uint64_t counter_l
     return c;
 }
 
-carry_status carry_random_uniform(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float low, float high) {
+carry_status carry_random_uniform(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float low,
+                                  float high) {
     return run_fill(ctx, &(fill){.out = out, .seed = seed, .stream = stream, .first = low, .second = high});
 }
 

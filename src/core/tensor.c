@@ -39,7 +39,8 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
                                  const int64_t *shape) {
     size_t item = carry_dtype_size(tensor->dtype);
     if (item == 0) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name, (int)tensor->dtype);
+        return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name,
+                          (int)tensor->dtype);
     }
     if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK || !shapes_equal(tensor, rank, shape)) {
         char has[CARRY_SHAPE_TEXT];
@@ -55,8 +56,10 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
         return carry_fail(ctx, CARRY_EARGUMENT, "%s has no data (a null pointer)", name);
     }
     if ((uintptr_t)tensor->data % item != 0) {
-        return carry_fail(ctx, CARRY_EALIGN, "%s is at an address that is not a multiple of %zu, the size of %s: copy it "
-                          "to an aligned place", name, item, carry_dtype_name(tensor->dtype));
+        return carry_fail(ctx, CARRY_EALIGN,
+                          "%s is at an address that is not a multiple of %zu, the size of %s: copy it "
+                          "to an aligned place",
+                          name, item, carry_dtype_name(tensor->dtype));
     }
     return CARRY_OK;
 }

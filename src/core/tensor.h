@@ -13,7 +13,8 @@ const char *carry_shape_text(char text[CARRY_SHAPE_TEXT], int rank, const int64_
 /* Are the indices from `from` on packed, last fastest? Indices of extent 1 may have any stride. */
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from);
 
-/* Fails with a sentence naming `name` unless the tensor has the given shape, a pointer and the alignment of its type. */
+/* Fails with a sentence naming `name` unless the tensor has the given shape, a pointer and the alignment of its type.
+ */
 carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape);
 

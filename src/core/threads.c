@@ -1,8 +1,8 @@
 /* A pool of threads that take pieces of a range from a shared counter.
 
    The caller publishes a task by setting `open`, works along, closes the task when the counter has run out, and waits
-   only for threads that had joined: a thread that is still waking up costs nothing. Idle threads spin for a while, since
-   the levels of a scan follow each other within microseconds, then sleep. */
+   only for threads that had joined: a thread that is still waking up costs nothing. Idle threads spin for a while,
+   since the levels of a scan follow each other within microseconds, then sleep. */
 #include "core/threads.h"
 
 #include <pthread.h>
@@ -63,8 +63,8 @@ static void take_pieces(carry_pool *pool, int index) {
     }
 }
 
-/* Joining is announced before `open` is read and closing before `joined` is read: either the caller sees this thread, or
-   this thread sees that the task is closed. */
+/* Joining is announced before `open` is read and closing before `joined` is read: either the caller sees this thread,
+   or this thread sees that the task is closed. */
 static void join_task(carry_pool *pool, int index) {
     atomic_fetch_add(&pool->joined, 1);
     if (atomic_load(&pool->open)) {

@@ -45,8 +45,9 @@ static int line_of(char *value, size_t size, const char *path, const char *key) 
 static const char *arm_part(const char *part) {
     static const struct {
         const char *part, *name;
-    } known[] = {{"0xd0c", "Neoverse-N1"}, {"0xd40", "Neoverse-V1"}, {"0xd49", "Neoverse-N2"}, {"0xd4f", "Neoverse-V2"},
-                 {"0xd03", "Cortex-A53"},  {"0xd08", "Cortex-A72"},  {"0xd0b", "Cortex-A76"},  {"0xd8e", "Neoverse-N3"}};
+    } known[] = {{"0xd0c", "Neoverse-N1"}, {"0xd40", "Neoverse-V1"}, {"0xd49", "Neoverse-N2"},
+                 {"0xd4f", "Neoverse-V2"}, {"0xd03", "Cortex-A53"},  {"0xd08", "Cortex-A72"},
+                 {"0xd0b", "Cortex-A76"},  {"0xd8e", "Neoverse-N3"}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(part, known[i].part) == 0) {
             return known[i].name;
@@ -108,7 +109,8 @@ static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_propertie
     (void)snprintf(properties->kernels, sizeof properties->kernels, "neon");
 #elif defined(__x86_64__)
     (void)snprintf(properties->kernels, sizeof properties->kernels, "%s%s",
-                   __builtin_cpu_supports("avx2") ? "avx2" : "sse2", __builtin_cpu_supports("avx512f") ? " avx512" : "");
+                   __builtin_cpu_supports("avx2") ? "avx2" : "sse2",
+                   __builtin_cpu_supports("avx512f") ? " avx512" : "");
 #endif
     long pages = sysconf(_SC_PHYS_PAGES);
     long page = sysconf(_SC_PAGE_SIZE);
@@ -145,7 +147,8 @@ static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from
     return CARRY_OK;
 }
 
-static carry_status fill(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes, carry_stream *stream) {
+static carry_status fill(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes,
+                         carry_stream *stream) {
     (void)ctx;
     (void)ordinal;
     (void)stream;

@@ -12,9 +12,8 @@ static const carry_backend *const table[] = {
 #if defined(CARRY_HAVE_CUDA)
     &carry_backend_cuda,
 #endif
+    NULL,
 };
-
-#define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
 
 typedef struct place {
     const carry_backend *backend;
@@ -23,7 +22,7 @@ typedef struct place {
 
 /* The backend of device `device`, counted over all backends. */
 static place find(int device) {
-    for (int i = 0; device >= 0 && i < TABLE_COUNT; i++) {
+    for (int i = 0; device >= 0 && table[i] != NULL; i++) {
         int here = table[i]->count();
         if (device < here) {
             return (place){table[i], device};
@@ -34,13 +33,13 @@ static place find(int device) {
 }
 
 static carry_status no_such(carry_ctx *ctx, int device) {
-    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no device %d here, only 0 to %d (carry list devices shows them)", device,
-                      carry_device_count() - 1);
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no device %d here, only 0 to %d (carry list devices shows them)",
+                      device, carry_device_count() - 1);
 }
 
 int carry_device_count(void) {
     int count = 0;
-    for (int i = 0; i < TABLE_COUNT; i++) {
+    for (int i = 0; table[i] != NULL; i++) {
         count += table[i]->count();
     }
     return count;
@@ -72,8 +71,8 @@ carry_status carry_device_copy(carry_ctx *ctx, void *to, int to_device, const vo
         return no_such(ctx, target.backend == NULL ? to_device : from_device);
     }
     if (to_device != 0 && from_device != 0 && to_device != from_device) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a copy from device %d to device %d must go through the CPU", from_device,
-                          to_device);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a copy from device %d to device %d must go through the CPU",
+                          from_device, to_device);
     }
     if (to_device == 0 && from_device != 0) {
         return source.backend->copy(ctx, source.ordinal, to, from, bytes, CARRY_COPY_TO_HOST, stream);

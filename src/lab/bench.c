@@ -56,8 +56,16 @@ static double copy_rate(carry_ctx *ctx, char *to, const char *from) {
 static double gemm_rate(carry_ctx *ctx, const carry_kernels *kernels, float *floats) {
     const int64_t size = (int64_t)GEMM_SIZE * GEMM_SIZE;
     double best = INFINITY;
-    carry_product p = {.m = GEMM_SIZE, .n = GEMM_SIZE, .k = GEMM_SIZE, .count = 1, .a = floats, .b = floats + size,
-                       .c = floats + 2 * size, .a_row = GEMM_SIZE, .b_row = GEMM_SIZE, .c_row = GEMM_SIZE};
+    carry_product p = {.m = GEMM_SIZE,
+                       .n = GEMM_SIZE,
+                       .k = GEMM_SIZE,
+                       .count = 1,
+                       .a = floats,
+                       .b = floats + size,
+                       .c = floats + 2 * size,
+                       .a_row = GEMM_SIZE,
+                       .b_row = GEMM_SIZE,
+                       .c_row = GEMM_SIZE};
     for (int i = 0; i < 2 * CEILING_RUNS; i++) {
         bool blas = i % 2 == 1 && carry_blas_product != NULL;
         double start = carry_seconds();
@@ -98,7 +106,7 @@ typedef struct session {
     const carry_bench_options *options;
     carry_bench_result *results;
     int count;
-    double *samples[CARRY_BENCH_METHODS];
+    double *samples; /* MOST_RUNS a method */
     double spent[CARRY_BENCH_METHODS];
 } session;
 
@@ -151,7 +159,7 @@ static carry_status take_turn(session *s, int i) {
         double before = carry_seconds();
         CARRY_TRY(s->family->run(s->instance));
         double seconds = carry_seconds() - before;
-        s->samples[i][result->repeats++] = seconds;
+        s->samples[i * MOST_RUNS + result->repeats++] = seconds;
         s->spent[i] += seconds;
         if (s->options->stop != NULL && s->options->stop()) {
             return carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted");
@@ -187,7 +195,7 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
         }
         return;
     }
-    double *samples = s->samples[i];
+    double *samples = s->samples + (size_t)i * MOST_RUNS;
     qsort(samples, (size_t)n, sizeof *samples, compare_doubles);
     result->median = n % 2 == 1 ? samples[n / 2] : 0.5 * (samples[n / 2 - 1] + samples[n / 2]);
     result->spread = (samples[(3 * n) / 4] - samples[n / 4]) / result->median;
@@ -229,8 +237,8 @@ static carry_status list_methods(session *s) {
     CARRY_TRY(s->family->choose(s->instance, NULL));
     char planned[24];
     (void)snprintf(planned, sizeof planned, "%s", s->family->chosen(s->instance));
-    if (only != NULL) {
-        CARRY_TRY(s->family->choose(s->instance, only)); /* an unknown name or one that does not apply is an error here */
+    if (only != NULL) { /* an unknown name, or one that does not apply, is an error here and not a reason */
+        CARRY_TRY(s->family->choose(s->instance, only));
     }
     for (int i = 0; s->family->method(i) != NULL && s->count < CARRY_BENCH_METHODS; i++) {
         const char *name = s->family->method(i);
@@ -238,10 +246,7 @@ static carry_status list_methods(session *s) {
             carry_bench_result *result = &s->results[s->count];
             *result = (carry_bench_result){.planned = strcmp(name, planned) == 0};
             (void)snprintf(result->algorithm, sizeof result->algorithm, "%s", name);
-            s->samples[s->count] = calloc(MOST_RUNS, sizeof(double));
-            if (s->samples[s->count++] == NULL) {
-                return carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples");
-            }
+            s->count++;
         }
     }
     return CARRY_OK;
@@ -251,6 +256,10 @@ carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carr
                                  const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
                                  int *count) {
     session s = {.ctx = ctx, .options = options, .results = results};
+    s.samples = calloc((size_t)CARRY_BENCH_METHODS * MOST_RUNS, sizeof *s.samples);
+    if (s.samples == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for samples");
+    }
     carry_status status = open_session(&s, problem);
     if (status == CARRY_OK) {
         status = list_methods(&s);
@@ -266,8 +275,8 @@ carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carr
     }
     for (int i = 0; i < s.count; i++) {
         summarise(&s, i, ceilings);
-        free(s.samples[i]);
     }
+    free(s.samples);
     *count = s.count;
     if (s.instance != NULL) {
         s.family->close(s.instance);

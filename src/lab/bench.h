@@ -1,9 +1,10 @@
 /* Timing methods on a problem, so that it can be believed.
 
-   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to exceed the
-   last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the median
-   and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take turns run by
-   run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same process. */
+   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to exceed
+   the last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the
+   median and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take
+   turns run by run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same
+   process. */
 #ifndef CARRY_LAB_BENCH_H
 #define CARRY_LAB_BENCH_H
 
@@ -32,10 +33,10 @@ typedef struct carry_bench_result {
     double median, spread; /* seconds; share of the median */
     int repeats;
     carry_counts counts;
-    double share;           /* of the ceiling that binds */
-    carry_deviation worst;  /* the tensor nearest to or farthest beyond its bound */
-    bool planned;           /* the planner's choice */
-    char reason[256];       /* why there is no time, else "" */
+    double share;          /* of the ceiling that binds */
+    carry_deviation worst; /* the tensor nearest to or farthest beyond its bound */
+    bool planned;          /* the planner's choice */
+    char reason[256];      /* why there is no time, else "" */
 } carry_bench_result;
 
 #define CARRY_BENCH_METHODS 24

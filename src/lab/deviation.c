@@ -20,7 +20,8 @@ static double element(const carry_tensor *tensor, int64_t index) {
     return tensor->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
 }
 
-carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference, double bound) {
+carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference,
+                                   double bound) {
     int64_t count = elements(result);
     double largest = 0.0;
     double magnitude = 0.0;

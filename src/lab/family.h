@@ -15,9 +15,9 @@ typedef struct carry_counts {
 /* How far one tensor of the result is from the float64 reference. */
 typedef struct carry_deviation {
     const char *tensor;
-    double error; /* largest difference over the reference's largest magnitude; NaN when the result has one */
+    double error;    /* largest difference over the reference's largest magnitude; NaN when the result has one */
     double absolute; /* largest difference */
-    double bound; /* derived from type and length */
+    double bound;    /* derived from type and length */
 } carry_deviation;
 
 #define CARRY_DEVIATIONS 8

@@ -59,7 +59,8 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
-static carry_status make(instance *it, carry_tensor *tensor, int64_t rows, int64_t columns, uint64_t seed, uint64_t stream) {
+static carry_status make(instance *it, carry_tensor *tensor, int64_t rows, int64_t columns, uint64_t seed,
+                         uint64_t stream) {
     size_t bytes = (size_t)(it->shape.count * rows * columns) * sizeof(float);
     *tensor = carry_view_3d(carry_aligned_new(bytes), CARRY_F32, it->shape.count, rows, columns);
     if (tensor->data == NULL) {

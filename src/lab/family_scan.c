@@ -38,8 +38,9 @@ typedef struct instance {
     } reference;
 } instance;
 
-static const char takes[] = "diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, initial (a state), deep, out=f32, "
-                            "algo=NAME, chunk=STEPS, device=cpu";
+static const char takes[] =
+    "diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, initial (a state), deep, out=f32, "
+    "algo=NAME, chunk=STEPS, device=cpu";
 
 static carry_status parse_type(carry_ctx *ctx, instance *it, carry_problem *problem) {
     int types = 0;
@@ -94,7 +95,8 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
     const char *device = carry_problem_setting(problem, "device");
     if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': scans run on cpu in this build", device, problem->text);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': scans run on cpu in this build", device,
+                          problem->text);
     }
     return carry_problem_finish(ctx, problem, takes);
 }
@@ -207,10 +209,11 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
     CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
     instance *it = *opened;
-    carry_status status = carry_scan_plan_new(
-        ctx, &it->plan, &it->problem,
-        &(carry_scan_plan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL, .chunk = it->chunk,
-                                   .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
+    carry_status status =
+        carry_scan_plan_new(ctx, &it->plan, &it->problem,
+                            &(carry_scan_plan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL,
+                                                       .chunk = it->chunk,
+                                                       .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
     if (status != CARRY_OK) {
         close_instance(it);
     }
@@ -220,7 +223,8 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
 static double bytes_of(const instance *it) {
     const carry_scan_problem *p = &it->problem;
     double steps = (double)p->batch * (double)p->steps;
-    double A = steps * (double)p->n * (p->kind == CARRY_SCAN_DENSE ? (double)p->n : 1.0) * (double)carry_dtype_size(p->dtype);
+    double A =
+        steps * (double)p->n * (p->kind == CARRY_SCAN_DENSE ? (double)p->n : 1.0) * (double)carry_dtype_size(p->dtype);
     double b = steps * (double)p->n * (double)p->width * (double)carry_dtype_size(p->dtype);
     double h = steps * (double)p->n * (double)p->width * (double)carry_dtype_size(it->sets[0].h.dtype);
     return p->backward ? 2.0 * A + 2.0 * b + h : A + b + h;
@@ -265,10 +269,10 @@ static carry_status run_set(instance *it, set *s) {
     if (!it->problem.backward) {
         return carry_scan_run(it->plan, s->h, s->A, s->b, h0, it->workspace, workspace);
     }
-    return carry_scan_backward(it->plan,
-                               &(carry_scan_gradients){.db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .h = s->b,
-                                                       .g = s->g, .h0 = h0},
-                               it->workspace, workspace);
+    return carry_scan_backward(
+        it->plan,
+        &(carry_scan_gradients){.db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .h = s->b, .g = s->g, .h0 = h0},
+        it->workspace, workspace);
 }
 
 static carry_status run(void *given) {
@@ -279,13 +283,15 @@ static carry_status run(void *given) {
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    return (carry_counts){.flops = carry_scan_flops(it->plan), .bytes = bytes_of(it), .products = carry_scan_products(it->plan)};
+    return (carry_counts){
+        .flops = carry_scan_flops(it->plan), .bytes = bytes_of(it), .products = carry_scan_products(it->plan)};
 }
 
-/* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense, 1
-   diagonal), where |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones. Contraction forgets: by
-   0.9 a step on average, so about 32 steps count. A tree adds two roundings of k + 2 a level. The log form works on
-   sums of logarithms up to 80, whose rounding is that much coarser. The result's own type adds half its spacing. */
+/* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense,
+   1 diagonal), where |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones. Contraction
+   forgets: by 0.9 a step on average, so about 32 steps count. A tree adds two roundings of k + 2 a level. The log form
+   works on sums of logarithms up to 80, whose rounding is that much coarser. The result's own type adds half its
+   spacing. */
 static double forward_bound(const instance *it) {
     const carry_scan_problem *p = &it->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -315,8 +321,8 @@ static carry_status make_reference(instance *it) {
     it->reference.db = calloc(p->backward ? steps * b_size : 1, sizeof(double));
     it->reference.dA = calloc(p->backward ? steps * A_size : 1, sizeof(double));
     it->reference.dh0 = calloc(p->backward ? (size_t)p->batch * b_size : 1, sizeof(double));
-    if (it->reference.h == NULL || it->reference.h_stored == NULL || it->reference.db == NULL || it->reference.dA == NULL ||
-        it->reference.dh0 == NULL) {
+    if (it->reference.h == NULL || it->reference.h_stored == NULL || it->reference.db == NULL ||
+        it->reference.dA == NULL || it->reference.dh0 == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
                           8e-9 * (double)(steps * (b_size + A_size)));
     }
@@ -324,8 +330,8 @@ static carry_status make_reference(instance *it) {
     for (size_t i = 0; i < steps * b_size; i++) {
         it->reference.h_stored[i] = (float)it->reference.h[i];
     }
-    return p->backward ? carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p,
-                                                       s->A, it->reference.h, s->g, h0)
+    return p->backward ? carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0,
+                                                       p, s->A, it->reference.h, s->g, h0)
                        : CARRY_OK;
 }
 
@@ -335,16 +341,21 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     carry_poison(&s->h);
     carry_poison(&s->dA);
     carry_poison(&s->dh0);
-    CARRY_TRY(carry_scan_backward(
-        it->plan,
-        &(carry_scan_gradients){.db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .g = s->g,
-                                .h = carry_view(it->reference.h_stored, CARRY_F32, 4, s->b.shape),
-                                .h0 = it->with_h0 ? &s->h0 : NULL},
-        it->workspace, carry_scan_workspace(it->plan)));
+    CARRY_TRY(
+        carry_scan_backward(it->plan,
+                            &(carry_scan_gradients){.db = s->h,
+                                                    .dA = &s->dA,
+                                                    .dh0 = &s->dh0,
+                                                    .A = s->A,
+                                                    .g = s->g,
+                                                    .h = carry_view(it->reference.h_stored, CARRY_F32, 4, s->b.shape),
+                                                    .h0 = it->with_h0 ? &s->h0 : NULL},
+                            it->workspace, carry_scan_workspace(it->plan)));
     double bound = forward_bound(it);
     double width = (double)it->problem.width;
     deviations[0] = carry_deviation_of("db", &s->h, it->reference.db, bound);
-    deviations[1] = carry_deviation_of("dA", &s->dA, it->reference.dA, 2.0 * sqrt(width) * (bound + 0x1p-24 * (width + 2.0)));
+    deviations[1] =
+        carry_deviation_of("dA", &s->dA, it->reference.dA, 2.0 * sqrt(width) * (bound + 0x1p-24 * (width + 2.0)));
     deviations[2] = carry_deviation_of("dh0", &s->dh0, it->reference.dh0, 4.0 * bound);
     *count = 3;
     return CARRY_OK;

@@ -21,14 +21,16 @@ static bool is_name(const char *text) {
 
 /* Element types end in digits and are words all the same. */
 static bool is_type(const char *text) {
-    return strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0 || strcmp(text, "f64") == 0;
+    return strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0 ||
+           strcmp(text, "f64") == 0;
 }
 
 static carry_status parse_size(carry_ctx *ctx, carry_problem_item *item, const char *problem, const char *digits) {
     int64_t number = 0;
     for (const char *at = digits; *at != '\0'; at++) {
         if (__builtin_mul_overflow(number, 10, &number) || __builtin_add_overflow(number, *at - '0', &number)) {
-            return carry_fail(ctx, CARRY_ESIZE, "'%s%s' in '%s' is larger than any size can be", item->key, digits, problem);
+            return carry_fail(ctx, CARRY_ESIZE, "'%s%s' in '%s' is larger than any size can be", item->key, digits,
+                              problem);
         }
     }
     if (number == 0) {
@@ -50,15 +52,16 @@ static carry_status parse_item(carry_ctx *ctx, carry_problem_item *item, const c
         *equals = '\0';
         if (strlen(text) >= CARRY_PROBLEM_WORD || strlen(equals + 1) >= CARRY_PROBLEM_WORD || !is_name(text) ||
             equals[1] == '\0') {
-            return carry_fail(ctx, CARRY_EFORMAT, "'%.60s=%.60s' in '%s' is not of the form key=value", text, equals + 1, problem);
+            return carry_fail(ctx, CARRY_EFORMAT, "'%.60s=%.60s' in '%s' is not of the form key=value", text,
+                              equals + 1, problem);
         }
         (void)snprintf(item->key, sizeof item->key, "%s", text);
         (void)snprintf(item->value, sizeof item->value, "%s", equals + 1);
         return CARRY_OK;
     }
     if (strlen(text) >= CARRY_PROBLEM_WORD || !is_name(text)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "'%.60s' in '%s' is neither a word, nor letters and a number as t1024", text,
-                          problem);
+        return carry_fail(ctx, CARRY_EFORMAT, "'%.60s' in '%s' is neither a word, nor letters and a number as t1024",
+                          text, problem);
     }
     bool only_digits_follow = text[letters] != '\0' && text[letters + strspn(text + letters, "0123456789")] == '\0';
     if (letters > 0 && only_digits_follow && !is_type(text)) {
@@ -95,7 +98,8 @@ carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const c
     char *rest = copy;
     char *family = strsep(&rest, ":");
     if (strlen(family) >= CARRY_PROBLEM_WORD || !is_name(family)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "'%s' does not start with a family, as scan:dense:t1024:n32 does", problem->text);
+        return carry_fail(ctx, CARRY_EFORMAT, "'%s' does not start with a family, as scan:dense:t1024:n32 does",
+                          problem->text);
     }
     (void)snprintf(problem->family, sizeof problem->family, "%s", family);
     while (rest != NULL) {
@@ -148,8 +152,8 @@ carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, 
             continue;
         }
         if (item->number >= 0) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "%s has no size '%s' (in '%s'): it takes %s", problem->family, item->key,
-                              problem->text, takes);
+            return carry_fail(ctx, CARRY_EARGUMENT, "%s has no size '%s' (in '%s'): it takes %s", problem->family,
+                              item->key, problem->text, takes);
         }
         return carry_fail(ctx, CARRY_EARGUMENT, "%s does not know '%s%s%s' (in '%s'): it takes %s", problem->family,
                           item->key, item->value[0] != '\0' ? "=" : "", item->value, problem->text, takes);

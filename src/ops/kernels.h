@@ -13,9 +13,9 @@
 #include "carry/tensor.h"
 
 /* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
-   Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x n,
-   or n x k when transposed. c[i] overlaps neither a[i] nor b[i]; but since items are done in order, b[i] may be c[i-1],
-   and then one call is a whole dense recurrence. */
+   Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x
+   n, or n x k when transposed. c[i] overlaps neither a[i] nor b[i]; but since items are done in order, b[i] may be
+   c[i-1], and then one call is a whole dense recurrence. */
 typedef struct carry_product {
     int64_t m, n, k, count;
     const float *a, *b, *base;
@@ -28,8 +28,8 @@ typedef struct carry_product {
 typedef void (*carry_product_function)(const carry_product *product);
 
 /* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r].
-   Step t of x starts at x + t*x_step elements (steps may be negative). b and h are stored as their types say; h may be b,
-   or NULL when only the state is wanted. state is h[-1] on entry and h[steps-1] on return: f32 and packed, so that
+   Step t of x starts at x + t*x_step elements (steps may be negative). b and h are stored as their types say; h may be
+   b, or NULL when only the state is wanted. state is h[-1] on entry and h[steps-1] on return: f32 and packed, so that
    nothing is lost between calls when h is stored in 16 bits. */
 typedef struct carry_diagonal_scan {
     int64_t steps, rows, width;

@@ -32,8 +32,8 @@ static carry_status find(carry_ctx *ctx, const carry_kernels **found) {
             return CARRY_OK;
         }
     }
-    return carry_fail(ctx, CARRY_ENOTFOUND, "there are no kernels named '%s' in this build (carry list kernels shows them)",
-                      ctx->kernels);
+    return carry_fail(ctx, CARRY_ENOTFOUND,
+                      "there are no kernels named '%s' in this build (carry list kernels shows them)", ctx->kernels);
 }
 
 const carry_kernels *carry_kernels_at(int index) {

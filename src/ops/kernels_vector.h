@@ -2,15 +2,14 @@
 
        LANES            floats in a vector
        TILE_VECTORS     widest tile, in vectors
-       TILE_ROWS        rows of the widest tile: TILE_ROWS*TILE_VECTORS sums, TILE_VECTORS of b and one of a fit the registers
-       NARROW_ROWS      rows of tiles of one and two vectors
-       vec              the vector itself, by vector_size
+       TILE_ROWS        rows of the widest tile: TILE_ROWS*TILE_VECTORS sums, TILE_VECTORS of b and one of a fit the
+   registers NARROW_ROWS      rows of tiles of one and two vectors vec              the vector itself, by vector_size
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
 
    and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
 
-   Products: c is cut into tiles that stay in registers while k runs; a is broadcast, b is read as it lies. Matrices up to
-   128 x 128 sit in the caches, so nothing is packed, except where b is transposed or its last columns do not fill a
+   Products: c is cut into tiles that stay in registers while k runs; a is broadcast, b is read as it lies. Matrices up
+   to 128 x 128 sit in the caches, so nothing is packed, except where b is transposed or its last columns do not fill a
    vector: then KBLOCK x (tile width) of it is copied to the stack first. */
 #include <string.h>
 
@@ -35,8 +34,8 @@ INLINE void keep(float *to, vec value) {
     *(vec_unaligned *)to = value;
 }
 
-/* c[rows x vectors] = a[rows x k] b[k x vectors] + base; a's element (r, l) is a[r*a_row + l*a_col]. Rows and vectors are
-   constants where this is called. */
+/* c[rows x vectors] = a[rows x k] b[k x vectors] + base; a's element (r, l) is a[r*a_row + l*a_col]. Rows and vectors
+   are constants where this is called. */
 INLINE void tile(const int rows, const int vectors, int64_t k, const float *a, ptrdiff_t a_row, ptrdiff_t a_col,
                  const float *b, ptrdiff_t b_row, const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
     vec sum[8][4];
@@ -103,8 +102,8 @@ INLINE void panel(const int most, const int vectors, const block *o, int64_t j, 
 }
 
 /* Copies columns j..j+columns-1 of the k rows from `from` on into packed rows of `stride`, zeros after them. */
-static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k, int64_t j,
-                 int64_t columns) {
+static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k,
+                 int64_t j, int64_t columns) {
     if (!p->b_transposed) {
         for (int64_t l = 0; l < k; l++) {
             memcpy(packed + l * stride, b + (from + l) * p->b_row + j, (size_t)columns * sizeof *packed);
@@ -143,8 +142,8 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
     }
 }
 
-INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from, int64_t j,
-                       float *packed) {
+INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
+                       int64_t j, float *packed) {
     const int most = vectors == TILE_VECTORS ? TILE_ROWS : NARROW_ROWS;
     if (p->b_transposed) {
         pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
@@ -158,9 +157,15 @@ INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_co
                          const float *base, float *c) {
     float packed[KBLOCK * TILE_VECTORS * LANES];
     for (int64_t from = 0; from < p->k; from += KBLOCK) {
-        block o = {.m = p->m, .k = p->k - from < KBLOCK ? p->k - from : KBLOCK, .a = a + from * a_col, .c = c,
-                   .base = from == 0 ? base : c, .a_row = a_row, .a_col = a_col,
-                   .base_row = from == 0 ? p->base_row : p->c_row, .c_row = p->c_row};
+        block o = {.m = p->m,
+                   .k = p->k - from < KBLOCK ? p->k - from : KBLOCK,
+                   .a = a + from * a_col,
+                   .c = c,
+                   .base = from == 0 ? base : c,
+                   .a_row = a_row,
+                   .a_col = a_col,
+                   .base_row = from == 0 ? p->base_row : p->c_row,
+                   .c_row = p->c_row};
         int64_t j = 0;
         for (; j + TILE_VECTORS * LANES <= p->n; j += TILE_VECTORS * LANES) {
             full_panel(TILE_VECTORS, p, &o, b, from, j, packed);
@@ -219,8 +224,8 @@ INLINE void dots(const int rows, int64_t k, const float *a, ptrdiff_t a_row, con
     }
 }
 
-INLINE void dots_at(const int rows, const carry_product *p, int64_t i, const float *a, const float *b, const float *base,
-                    float *c) {
+INLINE void dots_at(const int rows, const carry_product *p, int64_t i, const float *a, const float *b,
+                    const float *base, float *c) {
     dots(rows, p->k, a + i * p->a_row, p->a_row, b, base != NULL ? base + i * p->base_row : NULL, p->base_row,
          c + i * p->c_row, p->c_row);
 }
@@ -361,8 +366,8 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
 }
 
 /* The last columns, fewer than a vector: one vector beside them, of which only these are kept. */
-INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
-                      int64_t at, int64_t columns) {
+INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
+                      int64_t a_at, int64_t at, int64_t columns) {
     const size_t b_size = b_type == CARRY_F32 ? 4 : 2;
     const size_t h_size = h_type == CARRY_F32 ? 4 : 2;
     float state[LANES] = {0};
@@ -386,8 +391,8 @@ INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor
     memcpy(s->state + at, state, (size_t)columns * sizeof *state);
 }
 
-INLINE void scan_span(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
-                      int64_t at, int64_t length) {
+INLINE void scan_span(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
+                      int64_t a_at, int64_t at, int64_t length) {
     int64_t j = 0;
     for (; j + 8 * LANES <= length; j += 8 * LANES) {
         scan_in_registers(b_type, h_type, 8, same_factor, s, same_factor ? a_at : a_at + j, at + j);
@@ -404,8 +409,9 @@ INLINE void scan_span(const int b_type, const int h_type, const bool same_factor
 }
 
 /* Each span of columns runs through a block of steps with its state in registers, then the next span through the same
-   block: at least 8 steps, since eight streams in and eight out keep more of memory busy than one (docs/results/scan.md:
-   41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache between two spans. */
+   block: at least 8 steps, since eight streams in and eight out keep more of memory busy than one
+   (docs/results/scan.md: 41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache
+   between two spans. */
 #define BLOCK_FLOATS 4096
 #define LEAST_STEPS 8
 
@@ -519,7 +525,7 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     narrow(CARRY_F16, to, from, count);
 }
 
-#define VECTOR_KERNELS                                                                                                 \
-    .usable = usable, .product = product, .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply,            \
-    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,                      \
+#define VECTOR_KERNELS                                                                                      \
+    .usable = usable, .product = product, .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, \
+    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,           \
     .f16_from_f32 = f16_from_f32

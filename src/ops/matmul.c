@@ -52,8 +52,8 @@ static void run_items(void *argument, int64_t begin, int64_t end, int worker) {
     j->product(&p);
 }
 
-static carry_status expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t batch, int64_t rows,
-                                  int64_t columns) {
+static carry_status expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t batch,
+                                  int64_t rows, int64_t columns) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){batch, rows, columns}));
     if (tensor->dtype != CARRY_F32 || tensor->device != 0) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s on device %d: carry_matmul takes f32 on the CPU", name,
@@ -102,8 +102,8 @@ carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     if (c.rank != 3 || a.rank != 3 || b.rank != 3) {
-        return carry_fail(ctx, CARRY_ESHAPE, "carry_matmul takes tensors of rank 3, and c, a, b have %d, %d and %d", c.rank,
-                          a.rank, b.rank);
+        return carry_fail(ctx, CARRY_ESHAPE, "carry_matmul takes tensors of rank 3, and c, a, b have %d, %d and %d",
+                          c.rank, a.rank, b.rank);
     }
     int64_t batch = c.shape[0];
     int64_t m = c.shape[1];
@@ -113,11 +113,23 @@ carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_
     CARRY_TRY(expect_matrix(ctx, "a", &a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
     CARRY_TRY(expect_matrix(ctx, "b", &b, batch, o->b_transposed ? n : k, o->b_transposed ? k : n));
     carry_products(ctx, kernels,
-                   &(carry_product){.m = m, .n = n, .k = k, .count = batch,
-                                    .a = a.data, .b = b.data, .c = c.data, .base = o->accumulate ? c.data : NULL,
-                                    .a_row = a.stride[1], .b_row = b.stride[1], .c_row = c.stride[1], .base_row = c.stride[1],
-                                    .a_next = a.stride[0], .b_next = b.stride[0], .c_next = c.stride[0],
-                                    .base_next = c.stride[0], .a_transposed = o->a_transposed,
+                   &(carry_product){.m = m,
+                                    .n = n,
+                                    .k = k,
+                                    .count = batch,
+                                    .a = a.data,
+                                    .b = b.data,
+                                    .c = c.data,
+                                    .base = o->accumulate ? c.data : NULL,
+                                    .a_row = a.stride[1],
+                                    .b_row = b.stride[1],
+                                    .c_row = c.stride[1],
+                                    .base_row = c.stride[1],
+                                    .a_next = a.stride[0],
+                                    .b_next = b.stride[0],
+                                    .c_next = c.stride[0],
+                                    .base_next = c.stride[0],
+                                    .a_transposed = o->a_transposed,
                                     .b_transposed = o->b_transposed});
     return CARRY_OK;
 }

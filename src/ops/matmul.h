@@ -4,8 +4,8 @@
 
 #include "ops/kernels.h"
 
-/* Until this context's rates are known: products from this size on in all three directions go through OpenBLAS, since it
-   measured faster there (docs/results/matmul.md). */
+/* Until this context's rates are known: products from this size on in all three directions go through OpenBLAS, since
+   it measured faster there (docs/results/matmul.md). */
 #define CARRY_BLAS_FROM 256
 
 /* Like kernels->product, but the items are independent of each other and are spread over threads. */

@@ -61,22 +61,46 @@ static void call_product(probe *p) {
     int64_t A_size = p->n * p->n;
     int64_t count = A_size * PRODUCTS_A_CALL <= (int64_t)SCRATCH_FLOATS / 4 ? PRODUCTS_A_CALL : 1;
     for (int64_t done = 0; done < PRODUCTS_A_CALL; done += count) {
-        p->product(&(carry_product){.m = p->n, .n = p->width, .k = p->n, .count = count, .a = p->floats,
-                                    .b = p->floats + SCRATCH_FLOATS / 2, .c = p->more, .a_row = p->n, .b_row = p->width,
-                                    .c_row = p->width, .a_next = A_size, .b_next = 0, .c_next = p->n * p->width});
+        p->product(&(carry_product){.m = p->n,
+                                    .n = p->width,
+                                    .k = p->n,
+                                    .count = count,
+                                    .a = p->floats,
+                                    .b = p->floats + SCRATCH_FLOATS / 2,
+                                    .c = p->more,
+                                    .a_row = p->n,
+                                    .b_row = p->width,
+                                    .c_row = p->width,
+                                    .a_next = A_size,
+                                    .b_next = 0,
+                                    .c_next = p->n * p->width});
     }
 }
 
 static void call_steps(probe *p) {
-    p->kernels->diagonal_scan(&(carry_diagonal_scan){.steps = 8, .rows = p->n, .width = p->width, .a = p->floats,
-                                                     .b = p->floats, .state = p->floats + SCRATCH_FLOATS / 2, .h = p->more, .a_step = p->n,
-                                                     .b_step = p->n * p->width, .h_step = p->n * p->width});
+    p->kernels->diagonal_scan(&(carry_diagonal_scan){.steps = 8,
+                                                     .rows = p->n,
+                                                     .width = p->width,
+                                                     .a = p->floats,
+                                                     .b = p->floats,
+                                                     .state = p->floats + SCRATCH_FLOATS / 2,
+                                                     .h = p->more,
+                                                     .a_step = p->n,
+                                                     .b_step = p->n * p->width,
+                                                     .h_step = p->n * p->width});
 }
 
 static void call_apply(probe *p) {
-    p->kernels->diagonal_apply(&(carry_diagonal_apply){.count = 8, .rows = p->n, .width = p->width, .a = p->floats,
-                                                       .x = p->floats, .base = p->floats, .y = p->more, .a_next = p->n,
-                                                       .x_next = p->n * p->width, .base_next = p->n * p->width,
+    p->kernels->diagonal_apply(&(carry_diagonal_apply){.count = 8,
+                                                       .rows = p->n,
+                                                       .width = p->width,
+                                                       .a = p->floats,
+                                                       .x = p->floats,
+                                                       .base = p->floats,
+                                                       .y = p->more,
+                                                       .a_next = p->n,
+                                                       .x_next = p->n * p->width,
+                                                       .base_next = p->n * p->width,
                                                        .y_next = p->n * p->width});
 }
 
@@ -169,7 +193,8 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
     rates->cached = copy_rate(&p, inner * (size_t)carry_ctx_threads(ctx) / 4 < COPY_BYTES
-                                      ? inner * (size_t)carry_ctx_threads(ctx) / 4 : COPY_BYTES);
+                                      ? inner * (size_t)carry_ctx_threads(ctx) / 4
+                                      : COPY_BYTES);
     rates->memory = copy_rate(&p, COPY_BYTES);
     free(p.floats);
     free(p.more);

@@ -47,7 +47,7 @@ typedef struct carry_scan_algorithm {
     /* Writes the reason into why (never empty) when it does not. */
     bool (*applies)(const carry_scan_shape *shape, char *why, size_t why_size);
     double (*cost)(const carry_scan_shape *shape, const carry_rates_table *rates, int threads); /* seconds */
-    bool (*workspace)(const carry_scan_shape *shape, int threads, size_t *bytes);            /* false: overflow */
+    bool (*workspace)(const carry_scan_shape *shape, int threads, size_t *bytes);               /* false: overflow */
     carry_status (*run)(carry_scan_work *work);
 } carry_scan_algorithm;
 

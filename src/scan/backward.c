@@ -44,8 +44,16 @@ static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
 /* dA[t] = l[t] h[t-1]^T, or its diagonal. */
 static void outer(const pass *p, float *dA, const float *l, const float *before) {
     if (p->plan->problem.kind == CARRY_SCAN_DENSE) {
-        p->plan->kernels->product(&(carry_product){.m = p->n, .n = p->n, .k = p->width, .count = 1, .a = l, .b = before,
-                                                   .c = dA, .a_row = p->width, .b_row = p->width, .c_row = p->n,
+        p->plan->kernels->product(&(carry_product){.m = p->n,
+                                                   .n = p->n,
+                                                   .k = p->width,
+                                                   .count = 1,
+                                                   .a = l,
+                                                   .b = before,
+                                                   .c = dA,
+                                                   .a_row = p->width,
+                                                   .b_row = p->width,
+                                                   .c_row = p->n,
                                                    .b_transposed = true});
         return;
     }
@@ -106,8 +114,16 @@ static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
         carry_widen(p->plan->kernels, A, place(&given->A, item, t), given->A.dtype, p->A_size);
         const float *l = l_at(p, item, t);
         if (p->plan->problem.kind == CARRY_SCAN_DENSE) {
-            p->plan->kernels->product(&(carry_product){.m = p->n, .n = p->width, .k = p->n, .count = 1, .a = A, .b = l,
-                                                       .c = dh0, .a_row = p->n, .b_row = p->width, .c_row = p->width,
+            p->plan->kernels->product(&(carry_product){.m = p->n,
+                                                       .n = p->width,
+                                                       .k = p->n,
+                                                       .count = 1,
+                                                       .a = A,
+                                                       .b = l,
+                                                       .c = dh0,
+                                                       .a_row = p->n,
+                                                       .b_row = p->width,
+                                                       .c_row = p->width,
                                                        .a_transposed = true});
         } else {
             for (int64_t r = 0; r < p->n; r++) {
@@ -116,7 +132,8 @@ static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
                 }
             }
         }
-        void *to = (char *)given->dh0->data + (size_t)(item * given->dh0->stride[0]) * carry_dtype_size(given->dh0->dtype);
+        void *to =
+            (char *)given->dh0->data + (size_t)(item * given->dh0->stride[0]) * carry_dtype_size(given->dh0->dtype);
         carry_narrow(p->plan->kernels, to, dh0, given->dh0->dtype, p->b_size);
     }
 }
@@ -136,9 +153,10 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     int64_t start = problem->reversed ? 0 : p->steps - 1;
     int64_t way = problem->reversed ? 1 : -1;
     const carry_tensor *A = &p->given->A;
-    work.A = (carry_scan_array){.data = place(A, 0, start), .dtype = A->dtype, .item = A->stride[0], .step = way * A->stride[1]};
-    work.b = (carry_scan_array){.data = l_at(p, 0, start + way), .dtype = CARRY_F32, .item = p->steps * p->b_size,
-                                .step = way * p->b_size};
+    work.A = (carry_scan_array){
+        .data = place(A, 0, start), .dtype = A->dtype, .item = A->stride[0], .step = way * A->stride[1]};
+    work.b = (carry_scan_array){
+        .data = l_at(p, 0, start + way), .dtype = CARRY_F32, .item = p->steps * p->b_size, .step = way * p->b_size};
     work.h = work.b;
     work.h0 = (carry_scan_array){.data = l_at(p, 0, start), .dtype = CARRY_F32, .item = p->steps * p->b_size};
     work.workspace = workspace;

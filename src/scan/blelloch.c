@@ -56,8 +56,10 @@ static void solve(carry_scan_item *item) {
                         .S = take(item, item->work->steps, b_size)};
     for (; levels[top].count > 1; top++) {
         int64_t count = (levels[top].count + 1) / 2;
-        levels[top + 1] = (level){
-            .count = count, .A = take(item, count, A_size), .b = take(item, count, b_size), .S = take(item, count, b_size)};
+        levels[top + 1] = (level){.count = count,
+                                  .A = take(item, count, A_size),
+                                  .b = take(item, count, b_size),
+                                  .S = take(item, count, b_size)};
         sweep_up(item, &levels[top], &levels[top + 1]);
     }
     memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));

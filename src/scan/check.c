@@ -55,8 +55,8 @@ static bool same_view(const carry_tensor *a, const carry_tensor *b) {
 /* Strides over batch and time are free, but an address must exist. */
 static carry_status check_strides(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int outer) {
     if (!carry_tensor_is_packed(tensor, outer)) {
-        return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed inside a step: make the last %d indices contiguous", name,
-                          tensor->rank - outer);
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed inside a step: make the last %d indices contiguous",
+                          name, tensor->rank - outer);
     }
     for (int i = 0; i < outer; i++) {
         int64_t reach;
@@ -77,7 +77,8 @@ carry_status carry_scan_check_problem(carry_ctx *ctx, const carry_scan_problem *
     }
     for (int i = 0; i < 4; i++) {
         if (sizes[i] < 1 || sizes[i] > MAX_SIZE) {
-            return carry_fail(ctx, CARRY_ESIZE, "%s is %" PRId64 " and must be 1 to %" PRId64, names[i], sizes[i], MAX_SIZE);
+            return carry_fail(ctx, CARRY_ESIZE, "%s is %" PRId64 " and must be 1 to %" PRId64, names[i], sizes[i],
+                              MAX_SIZE);
         }
     }
     const int64_t A_sizes[] = {problem->batch, problem->steps, problem->n, problem->n};
@@ -90,7 +91,8 @@ carry_status carry_scan_check_problem(carry_ctx *ctx, const carry_scan_problem *
                           problem->batch, problem->steps, problem->n, problem->width);
     }
     if (problem->dtype != CARRY_F32 && problem->dtype != CARRY_BF16 && problem->dtype != CARRY_F16) {
-        return carry_fail(ctx, CARRY_EDTYPE, "a scan stores f32, bf16 or f16, not %s", carry_dtype_name(problem->dtype));
+        return carry_fail(ctx, CARRY_EDTYPE, "a scan stores f32, bf16 or f16, not %s",
+                          carry_dtype_name(problem->dtype));
     }
     if (problem->device != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "scans run on device 0 (the CPU) in this build, not on device %d",
@@ -123,8 +125,8 @@ carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *p
     return h0 != NULL ? carry_scan_check_state(ctx, problem, "h0", h0, true) : CARRY_OK;
 }
 
-carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const char *other_name,
-                                    const carry_tensor *other, bool same) {
+carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
+                                    const char *other_name, const carry_tensor *other, bool same) {
     if (same && same_view(tensor, other)) {
         return CARRY_OK;
     }
@@ -145,7 +147,8 @@ carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carr
 
 carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
-        return carry_fail(ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes and the plan needs %zu (carry_scan_workspace)",
+        return carry_fail(ctx, CARRY_EWORKSPACE,
+                          "the workspace has %zu bytes and the plan needs %zu (carry_scan_workspace)",
                           workspace == NULL ? 0 : bytes, needed);
     }
     return CARRY_OK;

@@ -16,8 +16,8 @@ carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *p
                                      const carry_tensor *b, const carry_tensor *h0);
 
 /* Fails when the two share memory, unless they are the same view and `same` allows that. */
-carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const char *other_name,
-                                    const carry_tensor *other, bool same);
+carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
+                                    const char *other_name, const carry_tensor *other, bool same);
 
 carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 

@@ -4,8 +4,8 @@
        2. one after the other: S[c+1] = M[c] S[c] + L[c], the state that enters each chunk;
        3. every chunk at once: walk it again from S[c] and write h.
 
-   Reading b twice is cheaper than writing h, reading it again and correcting it. Where the batch alone keeps all threads
-   busy a chunk's incoming state is known when its turn comes, so 1 and 2 fall away and 3 is all there is. */
+   Reading b twice is cheaper than writing h, reading it again and correcting it. Where the batch alone keeps all
+   threads busy a chunk's incoming state is known when its turn comes, so 1 and 2 fall away and 3 is all there is. */
 #include <string.h>
 
 #include "core/context.h"
@@ -50,7 +50,8 @@ static void lay_out(const carry_scan_shape *shape, int threads, carry_arena *are
     }
     size_t A_floats = 0;
     size_t S_floats = 0;
-    if (!carry_size_mul(&A_floats, pieces, (size_t)j->A_size) || !carry_size_mul(&S_floats, pieces, (size_t)j->state_floats)) {
+    if (!carry_size_mul(&A_floats, pieces, (size_t)j->A_size) ||
+        !carry_size_mul(&S_floats, pieces, (size_t)j->state_floats)) {
         arena->overflowed = true;
     }
     j->transitions = carry_arena_take(arena, A_floats, sizeof(float));
@@ -82,9 +83,16 @@ static void multiply_dense(const job *j, int64_t item, int64_t from, int64_t to,
     for (int64_t t = from + 1; t < to; t++) {
         const float *A = A_step(j, item, t, beside);
         /* Transposed transitions are kept as they stand and multiplied the other way round (element.c). */
-        work->kernels->product(&(carry_product){.m = work->n, .n = work->n, .k = work->n, .count = 1,
-                                                .a = work->transposed ? M : A, .b = work->transposed ? A : M, .c = product,
-                                                .a_row = work->n, .b_row = work->n, .c_row = work->n});
+        work->kernels->product(&(carry_product){.m = work->n,
+                                                .n = work->n,
+                                                .k = work->n,
+                                                .count = 1,
+                                                .a = work->transposed ? M : A,
+                                                .b = work->transposed ? A : M,
+                                                .c = product,
+                                                .a_row = work->n,
+                                                .b_row = work->n,
+                                                .c_row = work->n});
         memcpy(M, product, (size_t)j->A_size * sizeof *M);
     }
 }
@@ -117,17 +125,37 @@ static void chain(const job *j, int64_t item) {
     const float *M = j->transitions + item * j->chunks * j->A_size;
     carry_scan_lane_start(work, carry_scan_lane_at(work, j->lanes, item), states);
     if (work->kind == CARRY_SCAN_DENSE) {
-        work->kernels->product(&(carry_product){
-            .m = work->n, .n = work->width, .k = work->n, .count = j->chunks - 1, .a = M, .b = states,
-            .base = states + j->state_floats, .c = states + j->state_floats, .a_row = work->n, .b_row = work->width,
-            .base_row = work->width, .c_row = work->width, .a_next = j->A_size, .b_next = j->state_floats,
-            .base_next = j->state_floats, .c_next = j->state_floats, .a_transposed = work->transposed});
+        work->kernels->product(&(carry_product){.m = work->n,
+                                                .n = work->width,
+                                                .k = work->n,
+                                                .count = j->chunks - 1,
+                                                .a = M,
+                                                .b = states,
+                                                .base = states + j->state_floats,
+                                                .c = states + j->state_floats,
+                                                .a_row = work->n,
+                                                .b_row = work->width,
+                                                .base_row = work->width,
+                                                .c_row = work->width,
+                                                .a_next = j->A_size,
+                                                .b_next = j->state_floats,
+                                                .base_next = j->state_floats,
+                                                .c_next = j->state_floats,
+                                                .a_transposed = work->transposed});
         return;
     }
-    work->kernels->diagonal_apply(&(carry_diagonal_apply){
-        .count = j->chunks - 1, .rows = work->n, .width = work->width, .a = M, .x = states, .base = states + j->state_floats,
-        .y = states + j->state_floats, .a_next = j->A_size, .x_next = j->state_floats, .base_next = j->state_floats,
-        .y_next = j->state_floats}); /* in order, so that x[i] is y[i-1] */
+    work->kernels->diagonal_apply(
+        &(carry_diagonal_apply){.count = j->chunks - 1,
+                                .rows = work->n,
+                                .width = work->width,
+                                .a = M,
+                                .x = states,
+                                .base = states + j->state_floats,
+                                .y = states + j->state_floats,
+                                .a_next = j->A_size,
+                                .x_next = j->state_floats,
+                                .base_next = j->state_floats,
+                                .y_next = j->state_floats}); /* in order, so that x[i] is y[i-1] */
 }
 
 static void finish(void *argument, int64_t begin, int64_t end, int worker) {
@@ -149,7 +177,8 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     double rounds = (double)(((int64_t)pieces + threads - 1) / threads);
     double apply = dense ? carry_rates_product(rates, shape->n, shape->width)
                          : carry_rates_diagonal_step(rates, shape->n * shape->width);
-    double compose = dense ? carry_rates_product(rates, shape->n, shape->n) : carry_rates_diagonal_step(rates, shape->n);
+    double compose =
+        dense ? carry_rates_product(rates, shape->n, shape->n) : carry_rates_diagonal_step(rates, shape->n);
     double first = chunks > 1.0 ? apply + compose : 0.0;
     double busy = pieces < threads ? pieces : (double)threads;
     double split = busy > 1.0 && shape->batch < threads ? 1.0 + (busy - 1.0) * CARRY_TIME_SPLIT : busy;

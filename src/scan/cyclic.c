@@ -31,7 +31,8 @@ static void solve(carry_scan_item *item) {
         carry_run even = {here->A.data, 2 * here->A.next};
         carry_run odd = {here->A.data + here->A.next, 2 * here->A.next};
         carry_run up = {carry_arena_take(&item->arena, (size_t)(pairs * A_size), sizeof(float)), A_size};
-        carry_scan_apply(item, pairs, every_other(item, top, 1), every_other(item, top, 1), odd, every_other(item, top, 0));
+        carry_scan_apply(item, pairs, every_other(item, top, 1), every_other(item, top, 1), odd,
+                         every_other(item, top, 0));
         carry_scan_compose(item, pairs, up, odd, even);
         levels[top + 1] = (level){.count = pairs, .A = up};
     }
@@ -46,7 +47,8 @@ static void solve(carry_scan_item *item) {
         carry_run first = every_other(item, k, 0);
         carry_scan_apply(item, 1, first, first, here->A, h0);
         carry_run even = {here->A.data + 2 * here->A.next, 2 * here->A.next};
-        carry_scan_apply(item, evens - 1, every_other(item, k, 2), every_other(item, k, 2), even, every_other(item, k, 1));
+        carry_scan_apply(item, evens - 1, every_other(item, k, 2), every_other(item, k, 2), even,
+                         every_other(item, k, 1));
     }
 }
 

@@ -27,15 +27,36 @@ static void apply_range(void *argument, int64_t begin, int64_t end, int worker) 
     const float *A = c->A.data + begin * c->A.next;
     const float *x = c->x.data + begin * c->x.next;
     if (work->kind == CARRY_SCAN_DENSE) {
-        work->kernels->product(&(carry_product){
-            .m = work->n, .n = work->width, .k = work->n, .count = count, .a = A, .b = x, .base = base, .c = y,
-            .a_row = work->n, .b_row = work->width, .base_row = work->width, .c_row = work->width, .a_next = c->A.next,
-            .b_next = c->x.next, .base_next = c->base.next, .c_next = c->to.next, .a_transposed = work->transposed});
+        work->kernels->product(&(carry_product){.m = work->n,
+                                                .n = work->width,
+                                                .k = work->n,
+                                                .count = count,
+                                                .a = A,
+                                                .b = x,
+                                                .base = base,
+                                                .c = y,
+                                                .a_row = work->n,
+                                                .b_row = work->width,
+                                                .base_row = work->width,
+                                                .c_row = work->width,
+                                                .a_next = c->A.next,
+                                                .b_next = c->x.next,
+                                                .base_next = c->base.next,
+                                                .c_next = c->to.next,
+                                                .a_transposed = work->transposed});
         return;
     }
-    work->kernels->diagonal_apply(&(carry_diagonal_apply){
-        .count = count, .rows = work->n, .width = work->width, .a = A, .x = x, .base = base, .y = y, .a_next = c->A.next,
-        .x_next = c->x.next, .base_next = c->base.next, .y_next = c->to.next});
+    work->kernels->diagonal_apply(&(carry_diagonal_apply){.count = count,
+                                                          .rows = work->n,
+                                                          .width = work->width,
+                                                          .a = A,
+                                                          .x = x,
+                                                          .base = base,
+                                                          .y = y,
+                                                          .a_next = c->A.next,
+                                                          .x_next = c->x.next,
+                                                          .base_next = c->base.next,
+                                                          .y_next = c->to.next});
 }
 
 static void compose_range(void *argument, int64_t begin, int64_t end, int worker) {
@@ -46,12 +67,22 @@ static void compose_range(void *argument, int64_t begin, int64_t end, int worker
     const float *later = c->A.data + begin * c->A.next;
     const float *earlier = c->x.data + begin * c->x.next;
     if (work->kind == CARRY_SCAN_DENSE) {
-        /* (A2^T)(A1^T) = (A1 A2)^T: transitions that stand transposed are kept so, and multiplied the other way round. */
+        /* (A2^T)(A1^T) = (A1 A2)^T: transitions that stand transposed are kept so, and multiplied the other way round.
+         */
         bool swap = work->transposed;
-        work->kernels->product(&(carry_product){
-            .m = work->n, .n = work->n, .k = work->n, .count = end - begin, .a = swap ? earlier : later,
-            .b = swap ? later : earlier, .c = to, .a_row = work->n, .b_row = work->n, .c_row = work->n,
-            .a_next = swap ? c->x.next : c->A.next, .b_next = swap ? c->A.next : c->x.next, .c_next = c->to.next});
+        work->kernels->product(&(carry_product){.m = work->n,
+                                                .n = work->n,
+                                                .k = work->n,
+                                                .count = end - begin,
+                                                .a = swap ? earlier : later,
+                                                .b = swap ? later : earlier,
+                                                .c = to,
+                                                .a_row = work->n,
+                                                .b_row = work->n,
+                                                .c_row = work->n,
+                                                .a_next = swap ? c->x.next : c->A.next,
+                                                .b_next = swap ? c->A.next : c->x.next,
+                                                .c_next = c->to.next});
         return;
     }
     for (int64_t i = begin; i < end; i++, to += c->to.next, later += c->A.next, earlier += c->x.next) {
@@ -124,11 +155,13 @@ static bool copies_bytes(const carry_scan_shape *shape, size_t *bytes) {
 
 static bool slot_bytes(const carry_scan_shape *shape, size_t item_bytes, size_t *bytes) {
     return copies_bytes(shape, bytes) && carry_size_add(bytes, *bytes, item_bytes) &&
-           carry_size_add(bytes, *bytes, (size_t)2 * CARRY_ALIGN) && (*bytes = *bytes / CARRY_ALIGN * CARRY_ALIGN, true);
+           carry_size_add(bytes, *bytes, (size_t)2 * CARRY_ALIGN) &&
+           (*bytes = *bytes / CARRY_ALIGN * CARRY_ALIGN, true);
 }
 
 static const void *at(const carry_scan_array *array, int64_t item, int64_t step) {
-    return (const char *)array->data + (item * array->item + step * array->step) * (ptrdiff_t)carry_dtype_size(array->dtype);
+    return (const char *)array->data +
+           (item * array->item + step * array->step) * (ptrdiff_t)carry_dtype_size(array->dtype);
 }
 
 typedef struct transfer {
@@ -196,7 +229,8 @@ static void solve_one(each *e, int64_t index, unsigned char *slot) {
         item.h_step = b_size;
     }
     if (item.h != at(&work->b, index, 0)) {
-        transfer t = {.work = work, .item = index, .array = &work->b, .beside = item.h, .step = item.h_step, .size = b_size};
+        transfer t = {
+            .work = work, .item = index, .array = &work->b, .beside = item.h, .step = item.h_step, .size = b_size};
         transfer_steps(e->threaded, widen_steps, &t);
     }
     e->solve(&item);
@@ -224,7 +258,10 @@ static void solve_range(void *argument, int64_t begin, int64_t end, int worker) 
 
 carry_status carry_scan_each_item(carry_scan_work *work, size_t item_bytes, void (*solve)(carry_scan_item *item)) {
     int threads = carry_ctx_threads(work->ctx);
-    each e = {.work = work, .solve = solve, .threaded = work->batch < threads, .refused_item = -1,
+    each e = {.work = work,
+              .solve = solve,
+              .threaded = work->batch < threads,
+              .refused_item = -1,
               .lock = PTHREAD_MUTEX_INITIALIZER};
     if (!slot_bytes(work, item_bytes, &e.slot_bytes)) {
         return carry_fail(work->ctx, CARRY_ESIZE, "the workspace of one sequence is larger than memory can be");
@@ -239,11 +276,12 @@ carry_status carry_scan_each_item(carry_scan_work *work, size_t item_bytes, void
     work->products += e.products;
     work->flops += e.flops;
     if (e.refused_item >= 0) {
-        return carry_fail(work->ctx, CARRY_ERANGE,
-                          "the log form does not hold for sequence %" PRId64 ": at its step %" PRId64
-                          " the transition is %g or the transitions so far multiply to less than e^-80 or more than e^80; "
-                          "use matmul4, matmul8 or matmul16",
-                          e.refused_item, e.refused_step, (double)e.refused);
+        return carry_fail(
+            work->ctx, CARRY_ERANGE,
+            "the log form does not hold for sequence %" PRId64 ": at its step %" PRId64
+            " the transition is %g or the transitions so far multiply to less than e^-80 or more than e^80; "
+            "use matmul4, matmul8 or matmul16",
+            e.refused_item, e.refused_step, (double)e.refused);
     }
     return CARRY_OK;
 }
@@ -254,8 +292,8 @@ bool carry_scan_items_workspace(const carry_scan_shape *shape, int threads, size
            carry_size_add(bytes, *bytes, (size_t)2 * CARRY_ALIGN);
 }
 
-double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads, double compositions,
-                             double applications, double levels) {
+double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads,
+                             double compositions, double applications, double levels) {
     bool dense = shape->kind == CARRY_SCAN_DENSE;
     double compose = dense ? carry_rates_product(rates, shape->n, shape->n) : carry_rates_diagonal(rates, shape->n, 1);
     double apply = dense ? carry_rates_product(rates, shape->n, shape->width)
@@ -264,8 +302,8 @@ double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_ta
     /* A level reads its operands and writes its results; what exceeds the caches comes from memory. */
     double A_bytes = 4.0 * (double)carry_scan_A_size(shape);
     double b_bytes = 4.0 * (double)carry_scan_b_size(shape);
-    double traffic = 3.0 * compositions * A_bytes + applications * (A_bytes + 3.0 * b_bytes) +
-                     2.0 * (double)shape->steps * b_bytes;
+    double traffic =
+        3.0 * compositions * A_bytes + applications * (A_bytes + 3.0 * b_bytes) + 2.0 * (double)shape->steps * b_bytes;
     double footprint = (double)shape->steps * (2.0 * A_bytes + 2.0 * b_bytes);
     bool batched = shape->batch >= threads;
     double parallel = batched ? (double)threads : 1.0 + CARRY_TIME_SPLIT * (double)(threads - 1);

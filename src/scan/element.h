@@ -42,8 +42,9 @@ carry_status carry_scan_each_item(carry_scan_work *work, size_t item_bytes, void
 /* The workspace that carry_scan_each_item needs, when solve takes item_bytes. */
 bool carry_scan_items_workspace(const carry_scan_shape *shape, int threads, size_t item_bytes, size_t *bytes);
 
-/* Seconds of `levels` rounds with this many products of A by A and of A by x in all, per sequence; for cost functions. */
-double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads, double compositions,
-                             double applications, double levels);
+/* Seconds of `levels` rounds with this many products of A by A and of A by x in all, per sequence; for cost functions.
+ */
+double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads,
+                             double compositions, double applications, double levels);
 
 #endif

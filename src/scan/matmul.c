@@ -1,13 +1,13 @@
 /* MatMulScan: groups of s steps at once, as products with a triangle, then the same over the groups' ends.
 
    Diagonal: per group and channel the decayed triangle L[i,j] = a[j+1] ... a[i] (1 on the diagonal, 0 above) times the
-   group's s x w block gives the group's own scan. Entries are products of decays, never quotients, so decays of e^-40 or
-   exactly 0 are harmless. Dense: prefix products inside the group.
+   group's s x w block gives the group's own scan. Entries are products of decays, never quotients, so decays of e^-40
+   or exactly 0 are harmless. Dense: prefix products inside the group.
 
    The group's last element, with the product of its transitions, is an element of the next level; when that level is
-   solved every other element takes in the state before its group: h[i] += P[i] H, P[i] the product of the transitions up
-   to i. Values stay in place, as in cyclic.c: element i of a level of stride s^k lives at step (i+1) s^k - 1 of h. A last
-   group that is not full waits for the way down. */
+   solved every other element takes in the state before its group: h[i] += P[i] H, P[i] the product of the transitions
+   up to i. Values stay in place, as in cyclic.c: element i of a level of stride s^k lives at step (i+1) s^k - 1 of h. A
+   last group that is not full waits for the way down. */
 #include "scan/matmul.h"
 
 #include <string.h>
@@ -50,8 +50,15 @@ static void one_channel(const triangles *t, int64_t first, int64_t size, int64_t
     ptrdiff_t row = t->here->stride * t->item->h_step;
     for (int64_t from = 0; from < work->width; from += MAX_COLUMNS) {
         int64_t columns = work->width - from < MAX_COLUMNS ? work->width - from : MAX_COLUMNS;
-        work->kernels->product(&(carry_product){.m = size, .n = columns, .k = size, .count = 1, .a = triangle,
-                                                .b = block + from, .c = result, .a_row = size, .b_row = row,
+        work->kernels->product(&(carry_product){.m = size,
+                                                .n = columns,
+                                                .k = size,
+                                                .count = 1,
+                                                .a = triangle,
+                                                .b = block + from,
+                                                .c = result,
+                                                .a_row = size,
+                                                .b_row = row,
                                                 .c_row = columns});
         for (int64_t i = 1; i < size; i++) {
             memcpy(block + from + i * row, result + i * columns, (size_t)columns * sizeof *result);

@@ -1,8 +1,9 @@
-/* The log form of MatMulScan, kept to be measured: P = exp(cumulative sum of log a), then h = P (prefix sum of b/P + h0).
+/* The log form of MatMulScan, kept to be measured: P = exp(cumulative sum of log a), then h = P (prefix sum of b/P +
+   h0).
 
    Its prefix sum is a product with the all-ones triangle, which is why it was proposed. Its limits: transitions must be
-   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P loses everything.
-   It looks before it works and refuses what it cannot do (CARRY_ERANGE). */
+   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P loses
+   everything. It looks before it works and refuses what it cannot do (CARRY_ERANGE). */
 #include <math.h>
 #include <stdio.h>
 

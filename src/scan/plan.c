@@ -1,7 +1,8 @@
 /* The planner: which algorithm a problem gets, and why.
 
    It asks, in this order: the caller (by name), the wisdom (measured here before), and the cost model fed with this
-   machine's measured rates; with CARRY_PLAN_MEASURE it times every algorithm that applies instead of asking the model. */
+   machine's measured rates; with CARRY_PLAN_MEASURE it times every algorithm that applies instead of asking the model.
+ */
 #include "scan/plan.h"
 
 #include <inttypes.h>
@@ -93,7 +94,7 @@ static carry_status estimate(carry_scan_plan *plan, choice *c) {
             consider(c, algorithm, algorithm->cost(&shape, rates, carry_ctx_threads(plan->ctx)));
         }
     }
-    return CARRY_OK;
+    return c->best != NULL ? CARRY_OK : carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "no algorithm applies");
 }
 
 /* Inputs to measure with: any contractive transitions do. */
@@ -118,7 +119,8 @@ static carry_status trial_new(carry_scan_plan *plan, trial *t) {
     t->b = carry_view(carry_aligned_new(b_bytes), p->dtype, 4, b_shape);
     t->h = carry_view(carry_aligned_new(b_bytes), result, 4, b_shape);
     if (t->A.data == NULL || t->b.data == NULL || t->h.data == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure this problem (%zu bytes)", A_bytes + 2 * b_bytes);
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure this problem (%zu bytes)",
+                          A_bytes + 2 * b_bytes);
     }
     float bound = dense ? 1.0f / (float)p->n : 1.0f;
     CARRY_TRY(carry_random_uniform(plan->ctx, t->A, 1, 0, dense ? -bound : 0.8f, bound));
@@ -190,10 +192,12 @@ static const char *time_text(char text[32], double seconds) {
 static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     char first[32];
     char second[32];
-    int used = snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
-                        carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
+    int used =
+        snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
+                 carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
     if (c->seconds > 0.0) {
-        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s", time_text(first, c->seconds), how);
+        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s", time_text(first, c->seconds),
+                         how);
     } else {
         used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s", how);
     }
@@ -234,7 +238,10 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options 
 }
 
 carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem) {
-    carry_scan_shape shape = {.kind = problem->kind, .batch = problem->batch, .steps = problem->steps, .n = problem->n,
+    carry_scan_shape shape = {.kind = problem->kind,
+                              .batch = problem->batch,
+                              .steps = problem->steps,
+                              .n = problem->n,
                               .width = problem->width};
     shape.A.dtype = shape.b.dtype = shape.h.dtype = problem->dtype;
     if (problem->f32_result) {
@@ -265,7 +272,8 @@ carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const c
     }
     CARRY_TRY(carry_scan_check_problem(ctx, problem));
     if (options->chunk < 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a chunk of %" PRId64 " steps: give 1 or more, or 0 for the planner's choice",
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a chunk of %" PRId64 " steps: give 1 or more, or 0 for the planner's choice",
                           options->chunk);
     }
     carry_scan_plan *made = calloc(1, sizeof *made);

@@ -45,8 +45,9 @@ static void gradients_of(const carry_scan_problem *p, int64_t item, const carry_
                 double here = l[t * size + r * p->width + j];
                 for (int64_t c = dense ? 0 : r; c < (dense ? p->n : r + 1); c++) {
                     int64_t at = dense ? r * p->n + c : r;
-                    double state = s > 0 ? h[before * size + c * p->width + j]
-                                   : h0 != NULL ? element(h0, item * h0->stride[0] + c * p->width + j) : 0.0;
+                    double state = s > 0        ? h[before * size + c * p->width + j]
+                                   : h0 != NULL ? element(h0, item * h0->stride[0] + c * p->width + j)
+                                                : 0.0;
                     dA[t * A_size + at] += here * state;
                     to[c * p->width + j] += here * element(A, item * A->stride[0] + t * A->stride[1] + at);
                 }

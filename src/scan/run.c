@@ -13,12 +13,14 @@ static carry_scan_array in_order(const carry_tensor *tensor, bool reversed) {
                               .step = reversed ? -tensor->stride[1] : tensor->stride[1]};
 }
 
-static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, const carry_tensor *A, const carry_tensor *b,
-                              const carry_tensor *h0, const void *workspace, size_t workspace_bytes) {
+static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, const carry_tensor *A,
+                              const carry_tensor *b, const carry_tensor *h0, const void *workspace,
+                              size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_scan_problem *problem = &plan->problem;
     if (problem->backward) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "this plan was made for carry_scan_backward: make one without backward");
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "this plan was made for carry_scan_backward: make one without backward");
     }
     CARRY_TRY(carry_scan_check_inputs(ctx, problem, A, b, h0));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", h, false, problem->f32_result));
@@ -33,8 +35,8 @@ static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, cons
     return carry_scan_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace);
 }
 
-carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b, const carry_tensor *h0,
-                            void *workspace, size_t workspace_bytes) {
+carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
+                            const carry_tensor *h0, void *workspace, size_t workspace_bytes) {
     CARRY_TRY(check_run(plan, &h, &A, &b, h0, workspace, workspace_bytes));
     carry_scan_work work = carry_scan_shape_of(&plan->problem);
     work.ctx = plan->ctx;

@@ -1,13 +1,14 @@
 /* The only list of scan algorithms. */
 #include "scan/algorithm.h"
 
-extern const carry_scan_algorithm carry_scan_sequential, carry_scan_hillis_steele, carry_scan_blelloch, carry_scan_cyclic,
-    carry_scan_matmul4, carry_scan_matmul8, carry_scan_matmul16, carry_scan_matmul_log, carry_scan_chunkwise;
+extern const carry_scan_algorithm carry_scan_sequential, carry_scan_hillis_steele, carry_scan_blelloch,
+    carry_scan_cyclic, carry_scan_matmul4, carry_scan_matmul8, carry_scan_matmul16, carry_scan_matmul_log,
+    carry_scan_chunkwise;
 
 static const carry_scan_algorithm *const table[] = {
-    &carry_scan_sequential,  &carry_scan_chunkwise, &carry_scan_hillis_steele,
-    &carry_scan_blelloch,    &carry_scan_cyclic,    &carry_scan_matmul4,
-    &carry_scan_matmul8,     &carry_scan_matmul16,  &carry_scan_matmul_log,
+    &carry_scan_sequential, &carry_scan_chunkwise, &carry_scan_hillis_steele,
+    &carry_scan_blelloch,   &carry_scan_cyclic,    &carry_scan_matmul4,
+    &carry_scan_matmul8,    &carry_scan_matmul16,  &carry_scan_matmul_log,
 };
 
 const carry_scan_algorithm *carry_scan_at(int index) {

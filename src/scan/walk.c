@@ -1,5 +1,5 @@
-/* Walking through time: diagonal steps as the data lies, whatever its type; dense ones in f32, through a small buffer for
-   16-bit storage. */
+/* Walking through time: diagonal steps as the data lies, whatever its type; dense ones in f32, through a small buffer
+   for 16-bit storage. */
 #include "scan/walk.h"
 
 #include <string.h>
@@ -32,7 +32,8 @@ static layout layout_of(const carry_scan_work *work, carry_scan_lane lane) {
     return (layout){.rows = extent, .columns = work->width, .row = work->width, .offset = lane.first * work->width};
 }
 
-/* Of the whole step and not of a lane: every lane then fits the scratch that was stated, the last and narrower one too. */
+/* Of the whole step and not of a lane: every lane then fits the scratch that was stated, the last and narrower one too.
+ */
 static int64_t block_steps(const carry_scan_shape *shape) {
     int64_t A_size = carry_scan_A_size(shape);
     int64_t b_size = carry_scan_b_size(shape);
@@ -53,7 +54,8 @@ static void widen_rows(const carry_kernels *kernels, float *to, const char *from
         return;
     }
     for (int64_t r = 0; r < l.rows; r++) {
-        carry_widen(kernels, to + r * l.columns, from + (size_t)(r * l.row) * carry_dtype_size(dtype), dtype, l.columns);
+        carry_widen(kernels, to + r * l.columns, from + (size_t)(r * l.row) * carry_dtype_size(dtype), dtype,
+                    l.columns);
     }
 }
 
@@ -63,11 +65,13 @@ static void narrow_rows(const carry_kernels *kernels, char *to, const float *fro
         return;
     }
     for (int64_t r = 0; r < l.rows; r++) {
-        carry_narrow(kernels, to + (size_t)(r * l.row) * carry_dtype_size(dtype), from + r * l.columns, dtype, l.columns);
+        carry_narrow(kernels, to + (size_t)(r * l.row) * carry_dtype_size(dtype), from + r * l.columns, dtype,
+                     l.columns);
     }
 }
 
-/* Diagonal: the kernel reads and writes 16-bit storage itself; only the few factors are widened first, block by block. */
+/* Diagonal: the kernel reads and writes 16-bit storage itself; only the few factors are widened first, block by block.
+ */
 static void walk_diagonal(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
                           bool only_state, float *state, float *scratch) {
     bool as_it_lies = work->A.dtype == CARRY_F32;
@@ -75,15 +79,23 @@ static void walk_diagonal(const carry_scan_work *work, carry_scan_lane lane, lay
     for (int64_t t = from; t < to; t += most) {
         int64_t steps = to - t < most ? to - t : most;
         for (int64_t i = 0; !as_it_lies && i < steps; i++) {
-            carry_widen(work->kernels, scratch + i * l.rows, address(&work->A, lane.item, t + i, lane.first), work->A.dtype,
-                        l.rows);
+            carry_widen(work->kernels, scratch + i * l.rows, address(&work->A, lane.item, t + i, lane.first),
+                        work->A.dtype, l.rows);
         }
         void *h = only_state ? NULL : (void *)(uintptr_t)address(&work->h, lane.item, t, l.offset);
         work->kernels->diagonal_scan(&(carry_diagonal_scan){
-            .steps = steps, .rows = l.rows, .width = l.columns, .state = state, .h = h,
+            .steps = steps,
+            .rows = l.rows,
+            .width = l.columns,
+            .state = state,
+            .h = h,
             .a = as_it_lies ? (const float *)(const void *)address(&work->A, lane.item, t, lane.first) : scratch,
-            .b = address(&work->b, lane.item, t, l.offset), .a_step = as_it_lies ? work->A.step : l.rows,
-            .b_step = work->b.step, .h_step = work->h.step, .b_type = work->b.dtype, .h_type = work->h.dtype});
+            .b = address(&work->b, lane.item, t, l.offset),
+            .a_step = as_it_lies ? work->A.step : l.rows,
+            .b_step = work->b.step,
+            .h_step = work->h.step,
+            .b_type = work->b.dtype,
+            .h_type = work->h.dtype});
     }
 }
 
@@ -97,8 +109,18 @@ typedef struct stretch {
 
 /* The first step reads the packed state; the others read the step before them in h, all in one call (kernels.h). */
 static void step_dense(const carry_scan_work *work, layout l, const stretch *s, float *state) {
-    carry_product p = {.m = work->n, .n = l.columns, .k = work->n, .count = 1, .a = s->A, .b = state, .base = s->b, .c = s->h,
-                       .a_row = work->n, .b_row = l.columns, .base_row = s->b_row, .c_row = s->h_row,
+    carry_product p = {.m = work->n,
+                       .n = l.columns,
+                       .k = work->n,
+                       .count = 1,
+                       .a = s->A,
+                       .b = state,
+                       .base = s->b,
+                       .c = s->h,
+                       .a_row = work->n,
+                       .b_row = l.columns,
+                       .base_row = s->b_row,
+                       .c_row = s->h_row,
                        .a_transposed = work->transposed};
     work->kernels->product(&p);
     if (s->steps > 1) {
@@ -129,11 +151,19 @@ static void walk_dense_blocks(const carry_scan_work *work, carry_scan_lane lane,
     float *h = scratch + most * A_size;
     for (int64_t t = from; t < to; t += most) {
         int64_t steps = to - t < most ? to - t : most;
-        stretch s = {.A = A, .b = h, .h = h, .A_step = A_size, .b_step = size, .h_step = size, .b_row = l.columns,
-                     .h_row = l.columns, .steps = steps};
+        stretch s = {.A = A,
+                     .b = h,
+                     .h = h,
+                     .A_step = A_size,
+                     .b_step = size,
+                     .h_step = size,
+                     .b_row = l.columns,
+                     .h_row = l.columns,
+                     .steps = steps};
         for (int64_t i = 0; i < steps; i++) {
             if (work->A.dtype != CARRY_F32) {
-                carry_widen(work->kernels, A + i * A_size, address(&work->A, lane.item, t + i, 0), work->A.dtype, A_size);
+                carry_widen(work->kernels, A + i * A_size, address(&work->A, lane.item, t + i, 0), work->A.dtype,
+                            A_size);
             }
             widen_rows(work->kernels, h + i * size, address(&work->b, lane.item, t + i, l.offset), work->b.dtype, l);
         }
@@ -204,7 +234,11 @@ void carry_scan_walk(const carry_scan_work *work, carry_scan_lane lane, int64_t 
     stretch s = {.A = (const float *)(const void *)address(&work->A, lane.item, from, 0),
                  .b = (const float *)(const void *)address(&work->b, lane.item, from, l.offset),
                  .h = (float *)(uintptr_t)address(&work->h, lane.item, from, l.offset),
-                 .A_step = work->A.step, .b_step = work->b.step, .h_step = work->h.step, .b_row = l.row, .h_row = l.row,
+                 .A_step = work->A.step,
+                 .b_step = work->b.step,
+                 .h_step = work->h.step,
+                 .b_row = l.row,
+                 .h_row = l.row,
                  .steps = to - from};
     step_dense(work, l, &s, state);
 }

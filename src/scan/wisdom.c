@@ -184,7 +184,8 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
     if (carry_device_describe(ctx, 0, &cpu) != CARRY_OK) {
         cpu = (carry_device_properties){.name = "unknown"};
     }
-    (void)snprintf(machine, 192, "%s, %d cores, %s, carry %s", cpu.name, cpu.units, carry_ctx_kernels(ctx), carry_version());
+    (void)snprintf(machine, 192, "%s, %d cores, %s, carry %s", cpu.name, cpu.units, carry_ctx_kernels(ctx),
+                   carry_version());
 }
 
 /* The file into an empty wisdom; what is wrong with it is a warning. */

@@ -6,8 +6,8 @@
        plan 2 scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, problem, algorithm, seconds
        end 5f3a9c10                                         CRC-32C of all before this line
 
-   A file from another machine, of another version or damaged is ignored with a warning and written anew when something is
-   measured. */
+   A file from another machine, of another version or damaged is ignored with a warning and written anew when something
+   is measured. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 

@@ -1,0 +1,44 @@
+# The front door. Everything here is a CMake preset or a short script; `make` prints this help.
+PREFIX ?= /usr/local
+DESTDIR ?=
+JOBS ?= 2
+
+.PHONY: help demo test check check-fast format lint install clean
+
+help:
+	@echo "make demo        build, and show what Carry does (./demo.sh)"
+	@echo "make test        install what is missing, build every preset, run every test (./test.sh)"
+	@echo "make check       the same without installing anything"
+	@echo "make check-fast  one build, its tests (under two minutes)"
+	@echo "make format      rewrite the sources in the house's format"
+	@echo "make lint        format, floors, clang-tidy, cppcheck"
+	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
+	@echo "make clean       remove build/"
+	@echo
+	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda (HACKING.md)"
+
+demo:
+	@./demo.sh
+
+test:
+	@./test.sh
+
+check: lint
+	@JOBS=$(JOBS) tools/check
+
+check-fast:
+	@JOBS=$(JOBS) tools/check dev
+
+format:
+	clang-format -i $$(git ls-files '*.c' '*.h')
+
+lint:
+	@tools/lint
+
+install:
+	cmake --preset release -DCARRY_TESTS=OFF -DCMAKE_INSTALL_PREFIX=$(PREFIX)
+	cmake --build --preset release -j $(JOBS)
+	DESTDIR=$(DESTDIR) cmake --install build/release
+
+clean:
+	rm -rf build
