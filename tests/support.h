@@ -23,8 +23,8 @@ static inline void support_silent(void *user, carry_log_level level, const char 
 
 static inline carry_ctx *support_ctx(int threads, const char *kernels, const char *wisdom) {
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads, .kernels = kernels, .wisdom = wisdom,
-                                                                   .log = support_silent});
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){.threads = threads, .kernels = kernels, .wisdom = wisdom, .log = support_silent});
     if (status != CARRY_OK) {
         fail_msg("no context: %s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
     }
@@ -32,22 +32,22 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
 }
 
 /* Success, or the test fails with the library's own sentence. */
-#define assert_ok(ctx, expression)                                                                                     \
-    do {                                                                                                               \
-        carry_status support_status = (expression);                                                                    \
-        if (support_status != CARRY_OK) {                                                                              \
-            fail_msg("%s: %s (%s)", #expression, carry_ctx_error(ctx), carry_status_name(support_status));             \
-        }                                                                                                              \
+#define assert_ok(ctx, expression)                                                                         \
+    do {                                                                                                   \
+        carry_status support_status = (expression);                                                        \
+        if (support_status != CARRY_OK) {                                                                  \
+            fail_msg("%s: %s (%s)", #expression, carry_ctx_error(ctx), carry_status_name(support_status)); \
+        }                                                                                                  \
     } while (0)
 
 /* A refusal with this status whose sentence contains these words. */
-#define assert_refused(ctx, expected, words, expression)                                                               \
-    do {                                                                                                               \
-        carry_status support_status = (expression);                                                                    \
-        if (support_status != (expected) || strstr(carry_ctx_error(ctx), (words)) == NULL) {                           \
-            fail_msg("%s: expected %s with '%s', got %s: %s", #expression, carry_status_name(expected), (words),       \
-                     carry_status_name(support_status), carry_ctx_error(ctx));                                         \
-        }                                                                                                              \
+#define assert_refused(ctx, expected, words, expression)                                                         \
+    do {                                                                                                         \
+        carry_status support_status = (expression);                                                              \
+        if (support_status != (expected) || strstr(carry_ctx_error(ctx), (words)) == NULL) {                     \
+            fail_msg("%s: expected %s with '%s', got %s: %s", #expression, carry_status_name(expected), (words), \
+                     carry_status_name(support_status), carry_ctx_error(ctx));                                   \
+        }                                                                                                        \
     } while (0)
 
 #endif

@@ -66,10 +66,23 @@ static void one_product(const carry_kernels *kernels, arrays *s, int64_t m, int6
     bool b_transposed = (form & 2) != 0;
     bool with_base = (form & 4) != 0;
     int64_t pad = (form & 8) != 0 ? 3 : 0;
-    carry_product p = {.m = m, .n = n, .k = k, .count = 2, .a = s->a, .b = s->b, .base = with_base ? s->base : NULL,
-                       .a_row = (a_transposed ? m : k) + pad, .b_row = (b_transposed ? k : n) + pad, .base_row = n + pad,
-                       .c_row = n + pad, .a_next = 70 * 80, .b_next = 70 * 80, .base_next = 70 * 80, .c_next = 70 * 80,
-                       .a_transposed = a_transposed, .b_transposed = b_transposed};
+    carry_product p = {.m = m,
+                       .n = n,
+                       .k = k,
+                       .count = 2,
+                       .a = s->a,
+                       .b = s->b,
+                       .base = with_base ? s->base : NULL,
+                       .a_row = (a_transposed ? m : k) + pad,
+                       .b_row = (b_transposed ? k : n) + pad,
+                       .base_row = n + pad,
+                       .c_row = n + pad,
+                       .a_next = 70 * 80,
+                       .b_next = 70 * 80,
+                       .base_next = 70 * 80,
+                       .c_next = 70 * 80,
+                       .a_transposed = a_transposed,
+                       .b_transposed = b_transposed};
     for (int64_t i = 0; i < s->room; i++) {
         s->c[i] = s->expected[i] = 1e30f; /* untouched places must stay so */
     }
@@ -78,8 +91,8 @@ static void one_product(const carry_kernels *kernels, arrays *s, int64_t m, int6
     p.c = s->expected;
     carry_kernels_at(0)->product(&p);
     char what[96];
-    (void)snprintf(what, sizeof what, "%s product %lld x %lld x %lld form %d", kernels->name, (long long)m, (long long)n,
-                   (long long)k, form);
+    (void)snprintf(what, sizeof what, "%s product %lld x %lld x %lld form %d", kernels->name, (long long)m,
+                   (long long)n, (long long)k, form);
     compare(s->c, s->expected, s->room, product_bound(k), what);
 }
 
@@ -94,7 +107,8 @@ static void products_equal_plain_ones(void **unused) {
         for (size_t i = 0; i < SIZES; i++) {
             for (size_t j = 0; j < SIZES; j++) {
                 for (int form = 0; form < 16; form++) {
-                    one_product(carry_kernels_at(set), &s, sizes[i], sizes[j], sizes[(i * 5 + j * 3 + (size_t)form) % SIZES], form);
+                    one_product(carry_kernels_at(set), &s, sizes[i], sizes[j],
+                                sizes[(i * 5 + j * 3 + (size_t)form) % SIZES], form);
                     one_product(carry_kernels_at(set), &s, sizes[i], 1, sizes[j], form);
                 }
             }
@@ -116,7 +130,8 @@ static void long_sums_equal_plain_ones(void **unused) {
         for (int64_t k = 0; carry_kernels_at(set)->usable() && k <= K; k += 60) {
             float c[M * N];
             float expected[M * N];
-            carry_product p = {.m = M, .n = N, .k = k, .count = 1, .a = a, .b = b, .c = c, .a_row = K, .b_row = N, .c_row = N};
+            carry_product p = {
+                .m = M, .n = N, .k = k, .count = 1, .a = a, .b = b, .c = c, .a_row = K, .b_row = N, .c_row = N};
             carry_kernels_at(set)->product(&p);
             p.c = expected;
             carry_kernels_at(0)->product(&p);
@@ -143,10 +158,22 @@ static void products_in_order_are_a_recurrence(void **unused) {
             fill(b, STEPS * SIZE * 5);
             int64_t size = SIZE * width;
             memcpy(h, b, sizeof h);
-            carry_kernels_at(set)->product(&(carry_product){
-                .m = SIZE, .n = width, .k = SIZE, .count = STEPS - 1, .a = A + SIZE * SIZE, .b = h, .base = b + size, .c = h + size,
-                .a_row = SIZE, .b_row = width, .base_row = width, .c_row = width, .a_next = SIZE * SIZE, .b_next = size,
-                .base_next = size, .c_next = size});
+            carry_kernels_at(set)->product(&(carry_product){.m = SIZE,
+                                                            .n = width,
+                                                            .k = SIZE,
+                                                            .count = STEPS - 1,
+                                                            .a = A + SIZE * SIZE,
+                                                            .b = h,
+                                                            .base = b + size,
+                                                            .c = h + size,
+                                                            .a_row = SIZE,
+                                                            .b_row = width,
+                                                            .base_row = width,
+                                                            .c_row = width,
+                                                            .a_next = SIZE * SIZE,
+                                                            .b_next = size,
+                                                            .base_next = size,
+                                                            .c_next = size});
             double before[SIZE * 5];
             for (int64_t i = 0; i < size; i++) {
                 before[i] = b[i];
@@ -172,7 +199,8 @@ static void products_in_order_are_a_recurrence(void **unused) {
 
 enum { T = 19, ROOM = 65 * 65 * T };
 
-/* |h| <= T, and two roundings a step; 16-bit results may differ by one unit of their type where those straddle a tie. */
+/* |h| <= T, and two roundings a step; 16-bit results may differ by one unit of their type where those straddle a tie.
+ */
 static void check_diagonal_scan(const carry_kernels *kernels, int64_t rows, int64_t width, carry_dtype b_type,
                                 carry_dtype h_type, int form) {
     static float a[65 * T], wide[ROOM], state_in[65 * 65], state_out[65 * 65], expected_state[65 * 65];
@@ -200,10 +228,18 @@ static void check_diagonal_scan(const carry_kernels *kernels, int64_t rows, int6
     if (in_place) {
         memcpy(h, b, (size_t)(T * size * item));
     }
-    carry_diagonal_scan s = {.steps = T, .rows = rows, .width = width, .a = a, .state = state_out,
+    carry_diagonal_scan s = {.steps = T,
+                             .rows = rows,
+                             .width = width,
+                             .a = a,
+                             .state = state_out,
                              .b = (char *)(in_place ? h : b) + start * (int64_t)carry_dtype_size(b_type),
-                             .h = only_state ? NULL : (char *)h + start * item, .a_step = rows, .b_step = way * size,
-                             .h_step = way * size, .b_type = b_type, .h_type = h_type};
+                             .h = only_state ? NULL : (char *)h + start * item,
+                             .a_step = rows,
+                             .b_step = way * size,
+                             .h_step = way * size,
+                             .b_type = b_type,
+                             .h_type = h_type};
     kernels->diagonal_scan(&s);
     s.b = (char *)b + start * (int64_t)carry_dtype_size(b_type);
     s.h = only_state ? NULL : (char *)expected + start * item;
@@ -227,8 +263,11 @@ static void check_diagonal_scan(const carry_kernels *kernels, int64_t rows, int6
 
 static void diagonal_scans_equal_plain_ones(void **unused) {
     (void)unused;
-    static const carry_dtype types[][2] = {{CARRY_F32, CARRY_F32}, {CARRY_BF16, CARRY_BF16}, {CARRY_BF16, CARRY_F32},
-                                           {CARRY_F16, CARRY_F16}, {CARRY_F16, CARRY_F32}};
+    static const carry_dtype types[][2] = {{CARRY_F32, CARRY_F32},
+                                           {CARRY_BF16, CARRY_BF16},
+                                           {CARRY_BF16, CARRY_F32},
+                                           {CARRY_F16, CARRY_F16},
+                                           {CARRY_F16, CARRY_F32}};
     for (int set = 1; carry_kernels_at(set) != NULL; set++) {
         for (size_t i = 0; carry_kernels_at(set)->usable() && i < SIZES; i++) {
             for (size_t j = 0; j < SIZES; j++) {
@@ -251,8 +290,17 @@ static void diagonal_applications_equal_plain_ones(void **unused) {
             int64_t rows = sizes[i / SIZES];
             int64_t width = sizes[i % SIZES];
             int64_t size = rows * width;
-            carry_diagonal_apply p = {.count = T, .rows = rows, .width = width, .a = a, .x = b, .base = b, .y = y,
-                                      .a_next = rows, .x_next = 0, .base_next = size, .y_next = size};
+            carry_diagonal_apply p = {.count = T,
+                                      .rows = rows,
+                                      .width = width,
+                                      .a = a,
+                                      .x = b,
+                                      .base = b,
+                                      .y = y,
+                                      .a_next = rows,
+                                      .x_next = 0,
+                                      .base_next = size,
+                                      .y_next = size};
             memset(y, 0xff, sizeof y);
             carry_kernels_at(set)->diagonal_apply(&p);
             p.y = expected;

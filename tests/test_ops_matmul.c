@@ -20,8 +20,10 @@ static void check_product(carry_ctx *ctx, int64_t batch, int64_t m, int64_t n, i
     float *b = floats(batch * k * n);
     float *c = floats(batch * m * n);
     float *before = floats(batch * m * n);
-    carry_tensor A = o.a_transposed ? carry_view_3d(a, CARRY_F32, batch, k, m) : carry_view_3d(a, CARRY_F32, batch, m, k);
-    carry_tensor B = o.b_transposed ? carry_view_3d(b, CARRY_F32, batch, n, k) : carry_view_3d(b, CARRY_F32, batch, k, n);
+    carry_tensor A =
+        o.a_transposed ? carry_view_3d(a, CARRY_F32, batch, k, m) : carry_view_3d(a, CARRY_F32, batch, m, k);
+    carry_tensor B =
+        o.b_transposed ? carry_view_3d(b, CARRY_F32, batch, n, k) : carry_view_3d(b, CARRY_F32, batch, k, n);
     carry_tensor C = carry_view_3d(c, CARRY_F32, batch, m, n);
     fill(ctx, A, 1);
     fill(ctx, B, 2);
@@ -51,14 +53,15 @@ static void check_product(carry_ctx *ctx, int64_t batch, int64_t m, int64_t n, i
 
 static void products_are_right_for_every_size_and_form(void **unused) {
     (void)unused;
-    static const int64_t sizes[][4] = {{1, 1, 1, 1},   {3, 5, 7, 2},      {100, 16, 16, 16}, {1, 33, 1, 65},
+    static const int64_t sizes[][4] = {{1, 1, 1, 1},    {3, 5, 7, 2},       {100, 16, 16, 16}, {1, 33, 1, 65},
                                        {2, 65, 130, 3}, {1, 300, 270, 260}, {1, 257, 16, 300}, {40, 4, 4, 4}};
     for (int threads = 1; threads <= 3; threads++) {
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             for (int form = 0; form < 8; form++) {
                 check_product(ctx, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3],
-                              (carry_matmul_options){.a_transposed = form & 1, .b_transposed = (form & 2) != 0,
+                              (carry_matmul_options){.a_transposed = form & 1,
+                                                     .b_transposed = (form & 2) != 0,
                                                      .accumulate = (form & 4) != 0});
             }
         }
@@ -94,7 +97,8 @@ static void bad_products_are_refused_with_names_and_sizes(void **unused) {
     carry_tensor c = carry_view_3d(x, CARRY_F32, 1, 2, 3);
     carry_tensor a = carry_view_3d(x, CARRY_F32, 1, 2, 4);
     carry_tensor b = carry_view_3d(x, CARRY_F32, 1, 5, 3);
-    assert_refused(ctx, CARRY_ESHAPE, "b has shape [1, 5, 3] where [1, 4, 3] is needed", carry_matmul(ctx, c, a, b, NULL));
+    assert_refused(ctx, CARRY_ESHAPE, "b has shape [1, 5, 3] where [1, 4, 3] is needed",
+                   carry_matmul(ctx, c, a, b, NULL));
     b = carry_view_3d(x, CARRY_BF16, 1, 4, 3);
     assert_refused(ctx, CARRY_EDTYPE, "b is bf16", carry_matmul(ctx, c, a, b, NULL));
     b = carry_view_3d(x, CARRY_F32, 1, 4, 3);
@@ -103,8 +107,9 @@ static void bad_products_are_refused_with_names_and_sizes(void **unused) {
     b = carry_view_3d((char *)x + 1, CARRY_F32, 1, 4, 3);
     assert_refused(ctx, CARRY_EALIGN, "b is at an address", carry_matmul(ctx, c, a, b, NULL));
     assert_refused(ctx, CARRY_ESHAPE, "rank 3", carry_matmul(ctx, carry_view_2d(x, CARRY_F32, 2, 3), a, b, NULL));
-    assert_refused(ctx, CARRY_EARGUMENT, "c has no data",
-                   carry_matmul(ctx, carry_view_3d(NULL, CARRY_F32, 1, 2, 3), a, carry_view_3d(x, CARRY_F32, 1, 4, 3), NULL));
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "c has no data",
+        carry_matmul(ctx, carry_view_3d(NULL, CARRY_F32, 1, 2, 3), a, carry_view_3d(x, CARRY_F32, 1, 4, 3), NULL));
     carry_ctx_free(ctx);
 }
 
@@ -121,7 +126,8 @@ static void conversion_rounds_as_the_scalar_functions_do(void **unused) {
         for (int i = 0; i < COUNT; i++) {
             uint16_t expected = dtype == CARRY_BF16 ? carry_bf16_from_f32(from[i]) : carry_f16_from_f32(from[i]);
             assert_int_equal(to[i], expected);
-            assert_true(back[i] == (dtype == CARRY_BF16 ? carry_f32_from_bf16(expected) : carry_f32_from_f16(expected)));
+            assert_true(back[i] ==
+                        (dtype == CARRY_BF16 ? carry_f32_from_bf16(expected) : carry_f32_from_f16(expected)));
         }
     }
     assert_refused(ctx, CARRY_EDTYPE, "i64",

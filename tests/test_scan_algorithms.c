@@ -1,5 +1,5 @@
-/* Every algorithm of the table equals the float64 reference: for every kind, type, length, n and width, either way, with
-   and without an initial state, in place and with strides, for every thread count and every set of kernels. */
+/* Every algorithm of the table equals the float64 reference: for every kind, type, length, n and width, either way,
+   with and without an initial state, in place and with strides, for every thread count and every set of kernels. */
 #include <math.h>
 
 #include "support.h"
@@ -54,8 +54,8 @@ static double element(const carry_tensor *t, int64_t i) {
 }
 
 /* One step rounds k + 2 times by u = 2^-24 of at most s times the largest value (k = n, s = 0.4 sqrt n dense; k = s = 1
-   diagonal). Contraction by 0.9 on average leaves about 32 steps, and a tree adds two roundings a level. Storage adds half
-   a spacing of its own. The log form works on logarithms up to 80. */
+   diagonal). Contraction by 0.9 on average leaves about 32 steps, and a tree adds two roundings a level. Storage adds
+   half a spacing of its own. The log form works on logarithms up to 80. */
 static double bound_of(const data *d, const char *name) {
     const carry_scan_problem *p = &d->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -78,9 +78,9 @@ static void compare(const data *d, const carry_tensor *h, const char *name) {
         double difference = fabs(element(h, i) - d->expected[i]);
         if (!(difference <= bound)) {
             fail_msg("%s %s %s b%lld t%lld n%lld w%lld%s: element %lld is %g and should be %g (bound %g)", name,
-                     p->kind == CARRY_SCAN_DENSE ? "dense" : "diagonal", carry_dtype_name(p->dtype), (long long)p->batch,
-                     (long long)p->steps, (long long)p->n, (long long)p->width, p->reversed ? " reversed" : "", (long long)i,
-                     element(h, i), d->expected[i], bound);
+                     p->kind == CARRY_SCAN_DENSE ? "dense" : "diagonal", carry_dtype_name(p->dtype),
+                     (long long)p->batch, (long long)p->steps, (long long)p->n, (long long)p->width,
+                     p->reversed ? " reversed" : "", (long long)i, element(h, i), d->expected[i], bound);
         }
     }
 }
@@ -89,7 +89,8 @@ static void compare(const data *d, const carry_tensor *h, const char *name) {
 static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, carry_tensor h, carry_tensor b,
                 const carry_tensor *h0) {
     carry_scan_plan *plan;
-    carry_status status = carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_plan_options){.algorithm = name, .chunk = chunk});
+    carry_status status =
+        carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_plan_options){.algorithm = name, .chunk = chunk});
     bool limited = strcmp(name, "matmul_log") == 0;
     if (status == CARRY_EUNSUPPORTED && limited && d->problem.kind == CARRY_SCAN_DENSE) {
         return false;
@@ -135,8 +136,13 @@ static void every_algorithm_matches_the_reference_for_every_length(void **unused
             for (size_t t = 0; t < sizeof lengths / sizeof lengths[0]; t++) {
                 for (size_t n = 0; n < 4; n++) {
                     for (size_t w = 0; w < 3; w++, turn++) {
-                        carry_scan_problem p = {.kind = (carry_scan_kind)kind, .batch = 1, .steps = lengths[t], .n = ns[n],
-                                                .width = widths[w], .dtype = dtype, .reversed = turn % 5 == 3,
+                        carry_scan_problem p = {.kind = (carry_scan_kind)kind,
+                                                .batch = 1,
+                                                .steps = lengths[t],
+                                                .n = ns[n],
+                                                .width = widths[w],
+                                                .dtype = dtype,
+                                                .reversed = turn % 5 == 3,
                                                 .f32_result = turn % 7 == 2};
                         check_all(ctx, p, turn % 3 == 1, turn % 4 == 0 ? 0 : 1 + turn % 11);
                     }
@@ -153,8 +159,12 @@ static void batches_directions_and_states_agree_with_the_reference(void **unused
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (int64_t batch = 1; batch <= 5; batch += 2) {
             for (int form = 0; form < 8; form++) {
-                carry_scan_problem p = {.kind = (form & 1) != 0 ? CARRY_SCAN_DENSE : CARRY_SCAN_DIAGONAL, .batch = batch,
-                                        .steps = 37, .n = 6, .width = 35, .reversed = (form & 2) != 0};
+                carry_scan_problem p = {.kind = (form & 1) != 0 ? CARRY_SCAN_DENSE : CARRY_SCAN_DIAGONAL,
+                                        .batch = batch,
+                                        .steps = 37,
+                                        .n = 6,
+                                        .width = 35,
+                                        .reversed = (form & 2) != 0};
                 check_all(ctx, p, (form & 4) != 0, 5);
             }
         }
@@ -171,8 +181,14 @@ static void every_set_of_kernels_gives_right_scans(void **unused) {
         }
         carry_ctx *ctx = support_ctx(2, carry_kernels_name(set), NULL);
         for (int form = 0; form < 6; form++) {
-            check_all(ctx, (carry_scan_problem){.kind = (carry_scan_kind)(form % 2), .batch = 2, .steps = 50, .n = 17,
-                                                .width = 9, .dtype = (carry_dtype)(form / 2)}, true, 8);
+            check_all(ctx,
+                      (carry_scan_problem){.kind = (carry_scan_kind)(form % 2),
+                                           .batch = 2,
+                                           .steps = 50,
+                                           .n = 17,
+                                           .width = 9,
+                                           .dtype = (carry_dtype)(form / 2)},
+                      true, 8);
         }
         carry_ctx_free(ctx);
     }
@@ -182,8 +198,13 @@ static void output_may_be_the_input(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int form = 0; form < 12; form++) {
-        carry_scan_problem p = {.kind = (carry_scan_kind)(form % 2), .batch = 1 + form % 3, .steps = 40, .n = 5, .width = 3,
-                                .dtype = (carry_dtype)(form / 4), .reversed = form % 4 > 1};
+        carry_scan_problem p = {.kind = (carry_scan_kind)(form % 2),
+                                .batch = 1 + form % 3,
+                                .steps = 40,
+                                .n = 5,
+                                .width = 3,
+                                .dtype = (carry_dtype)(form / 4),
+                                .reversed = form % 4 > 1};
         data d = make(ctx, p, true);
         size_t bytes = (size_t)(p.batch * p.steps * p.n * p.width) * 4;
         for (int i = 0; carry_scan_name(i) != NULL; i++) {
@@ -239,11 +260,16 @@ static void strides_over_batch_and_time_are_free(void **unused) {
 /* Bit for bit, for a fixed plan (the chunk given, where an algorithm has one). */
 static void results_do_not_depend_on_the_number_of_threads(void **unused) {
     (void)unused;
-    static const int64_t shapes[][4] = {{1, 100, 16, 64}, {1, 257, 70, 1}, {3, 64, 8, 33}, {2, 50, 5, 17}, {1, 40, 3, 49}};
+    static const int64_t shapes[][4] = {
+        {1, 100, 16, 64}, {1, 257, 70, 1}, {3, 64, 8, 33}, {2, 50, 5, 17}, {1, 40, 3, 49}};
     for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
         for (int form = 0; form < 4; form++) {
-            carry_scan_problem p = {.kind = (carry_scan_kind)(form % 2), .batch = shapes[shape][0], .steps = shapes[shape][1],
-                                    .n = shapes[shape][2], .width = shapes[shape][3], .dtype = form < 2 ? CARRY_F32 : CARRY_BF16};
+            carry_scan_problem p = {.kind = (carry_scan_kind)(form % 2),
+                                    .batch = shapes[shape][0],
+                                    .steps = shapes[shape][1],
+                                    .n = shapes[shape][2],
+                                    .width = shapes[shape][3],
+                                    .dtype = form < 2 ? CARRY_F32 : CARRY_BF16};
             carry_ctx *one = support_ctx(1, NULL, NULL);
             data d = make(one, p, true);
             size_t bytes = (size_t)(p.batch * p.steps * p.n * p.width) * carry_dtype_size(p.dtype);
@@ -258,7 +284,8 @@ static void results_do_not_depend_on_the_number_of_threads(void **unused) {
                     memset(d.h.data, 0xff, bytes);
                     assert_true(run(many, &d, carry_scan_name(i), 16, d.h, d.b, &d.h0));
                     if (memcmp(first, d.h.data, bytes) != 0) {
-                        fail_msg("%s shape %zu form %d differs between 1 and %d threads", carry_scan_name(i), shape, form, threads);
+                        fail_msg("%s shape %zu form %d differs between 1 and %d threads", carry_scan_name(i), shape,
+                                 form, threads);
                     }
                     carry_ctx_free(many);
                 }

@@ -58,11 +58,13 @@ static double loss(carry_ctx *ctx, data *d) {
 static void make_gradients(carry_ctx *ctx, data *d) {
     (void)loss(ctx, d);
     carry_tensor h0 = state_view(&d->problem, d->h0, CARRY_F32);
-    assert_ok(ctx, carry_scan_reference_backward(ctx, d->dA, d->db, d->dh0, &d->problem, A_view(&d->problem, d->A, CARRY_F32),
-                                                 d->h, b_view(&d->problem, d->g, CARRY_F32), &h0));
+    assert_ok(ctx, carry_scan_reference_backward(ctx, d->dA, d->db, d->dh0, &d->problem,
+                                                 A_view(&d->problem, d->A, CARRY_F32), d->h,
+                                                 b_view(&d->problem, d->g, CARRY_F32), &h0));
 }
 
-static void differences(carry_ctx *ctx, data *d, float *values, const double *gradient, int64_t count, const char *what) {
+static void differences(carry_ctx *ctx, data *d, float *values, const double *gradient, int64_t count,
+                        const char *what) {
     for (int64_t i = 0; i < count; i++) {
         float kept = values[i];
         values[i] = kept + 1.0f;
@@ -83,8 +85,12 @@ static void reference_gradients_equal_finite_differences(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int form = 0; form < 4; form++) {
-        data *d = make(ctx, (carry_scan_problem){.kind = (carry_scan_kind)(form & 1), .batch = 2, .steps = 5, .n = 3,
-                                                 .width = 2, .reversed = (form & 2) != 0});
+        data *d = make(ctx, (carry_scan_problem){.kind = (carry_scan_kind)(form & 1),
+                                                 .batch = 2,
+                                                 .steps = 5,
+                                                 .n = 3,
+                                                 .width = 2,
+                                                 .reversed = (form & 2) != 0});
         make_gradients(ctx, d);
         differences(ctx, d, d->A, d->dA, d->A_count, "dA");
         differences(ctx, d, d->b, d->db, d->b_count, "db");
@@ -109,17 +115,21 @@ static void compare(const float *got, const double *expected, int64_t count, dou
     }
 }
 
-/* f32 sums of at most 16 + 8 terms over at most 48 steps of growth below 1.5: 1e-4 of the largest is far above rounding,
-   and far below any wrong index. */
+/* f32 sums of at most 16 + 8 terms over at most 48 steps of growth below 1.5: 1e-4 of the largest is far above
+   rounding, and far below any wrong index. */
 static void every_algorithm_gives_these_gradients(void **unused) {
     (void)unused;
-    static const int64_t shapes[][4] = {{1, 1, 3, 2}, {2, 2, 3, 1}, {1, 17, 4, 3}, {3, 33, 2, 5}, {1, 48, 5, 8}, {5, 7, 8, 1}};
+    static const int64_t shapes[][4] = {{1, 1, 3, 2},  {2, 2, 3, 1},  {1, 17, 4, 3},
+                                        {3, 33, 2, 5}, {1, 48, 5, 8}, {5, 7, 8, 1}};
     for (int threads = 1; threads <= 3; threads++) {
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (size_t shape = 0; shape < sizeof shapes / sizeof shapes[0]; shape++) {
             for (int form = 0; form < 4; form++) {
-                carry_scan_problem p = {.kind = (carry_scan_kind)(form & 1), .batch = shapes[shape][0],
-                                        .steps = shapes[shape][1], .n = shapes[shape][2], .width = shapes[shape][3],
+                carry_scan_problem p = {.kind = (carry_scan_kind)(form & 1),
+                                        .batch = shapes[shape][0],
+                                        .steps = shapes[shape][1],
+                                        .n = shapes[shape][2],
+                                        .width = shapes[shape][3],
                                         .reversed = (form & 2) != 0};
                 data *d = make(ctx, p);
                 for (int64_t i = 0; i < d->A_count; i++) { /* positive and moderate, so that the log form applies too */
@@ -134,7 +144,8 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                 for (int i = 0; carry_scan_name(i) != NULL; i++) {
                     const char *name = carry_scan_name(i);
                     carry_scan_plan *plan;
-                    carry_status status = carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = name, .chunk = 5});
+                    carry_status status =
+                        carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = name, .chunk = 5});
                     if (status == CARRY_EUNSUPPORTED && strcmp(name, "matmul_log") == 0) {
                         continue;
                     }
@@ -151,10 +162,13 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                     void *workspace = malloc(carry_scan_workspace(plan) + 1);
                     assert_non_null(workspace);
                     assert_ok(ctx, carry_scan_backward(plan,
-                                                       &(carry_scan_gradients){.db = b_view(&p, db, CARRY_F32), .dA = &dA_view,
-                                                                               .dh0 = &dh0_view, .A = A_view(&p, d->A, CARRY_F32),
+                                                       &(carry_scan_gradients){.db = b_view(&p, db, CARRY_F32),
+                                                                               .dA = &dA_view,
+                                                                               .dh0 = &dh0_view,
+                                                                               .A = A_view(&p, d->A, CARRY_F32),
                                                                                .h = b_view(&p, h_stored, CARRY_F32),
-                                                                               .g = b_view(&p, db, CARRY_F32), .h0 = &h0},
+                                                                               .g = b_view(&p, db, CARRY_F32),
+                                                                               .h0 = &h0},
                                                        workspace, carry_scan_workspace(plan)));
                     compare(dA, d->dA, d->A_count, 1e-4, name, "dA", &p);
                     compare(db, d->db, d->b_count, 1e-4, name, "db", &p);
@@ -183,8 +197,10 @@ static void what_is_not_asked_for_is_not_written(void **unused) {
     assert_non_null(workspace);
     memset(dA, 0xff, sizeof dA);
     carry_tensor dA_view = A_view(&p, dA, CARRY_F32);
-    carry_scan_gradients given = {.db = b_view(&p, db, CARRY_F32), .A = A_view(&p, d->A, CARRY_F32),
-                                  .h = b_view(&p, d->b, CARRY_F32), .g = b_view(&p, d->g, CARRY_F32)};
+    carry_scan_gradients given = {.db = b_view(&p, db, CARRY_F32),
+                                  .A = A_view(&p, d->A, CARRY_F32),
+                                  .h = b_view(&p, d->b, CARRY_F32),
+                                  .g = b_view(&p, d->g, CARRY_F32)};
     assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));
     given.dA = &dA_view;
     assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));

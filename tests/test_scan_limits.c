@@ -25,16 +25,16 @@ static void point(call *c) {
     c->h0.data = c->data[3];
 }
 
-#define refused(expected, words, change)                                                                               \
-    do {                                                                                                               \
-        call c = good_call();                                                                                          \
-        point(&c);                                                                                                     \
-        memset(c.data[0], 0x5a, sizeof c.data[0]);                                                                     \
-        change;                                                                                                        \
-        assert_refused(ctx, expected, words, carry_scan_run(plan, c.h, c.A, c.b, &c.h0, workspace, bytes));            \
-        for (size_t i_ = 0; i_ < sizeof c.data[0]; i_++) {                                                             \
-            assert_int_equal(((unsigned char *)c.data[0])[i_], 0x5a);                                                  \
-        }                                                                                                              \
+#define refused(expected, words, change)                                                                    \
+    do {                                                                                                    \
+        call c = good_call();                                                                               \
+        point(&c);                                                                                          \
+        memset(c.data[0], 0x5a, sizeof c.data[0]);                                                          \
+        change;                                                                                             \
+        assert_refused(ctx, expected, words, carry_scan_run(plan, c.h, c.A, c.b, &c.h0, workspace, bytes)); \
+        for (size_t i_ = 0; i_ < sizeof c.data[0]; i_++) {                                                  \
+            assert_int_equal(((unsigned char *)c.data[0])[i_], 0x5a);                                       \
+        }                                                                                                   \
     } while (0)
 
 static void bad_tensors_are_refused_by_name_and_nothing_is_written(void **unused) {
@@ -108,7 +108,8 @@ static void bad_problems_are_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
-static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_problem *p, float *h, float *a, float *b) {
+static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_problem *p, float *h, float *a,
+                           float *b) {
     carry_scan_plan *plan;
     carry_status status = carry_scan_plan_new(ctx, &plan, p, &(carry_scan_plan_options){.algorithm = name, .chunk = 9});
     if (status != CARRY_OK) {
@@ -125,8 +126,8 @@ static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_pr
     return status;
 }
 
-/* Decays of e^-40 and exactly 0 among ordinary ones: right everywhere, and refused by the log form alone. Transitions are
-   at most 1, so f32 rounds each of at most 128 additions by 2^-24 of at most the largest value. */
+/* Decays of e^-40 and exactly 0 among ordinary ones: right everywhere, and refused by the log form alone. Transitions
+   are at most 1, so f32 rounds each of at most 128 additions by 2^-24 of at most the largest value. */
 static void deep_and_zero_decays_stay_right(void **unused) {
     (void)unused;
     enum { T = 128, N = 8, W = 8 };
@@ -156,7 +157,8 @@ static void deep_and_zero_decays_stay_right(void **unused) {
             assert_ok(ctx, status);
             for (int j = 0; j < T * N * W; j++) {
                 if (!(fabs((double)h[j] - expected[j]) <= 2.0 * 0x1p-24 * 16.0 * fmax(1.0, fabs(expected[j])))) {
-                    fail_msg("%s form %d: element %d is %g and should be %g", carry_scan_name(i), form, j, (double)h[j], expected[j]);
+                    fail_msg("%s form %d: element %d is %g and should be %g", carry_scan_name(i), form, j, (double)h[j],
+                             expected[j]);
                 }
             }
         }
@@ -181,7 +183,8 @@ static void errors_on_experiment_044_are_small(void **unused) {
             assert_ok(ctx, carry_scan_reference(ctx, expected, &p, A, B, NULL));
             for (int i = 0; carry_scan_name(i) != NULL; i++) {
                 carry_scan_plan *plan;
-                assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = carry_scan_name(i)}));
+                assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p,
+                                                   &(carry_scan_plan_options){.algorithm = carry_scan_name(i)}));
                 void *workspace = malloc(carry_scan_workspace(plan) + 1);
                 assert_non_null(workspace);
                 memset(h, 0xff, sizeof h);
@@ -193,7 +196,8 @@ static void errors_on_experiment_044_are_small(void **unused) {
                     worst = difference > worst || isnan(difference) ? difference : worst;
                 }
                 if (!(worst < (dtype == CARRY_F32 ? 1e-5 : 1e-3))) {
-                    fail_msg("%s %s T=%lld: error %g", carry_scan_name(i), carry_dtype_name(dtype), (long long)steps, worst);
+                    fail_msg("%s %s T=%lld: error %g", carry_scan_name(i), carry_dtype_name(dtype), (long long)steps,
+                             worst);
                 }
                 free(workspace);
                 carry_scan_plan_free(plan);
@@ -241,8 +245,9 @@ static void products_are_counted_as_the_definition_counts_them(void **unused) {
         assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = known[i].name}));
         void *workspace = malloc(carry_scan_workspace(plan) + 1);
         assert_non_null(workspace);
-        assert_ok(ctx, carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, T, N, 1), carry_view_3d(a, CARRY_F32, 1, T, N),
-                                      carry_view_4d(b, CARRY_F32, 1, T, N, 1), NULL, workspace, carry_scan_workspace(plan)));
+        assert_ok(ctx,
+                  carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, T, N, 1), carry_view_3d(a, CARRY_F32, 1, T, N),
+                                 carry_view_4d(b, CARRY_F32, 1, T, N, 1), NULL, workspace, carry_scan_workspace(plan)));
         assert_int_equal(carry_scan_products(plan), known[i].products);
         free(workspace);
         carry_scan_plan_free(plan);

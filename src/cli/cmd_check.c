@@ -7,12 +7,21 @@
 
 typedef struct tally {
     int right, wrong, left_out;
-    bool json;
+    bool json, titled;
     const char *problem;
 } tally;
 
+/* The problem's title, once there is something to say about it. */
+static void print_title(tally *t) {
+    if (!t->json && !t->titled) {
+        (void)printf("%s%s%s\n", cli_bold(), t->problem, cli_plain());
+    }
+    t->titled = true;
+}
+
 static void print_line(tally *t, const char *method, const carry_deviation *d) {
     bool ok = d->error <= d->bound; /* false for NaN */
+    print_title(t);
     t->right += ok;
     t->wrong += !ok;
     if (t->json) {
@@ -33,6 +42,7 @@ static void print_line(tally *t, const char *method, const carry_deviation *d) {
 }
 
 static void print_left_out(tally *t, const char *method, const char *reason) {
+    print_title(t);
     t->left_out++;
     if (t->json) {
         cli_json_open();
@@ -76,9 +86,7 @@ static carry_status check_problem(carry_ctx *ctx, const char *text, uint64_t see
         return status;
     }
     t->problem = text;
-    if (!t->json) {
-        (void)printf("%s%s%s\n", cli_bold(), text, cli_plain());
-    }
+    t->titled = false;
     const char *only = family->only(instance);
     if (only != NULL) {
         status = check_method(ctx, family, instance, only, t);

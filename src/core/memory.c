@@ -54,7 +54,7 @@ carry_arena carry_arena_over(void *block, size_t size) {
 void *carry_arena_take(carry_arena *arena, size_t count, size_t item) {
     size_t bytes;
     size_t end;
-    if (!carry_size_mul(&bytes, count, item) || !carry_size_add(&end, arena->used, bytes) ||
+    if (arena->overflowed || !carry_size_mul(&bytes, count, item) || !carry_size_add(&end, arena->used, bytes) ||
         !carry_size_add(&end, end, padding_for(end)) || end > (size_t)PTRDIFF_MAX) {
         arena->overflowed = true;
         return NULL;

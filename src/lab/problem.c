@@ -19,6 +19,15 @@ static bool is_name(const char *text) {
     return true;
 }
 
+static bool is_value(const char *text) {
+    for (const char *at = text; *at != '\0'; at++) {
+        if (!isalnum((unsigned char)*at) && strchr("_-./", *at) == NULL) {
+            return false;
+        }
+    }
+    return *text != '\0';
+}
+
 /* Element types end in digits and are words all the same. */
 static bool is_type(const char *text) {
     return strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0 ||
@@ -51,7 +60,7 @@ static carry_status parse_item(carry_ctx *ctx, carry_problem_item *item, const c
     if (equals != NULL) {
         *equals = '\0';
         if (strlen(text) >= CARRY_PROBLEM_WORD || strlen(equals + 1) >= CARRY_PROBLEM_WORD || !is_name(text) ||
-            equals[1] == '\0') {
+            !is_value(equals + 1)) {
             return carry_fail(ctx, CARRY_EFORMAT, "'%.60s=%.60s' in '%s' is not of the form key=value", text,
                               equals + 1, problem);
         }

@@ -161,12 +161,12 @@ carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char
         const char *unit;
         double *number;
         for (int j = 0; (number = carry_rates_number(&table, j, name, &unit)) != NULL; j++) {
-            (void)fprintf(to, "rate %d %s %.6g\n", wisdom->rate[i].threads, name, *number);
+            (void)fprintf(to, "rate %d %s %.17g\n", wisdom->rate[i].threads, name, *number);
         }
     }
     for (int i = 0; i < wisdom->plans; i++) {
         const carry_wisdom_plan *plan = &wisdom->plan[i];
-        (void)fprintf(to, "plan %d %s %s %.6g\n", plan->threads, plan->key, plan->algorithm, plan->seconds);
+        (void)fprintf(to, "plan %d %s %s %.17g\n", plan->threads, plan->key, plan->algorithm, plan->seconds);
     }
     (void)fflush(to);
     uint32_t crc = *text != NULL ? carry_crc32c(0, *text, *length) : 0;
@@ -227,7 +227,9 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
         at++;
     }
     if (at == CARRY_WISDOM_PLANS) {
-        at = 0; /* full: the oldest goes */
+        memmove(wisdom->plan, wisdom->plan + 1, sizeof wisdom->plan - sizeof wisdom->plan[0]); /* the oldest goes */
+        at--;
+        wisdom->plans--;
     }
     wisdom->plan[at] = *plan;
     wisdom->plans = at == wisdom->plans ? at + 1 : wisdom->plans;

@@ -1,0 +1,134 @@
+#!/bin/sh
+# The program as a person and as a script meet it. Usage: test_cli.sh PATH-OF-CARRY
+set -u
+carry=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+CARRY_WISDOM=$folder/wisdom
+export CARRY_WISDOM
+failures=0
+
+# expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
+expect() {
+    code=$1
+    words=$2
+    shift 2
+    "$carry" "$@" > "$folder/out" 2> "$folder/err" < /dev/null
+    got=$?
+    if [ $got != "$code" ] || ! cat "$folder/out" "$folder/err" | grep -qF -e "$words"; then
+        echo "FAILED: carry $*: exit $got (expected $code), expected to read '$words', read:"
+        head -n 5 "$folder/out" "$folder/err"
+        failures=$((failures + 1))
+    fi
+}
+
+# refused WORDS ARGUMENTS...: exit 2, exactly one line on standard error, nothing on standard output.
+refused() {
+    words=$1
+    expect 2 "$@"
+    if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
+        echo "FAILED: refusal for '$words' is not one sentence on standard error alone:"
+        cat "$folder/out" "$folder/err"
+        failures=$((failures + 1))
+    fi
+}
+
+# Help, on every verb, with an example.
+expect 0 "carry VERB" --help
+expect 0 "carry 0." --version
+for verb in $("$carry" list verbs | cut -d ' ' -f 1); do
+    expect 0 "Example:" "$verb" --help
+    expect 0 "--json" "$verb" -h
+done
+expect 2 "carry VERB"
+refused "no verb 'fly'" fly
+refused "no option '--colour'" bench --colour
+refused "no option '-x'" list scans -x
+
+# Lists.
+for what in scans kernels devices problems rates verbs; do
+    expect 0 "" list $what
+    expect 0 '"name": ' list $what --json
+done
+refused "one word" list
+refused "no list of 'cats'" list cats
+
+# Problems that cannot be.
+for bad in "" ":" "scan" "scan:dense:diagonal" "scan:dense:" "scan::dense" "scan:dense:t0" "scan:dense:q5" "scan:dense:T5" \
+    "scan:dense:t99999999999999999999" "scan:dense:t4000000000:n4000000000" "scan:dense:f32:bf16" "scan:dense:t5:t6" \
+    "scan:dense:algo=quick" "scan:dense:algo=" "scan:dense:algo=matmul_log" "scan:dense:out=f16" "scan:dense:device=tpu" \
+    "scan:diagonal:chunk=x" "flight:t5" "matmul:b1000000000:n1000000:k100000" "scan:diagonal:f16:deep"; do
+    for verb in check bench plan; do
+        [ "$verb $bad" = "plan scan:diagonal:f16:deep" ] && continue
+        "$carry" $verb "$bad" > "$folder/out" 2> "$folder/err"
+        if [ $? != 2 ] || [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
+            echo "FAILED: carry $verb '$bad' is not refused by one sentence:"
+            cat "$folder/out" "$folder/err"
+            failures=$((failures + 1))
+        fi
+    done
+done
+refused "needs a whole number" bench --repeats many scan:dense
+refused "needs a positive number" bench --seconds -1 scan:dense
+refused "needs a whole number" bench scan:dense --threads
+refused "more than the 1024" check --threads 5000 scan:dense
+refused "no kernels named 'mmx'" check --kernels mmx scan:dense
+refused "give none" bench --grid scan:dense
+
+# Results, for people and for programs.
+expect 0 "0 wrong" check scan:dense:t33:n5:w2 scan:diagonal:bf16:t20:n3:w4:initial
+expect 0 '"ok": true' check --json scan:diagonal:t33:backward
+expect 0 "cyclic" bench --repeats 5 scan:dense:t64:n8
+expect 0 '"planned": true' bench --json --repeats 5 scan:dense:t64:n8
+expect 0 "wisdom" plan --measure scan:dense:t64:n8 scan:dense:t64:n8
+expect 0 "predicted" plan scan:diagonal:t64:n8
+"$carry" bench --json --repeats 3 scan:dense:f32:t1024:n32:w1 > "$folder/out" 2> "$folder/err"
+head -n 1 "$folder/out" | grep -q '"ceilings": {"gemm_gflops": [0-9.e+]*, "copy_gbytes_s": [0-9.e+]*}' || {
+    echo "FAILED: the first line of bench --json has no ceilings"; failures=$((failures + 1)); }
+for field in problem algorithm device median_s spread repeats products gflops gbytes_s share error planned; do
+    grep '"algorithm": "cyclic"' "$folder/out" | grep -q "\"$field\": " || {
+        echo "FAILED: bench --json has no $field"; failures=$((failures + 1)); }
+done
+grep '"algorithm": "cyclic"' "$folder/out" | grep -q '"products": 3069,' || { echo "FAILED: cyclic's products"; failures=$((failures + 1)); }
+grep '"algorithm": "hillis_steele"' "$folder/out" | grep -q '"products": 18434,' || { echo "FAILED: hillis_steele's products"; failures=$((failures + 1)); }
+expect 0 "left out" check scan:diagonal:deep:t50:n4
+refused "does not hold" check scan:diagonal:deep:t50:n4:algo=matmul_log
+
+# Wisdom: damaged, another machine's, unwritable: a word, and the work goes on.
+echo "not wisdom" > "$folder/wisdom"
+expect 0 "is ignored: line 1" plan scan:dense:t64:n8
+printf 'carry-wisdom 1\nmachine Abacus, 1 cores, beads, carry 0.0.1\nend 00000000\n' > "$folder/wisdom"
+expect 0 "from another machine" plan scan:dense:t64:n8
+mkdir "$folder/wall"
+expect 0 "is not kept" plan --wisdom "$folder/wall" scan:dense:t64:n8
+expect 0 "predicted" plan --wisdom none scan:dense:t64:n8
+head -c 2000000 /dev/zero > "$folder/large"
+expect 0 "more than the" plan --wisdom "$folder/large" scan:dense:t64:n8
+
+# A full disk: what did not arrive is said.
+if [ -w /dev/full ]; then
+    "$carry" list scans > /dev/full 2> "$folder/err"
+    [ $? = 2 ] && grep -q "could not be written" "$folder/err" || { echo "FAILED: a full disk goes unsaid"; failures=$((failures + 1)); }
+fi
+
+# Ctrl-C ends cleanly, keeps what is done, and leaves no half-written wisdom.
+rm -f "$folder/wisdom"
+"$carry" bench --seconds 30 scan:dense:t4096:n64 > "$folder/out" 2> "$folder/err" &
+process=$!
+sleep 3
+kill -INT $process
+wait $process
+[ $? = 2 ] && grep -q "interrupted" "$folder/err" && grep -q "sequential" "$folder/out" || {
+    echo "FAILED: Ctrl-C:"; cat "$folder/out" "$folder/err"; failures=$((failures + 1)); }
+if ls "$folder"/wisdom.?????? > /dev/null 2>&1; then
+    echo "FAILED: a half-written wisdom was left"
+    failures=$((failures + 1))
+fi
+
+# No colour and no progress bar into a file.
+if grep -q "$(printf '\033')" "$folder/out" "$folder/err"; then
+    echo "FAILED: escape sequences in a file"
+    failures=$((failures + 1))
+fi
+[ $failures = 0 ] && echo "the program behaves"
+exit $failures
