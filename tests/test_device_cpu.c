@@ -1,10 +1,9 @@
 /* The CPU as device 0: memory, copies, streams and events; and devices that are not there. */
-#include "core/memory.h"
 #include "core/rng.h"
 #include "support.h"
 
-/* The address sanitizer ends the program at a size that malloc would refuse, unless told so. */
-const char *__asan_default_options(void);
+/* The address sanitizer ends the program at a size that malloc would refuse, unless it finds this and is told so. */
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";
 }

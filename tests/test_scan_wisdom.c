@@ -276,6 +276,31 @@ static void test_any_changed_byte_is_refused(void **state) {
     free(read);
 }
 
+/* A 0 byte ends strings, not lines: what follows it must not go unseen. */
+static void test_any_inserted_byte_is_refused(void **state) {
+    place *p = *state;
+    static const char bytes[] = {'\0', ' ', '0', '\n', '\r'};
+    carry_wisdom *wisdom = random_wisdom(8, 2, 1);
+    carry_wisdom *read = wisdom_new(MACHINE);
+    char *text;
+    size_t length;
+    assert_ok(p->ctx, carry_wisdom_print(p->ctx, wisdom, &text, &length));
+    char *longer = malloc(length + 1);
+    assert_non_null(longer);
+    for (size_t at = 0; at <= length; at++) {
+        for (size_t i = 0; i < sizeof bytes; i++) {
+            memcpy(longer, text, at);
+            longer[at] = bytes[i];
+            memcpy(longer + at + 1, text + at, length - at);
+            expect_refused(p, read, longer, length + 1, "a byte more", at);
+        }
+    }
+    free(longer);
+    free(text);
+    free(wisdom);
+    free(read);
+}
+
 static void test_anything_after_the_end_is_refused(void **state) {
     place *p = *state;
     static const char *const tails[] = {"\n", " ", "x", "plan 1 key cyclic 1\n", "end 00000000\n"};
@@ -309,7 +334,7 @@ static void test_the_file_of_another_machine_is_told_apart(void **state) {
 static carry_ctx *listening(heard *h, const char *wisdom) {
     carry_ctx *ctx = NULL;
     *h = (heard){0};
-    carry_ctx_options options = {.threads = 1, .kernels = "plain", .wisdom = wisdom, .log = hear, .log_user = h};
+    carry_ctx_options options = {.threads = 1, .wisdom = wisdom, .log = hear, .log_user = h};
     assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
     return ctx;
 }
@@ -377,10 +402,10 @@ static void test_measured_plans_are_remembered_across_contexts(void **state) {
     /* Another problem, or another number of threads, is not remembered. */
     carry_scan_problem reversed = small_dense;
     reversed.reversed = true;
-    assert_false(plan_is_remembered(ctx, &reversed, NULL));
+    assert_false(plan_is_remembered(ctx, &reversed, &by_measuring));
     carry_ctx_free(ctx);
-    ctx = support_ctx(2, "plain", p->file);
-    assert_false(plan_is_remembered(ctx, &small_dense, NULL));
+    ctx = support_ctx(2, NULL, p->file);
+    assert_false(plan_is_remembered(ctx, &small_dense, &by_measuring));
     carry_ctx_free(ctx);
     assert_int_equal(h.ignored + h.not_kept + h.other, 0);
     assert_int_equal(unlink(p->file), 0);
@@ -469,6 +494,7 @@ int main(void) {
         cmocka_unit_test(test_more_than_there_is_room_for_is_refused),
         cmocka_unit_test(test_a_file_cut_off_at_any_byte_is_refused),
         cmocka_unit_test(test_any_changed_byte_is_refused),
+        cmocka_unit_test(test_any_inserted_byte_is_refused),
         cmocka_unit_test(test_anything_after_the_end_is_refused),
         cmocka_unit_test(test_the_file_of_another_machine_is_told_apart),
         cmocka_unit_test(test_a_damaged_file_is_a_warning_and_is_replaced),

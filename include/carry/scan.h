@@ -20,7 +20,8 @@
        carry_scan_run(plan, h, A, b, NULL, workspace, carry_scan_workspace(plan));
        carry_scan_plan_free(plan);
 
-   Sums are in f32 whatever the storage type. For a fixed plan results do not depend on the number of threads. */
+   Sums are in f32 whatever the storage type; what is below the smallest normal f32 (1.2e-38) may become zero. For a
+   fixed plan results do not depend on the number of threads. */
 #ifndef CARRY_SCAN_H
 #define CARRY_SCAN_H
 

@@ -52,6 +52,28 @@ static void relax(void) {
 #endif
 }
 
+/* While a task runs on x86, numbers too small for a normal f32 count as zero: a long product of decays otherwise spends
+   a hundred cycles on each of its subnormal entries (dense chunkwise scan, n = 64, T = 4096, 16 threads: 30 ms against
+   2). The caller's own mode is given back. ARM takes subnormals in its stride. */
+static unsigned flush_subnormals(void) {
+#if defined(__x86_64__)
+    const unsigned flush_and_treat_as_zero = 0x8040u;
+    unsigned mode = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(mode | flush_and_treat_as_zero);
+    return mode;
+#else
+    return 0;
+#endif
+}
+
+static void restore_mode(unsigned mode) {
+#if defined(__x86_64__)
+    __builtin_ia32_ldmxcsr(mode);
+#else
+    (void)mode;
+#endif
+}
+
 static void take_pieces(carry_pool *pool, int index) {
     for (;;) {
         int64_t begin = atomic_fetch_add(&pool->next, pool->grain);
@@ -96,6 +118,7 @@ static void *worker_main(void *argument) {
     worker self = *(worker *)argument;
     free(argument);
     uint64_t seen = 0;
+    (void)flush_subnormals();
     while (!atomic_load(&self.pool->stop)) {
         wait_for_work(self.pool, seen);
         seen = atomic_load(&self.pool->serial);
@@ -179,8 +202,10 @@ void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task tas
     if (grain < 1) {
         grain = 1;
     }
+    unsigned mode = flush_subnormals();
     if (pool->threads == 1 || count <= grain || pool->inside) {
         task(argument, 0, count, 0);
+        restore_mode(mode);
         return;
     }
     pool->inside = true;
@@ -201,4 +226,5 @@ void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task tas
         }
     }
     pool->inside = false;
+    restore_mode(mode);
 }

@@ -5,7 +5,8 @@
 #define LANES 8
 #define TILE_VECTORS 2
 #define TILE_ROWS 6
-#define NARROW_ROWS 8
+#define PAIR_ROWS 6
+#define ONE_ROWS 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 

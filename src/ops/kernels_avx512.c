@@ -5,7 +5,8 @@
 #define LANES 16
 #define TILE_VECTORS 4
 #define TILE_ROWS 6
-#define NARROW_ROWS 8
+#define PAIR_ROWS 12
+#define ONE_ROWS 16
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 

@@ -38,7 +38,7 @@ INLINE void keep(float *to, vec value) {
    are constants where this is called. */
 INLINE void tile(const int rows, const int vectors, int64_t k, const float *a, ptrdiff_t a_row, ptrdiff_t a_col,
                  const float *b, ptrdiff_t b_row, const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
-    vec sum[8][4];
+    vec sum[16][4];
     UNROLL
     for (int r = 0; r < rows; r++) {
         UNROLL
@@ -144,7 +144,7 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
 
 INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
                        int64_t j, float *packed) {
-    const int most = vectors == TILE_VECTORS ? TILE_ROWS : NARROW_ROWS;
+    const int most = vectors == TILE_VECTORS ? TILE_ROWS : vectors == 2 ? PAIR_ROWS : ONE_ROWS;
     if (p->b_transposed) {
         pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
         panel(most, vectors, o, j, packed, vectors * LANES);
@@ -365,22 +365,55 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
     }
 }
 
-/* The last columns, fewer than a vector: one vector beside them, of which only these are kept. */
-INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
-                      int64_t a_at, int64_t at, int64_t columns) {
-    const size_t b_size = b_type == CARRY_F32 ? 4 : 2;
+/* The last columns, fewer than a vector, of f32: four at a time, then one by one. */
+typedef float four __attribute__((vector_size(16)));
+typedef float four_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
+
+INLINE void scan_four(const bool keep_h, const bool same_factor, const carry_diagonal_scan *s, int64_t a_at,
+                      int64_t at) {
+    four state = *(const four_unaligned *)(s->state + at);
+    const float *a = s->a + a_at;
+    const float *b = (const float *)s->b + at;
+    float *h = (float *)s->h + (keep_h ? at : 0);
+    for (int64_t t = 0; t < s->steps; t++, a += s->a_step, b += s->b_step) {
+        four x = *(const four_unaligned *)b;
+        four factors = same_factor ? (four){a[0], a[0], a[0], a[0]} : *(const four_unaligned *)a;
+        state = factors * state + x;
+        if (keep_h) {
+            *(four_unaligned *)h = state;
+            h += s->h_step;
+        }
+    }
+    *(four_unaligned *)(s->state + at) = state;
+}
+
+INLINE void scan_one(const bool keep_h, const carry_diagonal_scan *s, int64_t a_at, int64_t at) {
+    float state = s->state[at];
+    for (int64_t t = 0; t < s->steps; t++) {
+        state = s->a[t * s->a_step + a_at] * state + ((const float *)s->b)[t * s->b_step + at];
+        if (keep_h) {
+            ((float *)s->h)[t * s->h_step + at] = state;
+        }
+    }
+    s->state[at] = state;
+}
+
+/* The last columns, fewer than a vector, of 16 bits: one vector beside them, of which only these are kept. */
+INLINE void scan_beside(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
+                        int64_t a_at, int64_t at, int64_t columns) {
     const size_t h_size = h_type == CARRY_F32 ? 4 : 2;
     float state[LANES] = {0};
     float factors[LANES] = {0};
-    float in[LANES] = {0};
+    uint16_t in[LANES] = {0};
     float out[LANES] = {0};
     memcpy(state, s->state + at, (size_t)columns * sizeof *state);
     for (int64_t t = 0; t < s->steps; t++) {
         const float *a = s->a + t * s->a_step + a_at;
+        const uint16_t *b = (const uint16_t *)s->b + t * s->b_step + at;
         for (int64_t j = 0; j < columns; j++) {
             factors[j] = same_factor ? a[0] : a[j];
+            in[j] = b[j];
         }
-        memcpy(in, (const char *)s->b + (t * s->b_step + at) * (ptrdiff_t)b_size, (size_t)columns * b_size);
         vec now = load(factors) * load(state) + load_as(b_type, in, 0);
         keep(state, now);
         keep_as(h_type, out, 0, now);
@@ -389,6 +422,21 @@ INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor
         }
     }
     memcpy(s->state + at, state, (size_t)columns * sizeof *state);
+}
+
+INLINE void scan_edge(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
+                      int64_t a_at, int64_t at, int64_t columns) {
+    if (b_type != CARRY_F32) {
+        scan_beside(b_type, h_type, same_factor, s, a_at, at, columns);
+        return;
+    }
+    int64_t j = 0;
+    for (; j + 4 <= columns; j += 4) {
+        scan_four(h_type != NOTHING, same_factor, s, same_factor ? a_at : a_at + j, at + j);
+    }
+    for (; j < columns; j++) {
+        scan_one(h_type != NOTHING, s, same_factor ? a_at : a_at + j, at + j);
+    }
 }
 
 INLINE void scan_span(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,

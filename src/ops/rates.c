@@ -131,6 +131,15 @@ static double copy_rate(probe *p, size_t bytes) {
     return 2.0 * (double)(p->piece * (size_t)carry_ctx_threads(p->ctx)) / time_of(p, call_copy);
 }
 
+static void call_copy_alone(probe *p) {
+    copy_piece(p, 0, 1, 0);
+}
+
+static double one_thread_rate(probe *p) {
+    p->piece = COPY_BYTES;
+    return 2.0 * (double)COPY_BYTES / time_of(p, call_copy_alone);
+}
+
 static void measure_products(probe *p, carry_rates_table *rates) {
     p->product = p->kernels->product;
     for (int i = 0; i < CARRY_RATE_SIZES; i++) {
@@ -196,6 +205,8 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
                                       ? inner * (size_t)carry_ctx_threads(ctx) / 4
                                       : COPY_BYTES);
     rates->memory = copy_rate(&p, COPY_BYTES);
+    rates->memory_one = one_thread_rate(&p);
+    rates->memory = rates->memory > rates->memory_one ? rates->memory : rates->memory_one;
     free(p.floats);
     free(p.more);
     return CARRY_OK;
@@ -227,6 +238,13 @@ double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t wi
     return between(low, high, at_n);
 }
 
+double carry_rates_bandwidth(const carry_rates_table *rates, double bytes, double busy) {
+    if (bytes <= rates->cache_bytes) {
+        return rates->cached;
+    }
+    return busy * rates->memory_one < rates->memory ? busy * rates->memory_one : rates->memory;
+}
+
 double carry_rates_diagonal_step(const carry_rates_table *rates, int64_t elements) {
     double share;
     int i = locate(steps, CARRY_RATE_STEPS, elements, &share);
@@ -238,9 +256,10 @@ double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t w
 }
 
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit) {
-    static const char *const names[] = {"apply_call", "fork", "memory", "cached", "cache_bytes", "blas_from"};
-    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "size"};
-    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,
+    static const char *const names[] = {"apply_call", "fork",        "memory",   "memory_one",
+                                        "cached",     "cache_bytes", "blas_from"};
+    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes/s", "bytes", "size"};
+    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,   &rates->memory_one,
                               &rates->cached,     &rates->cache_bytes, &rates->blas_from};
     *unit = "s";
     if (index < 0) {

@@ -22,6 +22,7 @@ typedef struct carry_rates_table {
     double apply_call;                                   /* seconds added when steps are single calls of the kernel */
     double fork;                                         /* seconds to hand work to all threads and wait for it */
     double memory, cached; /* bytes a second, read and written, all threads: beyond the caches, and inside */
+    double memory_one;     /* the same beyond the caches, one thread alone */
     double cache_bytes;    /* what all threads can keep in their caches */
     double blas_from;      /* products from this size on go through OpenBLAS; 0: never */
 } carry_rates_table;
@@ -34,6 +35,9 @@ carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, boo
 /* From a file. Refused (false) unless every number is finite and positive. */
 bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
 bool carry_rates_known(const carry_ctx *ctx);
+
+/* Bytes a second that this many busy threads move, for data of this size. */
+double carry_rates_bandwidth(const carry_rates_table *rates, double bytes, double busy);
 
 /* Seconds of one product, and of one diagonal step or single application, by interpolation. */
 double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t width);

@@ -185,7 +185,7 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     double work = rounds * (double)chunk * (apply + first) * busy / split + (chunks > 1.0 ? 3.0 : 1.0) * rates->fork;
     double elements = (double)carry_scan_A_size(shape) + (double)carry_scan_b_size(shape) * (chunks > 1.0 ? 3.0 : 2.0);
     double bytes = (double)shape->batch * (double)shape->steps * elements * 4.0;
-    double traffic = bytes / (bytes > rates->cache_bytes ? rates->memory : rates->cached);
+    double traffic = bytes / carry_rates_bandwidth(rates, bytes, busy);
     return work > traffic ? work : traffic;
 }
 

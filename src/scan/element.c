@@ -308,8 +308,8 @@ double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_ta
     bool batched = shape->batch >= threads;
     double parallel = batched ? (double)threads : 1.0 + CARRY_TIME_SPLIT * (double)(threads - 1);
     double batch = (double)shape->batch;
-    work += 1e-7 + 2.0 * (double)shape->steps * b_bytes / rates->cached; /* one sequence's set-up, and b copied to h */
+    work += 5e-7 + 2.0 * (double)shape->steps * b_bytes / rates->cached; /* one sequence's set-up, and b copied to h */
     double seconds = batch * work / parallel + (batched ? 1.0 : batch * levels) * rates->fork;
-    double bytes = batch * traffic / (footprint > rates->cache_bytes ? rates->memory : rates->cached);
+    double bytes = batch * traffic / carry_rates_bandwidth(rates, footprint, (double)threads);
     return seconds > bytes ? seconds : bytes;
 }
