@@ -377,7 +377,10 @@ INLINE void scan_four(const bool keep_h, const bool same_factor, const carry_dia
     float *h = (float *)s->h + (keep_h ? at : 0);
     for (int64_t t = 0; t < s->steps; t++, a += s->a_step, b += s->b_step) {
         four x = *(const four_unaligned *)b;
-        four factors = same_factor ? (four){a[0], a[0], a[0], a[0]} : *(const four_unaligned *)a;
+        four factors = {a[0], a[0], a[0], a[0]};
+        if (!same_factor) {
+            factors = *(const four_unaligned *)a;
+        }
         state = factors * state + x;
         if (keep_h) {
             *(four_unaligned *)h = state;
