@@ -174,7 +174,8 @@ static void test_planning_tells_what_was_chosen_at_info(void **state) {
         assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
         carry_scan_plan *plan = NULL;
         carry_scan_problem problem = {.kind = CARRY_SCAN_DIAGONAL, .batch = 1, .steps = 8, .n = 2, .width = 1};
-        assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &problem, &(carry_scan_plan_options){.algorithm = "sequential"}));
+        assert_ok(ctx,
+                  carry_scan_plan_new(ctx, &plan, &problem, &(carry_scan_plan_options){.algorithm = "sequential"}));
         assert_int_equal(h.lines > 0, wanted == CARRY_LOG_INFO);
         assert_true(wanted != CARRY_LOG_INFO || strstr(h.last, "sequential") != NULL);
         assert_null(strchr(h.last, '\n'));
@@ -211,7 +212,8 @@ static void test_every_status_has_its_name_and_text(void **state) {
 static void test_the_version_is_that_of_the_headers(void **state) {
     (void)state;
     char expected[32];
-    (void)snprintf(expected, sizeof expected, "%d.%d.%d", CARRY_VERSION_MAJOR, CARRY_VERSION_MINOR, CARRY_VERSION_PATCH);
+    (void)snprintf(expected, sizeof expected, "%d.%d.%d", CARRY_VERSION_MAJOR, CARRY_VERSION_MINOR,
+                   CARRY_VERSION_PATCH);
     assert_string_equal(carry_version(), expected);
 }
 

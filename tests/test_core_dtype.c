@@ -189,13 +189,15 @@ static void test_known_boundaries(void **state) {
     assert_int_equal(carry_f16_from_f32(0x1p-25f), 0x0000); /* a tie with 0 */
     assert_int_equal(carry_f16_from_f32(0x1.000002p-25f), 0x0001);
     assert_int_equal(carry_f16_from_f32(0x1.8p-24f), 0x0002); /* a tie of 1 and 2 */
-    assert_int_equal(carry_f16_from_f32(0x1.ffcp-15f), 0x0400); /* a tie of the largest subnormal and the first normal */
+    assert_int_equal(carry_f16_from_f32(0x1.ffcp-15f),
+                     0x0400); /* a tie of the largest subnormal and the first normal */
     assert_int_equal(carry_f16_from_f32(INFINITY), 0x7c00);
     assert_int_equal(carry_f16_from_f32(-INFINITY), 0xfc00);
     assert_int_equal(carry_bf16_from_f32(INFINITY), 0x7f80);
     assert_int_equal(carry_bf16_from_f32(-INFINITY), 0xff80);
     assert_int_equal(carry_bf16_from_f32(0x1.fefffep127f), 0x7f7f);
-    assert_int_equal(carry_bf16_from_f32(0x1.ffp127f), 0x7f80); /* a tie of the largest finite number and what follows */
+    assert_int_equal(carry_bf16_from_f32(0x1.ffp127f),
+                     0x7f80); /* a tie of the largest finite number and what follows */
     assert_int_equal(carry_bf16_from_f32(-0x1.fffffep127f), 0xff80);
     assert_int_equal(carry_bf16_from_f32(0x1p-149f), 0x0000);
     assert_int_equal(carry_bf16_from_f32(0x1p-133f), 0x0001);

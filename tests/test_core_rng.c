@@ -182,7 +182,8 @@ static void test_seeds_and_streams_differ(void **state) {
     (void)state;
     enum { LENGTH = 4096, FILLS = 6 };
     /* Differences in low and in high words of both, and the two exchanged. */
-    static const uint64_t pairs[FILLS][2] = {{1, 2}, {2, 1}, {1, 3}, {1, 2 + (1ull << 32)}, {1 + (1ull << 32), 2}, {0, 0}};
+    static const uint64_t pairs[FILLS][2] = {{1, 2}, {2, 1}, {1, 3}, {1, 2 + (1ull << 32)}, {1 + (1ull << 32), 2},
+                                             {0, 0}};
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     float *values = poisoned(FILLS * LENGTH * sizeof *values);
     for (int i = 0; i < FILLS; i++) {
@@ -234,7 +235,8 @@ static void test_what_cannot_be_filled_is_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* No elements: nothing to write, so no data is needed; and large extents beside a 0 must not be multiplied unchecked. */
+/* No elements: nothing to write, so no data is needed; and large extents beside a 0 must not be multiplied unchecked.
+ */
 static void test_empty_tensors_are_done_at_once(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -1,6 +1,7 @@
 /* The pool: every item exactly once, each worker index by one thread at a time, however many items, threads and tasks.
 
-   Tasks run on threads where an assertion cannot fail a test, so they count what is wrong and the test looks afterwards. */
+   Tasks run on threads where an assertion cannot fail a test, so they count what is wrong and the test looks
+   afterwards. */
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -52,7 +53,8 @@ static bool every_item_once(carry_ctx *ctx, watch *w, int64_t count, int64_t gra
             return false;
         }
     }
-    return atomic_load(&w->wrong_range) == 0 && atomic_load(&w->wrong_worker) == 0 && atomic_load(&w->shared_worker) == 0;
+    return atomic_load(&w->wrong_range) == 0 && atomic_load(&w->wrong_worker) == 0 &&
+           atomic_load(&w->shared_worker) == 0;
 }
 
 static void watch_start(watch *w) {

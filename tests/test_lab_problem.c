@@ -1,4 +1,5 @@
-/* The problem grammar: what it reads, in any order; and every kind of bad text, refused with a sentence that names it. */
+/* The problem grammar: what it reads, in any order; and every kind of bad text, refused with a sentence that names it.
+ */
 #include <ctype.h>
 
 #include "core/rng.h"
@@ -127,8 +128,8 @@ static void test_sizes_reach_to_the_largest_number(void **state) {
 
 static void test_text_without_a_family_is_refused(void **state) {
     carry_ctx *ctx = *state;
-    static const char *const bad[] = {"", ":", "::", ":dense", " scan:dense", "1scan", "_scan", "-scan", "scan dense", "a=b",
-                                      "scan.x:dense", "\t", "%s%n", "../scan"};
+    static const char *const bad[] = {"",      ":",          "::",  ":dense",       " scan:dense", "1scan", "_scan",
+                                      "-scan", "scan dense", "a=b", "scan.x:dense", "\t",          "%s%n",  "../scan"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         expect_refused(ctx, bad[i], CARRY_EFORMAT, "family");
     }
@@ -178,8 +179,8 @@ static void test_a_setting_has_one_equals_sign(void **state) {
 
 static void test_control_characters_are_refused_everywhere(void **state) {
     carry_ctx *ctx = *state;
-    static const char *const forms[] = {"%cscan:dense", "sc%can:dense", "scan:den%cse", "scan:dense%c", "scan:t4%c",
-                                        "scan:al%cgo=x", "scan:algo=x%cy", "scan:algo=%c"};
+    static const char *const forms[] = {"%cscan:dense", "sc%can:dense",  "scan:den%cse",   "scan:dense%c",
+                                        "scan:t4%c",    "scan:al%cgo=x", "scan:algo=x%cy", "scan:algo=%c"};
     static const int characters[] = {1, 7, 8, '\t', '\n', '\r', 27, 127, 128, 155, 255};
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         for (size_t j = 0; j < sizeof characters / sizeof characters[0]; j++) {
@@ -203,6 +204,10 @@ static void test_length_is_limited(void **state) {
     expect_refused(ctx, text, CARRY_ESIZE, "longer");
     text[CARRY_PROBLEM_TEXT - 1] = '\0';
     expect_refused(ctx, text, CARRY_EFORMAT, "aaaa"); /* short enough, but no word is that long */
+    memset(text, 27, 300);
+    text[300] = '\0';
+    expect_refused(ctx, text, CARRY_ESIZE, "longer"); /* too long to be read, and shown all the same */
+    memset(text, 'a', 300);
     /* The longest word, and one more. */
     char problem_text[CARRY_PROBLEM_TEXT];
     carry_problem problem;

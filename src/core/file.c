@@ -116,6 +116,9 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
 
 carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length) {
     char beside[PATH_LIMIT];
+    if (*path == '\0') {
+        return carry_fail(ctx, CARRY_EIO, "a file cannot be written without a name");
+    }
     if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside) {
         return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is longer than %d characters", path, PATH_LIMIT - 8);
     }

@@ -30,7 +30,9 @@ bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
         if (tensor->shape[i] != 1 && tensor->stride[i] != expected) {
             return false;
         }
-        expected *= tensor->shape[i];
+        if (__builtin_mul_overflow(expected, tensor->shape[i], &expected)) {
+            expected = INT64_MAX; /* no stride equals it, and carry_tensor_expect refuses such a shape */
+        }
     }
     return true;
 }

@@ -19,8 +19,9 @@ int carry_cores(void); /* that this process may run on; at least 1 */
 carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads);
 void carry_pool_free(carry_pool *pool);
 
-/* Runs task over 0..count-1 in pieces of at most grain items, on as many threads as have something to do, the caller
-   among them; returns when all is done. A call from inside a task runs in place. */
+/* Runs task over 0..count-1 in pieces of grain items, on as many threads as have something to do, the caller among
+   them; returns when all is done. On one thread, or when count is at most grain, the whole range is one piece. A call
+   from inside a task runs in place, as one piece and as worker 0: it must not use scratch by worker. */
 void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, void *argument);
 
 #endif

@@ -218,6 +218,7 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = choose(*opened, only(*opened));
     if (status != CARRY_OK) {
         close_instance(*opened);
+        *opened = NULL;
     }
     return status;
 }

@@ -216,6 +216,7 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
                                                        .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
     if (status != CARRY_OK) {
         close_instance(it);
+        *opened = NULL;
     }
     return status;
 }

@@ -93,14 +93,15 @@ static carry_status check_twice(carry_ctx *ctx, const carry_problem *problem) {
 
 carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const char *text) {
     *problem = (carry_problem){.items = 0};
-    if (strlen(text) >= CARRY_PROBLEM_TEXT) {
-        return carry_fail(ctx, CARRY_ESIZE, "'%.40s...' is longer than %d characters", text, CARRY_PROBLEM_TEXT - 1);
-    }
     (void)snprintf(problem->text, sizeof problem->text, "%s", text);
     for (char *at = problem->text; *at != '\0'; at++) {
         if (!isprint((unsigned char)*at)) {
             *at = '?'; /* shown in messages; refused below as no part of any name */
         }
+    }
+    if (strlen(text) >= CARRY_PROBLEM_TEXT) {
+        return carry_fail(ctx, CARRY_ESIZE, "'%.40s...' is longer than %d characters", problem->text,
+                          CARRY_PROBLEM_TEXT - 1);
     }
     char copy[CARRY_PROBLEM_TEXT];
     memcpy(copy, problem->text, sizeof copy);

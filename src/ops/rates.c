@@ -238,10 +238,7 @@ double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t wi
     return between(low, high, at_n);
 }
 
-double carry_rates_bandwidth(const carry_rates_table *rates, double bytes, double busy) {
-    if (bytes <= rates->cache_bytes) {
-        return rates->cached;
-    }
+double carry_rates_bandwidth(const carry_rates_table *rates, double busy) {
     return busy * rates->memory_one < rates->memory ? busy * rates->memory_one : rates->memory;
 }
 

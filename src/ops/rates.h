@@ -36,8 +36,9 @@ carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, boo
 bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
 bool carry_rates_known(const carry_ctx *ctx);
 
-/* Bytes a second that this many busy threads move, for data of this size. */
-double carry_rates_bandwidth(const carry_rates_table *rates, double bytes, double busy);
+/* Bytes a second that this many busy threads move from and to memory. Inputs are taken to come from there: a plan is
+   made before anybody knows what the caches will hold. */
+double carry_rates_bandwidth(const carry_rates_table *rates, double busy);
 
 /* Seconds of one product, and of one diagonal step or single application, by interpolation. */
 double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t width);

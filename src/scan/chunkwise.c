@@ -182,10 +182,13 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     double first = chunks > 1.0 ? apply + compose : 0.0;
     double busy = pieces < threads ? pieces : (double)threads;
     double split = busy > 1.0 && shape->batch < threads ? 1.0 + (busy - 1.0) * CARRY_TIME_SPLIT : busy;
-    double work = rounds * (double)chunk * (apply + first) * busy / split + (chunks > 1.0 ? 3.0 : 1.0) * rates->fork;
-    double elements = (double)carry_scan_A_size(shape) + (double)carry_scan_b_size(shape) * (chunks > 1.0 ? 3.0 : 2.0);
-    double bytes = (double)shape->batch * (double)shape->steps * elements * 4.0;
-    double traffic = bytes / carry_rates_bandwidth(rates, bytes, busy);
+    double work = rounds * (double)chunk * (apply + first) * busy / split + (chunks > 1.0 ? 5.0 : 1.0) * rates->fork;
+    /* The second pass over A and b comes from the caches where the first has left them there. */
+    double once = (double)carry_scan_A_size(shape) + 2.0 * (double)carry_scan_b_size(shape);
+    double again = chunks > 1.0 ? (double)(carry_scan_A_size(shape) + carry_scan_b_size(shape)) : 0.0;
+    double steps = (double)shape->batch * (double)shape->steps;
+    double bytes = 4.0 * steps * (once + (4.0 * steps * once > rates->cache_bytes ? again : 0.0));
+    double traffic = bytes / carry_rates_bandwidth(rates, busy);
     return work > traffic ? work : traffic;
 }
 

@@ -2,6 +2,7 @@
 #include "scan/element.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
 
@@ -11,6 +12,8 @@
 
 /* Splitting less than this over threads costs more than it brings: about 5 us of products. */
 #define PIECE_FLOPS 100000
+/* What a sequence costs before its first product: its arena, its state, its share of the sums. */
+#define SET_UP_SECONDS 5e-7
 
 typedef struct combination {
     const carry_scan_work *work;
@@ -295,21 +298,23 @@ bool carry_scan_items_workspace(const carry_scan_shape *shape, int threads, size
 double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads,
                              double compositions, double applications, double levels) {
     bool dense = shape->kind == CARRY_SCAN_DENSE;
+    double steps = (double)shape->steps;
     double compose = dense ? carry_rates_product(rates, shape->n, shape->n) : carry_rates_diagonal(rates, shape->n, 1);
     double apply = dense ? carry_rates_product(rates, shape->n, shape->width)
                          : carry_rates_diagonal(rates, shape->n, shape->width);
-    double work = compositions * compose + applications * apply;
-    /* A level reads its operands and writes its results; what exceeds the caches comes from memory. */
+    double work = compositions * compose + fmax(applications, steps) * apply;
+    /* Inputs once from memory and b copied to h; a level reads its operands and writes its results, from and to memory
+       as well when a sequence exceeds the caches. */
     double A_bytes = 4.0 * (double)carry_scan_A_size(shape);
     double b_bytes = 4.0 * (double)carry_scan_b_size(shape);
-    double traffic =
-        3.0 * compositions * A_bytes + applications * (A_bytes + 3.0 * b_bytes) + 2.0 * (double)shape->steps * b_bytes;
-    double footprint = (double)shape->steps * (2.0 * A_bytes + 2.0 * b_bytes);
+    double inputs = steps * (A_bytes + 3.0 * b_bytes);
+    double levels_bytes = 3.0 * compositions * A_bytes + applications * (A_bytes + 3.0 * b_bytes);
+    bool overflows = 2.0 * steps * (A_bytes + b_bytes) > rates->cache_bytes;
     bool batched = shape->batch >= threads;
     double parallel = batched ? (double)threads : 1.0 + CARRY_TIME_SPLIT * (double)(threads - 1);
     double batch = (double)shape->batch;
-    work += 5e-7 + 2.0 * (double)shape->steps * b_bytes / rates->cached; /* one sequence's set-up, and b copied to h */
-    double seconds = batch * work / parallel + (batched ? 1.0 : batch * levels) * rates->fork;
-    double bytes = batch * traffic / carry_rates_bandwidth(rates, footprint, (double)threads);
-    return seconds > bytes ? seconds : bytes;
+    double seconds = batch * (work + SET_UP_SECONDS) / parallel + (batched ? 1.0 : batch * levels) * rates->fork;
+    double movement =
+        batch * (inputs + (overflows ? levels_bytes : 0.0)) / carry_rates_bandwidth(rates, (double)threads);
+    return seconds > movement ? seconds : movement;
 }

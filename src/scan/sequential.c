@@ -41,7 +41,7 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     double work = rounds * (double)shape->steps * step + (busy > 1.0 ? rates->fork : 0.0);
     double bytes = (double)shape->batch * (double)shape->steps *
                    (double)(carry_scan_A_size(shape) + 2 * carry_scan_b_size(shape)) * 4.0;
-    double traffic = bytes / carry_rates_bandwidth(rates, bytes, busy < threads ? busy : (double)threads);
+    double traffic = bytes / carry_rates_bandwidth(rates, busy < threads ? busy : (double)threads);
     return work > traffic ? work : traffic;
 }
 

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <inttypes.h>
+#include <locale.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,10 +19,12 @@
 #define LINE_LIMIT 320
 #define MOST_THREADS 1024
 
-/* One line without its newline into line; the start of the next, or NULL when this one is too long or not ended. */
+/* One line without its newline into line; the start of the next, or NULL when this one is too long, not ended or no
+ * text.
+ */
 static const char *next_line(char line[LINE_LIMIT], const char *at, const char *end) {
     const char *newline = memchr(at, '\n', (size_t)(end - at));
-    if (newline == NULL || newline - at >= LINE_LIMIT) {
+    if (newline == NULL || newline - at >= LINE_LIMIT || memchr(at, '\0', (size_t)(newline - at)) != NULL) {
         return NULL;
     }
     memcpy(line, at, (size_t)(newline - at));
@@ -114,7 +117,7 @@ static carry_status damaged(carry_ctx *ctx, carry_wisdom *wisdom, int line, cons
     return carry_fail(ctx, CARRY_EFORMAT, "line %d %s", line, what);
 }
 
-carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
+static carry_status parse_text(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
     const char *end = text + length;
     const char *at = text;
     char line[LINE_LIMIT];
@@ -148,7 +151,7 @@ carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char
     }
 }
 
-carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
+static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
     *text = NULL;
     FILE *to = open_memstream(text, length);
     if (to == NULL) {
@@ -177,6 +180,36 @@ carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
     }
     return CARRY_OK;
+}
+
+/* Numbers in a file have a point, whatever the host program's locale says. */
+static locale_t begin_plain_numbers(locale_t *before) {
+    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    *before = plain != (locale_t)0 ? uselocale(plain) : (locale_t)0;
+    return plain;
+}
+
+static void end_plain_numbers(locale_t plain, locale_t before) {
+    if (plain != (locale_t)0) {
+        (void)uselocale(before);
+        freelocale(plain);
+    }
+}
+
+carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
+    locale_t before;
+    locale_t plain = begin_plain_numbers(&before);
+    carry_status status = parse_text(ctx, wisdom, text, length);
+    end_plain_numbers(plain, before);
+    return status;
+}
+
+carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
+    locale_t before;
+    locale_t plain = begin_plain_numbers(&before);
+    carry_status status = print_text(ctx, wisdom, text, length);
+    end_plain_numbers(plain, before);
+    return status;
 }
 
 static void describe_machine(carry_ctx *ctx, char machine[192]) {

@@ -1,5 +1,5 @@
-/* Any text as a problem: it is refused with a sentence, or read and then handed to its family. Families plan only what is
-   small, since the fuzzer would find large problems that take their time rightly. */
+/* Any text as a problem: it is refused with a sentence, or read and then handed to its family. Families plan only what
+   is small, since the fuzzer would find large problems that take their time rightly. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
