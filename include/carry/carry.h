@@ -9,5 +9,6 @@
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "carry/scan.h"
+#include "carry/delta.h"
 
 #endif

@@ -4,6 +4,7 @@
 
 #include "cli/cli.h"
 #include "lab/family.h"
+#include "lab/golden.h"
 
 typedef struct tally {
     int right, wrong, left_out;
@@ -98,13 +99,41 @@ static carry_status check_problem(carry_ctx *ctx, const char *text, uint64_t see
     return status;
 }
 
+static void print_golden(void *user, const carry_golden_line *line) {
+    tally *t = user;
+    bool ok = line->error <= line->bound;
+    t->right += ok;
+    t->wrong += !ok;
+    if (t->json) {
+        cli_json_open();
+        cli_json_text("case", line->name);
+        cli_json_text("algorithm", line->method);
+        cli_json_text("dtype", carry_dtype_name(line->dtype));
+        cli_json_text("tensor", line->tensor);
+        cli_json_number("error", line->error);
+        cli_json_number("bound", line->bound);
+        cli_json_bool("ok", ok);
+        cli_json_close();
+    } else {
+        (void)printf("  %-22s %-10s %-5s %-15s error %9.2e  bound %7.0e  %s%s%s\n", line->name, line->method,
+                     carry_dtype_name(line->dtype), line->tensor, line->error, line->bound,
+                     ok ? cli_green() : cli_red(), ok ? "ok" : "WRONG", cli_plain());
+    }
+}
+
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    int words = cli_parse(&cli_check, count, arguments, NULL, &common);
+    const char *golden = NULL;
+    const cli_option own[] = {
+        {"golden", 0, CLI_TEXT, &golden, "FILE",
+         "compare with vectors made elsewhere (a .safetensors of delta-rule cases)"},
+        {0},
+    };
+    int words = cli_parse(&cli_check, count, arguments, own, &common);
     if (words < 0 || common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (words == 0) {
+    if (words == 0 && golden == NULL) {
         return cli_refuse("check needs a problem, for example %s", cli_check.example + strlen("carry check "));
     }
     carry_ctx *ctx = cli_open(&common);
@@ -114,6 +143,9 @@ static int run(int count, char **arguments) {
     cli_catch_interrupt();
     tally t = {.json = common.json};
     int code = CLI_DONE;
+    if (golden != NULL && carry_golden_delta(ctx, golden, print_golden, &t) != CARRY_OK) {
+        code = cli_failed(ctx);
+    }
     for (int i = 0; i < words && code == CLI_DONE && !cli_interrupted(); i++) {
         if (check_problem(ctx, arguments[i], (uint64_t)common.seed, &t) != CARRY_OK) {
             code = cli_failed(ctx);

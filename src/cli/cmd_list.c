@@ -24,6 +24,14 @@ static int list_scans(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+static int list_deltas(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    for (int i = 0; carry_delta_name(i) != NULL; i++) {
+        row(json, "delta", carry_delta_name(i), carry_delta_about(i));
+    }
+    return CLI_DONE;
+}
+
 static int list_kernels(carry_ctx *ctx, bool json) {
     for (int i = 0; carry_kernels_name(i) != NULL; i++) {
         char about[160];
@@ -100,8 +108,8 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {{"scans", list_scans},       {"kernels", list_kernels}, {"devices", list_devices},
-             {"problems", list_families}, {"rates", list_rates},     {"verbs", list_verbs}};
+} lists[] = {{"scans", list_scans},       {"deltas", list_deltas}, {"kernels", list_kernels}, {"devices", list_devices},
+             {"problems", list_families}, {"rates", list_rates},   {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -110,7 +118,7 @@ static int run(int count, char **arguments) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (words != 1) {
-        return cli_refuse("list needs one word: scans, kernels, devices, problems, rates or verbs");
+        return cli_refuse("list needs one word: scans, deltas, kernels, devices, problems, rates or verbs");
     }
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         if (strcmp(arguments[0], lists[i].what) == 0) {
@@ -120,16 +128,17 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse("there is no list of '%.60s': give scans, kernels, devices, problems, rates or verbs",
+    return cli_refuse("there is no list of '%.60s': give scans, deltas, kernels, devices, problems, rates or verbs",
                       arguments[0]);
 }
 
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: scans, kernels, devices, problems, rates, verbs",
+    .summary = "what there is: scans, deltas, kernels, devices, problems, rates, verbs",
     .details = "WHAT is one of\n"
                "  scans      the algorithms for linear recurrences\n"
+               "  deltas     the methods of the gated delta rule\n"
                "  kernels    the sets of CPU kernels, and which one is used\n"
                "  devices    where work can run\n"
                "  problems   the families of the problem grammar, with what they take\n"

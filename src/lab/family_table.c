@@ -5,9 +5,9 @@
 #include "core/error.h"
 #include "lab/family.h"
 
-extern const carry_family carry_family_scan, carry_family_matmul;
+extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul;
 
-static const carry_family *const table[] = {&carry_family_scan, &carry_family_matmul};
+static const carry_family *const table[] = {&carry_family_scan, &carry_family_delta, &carry_family_matmul};
 
 const carry_family *carry_family_at(int index) {
     return index >= 0 && index < (int)(sizeof table / sizeof table[0]) ? table[index] : NULL;

@@ -50,12 +50,25 @@ typedef struct carry_diagonal_apply {
     ptrdiff_t a_next, x_next, base_next, y_next;
 } carry_diagonal_apply;
 
+/* One token of the delta rule on a state of rows x columns (rows `stride` apart), in place:
+       u = beta (v - sum_i faded_k[i] S[i]);   S[i] = decay[i] S[i] + k[i] u;   o = sum_i q[i] S[i]
+   faded_k[i] is decay[i] k[i]. */
+typedef struct carry_delta_token {
+    int64_t rows, columns;
+    float *S;
+    ptrdiff_t stride;
+    const float *q, *k, *faded_k, *decay, *v;
+    float *o;
+    float beta;
+} carry_delta_token;
+
 typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
     carry_product_function product;
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
+    void (*delta_token)(const carry_delta_token *token);
     void (*f32_from_bf16)(float *to, const uint16_t *from, int64_t count);
     void (*f32_from_f16)(float *to, const uint16_t *from, int64_t count);
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);

@@ -70,6 +70,23 @@ static void diagonal_apply(const carry_diagonal_apply *p) {
     }
 }
 
+static void delta_token(const carry_delta_token *t) {
+    for (int64_t j = 0; j < t->columns; j++) {
+        float seen = 0.0f;
+        for (int64_t i = 0; i < t->rows; i++) {
+            seen += t->faded_k[i] * t->S[i * t->stride + j];
+        }
+        float u = t->beta * (t->v[j] - seen);
+        float sum = 0.0f;
+        for (int64_t i = 0; i < t->rows; i++) {
+            float *S = &t->S[i * t->stride + j];
+            *S = t->decay[i] * *S + t->k[i] * u;
+            sum += t->q[i] * *S;
+        }
+        t->o[j] = sum;
+    }
+}
+
 static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         to[i] = carry_f32_from_bf16(from[i]);
@@ -101,6 +118,7 @@ const carry_kernels carry_kernels_plain = {
     .product = product,
     .diagonal_scan = diagonal_scan,
     .diagonal_apply = diagonal_apply,
+    .delta_token = delta_token,
     .f32_from_bf16 = f32_from_bf16,
     .f32_from_f16 = f32_from_f16,
     .bf16_from_f32 = bf16_from_f32,

@@ -84,10 +84,18 @@ INLINE void tile_at(const int rows, const int vectors, const block *o, int64_t i
          o->base != NULL ? o->base + i * o->base_row + j : NULL, o->base_row, o->c + i * o->c_row + j, o->c_row);
 }
 
-/* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and what is left. */
+/* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
+   one or two rows is left where that can be: those leave most of the registers idle. */
 INLINE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
+    int64_t tall = o->m;
+    for (int64_t fours = 0; fours < most && 4 * fours <= o->m; fours++) {
+        if ((o->m - 4 * fours) % most == 0) {
+            tall = o->m - 4 * fours;
+            break;
+        }
+    }
     int64_t i = 0;
-    for (; i + most <= o->m; i += most) {
+    for (; i + most <= tall; i += most) {
         tile_at(most, vectors, o, i, j, b, b_row);
     }
     for (; i + 4 <= o->m; i += 4) {
@@ -531,6 +539,77 @@ static void diagonal_apply(const carry_diagonal_apply *p) {
     }
 }
 
+/* Columns in blocks that the first cache holds between the two passes over them: the state comes from memory once. */
+INLINE void token_block(const int vectors, const carry_delta_token *t, int64_t at) {
+    vec seen[8];
+    vec u[8];
+    vec sum[8];
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        seen[v] = (vec){0};
+        sum[v] = (vec){0};
+    }
+    for (int64_t i = 0; i < t->rows; i++) {
+        const float factor = t->faded_k[i];
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            seen[v] += factor * load(t->S + i * t->stride + at + v * LANES);
+        }
+    }
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        u[v] = t->beta * (load(t->v + at + v * LANES) - seen[v]);
+    }
+    for (int64_t i = 0; i < t->rows; i++) {
+        const float decay = t->decay[i];
+        const float key = t->k[i];
+        const float query = t->q[i];
+        float *S = t->S + i * t->stride + at;
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            vec now = decay * load(S + v * LANES) + key * u[v];
+            keep(S + v * LANES, now);
+            sum[v] += query * now;
+        }
+    }
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        keep(t->o + at + v * LANES, sum[v]);
+    }
+}
+
+/* The last columns, fewer than a vector: the specification's loops. */
+static void token_edge(const carry_delta_token *t, int64_t at) {
+    for (int64_t j = at; j < t->columns; j++) {
+        float seen = 0.0f;
+        for (int64_t i = 0; i < t->rows; i++) {
+            seen += t->faded_k[i] * t->S[i * t->stride + j];
+        }
+        float u = t->beta * (t->v[j] - seen);
+        float sum = 0.0f;
+        for (int64_t i = 0; i < t->rows; i++) {
+            float now = t->decay[i] * t->S[i * t->stride + j] + t->k[i] * u;
+            t->S[i * t->stride + j] = now;
+            sum += t->q[i] * now;
+        }
+        t->o[j] = sum;
+    }
+}
+
+static void delta_token(const carry_delta_token *t) {
+    int64_t at = 0;
+    for (; at + 8 * LANES <= t->columns; at += 8 * LANES) {
+        token_block(8, t, at);
+    }
+    for (; at + 2 * LANES <= t->columns; at += 2 * LANES) {
+        token_block(2, t, at);
+    }
+    for (; at + LANES <= t->columns; at += LANES) {
+        token_block(1, t, at);
+    }
+    token_edge(t, at);
+}
+
 /* The last few, fewer than a vector, go through a full one. */
 INLINE void widen(const int type, float *to, const uint16_t *from, int64_t count) {
     int64_t i = 0;
@@ -578,5 +657,5 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
 
 #define VECTOR_KERNELS                                                                                      \
     .usable = usable, .product = product, .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, \
-    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,           \
-    .f16_from_f32 = f16_from_f32
+    .delta_token = delta_token, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16,               \
+    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32

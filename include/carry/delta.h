@@ -1,0 +1,141 @@
+/* The gated delta rule: DeltaNet, Gated DeltaNet, KDA.
+
+   Per value head the state S is K x V, and one token does
+
+       S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = scale S^T q
+
+   with g <= 0 the logarithm of the decay (none for DeltaNet; one number a head for Gated DeltaNet; one a key channel
+   for KDA, where e^g scales the rows of S) and beta in (0, 1), or (0, 2) where negative eigenvalues are wanted.
+
+   Layouts are flash-linear-attention's:
+
+       q, k: [B, T, H, K]     v, o: [B, T, HV, V]     beta: [B, T, HV]     g: [B, T, HV], or [B, T, HV, K] by key
+       states: [N, HV, K, V], f32; or [N, HV, V, K] with state_transposed
+
+   HV is a multiple of H; value head j belongs to head j / (HV/H). N is B; with packed sequences B is 1 and N sequences
+   lie one after the other, sequence i being tokens cu_seqlens[i]..cu_seqlens[i+1]-1 (it may be empty).
+
+   A chunk of C tokens is done as matrix products (the WY form) and only differences of the cumulative gate that are <=
+   0 are exponentiated, so deep decay and no decay are both safe. Inputs are f32, bf16 or f16; states and sums are f32.
+   For a fixed plan results depend neither on the number of threads nor on the neighbours in the batch. Calls allocate
+   nothing. */
+#ifndef CARRY_DELTA_H
+#define CARRY_DELTA_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CARRY_DELTA_MAX_DIM 256 /* of K and of V */
+
+typedef enum carry_delta_gate {
+    CARRY_DELTA_NO_GATE,   /* DeltaNet: g is absent */
+    CARRY_DELTA_HEAD_GATE, /* Gated DeltaNet */
+    CARRY_DELTA_KEY_GATE,  /* KDA: forward only */
+} carry_delta_gate;
+
+typedef struct carry_delta_problem {
+    int64_t batch, tokens, heads, value_heads, key, value;
+    int64_t sequences; /* 0: as many as batch; else packed, batch being 1, and cu_seqlens is given to every call */
+    carry_dtype dtype; /* of q, k, v, o and their gradients; g and beta may be f32 besides */
+    carry_delta_gate gate;
+    float scale; /* 0: K^-0.5 */
+    bool state_transposed;
+    bool l2norm;            /* q and k are divided by sqrt(sum of squares + 1e-6) first */
+    bool gate_inside;       /* g holds a: the gate is -exp(A_log) softplus(a + dt_bias), both [HV], f32 */
+    bool beta_sigmoid;      /* beta holds logits */
+    float beta_factor;      /* after the sigmoid: 0 and 1: (0, 1); 2: (0, 2). Only with beta_sigmoid */
+    int64_t snapshot_every; /* > 0: snapshot i is the state after min(length, (i+1) every) tokens of the sequence */
+    int64_t snapshot_last;  /* > 0: snapshot i is the state after max(0, length - last + 1 + i) tokens, i < last */
+} carry_delta_problem;
+
+/* The list of methods ("recurrent", "chunk16", "chunk32", ...); NULL past the end. */
+CARRY_API const char *carry_delta_name(int index);
+CARRY_API const char *carry_delta_about(int index);
+
+typedef struct carry_delta_plan carry_delta_plan;
+
+/* method NULL: the planner's choice. The plan uses ctx, so it is freed first. */
+CARRY_API carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const carry_delta_problem *problem,
+                                            const char *method);
+CARRY_API void carry_delta_plan_free(carry_delta_plan *plan);
+CARRY_API const char *carry_delta_plan_about(const carry_delta_plan *plan); /* one line: what will run and why */
+CARRY_API const char *carry_delta_plan_method(const carry_delta_plan *plan);
+
+/* Bytes of workspace that a call needs, any alignment; and of what a forward pass keeps for the backward one (the state
+   that enters every chunk, and the corrected values), which the caller keeps between the two. */
+CARRY_API size_t carry_delta_forward_workspace(const carry_delta_plan *plan);
+CARRY_API size_t carry_delta_backward_workspace(const carry_delta_plan *plan);
+CARRY_API size_t carry_delta_kept(const carry_delta_plan *plan);
+/* Snapshots a sequence: ceil(T / every), or last; 0 when none were asked for. T is the whole of tokens. */
+CARRY_API int64_t carry_delta_snapshots(const carry_delta_plan *plan);
+/* Additions and multiplications of the last call. */
+CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
+
+/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free, the last index is packed;
+   states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed. o overlaps no input. final_state may be
+   initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. NaN passes
+   through. */
+typedef struct carry_delta_forward_args {
+    carry_tensor o;
+    const carry_tensor *final_state;
+    const carry_tensor *snapshots; /* [N, snapshots, HV, K, V], f32 */
+    void *kept;                    /* carry_delta_kept(plan) bytes, or NULL */
+    carry_tensor q, k, v, beta;
+    const carry_tensor *g;
+    const carry_tensor *initial_state; /* NULL: zero */
+    const carry_tensor *cu_seqlens;
+    const carry_tensor *A_log, *dt_bias; /* gate_inside */
+} carry_delta_forward_args;
+
+CARRY_API carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forward_args *args,
+                                           void *workspace, size_t workspace_bytes);
+
+/* Exact reverse mode. do is the gradient of o, dfinal_state of the final state (NULL: zero). kept is what forward kept;
+   NULL: forward is done again, into the workspace. */
+typedef struct carry_delta_backward_args {
+    carry_tensor dq, dk, dv, dbeta;
+    const carry_tensor *dg;
+    const carry_tensor *dinitial_state;
+    const carry_tensor *dA_log, *ddt_bias; /* [HV], f32 */
+    carry_tensor grad_o;
+    const carry_tensor *dfinal_state;
+    const void *kept;
+    carry_tensor q, k, v, beta;
+    const carry_tensor *g;
+    const carry_tensor *initial_state;
+    const carry_tensor *cu_seqlens;
+    const carry_tensor *A_log, *dt_bias;
+} carry_delta_backward_args;
+
+CARRY_API carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_backward_args *args,
+                                            void *workspace, size_t workspace_bytes);
+
+/* One token for each of batch sequences (tokens is 1): o from q, k, v, beta, g as above, and the state in place. The
+   plan is any plan of such a problem; needs carry_delta_forward_workspace bytes. */
+CARRY_API carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                                        const carry_delta_forward_args *inputs, void *workspace,
+                                        size_t workspace_bytes);
+
+/* What a range of tokens does to a state: S -> M S + L, M [B, HV, K, K] and L [B, HV, K, V], f32, packed. For use
+   across ranks: neighbouring ranges combine as steps of a dense scan do. Not for packed sequences; o and states are not
+   read. */
+CARRY_API carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_tensor L,
+                                         const carry_delta_forward_args *inputs, void *workspace,
+                                         size_t workspace_bytes);
+CARRY_API size_t carry_delta_range_workspace(const carry_delta_plan *plan);
+
+/* The specification: the recurrence in float64, token by token, from the stored inputs; o packed [B, T, HV, V], states
+   packed [N, HV, K, V] whatever state_transposed says for the inputs. final_state may be NULL. */
+CARRY_API carry_status carry_delta_reference(carry_ctx *ctx, double *o, double *final_state,
+                                             const carry_delta_problem *problem,
+                                             const carry_delta_forward_args *inputs);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,37 @@
+/* The backward pass's memory, for the plan. */
+#ifndef CARRY_DELTA_BACKWARD_H
+#define CARRY_DELTA_BACKWARD_H
+
+#include "delta/chunk.h"
+
+/* What a thread works in. Two stacked arrays hold what belongs to R above what belongs to O. */
+typedef struct carry_delta_back_scratch {
+    carry_delta_rows rows;
+    carry_delta_head heads;
+    float *weighed;       /* [2C, K]: -beta fade k, then scale fade q */
+    float *gradients;     /* [2C, V]: dR, then dO */
+    float *v, *values;    /* [C, V]: v, and V' */
+    float *left_k;        /* [C, K]: left k */
+    float *by_state;      /* [2C, K]: dR S^T, then dO S^T */
+    float *by_end;        /* [C, K]: V' dS^T */
+    float *by_values;     /* [2C, C]: dR V'^T, then dO V'^T */
+    float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, over the group */
+    float *dq, *dk;       /* [C, K] */
+    float *dG, *dbeta;    /* [C] */
+    float *beside;        /* [16, V] */
+    float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */
+} carry_delta_back_scratch;
+
+typedef struct carry_delta_back {
+    const carry_delta_plan *plan;
+    const carry_delta_backward_args *args;
+    carry_delta_inputs in;
+    const void *kept;
+    carry_delta_sequence *sequences;
+    carry_delta_back_scratch *scratch;
+    float *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
+} carry_delta_back;
+
+bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
+
+#endif

@@ -1,0 +1,399 @@
+/* Loading a chunk, its decays, its triangles, and the triangular solves. */
+#include "delta/chunk.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "ops/convert.h"
+
+#define BLOCK CARRY_DELTA_BLOCK
+#define NORM_EPSILON 1e-6f
+
+static bool by_key(const carry_delta_plan *plan) {
+    return plan->problem.gate == CARRY_DELTA_KEY_GATE;
+}
+
+static const char *place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head) {
+    ptrdiff_t at = batch * tensor->stride[0] + token * tensor->stride[1] + head * tensor->stride[2];
+    return (const char *)tensor->data + at * (ptrdiff_t)carry_dtype_size(tensor->dtype);
+}
+
+float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head) {
+    const void *at = place(from, batch, token, head);
+    if (from->dtype == CARRY_F32) {
+        return *(const float *)at;
+    }
+    uint16_t bits = *(const uint16_t *)at;
+    return from->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
+}
+
+void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value) {
+    void *at = (void *)(uintptr_t)place(to, batch, token, head);
+    if (to->dtype == CARRY_F32) {
+        *(float *)at = value;
+    } else {
+        *(uint16_t *)at = to->dtype == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
+    }
+}
+
+void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tensor *from, int64_t batch, int64_t first,
+                      int64_t head, int64_t tokens, int64_t offset, int64_t size) {
+    size_t item = carry_dtype_size(from->dtype);
+    for (int64_t i = 0; i < tokens; i++) {
+        const char *row = place(from, batch, first + i, head) + (size_t)offset * item;
+        carry_widen(plan->kernels, to + i * size, row, from->dtype, size);
+    }
+}
+
+void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, const float *from, int64_t batch,
+                       int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size) {
+    size_t item = carry_dtype_size(to->dtype);
+    for (int64_t i = 0; i < tokens; i++) {
+        char *row = (char *)(uintptr_t)place(to, batch, first + i, head) + (size_t)offset * item;
+        carry_narrow(plan->kernels, row, from + i * size, to->dtype, size);
+    }
+}
+
+void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows) {
+    size_t C = (size_t)plan->chunk;
+    size_t K = (size_t)plan->problem.key;
+    rows->q = carry_arena_take(arena, C * K, sizeof(float));
+    rows->k = carry_arena_take(arena, C * K, sizeof(float));
+    rows->k_across = carry_arena_take(arena, C * K, sizeof(float));
+    rows->q_norm = carry_arena_take(arena, C, sizeof(float));
+    rows->k_norm = carry_arena_take(arena, C, sizeof(float));
+    rows->kk = carry_arena_take(arena, C * C, sizeof(float));
+    rows->qk = carry_arena_take(arena, C * C, sizeof(float));
+}
+
+void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head) {
+    size_t C = (size_t)plan->chunk;
+    size_t K = (size_t)plan->problem.key;
+    size_t numbers = by_key(plan) ? C * K : C;
+    head->g = carry_arena_take(arena, numbers, sizeof(float));
+    head->G = carry_arena_take(arena, numbers, sizeof(float));
+    head->fade = carry_arena_take(arena, numbers, sizeof(float));
+    head->left = carry_arena_take(arena, numbers, sizeof(float));
+    head->end = carry_arena_take(arena, K, sizeof(float));
+    head->beta = carry_arena_take(arena, C, sizeof(float));
+    head->nA = carry_arena_take(arena, C * C, sizeof(float));
+    head->P = carry_arena_take(arena, C * C, sizeof(float));
+    head->inverse = carry_arena_take(arena, C * BLOCK, sizeof(float));
+    head->D = carry_arena_take(arena, C * C, sizeof(float));
+}
+
+static void normalise(float *rows, float *norms, int64_t tokens, int64_t size) {
+    for (int64_t i = 0; i < tokens; i++) {
+        float sum = NORM_EPSILON;
+        for (int64_t j = 0; j < size; j++) {
+            sum += rows[i * size + j] * rows[i * size + j];
+        }
+        norms[i] = 1.0f / sqrtf(sum);
+        for (int64_t j = 0; j < size; j++) {
+            rows[i * size + j] *= norms[i];
+        }
+    }
+}
+
+static void transpose(float *to, const float *from, int64_t rows, int64_t columns, int64_t to_stride) {
+    for (int64_t i0 = 0; i0 < rows; i0 += 8) {
+        int64_t i1 = i0 + 8 < rows ? i0 + 8 : rows;
+        for (int64_t j = 0; j < columns; j++) {
+            for (int64_t i = i0; i < i1; i++) {
+                to[j * to_stride + i] = from[i * columns + j];
+            }
+        }
+    }
+}
+
+/* to[i, j] = rows[i] . k[j] for j up to the end of i's block: the rest of the square is never read. */
+static void lower_products(const carry_delta_plan *plan, const carry_delta_rows *rows, float *to, const float *from) {
+    int64_t K = plan->problem.key;
+    for (int64_t i = 0; i < rows->tokens; i += BLOCK) {
+        int64_t m = rows->tokens - i < BLOCK ? rows->tokens - i : BLOCK;
+        plan->kernels->product(&(carry_product){.m = m,
+                                                .n = i + m,
+                                                .k = K,
+                                                .count = 1,
+                                                .a = from + i * K,
+                                                .b = rows->k_across,
+                                                .c = to + i * plan->chunk,
+                                                .a_row = K,
+                                                .b_row = plan->chunk,
+                                                .c_row = plan->chunk});
+    }
+}
+
+void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t head, int64_t tokens, carry_delta_rows *rows) {
+    int64_t K = plan->problem.key;
+    rows->tokens = tokens;
+    carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
+    carry_delta_load(plan, rows->k, in->k, batch, first, head, tokens, 0, K);
+    if (plan->problem.l2norm) {
+        normalise(rows->q, rows->q_norm, tokens, K);
+        normalise(rows->k, rows->k_norm, tokens, K);
+    }
+    if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
+        transpose(rows->k_across, rows->k, tokens, K, plan->chunk);
+        lower_products(plan, rows, rows->kk, rows->k);
+        lower_products(plan, rows, rows->qk, rows->q);
+    }
+}
+
+static float softplus(float x) {
+    return x > 20.0f ? x : log1pf(expf(x));
+}
+
+static float sigmoid(float x) {
+    return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
+}
+
+static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                      int64_t value_head, int64_t tokens, float *beta) {
+    float factor = plan->problem.beta_factor != 0.0f ? plan->problem.beta_factor : 1.0f;
+    for (int64_t i = 0; i < tokens; i++) {
+        beta[i] = carry_delta_scalar(in->beta, batch, first + i, value_head);
+        if (plan->problem.beta_sigmoid) {
+            beta[i] = factor * sigmoid(beta[i]);
+        }
+    }
+}
+
+static void load_gate(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                      int64_t value_head, int64_t tokens, float *g) {
+    const carry_delta_problem *p = &plan->problem;
+    int64_t size = by_key(plan) ? p->key : 1;
+    if (p->gate == CARRY_DELTA_NO_GATE) {
+        memset(g, 0, (size_t)tokens * sizeof *g);
+        return;
+    }
+    if (by_key(plan)) {
+        carry_delta_load(plan, g, in->g, batch, first, value_head, tokens, 0, size);
+    } else {
+        for (int64_t i = 0; i < tokens; i++) {
+            g[i] = carry_delta_scalar(in->g, batch, first + i, value_head);
+        }
+    }
+    if (p->gate_inside) {
+        float rate = -expf(((const float *)in->A_log->data)[value_head]);
+        float bias = ((const float *)in->dt_bias->data)[value_head];
+        for (int64_t i = 0; i < tokens * size; i++) {
+            g[i] = rate * softplus(g[i] + bias);
+        }
+    }
+}
+
+static void sum_gate(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
+    int64_t size = by_key(plan) ? plan->problem.key : 1;
+    for (int64_t i = 0; i < tokens; i++) {
+        for (int64_t j = 0; j < size; j++) {
+            head->G[i * size + j] = head->g[i * size + j] + (i > 0 ? head->G[(i - 1) * size + j] : 0.0f);
+        }
+    }
+    const float *last = head->G + (tokens - 1) * size;
+    for (int64_t i = 0; i < tokens * size; i++) {
+        head->fade[i] = expf(head->G[i]);
+        head->left[i] = expf(last[i % size] - head->G[i]);
+    }
+    for (int64_t j = 0; j < plan->problem.key; j++) {
+        head->end[j] = expf(last[size > 1 ? j : 0]);
+    }
+}
+
+/* e^{G[i]-G[j]} for j <= i. Off the diagonal blocks it is a product of two factors, both <= 1, around the first token
+   of i's block: C^2/16 exponentials instead of C^2/2. */
+static void head_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
+    int64_t C = plan->chunk;
+    float before[CARRY_DELTA_MAX_CHUNK];
+    for (int64_t block = 0; block < tokens; block += BLOCK) {
+        int64_t end = block + BLOCK < tokens ? block + BLOCK : tokens;
+        for (int64_t j = 0; j < block; j++) {
+            before[j] = expf(head->G[block] - head->G[j]);
+        }
+        for (int64_t i = block; i < end; i++) {
+            float after = expf(head->G[i] - head->G[block]);
+            for (int64_t j = 0; j < block; j++) {
+                head->D[i * C + j] = after * before[j];
+            }
+            for (int64_t j = block; j <= i; j++) {
+                head->D[i * C + j] = expf(head->G[i] - head->G[j]);
+            }
+        }
+    }
+}
+
+static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
+    int64_t C = plan->chunk;
+    bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
+    if (gated) {
+        head_decays(plan, head, rows->tokens);
+    }
+    for (int64_t i = 0; i < rows->tokens; i++) {
+        const float *kk = rows->kk + i * C;
+        const float *qk = rows->qk + i * C;
+        const float *D = head->D + i * C;
+        float *nA = head->nA + i * C;
+        float *P = head->P + i * C;
+        int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
+        for (int64_t j = 0; j < i; j++) {
+            float decay = gated ? D[j] : 1.0f;
+            nA[j] = -head->beta[i] * decay * kk[j];
+            P[j] = plan->scale * decay * qk[j];
+        }
+        nA[i] = 0.0f;
+        P[i] = plan->scale * qk[i];
+        for (int64_t j = i + 1; j < end; j++) {
+            nA[j] = 0.0f;
+            P[j] = 0.0f;
+        }
+    }
+}
+
+/* Key gate: sum over channels of x[i] k[j] e^{G[i]-G[j]}. Off the diagonal blocks both factors around the block's first
+   token are <= 1 and the sum is a product; on the diagonal blocks the difference itself is exponentiated. */
+static void key_triangle_row(const carry_delta_plan *plan, const carry_delta_rows *rows, const carry_delta_head *head,
+                             int64_t i, const float *x, float *to) {
+    int64_t K = plan->problem.key;
+    int64_t block = i / BLOCK * BLOCK;
+    float faded[CARRY_DELTA_MAX_DIM];
+    for (int64_t c = 0; c < K; c++) {
+        faded[c] = x[c] * expf(head->G[i * K + c] - head->G[block * K + c]);
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        float sum = 0.0f;
+        if (j < block) {
+            for (int64_t c = 0; c < K; c++) {
+                sum += faded[c] * rows->k[j * K + c] * expf(head->G[block * K + c] - head->G[j * K + c]);
+            }
+        } else {
+            for (int64_t c = 0; c < K; c++) {
+                sum += x[c] * rows->k[j * K + c] * expf(head->G[i * K + c] - head->G[j * K + c]);
+            }
+        }
+        to[j] = sum;
+    }
+}
+
+static void key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
+    int64_t C = plan->chunk;
+    int64_t K = plan->problem.key;
+    for (int64_t i = 0; i < rows->tokens; i++) {
+        float *nA = head->nA + i * C;
+        float *P = head->P + i * C;
+        int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
+        key_triangle_row(plan, rows, head, i, rows->k + i * K, nA);
+        key_triangle_row(plan, rows, head, i, rows->q + i * K, P);
+        for (int64_t j = 0; j < end; j++) {
+            nA[j] = j < i ? -head->beta[i] * nA[j] : 0.0f;
+            P[j] = j <= i ? plan->scale * P[j] : 0.0f;
+        }
+    }
+}
+
+/* The inverse of every diagonal block I + A: row i is e_i plus the rows above it by -A[i, j]. */
+static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens) {
+    for (int64_t block = 0; block < tokens; block += BLOCK) {
+        int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        float *inverse = head->inverse + block * BLOCK;
+        for (int64_t i = 0; i < size; i++) {
+            float row[BLOCK] = {0};
+            row[i] = 1.0f;
+            for (int64_t j = 0; j < i; j++) {
+                float factor = head->nA[(block + i) * plan->chunk + block + j];
+                for (int64_t c = 0; c < BLOCK; c++) {
+                    row[c] += factor * inverse[j * BLOCK + c];
+                }
+            }
+            memcpy(inverse + i * BLOCK, row, sizeof row);
+        }
+    }
+}
+
+void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head) {
+    load_beta(plan, in, batch, first, value_head, rows->tokens, head->beta);
+    load_gate(plan, in, batch, first, value_head, rows->tokens, head->g);
+    sum_gate(plan, head, rows->tokens);
+    if (by_key(plan)) {
+        key_triangles(plan, rows, head);
+    } else {
+        head_triangles(plan, rows, head);
+    }
+    invert_blocks(plan, head, rows->tokens);
+}
+
+void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
+                       int64_t columns, float *beside) {
+    for (int64_t block = 0; block < tokens; block += BLOCK) {
+        int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        float *here = X + block * columns;
+        plan->kernels->product(&(carry_product){.m = size, /* what is above: nA holds -A */
+                                                .n = columns,
+                                                .k = block,
+                                                .count = 1,
+                                                .a = head->nA + block * plan->chunk,
+                                                .b = X,
+                                                .base = here,
+                                                .c = beside,
+                                                .a_row = plan->chunk,
+                                                .b_row = columns,
+                                                .base_row = columns,
+                                                .c_row = columns});
+        plan->kernels->product(&(carry_product){.m = size,
+                                                .n = columns,
+                                                .k = size,
+                                                .count = 1,
+                                                .a = head->inverse + block * BLOCK,
+                                                .b = beside,
+                                                .c = here,
+                                                .a_row = BLOCK,
+                                                .b_row = columns,
+                                                .c_row = columns});
+    }
+}
+
+void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
+                                  int64_t columns, float *beside) {
+    for (int64_t block = (tokens - 1) / BLOCK * BLOCK; block >= 0; block -= BLOCK) {
+        int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        int64_t after = block + size;
+        float *here = X + block * columns;
+        plan->kernels->product(&(carry_product){.m = size, /* what is below, transposed */
+                                                .n = columns,
+                                                .k = tokens - after,
+                                                .count = 1,
+                                                .a = head->nA + after * plan->chunk + block,
+                                                .b = X + after * columns,
+                                                .base = here,
+                                                .c = beside,
+                                                .a_row = plan->chunk,
+                                                .b_row = columns,
+                                                .base_row = columns,
+                                                .c_row = columns,
+                                                .a_transposed = true});
+        plan->kernels->product(&(carry_product){.m = size,
+                                                .n = columns,
+                                                .k = size,
+                                                .count = 1,
+                                                .a = head->inverse + block * BLOCK,
+                                                .b = beside,
+                                                .c = here,
+                                                .a_row = BLOCK,
+                                                .b_row = columns,
+                                                .c_row = columns,
+                                                .a_transposed = true});
+    }
+}
+
+void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
+                            const float *factor, float constant, int64_t tokens) {
+    int64_t K = plan->problem.key;
+    bool keys = by_key(plan);
+    for (int64_t i = 0; i < tokens; i++) {
+        float scale = constant * (factor != NULL ? factor[i] : 1.0f) * (keys ? 1.0f : by[i]);
+        for (int64_t j = 0; j < K; j++) {
+            to[i * K + j] = keys ? scale * by[i * K + j] * from[i * K + j] : scale * from[i * K + j];
+        }
+    }
+}

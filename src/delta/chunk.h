@@ -1,0 +1,68 @@
+/* One chunk of one head: its rows in f32, its decays and its two triangles.
+
+   With G the cumulative gate inside the chunk (differences only are exponentiated, all of them <= 0):
+
+       fade[i]   = e^{G[i]}             what is left of the incoming state at token i
+       left[i]   = e^{G[C]-G[i]}        what is left of token i at the chunk's end
+       nA[i,j]   = -beta[i] e^{G[i]-G[j]} k[i].k[j]   j < i, else 0
+       P[i,j]    = scale e^{G[i]-G[j]} q[i].k[j]      j <= i, else 0
+
+   V' = (I + A)^-1 R is solved by blocks of 16: products with what is above, then the inverse of the 16 x 16 block on
+   the diagonal. */
+#ifndef CARRY_DELTA_CHUNK_H
+#define CARRY_DELTA_CHUNK_H
+
+#include "delta/plan.h"
+
+#define CARRY_DELTA_BLOCK 16
+
+/* Rows of a chunk shared by the value heads of a group. */
+typedef struct carry_delta_rows {
+    int64_t tokens;
+    float *q, *k;           /* [C, K], after l2norm */
+    float *q_norm, *k_norm; /* [C]: 1/sqrt(sum of squares + 1e-6), or 1 */
+    float *k_across;        /* [K, C]: k transposed */
+    float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
+} carry_delta_rows;
+
+/* What belongs to one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
+typedef struct carry_delta_head {
+    float *g, *G;       /* the gate and its inclusive sums */
+    float *fade, *left; /* by_key */
+    float *end;         /* [K]: e^{G[C]} */
+    float *beta;        /* [C] */
+    float *nA, *P;      /* [C, C] */
+    float *inverse;     /* [C, 16]: inverses of the diagonal blocks, one under the other */
+    float *D;           /* [C, C]: decays e^{G[i]-G[j]}, for backward; not with a key gate */
+} carry_delta_head;
+
+void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
+void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head);
+
+/* Loads q and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and makes kk and qk. */
+void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t head, int64_t tokens, carry_delta_rows *rows);
+/* Loads gate and beta of one value head, and makes decays and triangles. */
+void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
+
+/* X <- (I + A)^-1 X, and X <- (I + A)^-T X; X is [C, columns], rows `stride` apart; beside holds 16 rows of columns. */
+void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
+                       int64_t columns, float *beside);
+void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
+                                  int64_t columns, float *beside);
+
+/* to[i] = factor[i] * by[i] * from[i] for the rows of a chunk; by is one number a row, or [C, K] with a key gate. */
+void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
+                            const float *factor, float constant, int64_t tokens);
+
+/* Rows of a [B, T, heads, size] tensor to f32, and back. */
+void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tensor *from, int64_t batch, int64_t first,
+                      int64_t head, int64_t tokens, int64_t offset, int64_t size);
+void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, const float *from, int64_t batch,
+                       int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size);
+/* One number a token of a [B, T, HV] tensor. */
+float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head);
+void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value);
+
+#endif

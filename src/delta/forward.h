@@ -1,0 +1,46 @@
+/* The forward machinery that forward, backward (when nothing was kept), step and range share. */
+#ifndef CARRY_DELTA_FORWARD_H
+#define CARRY_DELTA_FORWARD_H
+
+#include "delta/chunk.h"
+
+/* What a thread works in. */
+typedef struct carry_delta_scratch {
+    carry_delta_rows rows;
+    carry_delta_head heads;
+    float *weighed; /* [C, K] */
+    float *X, *O;   /* [C, width] */
+    float *beside;  /* [16, width] */
+    float *S;       /* [group, K, width] */
+} carry_delta_scratch;
+
+typedef struct carry_delta_run {
+    const carry_delta_plan *plan;
+    carry_delta_inputs in;
+    const carry_tensor *o, *final_state, *snapshots; /* each may be NULL */
+    void *kept;
+    bool no_values, identity; /* v is zero; the state starts as the identity, K columns (range.c) */
+    bool chunks_only;         /* chunks even when the method is token by token */
+    int64_t width, blocks;    /* columns of the state a unit takes, and units a head */
+    carry_delta_sequence *sequences;
+    carry_delta_scratch *scratch; /* a thread each */
+} carry_delta_run;
+
+/* Lays a run out in an arena (or counts); false on overflow. columns is V, or K with identity; cut: into blocks, where
+   there are more threads than heads of sequences. */
+bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
+                          bool cut);
+void carry_delta_run_all(carry_delta_run *run);
+
+/* tokens.c: token t of a sequence for every value head of a group, token by token. The state of member m starts at
+   S + m*next, its rows are `stride` apart. */
+void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch, const carry_delta_sequence *sequence,
+                        int64_t head, int64_t t, int64_t first, int64_t columns, float *S, ptrdiff_t stride,
+                        ptrdiff_t next);
+
+double carry_delta_forward_flops(const carry_delta_plan *plan);
+carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args);
+carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
+                                       const carry_delta_forward_args *args);
+
+#endif

@@ -1,0 +1,82 @@
+/* The inside of a delta-rule plan, and what its parts share. */
+#ifndef CARRY_DELTA_PLAN_H
+#define CARRY_DELTA_PLAN_H
+
+#include "carry/delta.h"
+#include "core/memory.h"
+#include "ops/kernels.h"
+
+#define CARRY_DELTA_MAX_CHUNK 128
+
+typedef struct carry_delta_method {
+    const char *name, *about;
+    int64_t chunk; /* 0: token by token */
+} carry_delta_method;
+
+const carry_delta_method *carry_delta_at(int index);
+
+struct carry_delta_plan {
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    carry_delta_problem problem;
+    const carry_delta_method *method;
+    int64_t chunk; /* of the chunk form; also what backward uses when the method is token by token */
+    int64_t group; /* value heads a head */
+    int64_t sequences;
+    float scale;
+    size_t forward_workspace, backward_workspace, range_workspace, kept;
+    double flops;
+    char about[192];
+};
+
+/* One sequence: where its tokens are, and where its chunks start among all chunks. */
+typedef struct carry_delta_sequence {
+    int64_t batch, start, length, chunk_start;
+} carry_delta_sequence;
+
+/* All inputs of a call, whatever it does with them. */
+typedef struct carry_delta_inputs {
+    const carry_tensor *q, *k, *v, *beta, *g, *initial_state, *cu_seqlens, *A_log, *dt_bias;
+} carry_delta_inputs;
+
+/* check.c: every refusal, before anything is written. */
+carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);
+carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *problem,
+                                      const carry_delta_inputs *inputs);
+carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
+                                    const carry_tensor *tensor, int64_t heads, int64_t size);
+carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
+                                     const carry_tensor *tensor);
+carry_status carry_delta_check_heads(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
+                                     const carry_tensor *tensor);
+carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
+
+/* The table of sequences, from batch or cu_seqlens (already checked), with room for plan->sequences. */
+void carry_delta_sequences(const carry_delta_plan *plan, const carry_delta_inputs *inputs, carry_delta_sequence *table);
+
+/* Where state (sequence, value head) starts in a packed [N, HV, ...] tensor, and how it lies there. */
+void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const carry_tensor *states,
+                            int64_t index, int64_t first, int64_t columns);
+void carry_delta_state_store(const carry_delta_plan *plan, const carry_tensor *states, int64_t index, const float *S,
+                             ptrdiff_t stride, int64_t first, int64_t columns);
+
+/* What forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
+static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {
+    int64_t whole = plan->problem.tokens * plan->problem.batch / plan->chunk;
+    return whole + plan->sequences;
+}
+
+static inline float *carry_delta_kept_state(const carry_delta_plan *plan, const void *kept, int64_t chunk,
+                                            int64_t head) {
+    const carry_delta_problem *p = &plan->problem;
+    return (float *)(uintptr_t)kept + (chunk * p->value_heads + head) * p->key * p->value;
+}
+
+static inline float *carry_delta_kept_values(const carry_delta_plan *plan, const void *kept, int64_t token,
+                                             int64_t head) {
+    const carry_delta_problem *p = &plan->problem;
+    float *values = (float *)(uintptr_t)kept + carry_delta_most_chunks(plan) * p->value_heads * p->key * p->value;
+    return values + (token * p->value_heads + head) * p->value;
+}
+
+#endif

@@ -1,0 +1,93 @@
+/* Token by token: the recurrence as it is written, for decoding and for short sequences. */
+#include "core/context.h"
+#include "core/threads.h"
+#include "delta/forward.h"
+
+/* One row of q and k, their gate and beta come through the same loaders as a chunk of one token. */
+static void load_token(const carry_delta_run *run, carry_delta_scratch *s, const carry_delta_sequence *sequence,
+                       int64_t head, int64_t t) {
+    carry_delta_rows_load(run->plan, &run->in, sequence->batch, sequence->start + t, head, 1, &s->rows);
+    int64_t K = run->plan->problem.key;
+    for (int64_t i = 0; i < K; i++) {
+        s->rows.q[i] *= run->plan->scale;
+    }
+}
+
+void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch, const carry_delta_sequence *sequence,
+                        int64_t head, int64_t t, int64_t first, int64_t columns, float *S, ptrdiff_t stride,
+                        ptrdiff_t next) {
+    const carry_delta_plan *plan = run->plan;
+    carry_delta_scratch *s = scratch;
+    int64_t K = plan->problem.key;
+    load_token(run, s, sequence, head, t);
+    for (int64_t member = 0; member < plan->group; member++) {
+        int64_t value_head = head * plan->group + member;
+        carry_delta_head_load(plan, &run->in, sequence->batch, sequence->start + t, value_head, &s->rows, &s->heads);
+        for (int64_t i = 0; i < K; i++) {
+            s->weighed[i] = s->heads.end[i] * s->rows.k[i];
+        }
+        carry_delta_load(plan, s->X, run->in.v, sequence->batch, sequence->start + t, value_head, 1, first, columns);
+        plan->kernels->delta_token(&(carry_delta_token){.rows = K,
+                                                        .columns = columns,
+                                                        .S = S + member * next,
+                                                        .stride = stride,
+                                                        .q = s->rows.q,
+                                                        .k = s->rows.k,
+                                                        .faded_k = s->weighed,
+                                                        .decay = s->heads.end,
+                                                        .v = s->X,
+                                                        .o = s->O,
+                                                        .beta = s->heads.beta[0]});
+        carry_delta_store(plan, run->o, s->O, sequence->batch, sequence->start + t, value_head, 1, first, columns);
+    }
+}
+
+/* A step works on the caller's state where it lies; only a transposed one goes through scratch. */
+static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
+    const carry_delta_run *run = argument;
+    const carry_delta_plan *plan = run->plan;
+    const carry_delta_problem *p = &plan->problem;
+    carry_delta_scratch *s = &run->scratch[worker];
+    for (int64_t i = begin; i < end; i++) {
+        int64_t index = i / p->heads;
+        int64_t head = i % p->heads;
+        int64_t at = index * p->value_heads + head * plan->group;
+        if (!p->state_transposed) {
+            float *S = (float *)run->final_state->data + at * p->key * p->value;
+            carry_delta_tokens(run, s, &run->sequences[index], head, 0, 0, p->value, S, p->value, p->key * p->value);
+            continue;
+        }
+        for (int64_t member = 0; member < plan->group; member++) {
+            carry_delta_state_load(plan, s->S + member * p->key * p->value, p->value, run->final_state, at + member, 0,
+                                   p->value);
+        }
+        carry_delta_tokens(run, s, &run->sequences[index], head, 0, 0, p->value, s->S, p->value, p->key * p->value);
+        for (int64_t member = 0; member < plan->group; member++) {
+            carry_delta_state_store(plan, run->final_state, at + member, s->S + member * p->key * p->value, p->value, 0,
+                                    p->value);
+        }
+    }
+}
+
+carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                              const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_delta_problem *p = &plan->problem;
+    carry_delta_run run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state};
+    run.in.initial_state = NULL;
+    if (p->tokens != 1 || p->sequences != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a step takes one token for each of batch sequences; this plan has %lld%s",
+                          (long long)p->tokens, p->sequences != 0 ? ", packed" : "");
+    }
+    CARRY_TRY(carry_delta_check_inputs(ctx, p, &run.in));
+    CARRY_TRY(carry_delta_check_like(ctx, p, "o", &o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_state(ctx, p, "state", &state));
+    CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
+    carry_arena arena = carry_arena_over(workspace, workspace_bytes);
+    (void)carry_delta_run_take(plan, &arena, &run, p->value, false);
+    carry_delta_sequences(plan, &run.in, run.sequences);
+    carry_parallel(ctx, plan->sequences * p->heads, 1, step_units, &run);
+    plan->flops = (double)(p->batch * p->value_heads) * 7.0 * (double)(p->key * p->value);
+    return CARRY_OK;
+}

@@ -1,0 +1,22 @@
+/* Vectors made elsewhere: a .safetensors file of delta-rule cases, tensors named case.tensor. */
+#ifndef CARRY_LAB_GOLDEN_H
+#define CARRY_LAB_GOLDEN_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+/* One comparison: the relative RMS error of a tensor of a case. */
+typedef struct carry_golden_line {
+    const char *name; /* the case */
+    const char *method;
+    const char *tensor;
+    carry_dtype dtype;
+    double error, bound;
+} carry_golden_line;
+
+/* Runs every case in f32 and in bf16, forward and backward, by every method, and reports each tensor. */
+carry_status carry_golden_delta(carry_ctx *ctx, const char *path,
+                                void (*report)(void *user, const carry_golden_line *line), void *user);
+
+#endif
