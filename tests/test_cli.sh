@@ -7,7 +7,7 @@ trap 'rm -rf "$folder"' EXIT
 CARRY_WISDOM=$folder/wisdom
 export CARRY_WISDOM
 # The leak sanitizer takes seconds at the end of every process on some machines: a few runs at the end of this file have it.
-ASAN_OPTIONS=detect_leaks=0
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 failures=0
 
@@ -49,7 +49,7 @@ refused "no option '--colour'" bench --colour
 refused "no option '-x'" list scans -x
 
 # Lists.
-for what in scans kernels devices problems rates verbs; do
+for what in scans deltas kernels devices problems rates verbs; do
     expect 0 "" list $what
     expect 0 '"name": ' list $what --json
 done
@@ -60,7 +60,8 @@ refused "no list of 'cats'" list cats
 for bad in "" ":" "scan" "scan:dense:diagonal" "scan:dense:" "scan::dense" "scan:dense:t0" "scan:dense:q5" "scan:dense:T5" \
     "scan:dense:t99999999999999999999" "scan:dense:t4000000000:n4000000000" "scan:dense:f32:bf16" "scan:dense:t5:t6" \
     "scan:dense:algo=quick" "scan:dense:algo=" "scan:dense:algo=matmul_log" "scan:dense:out=f16" "scan:dense:device=tpu" \
-    "scan:diagonal:chunk=x" "flight:t5" "matmul:b1000000000:n1000000:k100000" "scan:diagonal:f16:deep"; do
+    "scan:diagonal:chunk=x" "flight:t5" "matmul:b1000000000:n1000000:k100000" "scan:diagonal:f16:deep" "delta:k257" "delta:h2:hv3" "delta:step:backward" "delta:q3" \
+    "delta:algo=chunk7"; do
     for verb in check bench plan; do
         [ "$verb $bad" = "plan scan:diagonal:f16:deep" ] && continue
         "$carry" $verb "$bad" > "$folder/out" 2> "$folder/err"
@@ -81,9 +82,15 @@ refused "give none" bench --grid scan:dense
 # Results, for people and for programs.
 expect 0 "0 wrong" check scan:dense:t33:n5:w2 scan:diagonal:bf16:t20:n3:w4:initial
 expect 0 '"ok": true' check --json scan:diagonal:t33:backward
+expect 0 "0 wrong" check scan:dense:bf16:t33:n5:backward:initial scan:diagonal:f16:t33:n5:w3:backward:reversed \
+    scan:dense:f16:t20:n3:w2:backward:reversed:initial
+expect 0 "0 wrong" check delta:t70:h2:hv4:k20:v33:initial delta:bf16:t33:nogate delta:step:h2:k16:v16 delta:t40:backward:h1
 expect 0 "cyclic" bench --repeats 5 scan:dense:t64:n8
 expect 0 '"planned": true' bench --json --repeats 5 scan:dense:t64:n8
-expect 0 "wisdom" plan --measure scan:dense:t64:n8 scan:dense:t64:n8
+expect 0 "measured;" plan --measure scan:dense:t64:n8
+expect 0 "wisdom" plan scan:dense:t64:n8
+expect 0 "predicted" plan --kernels plain scan:dense:t64:n8
+expect 0 "wisdom" plan scan:dense:t64:n8
 expect 0 "predicted" plan scan:diagonal:t64:n8
 "$carry" bench --json --repeats 3 scan:dense:f32:t1024:n32:w1 > "$folder/out" 2> "$folder/err"
 head -n 1 "$folder/out" | grep -q '"ceilings": {"gemm_gflops": [0-9.e+]*, "copy_gbytes_s": [0-9.e+]*}' || {
@@ -103,10 +110,14 @@ expect 0 "is ignored: line 1" plan scan:dense:t64:n8
 printf 'carry-wisdom 1\nmachine Abacus, 1 cores, beads, carry 0.0.1\nend 00000000\n' > "$folder/wisdom"
 expect 0 "from another machine" plan scan:dense:t64:n8
 mkdir "$folder/wall"
-expect 0 "is not kept" plan --wisdom "$folder/wall" scan:dense:t64:n8
-expect 0 "predicted" plan --wisdom none scan:dense:t64:n8
 head -c 2000000 /dev/zero > "$folder/large"
-expect 0 "more than the" plan --wisdom "$folder/large" scan:dense:t64:n8
+refused "is not a regular file" plan --wisdom "$folder/wall" scan:dense:t64:n8
+mkfifo "$folder/pipe"
+refused "is not a regular file" plan --wisdom "$folder/pipe" scan:dense:t64:n8
+[ -p "$folder/pipe" ] || { echo "FAILED: a pipe was replaced by a wisdom file"; failures=$((failures + 1)); }
+refused "Not a directory" plan --wisdom "$folder/large/wisdom" scan:dense:t64:n8
+expect 0 "predicted" plan --wisdom none scan:dense:t64:n8
+refused "more than the" plan --wisdom "$folder/large" scan:dense:t64:n8
 
 # A full disk: what did not arrive is said.
 if [ -w /dev/full ]; then
@@ -121,7 +132,7 @@ process=$!
 sleep 3
 kill -INT $process
 wait $process
-[ $? = 2 ] && grep -q "interrupted" "$folder/err" && grep -q "sequential" "$folder/out" || {
+[ $? = 2 ] && grep -q "interrupted" "$folder/err" && grep -q "sequential .*%.*%" "$folder/out" || {
     echo "FAILED: Ctrl-C:"; cat "$folder/out" "$folder/err"; failures=$((failures + 1)); }
 if ls "$folder"/wisdom.?????? > /dev/null 2>&1; then
     echo "FAILED: a half-written wisdom was left"

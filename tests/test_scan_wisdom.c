@@ -50,6 +50,9 @@ static int place_make(void **state) {
 
 static int place_end(void **state) {
     place *p = *state;
+    char aside[sizeof p->file + 8];
+    (void)snprintf(aside, sizeof aside, "%s.old", p->file); /* where damaged files were put */
+    (void)unlink(aside);
     (void)unlink(p->file);
     carry_ctx_free(p->ctx);
     return rmdir(p->folder); /* fails the group when something is left beside */
@@ -84,12 +87,14 @@ static carry_wisdom *random_wisdom(uint64_t seed, int plans, int rates) {
     for (int i = 0; i < plans; i++) {
         carry_wisdom_plan *plan = &wisdom->plan[i];
         plan->threads = i % 7 == 0 ? 1024 : i % 5 + 1;
+        (void)snprintf(plan->kernels, sizeof plan->kernels, "%s", i % 3 == 0 ? "plain" : "neon");
         plan->seconds = random_number(seed, 1000 + (uint64_t)i);
         (void)snprintf(plan->key, sizeof plan->key, "scan:dense:f32:b1:t%d:n%d:w1", i + 1, i * i + 1);
         (void)snprintf(plan->algorithm, sizeof plan->algorithm, "%s", i % 2 == 0 ? "sequential" : "cyclic");
     }
     for (int i = 0; i < rates; i++) {
-        wisdom->rate[i].threads = i + 1;
+        wisdom->rate[i].threads = i / 2 + 1;
+        (void)snprintf(wisdom->rate[i].kernels, sizeof wisdom->rate[i].kernels, "%s", i % 2 == 0 ? "plain" : "neon");
         fill_table(&wisdom->rate[i].table, seed + 100 + (uint64_t)i);
     }
     return wisdom;
@@ -100,6 +105,7 @@ static void expect_same(const carry_wisdom *read, const carry_wisdom *written) {
     assert_int_equal(read->rates, written->rates);
     for (int i = 0; i < written->plans; i++) {
         assert_int_equal(read->plan[i].threads, written->plan[i].threads);
+        assert_string_equal(read->plan[i].kernels, written->plan[i].kernels);
         assert_string_equal(read->plan[i].key, written->plan[i].key);
         assert_string_equal(read->plan[i].algorithm, written->plan[i].algorithm);
         assert_true(read->plan[i].seconds == written->plan[i].seconds);
@@ -110,6 +116,7 @@ static void expect_same(const carry_wisdom *read, const carry_wisdom *written) {
         char name[32];
         const char *unit;
         assert_int_equal(read->rate[i].threads, written->rate[i].threads);
+        assert_string_equal(read->rate[i].kernels, written->rate[i].kernels);
         for (int j = 0; carry_rates_number(&a, j, name, &unit) != NULL; j++) {
             assert_true(*carry_rates_number(&a, j, name, &unit) == *carry_rates_number(&b, j, name, &unit));
         }
@@ -158,7 +165,7 @@ static void test_every_number_that_is_read_can_be_written_and_read_again(void **
         carry_wisdom *read = wisdom_new(MACHINE);
         char line[128];
         size_t length;
-        (void)snprintf(line, sizeof line, "plan 1 scan:dense sequential %s\n", numbers[i]);
+        (void)snprintf(line, sizeof line, "plan 1 neon scan:dense sequential %s\n", numbers[i]);
         char *text = sealed(line, &length);
         if (carry_wisdom_parse(p->ctx, read, text, length) == CARRY_OK) {
             free(text);
@@ -181,27 +188,27 @@ static void test_lines_that_say_nothing_sensible_are_refused(void **state) {
         "plan\n",
         "plan \n",
         "plan 1\n",
-        "plan 1 key\n",
-        "plan 1 key sequential\n",
-        "plan 1 key sequential \n",
-        "plan 1 key sequential x\n",
-        "plan 1 key sequential 1x\n",
-        "plan 1 key sequential nan\n",
-        "plan 1 key sequential inf\n",
-        "plan 1 key sequential -1\n",
-        "plan 1 key sequential 1e999\n",
-        "plan 0 key sequential 1\n",
-        "plan -1 key sequential 1\n",
-        "plan 1025 key sequential 1\n",
-        "plan 99999999999999999999 key sequential 1\n",
-        "plan x key sequential 1\n",
-        "plan 1  sequential 1\n",
-        "plan 1 key anamethatislongerthananyalgorithm 1\n",
-        "rate 1 fork\n",
-        "rate 1 fork x\n",
-        "rate 1 nothing 1\n",
-        "rate 0 fork 1\n",
-        "rate 1 fork -1\n",
+        "plan 1 neon key\n",
+        "plan 1 neon key sequential\n",
+        "plan 1 neon key sequential \n",
+        "plan 1 neon key sequential x\n",
+        "plan 1 neon key sequential 1x\n",
+        "plan 1 neon key sequential nan\n",
+        "plan 1 neon key sequential inf\n",
+        "plan 1 neon key sequential -1\n",
+        "plan 1 neon key sequential 1e999\n",
+        "plan 0 neon key sequential 1\n",
+        "plan -1 neon key sequential 1\n",
+        "plan 1025 neon key sequential 1\n",
+        "plan 99999999999999999999 neon key sequential 1\n",
+        "plan x neon key sequential 1\n",
+        "plan 1 neon  sequential 1\n",
+        "plan 1 neon key anamethatislongerthananyalgorithm 1\n",
+        "rate 1 neon fork\n",
+        "rate 1 neon fork x\n",
+        "rate 1 neon nothing 1\n",
+        "rate 0 neon fork 1\n",
+        "rate 1 neon fork -1\n",
         "carry-wisdom 1\n",
     };
     carry_wisdom *read = wisdom_new(MACHINE);
@@ -226,7 +233,7 @@ static void test_more_than_there_is_room_for_is_refused(void **state) {
     for (int more = 0; more <= 1; more++) {
         size_t used = 0;
         for (int i = 0; i < CARRY_WISDOM_PLANS + more; i++) {
-            used += (size_t)sprintf(lines + used, "plan 1 k%d cyclic 1\n", i);
+            used += (size_t)sprintf(lines + used, "plan 1 neon k%d cyclic 1\n", i);
         }
         size_t length;
         char *text = sealed(lines, &length);
@@ -235,7 +242,7 @@ static void test_more_than_there_is_room_for_is_refused(void **state) {
         free(text);
         used = 0;
         for (int i = 1; i <= CARRY_WISDOM_RATES + more; i++) {
-            used += (size_t)sprintf(lines + used, "rate %d fork 1\n", i);
+            used += (size_t)sprintf(lines + used, "rate %d neon fork 1\n", i);
         }
         text = sealed(lines, &length);
         assert_int_equal(carry_wisdom_parse(p->ctx, read, text, length), more == 0 ? CARRY_OK : CARRY_EFORMAT);
@@ -322,11 +329,11 @@ static void test_any_inserted_byte_is_refused(void **state) {
 
 static void test_anything_after_the_end_is_refused(void **state) {
     place *p = *state;
-    static const char *const tails[] = {"\n", " ", "x", "plan 1 key cyclic 1\n", "end 00000000\n"};
+    static const char *const tails[] = {"\n", " ", "x", "plan 1 neon key cyclic 1\n", "end 00000000\n"};
     carry_wisdom *read = wisdom_new(MACHINE);
     for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
         size_t length;
-        char *text = sealed("rate 1 fork 1e-6\n", &length);
+        char *text = sealed("rate 1 neon fork 1e-6\n", &length);
         assert_ok(p->ctx, carry_wisdom_parse(p->ctx, read, text, length));
         strcat(text, tails[i]);
         expect_refused(p, read, text, length + strlen(tails[i]), "continued", length);
@@ -391,17 +398,26 @@ static void test_a_damaged_file_is_a_warning_and_is_replaced(void **state) {
     assert_int_equal(unlink(p->file), 0);
 }
 
-static void test_a_path_that_cannot_be_written_is_a_warning(void **state) {
+/* A path through a file, and a file whose name is too long for a second one beside it. */
+static void test_a_path_that_cannot_be_read_is_refused_and_one_that_cannot_be_written_is_a_warning(void **state) {
     place *p = *state;
     heard h;
     assert_ok(p->ctx, carry_file_replace(p->ctx, p->file, "in the way", 10));
     carry_ctx *ctx = listening(&h, p->below);
+    carry_scan_plan *plan = NULL;
+    for (int i = 0; i < 2; i++) { /* the second time too */
+        assert_refused(ctx, CARRY_EIO, "name another file", carry_scan_plan_new(ctx, &plan, &small_diagonal, NULL));
+    }
+    carry_ctx_free(ctx);
+    assert_int_equal(unlink(p->file), 0);
+    char name[512];
+    (void)snprintf(name, sizeof name, "%s/%0250d", p->folder, 1);
+    ctx = listening(&h, name);
     assert_false(plan_is_remembered(ctx, &small_diagonal, &by_measuring));
     assert_int_equal(h.not_kept, 1);
     assert_int_equal(h.other, 0);
     assert_true(plan_is_remembered(ctx, &small_diagonal, NULL)); /* in memory it is */
     carry_ctx_free(ctx);
-    assert_int_equal(unlink(p->file), 0);
 }
 
 static void test_measured_plans_are_remembered_across_contexts(void **state) {
@@ -519,7 +535,7 @@ int main(void) {
         cmocka_unit_test(test_anything_after_the_end_is_refused),
         cmocka_unit_test(test_the_file_of_another_machine_is_told_apart),
         cmocka_unit_test(test_a_damaged_file_is_a_warning_and_is_replaced),
-        cmocka_unit_test(test_a_path_that_cannot_be_written_is_a_warning),
+        cmocka_unit_test(test_a_path_that_cannot_be_read_is_refused_and_one_that_cannot_be_written_is_a_warning),
         cmocka_unit_test(test_measured_plans_are_remembered_across_contexts),
         cmocka_unit_test(test_rates_are_measured_once_for_all_contexts),
         cmocka_unit_test(test_two_contexts_keep_each_others_plans),

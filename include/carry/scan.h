@@ -69,7 +69,7 @@ CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **pla
                                            const carry_scan_plan_options *options);
 CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);
 
-/* What will run and why, in one line: "sequential, over 2 threads: 41.2 us predicted, next chunkwise 55.0 us". */
+/* What will run and why: "sequential on 2 threads (neon): 41.2 us predicted; next chunkwise 55 us". */
 CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
 CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
 CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */
@@ -82,9 +82,11 @@ CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
 CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions and multiplications */
 
 /* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w] or NULL for zero.
-   The strides over batch and T are free, those inside a step must be packed. h may be b; otherwise nothing overlaps h.
-   Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
-   values of A; h is then unspecified. */
+   The strides over batch and T are free (not 0 for h), those inside a step must be packed. h may be b; otherwise
+   nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave. Nothing is
+   written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these values; h is
+   then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 also some before it,
+   since zeros of the triangle multiply it. */
 CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
                                       const carry_tensor *h0, void *workspace, size_t workspace_bytes);
 

@@ -18,8 +18,8 @@
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*file < 0) {
-        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", path,
-                          strerror(errno));
+        carry_status status = errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO;
+        return carry_fail(ctx, status, "%s cannot be read: %s", path, strerror(errno));
     }
     struct stat about;
     if (fstat(*file, &about) != 0 || !S_ISREG(about.st_mode)) {
@@ -121,6 +121,10 @@ carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *by
     }
     if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside) {
         return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is longer than %d characters", path, PATH_LIMIT - 8);
+    }
+    struct stat about;
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) { /* a device or a pipe would be replaced by a file */
+        return carry_fail(ctx, CARRY_EIO, "%s is not a regular file", path);
     }
     make_folders(path);
     int file = mkostemp(beside, O_CLOEXEC);

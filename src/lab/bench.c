@@ -152,8 +152,13 @@ static bool wants_more(const session *s, int i) {
 /* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
 static carry_status take_turn(session *s, int i) {
     carry_bench_result *result = &s->results[i];
-    CARRY_TRY(s->family->choose(s->instance, result->algorithm));
-    CARRY_TRY(s->family->run(s->instance));
+    carry_status status = s->family->choose(s->instance, result->algorithm);
+    status = status == CARRY_OK ? s->family->run(s->instance) : status;
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it could be had before: what was timed stands */
+        (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
+        return CARRY_OK;
+    }
+    CARRY_TRY(status);
     double started = carry_seconds();
     do {
         double before = carry_seconds();
@@ -189,7 +194,9 @@ static carry_status take_turns(session *s) {
 static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     carry_bench_result *result = &s->results[i];
     int n = result->repeats;
-    if (n == 0) {
+    if (n > 0) {
+        result->reason[0] = '\0';
+    } else {
         if (result->reason[0] == '\0') {
             (void)snprintf(result->reason, sizeof result->reason, "not reached");
         }

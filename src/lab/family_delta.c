@@ -31,6 +31,7 @@ typedef struct instance {
     carry_delta_plan *plan;
     void *workspace, *kept;
     double *o, *final; /* float64 reference of set 0 */
+    bool has_reference;
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
@@ -326,9 +327,11 @@ static carry_counts counts(const void *given) {
 static carry_status make_reference(instance *it) {
     const carry_delta_problem *p = &it->problem;
     set *s = &it->sets[0];
-    if (it->o != NULL) {
+    if (it->has_reference) {
         return CARRY_OK;
     }
+    free(it->o);
+    free(it->final);
     it->o = calloc((size_t)elements(&s->o), sizeof *it->o);
     it->final = calloc((size_t)elements(&s->final), sizeof *it->final);
     if (it->o == NULL || it->final == NULL) {
@@ -338,7 +341,9 @@ static carry_status make_reference(instance *it) {
     if (it->step) {
         args.initial_state = &s->state;
     }
-    return carry_delta_reference(it->ctx, it->o, it->final, p, &args);
+    CARRY_TRY(carry_delta_reference(it->ctx, it->o, it->final, p, &args));
+    it->has_reference = true;
+    return CARRY_OK;
 }
 
 /* Relative to the largest value: a sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the

@@ -117,6 +117,9 @@ static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(it->ctx, &kernels));
+    if (wanted == NULL && carry_products_choice(it->ctx, kernels, &it->shape) != kernels->product) {
+        wanted = "openblas";
+    }
     if (wanted != NULL && strcmp(wanted, "openblas") == 0 && carry_blas_product != NULL) {
         it->function = carry_blas_product;
         (void)snprintf(it->name, sizeof it->name, "openblas");

@@ -35,6 +35,7 @@ typedef struct instance {
     struct {
         double *h, *dA, *db, *dh0;
         float *h_stored; /* what a run would have kept, for the gradients */
+        bool made;
     } reference;
 } instance;
 
@@ -159,6 +160,15 @@ static carry_status make_set(instance *it, set *s, uint64_t seed) {
     return CARRY_OK;
 }
 
+static void free_reference(instance *it) {
+    free(it->reference.h);
+    free(it->reference.dA);
+    free(it->reference.db);
+    free(it->reference.dh0);
+    free(it->reference.h_stored);
+    memset(&it->reference, 0, sizeof it->reference);
+}
+
 static void close_instance(void *given) {
     instance *it = given;
     for (int i = 0; i < it->copies; i++) {
@@ -170,11 +180,7 @@ static void close_instance(void *given) {
     }
     carry_scan_plan_free(it->plan);
     free(it->workspace);
-    free(it->reference.h);
-    free(it->reference.dA);
-    free(it->reference.db);
-    free(it->reference.dh0);
-    free(it->reference.h_stored);
+    free_reference(it);
     free(it);
 }
 
@@ -314,9 +320,10 @@ static carry_status make_reference(instance *it) {
     size_t steps = (size_t)(p->batch * p->steps);
     size_t b_size = (size_t)(p->n * p->width);
     size_t A_size = (size_t)(p->kind == CARRY_SCAN_DENSE ? p->n * p->n : p->n);
-    if (it->reference.h != NULL) {
+    if (it->reference.made) {
         return CARRY_OK;
     }
+    free_reference(it);
     it->reference.h = calloc(steps * b_size, sizeof(double));
     it->reference.h_stored = calloc(steps * b_size, sizeof(float));
     it->reference.db = calloc(p->backward ? steps * b_size : 1, sizeof(double));
@@ -331,9 +338,12 @@ static carry_status make_reference(instance *it) {
     for (size_t i = 0; i < steps * b_size; i++) {
         it->reference.h_stored[i] = (float)it->reference.h[i];
     }
-    return p->backward ? carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0,
-                                                       p, s->A, it->reference.h, s->g, h0)
-                       : CARRY_OK;
+    if (p->backward) {
+        CARRY_TRY(carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p, s->A,
+                                                it->reference.h, s->g, h0));
+    }
+    it->reference.made = true;
+    return CARRY_OK;
 }
 
 /* dA sums w products of a gradient and a state, each with its own rounding; cancellation costs about sqrt(w). */

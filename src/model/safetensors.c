@@ -280,8 +280,8 @@ carry_status carry_safetensors_open(carry_ctx *ctx, carry_safetensors *file, con
     int opened = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     struct stat about;
     if (opened < 0) {
-        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", path,
-                          strerror(errno));
+        carry_status status = errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO;
+        return carry_fail(ctx, status, "%s cannot be read: %s", path, strerror(errno));
     }
     if (fstat(opened, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size < 8) {
         (void)close(opened);

@@ -74,14 +74,32 @@ static double blas_from(const carry_ctx *ctx) {
     return rates->blas_from > 0.0 ? rates->blas_from : INFINITY;
 }
 
-void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product) {
+/* BLAS takes rows that do not overlap and strides of an int. */
+static bool blas_can(const carry_product *p) {
+    int64_t a_columns = p->a_transposed ? p->m : p->k;
+    int64_t b_columns = p->b_transposed ? p->k : p->n;
+    return p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n && p->a_row <= INT32_MAX &&
+           p->b_row <= INT32_MAX && p->c_row <= INT32_MAX && p->m <= INT32_MAX && p->n <= INT32_MAX &&
+           p->k <= INT32_MAX;
+}
+
+carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
+                                             const carry_product *product) {
     double from = blas_from(ctx);
-    bool large = (double)product->m >= from && (double)product->n >= from && (double)product->k >= from;
-    carry_products_by(ctx, large && carry_blas_product != NULL ? carry_blas_product : kernels->product, product);
+    bool large =
+        (double)product->m >= from && (double)product->n >= from && (double)product->k >= from && blas_can(product);
+    return large && carry_blas_product != NULL ? carry_blas_product : kernels->product;
+}
+
+void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product) {
+    carry_products_by(ctx, carry_products_choice(ctx, kernels, product), product);
 }
 
 void carry_products_by(carry_ctx *ctx, carry_product_function function, const carry_product *product) {
     double flops = 2.0 * (double)product->m * (double)product->n * (double)product->k;
+    if (product->count < 1 || product->m < 1 || product->n < 1) {
+        return;
+    }
     job j = {.product = function, .whole = *product, .row_blocks = 1, .rows = product->m};
     int threads = carry_ctx_threads(ctx);
     if (product->count < threads && flops > 2.0 * PIECE_FLOPS) {
@@ -111,6 +129,11 @@ carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_
     int64_t k = a.shape[o->a_transposed ? 1 : 2];
     CARRY_TRY(expect_matrix(ctx, "c", &c, batch, m, n));
     CARRY_TRY(expect_matrix(ctx, "a", &a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
+    if ((batch > 1 && c.stride[0] < m * n && c.stride[0] > -m * n) || (m > 1 && c.stride[1] < n && c.stride[1] > -n)) {
+        return carry_fail(ctx, CARRY_ESTRIDE,
+                          "c has strides %" PRId64 " and %" PRId64 " over batch and rows: its elements would overlap",
+                          c.stride[0], c.stride[1]);
+    }
     CARRY_TRY(expect_matrix(ctx, "b", &b, batch, o->b_transposed ? n : k, o->b_transposed ? k : n));
     carry_products(ctx, kernels,
                    &(carry_product){.m = m,

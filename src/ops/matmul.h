@@ -11,6 +11,9 @@
 /* Like kernels->product, but the items are independent of each other and are spread over threads. */
 void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
 
+/* Which function carry_products would use. */
+carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
+                                             const carry_product *product);
 /* The same with a given function, whatever the size. */
 void carry_products_by(carry_ctx *ctx, carry_product_function function, const carry_product *product);
 

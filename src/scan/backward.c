@@ -178,17 +178,21 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradi
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", &given->h, false, true));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "g", &given->g, false, true));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "db", &given->db, false, true));
+    CARRY_TRY(carry_scan_check_output(ctx, "db", &given->db));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "A", &given->A, false));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h", &given->h, false));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "g", &given->g, true));
     if (given->dA != NULL) {
         CARRY_TRY(carry_scan_check_steps(ctx, problem, "dA", given->dA, true, true));
+        CARRY_TRY(carry_scan_check_output(ctx, "dA", given->dA));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "A", &given->A, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h", &given->h, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "db", &given->db, false));
     }
     if (given->dh0 != NULL) {
         CARRY_TRY(carry_scan_check_state(ctx, problem, "dh0", given->dh0, true));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "A", &given->A, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "db", &given->db, false));
     }
     if (given->h0 != NULL) {
         CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
@@ -226,7 +230,7 @@ carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradien
     }
     int64_t grain = 16384 / (p.A_size + p.b_size) + 1;
     plan->products = 0;
-    plan->flops = 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width); /* of dA */
+    plan->flops = gradients->dA != NULL ? 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width) : 0.0;
     carry_parallel(plan->ctx, p.batch * p.steps, grain, load_steps, &p);
     CARRY_TRY(scan_l(&p, arena.base + arena.used, arena.size - arena.used));
     carry_parallel(plan->ctx, p.batch * p.steps, grain, store_steps, &p);

@@ -6,7 +6,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-/* Any larger and a step no longer fits the stack of checks below; far beyond any state in use. */
+/* Far beyond any size in use. */
 #define MAX_SIZE ((int64_t)1 << 40)
 
 static carry_status check_dtype(carry_ctx *ctx, const carry_scan_problem *problem, const char *name,
@@ -123,6 +123,23 @@ carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *p
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "A", A, true, false));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "b", b, false, false));
     return h0 != NULL ? carry_scan_check_state(ctx, problem, "h0", h0, true) : CARRY_OK;
+}
+
+carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const carry_tensor *tensor) {
+    int64_t size = 1;
+    for (int i = 2; i < tensor->rank; i++) {
+        size *= tensor->shape[i];
+    }
+    for (int i = 0; i < 2; i++) {
+        int64_t stride = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
+        if (tensor->shape[i] > 1 && stride < size) {
+            return carry_fail(ctx, CARRY_ESTRIDE,
+                              "%s has stride %" PRId64 " over index %d, less than the %" PRId64
+                              " elements of a step: its elements would overlap",
+                              name, tensor->stride[i], i, size);
+        }
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor,

@@ -15,6 +15,9 @@ carry_status carry_scan_check_state(carry_ctx *ctx, const carry_scan_problem *pr
 carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *problem, const carry_tensor *A,
                                      const carry_tensor *b, const carry_tensor *h0);
 
+/* An output whose steps or sequences lie on top of each other. */
+carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const carry_tensor *tensor);
+
 /* Fails when the two share memory, unless they are the same view and `same` allows that. */
 carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
                                     const char *other_name, const carry_tensor *other, bool same);

@@ -213,7 +213,8 @@ static carry_status run(carry_scan_work *work) {
     lay_out(work, carry_ctx_threads(work->ctx), &arena, &j);
     if (j.chunks > 1) {
         carry_parallel(work->ctx, work->batch * (j.chunks - 1), 1, summarise, &j);
-        count(work, (j.chunks - 1) * j.chunk, (j.chunks - 1) * (j.chunk + 1));
+        count(work, (j.chunks - 1) * (j.chunk - (work->kind == CARRY_SCAN_DENSE ? 1 : 0)),
+              (j.chunks - 1) * (j.chunk + 1));
     }
     for (int64_t item = 0; item < work->batch; item++) {
         chain(&j, item);

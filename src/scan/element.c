@@ -282,7 +282,7 @@ carry_status carry_scan_each_item(carry_scan_work *work, size_t item_bytes, void
         return carry_fail(
             work->ctx, CARRY_ERANGE,
             "the log form does not hold for sequence %" PRId64 ": at its step %" PRId64
-            " the transition is %g or the transitions so far multiply to less than e^-80 or more than e^80; "
+            " the transition is %g, the transitions so far leave e^-80..e^80, or b divided by them leaves f32; "
             "use matmul4, matmul8 or matmul16",
             e.refused_item, e.refused_step, (double)e.refused);
     }

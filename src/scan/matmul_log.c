@@ -12,6 +12,7 @@
 
 #define RADIX 16
 #define LOG_LIMIT 80.0f
+#define QUOTIENT_LIMIT 1e36f
 
 /* P[t] for every step; false at the first step and channel that the form cannot take. */
 static bool cumulative(carry_scan_item *item, float *P) {
@@ -27,6 +28,23 @@ static bool cumulative(carry_scan_item *item, float *P) {
                 return false;
             }
             P[t * n + r] = expf(sum);
+        }
+    }
+    return true;
+}
+
+/* b/P and the sums of it must stay far from the end of f32; so must h0, which enters undivided. */
+static bool quotients_fit(carry_scan_item *item, const float *P) {
+    int64_t n = item->work->n;
+    int64_t width = item->work->width;
+    for (int64_t t = 0; t < item->work->steps; t++) {
+        for (int64_t i = 0; i < n * width; i++) {
+            float value = item->h[t * item->h_step + i];
+            if (!(fabsf(value) <= QUOTIENT_LIMIT * P[t * n + i / width]) && isfinite(value)) {
+                item->refused_step = t;
+                item->refused = item->A[t * item->A_step + i / width];
+                return false;
+            }
         }
     }
     return true;
@@ -57,6 +75,9 @@ static void solve(carry_scan_item *item) {
     for (int64_t r = 0; r < n; r++) {
         ones[r] = 1.0f;
     }
+    if (!quotients_fit(item, P)) {
+        return;
+    }
     scale(item, P, true);
     carry_scan_item sums = *item;
     sums.A = ones;
@@ -75,7 +96,7 @@ static bool applies(const carry_scan_shape *shape, char *why, size_t why_size) {
     return true;
 }
 
-/* Never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
+/* Told, but never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
     double steps = (double)shape->steps;
     double transcendental = (double)shape->batch * steps * (double)shape->n * 20e-9 / (double)threads;
@@ -100,6 +121,7 @@ static carry_status run(carry_scan_work *work) {
 const carry_scan_algorithm carry_scan_matmul_log = {
     .name = "matmul_log",
     .about = "log form, for measuring: positive diagonal transitions whose product stays within e^-80..e^80",
+    .by_value = true,
     .applies = applies,
     .cost = cost,
     .workspace = workspace,

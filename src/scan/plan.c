@@ -90,7 +90,7 @@ static carry_status estimate(carry_scan_plan *plan, choice *c) {
         shape.radix = algorithm->radix;
         shape.chunk = plan->chunk;
         char why[WHY];
-        if (algorithm->applies(&shape, why, sizeof why)) {
+        if (!algorithm->by_value && algorithm->applies(&shape, why, sizeof why)) {
             consider(c, algorithm, algorithm->cost(&shape, rates, carry_ctx_threads(plan->ctx)));
         }
     }
@@ -161,7 +161,7 @@ static carry_status measure(carry_scan_plan *plan, choice *c) {
     carry_status status = trial_new(plan, &t);
     const carry_scan_algorithm *algorithm;
     for (int i = 0; status == CARRY_OK && (algorithm = carry_scan_at(i)) != NULL; i++) {
-        if (settle(plan, algorithm) == CARRY_OK) {
+        if (!algorithm->by_value && settle(plan, algorithm) == CARRY_OK) {
             double seconds = time_algorithm(plan, &t, MEASURE_SECONDS);
             carry_log(plan->ctx, CARRY_LOG_DEBUG, "measured %s: %.4g s", algorithm->name, seconds);
             if (isfinite(seconds)) {
@@ -219,17 +219,20 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options 
     }
     char key[CARRY_SCAN_KEY];
     carry_scan_key(key, &plan->problem);
-    const carry_wisdom_plan *known = carry_wisdom_find(plan->ctx, key);
+    bool measures = options->effort == CARRY_PLAN_MEASURE;
+    /* A chunk that was asked for changes what is fastest: such plans are neither looked up nor remembered. */
+    CARRY_TRY(carry_wisdom_ready(plan->ctx));
+    const carry_wisdom_plan *known = measures || plan->chunk > 0 ? NULL : carry_wisdom_find(plan->ctx, key);
     if (known != NULL && (algorithm = find(known->algorithm)) != NULL && settle(plan, algorithm) == CARRY_OK) {
         c.seconds = known->seconds;
         tell(plan, &c, "measured before (wisdom)");
         return CARRY_OK;
     }
-    if (options->effort == CARRY_PLAN_MEASURE) {
+    if (measures) {
         CARRY_TRY(measure(plan, &c));
         CARRY_TRY(settle(plan, c.best));
         tell(plan, &c, "measured");
-        return carry_wisdom_remember(plan->ctx, key, c.best->name, c.seconds);
+        return plan->chunk > 0 ? CARRY_OK : carry_wisdom_remember(plan->ctx, key, c.best->name, c.seconds);
     }
     CARRY_TRY(estimate(plan, &c));
     CARRY_TRY(settle(plan, c.best));

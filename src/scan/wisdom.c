@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "carry/device.h"
 #include "carry/ops.h"
@@ -62,9 +63,9 @@ static bool parse_number(const char *at, double *number) {
     return errno == 0 && end != at && *end == '\0' && isfinite(*number) && *number >= 0.0;
 }
 
-static carry_rates_table *rates_for(carry_wisdom *wisdom, int threads, bool make) {
+static carry_rates_table *rates_for(carry_wisdom *wisdom, int threads, const char *kernels, bool make) {
     for (int i = 0; i < wisdom->rates; i++) {
-        if (wisdom->rate[i].threads == threads) {
+        if (wisdom->rate[i].threads == threads && strcmp(wisdom->rate[i].kernels, kernels) == 0) {
             return &wisdom->rate[i].table;
         }
     }
@@ -72,18 +73,21 @@ static carry_rates_table *rates_for(carry_wisdom *wisdom, int threads, bool make
         return NULL;
     }
     wisdom->rate[wisdom->rates].threads = threads;
+    (void)snprintf(wisdom->rate[wisdom->rates].kernels, sizeof wisdom->rate[0].kernels, "%s", kernels);
     wisdom->rate[wisdom->rates].table = (carry_rates_table){0};
     return &wisdom->rate[wisdom->rates++].table;
 }
 
 static bool parse_rate(carry_wisdom *wisdom, const char *at) {
     int threads;
+    char kernels[16];
     char word[32];
     double value;
-    if (!parse_threads(&at, &threads) || !parse_word(&at, word, sizeof word) || !parse_number(at, &value)) {
+    if (!parse_threads(&at, &threads) || !parse_word(&at, kernels, sizeof kernels) ||
+        !parse_word(&at, word, sizeof word) || !parse_number(at, &value)) {
         return false;
     }
-    carry_rates_table *table = rates_for(wisdom, threads, true);
+    carry_rates_table *table = rates_for(wisdom, threads, kernels, true);
     if (table == NULL) {
         return false;
     }
@@ -104,8 +108,9 @@ static bool parse_plan(carry_wisdom *wisdom, const char *at) {
         return false;
     }
     carry_wisdom_plan *plan = &wisdom->plan[wisdom->plans];
-    if (!parse_threads(&at, &plan->threads) || !parse_word(&at, plan->key, sizeof plan->key) ||
-        !parse_word(&at, plan->algorithm, sizeof plan->algorithm) || !parse_number(at, &plan->seconds)) {
+    if (!parse_threads(&at, &plan->threads) || !parse_word(&at, plan->kernels, sizeof plan->kernels) ||
+        !parse_word(&at, plan->key, sizeof plan->key) || !parse_word(&at, plan->algorithm, sizeof plan->algorithm) ||
+        !parse_number(at, &plan->seconds)) {
         return false;
     }
     wisdom->plans++;
@@ -164,12 +169,13 @@ static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char 
         const char *unit;
         double *number;
         for (int j = 0; (number = carry_rates_number(&table, j, name, &unit)) != NULL; j++) {
-            (void)fprintf(to, "rate %d %s %.17g\n", wisdom->rate[i].threads, name, *number);
+            (void)fprintf(to, "rate %d %s %s %.17g\n", wisdom->rate[i].threads, wisdom->rate[i].kernels, name, *number);
         }
     }
     for (int i = 0; i < wisdom->plans; i++) {
         const carry_wisdom_plan *plan = &wisdom->plan[i];
-        (void)fprintf(to, "plan %d %s %s %.17g\n", plan->threads, plan->key, plan->algorithm, plan->seconds);
+        (void)fprintf(to, "plan %d %s %s %s %.17g\n", plan->threads, plan->kernels, plan->key, plan->algorithm,
+                      plan->seconds);
     }
     (void)fflush(to);
     uint32_t crc = *text != NULL ? carry_crc32c(0, *text, *length) : 0;
@@ -217,22 +223,34 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
     if (carry_device_describe(ctx, 0, &cpu) != CARRY_OK) {
         cpu = (carry_device_properties){.name = "unknown"};
     }
-    (void)snprintf(machine, 192, "%s, %d cores, %s, carry %s", cpu.name, cpu.units, carry_ctx_kernels(ctx),
-                   carry_version());
+    (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }
 
-/* The file into an empty wisdom; what is wrong with it is a warning. */
-static void load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn) {
+/* The file into an empty wisdom. One that is not ours or damaged is told (when warn) and ignored: *foreign; one that
+   cannot be read, being no file or too large, is refused. */
+static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *foreign) {
     char *text;
     size_t length;
+    *foreign = false;
     carry_status status = carry_file_read(ctx, &text, &length, ctx->wisdom, FILE_LIMIT);
-    if (status == CARRY_OK) {
-        status = carry_wisdom_parse(ctx, wisdom, text, length);
-        free(text);
+    if (status == CARRY_ENOTFOUND) {
+        return CARRY_OK;
     }
-    if (status != CARRY_OK && status != CARRY_ENOTFOUND && warn) {
-        carry_log(ctx, CARRY_LOG_WARNING, "the wisdom in %s is ignored: %s", ctx->wisdom, ctx->error);
+    if (status != CARRY_OK) {
+        char why[sizeof ctx->error];
+        memcpy(why, ctx->error, sizeof why);
+        return carry_fail(ctx, status, "the wisdom cannot be used: %.300s; name another file with --wisdom, or none",
+                          why);
     }
+    status = carry_wisdom_parse(ctx, wisdom, text, length);
+    free(text);
+    if (status != CARRY_OK) {
+        *foreign = true;
+        if (warn) {
+            carry_log(ctx, CARRY_LOG_WARNING, "the wisdom in %s is ignored: %s", ctx->wisdom, ctx->error);
+        }
+    }
+    return CARRY_OK;
 }
 
 static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
@@ -247,16 +265,21 @@ static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
     ctx->slots[CARRY_SLOT_WISDOM].data = *wisdom;
     ctx->slots[CARRY_SLOT_WISDOM].free = free;
     describe_machine(ctx, (*wisdom)->machine);
-    if (ctx->wisdom != NULL) {
-        load(ctx, *wisdom, true);
+    bool foreign;
+    carry_status status = ctx->wisdom != NULL ? load(ctx, *wisdom, true, &foreign) : CARRY_OK;
+    if (status != CARRY_OK) { /* the next call shall fail too */
+        ctx->slots[CARRY_SLOT_WISDOM].data = NULL;
+        ctx->slots[CARRY_SLOT_WISDOM].free = NULL;
+        free(*wisdom);
     }
-    return CARRY_OK;
+    return status;
 }
 
 static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
     int at = 0;
     while (at < wisdom->plans &&
-           (wisdom->plan[at].threads != plan->threads || strcmp(wisdom->plan[at].key, plan->key) != 0)) {
+           (wisdom->plan[at].threads != plan->threads || strcmp(wisdom->plan[at].kernels, plan->kernels) != 0 ||
+            strcmp(wisdom->plan[at].key, plan->key) != 0)) {
         at++;
     }
     if (at == CARRY_WISDOM_PLANS) {
@@ -280,17 +303,26 @@ static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
     }
     memcpy(merged->machine, wisdom->machine, sizeof merged->machine);
-    load(ctx, merged, false);
+    bool foreign;
+    carry_status status = load(ctx, merged, false, &foreign);
+    if (status == CARRY_OK && foreign) {
+        char aside[4096];
+        if (snprintf(aside, sizeof aside, "%s.old", ctx->wisdom) < (int)sizeof aside) {
+            (void)rename(ctx->wisdom, aside); /* somebody may still want it */
+        }
+    }
     for (int i = 0; i < wisdom->plans; i++) {
         put_plan(merged, &wisdom->plan[i]);
     }
     for (int i = 0; i < wisdom->rates; i++) {
-        carry_rates_table *table = rates_for(merged, wisdom->rate[i].threads, true);
+        carry_rates_table *table = rates_for(merged, wisdom->rate[i].threads, wisdom->rate[i].kernels, true);
         if (table != NULL) {
             *table = wisdom->rate[i].table;
         }
     }
-    carry_status status = carry_wisdom_print(ctx, merged, &text, &length);
+    if (status == CARRY_OK) {
+        status = carry_wisdom_print(ctx, merged, &text, &length);
+    }
     if (status == CARRY_OK && carry_file_replace(ctx, ctx->wisdom, text, length) != CARRY_OK) {
         carry_log(ctx, CARRY_LOG_WARNING, "what was measured is not kept: %s", ctx->error);
     }
@@ -305,16 +337,21 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
     }
     carry_wisdom *wisdom;
     CARRY_TRY(wisdom_of(ctx, &wisdom));
-    carry_rates_table *kept = rates_for(wisdom, ctx->threads, false);
+    carry_rates_table *kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), false);
     if (kept != NULL && !again && carry_rates_put(ctx, kept)) {
         return carry_rates_of(ctx, rates, false);
     }
     CARRY_TRY(carry_rates_of(ctx, rates, true));
-    kept = rates_for(wisdom, ctx->threads, true);
+    kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), true);
     if (kept != NULL) {
         *kept = **rates;
     }
     return save(ctx, wisdom);
+}
+
+carry_status carry_wisdom_ready(carry_ctx *ctx) {
+    carry_wisdom *wisdom;
+    return wisdom_of(ctx, &wisdom);
 }
 
 const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key) {
@@ -323,7 +360,8 @@ const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key) {
         return NULL;
     }
     for (int i = 0; i < wisdom->plans; i++) {
-        if (wisdom->plan[i].threads == ctx->threads && strcmp(wisdom->plan[i].key, key) == 0) {
+        if (wisdom->plan[i].threads == ctx->threads && strcmp(wisdom->plan[i].key, key) == 0 &&
+            strcmp(wisdom->plan[i].kernels, carry_ctx_kernels(ctx)) == 0) {
             return &wisdom->plan[i];
         }
     }
@@ -334,6 +372,7 @@ carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *
     carry_wisdom *wisdom;
     CARRY_TRY(wisdom_of(ctx, &wisdom));
     carry_wisdom_plan plan = {.threads = ctx->threads, .seconds = seconds};
+    (void)snprintf(plan.kernels, sizeof plan.kernels, "%s", carry_ctx_kernels(ctx));
     (void)snprintf(plan.key, sizeof plan.key, "%s", key);
     (void)snprintf(plan.algorithm, sizeof plan.algorithm, "%s", algorithm);
     put_plan(wisdom, &plan);

@@ -1,13 +1,13 @@
 /* Wisdom: what was measured on this machine, rates and plans, kept in a small text file.
 
        carry-wisdom 1
-       machine Neoverse-V1, 2 cores, neon, carry 0.1.0
-       rate 2 fork 1.1e-06                                  threads, name, value
-       plan 2 scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, problem, algorithm, seconds
+       machine Neoverse-V1, 2 cores, carry 0.1.0
+       rate 2 neon fork 1.1e-06                                 threads, kernels, name, value
+       plan 2 neon scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, kernels, problem, algorithm, seconds
        end 5f3a9c10                                         CRC-32C of all before this line
 
-   A file from another machine, of another version or damaged is ignored with a warning and written anew when something
-   is measured. */
+   A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old) when
+   something is measured and written. One that cannot be read at all is refused. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 
@@ -19,6 +19,7 @@
 
 typedef struct carry_wisdom_plan {
     int threads;
+    char kernels[16];
     char key[CARRY_SCAN_KEY];
     char algorithm[24];
     double seconds;
@@ -30,6 +31,7 @@ typedef struct carry_wisdom {
     carry_wisdom_plan plan[CARRY_WISDOM_PLANS];
     struct {
         int threads;
+        char kernels[16];
         carry_rates_table table;
     } rate[CARRY_WISDOM_RATES];
 } carry_wisdom;
@@ -42,6 +44,8 @@ carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char
 
 /* Rates of this context, from wisdom or measured and then remembered. */
 carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again);
+/* Reads the file if it has not been read; fails when it cannot be read. */
+carry_status carry_wisdom_ready(carry_ctx *ctx);
 /* The remembered plan, or NULL. */
 const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
 /* Remembers a measured plan, and writes the file if the context has one; a file that cannot be written is a warning. */

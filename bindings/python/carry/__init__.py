@@ -1,0 +1,39 @@
+"""Carry: sequence models whose state is carried along the sequence.
+
+    import carry
+
+    h = carry.scan(A, b)                                      # h[t] = A[t] h[t-1] + b[t]
+    o, state = carry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+    print(carry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
+
+numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
+flash-linear-attention's names, arguments and results. `carry.list("scans")` says what there is.
+"""
+
+from __future__ import annotations
+
+from ._context import get_threads, release, set_threads
+from ._version import __version__
+from .delta import (
+    chunk_delta_rule,
+    chunk_gated_delta_rule,
+    fused_recurrent_delta_rule,
+    fused_recurrent_gated_delta_rule,
+)
+from .plan import Entry, list, plan
+from .scan import scan
+
+# `list` is left out: `from carry import *` should not hide Python's own.
+__all__ = [
+    "Entry",
+    "__version__",
+    "chunk_delta_rule",
+    "chunk_gated_delta_rule",
+    "fused_recurrent_delta_rule",
+    "fused_recurrent_gated_delta_rule",
+    "get_threads",
+    "plan",
+    "release",
+    "scan",
+    "set_threads",
+]

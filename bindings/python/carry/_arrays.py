@@ -1,0 +1,133 @@
+"""numpy arrays and PyTorch tensors as carry_tensor, without copies.
+
+PyTorch is never imported from here: a tensor can only arrive once its user has imported it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Sequence, Union
+
+import numpy as np
+
+from . import _structs as s
+
+if TYPE_CHECKING:
+    import torch
+
+    Array = Union[np.ndarray[Any, Any], torch.Tensor]
+else:
+    Array = Any
+
+_NUMPY_TYPES = {np.dtype(np.float32): s.F32, np.dtype(np.float16): s.F16, np.dtype(np.int64): s.I64}
+_TORCH_TYPES = {"torch.float32": s.F32, "torch.bfloat16": s.BF16, "torch.float16": s.F16, "torch.int64": s.I64}
+
+
+def is_torch(array: object) -> bool:
+    """Is this a PyTorch tensor?"""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def same_kind(**arrays: object) -> bool:
+    """True when all that are given are PyTorch tensors, False when all are numpy arrays; anything else is refused."""
+    kinds = {}
+    for name, array in arrays.items():
+        if array is None:
+            continue
+        if not is_torch(array) and not isinstance(array, np.ndarray):
+            raise TypeError(f"{name} is a {type(array).__name__}: give a numpy array or a PyTorch tensor")
+        kinds.setdefault(is_torch(array), name)
+    if len(kinds) == 2:
+        raise TypeError(f"{kinds[True]} is a PyTorch tensor and {kinds[False]} a numpy array: give one kind")
+    return True in kinds
+
+
+def _from_numpy(name: str, array: np.ndarray[Any, Any], output: bool) -> s.Tensor:
+    dtype = _NUMPY_TYPES.get(array.dtype)
+    if dtype is None:
+        if not array.dtype.isnative:
+            raise ValueError(f"{name} is {array.dtype}, of the other byte order: convert it with astype('=f4') first")
+        raise ValueError(f"{name} is {array.dtype}: give float32 or float16 (bfloat16 through PyTorch)")
+    if output and not array.flags.writeable:
+        raise ValueError(f"{name} is read-only: give an array that can be written")
+    size = array.dtype.itemsize
+    if any(stride % size for stride in array.strides):
+        raise ValueError(f"{name} has strides {array.strides} in bytes, not a multiple of its {size}-byte elements")
+    strides = [stride // size for stride in array.strides]
+    return _fill(name, array.__array_interface__["data"][0], dtype, array.shape, strides)
+
+
+def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name} is on {tensor.device}: this version computes on the CPU; move it with .cpu()")
+    if str(tensor.layout) != "torch.strided":
+        raise ValueError(f"{name} has layout {tensor.layout}: give a dense tensor (.to_dense())")
+    dtype = _TORCH_TYPES.get(str(tensor.dtype))
+    if dtype is None:
+        raise ValueError(f"{name} is {tensor.dtype}: give float32, bfloat16 or float16")
+    return _fill(name, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+
+
+def _fill(name: str, data: int, dtype: int, shape: Sequence[int], strides: Sequence[int]) -> s.Tensor:
+    rank = len(shape)
+    if rank > s.MAX_RANK:
+        raise ValueError(f"{name} has {rank} dimensions and Carry takes at most {s.MAX_RANK}")
+    view = s.Tensor(data=data, dtype=dtype, device=0, rank=rank)
+    view.shape[:rank] = shape
+    view.stride[:rank] = strides
+    return view
+
+
+def view(name: str, array: Array, *, output: bool = False) -> s.Tensor:
+    """A borrowed view: the array must outlive every use of it. `name` is for the sentence of a refusal."""
+    if is_torch(array):
+        return _from_torch(name, array)
+    return _from_numpy(name, array, output)
+
+
+def dtype_of(name: str, array: Array) -> int:
+    """The carry_dtype of an array; refused as in view."""
+    return int(view(name, array).dtype)
+
+
+def empty(like: Array, shape: Sequence[int], dtype: Any = None) -> Array:
+    """A packed array of like's kind; dtype is "float32", "uint8" or None for like's own."""
+    if is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype))
+    return np.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
+
+
+def address(array: Array) -> int:
+    """Where its first element is."""
+    return int(array.data_ptr() if is_torch(array) else array.__array_interface__["data"][0])
+
+
+def mark_written(array: Array) -> None:
+    """Tell autograd that a tensor was written in place, so that it refuses gradients that need the old values."""
+    if is_torch(array):
+        sys.modules["torch"].autograd.graph.increment_version(array)
+
+
+def widened(name: str, array: Array | None) -> Array | None:
+    """States and per-head parameters are f32 in the library: f16 and bf16 ones, which are small, are converted."""
+    if array is None or dtype_of(name, array) == s.F32:
+        return array
+    if dtype_of(name, array) == s.I64:
+        raise ValueError(f"{name} is int64: give float32")
+    return array.float() if is_torch(array) else array.astype(np.float32)
+
+
+def offsets(name: str, values: Any) -> np.ndarray[Any, Any]:
+    """cu_seqlens: a copy as packed int64, from any integer array, tensor or list."""
+    if is_torch(values):
+        if values.device.type != "cpu":
+            raise ValueError(f"{name} is on {values.device}: this version computes on the CPU; move it with .cpu()")
+        values = values.detach().numpy()
+    given = np.asarray(values)
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError(f"{name} is {given.dtype} with {given.ndim} dimensions: give integers in one dimension")
+    if len(given) < 2:
+        raise ValueError(f"{name} has {len(given)} entries: give N+1 for N sequences, from 0 to the number of tokens")
+    return np.array(given, dtype=np.int64)

@@ -1,0 +1,144 @@
+"""Calls of carry_delta_forward and carry_delta_backward on arrays of either kind.
+
+delta.py reads its arguments into `Inputs` and `Options`; from there on numpy and PyTorch take the same way.
+"""
+
+from __future__ import annotations
+
+from ctypes import byref, pointer
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _structs as s
+from ._arrays import Array, address, empty, view
+from ._context import Context, Plan, current
+from ._library import lib
+
+
+class Inputs(NamedTuple):
+    """q, k: [B, T, H, K]; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV] or [B, T, HV, K]; what is absent is None."""
+
+    q: Array
+    k: Array
+    v: Array
+    g: Array | None
+    beta: Array
+    initial_state: Array | None
+    A_log: Array | None
+    dt_bias: Array | None
+    cu_seqlens: np.ndarray[Any, Any] | None
+
+
+class Options(NamedTuple):
+    """What a problem has besides its sizes; method is a name from `carry.list("deltas")` or None."""
+
+    scale: float
+    state_v_first: bool
+    l2norm: bool
+    beta_sigmoid: bool
+    beta_factor: float
+    method: str | None
+
+
+class Forward(NamedTuple):
+    """What a forward pass gives; method is the one that ran, kept is for backward."""
+
+    o: Array
+    final_state: Array | None
+    kept: Array | None
+    method: str
+
+
+def _problem(x: Inputs, options: Options) -> s.DeltaProblem:
+    for name, array in (("q", x.q), ("k", x.k), ("v", x.v)):
+        if array.ndim != 4:
+            raise ValueError(f"{name} has {array.ndim} dimensions: give [batch, tokens, heads, size]")
+    gate = s.NO_GATE if x.g is None else s.KEY_GATE if x.g.ndim == 4 else s.HEAD_GATE
+    return s.DeltaProblem(
+        batch=x.q.shape[0],
+        tokens=x.q.shape[1],
+        heads=x.q.shape[2],
+        value_heads=x.v.shape[2],
+        key=x.q.shape[3],
+        value=x.v.shape[3],
+        sequences=0 if x.cu_seqlens is None else len(x.cu_seqlens) - 1,
+        dtype=view("q", x.q).dtype,
+        gate=gate,
+        scale=options.scale,
+        state_transposed=options.state_v_first,
+        l2norm=options.l2norm,
+        gate_inside=x.A_log is not None,
+        beta_sigmoid=options.beta_sigmoid,
+        beta_factor=options.beta_factor,
+    )
+
+
+def _plan(x: Inputs, options: Options) -> tuple[Context, Plan]:
+    context = current()
+    method = None if options.method is None else options.method.encode()
+    return context, context.delta_plan(_problem(x, options), method)
+
+
+def _set_inputs(arguments: s.DeltaForwardArgs | s.DeltaBackwardArgs, x: Inputs) -> None:
+    for name in ("q", "k", "v", "beta"):
+        setattr(arguments, name, view(name, getattr(x, name)))
+    for name in ("g", "initial_state", "cu_seqlens", "A_log", "dt_bias"):
+        _set_optional(arguments, name, getattr(x, name))
+
+
+def _set_optional(arguments: Any, name: str, array: Array | None) -> None:
+    if array is not None:
+        setattr(arguments, name, pointer(view(name, array)))
+
+
+def _state_shape(x: Inputs, options: Options) -> tuple[int, ...]:
+    sequences = x.q.shape[0] if x.cu_seqlens is None else len(x.cu_seqlens) - 1
+    key, value = x.q.shape[3], x.v.shape[3]
+    return (sequences, x.v.shape[2], *((value, key) if options.state_v_first else (key, value)))
+
+
+def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forward:
+    """o, the final state where it is wanted, and where keep is set what backward needs besides the inputs."""
+    context, plan = _plan(x, options)
+    o = empty(x.v, (x.q.shape[0], x.q.shape[1], x.v.shape[2], x.v.shape[3]))
+    final_state = empty(x.v, _state_shape(x, options), "float32") if want_state else None
+    kept = empty(x.v, (lib.carry_delta_kept(plan.handle),), "uint8") if keep else None
+    arguments = s.DeltaForwardArgs()
+    _set_inputs(arguments, x)
+    arguments.o = view("o", o)
+    _set_optional(arguments, "final_state", final_state)
+    if kept is not None:
+        arguments.kept = address(kept)
+    size = lib.carry_delta_forward_workspace(plan.handle)
+    workspace = context.workspace(size)
+    context.check(lib.carry_delta_forward(plan.handle, byref(arguments), workspace, size))
+    return Forward(o, final_state, kept, lib.carry_delta_plan_method(plan.handle).decode())
+
+
+def backward(
+    x: Inputs, options: Options, kept: Array | None, grad_o: Array, grad_state: Array | None
+) -> dict[str, Array | None]:
+    """Gradients of the inputs, by their names; options.method is the one that forward ran.
+
+    What another plan kept (another thread's, made after other measurements) does not fit: then forward is done again.
+    """
+    context, plan = _plan(x, options)
+    if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
+        kept = None
+    names = ("q", "k", "v", "g", "beta", "initial_state", "A_log", "dt_bias")
+    inputs = {name: getattr(x, name) for name in names}
+    grads = {name: None if array is None else empty(array, array.shape) for name, array in inputs.items()}
+    arguments = s.DeltaBackwardArgs(grad_o=view("grad_o", grad_o))
+    for name in ("q", "k", "v", "beta"):
+        setattr(arguments, f"d{name}", view(f"d{name}", grads[name]))
+    for name in ("g", "initial_state", "A_log", "dt_bias"):
+        _set_optional(arguments, f"d{name}", grads[name])
+    _set_optional(arguments, "dfinal_state", grad_state)
+    if kept is not None:
+        arguments.kept = address(kept)
+    _set_inputs(arguments, x)
+    size = lib.carry_delta_backward_workspace(plan.handle)
+    workspace = context.workspace(size)
+    context.check(lib.carry_delta_backward(plan.handle, byref(arguments), workspace, size))
+    return grads

@@ -1,0 +1,177 @@
+"""The structures and numbers of include/carry/*.h, as ctypes sees them.
+
+tests/test_headers.py compares names, order, sizes and offsets with the headers.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+
+# status.h, in order: the index is the number.
+STATUSES = (
+    "OK", "EARGUMENT", "ESHAPE", "EDTYPE", "ESTRIDE", "EALIGN", "ESIZE", "EMEMORY", "EWORKSPACE", "ERANGE",
+    "EUNSUPPORTED", "ENOTFOUND", "EFORMAT", "EIO", "EDEVICE", "EPEER", "ETIMEOUT", "EINTERRUPTED",
+)  # fmt: skip
+
+# tensor.h
+DTYPES = ("f32", "bf16", "f16", "i64")
+F32, BF16, F16, I64 = range(4)
+MAX_RANK = 6
+
+# scan.h
+DIAGONAL, DENSE = range(2)
+PLAN_ESTIMATE, PLAN_MEASURE = range(2)
+
+# delta.h
+NO_GATE, HEAD_GATE, KEY_GATE = range(3)
+
+
+class CtxOptions(Structure):
+    """carry_ctx_options"""
+
+    _fields_ = [
+        ("threads", c_int),
+        ("kernels", c_char_p),
+        ("wisdom", c_char_p),
+        ("log_level", c_int),
+        ("log", c_void_p),
+        ("log_user", c_void_p),
+    ]
+
+
+class Tensor(Structure):
+    """carry_tensor"""
+
+    _fields_ = [
+        ("data", c_void_p),
+        ("dtype", c_int),
+        ("device", c_int),
+        ("rank", c_int),
+        ("shape", c_int64 * MAX_RANK),
+        ("stride", c_int64 * MAX_RANK),
+    ]
+
+
+TensorPointer = POINTER(Tensor)
+
+
+class DeviceProperties(Structure):
+    """carry_device_properties"""
+
+    _fields_ = [
+        ("name", c_char * 96),
+        ("backend", c_char * 16),
+        ("kernels", c_char * 32),
+        ("units", c_int),
+        ("memory", c_size_t),
+        ("cache", c_size_t),
+        ("cache_inner", c_size_t),
+    ]
+
+
+class ScanProblem(Structure):
+    """carry_scan_problem"""
+
+    _fields_ = [
+        ("kind", c_int),
+        ("batch", c_int64),
+        ("steps", c_int64),
+        ("n", c_int64),
+        ("width", c_int64),
+        ("dtype", c_int),
+        ("f32_result", c_bool),
+        ("reversed", c_bool),
+        ("backward", c_bool),
+        ("device", c_int),
+    ]
+
+
+class ScanPlanOptions(Structure):
+    """carry_scan_plan_options"""
+
+    _fields_ = [("effort", c_int), ("algorithm", c_char_p), ("chunk", c_int64)]
+
+
+class ScanGradients(Structure):
+    """carry_scan_gradients"""
+
+    _fields_ = [
+        ("db", Tensor),
+        ("dA", TensorPointer),
+        ("dh0", TensorPointer),
+        ("A", Tensor),
+        ("h", Tensor),
+        ("g", Tensor),
+        ("h0", TensorPointer),
+    ]
+
+
+class DeltaProblem(Structure):
+    """carry_delta_problem"""
+
+    _fields_ = [
+        ("batch", c_int64),
+        ("tokens", c_int64),
+        ("heads", c_int64),
+        ("value_heads", c_int64),
+        ("key", c_int64),
+        ("value", c_int64),
+        ("sequences", c_int64),
+        ("dtype", c_int),
+        ("gate", c_int),
+        ("scale", c_float),
+        ("state_transposed", c_bool),
+        ("l2norm", c_bool),
+        ("gate_inside", c_bool),
+        ("beta_sigmoid", c_bool),
+        ("beta_factor", c_float),
+        ("snapshot_every", c_int64),
+        ("snapshot_last", c_int64),
+    ]
+
+
+class DeltaForwardArgs(Structure):
+    """carry_delta_forward_args"""
+
+    _fields_ = [
+        ("o", Tensor),
+        ("final_state", TensorPointer),
+        ("snapshots", TensorPointer),
+        ("kept", c_void_p),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("beta", Tensor),
+        ("g", TensorPointer),
+        ("initial_state", TensorPointer),
+        ("cu_seqlens", TensorPointer),
+        ("A_log", TensorPointer),
+        ("dt_bias", TensorPointer),
+    ]
+
+
+class DeltaBackwardArgs(Structure):
+    """carry_delta_backward_args"""
+
+    _fields_ = [
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("dbeta", Tensor),
+        ("dg", TensorPointer),
+        ("dinitial_state", TensorPointer),
+        ("dA_log", TensorPointer),
+        ("ddt_bias", TensorPointer),
+        ("grad_o", Tensor),
+        ("dfinal_state", TensorPointer),
+        ("kept", c_void_p),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("beta", Tensor),
+        ("g", TensorPointer),
+        ("initial_state", TensorPointer),
+        ("cu_seqlens", TensorPointer),
+        ("A_log", TensorPointer),
+        ("dt_bias", TensorPointer),
+    ]

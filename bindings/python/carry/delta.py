@@ -1,0 +1,262 @@
+"""The gated delta rule, with flash-linear-attention's names, arguments, defaults and results.
+
+Per value head the state S is K x V, and one token does
+
+    S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = scale S^T q
+
+numpy arrays give numpy arrays; PyTorch tensors give tensors, with gradients of every tensor argument. What differs
+from flash-linear-attention: it runs on the CPU; float32 is taken everywhere; the recurrent functions have gradients
+too; q, k and v are of one type and are not copied, so their last index must be packed; K and V are at most 256; a
+keyword that is not known is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ._arrays import Array, empty, offsets, same_kind, widened
+from ._rule import Inputs, Options, forward
+
+_CHUNKS = (16, 32, 64, 128)
+
+
+def _scale(scale: float | None) -> float:
+    """The library reads 0 as its default, so a scale of 0 cannot be asked for."""
+    if scale is None:
+        return 0.0
+    if float(np.float32(scale)) == 0.0:
+        raise ValueError(f"scale is {scale}, which makes every output zero: give another, or None for K^-0.5")
+    return float(scale)
+
+
+def _beta(beta: Array | None, v: Array) -> Array:
+    if beta is not None:
+        return beta
+    ones = empty(v, v.shape[:3])
+    ones[...] = 1
+    return ones
+
+
+def _method(chunk_size: int | None) -> str | None:
+    if chunk_size is None:
+        return None
+    if chunk_size not in _CHUNKS:
+        raise ValueError(f"chunk_size is {chunk_size}: give 16, 32, 64 or 128, or leave it to the planner")
+    return f"chunk{chunk_size}"
+
+
+def _state_v_first(state_v_first: bool, old_name: bool | None) -> bool:
+    if old_name is None:
+        return state_v_first
+    if state_v_first:
+        raise ValueError("state_v_first and transpose_state_layout, its old name, are both given: give the first")
+    warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=3)
+    return old_name
+
+
+def _beta_factor(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> float:
+    if allow_neg_eigval and not use_beta_sigmoid:
+        raise ValueError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True")
+    return 2.0 if allow_neg_eigval else 0.0
+
+
+def _gate(g: Array | None, gk: Array | None = None) -> Array | None:
+    """The one that is given, with the dimensions by which the library tells them apart."""
+    same_kind(g=g, gk=gk)
+    if g is not None and g.ndim != 3:
+        raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads] (gk is by key)")
+    if gk is not None and gk.ndim != 4:
+        raise ValueError(f"gk has {gk.ndim} dimensions: give [batch, tokens, value heads, K]")
+    return g if gk is None else gk
+
+
+def _gate_parameters(
+    use_gate: bool, A_log: Array | None, dt_bias: Array | None, g: Array | None
+) -> tuple[Array | None, Array | None]:
+    """A_log and dt_bias as the library takes them: both or neither."""
+    if not use_gate:
+        return None, None
+    if A_log is None or g is None:
+        raise ValueError(f"use_gate_in_kernel=True needs {'A_log' if A_log is None else 'g'}")
+    if dt_bias is None:
+        dt_bias = empty(A_log, A_log.shape, "float32")
+        dt_bias[...] = 0
+    return widened("A_log", A_log), widened("dt_bias", dt_bias)
+
+
+def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Array, Array | None]:
+    tensors = x[:-1]
+    if same_kind(**x._replace(cu_seqlens=None)._asdict()):
+        torch = sys.modules["torch"]
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+            from ._autograd import DeltaRule
+
+            o, final_state = DeltaRule.apply(options, output_final_state, x.cu_seqlens, *tensors)
+            return o, final_state
+    result = forward(x, options, output_final_state, keep=False)
+    return result.o, result.final_state
+
+
+def _inputs(
+    q: Array, k: Array, v: Array, g: Array | None, beta: Array | None, initial_state: Array | None, cu_seqlens: Any,
+    A_log: Array | None = None, dt_bias: Array | None = None,
+) -> Inputs:  # fmt: skip
+    same_kind(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias)
+    if v.ndim != 4:
+        raise ValueError(f"v has {v.ndim} dimensions: give [batch, tokens, value heads, size]")
+    return Inputs(
+        q, k, v, g, _beta(beta, v), widened("initial_state", initial_state), A_log, dt_bias,
+        None if cu_seqlens is None else offsets("cu_seqlens", cu_seqlens),
+    )  # fmt: skip
+
+
+def chunk_gated_delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    cu_seqlens_cpu: Any = None,
+    chunk_indices: Any = None,
+    cp_context: Any = None,
+    *,
+    use_gate_in_kernel: bool = False,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    chunk_size: int | None = None,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Array, Array | None]:
+    """The gated delta rule, chunk by chunk as matrix products.
+
+    Args:
+        q, k: `[B, T, H, K]`.
+        v: `[B, T, HV, V]`; HV is a multiple of H, value head j belongs to head j / (HV/H).
+        g: `[B, T, HV]`, the logarithm of the decay; what it is made of with `use_gate_in_kernel`.
+        beta: `[B, T, HV]`; logits with `use_beta_sigmoid_in_kernel`, and then doubled with `allow_neg_eigval`.
+        scale: of q; K^-0.5 when absent.
+        initial_state: `[N, HV, K, V]`, or `[N, HV, V, K]` with `state_v_first`; zero when absent.
+        output_final_state: return the state after the last token of each sequence, float32.
+        use_qk_l2norm_in_kernel: divide q and k by sqrt(sum of squares + 1e-6) first.
+        cu_seqlens: `[N+1]` integers: B is 1, and sequence i is tokens cu_seqlens[i]..cu_seqlens[i+1]-1.
+        cu_seqlens_cpu, chunk_indices: helpers for GPUs, not needed here.
+        use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias); A_log and dt_bias are `[HV]`.
+        chunk_size: 16, 32, 64 or 128; the planner's choice when absent.
+
+    Returns:
+        o `[B, T, HV, V]`, and the final state or None.
+
+    Raises:
+        ValueError: shapes, types, strides, devices or cu_seqlens do not fit; the sentence names tensors and sizes.
+    """
+    if cp_context is not None:
+        raise NotImplementedError("cp_context: a sequence split over ranks is not available from Python")
+    A_log, dt_bias = _gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
+    options = Options(
+        scale=_scale(scale),
+        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        l2norm=use_qk_l2norm_in_kernel,
+        beta_sigmoid=use_beta_sigmoid_in_kernel,
+        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method=_method(chunk_size),
+    )
+    gate = _gate(g)
+    return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array | None = None,
+    gk: Array | None = None,
+    gv: Array | None = None,
+    beta: Array | None = None,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Array, Array | None]:
+    """The gated delta rule, token by token: for decoding and short sequences; `chunk_gated_delta_rule` is its equal.
+
+    Args:
+        gk: `[B, T, HV, K]`, a gate for every key channel (KDA), in place of g; without gradients.
+        gv: a gate for every value channel, which Carry does not have.
+        beta: ones when absent.
+        The others: as in `chunk_gated_delta_rule`.
+
+    Returns:
+        o `[B, T, HV, V]`, and the final state or None.
+    """
+    if gv is not None:
+        raise NotImplementedError("gv: a gate for every value channel is not available")
+    if g is not None and gk is not None:
+        raise ValueError("g and gk are both given: add g[..., None] to gk, and give that alone")
+    if gk is not None and use_gate_in_kernel:
+        raise ValueError("gk is given with use_gate_in_kernel=True, which makes the gate from g: give g, or gk alone")
+    A_log, dt_bias = _gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
+    gate = _gate(g, gk)
+    options = Options(
+        scale=_scale(scale),
+        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        l2norm=use_qk_l2norm_in_kernel,
+        beta_sigmoid=use_beta_sigmoid_in_kernel,
+        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method="recurrent",
+    )
+    return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
+
+
+def chunk_delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+    cu_seqlens_cpu: Any = None,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Array, Array | None]:
+    """DeltaNet: the delta rule without a gate, chunk by chunk. Arguments and results as in `chunk_gated_delta_rule`."""
+    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, _method(chunk_size))
+    return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state)
+
+
+def fused_recurrent_delta_rule(
+    q: Array,
+    k: Array,
+    v: Array,
+    beta: Array | None = None,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    cu_seqlens: Any = None,
+) -> tuple[Array, Array | None]:
+    """DeltaNet, token by token. Arguments and results as in `chunk_gated_delta_rule`; beta is ones when absent."""
+    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, "recurrent")
+    return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state)

@@ -1,0 +1,110 @@
+"""Linear recurrences: h[t] = A[t] h[t-1] + b[t]."""
+
+from __future__ import annotations
+
+import sys
+from ctypes import byref, pointer
+from typing import Any
+
+from . import _structs as s
+from ._arrays import Array, empty, mark_written, same_kind, view
+from ._context import current
+from ._library import lib
+
+
+def _problem(A: Array, b: Array, *, reversed: bool, f32_result: bool, backward: bool = False) -> s.ScanProblem:
+    if A.ndim not in (3, 4):
+        raise ValueError(
+            f"A has {A.ndim} dimensions: give [batch, T, n] for diagonal or [batch, T, n, n] for dense transitions"
+        )
+    if b.ndim != 4:
+        raise ValueError(f"b has {b.ndim} dimensions: give [batch, T, n, w] (b[..., None] adds a width of 1)")
+    return s.ScanProblem(
+        kind=s.DIAGONAL if A.ndim == 3 else s.DENSE,
+        batch=A.shape[0],
+        steps=A.shape[1],
+        n=A.shape[2],
+        width=b.shape[3],
+        dtype=view("b", b).dtype,
+        f32_result=f32_result,
+        reversed=reversed,
+        backward=backward,
+    )
+
+
+def _run(A: Array, b: Array, h0: Array | None, reversed: bool, algorithm: str | None, out: Array | None) -> Array:
+    if out is not None and out.shape != b.shape:
+        raise ValueError(f"out has shape {list(out.shape)} where b's, {list(b.shape)}, is needed")
+    h = empty(b, b.shape) if out is None else out
+    h_view = view("out", h, output=True)
+    problem = _problem(A, b, reversed=reversed, f32_result=h_view.dtype == s.F32)
+    options = s.ScanPlanOptions(algorithm=None if algorithm is None else algorithm.encode())
+    initial = None if h0 is None else byref(view("h0", h0))
+    context = current()
+    plan = context.scan_plan(problem, options)
+    size = lib.carry_scan_workspace(plan.handle)
+    workspace = context.workspace(size)
+    context.check(lib.carry_scan_run(plan.handle, h_view, view("A", A), view("b", b), initial, workspace, size))
+    if out is not None:
+        mark_written(out)
+    return h
+
+
+def _gradients(A: Array, h: Array, h0: Array | None, g: Array, reversed: bool) -> tuple[Array, Array, Array | None]:
+    """dA, db, dh0 of a run that gave h, for g = dL/dh."""
+    dA, db = empty(A, A.shape), empty(g, g.shape)
+    dh0 = None if h0 is None else empty(h0, h0.shape)
+    problem = _problem(A, g, reversed=reversed, f32_result=False, backward=True)
+    arguments = s.ScanGradients(db=view("db", db), A=view("A", A), h=view("h", h), g=view("g", g))
+    arguments.dA = pointer(view("dA", dA))
+    if h0 is not None and dh0 is not None:
+        arguments.h0 = pointer(view("h0", h0))
+        arguments.dh0 = pointer(view("dh0", dh0))
+    context = current()
+    plan = context.scan_plan(problem, s.ScanPlanOptions())
+    size = lib.carry_scan_workspace(plan.handle)
+    workspace = context.workspace(size)
+    context.check(lib.carry_scan_backward(plan.handle, byref(arguments), workspace, size))
+    return dA, db, dh0
+
+
+def _needs_gradient(*arrays: Any) -> bool:
+    torch = sys.modules["torch"]
+    return torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
+
+
+def scan(
+    A: Array,
+    b: Array,
+    h0: Array | None = None,
+    *,
+    reversed: bool = False,
+    algorithm: str | None = None,
+    out: Array | None = None,
+) -> Array:
+    """Every state of h[t] = A[t] h[t-1] + b[t], t = 0..T-1, h[-1] = h0; sums in float32.
+
+    Args:
+        A: `[batch, T, n]`, diagonal transitions, or `[batch, T, n, n]`, dense ones.
+        b: `[batch, T, n, w]`, of A's type: float32, float16, or bfloat16 under PyTorch. Strides over batch and T are
+            free, those inside a step must be packed.
+        h0: `[batch, n, w]`; zero when absent.
+        reversed: h[t] = A[t] h[t+1] + b[t], from the last step to the first, h0 being after the last.
+        algorithm: a name from `carry.list("scans")`; the planner's choice when absent.
+        out: where to put h, of b's type or float32; it may be b. Not together with gradients.
+
+    Returns:
+        h, as b; out when it was given. Under PyTorch gradients of A, b and h0 follow.
+
+    Raises:
+        ValueError: shapes, types or strides do not fit; the sentence names the tensor and the sizes.
+        NotImplementedError: the algorithm does not apply to this problem.
+    """
+    if same_kind(A=A, b=b, h0=h0, out=out) and _needs_gradient(A, b, h0, out):
+        if out is not None:
+            raise ValueError("out cannot be given where gradients are wanted: leave it out, or use torch.no_grad()")
+        from ._autograd import Scan
+
+        h: Array = Scan.apply(A, b, h0, reversed, algorithm)
+        return h
+    return _run(A, b, h0, reversed, algorithm, out)

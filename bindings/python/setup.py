@@ -1,0 +1,84 @@
+"""Builds libcarry with CMake and puts it inside the package, so that the wheel needs no compiler where it is installed.
+
+    pip wheel bindings/python        (or: python -m build bindings/python)
+
+The wheel's library stands alone: it is built without OpenBLAS, which the user may not have. CARRY_CMAKE_ARGS adds
+arguments for CMake, for example -DCARRY_OPENBLAS=ON; CARRY_JOBS says how many compilers run at once.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
+
+HERE = Path(__file__).resolve().parent
+# In a source distribution the C sources lie in native/; in a checkout they are two folders up.
+SOURCE = HERE / "native" if (HERE / "native").is_dir() else HERE.parents[1]
+NATIVE = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "docs/man")
+LIBRARY = "libcarry.dylib" if sys.platform == "darwin" else "libcarry.so"
+
+
+def build_library(folder: Path) -> Path:
+    """Configure and build the shared library in folder; its path."""
+    jobs = os.environ.get("CARRY_JOBS") or str(os.cpu_count() or 1)
+    more = shlex.split(os.environ.get("CARRY_CMAKE_ARGS", ""))
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCARRY_TESTS=OFF", "-DCARRY_OPENBLAS=OFF", "-DCARRY_WERROR=OFF", *more]
+    subprocess.run(["cmake", "-S", str(SOURCE), "-B", str(folder), *options], check=True)
+    subprocess.run(["cmake", "--build", str(folder), "--target", "carry_shared", "-j", jobs], check=True)
+    return folder / LIBRARY
+
+
+class BuildWithLibrary(build_py):
+    """The Python files, and the library beside them. An editable install uses CARRY_LIBRARY instead."""
+
+    def run(self) -> None:
+        super().run()
+        if getattr(self, "editable_mode", False):
+            return
+        built = build_library(HERE / "build" / "native")
+        target = Path(self.build_lib) / "carry" / LIBRARY
+        shutil.copyfile(built.resolve(), target)  # the file itself, not the chain of version links
+        target.chmod(0o755)
+
+
+class PlatformWheel(bdist_wheel):
+    """For any Python 3, but for one platform."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+class SourcesWithLibrary(sdist):
+    """The C sources travel too, so that a source distribution can be built anywhere."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        super().make_release_tree(base_dir, files)
+        for name in NATIVE:
+            source, target = SOURCE / name, Path(base_dir) / "native" / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, dirs_exist_ok=True)
+            else:
+                shutil.copyfile(source, target)
+
+
+class BinaryDistribution(Distribution):
+    """Has a library although it has no extension module, so the wheel is not for every platform."""
+
+    def has_ext_modules(self) -> bool:
+        return True
+
+
+setup(
+    distclass=BinaryDistribution,
+    cmdclass={"build_py": BuildWithLibrary, "bdist_wheel": PlatformWheel, "sdist": SourcesWithLibrary},
+)
