@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "tests"))
-import checkout  # noqa: E402
-import recurrence as ref  # noqa: E402
+import checkout
+import recurrence as ref
 
 checkout.use()
-import carry  # noqa: E402
+import carry
 
 try:
     import torch
@@ -55,8 +55,8 @@ class Shape(NamedTuple):
     def text(self) -> str:
         where = f"{self.B}x{self.T}"
         if self.lengths:
-            short = len(self.lengths) <= 8
-            where = f"cu {','.join(map(str, self.lengths))}" if short else f"cu {len(self.lengths) - 1}x{self.lengths[1]}"
+            count = len(self.lengths) - 1
+            where = f"cu {','.join(map(str, self.lengths))}" if count < 8 else f"cu {count}x{self.lengths[1]}"
         heads = f"h{self.H}" + (f"/{self.HV}" if self.HV != self.H else "")
         more = [f"scale {self.scale:g}"] if self.scale is not None else []
         more += [f"g/{self.divisor:g}"] if self.divisor != 1 else []

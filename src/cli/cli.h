@@ -49,6 +49,9 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
 /* A context after the common options; NULL after a message. */
 carry_ctx *cli_open(const cli_common *common);
 
+/* A word of the command line for a message: cut short, control characters shown as ?. */
+const char *cli_shown(char shown[64], const char *text);
+
 /* "carry: sentence" on standard error; returns CLI_IMPOSSIBLE. */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The context's last sentence, likewise. */

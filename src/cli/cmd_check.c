@@ -3,17 +3,21 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/progress.h"
 #include "lab/family.h"
 #include "lab/golden.h"
 
 typedef struct tally {
     int right, wrong, left_out;
     bool json, titled;
+    carry_progress bar;
+    int64_t done;
     const char *problem;
 } tally;
 
 /* The problem's title, once there is something to say about it. */
 static void print_title(tally *t) {
+    carry_progress_clear(&t->bar);
     if (!t->json && !t->titled) {
         (void)printf("%s%s%s\n", cli_bold(), t->problem, cli_plain());
     }
@@ -61,6 +65,7 @@ static carry_status check_method(carry_ctx *ctx, const carry_family *family, voi
                                  tally *t) {
     carry_deviation deviations[CARRY_DEVIATIONS];
     int count = 0;
+    carry_progress_step(&t->bar, t->done++);
     carry_status status = family->choose(instance, method);
     status = status == CARRY_OK ? family->compare(instance, deviations, &count) : status;
     if (status == CARRY_EUNSUPPORTED || status == CARRY_ERANGE) {
@@ -142,6 +147,7 @@ static int run(int count, char **arguments) {
     }
     cli_catch_interrupt();
     tally t = {.json = common.json};
+    carry_progress_start(&t.bar, stderr, "checking", 0);
     int code = CLI_DONE;
     if (golden != NULL && carry_golden_delta(ctx, golden, print_golden, &t) != CARRY_OK) {
         code = cli_failed(ctx);

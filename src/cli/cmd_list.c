@@ -82,8 +82,10 @@ static int list_families(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+static bool measure_again;
+
 static int list_rates(carry_ctx *ctx, bool json) {
-    if (carry_rates(ctx, false) != CARRY_OK) {
+    if (carry_rates(ctx, measure_again) != CARRY_OK) {
         return cli_failed(ctx);
     }
     const char *line;
@@ -113,7 +115,11 @@ static const struct {
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    int words = cli_parse(&cli_list, count, arguments, NULL, &common);
+    const cli_option own[] = {
+        {"again", 0, CLI_FLAG, &measure_again, NULL, "rates: measure them anew instead of reading the wisdom"},
+        {0},
+    };
+    int words = cli_parse(&cli_list, count, arguments, own, &common);
     if (words < 0 || common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }

@@ -36,5 +36,6 @@ int main(int count, char **arguments) {
             return cli_finish(cli_verbs[i]->run(count - 2, arguments + 2));
         }
     }
-    return cli_refuse("there is no verb '%.60s' (carry --help lists them)", name);
+    char shown[64];
+    return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
 }

@@ -49,8 +49,12 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
     if (option == NULL) {
         option = find(common, name, length, letter);
     }
-    if (option == NULL || (!is_long && text[2] != '\0')) {
-        (void)cli_refuse("%s has no option '%s' (carry %s --help lists them)", verb->name, text, verb->name);
+    bool repeated = option != NULL && !is_long && option->kind == CLI_COUNT &&
+                    strspn(text + 1, (char[]){letter, '\0'}) == strlen(text + 1);
+    if (option == NULL || (!is_long && text[2] != '\0' && !repeated)) {
+        char shown[64];
+        (void)cli_refuse("%s has no option '%s' (carry %s --help lists them)", verb->name, cli_shown(shown, text),
+                         verb->name);
         return false;
     }
     const char *value = is_long && name[length] == '=' ? name + length + 1 : NULL;
@@ -62,7 +66,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
         if (option->kind == CLI_FLAG) {
             *(bool *)option->target = true;
         } else {
-            ++*(int *)option->target;
+            *(int *)option->target += is_long ? 1 : (int)strlen(text + 1);
         }
         return true;
     }
@@ -105,14 +109,29 @@ static void on_interrupt(int signal_number) {
     interrupted = 1;
 }
 
+/* One file per machine, so that a home folder shared by several keeps what each has measured. */
+static uint32_t machine_number(void) {
+    carry_ctx *ctx = NULL;
+    carry_device_properties cpu = {.name = ""};
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) == CARRY_OK) {
+        (void)carry_device_describe(ctx, 0, &cpu);
+    }
+    carry_ctx_free(ctx);
+    uint32_t number = 2166136261u; /* FNV-1a */
+    for (const char *at = cpu.name; *at != '\0'; at++) {
+        number = (number ^ (unsigned char)*at) * 16777619u;
+    }
+    return (number ^ (uint32_t)sysconf(_SC_NPROCESSORS_CONF)) * 16777619u;
+}
+
 static const char *default_wisdom(char *path, size_t size) {
     const char *cache = getenv("XDG_CACHE_HOME");
     const char *home = getenv("HOME");
     int length = 0;
     if (cache != NULL && cache[0] == '/') {
-        length = snprintf(path, size, "%s/carry/wisdom", cache);
+        length = snprintf(path, size, "%s/carry/wisdom-%08x", cache, machine_number());
     } else if (home != NULL && home[0] == '/') {
-        length = snprintf(path, size, "%s/.cache/carry/wisdom", home);
+        length = snprintf(path, size, "%s/.cache/carry/wisdom-%08x", home, machine_number());
     }
     return length > 0 && (size_t)length < size ? path : NULL;
 }
@@ -179,6 +198,14 @@ carry_ctx *cli_open(const cli_common *common) {
     return NULL;
 }
 
+const char *cli_shown(char shown[64], const char *text) {
+    (void)snprintf(shown, 64, "%s", text);
+    for (char *at = shown; *at != '\0'; at++) {
+        *at = (char)((unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at);
+    }
+    return shown;
+}
+
 int cli_refuse(const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -195,7 +222,7 @@ int cli_failed(carry_ctx *ctx) {
 }
 
 void cli_catch_interrupt(void) {
-    struct sigaction action = {.sa_handler = on_interrupt};
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}; /* a line under way is finished */
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);

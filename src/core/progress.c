@@ -9,7 +9,20 @@
 #define REDRAW_SECONDS 0.1
 #define BAR_WIDTH 28
 
+/* Without a total there is nothing to be left: how many are done, and how fast. */
+static void draw_count(carry_progress *progress, double now) {
+    (void)fprintf(progress->to, "\r\033[K%s %lld done  %.1f/s", progress->what, (long long)progress->done,
+                  (double)progress->done / (now - progress->started));
+    (void)fflush(progress->to);
+    progress->visible = true;
+    progress->drawn = now;
+}
+
 static void draw(carry_progress *progress, double now) {
+    if (progress->total <= 0) {
+        draw_count(progress, now);
+        return;
+    }
     double share = progress->total > 0 ? (double)progress->done / (double)progress->total : 0.0;
     double spent = now - progress->started;
     char bar[BAR_WIDTH + 1];

@@ -122,7 +122,7 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
                    carry_ctx_threads(ctx), carry_ctx_threads(ctx) == 1 ? "" : "s", made->kernels->name,
                    method != NULL ? "asked for by name" : "least work by the cost model",
                    1e-6 * (double)made->forward_workspace, 1e-6 * (double)made->kept);
-    carry_log(ctx, CARRY_LOG_INFO, "plan: %s", made->about);
+    carry_log(ctx, method != NULL ? CARRY_LOG_DEBUG : CARRY_LOG_INFO, "plan: %s", made->about);
     *plan = made;
     return CARRY_OK;
 }

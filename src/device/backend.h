@@ -1,4 +1,4 @@
-/* The device table: one const struct per backend, each with any number of devices. device_table.c is the only list.
+/* The device table: one const struct per backend, each with any number of devices. table.c is the only list.
 
    Public functions (carry/device.h) find the backend and its ordinal and call through this struct, so a second backend
    is one file and one line. Every function gets the ordinal of the device inside its backend. */

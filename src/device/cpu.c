@@ -69,7 +69,7 @@ static void processor_name(char name[96]) {
     (void)snprintf(name, 96, "unknown processor");
 }
 
-/* Size of cache `index` of core 0 in bytes, 0 when the kernel does not say. */
+/* Size of core 0's cache of a level in bytes, 0 when the kernel does not say. */
 static size_t cache_size(int level) {
     size_t bytes = 0;
     for (int index = 0; index < 8; index++) {

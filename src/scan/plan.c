@@ -294,7 +294,7 @@ carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const c
         free(made);
         return status;
     }
-    carry_log(ctx, CARRY_LOG_INFO, "plan: %s", made->about);
+    carry_log(ctx, options->algorithm != NULL ? CARRY_LOG_DEBUG : CARRY_LOG_INFO, "plan: %s", made->about);
     *plan = made;
     return CARRY_OK;
 }

@@ -6,8 +6,8 @@
        plan 2 neon scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, kernels, problem, algorithm, seconds
        end 5f3a9c10                                         CRC-32C of all before this line
 
-   A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old) when
-   something is measured and written. One that cannot be read at all is refused. */
+   A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old)
+   when something is measured and written. One that cannot be read at all is refused. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 

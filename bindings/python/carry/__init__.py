@@ -20,7 +20,8 @@ from .delta import (
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,
 )
-from .plan import Entry, list, plan
+from .plan import Entry, plan
+from .plan import list as list
 from .scan import scan
 
 # `list` is left out: `from carry import *` should not hide Python's own.

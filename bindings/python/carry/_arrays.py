@@ -6,7 +6,8 @@ PyTorch is never imported from here: a tensor can only arrive once its user has 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Sequence, Union
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from . import _structs as s
 if TYPE_CHECKING:
     import torch
 
-    Array = Union[np.ndarray[Any, Any], torch.Tensor]
+    # What the public functions take and give: all of one kind. Inside, where the kind is asked at run time, it is Any.
+    Array = TypeVar("Array", np.ndarray[Any, Any], torch.Tensor)
 else:
-    Array = Any
+    Array = TypeVar("Array")
 
 _NUMPY_TYPES = {np.dtype(np.float32): s.F32, np.dtype(np.float16): s.F16, np.dtype(np.int64): s.I64}
 _TORCH_TYPES = {"torch.float32": s.F32, "torch.bfloat16": s.BF16, "torch.float16": s.F16, "torch.int64": s.I64}
@@ -31,7 +33,7 @@ def is_torch(array: object) -> bool:
 
 def same_kind(**arrays: object) -> bool:
     """True when all that are given are PyTorch tensors, False when all are numpy arrays; anything else is refused."""
-    kinds = {}
+    kinds: dict[bool, str] = {}
     for name, array in arrays.items():
         if array is None:
             continue
@@ -79,19 +81,19 @@ def _fill(name: str, data: int, dtype: int, shape: Sequence[int], strides: Seque
     return view
 
 
-def view(name: str, array: Array, *, output: bool = False) -> s.Tensor:
+def view(name: str, array: Any, *, output: bool = False) -> s.Tensor:
     """A borrowed view: the array must outlive every use of it. `name` is for the sentence of a refusal."""
     if is_torch(array):
         return _from_torch(name, array)
     return _from_numpy(name, array, output)
 
 
-def dtype_of(name: str, array: Array) -> int:
+def dtype_of(name: str, array: Any) -> int:
     """The carry_dtype of an array; refused as in view."""
     return int(view(name, array).dtype)
 
 
-def empty(like: Array, shape: Sequence[int], dtype: Any = None) -> Array:
+def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     """A packed array of like's kind; dtype is "float32", "uint8" or None for like's own."""
     if is_torch(like):
         torch = sys.modules["torch"]
@@ -99,18 +101,18 @@ def empty(like: Array, shape: Sequence[int], dtype: Any = None) -> Array:
     return np.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
 
 
-def address(array: Array) -> int:
+def address(array: Any) -> int:
     """Where its first element is."""
     return int(array.data_ptr() if is_torch(array) else array.__array_interface__["data"][0])
 
 
-def mark_written(array: Array) -> None:
+def mark_written(array: Any) -> None:
     """Tell autograd that a tensor was written in place, so that it refuses gradients that need the old values."""
     if is_torch(array):
         sys.modules["torch"].autograd.graph.increment_version(array)
 
 
-def widened(name: str, array: Array | None) -> Array | None:
+def widened(name: str, array: Any) -> Any:
     """States and per-head parameters are f32 in the library: f16 and bf16 ones, which are small, are converted."""
     if array is None or dtype_of(name, array) == s.F32:
         return array

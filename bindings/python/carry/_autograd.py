@@ -29,7 +29,7 @@ class DeltaRule(torch.autograd.Function):
     def forward(
         ctx: Any, options: Options, want_state: bool, cu_seqlens: np.ndarray[Any, Any] | None, *tensors: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        result = forward(Inputs(*tensors, cu_seqlens), options, want_state, keep=True)
+        result = forward(Inputs(*tensors, cu_seqlens=cu_seqlens), options, want_state, keep=True)
         ctx.set_materialize_grads(False)
         ctx.options = options._replace(method=result.method)
         ctx.cu_seqlens = cu_seqlens
@@ -40,7 +40,7 @@ class DeltaRule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_o: torch.Tensor | None, grad_state: torch.Tensor | None) -> tuple[Any, ...]:
         kept, *tensors = ctx.saved_tensors
-        x = Inputs(*tensors, ctx.cu_seqlens)
+        x = Inputs(*tensors, cu_seqlens=ctx.cu_seqlens)
         if grad_o is None:
             grad_o = x.v.new_zeros((*x.q.shape[:2], *x.v.shape[2:]))
         state = None if grad_state is None else grad_state.contiguous()
@@ -55,7 +55,7 @@ class Scan(torch.autograd.Function):
     def forward(
         ctx: Any, A: torch.Tensor, b: torch.Tensor, h0: torch.Tensor | None, reversed: bool, algorithm: str | None
     ) -> torch.Tensor:
-        h = _run(A, b, h0, reversed, algorithm, None)
+        h: torch.Tensor = _run(A, b, h0, reversed, algorithm, None)
         ctx.reversed = reversed
         ctx.save_for_backward(A, h, h0)
         return h

@@ -28,9 +28,11 @@ _local = threading.local()
 _all: weakref.WeakSet[Context] = weakref.WeakSet()
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)
-def _to_logging(_user: int, level: int, line: bytes) -> None:
+def _log_line(_user: int, level: int, line: bytes) -> None:
     _log.log(_LEVELS.get(level, logging.WARNING), "%s", line.decode(errors="replace"))
+
+
+_log_sink = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p)(_log_line)
 
 
 def _log_level() -> int:
@@ -72,7 +74,7 @@ class Context:
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self._workspace = np.empty(0, np.uint8)
         options = s.CtxOptions(threads=threads, wisdom=_wisdom(), log_level=_log_level())
-        options.log = ctypes.cast(_to_logging, ctypes.c_void_p)
+        options.log = ctypes.cast(_log_sink, ctypes.c_void_p)
         status = lib.carry_ctx_new(ctypes.byref(self.handle), ctypes.byref(options))
         if status != 0 and not self.handle:
             fail(status, lib.carry_status_text(status).decode())

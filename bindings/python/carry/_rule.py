@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _structs as s
-from ._arrays import Array, address, empty, view
+from ._arrays import address, empty, view
 from ._context import Context, Plan, current
 from ._library import lib
 
@@ -19,14 +19,14 @@ from ._library import lib
 class Inputs(NamedTuple):
     """q, k: [B, T, H, K]; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV] or [B, T, HV, K]; what is absent is None."""
 
-    q: Array
-    k: Array
-    v: Array
-    g: Array | None
-    beta: Array
-    initial_state: Array | None
-    A_log: Array | None
-    dt_bias: Array | None
+    q: Any
+    k: Any
+    v: Any
+    g: Any
+    beta: Any
+    initial_state: Any
+    A_log: Any
+    dt_bias: Any
     cu_seqlens: np.ndarray[Any, Any] | None
 
 
@@ -44,9 +44,9 @@ class Options(NamedTuple):
 class Forward(NamedTuple):
     """What a forward pass gives; method is the one that ran, kept is for backward."""
 
-    o: Array
-    final_state: Array | None
-    kept: Array | None
+    o: Any
+    final_state: Any
+    kept: Any
     method: str
 
 
@@ -87,7 +87,7 @@ def _set_inputs(arguments: s.DeltaForwardArgs | s.DeltaBackwardArgs, x: Inputs) 
         _set_optional(arguments, name, getattr(x, name))
 
 
-def _set_optional(arguments: Any, name: str, array: Array | None) -> None:
+def _set_optional(arguments: Any, name: str, array: Any) -> None:
     if array is not None:
         setattr(arguments, name, pointer(view(name, array)))
 
@@ -116,9 +116,7 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     return Forward(o, final_state, kept, lib.carry_delta_plan_method(plan.handle).decode())
 
 
-def backward(
-    x: Inputs, options: Options, kept: Array | None, grad_o: Array, grad_state: Array | None
-) -> dict[str, Array | None]:
+def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: Any) -> dict[str, Any]:
     """Gradients of the inputs, by their names; options.method is the one that forward ran.
 
     What another plan kept (another thread's, made after other measurements) does not fit: then forward is done again.

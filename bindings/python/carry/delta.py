@@ -33,7 +33,7 @@ def _scale(scale: float | None) -> float:
     return float(scale)
 
 
-def _beta(beta: Array | None, v: Array) -> Array:
+def _beta(beta: Any, v: Any) -> Any:
     if beta is not None:
         return beta
     ones = empty(v, v.shape[:3])
@@ -64,7 +64,7 @@ def _beta_factor(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> float:
     return 2.0 if allow_neg_eigval else 0.0
 
 
-def _gate(g: Array | None, gk: Array | None = None) -> Array | None:
+def _gate(g: Any, gk: Any = None) -> Any:
     """The one that is given, with the dimensions by which the library tells them apart."""
     same_kind(g=g, gk=gk)
     if g is not None and g.ndim != 3:
@@ -74,9 +74,7 @@ def _gate(g: Array | None, gk: Array | None = None) -> Array | None:
     return g if gk is None else gk
 
 
-def _gate_parameters(
-    use_gate: bool, A_log: Array | None, dt_bias: Array | None, g: Array | None
-) -> tuple[Array | None, Array | None]:
+def _gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[Any, Any]:
     """A_log and dt_bias as the library takes them: both or neither."""
     if not use_gate:
         return None, None
@@ -88,7 +86,7 @@ def _gate_parameters(
     return widened("A_log", A_log), widened("dt_bias", dt_bias)
 
 
-def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Array, Array | None]:
+def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
     tensors = x[:-1]
     if same_kind(**x._replace(cu_seqlens=None)._asdict()):
         torch = sys.modules["torch"]
@@ -102,8 +100,8 @@ def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Array
 
 
 def _inputs(
-    q: Array, k: Array, v: Array, g: Array | None, beta: Array | None, initial_state: Array | None, cu_seqlens: Any,
-    A_log: Array | None = None, dt_bias: Array | None = None,
+    q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any,
+    A_log: Any = None, dt_bias: Any = None,
 ) -> Inputs:  # fmt: skip
     same_kind(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias)
     if v.ndim != 4:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import re
+from collections.abc import Callable, Iterator
 from ctypes import byref
-from typing import Callable, Iterator, List, NamedTuple
+from typing import NamedTuple
 
 from . import _structs as s
 from ._context import current
@@ -72,7 +74,7 @@ _LISTS: dict[str, Callable[[], Iterator[Entry]]] = {
 }
 
 
-def list(what: str) -> List[Entry]:
+def list(what: str) -> builtins.list[Entry]:
     """What there is: "scans", "deltas", "kernels", "devices" or "rates", as (name, about) pairs."""
     if what not in _LISTS:
         raise ValueError(f"there is no list of {what!r}: give {', '.join(_LISTS)}")
@@ -114,6 +116,13 @@ class _Problem:
     def dtype(self) -> int:
         return next((number for name, number in _TYPES.items() if self.word(name)), s.F32)
 
+    def ignore(self, *names: str) -> None:
+        """Words that change what is measured and not what is planned; and the CPU, which is the only device."""
+        for name in names:
+            self.word(name)
+        if self.items.get("device") == "cpu":
+            del self.items["device"]
+
     def finish(self, takes: str) -> None:
         for name, value in self.items.items():
             shown = f"{name}{value}" if isinstance(value, int) else f"{name}={value}" if value else name
@@ -143,26 +152,35 @@ def _plan_scan(problem: _Problem, measure: bool) -> str:
         reversed=problem.word("reversed"),
         backward=problem.word("backward"),
     )
-    problem.finish("diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, out=f32, algo=NAME, chunk=STEPS")
+    problem.ignore("initial", "deep")
+    problem.finish(
+        "diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, initial, deep, out=f32, algo=NAME, "
+        "chunk=STEPS, device=cpu"
+    )
     plan = current().scan_plan(asked, options)
     return str(lib.carry_scan_plan_about(plan.handle).decode())
 
 
 def _plan_delta(problem: _Problem, measure: bool) -> str:
-    heads, key = problem.size("h", 4), problem.size("k", 128)
+    heads = problem.size("h", 4)
+    if problem.items.get("nogate") == "" and problem.items.get("keygate") == "":
+        raise ValueError(f"{problem.text!r} asks for two things that exclude each other")
     asked = s.DeltaProblem(
         batch=problem.size("b", 1),
-        tokens=problem.size("t", 1024),
+        tokens=problem.size("t", 1 if problem.word("step") else 1024),
         heads=heads,
         value_heads=problem.size("hv", heads),
-        key=key,
-        value=problem.size("v", key),
+        key=problem.size("k", 128),
+        value=problem.size("v", 128),
         dtype=problem.dtype(),
         gate=s.NO_GATE if problem.word("nogate") else s.KEY_GATE if problem.word("keygate") else s.HEAD_GATE,
-        l2norm=problem.word("l2norm"),
+        l2norm=True,
     )
     method = problem.setting("algo")
-    problem.finish("f32, bf16 or f16, b, t, h, hv, k, v, nogate or keygate, l2norm, algo=NAME")
+    problem.ignore("initial", "backward")
+    problem.finish(
+        "f32, bf16 or f16, b, t, h, hv, k, v, nogate, keygate, initial, backward, step, algo=NAME, device=cpu"
+    )
     plan = current().delta_plan(asked, method)
     return str(lib.carry_delta_plan_about(plan.handle).decode())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from ctypes import byref, pointer
-from typing import Any
+from typing import Any, cast
 
 from . import _structs as s
 from ._arrays import Array, empty, mark_written, same_kind, view
@@ -12,7 +12,7 @@ from ._context import current
 from ._library import lib
 
 
-def _problem(A: Array, b: Array, *, reversed: bool, f32_result: bool, backward: bool = False) -> s.ScanProblem:
+def _problem(A: Any, b: Any, *, reversed: bool, f32_result: bool, backward: bool = False) -> s.ScanProblem:
     if A.ndim not in (3, 4):
         raise ValueError(
             f"A has {A.ndim} dimensions: give [batch, T, n] for diagonal or [batch, T, n, n] for dense transitions"
@@ -32,7 +32,7 @@ def _problem(A: Array, b: Array, *, reversed: bool, f32_result: bool, backward: 
     )
 
 
-def _run(A: Array, b: Array, h0: Array | None, reversed: bool, algorithm: str | None, out: Array | None) -> Array:
+def _run(A: Any, b: Any, h0: Any, reversed: bool, algorithm: str | None, out: Any) -> Any:
     if out is not None and out.shape != b.shape:
         raise ValueError(f"out has shape {list(out.shape)} where b's, {list(b.shape)}, is needed")
     h = empty(b, b.shape) if out is None else out
@@ -50,7 +50,7 @@ def _run(A: Array, b: Array, h0: Array | None, reversed: bool, algorithm: str | 
     return h
 
 
-def _gradients(A: Array, h: Array, h0: Array | None, g: Array, reversed: bool) -> tuple[Array, Array, Array | None]:
+def _gradients(A: Any, h: Any, h0: Any, g: Any, reversed: bool) -> tuple[Any, Any, Any]:
     """dA, db, dh0 of a run that gave h, for g = dL/dh."""
     dA, db = empty(A, A.shape), empty(g, g.shape)
     dh0 = None if h0 is None else empty(h0, h0.shape)
@@ -105,6 +105,5 @@ def scan(
             raise ValueError("out cannot be given where gradients are wanted: leave it out, or use torch.no_grad()")
         from ._autograd import Scan
 
-        h: Array = Scan.apply(A, b, h0, reversed, algorithm)
-        return h
-    return _run(A, b, h0, reversed, algorithm, out)
+        return cast("Array", Scan.apply(A, b, h0, reversed, algorithm))
+    return cast("Array", _run(A, b, h0, reversed, algorithm, out))

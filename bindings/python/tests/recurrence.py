@@ -135,7 +135,9 @@ def packed_backward(c: Case, cu_seqlens: Any, S: Any, do: Any, dS: Any) -> dict[
     for i, (start, end) in enumerate(zip(cu_seqlens[:-1], cu_seqlens[1:])):
         part = Case(*(x[:, start:end] for x in c[:5]), c.scale)
         parts.append(backward(part, S[i : i + 1], do[:, start:end], dS[i : i + 1]))
-    return {name: np.concatenate([p[name] for p in parts], axis=0 if name == "initial_state" else 1) for name in parts[0]}
+    return {
+        name: np.concatenate([p[name] for p in parts], axis=0 if name == "initial_state" else 1) for name in parts[0]
+    }
 
 
 def error(found: Any, expected: Any) -> float:

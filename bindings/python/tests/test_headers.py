@@ -45,7 +45,7 @@ def test_lists_are_the_headers():
 
 
 def test_functions_take_as_many_arguments_as_declared():
-    text = re.sub(r"/\*.*?\*/", "", "\n".join(path.read_text() for path in HEADERS.glob("*.h")), flags=re.S)
+    text = re.sub(r"/\*.*?\*/", "", "\n".join(path.read_text() for path in HEADERS.glob("*.h")), flags=re.DOTALL)
     declared = dict(re.findall(r"CARRY_API [^;(]*?(\w+)\(([^;]*)\);", text))
     for name, (_, arguments) in _library._PROTOTYPES.items():
         parameters = declared[name].strip()

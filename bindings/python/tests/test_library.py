@@ -33,7 +33,8 @@ class Fake:
 def import_with(library: str) -> str:
     """What `import carry` says in a fresh process where CARRY_LIBRARY is this."""
     environment = {**os.environ, "CARRY_LIBRARY": library, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run([sys.executable, "-c", "import carry"], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", "import carry"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 
 

@@ -35,7 +35,9 @@ def recurrence(q, k, v, g, beta, scale=None, initial_state=None, cu_seqlens=None
     if options.get("use_beta_sigmoid_in_kernel"):
         beta = (2 if options.get("allow_neg_eigval") else 1) * beta.sigmoid()
     scale = K**-0.5 if scale is None else scale
-    borders = [(b, 0, T) for b in range(B)] if cu_seqlens is None else [(0, s, e) for s, e in zip(cu_seqlens, cu_seqlens[1:])]
+    borders = (
+        [(b, 0, T) for b in range(B)] if cu_seqlens is None else [(0, s, e) for s, e in zip(cu_seqlens, cu_seqlens[1:])]
+    )
     outputs, states = [], []
     for index, (b, start, end) in enumerate(borders):
         S = q.new_zeros(HV, K, V) if initial_state is None else initial_state[index].double()
@@ -250,11 +252,11 @@ def test_gate_by_key_runs_and_says_that_it_has_no_gradients():
 
 def test_refusals():
     given = {name: x.detach() for name, x in inputs().items()}
-    for name in given:
+    for name, tensor in given.items():
         with pytest.raises(ValueError, match=f"{name} is torch.float64"):
-            carry.chunk_gated_delta_rule(**{**given, name: given[name].double()})
+            carry.chunk_gated_delta_rule(**{**given, name: tensor.double()})
         with pytest.raises(ValueError, match=f"{name} is on meta"):
-            carry.chunk_gated_delta_rule(**{**given, name: given[name].to("meta")})
+            carry.chunk_gated_delta_rule(**{**given, name: tensor.to("meta")})
     with pytest.raises(TypeError, match="PyTorch tensor and k a numpy array"):
         carry.chunk_gated_delta_rule(**{**given, "k": given["k"].numpy()})
     with pytest.raises(ValueError, match="layout"):
