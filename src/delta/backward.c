@@ -32,14 +32,6 @@ static void product(const carry_delta_plan *plan, carry_product p) {
     plan->kernels->product(&p);
 }
 
-static float dot(const float *a, const float *b, int64_t count) {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < count; i++) {
-        sum += a[i] * b[i];
-    }
-    return sum;
-}
-
 /* The inputs and what forward kept of one value head's chunk. */
 static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
     const carry_delta_plan *plan = u->back->plan;
@@ -95,16 +87,21 @@ static void spread_gradients(const unit *u, int64_t tokens, const float *S, cons
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
-    product(plan, (carry_product){.m = 2 * tokens,
-                                  .n = tokens,
-                                  .k = V,
-                                  .a = s->gradients,
-                                  .b = s->values,
-                                  .c = s->by_values,
-                                  .a_row = V,
-                                  .b_row = V,
-                                  .c_row = plan->chunk,
-                                  .b_transposed = true});
+    for (int64_t i = 0; i < 2 * tokens; i += tokens) { /* lower triangles of dR V'^T and dO V'^T */
+        for (int64_t j = 0; j < tokens; j += BLOCK) {
+            int64_t n = tokens - j < BLOCK ? tokens - j : BLOCK;
+            product(plan, (carry_product){.m = tokens - j,
+                                          .n = n,
+                                          .k = V,
+                                          .a = s->gradients + (i + j) * V,
+                                          .b = s->values + j * V,
+                                          .c = s->by_values + (i + j) * plan->chunk + j,
+                                          .a_row = V,
+                                          .b_row = V,
+                                          .c_row = plan->chunk,
+                                          .b_transposed = true});
+        }
+    }
     product(plan, (carry_product){.m = 2 * tokens,
                                   .n = K,
                                   .k = V,
@@ -156,7 +153,7 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
-    float at_end = s->heads.end[0] * dot(S, dS, K * V);
+    float at_end = s->heads.end[0] * carry_delta_dot(S, dS, K * V);
     for (int64_t i = 0; i < tokens; i++) {
         const float *on_R = s->by_state + i * K;
         const float *on_O = s->by_state + (tokens + i) * K;
@@ -166,10 +163,10 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
         float fade = s->heads.fade[i];
         float beta = s->heads.beta[i];
         float left = s->heads.left[i];
-        float seen = fade * dot(k, on_R, K);
-        float kept = left * dot(k, on_end, K);
-        s->dbeta[i] = dot(s->gradients + i * V, s->v + i * V, V) - seen;
-        s->dG[i] = plan->scale * fade * dot(q, on_O, K) - beta * seen - kept;
+        float seen = fade * carry_delta_dot(k, on_R, K);
+        float kept = left * carry_delta_dot(k, on_end, K);
+        s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
+        s->dG[i] = plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen - kept;
         at_end += kept;
         for (int64_t j = 0; j < K; j++) {
             s->dq[i * K + j] += plan->scale * fade * on_O[j];
@@ -273,7 +270,7 @@ static void value_head_chunk(const unit *u, int64_t t, int64_t tokens, int64_t m
 /* dx = (dy - y (y . dy)) / norm, for y = x / norm. */
 static void through_norm(float *dy, const float *y, const float *inverse, int64_t tokens, int64_t size) {
     for (int64_t i = 0; i < tokens; i++) {
-        float along = dot(y + i * size, dy + i * size, size);
+        float along = carry_delta_dot(y + i * size, dy + i * size, size);
         for (int64_t j = 0; j < size; j++) {
             dy[i * size + j] = inverse[i] * (dy[i * size + j] - along * y[i * size + j]);
         }
@@ -285,20 +282,27 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
-    carry_product p = {.m = tokens, .n = K, .k = tokens, .a_row = plan->chunk, .b_row = K, .base_row = K, .c_row = K};
-    p.a = s->on_qk;
-    p.b = s->rows.k;
-    p.base = p.c = s->dq;
-    product(plan, p);
-    p.a_transposed = true;
-    p.b = s->rows.q;
-    p.base = p.c = s->dk;
-    product(plan, p);
-    p.a = s->on_kk;
-    p.b = s->rows.k;
-    product(plan, p);
-    p.a_transposed = false;
-    product(plan, p);
+    for (int64_t i = 0; i < tokens;
+         i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
+        int64_t m = tokens - i < BLOCK ? tokens - i : BLOCK;
+        carry_product p = {.m = m, .n = K, .a_row = plan->chunk, .b_row = K, .base_row = K, .c_row = K};
+        p.k = i + m;
+        p.b = s->rows.k;
+        p.a = s->on_qk + i * plan->chunk;
+        p.base = p.c = s->dq + i * K;
+        product(plan, p);
+        p.a = s->on_kk + i * plan->chunk;
+        p.base = p.c = s->dk + i * K;
+        product(plan, p);
+        p.k = tokens - i;
+        p.a_transposed = true;
+        p.a = s->on_qk + i * plan->chunk + i;
+        p.b = s->rows.q + i * K;
+        product(plan, p);
+        p.a = s->on_kk + i * plan->chunk + i;
+        p.b = s->rows.k + i * K;
+        product(plan, p);
+    }
     if (plan->problem.l2norm) {
         through_norm(s->dq, s->rows.q, s->rows.q_norm, tokens, K);
         through_norm(s->dk, s->rows.k, s->rows.k_norm, tokens, K);
@@ -463,8 +467,8 @@ static double backward_flops(const carry_delta_plan *plan, bool again) {
     double triangle = 0.5 * (C + BLOCK);
     double K = (double)p->key;
     double V = (double)p->value;
-    double shared = 4.0 * triangle * K + 8.0 * C * K;
-    double own = 12.0 * K * V + 4.0 * triangle * V + 4.0 * C * V;
+    double shared = 12.0 * triangle * K;
+    double own = 12.0 * K * V + 8.0 * triangle * V;
     double total = tokens * ((double)p->heads * shared + (double)p->value_heads * own);
     return again ? total + carry_delta_forward_flops(plan) : total;
 }

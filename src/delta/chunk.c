@@ -84,10 +84,7 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
 
 static void normalise(float *rows, float *norms, int64_t tokens, int64_t size) {
     for (int64_t i = 0; i < tokens; i++) {
-        float sum = NORM_EPSILON;
-        for (int64_t j = 0; j < size; j++) {
-            sum += rows[i * size + j] * rows[i * size + j];
-        }
+        float sum = NORM_EPSILON + carry_delta_dot(rows + i * size, rows + i * size, size);
         norms[i] = 1.0f / sqrtf(sum);
         for (int64_t j = 0; j < size; j++) {
             rows[i * size + j] *= norms[i];
@@ -124,8 +121,8 @@ static void lower_products(const carry_delta_plan *plan, const carry_delta_rows 
     }
 }
 
-void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
-                           int64_t head, int64_t tokens, carry_delta_rows *rows) {
+static void load_rows(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                      int64_t head, int64_t tokens, carry_delta_rows *rows) {
     int64_t K = plan->problem.key;
     rows->tokens = tokens;
     carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
@@ -134,6 +131,17 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
         normalise(rows->q, rows->q_norm, tokens, K);
         normalise(rows->k, rows->k_norm, tokens, K);
     }
+}
+
+void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
+                            int64_t head, carry_delta_rows *rows) {
+    load_rows(plan, in, batch, token, head, 1, rows);
+}
+
+void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t head, int64_t tokens, carry_delta_rows *rows) {
+    int64_t K = plan->problem.key;
+    load_rows(plan, in, batch, first, head, tokens, rows);
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
         transpose(rows->k_across, rows->k, tokens, K, plan->chunk);
         lower_products(plan, rows, rows->kk, rows->k);
@@ -184,6 +192,13 @@ static void load_gate(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
+static void end_decays(const carry_delta_plan *plan, carry_delta_head *head, const float *last) {
+    float all = expf(last[0]);
+    for (int64_t j = 0; j < plan->problem.key; j++) {
+        head->end[j] = by_key(plan) ? expf(last[j]) : all;
+    }
+}
+
 static void sum_gate(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
     int64_t size = by_key(plan) ? plan->problem.key : 1;
     for (int64_t i = 0; i < tokens; i++) {
@@ -196,9 +211,7 @@ static void sum_gate(const carry_delta_plan *plan, carry_delta_head *head, int64
         head->fade[i] = expf(head->G[i]);
         head->left[i] = expf(last[i % size] - head->G[i]);
     }
-    for (int64_t j = 0; j < plan->problem.key; j++) {
-        head->end[j] = expf(last[size > 1 ? j : 0]);
-    }
+    end_decays(plan, head, last);
 }
 
 /* e^{G[i]-G[j]} for j <= i. Off the diagonal blocks it is a product of two factors, both <= 1, around the first token
@@ -308,6 +321,13 @@ static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *
             memcpy(inverse + i * BLOCK, row, sizeof row);
         }
     }
+}
+
+void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch,
+                                 int64_t token, int64_t value_head, carry_delta_head *head) {
+    load_beta(plan, in, batch, token, value_head, 1, head->beta);
+    load_gate(plan, in, batch, token, value_head, 1, head->g);
+    end_decays(plan, head, head->g);
 }
 
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,

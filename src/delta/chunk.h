@@ -39,9 +39,33 @@ typedef struct carry_delta_head {
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head);
 
+/* A sum in sixteen parts, so that it need not wait for itself. */
+static inline float carry_delta_dot(const float *a, const float *b, int64_t count) {
+    float part[16] = {0};
+    int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        for (int j = 0; j < 16; j++) {
+            part[j] += a[i + j] * b[i + j];
+        }
+    }
+    float sum = 0.0f;
+    for (; i < count; i++) {
+        sum += a[i] * b[i];
+    }
+    for (int j = 0; j < 16; j++) {
+        sum += part[j];
+    }
+    return sum;
+}
+
 /* Loads q and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and makes kk and qk. */
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows);
+/* The same of one token, without kk and qk; and its gate and beta without triangles: head->end and head->beta only. */
+void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
+                            int64_t head, carry_delta_rows *rows);
+void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch,
+                                 int64_t token, int64_t value_head, carry_delta_head *head);
 /* Loads gate and beta of one value head, and makes decays and triangles. */
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);

@@ -6,7 +6,7 @@
 /* One row of q and k, their gate and beta come through the same loaders as a chunk of one token. */
 static void load_token(const carry_delta_run *run, carry_delta_scratch *s, const carry_delta_sequence *sequence,
                        int64_t head, int64_t t) {
-    carry_delta_rows_load(run->plan, &run->in, sequence->batch, sequence->start + t, head, 1, &s->rows);
+    carry_delta_token_load(run->plan, &run->in, sequence->batch, sequence->start + t, head, &s->rows);
     int64_t K = run->plan->problem.key;
     for (int64_t i = 0; i < K; i++) {
         s->rows.q[i] *= run->plan->scale;
@@ -22,7 +22,7 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
     load_token(run, s, sequence, head, t);
     for (int64_t member = 0; member < plan->group; member++) {
         int64_t value_head = head * plan->group + member;
-        carry_delta_head_load(plan, &run->in, sequence->batch, sequence->start + t, value_head, &s->rows, &s->heads);
+        carry_delta_token_head_load(plan, &run->in, sequence->batch, sequence->start + t, value_head, &s->heads);
         for (int64_t i = 0; i < K; i++) {
             s->weighed[i] = s->heads.end[i] * s->rows.k[i];
         }

@@ -348,15 +348,22 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
     for (int v = 0; v < vectors; v++) {
         state[v] = load(s->state + at + v * LANES);
     }
+    /* Copies, since the compiler must think that stores of vectors may change what s points to. */
+    const int64_t steps = s->steps;
+    const ptrdiff_t a_step = s->a_step;
+    const ptrdiff_t b_step = s->b_step;
+    const ptrdiff_t h_step = s->h_step;
+    const void *b = s->b;
+    void *h = s->h;
     const float *a = s->a + a_at;
     int64_t b_at = at;
     int64_t h_at = at;
-    for (int64_t t = 0; t < s->steps; t++, a += s->a_step, b_at += s->b_step, h_at += s->h_step) {
+    for (int64_t t = 0; t < steps; t++, a += a_step, b_at += b_step, h_at += h_step) {
         const float factor = a[0]; /* read before the stores, which the compiler must think may change it */
         vec x[8];
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            x[v] = load_as(b_type, s->b, b_at + v * LANES);
+            x[v] = load_as(b_type, b, b_at + v * LANES);
         }
         UNROLL
         for (int v = 0; v < vectors; v++) {
@@ -364,7 +371,7 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
         }
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            keep_as(h_type, s->h, h_at + v * LANES, state[v]);
+            keep_as(h_type, h, h_at + v * LANES, state[v]);
         }
     }
     UNROLL
@@ -539,37 +546,61 @@ static void diagonal_apply(const carry_diagonal_apply *p) {
     }
 }
 
-/* Columns in blocks that the first cache holds between the two passes over them: the state comes from memory once. */
-INLINE void token_block(const int vectors, const carry_delta_token *t, int64_t at) {
-    vec seen[8];
-    vec u[8];
-    vec sum[8];
+/* A block of columns: what is seen is summed in registers over all rows; then the rows are written, half of the block
+   at a time where u and o need the registers. A block of 128 rows stays in the first cache between the two passes, so
+   that the state comes from further away once: the second cache's bandwidth bounds this otherwise
+   (docs/results/delta.md). */
+INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at, float *u) {
+    /* Copies, since the compiler must think that stores of vectors may change what t points to. */
+    const ptrdiff_t stride = t->stride;
+    const int64_t rows = t->rows;
+    const float *S = t->S + at;
+    const float *factors = t->faded_k;
+    vec seen[16];
     UNROLL
     for (int v = 0; v < vectors; v++) {
         seen[v] = (vec){0};
-        sum[v] = (vec){0};
     }
-    for (int64_t i = 0; i < t->rows; i++) {
-        const float factor = t->faded_k[i];
+    for (int64_t i = 0; i < rows; i++, S += stride) {
+        const float factor = factors[i];
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            seen[v] += factor * load(t->S + i * t->stride + at + v * LANES);
+            seen[v] += factor * load(S + v * LANES);
         }
     }
     UNROLL
     for (int v = 0; v < vectors; v++) {
-        u[v] = t->beta * (load(t->v + at + v * LANES) - seen[v]);
+        keep(u + v * LANES, t->beta * (load(t->v + at + v * LANES) - seen[v]));
     }
-    for (int64_t i = 0; i < t->rows; i++) {
-        const float decay = t->decay[i];
-        const float key = t->k[i];
-        const float query = t->q[i];
-        float *S = t->S + i * t->stride + at;
+}
+
+INLINE void token_write(const int vectors, const carry_delta_token *t, int64_t at, const float *u) {
+    const ptrdiff_t stride = t->stride;
+    const int64_t rows = t->rows;
+    float *S = t->S + at;
+    const float *decays = t->decay;
+    const float *keys = t->k;
+    const float *queries = t->q;
+    vec value[8];
+    vec sum[8];
+    UNROLL
+    for (int v = 0; v < vectors; v++) {
+        value[v] = load(u + v * LANES);
+        sum[v] = (vec){0};
+    }
+    for (int64_t i = 0; i < rows; i++, S += stride) {
+        const float decay = decays[i];
+        const float key = keys[i];
+        const float query = queries[i];
+        vec now[8];
         UNROLL
         for (int v = 0; v < vectors; v++) {
-            vec now = decay * load(S + v * LANES) + key * u[v];
-            keep(S + v * LANES, now);
-            sum[v] += query * now;
+            now[v] = decay * load(S + v * LANES) + key * value[v];
+        }
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(S + v * LANES, now[v]);
+            sum[v] += query * now[v];
         }
     }
     UNROLL
@@ -597,15 +628,21 @@ static void token_edge(const carry_delta_token *t, int64_t at) {
 }
 
 static void delta_token(const carry_delta_token *t) {
+    float u[2 * TOKEN_VECTORS * LANES];
+    const int half = TOKEN_VECTORS * LANES;
     int64_t at = 0;
-    for (; at + 8 * LANES <= t->columns; at += 8 * LANES) {
-        token_block(8, t, at);
+    for (; at + 2 * half <= t->columns; at += 2 * half) {
+        token_see(2 * TOKEN_VECTORS, t, at, u);
+        token_write(TOKEN_VECTORS, t, at, u);
+        token_write(TOKEN_VECTORS, t, at + half, u + half);
     }
-    for (; at + 2 * LANES <= t->columns; at += 2 * LANES) {
-        token_block(2, t, at);
+    for (; at + half <= t->columns; at += half) {
+        token_see(TOKEN_VECTORS, t, at, u);
+        token_write(TOKEN_VECTORS, t, at, u);
     }
     for (; at + LANES <= t->columns; at += LANES) {
-        token_block(1, t, at);
+        token_see(1, t, at, u);
+        token_write(1, t, at, u);
     }
     token_edge(t, at);
 }

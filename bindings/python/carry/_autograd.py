@@ -29,7 +29,7 @@ class DeltaRule(torch.autograd.Function):
     def forward(
         ctx: Any, options: Options, want_state: bool, cu_seqlens: np.ndarray[Any, Any] | None, *tensors: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        result = forward(Inputs(*tensors, cu_seqlens=cu_seqlens), options, want_state, keep=True)
+        result = forward(Inputs._make((*tensors, cu_seqlens)), options, want_state, keep=True)
         ctx.set_materialize_grads(False)
         ctx.options = options._replace(method=result.method)
         ctx.cu_seqlens = cu_seqlens
@@ -40,7 +40,7 @@ class DeltaRule(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_o: torch.Tensor | None, grad_state: torch.Tensor | None) -> tuple[Any, ...]:
         kept, *tensors = ctx.saved_tensors
-        x = Inputs(*tensors, cu_seqlens=ctx.cu_seqlens)
+        x = Inputs._make((*tensors, ctx.cu_seqlens))
         if grad_o is None:
             grad_o = x.v.new_zeros((*x.q.shape[:2], *x.v.shape[2:]))
         state = None if grad_state is None else grad_state.contiguous()

@@ -79,6 +79,7 @@ class Context:
         if status != 0 and not self.handle:
             fail(status, lib.carry_status_text(status).decode())
         self.finalizer = weakref.finalize(self, _free, self.handle, self.plans)
+        self.finalizer.atexit = False  # a daemon thread may be inside a call then, and the process ends anyway
         _all.add(self)
         self.check(status)
 

@@ -78,6 +78,7 @@ def _gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[
     """A_log and dt_bias as the library takes them: both or neither."""
     if not use_gate:
         return None, None
+    same_kind(A_log=A_log, dt_bias=dt_bias)
     if A_log is None or g is None:
         raise ValueError(f"use_gate_in_kernel=True needs {'A_log' if A_log is None else 'g'}")
     if dt_bias is None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import subprocess
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,6 +78,23 @@ def test_release_frees_and_the_next_call_works():
     carry.release()
     assert not before.finalizer.alive
     assert run_scan() == 2.0
+
+
+def test_a_process_may_end_while_a_thread_is_inside_a_call():
+    program = """
+import threading, time, numpy as np, carry
+A, b = np.ones((8, 4000, 16), np.float32), np.ones((8, 4000, 16, 16), np.float32)
+def forever():
+    while True: carry.scan(A, b)
+threading.Thread(target=forever, daemon=True).start()
+carry.scan(A[:, :10], b[:, :10])
+time.sleep(0.2)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(carry.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("threads", [-1, 1025, 2.5, "two"])

@@ -283,3 +283,18 @@ def test_backward_equals_the_reverse_recurrence(rng, method, normalise, packed):
         grads = backward(x, options._replace(method=result.method), kept, do, dS)
         for name, gradient in expected.items():
             assert ref.error(grads[name], gradient) < 1e-4, name
+
+
+@pytest.mark.parametrize("method", ["recurrent", "chunk16", "chunk64"])
+@pytest.mark.parametrize("decay", [-5, -20, -50])
+def test_gradient_of_a_deep_gate(rng, method, decay):
+    """dg is as small as e^g then: terms of the size of one that cancel would drown it."""
+    q, k, v, g, beta, h0 = inputs(rng, T=150)
+    g[...] = decay
+    do = rng.standard_normal(v.shape).astype(np.float32)
+    dS = rng.standard_normal(h0.shape).astype(np.float32)
+    expected = ref.backward(ref.case(q, k, v, g, beta), h0, do, dS)
+    options = Options(0.0, False, False, False, 0.0, method)
+    x = Inputs(q, k, v, g, beta, h0, None, None, None)
+    grads = backward(x, options, forward(x, options, True, keep=True).kept, do, dS)
+    assert ref.error(grads["g"], expected["g"][..., 0]) < 1e-4
