@@ -166,8 +166,11 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
         float seen = fade * carry_delta_dot(k, on_R, K);
         float kept = left * carry_delta_dot(k, on_end, K);
         s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
-        s->dG[i] = plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen - kept;
-        at_end += kept;
+        /* The last token's own term leaves G[C] - G[C]: subtracting and adding it again would drown what is left there
+           at deep decay. */
+        float beyond = i < tokens - 1 ? kept : 0.0f;
+        s->dG[i] = plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen - beyond;
+        at_end += beyond;
         for (int64_t j = 0; j < K; j++) {
             s->dq[i * K + j] += plan->scale * fade * on_O[j];
             s->dk[i * K + j] += left * on_end[j] - beta * fade * on_R[j];

@@ -87,7 +87,10 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_run_take(plan, &arena, &run, p->value, false);
     carry_delta_sequences(plan, &run.in, run.sequences);
-    carry_parallel(ctx, plan->sequences * p->heads, 1, step_units, &run);
+    /* A thread takes states that lie behind each other: the kernel fetches the next one while it writes this one. */
+    int64_t units = plan->sequences * p->heads;
+    int64_t grain = (units + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx);
+    carry_parallel(ctx, units, grain, step_units, &run);
     plan->flops = (double)(p->batch * p->value_heads) * 7.0 * (double)(p->key * p->value);
     return CARRY_OK;
 }

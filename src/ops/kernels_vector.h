@@ -2,8 +2,11 @@
 
        LANES            floats in a vector
        TILE_VECTORS     widest tile, in vectors
-       TILE_ROWS        rows of the widest tile: TILE_ROWS*TILE_VECTORS sums, TILE_VECTORS of b and one of a fit the
-   registers NARROW_ROWS      rows of tiles of one and two vectors vec              the vector itself, by vector_size
+       TILE_ROWS        rows of the widest tile: its sums, a row of b and one of a fit the registers
+       PAIR_ROWS        rows of tiles of two vectors
+       ONE_ROWS         rows of tiles of one
+       TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
+       vec              the vector itself, by vector_size
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
 
    and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
@@ -574,7 +577,7 @@ INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at,
     }
 }
 
-INLINE void token_write(const int vectors, const carry_delta_token *t, int64_t at, const float *u) {
+INLINE void token_write(const int vectors, const carry_delta_token *t, int64_t at, const float *u, ptrdiff_t ahead) {
     const ptrdiff_t stride = t->stride;
     const int64_t rows = t->rows;
     float *S = t->S + at;
@@ -592,6 +595,10 @@ INLINE void token_write(const int vectors, const carry_delta_token *t, int64_t a
         const float decay = decays[i];
         const float key = keys[i];
         const float query = queries[i];
+        UNROLL
+        for (int v = 0; v<vectors; v += 16 / LANES> 0 ? 16 / LANES : 1) {
+            __builtin_prefetch(S + ahead + v * LANES, 0, 2);
+        }
         vec now[8];
         UNROLL
         for (int v = 0; v < vectors; v++) {
@@ -632,17 +639,20 @@ static void delta_token(const carry_delta_token *t) {
     const int half = TOKEN_VECTORS * LANES;
     int64_t at = 0;
     for (; at + 2 * half <= t->columns; at += 2 * half) {
+        /* While a block is written the next one is fetched: the columns beside it, or the first ones of the next state,
+           which lies behind this one when many are decoded. A hint costs nothing where nothing is. */
+        ptrdiff_t ahead = at + 4 * half <= t->columns ? 2 * half : t->rows * t->stride - at;
         token_see(2 * TOKEN_VECTORS, t, at, u);
-        token_write(TOKEN_VECTORS, t, at, u);
-        token_write(TOKEN_VECTORS, t, at + half, u + half);
+        token_write(TOKEN_VECTORS, t, at, u, ahead);
+        token_write(TOKEN_VECTORS, t, at + half, u + half, ahead);
     }
     for (; at + half <= t->columns; at += half) {
         token_see(TOKEN_VECTORS, t, at, u);
-        token_write(TOKEN_VECTORS, t, at, u);
+        token_write(TOKEN_VECTORS, t, at, u, t->rows * t->stride);
     }
     for (; at + LANES <= t->columns; at += LANES) {
         token_see(1, t, at, u);
-        token_write(1, t, at, u);
+        token_write(1, t, at, u, t->rows * t->stride);
     }
     token_edge(t, at);
 }
