@@ -43,7 +43,7 @@ typedef struct carry_delta_problem {
     int64_t sequences; /* 0: as many as batch; else packed, batch being 1, and cu_seqlens is given to every call */
     carry_dtype dtype; /* of q, k, v, o and their gradients; g and beta may be f32 besides */
     carry_delta_gate gate;
-    float scale; /* 0: K^-0.5 */
+    float scale; /* 0: K^-0.5 (a scale of zero cannot be had) */
     bool state_transposed;
     bool l2norm;            /* q and k are divided by sqrt(sum of squares + 1e-6) first */
     bool gate_inside;       /* g holds a: the gate is -exp(A_log) softplus(a + dt_bias), both [HV], f32 */
@@ -76,15 +76,16 @@ CARRY_API int64_t carry_delta_snapshots(const carry_delta_plan *plan);
 /* Additions and multiplications of the last call. */
 CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
 
-/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free, the last index is packed;
-   states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed. o overlaps no input. final_state may be
+/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free, the last index of those
+   with four is packed; states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed. o overlaps no input,
+   which is the caller's duty. final_state may be
    initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. NaN passes
    through. */
 typedef struct carry_delta_forward_args {
     carry_tensor o;
     const carry_tensor *final_state;
     const carry_tensor *snapshots; /* [N, snapshots, HV, K, V], f32 */
-    void *kept;                    /* carry_delta_kept(plan) bytes, or NULL */
+    void *kept;                    /* carry_delta_kept(plan) bytes aligned to 4, or NULL; not together with snapshots */
     carry_tensor q, k, v, beta;
     const carry_tensor *g;
     const carry_tensor *initial_state; /* NULL: zero */

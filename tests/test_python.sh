@@ -1,0 +1,23 @@
+#!/bin/sh
+# The Python package's own tests, and flash-linear-attention's shapes, against the library of this build.
+# Usage: test_python.sh LIBRARY SOURCE CFLAGS
+set -eu
+case "$3" in
+    *-fsanitize=*) echo "skipped: Python does not load a library under a sanitizer"; exit 77 ;;
+esac
+python=""
+for candidate in python3 /usr/bin/python3; do
+    if $candidate -c 'import numpy, pytest' 2> /dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [ -z "$python" ]; then
+    echo "skipped: no Python with numpy and pytest here"
+    exit 77
+fi
+CARRY_LIBRARY=$1
+export CARRY_LIBRARY
+cd "$2/bindings/python"
+$python -m pytest -q -p no:cacheprovider
+$python fla_shapes.py --quick
