@@ -1,12 +1,10 @@
-/* Any text as a problem: it is refused with a sentence, or read and then handed to its family. Families plan only what
-   is small, since the fuzzer would find large problems that take their time rightly. */
+/* Any text as a problem: it is refused with a sentence, or read and then planned by its family, however large: planning
+   allocates no inputs. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lab/family.h"
-
-#define MOST_ELEMENTS ((int64_t)1 << 20)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -39,21 +37,10 @@ static void expect_sentence(const carry_ctx *ctx) {
     }
 }
 
-static int is_small(const carry_problem *problem) {
-    int64_t elements = 1;
-    for (int i = 0; i < problem->items; i++) {
-        int64_t number = problem->item[i].number;
-        if (number > 0 && (__builtin_mul_overflow(elements, number, &elements) || elements > MOST_ELEMENTS)) {
-            return 0;
-        }
-    }
-    return 1;
-}
-
 static void plan(carry_ctx *ctx, carry_problem *problem) {
     const carry_family *family;
     void *instance;
-    if (carry_family_find(ctx, &family, problem->family) != CARRY_OK || !is_small(problem)) {
+    if (carry_family_find(ctx, &family, problem->family) != CARRY_OK) {
         return;
     }
     if (family->plan(ctx, &instance, problem, false) != CARRY_OK) {
