@@ -55,6 +55,8 @@ static void a_file_cut_off_at_any_byte_is_refused(void **unused) {
 
 static void claims_that_do_not_fit_are_refused(void **unused) {
     (void)unused;
+    static const char twice[] = "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                                "\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
     static const char *const bad[] = {
         "",
         "[]",
@@ -70,8 +72,7 @@ static void claims_that_do_not_fit_are_refused(void **unused) {
         "{\"a\":{\"dtype\":\"F32\",\"shape\":[4611686018427387904,4],\"data_offsets\":[0,0]}}",
         "{\"a\":{\"dtype\":\"F32\",\"shape\":[99999999999999999999],\"data_offsets\":[0,4]}}",
         "{\"a\":{\"dtype\":\"F32\",\"shape\":[1,1,1,1,1,1,1],\"data_offsets\":[0,4]}}",
-        "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_"
-        "offsets\":[0,4]}}",
+        twice,
         "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[1,5]}}",
         "{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4],\"x\":1}}",
         "{\"__metadata__\":{\"k\":1}}",
