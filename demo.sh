@@ -1,14 +1,14 @@
 #!/bin/sh
-# Builds Carry and shows what it does: the scans, checked and timed, and which algorithm wins where.
+# Builds Carry and shows what it does: the scans and the gated delta rule, checked and timed, and which algorithm wins where.
 set -eu
 cd "$(dirname "$0")"
 tools/setup
-cmake --preset release -DCARRY_TESTS=OFF > build-demo.log 2>&1 && cmake --build --preset release >> build-demo.log 2>&1 || {
-    tail -n 20 build-demo.log
-    echo "demo: the build failed; all of it is in build-demo.log" >&2
+mkdir -p build
+if ! cmake --preset release > build/demo.log 2>&1 -DCARRY_TESTS=OFF || ! cmake --build --preset release >> build/demo.log 2>&1; then
+    tail -n 20 build/demo.log
+    echo "demo: the build failed; all of it is in build/demo.log" >&2
     exit 2
-}
-rm -f build-demo.log
+fi
 carry=build/release/carry
 
 say() { printf '\n== %s\n\n' "$1"; }
@@ -20,7 +20,7 @@ echo
 
 say "Are they right? Every algorithm against the float64 recurrence, decays down to e^-40 and exactly zero among them"
 "$carry" check scan:diagonal:t1000:n16:w64:initial scan:diagonal:deep:t256:n16:w64 scan:dense:bf16:t257:n33:w5 \
-    scan:dense:t100:n16:w8:backward
+    scan:dense:t100:n16:w8:backward delta:t200:h2:hv4:k64:v64:initial
 
 say "Which is fastest? Experiment 026's shape: cyclic reduction against doubling, and both against the plain loop"
 "$carry" bench scan:dense:f32:t1024:n32:w1
@@ -28,14 +28,30 @@ say "Which is fastest? Experiment 026's shape: cyclic reduction against doubling
 say "Experiment 044's shape, alone and in a batch that fills the machine"
 "$carry" bench scan:diagonal:f32:t256:n16:w64 scan:diagonal:f32:b64:t1024:n16:w64
 
-say "Small matrix products: Carry's kernels against a loop of OpenBLAS calls"
-"$carry" bench matmul:b4096:n16 matmul:b4096:n32 matmul:b1024:n64
+say "The gated delta rule: 8 heads of 128, forward, backward and one token"
+"$carry" bench delta:t1024:h8:k128:v128 delta:t1024:h8:k128:v128:backward delta:step:h32:k128:v128
+
+say "Which algorithm wins where (the planner's choice beside it)"
+printf '%-36s %-14s %-14s\n' problem fastest planned
+for problem in scan:diagonal:t64:n16:w64 scan:diagonal:t8192:n4 scan:diagonal:b64:t256:n16:w64 scan:dense:t1024:n4 \
+    scan:dense:t1024:n32 scan:dense:b8:t256:n16:w64 scan:dense:t256:n64:w64 delta:t256:h4:k64:v64 delta:t8:h4:k64:v64 \
+    delta:t4096:h1:k128:v128; do
+    "$carry" bench --json --unchecked --seconds 0.05 "$problem" | awk -v problem="$problem" '
+        match($0, /"algorithm": "[a-z0-9_]*"/) { name = substr($0, RSTART + 14, RLENGTH - 15) }
+        match($0, /"median_s": [0-9.e+-]*/) {
+            median = substr($0, RSTART + 12, RLENGTH - 12) + 0
+            if (best == "" || median < least) { best = name; least = median }
+            if ($0 ~ /"planned": true/) { planned = name }
+        }
+        END { printf "%-36s %-14s %-14s\n", problem, best, planned }'
+done
 
 say "What would run, and why"
-"$carry" plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t8192:n64 scan:dense:b8:t256:n16:w64 scan:diagonal:t8192:n4
+"$carry" plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t8192:n64 delta:bf16:t32768:h16:hv32:k128:v128
 
 say "Where to go on"
 echo "  $carry --help                     the verbs"
 echo "  $carry list problems              the problem grammar"
 echo "  $carry bench --grid               the planner's exam: 60 shapes, its choice against the best (two minutes)"
+echo "  make claims                       what the documents claim, measured here"
 echo "  docs/reading-order.md             the house, room by room"
