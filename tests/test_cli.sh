@@ -127,7 +127,7 @@ fi
 
 # Ctrl-C ends cleanly, keeps what is done, and leaves no half-written wisdom.
 rm -f "$folder/wisdom"
-"$carry" bench --seconds 30 scan:dense:t4096:n64 > "$folder/out" 2> "$folder/err" &
+"$carry" bench --unchecked --seconds 60 scan:dense:t1024:n64 > "$folder/out" 2> "$folder/err" &
 process=$!
 sleep 3
 kill -INT $process

@@ -80,7 +80,4 @@ const char *cli_red(void);
 const char *cli_dim(void);
 const char *cli_plain(void);
 
-/* "41.2 us". */
-const char *cli_time(char text[32], double seconds);
-
 #endif

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/clock.h"
 #include "core/progress.h"
 #include "lab/bench.h"
 #include "lab/grid.h"
@@ -76,9 +77,10 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     (void)snprintf(error, sizeof error, "%.1e", r->worst.error);
     bool best = r->median == fastest;
     (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %4.0f %%  %8s  %s%s%s\n", best ? cli_green() : "",
-                 r->algorithm, cli_time(time, r->median), 100.0 * r->spread, r->repeats, (long long)r->counts.products,
-                 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median, 100.0 * r->share,
-                 s->options.unchecked ? "-" : error, r->planned ? "planned" : "", best ? " fastest" : "", cli_plain());
+                 r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats,
+                 (long long)r->counts.products, 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median,
+                 100.0 * r->share, s->options.unchecked ? "-" : error, r->planned ? "planned" : "",
+                 best ? " fastest" : "", cli_plain());
 }
 
 static double fastest_of(const carry_bench_result *results, int count) {
@@ -139,9 +141,9 @@ static void print_grid_line(const show *s, const char *problem, const carry_benc
     char planned_time[32];
     char best_time[32];
     (void)printf("%-36s %-12s %9s  %-12s %9s  %5.2f  %s%s%s\n", problem, planned->algorithm,
-                 cli_time(planned_time, planned->median), best->algorithm, cli_time(best_time, best->median),
-                 planned->median / best->median, within ? cli_green() : cli_red(), within ? "ok" : "SLOWER",
-                 cli_plain());
+                 carry_time_text(planned_time, planned->median), best->algorithm,
+                 carry_time_text(best_time, best->median), planned->median / best->median,
+                 within ? cli_green() : cli_red(), within ? "ok" : "SLOWER", cli_plain());
 }
 
 static int bench_grid(show *s) {

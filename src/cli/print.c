@@ -81,14 +81,3 @@ const char *cli_dim(void) {
 const char *cli_plain(void) {
     return colour("\033[0m");
 }
-
-const char *cli_time(char text[32], double seconds) {
-    static const char *const units[] = {"s", "ms", "us", "ns"};
-    int i = 0;
-    while (i < 3 && seconds < 1.0) {
-        seconds *= 1000.0;
-        i++;
-    }
-    (void)snprintf(text, 32, seconds < 10.0 ? "%.2f %s" : seconds < 100.0 ? "%.1f %s" : "%.0f %s", seconds, units[i]);
-    return text;
-}

@@ -1,7 +1,10 @@
-/* The monotonic clock. */
+/* The monotonic clock, and times in words. */
 #ifndef CARRY_CORE_CLOCK_H
 #define CARRY_CORE_CLOCK_H
 
 double carry_seconds(void); /* since an arbitrary start; never goes back */
+
+/* "41.2 us", into text. */
+const char *carry_time_text(char text[32], double seconds);
 
 #endif

@@ -52,18 +52,10 @@ static void store(const carry_tensor *out, int64_t index, float value) {
     }
 }
 
-static int64_t elements(const carry_tensor *out) {
-    int64_t count = 1;
-    for (int i = 0; i < out->rank; i++) {
-        count *= out->shape[i];
-    }
-    return count;
-}
-
 static void fill_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const fill *f = argument;
-    int64_t count = elements(&f->out);
+    int64_t count = carry_tensor_count(&f->out);
     for (int64_t block = begin; block < end; block++) {
         float values[4];
         four_values(f, (uint64_t)block, values);
@@ -79,7 +71,7 @@ static carry_status run_fill(carry_ctx *ctx, const fill *f) {
         return carry_fail(ctx, CARRY_EARGUMENT, "out must be a packed f32, bf16 or f16 tensor on the CPU");
     }
     fill copy = *f;
-    carry_parallel(ctx, (elements(&f->out) + 3) / 4, 4096, fill_blocks, &copy);
+    carry_parallel(ctx, (carry_tensor_count(&f->out) + 3) / 4, 4096, fill_blocks, &copy);
     return CARRY_OK;
 }
 

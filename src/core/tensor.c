@@ -24,6 +24,22 @@ const char *carry_shape_text(char text[CARRY_SHAPE_TEXT], int rank, const int64_
     return text;
 }
 
+int64_t carry_tensor_count(const carry_tensor *tensor) {
+    int64_t count = 1;
+    for (int i = 0; i < tensor->rank; i++) {
+        count *= tensor->shape[i];
+    }
+    return count;
+}
+
+double carry_tensor_at(const carry_tensor *tensor, int64_t index) {
+    if (tensor->dtype == CARRY_F32) {
+        return ((const float *)tensor->data)[index];
+    }
+    uint16_t bits = ((const uint16_t *)tensor->data)[index];
+    return tensor->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
+}
+
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
     int64_t expected = 1;
     for (int i = tensor->rank - 1; i >= from; i--) {

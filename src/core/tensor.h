@@ -10,6 +10,11 @@
 #define CARRY_SHAPE_TEXT 160
 const char *carry_shape_text(char text[CARRY_SHAPE_TEXT], int rank, const int64_t *shape);
 
+int64_t carry_tensor_count(const carry_tensor *tensor); /* elements */
+
+/* Element `index`, counted in memory from data on, of an f32, bf16 or f16 tensor. */
+double carry_tensor_at(const carry_tensor *tensor, int64_t index);
+
 /* Are the indices from `from` on packed, last fastest? Indices of extent 1 may have any stride. */
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from);
 

@@ -1,32 +1,17 @@
 /* Comparing results with a float64 reference. */
+#include "core/tensor.h"
 #include "lab/deviation.h"
 
 #include <math.h>
 #include <string.h>
 
-static int64_t elements(const carry_tensor *tensor) {
-    int64_t count = 1;
-    for (int i = 0; i < tensor->rank; i++) {
-        count *= tensor->shape[i];
-    }
-    return count;
-}
-
-static double element(const carry_tensor *tensor, int64_t index) {
-    if (tensor->dtype == CARRY_F32) {
-        return ((const float *)tensor->data)[index];
-    }
-    uint16_t bits = ((const uint16_t *)tensor->data)[index];
-    return tensor->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
-}
-
 carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference,
                                    double bound) {
-    int64_t count = elements(result);
+    int64_t count = carry_tensor_count(result);
     double largest = 0.0;
     double magnitude = 0.0;
     for (int64_t i = 0; i < count; i++) {
-        double difference = fabs(element(result, i) - reference[i]);
+        double difference = fabs(carry_tensor_at(result, i) - reference[i]);
         if (isnan(difference) && !isnan(largest)) {
             largest = NAN;
         }
@@ -38,7 +23,8 @@ carry_deviation carry_deviation_of(const char *name, const carry_tensor *result,
 }
 
 void carry_poison(const carry_tensor *tensor) {
-    memset(tensor->data, 0xff, (size_t)elements(tensor) * carry_dtype_size(tensor->dtype)); /* a NaN in every type */
+    memset(tensor->data, 0xff,
+           (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype)); /* a NaN in every type */
 }
 
 double carry_unit_roundoff(carry_dtype dtype) {

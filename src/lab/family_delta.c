@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "carry/delta.h"
+#include "core/tensor.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "lab/deviation.h"
@@ -88,14 +89,6 @@ static carry_status make(instance *it, carry_tensor *tensor, carry_dtype dtype, 
     return CARRY_OK;
 }
 
-static int64_t elements(const carry_tensor *t) {
-    int64_t count = 1;
-    for (int i = 0; i < t->rank; i++) {
-        count *= t->shape[i];
-    }
-    return count;
-}
-
 static carry_status fill(instance *it, set *s, uint64_t seed) {
     carry_ctx *ctx = it->ctx;
     CARRY_TRY(carry_random_normal(ctx, s->q, seed, 0, 0.0f, 1.0f));
@@ -107,10 +100,10 @@ static carry_status fill(instance *it, set *s, uint64_t seed) {
     CARRY_TRY(carry_random_normal(ctx, s->grad_o, seed, 6, 0.0f, 1.0f));
     float *beta = s->beta.data;
     float *g = s->g.data;
-    for (int64_t i = 0; i < elements(&s->beta); i++) {
+    for (int64_t i = 0; i < carry_tensor_count(&s->beta); i++) {
         beta[i] = 1.0f / (1.0f + expf(-beta[i]));
     }
-    for (int64_t i = 0; i < elements(&s->g); i++) {
+    for (int64_t i = 0; i < carry_tensor_count(&s->g); i++) {
         g[i] = -0.25f * log1pf(expf(-g[i]));
     }
     return CARRY_OK;
@@ -332,8 +325,8 @@ static carry_status make_reference(instance *it) {
     }
     free(it->o);
     free(it->final);
-    it->o = calloc((size_t)elements(&s->o), sizeof *it->o);
-    it->final = calloc((size_t)elements(&s->final), sizeof *it->final);
+    it->o = calloc((size_t)carry_tensor_count(&s->o), sizeof *it->o);
+    it->final = calloc((size_t)carry_tensor_count(&s->final), sizeof *it->final);
     if (it->o == NULL || it->final == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
@@ -367,7 +360,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED,
                           "gradients are checked in f32 here, in bf16 by carry check --golden");
     }
-    int64_t size = elements(&s->v);
+    int64_t size = carry_tensor_count(&s->v);
     float *kept = malloc((size_t)size * sizeof *kept);
     double *o = malloc((size_t)size * 2 * sizeof *o);
     if (kept == NULL || o == NULL) {
@@ -422,7 +415,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
         *count = 2;
         return CARRY_OK;
     }
-    size_t size = (size_t)elements(&s->state);
+    size_t size = (size_t)carry_tensor_count(&s->state);
     float *before = malloc(size * sizeof *before);
     if (before == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");

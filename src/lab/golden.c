@@ -9,6 +9,7 @@
 
 #include "carry/delta.h"
 #include "carry/ops.h"
+#include "core/tensor.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "model/safetensors.h"
@@ -37,23 +38,15 @@ static const carry_tensor *find(const golden *g, const char *tensor) {
     return carry_safetensors_find(g->file, name);
 }
 
-static int64_t elements(const carry_tensor *tensor) {
-    int64_t count = 1;
-    for (int i = 0; i < tensor->rank; i++) {
-        count *= tensor->shape[i];
-    }
-    return count;
-}
-
 static carry_status make(golden *g, carry_tensor *to, const carry_tensor *like, carry_dtype dtype) {
-    void *data = carry_aligned_new((size_t)elements(like) * carry_dtype_size(dtype));
+    void *data = carry_aligned_new((size_t)carry_tensor_count(like) * carry_dtype_size(dtype));
     if (data == NULL || g->owned_count == (int)(sizeof g->owned / sizeof g->owned[0])) {
         free(data);
         return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
     }
     g->owned[g->owned_count++] = data;
     *to = carry_view(data, dtype, like->rank, like->shape);
-    memset(data, 0xff, (size_t)elements(like) * carry_dtype_size(dtype)); /* what is not written shows */
+    memset(data, 0xff, (size_t)carry_tensor_count(like) * carry_dtype_size(dtype)); /* what is not written shows */
     return CARRY_OK;
 }
 
@@ -67,29 +60,21 @@ static carry_status input(golden *g, carry_tensor *to, const char *name, carry_d
     return carry_convert(g->ctx, *to, *from);
 }
 
-static double value(const carry_tensor *t, int64_t i) {
-    if (t->dtype == CARRY_F32) {
-        return ((const float *)t->data)[i];
-    }
-    uint16_t bits = ((const uint16_t *)t->data)[i];
-    return t->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
-}
-
 static carry_status compare(golden *g, const char *method, const char *tensor, carry_dtype dtype,
                             const carry_tensor *got, double bound) {
     const carry_tensor *expected = find(g, tensor);
     if (expected == NULL) {
         return CARRY_OK; /* the case does not have it */
     }
-    if (expected->dtype != CARRY_F32 || elements(expected) != elements(got)) {
+    if (expected->dtype != CARRY_F32 || carry_tensor_count(expected) != carry_tensor_count(got)) {
         return carry_fail(g->ctx, CARRY_EFORMAT, "the case %s has a tensor %s of another size or type", g->name,
                           tensor);
     }
     double difference = 0.0;
     double magnitude = 0.0;
-    for (int64_t i = 0; i < elements(expected); i++) {
-        double wanted = value(expected, i);
-        double off = value(got, i) - wanted;
+    for (int64_t i = 0; i < carry_tensor_count(expected); i++) {
+        double wanted = carry_tensor_at(expected, i);
+        double off = carry_tensor_at(got, i) - wanted;
         difference += off * off;
         magnitude += wanted * wanted;
     }

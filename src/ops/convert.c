@@ -61,10 +61,6 @@ carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from) {
     if (!carry_tensor_is_packed(&to, 0) || !carry_tensor_is_packed(&from, 0) || to.device != 0 || from.device != 0) {
         return carry_fail(ctx, CARRY_ESTRIDE, "carry_convert takes packed tensors on the CPU");
     }
-    int64_t count = 1;
-    for (int i = 0; i < from.rank; i++) {
-        count *= from.shape[i];
-    }
-    carry_parallel(ctx, count, PIECE, convert_range, &j);
+    carry_parallel(ctx, carry_tensor_count(&from), PIECE, convert_range, &j);
     return CARRY_OK;
 }

@@ -201,9 +201,6 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     rates->fork = time_of(&p, call_fork);
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
-    rates->cached = copy_rate(&p, inner * (size_t)carry_ctx_threads(ctx) / 4 < COPY_BYTES
-                                      ? inner * (size_t)carry_ctx_threads(ctx) / 4
-                                      : COPY_BYTES);
     rates->memory = copy_rate(&p, COPY_BYTES);
     rates->memory_one = one_thread_rate(&p);
     rates->memory = rates->memory > rates->memory_one ? rates->memory : rates->memory_one;
@@ -253,11 +250,10 @@ double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t w
 }
 
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit) {
-    static const char *const names[] = {"apply_call", "fork",        "memory",   "memory_one",
-                                        "cached",     "cache_bytes", "blas_from"};
-    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes/s", "bytes", "size"};
-    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,   &rates->memory_one,
-                              &rates->cached,     &rates->cache_bytes, &rates->blas_from};
+    static const char *const names[] = {"apply_call", "fork", "memory", "memory_one", "cache_bytes", "blas_from"};
+    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "size"};
+    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,
+                              &rates->memory_one, &rates->cache_bytes, &rates->blas_from};
     *unit = "s";
     if (index < 0) {
         return NULL;

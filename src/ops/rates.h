@@ -1,6 +1,6 @@
 /* What this machine does per second, measured with the kernels of a context: the numbers a cost model is fed with.
 
-   Measuring takes about a tenth of a second, once per context; scan/wisdom keeps the result in a file. */
+   Measuring takes a fraction of a second, once per context; scan/wisdom keeps the result in a file. */
 #ifndef CARRY_OPS_RATES_H
 #define CARRY_OPS_RATES_H
 
@@ -21,10 +21,10 @@ typedef struct carry_rates_table {
     double step[CARRY_RATE_STEPS];                       /* seconds of a diagonal step of n*w elements, in cache */
     double apply_call;                                   /* seconds added when steps are single calls of the kernel */
     double fork;                                         /* seconds to hand work to all threads and wait for it */
-    double memory, cached; /* bytes a second, read and written, all threads: beyond the caches, and inside */
-    double memory_one;     /* the same beyond the caches, one thread alone */
-    double cache_bytes;    /* what all threads can keep in their caches */
-    double blas_from;      /* products from this size on go through OpenBLAS; 0: never */
+    double memory;      /* bytes a second, read and written, beyond the caches, all threads */
+    double memory_one;  /* the same, one thread alone */
+    double cache_bytes; /* what all threads can keep in their caches */
+    double blas_from;   /* products from this size on go through OpenBLAS; 0: never */
 } carry_rates_table;
 
 /* The table as a list of named numbers, for printing and for the wisdom file; NULL past the end. */

@@ -178,17 +178,6 @@ static carry_status measure(carry_scan_plan *plan, choice *c) {
     return status;
 }
 
-static const char *time_text(char text[32], double seconds) {
-    static const char *const units[] = {"s", "ms", "us", "ns"};
-    int i = 0;
-    while (i < 3 && seconds < 1.0) {
-        seconds *= 1000.0;
-        i++;
-    }
-    (void)snprintf(text, 32, "%.3g %s", seconds, units[i]);
-    return text;
-}
-
 static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     char first[32];
     char second[32];
@@ -196,14 +185,14 @@ static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
         snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
                  carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
     if (c->seconds > 0.0) {
-        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s", time_text(first, c->seconds),
-                         how);
+        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s",
+                         carry_time_text(first, c->seconds), how);
     } else {
         used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s", how);
     }
     if (c->second != NULL) {
         (void)snprintf(plan->about + used, sizeof plan->about - (size_t)used, "; next %s %s", c->second->name,
-                       time_text(second, c->second_seconds));
+                       carry_time_text(second, c->second_seconds));
     }
     plan->seconds = c->seconds;
 }

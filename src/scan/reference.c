@@ -2,27 +2,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/tensor.h"
 #include "core/context.h"
 #include "scan/check.h"
-
-static double element(const carry_tensor *tensor, int64_t index) {
-    if (tensor->dtype == CARRY_F32) {
-        return ((const float *)tensor->data)[index];
-    }
-    uint16_t bits = ((const uint16_t *)tensor->data)[index];
-    return tensor->dtype == CARRY_BF16 ? carry_f32_from_bf16(bits) : carry_f32_from_f16(bits);
-}
 
 static void one_step(double *h, const double *before, const carry_scan_problem *p, const carry_tensor *A, int64_t A_at,
                      const carry_tensor *b, int64_t b_at) {
     for (int64_t r = 0; r < p->n; r++) {
         for (int64_t j = 0; j < p->width; j++) {
-            double sum = element(b, b_at + r * p->width + j);
+            double sum = carry_tensor_at(b, b_at + r * p->width + j);
             if (p->kind == CARRY_SCAN_DIAGONAL) {
-                sum += element(A, A_at + r) * before[r * p->width + j];
+                sum += carry_tensor_at(A, A_at + r) * before[r * p->width + j];
             } else {
                 for (int64_t c = 0; c < p->n; c++) {
-                    sum += element(A, A_at + r * p->n + c) * before[c * p->width + j];
+                    sum += carry_tensor_at(A, A_at + r * p->n + c) * before[c * p->width + j];
                 }
             }
             h[r * p->width + j] = sum;
@@ -46,10 +39,10 @@ static void gradients_of(const carry_scan_problem *p, int64_t item, const carry_
                 for (int64_t c = dense ? 0 : r; c < (dense ? p->n : r + 1); c++) {
                     int64_t at = dense ? r * p->n + c : r;
                     double state = s > 0        ? h[before * size + c * p->width + j]
-                                   : h0 != NULL ? element(h0, item * h0->stride[0] + c * p->width + j)
+                                   : h0 != NULL ? carry_tensor_at(h0, item * h0->stride[0] + c * p->width + j)
                                                 : 0.0;
                     dA[t * A_size + at] += here * state;
-                    to[c * p->width + j] += here * element(A, item * A->stride[0] + t * A->stride[1] + at);
+                    to[c * p->width + j] += here * carry_tensor_at(A, item * A->stride[0] + t * A->stride[1] + at);
                 }
             }
         }
@@ -69,7 +62,7 @@ carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *d
         double *l = db + item * problem->steps * size;
         for (int64_t t = 0; t < problem->steps; t++) {
             for (int64_t i = 0; i < size; i++) {
-                l[t * size + i] = element(&g, item * g.stride[0] + t * g.stride[1] + i);
+                l[t * size + i] = carry_tensor_at(&g, item * g.stride[0] + t * g.stride[1] + i);
             }
         }
         gradients_of(problem, item, &A, h0, h + item * problem->steps * size, dA + item * problem->steps * A_size, l,
@@ -89,7 +82,7 @@ carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_pr
     }
     for (int64_t item = 0; item < problem->batch; item++) {
         for (int64_t i = 0; h0 != NULL && i < size; i++) {
-            zero[i] = element(h0, item * h0->stride[0] + i);
+            zero[i] = carry_tensor_at(h0, item * h0->stride[0] + i);
         }
         const double *before = zero;
         for (int64_t s = 0; s < problem->steps; s++) {

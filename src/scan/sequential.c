@@ -1,5 +1,6 @@
-/* Step after step, as the definition says: T products, reading A once. The one to beat when batch, channels and columns
-   fill the machine, since those are what it splits over threads. */
+/* Step after step, as the definition says: T products, reading A once. The one to beat when batch, and the
+   channels of a diagonal or the columns of a dense recurrence, fill the machine: those are what it splits over threads.
+ */
 #include "core/context.h"
 #include "core/threads.h"
 #include "scan/algorithm.h"
@@ -64,7 +65,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_sequential = {
     .name = "sequential",
-    .about = "step after step; splits batch, channels and columns over threads",
+    .about = "step after step; splits batch, and channels (diagonal) or columns (dense), over threads",
     .applies = carry_scan_always,
     .cost = cost,
     .workspace = workspace,
