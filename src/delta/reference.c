@@ -83,7 +83,7 @@ carry_status carry_delta_reference(carry_ctx *ctx, double *o, double *final_stat
     carry_delta_inputs in = carry_delta_inputs_of(inputs);
     CARRY_TRY(carry_delta_check_problem(ctx, p));
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
-    double *S = malloc((size_t)(p->key * p->value) * sizeof *S);
+    double *S = calloc((size_t)(p->key * p->value), sizeof *S);
     if (S == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a state");
     }
