@@ -1,0 +1,275 @@
+/* Products: c is cut into tiles that stay in registers while k runs; a is broadcast, b is read as it lies. Matrices up
+   to 128 x 128 sit in the caches, so nothing is packed, except where b is transposed or its last columns do not fill a
+   vector: then KBLOCK x (tile width) of it is copied to the stack first.
+   Part of kernels_vector.h. */
+#ifndef CARRY_OPS_VECTOR_PRODUCT_H
+#define CARRY_OPS_VECTOR_PRODUCT_H
+
+#define KBLOCK 256
+
+/* c[rows x vectors] = a[rows x k] b[k x vectors] + base; a's element (r, l) is a[r*a_row + l*a_col]. Rows and vectors
+   are constants where this is called. */
+INLINE void tile(const int rows, const int vectors, int64_t k, const float *a, ptrdiff_t a_row, ptrdiff_t a_col,
+                 const float *b, ptrdiff_t b_row, const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
+    vec sum[16][4];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            sum[r][v] = base != NULL ? load(base + r * base_row + v * LANES) : (vec){0};
+        }
+    }
+    for (int64_t l = 0; l < k; l++) {
+        vec row[4];
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            row[v] = load(b + l * b_row + v * LANES);
+        }
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            float scalar = a[r * a_row + l * a_col];
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                sum[r][v] += scalar * row[v];
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(c + r * c_row + v * LANES, sum[r][v]);
+        }
+    }
+}
+
+/* What the loops below need of one item and one block of k. */
+typedef struct block {
+    int64_t m, k;
+    const float *a, *base;
+    float *c;
+    ptrdiff_t a_row, a_col, base_row, c_row;
+} block;
+
+INLINE void tile_at(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
+                    ptrdiff_t b_row) {
+    tile(rows, vectors, o->k, o->a + i * o->a_row, o->a_row, o->a_col, b, b_row,
+         o->base != NULL ? o->base + i * o->base_row + j : NULL, o->base_row, o->c + i * o->c_row + j, o->c_row);
+}
+
+/* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
+   one or two rows is left where that can be: those leave most of the registers idle. */
+INLINE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
+    int64_t tall = o->m;
+    for (int64_t fours = 0; fours < most && 4 * fours <= o->m; fours++) {
+        if ((o->m - 4 * fours) % most == 0) {
+            tall = o->m - 4 * fours;
+            break;
+        }
+    }
+    int64_t i = 0;
+    for (; i + most <= tall; i += most) {
+        tile_at(most, vectors, o, i, j, b, b_row);
+    }
+    for (; i + 4 <= o->m; i += 4) {
+        tile_at(4, vectors, o, i, j, b, b_row);
+    }
+    for (; i + 2 <= o->m; i += 2) {
+        tile_at(2, vectors, o, i, j, b, b_row);
+    }
+    if (i < o->m) {
+        tile_at(1, vectors, o, i, j, b, b_row);
+    }
+}
+
+/* Copies columns j..j+columns-1 of the k rows from `from` on into packed rows of `stride`, zeros after them. */
+static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k,
+                 int64_t j, int64_t columns) {
+    if (!p->b_transposed) {
+        for (int64_t l = 0; l < k; l++) {
+            memcpy(packed + l * stride, b + (from + l) * p->b_row + j, (size_t)columns * sizeof *packed);
+            memset(packed + l * stride + columns, 0, (size_t)(stride - columns) * sizeof *packed);
+        }
+        return;
+    }
+    for (int64_t x = 0; x < stride; x++) {
+        for (int64_t l = 0; l < k; l++) {
+            packed[l * stride + x] = x < columns ? b[(j + x) * p->b_row + from + l] : 0.0f;
+        }
+    }
+}
+
+/* The last columns, fewer than a vector: computed in a vector beside c and copied. b is packed to LANES a row. */
+static void edge_panel(const block *o, int64_t j, int64_t columns, const float *b) {
+    for (int64_t i = 0; i < o->m; i += 4) {
+        int64_t rows = o->m - i < 4 ? o->m - i : 4;
+        float beside[4 * LANES] = {0};
+        float *c = o->c + i * o->c_row + j;
+        for (int64_t r = 0; o->base != NULL && r < rows; r++) {
+            memcpy(beside + r * LANES, o->base + (i + r) * o->base_row + j, (size_t)columns * sizeof *c);
+        }
+        const float *a = o->a + i * o->a_row;
+        if (rows == 4) {
+            tile(4, 1, o->k, a, o->a_row, o->a_col, b, LANES, beside, LANES, beside, LANES);
+        } else {
+            for (int64_t r = 0; r < rows; r++) {
+                float *row = beside + r * LANES;
+                tile(1, 1, o->k, a + r * o->a_row, o->a_row, o->a_col, b, LANES, row, LANES, row, LANES);
+            }
+        }
+        for (int64_t r = 0; r < rows; r++) {
+            memcpy(c + r * o->c_row, beside + r * LANES, (size_t)columns * sizeof *c);
+        }
+    }
+}
+
+INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
+                       int64_t j, float *packed) {
+    const int most = vectors == TILE_VECTORS ? TILE_ROWS : vectors == 2 ? PAIR_ROWS : ONE_ROWS;
+    if (p->b_transposed) {
+        pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
+        panel(most, vectors, o, j, packed, vectors * LANES);
+    } else {
+        panel(most, vectors, o, j, b + from * p->b_row + j, p->b_row);
+    }
+}
+
+INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
+                         const float *base, float *c) {
+    float packed[KBLOCK * TILE_VECTORS * LANES];
+    for (int64_t from = 0; from < p->k; from += KBLOCK) {
+        block o = {.m = p->m,
+                   .k = p->k - from < KBLOCK ? p->k - from : KBLOCK,
+                   .a = a + from * a_col,
+                   .c = c,
+                   .base = from == 0 ? base : c,
+                   .a_row = a_row,
+                   .a_col = a_col,
+                   .base_row = from == 0 ? p->base_row : p->c_row,
+                   .c_row = p->c_row};
+        int64_t j = 0;
+        for (; j + TILE_VECTORS * LANES <= p->n; j += TILE_VECTORS * LANES) {
+            full_panel(TILE_VECTORS, p, &o, b, from, j, packed);
+        }
+        if (TILE_VECTORS > 2 && j + 2 * LANES <= p->n) {
+            full_panel(2, p, &o, b, from, j, packed);
+            j += 2 * LANES;
+        }
+        if (j + LANES <= p->n) {
+            full_panel(1, p, &o, b, from, j, packed);
+            j += LANES;
+        }
+        if (j < p->n) {
+            pack(packed, LANES, p, b, from, o.k, j, p->n - j);
+            edge_panel(&o, j, p->n - j, packed);
+        }
+    }
+}
+
+INLINE float lanes_sum(vec v) {
+    float sum = 0.0f;
+    UNROLL
+    for (int i = 0; i < LANES; i++) {
+        sum += v[i];
+    }
+    return sum;
+}
+
+/* c[rows] = a[rows x k] b[k] + base[rows], b packed: dot products, `rows` at a time to hide the latency of the sums. */
+INLINE void dots(const int rows, int64_t k, const float *a, ptrdiff_t a_row, const float *b, const float *base,
+                 ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
+    vec sum[8];
+    float rest[8];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        sum[r] = (vec){0};
+        rest[r] = base != NULL ? base[r * base_row] : 0.0f;
+    }
+    int64_t l = 0;
+    for (; l + LANES <= k; l += LANES) {
+        vec x = load(b + l);
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            sum[r] += load(a + r * a_row + l) * x;
+        }
+    }
+    for (; l < k; l++) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            rest[r] += a[r * a_row + l] * b[l];
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        c[r * c_row] = rest[r] + lanes_sum(sum[r]);
+    }
+}
+
+INLINE void dots_at(const int rows, const carry_product *p, int64_t i, const float *a, const float *b,
+                    const float *base, float *c) {
+    dots(rows, p->k, a + i * p->a_row, p->a_row, b, base != NULL ? base + i * p->base_row : NULL, p->base_row,
+         c + i * p->c_row, p->c_row);
+}
+
+/* Matrix times vector: every element of a is used once, so this runs at the speed of reading it. */
+static void times_vector(const carry_product *p, const float *a, const float *b, const float *base, float *c) {
+    int64_t i = 0;
+    for (; i + 8 <= p->m; i += 8) {
+        dots_at(8, p, i, a, b, base, c);
+    }
+    for (; i + 2 <= p->m; i += 2) {
+        dots_at(2, p, i, a, b, base, c);
+    }
+    if (i < p->m) {
+        dots_at(1, p, i, a, b, base, c);
+    }
+}
+
+/* k = 0: what is left of c = a b + base. */
+static void base_only(const carry_product *p, const float *base, float *c) {
+    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t j = 0; j < p->n; j++) {
+            c[i * p->c_row + j] = base != NULL ? base[i * p->base_row + j] : 0.0f;
+        }
+    }
+}
+
+/* a^T times a vector is the row vector b^T a: one row, a's columns side by side. */
+static carry_product as_row_times_matrix(const carry_product *p) {
+    carry_product q = *p;
+    q.m = 1;
+    q.n = p->m;
+    q.a = p->b;
+    q.a_next = p->b_next;
+    q.b = p->a;
+    q.b_row = p->a_row;
+    q.b_next = p->a_next;
+    q.a_transposed = false;
+    q.b_transposed = false;
+    return q;
+}
+
+static void product(const carry_product *given) {
+    bool packed_vector = given->n == 1 && (given->b_row == 1 || given->b_transposed || given->k == 1);
+    bool columns_packed = given->c_row == 1 && (given->base == NULL || given->base_row == 1);
+    bool turned = packed_vector && given->a_transposed && columns_packed;
+    const carry_product now = turned ? as_row_times_matrix(given) : *given;
+    const carry_product *p = &now;
+    for (int64_t i = 0; i < p->count; i++) {
+        const float *a = p->a + i * p->a_next;
+        const float *b = p->b + i * p->b_next;
+        const float *base = p->base != NULL ? p->base + i * p->base_next : NULL;
+        float *c = p->c + i * p->c_next;
+        if (p->k == 0) {
+            base_only(p, base, c);
+        } else if (packed_vector && !p->a_transposed && !turned) {
+            times_vector(p, a, b, base, c);
+        } else if (p->a_transposed) {
+            product_item(p, 1, p->a_row, a, b, base, c);
+        } else {
+            product_item(p, p->a_row, 1, a, b, base, c);
+        }
+    }
+}
+
+#endif
