@@ -117,7 +117,7 @@ static void conversion_rounds_as_the_scalar_functions_do(void **unused) {
     (void)unused;
     enum { COUNT = 50001 };
     static float from[COUNT], back[COUNT];
-    static uint16_t to[COUNT];
+    static _Alignas(8) uint16_t to[COUNT];
     carry_ctx *ctx = support_ctx(3, NULL, NULL);
     assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(from, CARRY_F32, COUNT), 5, 0, 0.0f, 3.0f));
     for (carry_dtype dtype = CARRY_BF16; dtype <= CARRY_F16; dtype++) {

@@ -117,6 +117,7 @@ static int bench_one(show *s, const char *problem) {
                              r->worst.bound);
         }
     }
+    (void)fflush(stdout); /* whoever follows a file sees each problem when it is done */
     if (status != CARRY_OK) {
         return cli_failed(s->ctx);
     }
