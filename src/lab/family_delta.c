@@ -189,7 +189,10 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    (void)measure; /* the delta rule's planner has a cost model only */
+    if (measure) {
+        carry_log(ctx, CARRY_LOG_WARNING,
+                  "nothing is measured for '%s': the delta rule's planner has a cost model only", problem->text);
+    }
     CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
     instance *it = *opened;
     carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem, it->only[0] != '\0' ? it->only : NULL);

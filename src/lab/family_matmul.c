@@ -216,7 +216,10 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    (void)measure; /* the choice by size is part of carry_matmul, not of a plan */
+    if (measure) {
+        carry_log(ctx, CARRY_LOG_WARNING,
+                  "nothing is measured for '%s': products are chosen by size (carry list rates)", problem->text);
+    }
     CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
     carry_status status = choose(*opened, only(*opened));
     if (status != CARRY_OK) {
