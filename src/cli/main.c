@@ -3,7 +3,30 @@
 
 #include "cli/cli.h"
 
-const cli_verb *const cli_verbs[] = {&cli_list, &cli_plan, &cli_check, &cli_bench, NULL};
+const cli_verb *const cli_verbs[] = {
+    &cli_list, &cli_plan,   &cli_check,   &cli_bench,
+#ifdef CARRY_HAVE_LAB
+    &cli_run,  &cli_report, &cli_runs,    &cli_profile, &cli_climb, &cli_job, &cli_cards,
+#endif
+    NULL,
+};
+
+#ifdef CARRY_HAVE_LAB
+static bool needs_lab(const char *name) {
+    (void)name;
+    return false;
+}
+#else
+static bool needs_lab(const char *name) {
+    static const char *const verbs[] = {"run", "report", "runs", "profile", "climb", "job", "cards"};
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+        if (strcmp(name, verbs[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+#endif
 
 static void print_usage(FILE *to) {
     (void)fprintf(to, "carry VERB ...\n\nSequence models whose state is carried along the sequence.\n\n");
@@ -37,5 +60,10 @@ int main(int count, char **arguments) {
         }
     }
     char shown[64];
+    if (needs_lab(name)) {
+        return cli_refuse("this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
+                          "and zlib are found",
+                          name);
+    }
     return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
 }

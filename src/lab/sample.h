@@ -1,0 +1,27 @@
+/* Samples of a time: medians, and whether two sets of them differ. */
+#ifndef CARRY_LAB_SAMPLE_H
+#define CARRY_LAB_SAMPLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct carry_summary {
+    double median, quartile_low, quartile_high, least;
+    double spread; /* the quartiles' distance over the median */
+} carry_summary;
+
+/* Of count > 0 samples, which are sorted in place. */
+carry_summary carry_summarise(double *samples, int count);
+
+/* The ratio of two medians, a over b, with a 95 % interval by the bootstrap (1000 resamplings, seeded: the same samples
+   give the same interval). Samples taken one after the other are not independent (a machine drifts), so blocks of
+   neighbours are drawn, not single samples. The drift between two runs is not in their samples at all: `slack` widens
+   the verdict, not the interval. */
+typedef struct carry_ratio {
+    double ratio, low, high;
+    bool within_noise; /* 1 lies in [low / (1 + slack), high * (1 + slack)] */
+} carry_ratio;
+
+carry_ratio carry_ratio_of(const double *a, int a_count, const double *b, int b_count, double slack, uint64_t seed);
+
+#endif

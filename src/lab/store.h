@@ -1,0 +1,113 @@
+/* The run store: one SQLite file per project folder, in WAL mode, so that two processes may write at once.
+
+   A run is begun, grows result by result, and is ended; each of these is one transaction, so that a process killed at
+   any moment leaves everything it had stored. A run whose process is gone without having ended it is marked killed by
+   whoever opens the store next (on the same machine). A store written by a newer version is refused, never changed. */
+#ifndef CARRY_LAB_STORE_H
+#define CARRY_LAB_STORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+struct sqlite3;
+typedef struct carry_store carry_store;
+
+/* path NULL: $CARRY_STORE, else .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here. */
+carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
+void carry_store_close(carry_store *store);
+const char *carry_store_path(const carry_store *store);
+/* For the lab's own tables (jobs.c). Its failures become sentences with carry_store_fail. */
+struct sqlite3 *carry_store_db(carry_store *store);
+carry_status carry_store_fail(carry_store *store, const char *doing);
+
+typedef struct carry_run_start {
+    const char *kind;    /* experiment, bench, profile, climb, train, ... */
+    const char *name;    /* of the experiment, or what a person would call it */
+    const char *command; /* as typed */
+    const char *spec;    /* the YAML text, or NULL */
+} carry_run_start;
+
+/* Notes commit and dirtiness of the folder, the machine, the process, the time. */
+carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
+/* state: done, failed, interrupted. decision and note may be NULL. */
+carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
+                             const char *note);
+
+/* What one method gave on one problem. Figures that do not exist are NaN. */
+typedef struct carry_stored_result {
+    const char *problem, *method, *device;
+    const char *reason; /* why it was not measured, or "" */
+    bool planned;
+    int64_t products;
+    double median, spread; /* seconds; interquartile distance over the median */
+    double flops, bytes, workspace, tokens;
+    double share; /* of the ceiling that binds */
+    double error, error_absolute, bound;
+    double gemm_gflops, copy_gbytes_s; /* ceilings of this run */
+} carry_stored_result;
+
+carry_status carry_store_result(carry_store *store, int64_t run, const carry_stored_result *result,
+                                const double *samples, int count);
+
+typedef struct carry_stored_criterion {
+    const char *side; /* success or failure */
+    const char *text; /* as written */
+    double value, bound;
+    const char *verdict; /* met, not met, not measured */
+    const char *reason;  /* why, or "" */
+} carry_stored_criterion;
+
+carry_status carry_store_criterion(carry_store *store, int64_t run, const carry_stored_criterion *criterion);
+/* Bytes are kept in the store; name is a file name such as trace.json.gz. At most 64 MiB. */
+carry_status carry_store_artefact(carry_store *store, int64_t run, const char *name, const void *bytes, size_t length);
+carry_status carry_store_metric(carry_store *store, int64_t run, int64_t step, const char *name, double value);
+
+/* Reading: a run with all that belongs to it, as one object. Texts are never NULL. */
+typedef struct carry_run_result {
+    carry_stored_result is;
+    int samples;
+    double *sample; /* seconds, in the order taken */
+} carry_run_result;
+
+typedef struct carry_run_artefact {
+    char *name;
+    int64_t bytes;
+} carry_run_artefact;
+
+typedef struct carry_run_metric {
+    int64_t step;
+    char *name;
+    double value;
+} carry_run_metric;
+
+typedef struct carry_run_fact {
+    char *name, *value;
+} carry_run_fact;
+
+typedef struct carry_run {
+    int64_t id;
+    char *kind, *name, *command, *spec, *folder, *commit, *state, *decision, *note;
+    bool dirty;
+    double started, ended; /* seconds since 1970; ended 0 while it runs */
+    int results, criteria, artefacts, metrics, facts;
+    carry_run_result *result;
+    carry_stored_criterion *criterion;
+    carry_run_artefact *artefact;
+    carry_run_metric *metric;
+    carry_run_fact *fact; /* the machine: cpu, cores, memory, gpu, compiler, flags, sqlite, ... */
+} carry_run;
+
+/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with a sentence. */
+carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
+carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
+void carry_run_free(carry_run *run);
+/* Ids, newest first; the caller frees *ids. kind NULL: all. limit 0: all. */
+carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit);
+/* The bytes of an artefact; the caller frees. */
+carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes, size_t *length);
+carry_status carry_store_delete(carry_store *store, int64_t run);
+
+#endif
