@@ -53,9 +53,12 @@ static carry_status load_head(carry_store *store, carry_run *run, int64_t id) {
                             "i", id));
     int code = sqlite3_step(row);
     if (code != SQLITE_ROW) {
-        carry_status status = code == SQLITE_DONE ? carry_fail(store->ctx, CARRY_ENOTFOUND,
-                                                               "there is no run %lld in %s", (long long)id, store->path)
-                                                  : carry_store_fail(store, "reading a run");
+        carry_status status = CARRY_ENOTFOUND;
+        if (code == SQLITE_DONE) {
+            (void)carry_fail(store->ctx, status, "there is no run %lld in %s", (long long)id, store->path);
+        } else {
+            status = carry_store_fail(store, "reading a run");
+        }
         (void)sqlite3_finalize(row);
         return status;
     }
