@@ -43,6 +43,13 @@ CARRY_API carry_status carry_stream_new(carry_ctx *ctx, carry_stream **stream, i
 CARRY_API carry_status carry_stream_wait(carry_ctx *ctx, int device, carry_stream *stream);
 CARRY_API void carry_stream_free(carry_ctx *ctx, int device, carry_stream *stream);
 
+/* The stream of a device that this context's operators and scans work on: NULL, the device's own, until another is set.
+   The stream is borrowed: set NULL, or free the context, before it is freed. Operators on a GPU return when their work
+   is in the stream; what is wrong with it comes out of carry_stream_wait. Devices up to CARRY_STREAM_DEVICES - 1. */
+#define CARRY_STREAM_DEVICES 16
+CARRY_API carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream);
+CARRY_API carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device); /* NULL for a device that is not there */
+
 /* An event marks a point of a stream. Seconds between two recorded events, once both have happened. */
 CARRY_API carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device);
 CARRY_API carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream);

@@ -1,5 +1,5 @@
 /* The only list of backends, and the public functions that call through it. */
-#include "core/error.h"
+#include "core/context.h"
 #include "device/backend.h"
 
 extern const carry_backend carry_backend_cpu;
@@ -103,6 +103,24 @@ void carry_stream_free(carry_ctx *ctx, int device, carry_stream *stream) {
     if (at.backend != NULL && stream != NULL) {
         at.backend->stream_free(ctx, at.ordinal, stream);
     }
+}
+
+carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream) {
+    _Static_assert(CARRY_CTX_STREAMS == CARRY_STREAM_DEVICES,
+                   "a context has a stream for every device that may have one");
+    if (find(device).backend == NULL) {
+        return no_such(ctx, device);
+    }
+    if (device >= CARRY_STREAM_DEVICES) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d cannot have a stream in a context: only 0 to %d can",
+                          device, CARRY_STREAM_DEVICES - 1);
+    }
+    ctx->streams[device] = stream;
+    return CARRY_OK;
+}
+
+carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device) {
+    return device >= 0 && device < CARRY_STREAM_DEVICES ? ctx->streams[device] : NULL;
 }
 
 carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device) {
