@@ -14,6 +14,9 @@ typedef enum carry_slot {
     CARRY_SLOT_OPS,    /* the kernels chosen for this processor (ops/) */
     CARRY_SLOT_RATES,  /* measured rates (ops/) */
     CARRY_SLOT_WISDOM, /* measured plans (scan/) */
+    CARRY_SLOT_BLASLT, /* cuBLASLt: handles, plans and workspaces (ops/) */
+    CARRY_SLOT_GPU,    /* measured rates of GPUs (device/) */
+    CARRY_SLOT_POOLS,  /* memory pools of GPUs (device/) */
     CARRY_SLOT_COUNT
 } carry_slot;
 
