@@ -2,18 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "lab/cards.h"
-
-#define WIDTH 100
-
-typedef struct desk {
-    carry_ctx *ctx;
-    carry_library *library;
-    bool json;
-    const char *goal;
-    int64_t most;
-} desk;
+#include "cli/cmd_cards.h"
 
 typedef struct action {
     const char *name;
@@ -21,67 +10,10 @@ typedef struct action {
     int takes;
     const char *missing; /* what to say when there are none */
     bool takes_broken;   /* works on a library with pages that cannot be read */
-    int (*run)(desk *d, int count, char **words);
+    int (*run)(cli_desk *d, int count, char **words);
 } action;
 
-/* Wraps at WIDTH columns; every line after the first starts at indent. */
-static void print_wrapped(int indent, int column, const char *text) {
-    bool first = true;
-    while (*text != '\0') {
-        text += strspn(text, " \t\n");
-        int bytes = (int)strcspn(text, " \t\n");
-        int wide = 0;
-        for (int i = 0; i < bytes; i++) {
-            wide += ((unsigned char)text[i] & 0xc0) != 0x80;
-        }
-        if (bytes == 0) {
-            break;
-        }
-        if (!first && column + 1 + wide > WIDTH) {
-            (void)printf("\n%*s", indent, "");
-            column = indent;
-        } else if (!first) {
-            (void)putchar(' ');
-            column++;
-        }
-        (void)printf("%.*s", bytes, text);
-        column += wide;
-        text += bytes;
-        first = false;
-    }
-    (void)putchar('\n');
-}
-
-static void print_labelled(const char *label, const char *text) {
-    if (text != NULL && *text != '\0') {
-        (void)printf("  %s%-9s%s", cli_dim(), label, cli_plain());
-        print_wrapped(11, 11, text);
-    }
-}
-
-static void print_head(const carry_page *page) {
-    (void)printf("%s%s%s  %s%s%s\n", cli_bold(), page->id, cli_plain(), page->title != NULL ? page->title : "",
-                 page->kind == CARRY_PAGE_CARD ? "" : "  ",
-                 page->kind == CARRY_PAGE_CARD ? "" : carry_page_kind_name(page->kind));
-}
-
-static int refuse_unknown(const desk *d, const char *what, const char *id) {
-    char shown[64];
-    (void)d;
-    return cli_refuse("there is no %s '%s' (carry cards list shows them)", what, cli_shown(shown, id));
-}
-
-static int print_json_page(const carry_page *page) {
-    char *line = carry_page_json(page);
-    if (line == NULL) {
-        return cli_refuse("no memory to write %s as JSON", page->path);
-    }
-    (void)puts(line);
-    free(line);
-    return CLI_DONE;
-}
-
-static void print_found(const desk *d, const carry_found *found) {
+static void print_found(const cli_desk *d, const carry_found *found) {
     if (d->json) {
         for (int i = 0; i < (found->lines > 0 ? found->lines : 1); i++) {
             cli_json_open();
@@ -96,14 +28,14 @@ static void print_found(const desk *d, const carry_found *found) {
         }
         return;
     }
-    print_head(found->page);
+    cli_cards_head(found->page);
     for (int i = 0; i < found->lines; i++) {
         (void)printf("  %s%4d%s  ", cli_dim(), found->line[i].number, cli_plain());
-        print_wrapped(8, 8, found->line[i].text);
+        cli_cards_wrapped(8, 8, found->line[i].text);
     }
 }
 
-static int run_find(desk *d, int count, char **words) {
+static int run_find(cli_desk *d, int count, char **words) {
     carry_found *found;
     int found_count;
     bool some;
@@ -128,106 +60,7 @@ static int run_find(desk *d, int count, char **words) {
     return found_count > 0 ? CLI_DONE : CLI_WRONG;
 }
 
-static void show_items(const char *label, const carry_page_list *list, int second, const char *without) {
-    for (int i = 0; i < list->count; i++) {
-        const char *const *part = list->item[i].part;
-        print_labelled(label, part[0]);
-        if (part[second] != NULL && part[second][0] != '\0') {
-            (void)printf("           %s-> ", cli_dim());
-            print_wrapped(14, 14, part[second]);
-            (void)fputs(cli_plain(), stdout);
-        } else if (without != NULL) {
-            (void)printf("           %s-> %s%s\n", cli_red(), without, cli_plain());
-        }
-    }
-}
-
-static void show_figures(const carry_page *finding) {
-    for (int i = 0; i < finding->figures.count; i++) {
-        const char *part[CARRY_ITEM_PARTS];
-        for (int j = 0; j < CARRY_ITEM_PARTS; j++) {
-            part[j] = finding->figures.item[i].part[j] != NULL ? finding->figures.item[i].part[j] : "";
-        }
-        (void)printf("  %9s %-8s %s  %s%s%s\n", part[CARRY_ITEM_VALUE], part[CARRY_ITEM_UNIT], part[CARRY_ITEM_WHAT],
-                     cli_dim(), part[CARRY_ITEM_SOURCE], cli_plain());
-    }
-}
-
-static void show_ids(const char *label, const carry_page_list *list) {
-    if (list->count == 0) {
-        return;
-    }
-    (void)printf("  %s%-9s%s", cli_dim(), label, cli_plain());
-    for (int i = 0; i < list->count; i++) {
-        (void)printf("%s%s", i > 0 ? ", " : "", list->item[i].part[0] != NULL ? list->item[i].part[0] : "");
-    }
-    (void)putchar('\n');
-}
-
-static int run_show(desk *d, int count, char **words) {
-    (void)count;
-    const carry_page *page = carry_library_page(d->library, words[0]);
-    if (page == NULL) {
-        return refuse_unknown(d, "page", words[0]);
-    }
-    if (d->json) {
-        return print_json_page(page);
-    }
-    print_head(page);
-    print_labelled("source", page->source);
-    if (page->kind == CARRY_PAGE_CARD) {
-        (void)printf("  %s%-9s%s%s, tier %d, priority %d\n", cli_dim(), "type", cli_plain(),
-                     page->type != NULL ? page->type : "", page->tier, page->priority);
-    }
-    print_labelled("why", page->why);
-    print_labelled("measured", page->measured);
-    print_labelled("where", page->where);
-    show_items("claim", &page->claims, CARRY_ITEM_EVIDENCE, "without evidence");
-    show_items("do", &page->actionables, CARRY_ITEM_FIGURE, "without a figure");
-    show_figures(page);
-    show_ids("topics", &page->topics);
-    show_ids("cards", &page->cards);
-    show_ids("needs", &page->needs);
-    show_ids("related", &page->related);
-    if (page->body[strspn(page->body, " \t\n")] != '\0') {
-        (void)printf("\n%s", page->body + strspn(page->body, "\n"));
-    }
-    return CLI_DONE;
-}
-
-static int run_for(desk *d, int count, char **words) {
-    (void)count;
-    const carry_page *finding = carry_library_page(d->library, words[0]);
-    if (finding == NULL || finding->kind != CARRY_PAGE_FINDING) {
-        return refuse_unknown(d, "finding", words[0]);
-    }
-    if (!d->json) {
-        print_head(finding);
-        print_labelled("measured", finding->measured);
-        print_labelled("where", finding->where);
-        show_figures(finding);
-    }
-    for (int i = 0; i < finding->cards.count; i++) {
-        const char *id = finding->cards.item[i].part[CARRY_ITEM_ID];
-        const carry_page *card = id != NULL ? carry_library_page(d->library, id) : NULL;
-        if (card == NULL) {
-            continue; /* check names it */
-        }
-        if (d->json) {
-            if (print_json_page(card) != CLI_DONE) {
-                return CLI_IMPOSSIBLE;
-            }
-            continue;
-        }
-        (void)putchar('\n');
-        print_head(card);
-        print_labelled("why", card->why);
-        show_items("claim", &card->claims, CARRY_ITEM_EVIDENCE, "without evidence");
-    }
-    return CLI_DONE;
-}
-
-static int run_order(desk *d, int count, char **words) {
+static int run_order(cli_desk *d, int count, char **words) {
     (void)count;
     (void)words;
     if (d->goal == NULL) {
@@ -235,7 +68,7 @@ static int run_order(desk *d, int count, char **words) {
     }
     const carry_page *topic = carry_library_page(d->library, d->goal);
     if (topic == NULL || topic->kind != CARRY_PAGE_TOPIC) {
-        return refuse_unknown(d, "topic", d->goal);
+        return cli_cards_unknown("topic", d->goal);
     }
     carry_reading *reading;
     int readings;
@@ -265,7 +98,7 @@ static int run_order(desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
-static void print_problem(const desk *d, const carry_library_problem *problem) {
+static void print_problem(const cli_desk *d, const carry_library_problem *problem) {
     if (d->json) {
         cli_json_open();
         cli_json_text("path", problem->path);
@@ -283,7 +116,7 @@ static void print_problem(const desk *d, const carry_library_problem *problem) {
     }
 }
 
-static int run_check(desk *d, int count, char **words) {
+static int run_check(cli_desk *d, int count, char **words) {
     (void)count;
     (void)words;
     if (carry_library_check(d->ctx, d->library) != CARRY_OK) {
@@ -316,7 +149,7 @@ static int run_check(desk *d, int count, char **words) {
     return ok ? CLI_DONE : CLI_WRONG;
 }
 
-static void print_blunt(const desk *d, const carry_page *card, const char *text, int line) {
+static void print_blunt(const cli_desk *d, const carry_page *card, const char *text, int line) {
     if (d->json) {
         cli_json_open();
         cli_json_text("id", card->id);
@@ -329,10 +162,10 @@ static void print_blunt(const desk *d, const carry_page *card, const char *text,
     }
     (void)printf("%s%s%s (priority %d, %s:%d)\n  ", cli_bold(), card->id, cli_plain(), card->priority, card->path,
                  line);
-    print_wrapped(2, 2, text);
+    cli_cards_wrapped(2, 2, text);
 }
 
-static int sharpen_card(const desk *d, const carry_page *card) {
+static int sharpen_card(const cli_desk *d, const carry_page *card) {
     int blunt = 0;
     for (int i = 0; i < card->actionables.count; i++) {
         const carry_page_item *item = &card->actionables.item[i];
@@ -349,7 +182,7 @@ static int sharpen_card(const desk *d, const carry_page *card) {
     return blunt;
 }
 
-static int run_sharpen(desk *d, int count, char **words) {
+static int run_sharpen(cli_desk *d, int count, char **words) {
     (void)count;
     (void)words;
     int blunt = 0;
@@ -370,7 +203,7 @@ static int run_sharpen(desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
-static int run_list(desk *d, int count, char **words) {
+static int run_list(cli_desk *d, int count, char **words) {
     (void)count;
     (void)words;
     for (int i = 0; i < d->library->count; i++) {
@@ -391,8 +224,8 @@ static int run_list(desk *d, int count, char **words) {
 
 static const action actions[] = {
     {"find", true, 1, "cards find needs words to look for, for example carry cards find look-back", false, run_find},
-    {"show", false, 1, "cards show needs one id (carry cards list shows them)", false, run_show},
-    {"for", false, 1, "cards for needs the id of one finding (carry cards list shows them)", false, run_for},
+    {"show", false, 1, "cards show needs one id (carry cards list shows them)", false, cli_cards_show},
+    {"for", false, 1, "cards for needs the id of one finding (carry cards list shows them)", false, cli_cards_for},
     {"order", false, 0, "cards order takes no words but --goal TOPIC", false, run_order},
     {"check", false, 0, "cards check takes no words: it looks at the whole library", true, run_check},
     {"sharpen", false, 0, "cards sharpen takes no words: it looks at every card", false, run_sharpen},
@@ -408,7 +241,7 @@ static const action *find_action(const char *name) {
     return NULL;
 }
 
-static int run_action(desk *d, const action *what, const char *folder, int count, char **words) {
+static int run_action(cli_desk *d, const action *what, const char *folder, int count, char **words) {
     if (carry_library_open(d->ctx, &d->library, folder) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
@@ -424,7 +257,7 @@ static int run_action(desk *d, const action *what, const char *folder, int count
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    desk d = {.most = 10};
+    cli_desk d = {.most = 10};
     const char *folder = NULL;
     const cli_option own[] = {
         {"library", 0, CLI_TEXT, &folder, "DIR", "the library (library/ in the nearest folder upwards)"},

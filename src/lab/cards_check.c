@@ -102,7 +102,7 @@ static carry_status levels(check *c) {
         return CARRY_OK;
     }
     if (c->page->tier == 0 && !is_blank(c->page->tier_text)) {
-        SAY(c, 0, "bad-level", "tier is '%.20s': it must be 1 (found), 2 (converted) or 3 (condensed)",
+        SAY(c, 0, "bad-level", "tier is '%.20s': it must be 1 (fetched), 2 (converted) or 3 (condensed)",
             c->page->tier_text);
     }
     if (c->page->priority == 0 && !is_blank(c->page->priority_text)) {
