@@ -143,6 +143,8 @@ printf -- '---\nid: odd\n' > "$own/cards/odd.md"
 refused "cards/odd.md:1:1" --library "$own" list
 head -c 2000000 /dev/zero > "$own/cards/odd.md"
 refused "2000000 bytes" --library "$own" list
+{ printf -- '---\nid: odd\ntitle: '; head -c 70000 /dev/zero | tr '\0' x; printf '\n---\n'; } > "$own/cards/odd.md"
+refused "bytes of front matter" --library "$own" list
 rm "$own/cards/odd.md"
 mkfifo "$own/cards/odd.md"
 refused "not a regular file" --library "$own" list

@@ -16,6 +16,7 @@
 #include "lab/yaml.h"
 
 #define PAGE_BYTES ((size_t)1 << 20)
+#define FRONT_BYTES ((size_t)64 << 10) /* no card comes near it, and a mapping of many keys takes long to read */
 #define PAGES 4096
 #define PATH_LIMIT 4096
 
@@ -162,6 +163,10 @@ static carry_status parse(carry_ctx *ctx, carry_page *page, const char *path, co
     if (end == NULL) {
         return carry_fail(ctx, CARRY_EFORMAT, "%s:1:1: a page starts with its front matter between two lines of ---",
                           path);
+    }
+    if ((size_t)(end - page->text) > FRONT_BYTES) {
+        return carry_fail(ctx, CARRY_ESIZE, "%s has %zu bytes of front matter, more than the %zu that are read", path,
+                          (size_t)(end - page->text), FRONT_BYTES);
     }
     page->body = end[3] == '\0' ? end + 3 : end + 4;
     CARRY_TRY(carry_yaml_parse(ctx, &page->front, page->text, (size_t)(end - page->text), path));

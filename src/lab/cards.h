@@ -7,10 +7,10 @@
        library/topics/ID.md     id title cards{id priority}; the text below is the synthesis
        library/findings/ID.md   id title measured where figures{value unit what source} cards
 
-   tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its argument
-   was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read before this one. A figure's source
-   is a file of the project (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and the
-   value stands there literally. */
+   tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its
+   argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
+   before this one. A figure's source is a file of the project (docs/results/NAME.md, an exported run) or the id of one
+   of the finding's cards, and the value stands there literally. */
 #ifndef CARRY_LAB_CARDS_H
 #define CARRY_LAB_CARDS_H
 
