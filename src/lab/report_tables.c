@@ -1,0 +1,255 @@
+/* The tables of the report: criteria, results, comparison of runs. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "lab/html.h"
+#include "lab/report_parts.h"
+#include "lab/sample.h"
+
+#define DASH "\xE2\x80\x93"
+
+/* A verdict is good, bad or open; colour never says it alone. A criterion of failure is good when it is not met. */
+static const char *verdict_class(const carry_stored_criterion *c) {
+    bool failure = strcmp(c->side, "failure") == 0;
+    if (strcmp(c->verdict, "met") == 0) {
+        return failure ? "bad" : "good";
+    }
+    return strcmp(c->verdict, "not met") != 0 ? "open" : failure ? "good" : "bad";
+}
+
+static const char *mark_of(const char *verdict) {
+    return strcmp(verdict, "good") == 0 ? "\xE2\x9C\x93" : strcmp(verdict, "bad") == 0 ? "\xE2\x9C\x95" : "?";
+}
+
+static void write_figure(FILE *to, const char *figure) {
+    carry_html_around(to, "<td class=\"n\">", figure, "</td>");
+}
+
+static void write_criteria_of(carry_page *page, const carry_run *run, const char *side, const char *heading) {
+    bool headed = false;
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        if ((strcmp(c->side, "failure") == 0) != (strcmp(side, "failure") == 0)) {
+            continue;
+        }
+        if (!headed) {
+            carry_html_raw(page->to, "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"5\">%s</th></tr>\n",
+                           heading);
+            headed = true;
+        }
+        char figure[CARRY_HTML_FIGURE];
+        const char *verdict = verdict_class(c);
+        carry_html_raw(page->to, "<tr><td class=\"%s\"><span aria-hidden=\"true\">%s</span> ", verdict,
+                       mark_of(verdict));
+        carry_html_text(page->to, c->verdict);
+        carry_html_around(page->to, "</td><th scope=\"row\"><code>", c->text, "</code></th>");
+        write_figure(page->to, carry_figure_plain(figure, c->value));
+        write_figure(page->to, carry_figure_plain(figure, c->bound));
+        carry_html_around(page->to, "<td class=\"words\">", c->reason, "</td></tr>\n");
+    }
+    if (headed) {
+        carry_html_raw(page->to, "</tbody>\n");
+    }
+}
+
+void carry_report_criteria(carry_page *page, const carry_run *run) {
+    if (run->criteria == 0) {
+        return;
+    }
+    carry_report_heading(page, "Criteria");
+    carry_html_raw(
+        page->to,
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Criteria\">\n"
+        "<table class=\"criteria\">\n<thead><tr><th scope=\"col\">Verdict</th><th scope=\"col\">Criterion</th>"
+        "<th scope=\"col\" class=\"n\">Value</th><th scope=\"col\" class=\"n\">Bound</th>"
+        "<th scope=\"col\">Reason</th></tr></thead>\n");
+    write_criteria_of(page, run, "success", "Succeeds if");
+    write_criteria_of(page, run, "failure", "Fails if");
+    carry_html_raw(page->to, "</table>\n</div>\n");
+}
+
+static double fastest_of(const carry_run *run, const char *problem) {
+    double fastest = INFINITY;
+    for (int i = 0; i < run->results; i++) {
+        const carry_run_result *r = &run->result[i];
+        if (carry_report_measured(r) && strcmp(r->is.problem, problem) == 0) {
+            fastest = fmin(fastest, r->is.median);
+        }
+    }
+    return fastest;
+}
+
+static void write_error(FILE *to, const carry_stored_result *r) {
+    char error[CARRY_HTML_FIGURE];
+    char bound[CARRY_HTML_FIGURE];
+    (void)carry_figure_small(error, r->error);
+    if (isfinite(r->bound) && !(r->error <= r->bound) && isfinite(r->error)) {
+        carry_html_around(to, "<td class=\"n bad\">\xE2\x9C\x95 ", error, "");
+        carry_html_around(to, " <small>beyond ", carry_figure_small(bound, r->bound), "</small></td>");
+        return;
+    }
+    write_figure(to, error);
+}
+
+static void write_measured(FILE *to, const carry_run_result *result, double fastest) {
+    char figure[CARRY_HTML_FIGURE];
+    const carry_stored_result *r = &result->is;
+    write_figure(to, carry_figure_time(figure, r->median));
+    if (r->median == fastest) {
+        carry_html_raw(to, "<td class=\"n\">fastest</td>");
+    } else {
+        carry_html_around(to, "<td class=\"n\">", carry_figure_plain(figure, r->median / fastest), "\xC3\x97</td>");
+    }
+    write_figure(to, carry_figure_share(figure, r->spread));
+    write_figure(to, carry_figure_count(figure, result->samples));
+    write_figure(to, r->products > 0 ? carry_figure_count(figure, r->products) : DASH);
+    write_figure(to, carry_figure_plain(figure, 1e-9 * r->flops / r->median));
+    write_figure(to, carry_figure_plain(figure, 1e-9 * r->bytes / r->median));
+    write_figure(to, carry_figure_share(figure, r->share));
+    write_error(to, r);
+    write_figure(to, carry_figure_bytes(figure, r->workspace));
+}
+
+static void write_result(FILE *to, const carry_run_result *result, double fastest, bool devices, bool tokens) {
+    char figure[CARRY_HTML_FIGURE];
+    const carry_stored_result *r = &result->is;
+    bool measured = carry_report_measured(result);
+    carry_html_around(
+        to, measured && r->median == fastest ? "<tr class=\"best\"><th scope=\"row\">" : "<tr><th scope=\"row\">",
+        r->method, "");
+    carry_html_raw(to, "%s</th>", r->planned ? " <small>planned</small>" : "");
+    if (devices) {
+        carry_html_around(to, "<td>", r->device, "</td>");
+    }
+    if (!measured) {
+        carry_html_raw(to, "<td class=\"open words\" colspan=\"%d\">not measured: ", tokens ? 11 : 10);
+        carry_html_around(to, "", r->reason[0] != '\0' ? r->reason : "no reason was stored", "</td></tr>\n");
+        return;
+    }
+    write_measured(to, result, fastest);
+    if (tokens) {
+        write_figure(to, carry_figure_plain(figure, r->tokens / r->median));
+    }
+    carry_html_raw(to, "</tr>\n");
+}
+
+void carry_report_results(carry_page *page, const carry_run *run) {
+    bool devices = false;
+    bool tokens = false;
+    if (run->results == 0) {
+        return;
+    }
+    for (int i = 0; i < run->results; i++) {
+        devices = devices || strcmp(run->result[i].is.device, run->result[0].is.device) != 0;
+        tokens = tokens || run->result[i].is.tokens > 0.0;
+    }
+    carry_report_heading(page, "Results");
+    carry_html_raw(
+        page->to,
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Results\">\n"
+        "<table class=\"results\">\n<thead><tr><th scope=\"col\">Method</th>%s<th scope=\"col\" class=\"n\">Median</th>"
+        "<th scope=\"col\" class=\"n\">Against best</th><th scope=\"col\" class=\"n\">Spread</th>"
+        "<th scope=\"col\" class=\"n\">Repeats</th><th scope=\"col\" class=\"n\">Products</th>"
+        "<th scope=\"col\" class=\"n\">GFLOP/s</th><th scope=\"col\" class=\"n\">GB/s</th>"
+        "<th scope=\"col\" class=\"n\">Share</th><th scope=\"col\" class=\"n\">Error</th>"
+        "<th scope=\"col\" class=\"n\">Workspace</th>%s</tr></thead>\n",
+        devices ? "<th scope=\"col\">Device</th>" : "", tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
+    for (int i = 0; i < run->results; i++) {
+        const char *problem = run->result[i].is.problem;
+        if (i == 0 || strcmp(problem, run->result[i - 1].is.problem) != 0) {
+            carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
+                           i > 0 ? "</tbody>\n" : "", 11 + devices + tokens);
+            carry_html_around(page->to, "", problem, "</code></span></th></tr>\n");
+        }
+        write_result(page->to, &run->result[i], fastest_of(run, problem), devices, tokens);
+    }
+    carry_html_raw(page->to, "</tbody>\n</table>\n</div>\n");
+}
+
+static const carry_run_result *same_in(const carry_run *run, const carry_stored_result *r) {
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *other = &run->result[i].is;
+        if (strcmp(other->problem, r->problem) == 0 && strcmp(other->method, r->method) == 0 &&
+            strcmp(other->device, r->device) == 0 && carry_report_measured(&run->result[i])) {
+            return &run->result[i];
+        }
+    }
+    return NULL;
+}
+
+static void write_ratio(FILE *to, const carry_run_result *a, const carry_run_result *b) {
+    char figure[CARRY_HTML_FIGURE];
+    carry_ratio r = carry_ratio_of(a->sample, a->samples, b->sample, b->samples, CARRY_REPORT_SLACK, 1);
+    write_figure(to, carry_figure_time(figure, a->is.median));
+    write_figure(to, carry_figure_time(figure, b->is.median));
+    carry_html_around(to, "<td class=\"n\">", carry_figure_plain(figure, r.ratio), "\xC3\x97</td>");
+    carry_html_around(to, "<td class=\"n\">", carry_figure_plain(figure, r.low), " to ");
+    carry_html_around(to, "", carry_figure_plain(figure, r.high), "</td>");
+    carry_html_raw(to, "<td class=\"%s\">%s</td></tr>\n",
+                   r.within_noise  ? "open"
+                   : r.ratio < 1.0 ? "good"
+                                   : "bad",
+                   r.within_noise  ? "within noise"
+                   : r.ratio < 1.0 ? "\xE2\x86\x93 faster"
+                                   : "\xE2\x86\x91 slower");
+}
+
+static const char *fact_of(const carry_run *run, const char *name) {
+    for (int i = 0; i < run->facts; i++) {
+        if (strcmp(run->fact[i].name, name) == 0) {
+            return run->fact[i].value;
+        }
+    }
+    return "";
+}
+
+/* Rows for what both runs measured; how many. */
+static int compare_with(carry_page *page, const carry_run *first, const carry_run *run) {
+    int rows = 0;
+    for (int i = 0; i < run->results; i++) {
+        const carry_run_result *a = &run->result[i];
+        const carry_run_result *b = carry_report_measured(a) ? same_in(first, &a->is) : NULL;
+        if (b == NULL || a->samples == 0 || b->samples == 0) {
+            continue;
+        }
+        if (rows++ == 0) {
+            carry_html_raw(
+                page->to,
+                "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"7\"><span>Run %lld over run %lld",
+                (long long)run->id, (long long)first->id);
+            carry_html_raw(page->to, "%s</span></th></tr>\n",
+                           strcmp(fact_of(run, "cpu"), fact_of(first, "cpu")) != 0 ? ", on another processor" : "");
+        }
+        carry_html_around(page->to, "<tr><th scope=\"row\">", a->is.method, "</th>");
+        carry_html_around(page->to, "<td><code>", a->is.problem, "</code></td>");
+        write_ratio(page->to, a, b);
+    }
+    if (rows > 0) {
+        carry_html_raw(page->to, "</tbody>\n");
+    }
+    return rows;
+}
+
+void carry_report_compare(carry_page *page) {
+    int rows = 0;
+    if (page->count < 2) {
+        return;
+    }
+    carry_html_raw(
+        page->to,
+        "<section>\n<h2>Comparison</h2>\n<p>Times of each run over those of run %lld, where both measured the same "
+        "method on the same problem: below 1 is faster. The interval holds 95 of 100 resamplings; a difference that "
+        "it, widened by %.0f&#8239;%% for the drift between runs, does not exclude is called noise.</p>\n"
+        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Comparison\">\n<table "
+        "class=\"results\">\n<thead><tr>"
+        "<th scope=\"col\">Method</th><th scope=\"col\">Problem</th><th scope=\"col\" class=\"n\">Median</th>"
+        "<th scope=\"col\" class=\"n\">Before</th><th scope=\"col\" class=\"n\">Ratio</th>"
+        "<th scope=\"col\" class=\"n\">Interval</th><th scope=\"col\">Verdict</th></tr></thead>\n",
+        (long long)page->runs[0]->id, 100.0 * CARRY_REPORT_SLACK);
+    for (int i = 1; i < page->count; i++) {
+        rows += compare_with(page, page->runs[0], page->runs[i]);
+    }
+    carry_html_raw(page->to, "</table>\n</div>\n%s</section>\n",
+                   rows == 0 ? "<p class=\"note\">These runs have nothing in common.</p>\n" : "");
+}
