@@ -84,38 +84,6 @@ void carry_html_around(FILE *to, const char *before, const char *text, const cha
     (void)fputs(after, to);
 }
 
-const char *carry_figure_time(char text[CARRY_HTML_FIGURE], double seconds) {
-    static const char *const units[] = {"s", "ms", "\xC2\xB5s", "ns"};
-    if (!isfinite(seconds)) {
-        return strcpy(text, DASH);
-    }
-    int i = 0;
-    while (i < 3 && fabs(seconds) < 0.9995) {
-        seconds *= 1000.0;
-        i++;
-    }
-    int decimals = fabs(seconds) < 9.995 ? 2 : fabs(seconds) < 99.95 ? 1 : 0;
-    (void)snprintf(text, CARRY_HTML_FIGURE, "%.*f" THIN "%s", decimals, seconds, units[i]);
-    return text;
-}
-
-const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
-    char digits[24];
-    (void)snprintf(digits, sizeof digits, "%lld", (long long)value);
-    size_t length = strlen(digits);
-    size_t figures = length - (digits[0] == '-');
-    char *to = text;
-    for (size_t i = 0; i < length; i++) {
-        size_t left = length - i;
-        if (figures > 4 && left % 3 == 0 && left < figures) { /* four digits are read at a glance */
-            to = stpcpy(to, THIN);
-        }
-        *to++ = digits[i];
-    }
-    *to = '\0';
-    return text;
-}
-
 const char *carry_figure_small(char text[CARRY_HTML_FIGURE], double value) {
     static const char *const raised[] = {"\xE2\x81\xB0", "\xC2\xB9",     "\xC2\xB2",     "\xC2\xB3",
                                          "\xE2\x81\xB4", "\xE2\x81\xB5", "\xE2\x81\xB6", "\xE2\x81\xB7",
@@ -145,6 +113,42 @@ const char *carry_figure_small(char text[CARRY_HTML_FIGURE], double value) {
     return text;
 }
 
+const char *carry_figure_time(char text[CARRY_HTML_FIGURE], double seconds) {
+    static const char *const units[] = {"s", "ms", "\xC2\xB5s", "ns"};
+    if (!isfinite(seconds)) {
+        return strcpy(text, DASH);
+    }
+    if (fabs(seconds) >= 1e6) {
+        (void)carry_figure_small(text, seconds);
+        return strcat(text, THIN "s");
+    }
+    int i = 0;
+    while (i < 3 && fabs(seconds) < 0.9995) {
+        seconds *= 1000.0;
+        i++;
+    }
+    int decimals = fabs(seconds) < 9.995 ? 2 : fabs(seconds) < 99.95 ? 1 : 0;
+    (void)snprintf(text, CARRY_HTML_FIGURE, "%.*f" THIN "%s", decimals, seconds, units[i]);
+    return text;
+}
+
+const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
+    char digits[24];
+    (void)snprintf(digits, sizeof digits, "%lld", (long long)value);
+    size_t length = strlen(digits);
+    size_t figures = length - (digits[0] == '-');
+    char *to = text;
+    for (size_t i = 0; i < length; i++) {
+        size_t left = length - i;
+        if (figures > 4 && left % 3 == 0 && left < figures) { /* four digits are read at a glance */
+            to = stpcpy(to, THIN);
+        }
+        *to++ = digits[i];
+    }
+    *to = '\0';
+    return text;
+}
+
 const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
     double size = fabs(value);
     if (!isfinite(value)) {
@@ -161,6 +165,15 @@ const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
     return text;
 }
 
+const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value) {
+    double size = fabs(value);
+    if (!isfinite(value) || size >= 1e6 || (size < 1e-3 && size > 0.0)) {
+        return carry_figure_small(text, value);
+    }
+    (void)snprintf(text, CARRY_HTML_FIGURE, "%.6g", value);
+    return text;
+}
+
 const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     if (!isfinite(bytes)) {
@@ -171,6 +184,10 @@ const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
         bytes /= 1024.0;
         i++;
     }
+    if (bytes >= 1e6) {
+        (void)carry_figure_small(text, bytes);
+        return strcat(strcat(text, THIN), units[i]);
+    }
     (void)snprintf(text, CARRY_HTML_FIGURE, "%.*f" THIN "%s", i > 0 && bytes < 9.95 ? 1 : 0, bytes, units[i]);
     return text;
 }
@@ -178,6 +195,9 @@ const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
 const char *carry_figure_share(char text[CARRY_HTML_FIGURE], double share) {
     if (!isfinite(share)) {
         return strcpy(text, DASH);
+    }
+    if (fabs(share) >= 1e6) {
+        return carry_figure_small(text, share);
     }
     (void)snprintf(text, CARRY_HTML_FIGURE, "%.*f" THIN "%%", share < 0.0995 ? 1 : 0, 100.0 * share);
     return text;

@@ -20,6 +20,7 @@ void carry_html_around(FILE *to, const char *before, const char *text, const cha
 /* Plain text in UTF-8, no markup; a dash when the figure is not finite. Each returns text. */
 const char *carry_figure_time(char text[CARRY_HTML_FIGURE], double seconds); /* 41.2 µs */
 const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value);  /* three digits: 0.123, 12.3, 12 300 */
+const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value); /* as a person wrote it: 1.5, 0.8, 1×10⁻⁵ */
 const char *carry_figure_small(char text[CARRY_HTML_FIGURE], double value);  /* 1.2×10⁻⁵ */
 const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value); /* 12 345 */
 const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes);  /* 1.5 MiB */

@@ -24,7 +24,7 @@ static look look_of(const carry_run *run) {
         {"proceed", {"good", "\xE2\x9C\x93", "Proceed"}}, {"stop", {"bad", "\xE2\x9C\x95", "Stop"}},
         {"incomplete", {"open", "?", "Incomplete"}},      {"running", {"open", "\xE2\x80\xA6", "Still running"}},
         {"killed", {"bad", "\xE2\x9C\x95", "Killed"}},    {"interrupted", {"open", "!", "Interrupted"}},
-        {"failed", {"bad", "\xE2\x9C\x95", "Failed"}},    {"done", {"plain", "\xC2\xB7", "Done"}},
+        {"failed", {"bad", "\xE2\x9C\x95", "Failed"}},    {"done", {"plain", "", "Done"}},
     };
     for (int pass = 0; pass < 2; pass++) { /* the decision, else the state that the run was left in */
         for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++) {
@@ -196,13 +196,36 @@ static void write_opening(carry_page *page, const carry_run *run) {
     free(hypothesis);
 }
 
+/* A long page of one run: where its parts are. */
+static void write_contents(carry_page *page, const carry_run *run) {
+    const struct {
+        const char *id, *words;
+        bool here;
+    } parts[] = {{"criteria", "Criteria", run->criteria > 0}, {"results", "Results", run->results > 0},
+                 {"plots", "Plots", run->results > 0},        {"over", "Over steps", run->metrics > 0},
+                 {"where", "Where it comes from", true},      {"machine", "Machine", run->facts > 0}};
+    carry_html_raw(page->to, "<nav aria-label=\"Contents\">");
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        if (parts[i].here) {
+            carry_html_raw(page->to, "<a href=\"#%s\">%s</a> ", parts[i].id, parts[i].words);
+        }
+    }
+    carry_html_raw(page->to, "</nav>\n");
+}
+
 static carry_status write_run(carry_page *page, const carry_run *run) {
     write_opening(page, run);
     write_decision(page, run);
+    if (page->count == 1) {
+        write_contents(page, run);
+    }
     carry_report_criteria(page, run);
     carry_report_results(page, run);
     if (run->results > 0) {
         CARRY_TRY(carry_report_plots(page, run));
+    }
+    if (page->count == 1) {
+        CARRY_TRY(carry_report_curves(page));
     }
     write_method(page, run);
     write_origin(page, run);
@@ -231,7 +254,8 @@ static void write_overview(carry_page *page) {
         carry_html_raw(page->to, "<td><code>");
         char commit[13];
         (void)snprintf(commit, sizeof commit, "%s", run->commit);
-        carry_html_around(page->to, "", commit, run->dirty ? "</code> and changes</td></tr>\n" : "</code></td></tr>\n");
+        carry_html_around(page->to, "", commit[0] != '\0' ? commit : "none",
+                          run->dirty ? "</code> and changes</td></tr>\n" : "</code></td></tr>\n");
     }
     carry_html_raw(page->to, "</tbody>\n</table>\n</div>\n");
 }
@@ -267,9 +291,6 @@ static carry_status write_page(carry_page *page) {
     }
     for (int i = 0; i < page->count; i++) {
         CARRY_TRY(write_run(page, page->runs[i]));
-    }
-    if (page->count == 1) {
-        CARRY_TRY(carry_report_curves(page));
     }
     carry_html_raw(page->to, "<footer>Written by carry %s from its run store.</footer>\n</main>\n</body>\n</html>\n",
                    carry_version());
@@ -338,8 +359,15 @@ int carry_report_method(const carry_page *page, const char *name) {
 }
 
 void carry_report_heading(carry_page *page, const char *words) {
-    int level = page->count > 1 ? 3 : 2;
-    carry_html_raw(page->to, "<h%d>%s</h%d>\n", level, words, level);
+    if (page->count > 1) {
+        carry_html_raw(page->to, "<h3>%s</h3>\n", words);
+        return;
+    }
+    char id[24];
+    (void)snprintf(id, sizeof id, "%s", words);
+    id[0] = (char)tolower((unsigned char)id[0]);
+    id[strcspn(id, " ")] = '\0';
+    carry_html_raw(page->to, "<h2 id=\"%s\">%s</h2>\n", id, words);
 }
 
 carry_status carry_report_make(carry_ctx *ctx, carry_report *report, carry_run *const *runs, int count,

@@ -116,7 +116,7 @@ carry_status carry_report_curves(carry_page *page) {
     if (stretches == NULL) {
         return carry_fail(page->ctx, CARRY_EMEMORY, "no memory for the curves of %d runs", page->count);
     }
-    carry_html_raw(page->to, "<section>\n<h2>Over steps</h2>\n<div class=\"figures\">\n");
+    carry_html_raw(page->to, "<section>\n<h2 id=\"over\">Over steps</h2>\n<div class=\"figures\">\n");
     carry_status status = CARRY_OK;
     for (int i = 0; i < count && status == CARRY_OK; i++) {
         status = draw_metric(page, metric[i], stretches);

@@ -44,8 +44,10 @@ static void write_criteria_of(carry_page *page, const carry_run *run, const char
                        mark_of(verdict));
         carry_html_text(page->to, c->verdict);
         carry_html_around(page->to, "</td><th scope=\"row\"><code>", c->text, "</code></th>");
-        write_figure(page->to, carry_figure_plain(figure, c->value));
-        write_figure(page->to, carry_figure_plain(figure, c->bound));
+        carry_html_around(page->to, "<td class=\"n\" data-label=\"value\">", carry_figure_plain(figure, c->value),
+                          "</td>");
+        carry_html_around(page->to, "<td class=\"n\" data-label=\"bound\">", carry_figure_given(figure, c->bound),
+                          "</td>");
         carry_html_around(page->to, "<td class=\"words\">", c->reason, "</td></tr>\n");
     }
     if (headed) {
@@ -178,16 +180,29 @@ static const carry_run_result *same_in(const carry_run *run, const carry_stored_
     return NULL;
 }
 
+static carry_ratio ratio_of(const carry_run_result *a, const carry_run_result *b) {
+    return carry_ratio_of(a->sample, a->samples, b->sample, b->samples, CARRY_REPORT_SLACK, 1);
+}
+
+/* Two decimals, so that a column of ratios near 1 lines up. */
+static const char *figure_ratio(char text[CARRY_HTML_FIGURE], double ratio) {
+    if (!(ratio >= 0.005 && ratio < 100.0)) {
+        return carry_figure_plain(text, ratio);
+    }
+    (void)snprintf(text, CARRY_HTML_FIGURE, "%.2f", ratio);
+    return text;
+}
+
 static void write_ratio(FILE *to, const carry_run_result *a, const carry_run_result *b) {
     char figure[CARRY_HTML_FIGURE];
-    carry_ratio r = carry_ratio_of(a->sample, a->samples, b->sample, b->samples, CARRY_REPORT_SLACK, 1);
+    carry_ratio r = ratio_of(a, b);
     write_figure(to, carry_figure_time(figure, a->is.median));
     write_figure(to, carry_figure_time(figure, b->is.median));
-    carry_html_around(to, "<td class=\"n\">", carry_figure_plain(figure, r.ratio), "\xC3\x97</td>");
-    carry_html_around(to, "<td class=\"n\">", carry_figure_plain(figure, r.low), " to ");
-    carry_html_around(to, "", carry_figure_plain(figure, r.high), "</td>");
+    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r.ratio), "</td>");
+    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r.low), " to ");
+    carry_html_around(to, "", figure_ratio(figure, r.high), "</td>");
     carry_html_raw(to, "<td class=\"%s\">%s</td></tr>\n",
-                   r.within_noise  ? "open"
+                   r.within_noise  ? "soft"
                    : r.ratio < 1.0 ? "good"
                                    : "bad",
                    r.within_noise  ? "within noise"
@@ -204,36 +219,60 @@ static const char *fact_of(const carry_run *run, const char *name) {
     return "";
 }
 
-/* Rows for what both runs measured; how many. */
-static int compare_with(carry_page *page, const carry_run *first, const carry_run *run) {
-    int rows = 0;
+static bool is_compared(const carry_run *first, const carry_run_result *a) {
+    const carry_run_result *b = carry_report_measured(a) ? same_in(first, &a->is) : NULL;
+    return b != NULL && a->samples > 0 && b->samples > 0;
+}
+
+/* Rows for what both runs measured. */
+static void compare_with(carry_page *page, const carry_run *first, const carry_run *run) {
+    int verdicts[3] = {0}; /* noise, faster, slower */
+    for (int i = 0; i < run->results; i++) {
+        if (is_compared(first, &run->result[i])) {
+            carry_ratio r = ratio_of(&run->result[i], same_in(first, &run->result[i].is));
+            verdicts[r.within_noise ? 0 : r.ratio < 1.0 ? 1 : 2]++;
+        }
+    }
+    if (verdicts[0] + verdicts[1] + verdicts[2] == 0) {
+        return;
+    }
+    carry_html_raw(
+        page->to,
+        "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"7\"><span><b>Run %lld over run %lld</b>%s: "
+        "%d within noise, %d faster, %d slower</span></th></tr>\n",
+        (long long)run->id, (long long)first->id,
+        strcmp(fact_of(run, "cpu"), fact_of(first, "cpu")) != 0 ? ", on another processor" : "", verdicts[0],
+        verdicts[1], verdicts[2]);
     for (int i = 0; i < run->results; i++) {
         const carry_run_result *a = &run->result[i];
-        const carry_run_result *b = carry_report_measured(a) ? same_in(first, &a->is) : NULL;
-        if (b == NULL || a->samples == 0 || b->samples == 0) {
-            continue;
+        if (is_compared(first, a)) {
+            carry_html_around(page->to, "<tr><th scope=\"row\">", a->is.method, "</th>");
+            carry_html_around(page->to, "<td><code>", a->is.problem, "</code></td>");
+            write_ratio(page->to, a, same_in(first, &a->is));
         }
-        if (rows++ == 0) {
-            carry_html_raw(
-                page->to,
-                "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"7\"><span>Run %lld over run %lld",
-                (long long)run->id, (long long)first->id);
-            carry_html_raw(page->to, "%s</span></th></tr>\n",
-                           strcmp(fact_of(run, "cpu"), fact_of(first, "cpu")) != 0 ? ", on another processor" : "");
+    }
+    carry_html_raw(page->to, "</tbody>\n");
+}
+
+static bool has_common(const carry_page *page) {
+    for (int i = 1; i < page->count; i++) {
+        for (int j = 0; j < page->runs[i]->results; j++) {
+            if (is_compared(page->runs[0], &page->runs[i]->result[j])) {
+                return true;
+            }
         }
-        carry_html_around(page->to, "<tr><th scope=\"row\">", a->is.method, "</th>");
-        carry_html_around(page->to, "<td><code>", a->is.problem, "</code></td>");
-        write_ratio(page->to, a, b);
     }
-    if (rows > 0) {
-        carry_html_raw(page->to, "</tbody>\n");
-    }
-    return rows;
+    return false;
 }
 
 void carry_report_compare(carry_page *page) {
-    int rows = 0;
     if (page->count < 2) {
+        return;
+    }
+    if (!has_common(page)) {
+        carry_html_raw(page->to,
+                       "<p class=\"note\">No method was timed on the same problem in the first of these runs and in "
+                       "another: there are no times to compare.</p>\n");
         return;
     }
     carry_html_raw(
@@ -242,14 +281,13 @@ void carry_report_compare(carry_page *page) {
         "method on the same problem: below 1 is faster. The interval holds 95 of 100 resamplings; a difference that "
         "it, widened by %.0f&#8239;%% for the drift between runs, does not exclude is called noise.</p>\n"
         "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Comparison\">\n<table "
-        "class=\"results\">\n<thead><tr>"
+        "class=\"results pairs\">\n<thead><tr>"
         "<th scope=\"col\">Method</th><th scope=\"col\">Problem</th><th scope=\"col\" class=\"n\">Median</th>"
         "<th scope=\"col\" class=\"n\">Before</th><th scope=\"col\" class=\"n\">Ratio</th>"
         "<th scope=\"col\" class=\"n\">Interval</th><th scope=\"col\">Verdict</th></tr></thead>\n",
         (long long)page->runs[0]->id, 100.0 * CARRY_REPORT_SLACK);
     for (int i = 1; i < page->count; i++) {
-        rows += compare_with(page, page->runs[0], page->runs[i]);
+        compare_with(page, page->runs[0], page->runs[i]);
     }
-    carry_html_raw(page->to, "</table>\n</div>\n%s</section>\n",
-                   rows == 0 ? "<p class=\"note\">These runs have nothing in common.</p>\n" : "");
+    carry_html_raw(page->to, "</table>\n</div>\n</section>\n");
 }

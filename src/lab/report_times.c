@@ -127,6 +127,7 @@ static void divide_by(carry_drawing *d, int baseline) {
 static carry_status draw_speedup(carry_drawing *d, const char *group, const double *lengths, int count) {
     int baseline = baseline_of(d);
     char title[128];
+    char level[64];
     char caption[512];
     if (baseline < 0 || d->curve[baseline].count == 0) {
         return CARRY_OK;
@@ -148,7 +149,8 @@ static carry_status draw_speedup(carry_drawing *d, const char *group, const doub
     bool log = most > 6.0 * least;
     double ends[2] = {lengths[0], lengths[count - 1]};
     double ones[2] = {1.0, 1.0};
-    carry_drawing_rule(d, "as fast", ends, ones, 2, true);
+    (void)snprintf(level, sizeof level, "%.40s = 1", d->page->method[baseline]);
+    carry_drawing_rule(d, level, ends, ones, 2, true);
     (void)snprintf(title, sizeof title, "Speedup over %.40s", d->page->method[baseline]);
     (void)snprintf(caption, sizeof caption, "How many times faster than %.40s, for %.280s. Above 1 is faster.",
                    d->page->method[baseline], group);
