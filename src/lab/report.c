@@ -130,7 +130,7 @@ static void write_method(carry_page *page, const carry_run *run) {
         "ceiling that binds, arithmetic or movement; ceilings are a 512&#179; product and a large copy, measured "
         "in the same run. GB/s counts inputs and outputs once. Error is the largest difference over the "
         "reference&#8217;s largest magnitude.</p>\n");
-    char *warm = member_of(page->ctx, run, "warmup");
+    char *warm = member_of(page->ctx, run, "warm_up");
     if (warm != NULL) {
         carry_html_around(page->to, "<p>Warm-up runs asked for: ", warm, ".</p>\n");
     }
@@ -286,7 +286,7 @@ static carry_status write_page(carry_page *page) {
     write_head(page);
     if (page->count > 1) {
         write_overview(page);
-        carry_report_compare(page);
+        CARRY_TRY(carry_report_compare(page));
         CARRY_TRY(carry_report_curves(page));
     }
     for (int i = 0; i < page->count; i++) {
@@ -327,8 +327,8 @@ void carry_report_place_of(carry_ctx *ctx, carry_report_place *place, const char
             place->steps = item->number;
             continue;
         }
-        if (strcmp(item->key, "algo") == 0) {
-            continue;
+        if (strcmp(item->key, "algo") == 0 || strcmp(item->key, "device") == 0) {
+            continue; /* the one is not in common, the other is said below */
         }
         if (is_type(item->key)) {
             (void)snprintf(place->type, sizeof place->type, "%.7s", item->key);

@@ -7,7 +7,6 @@
 #include "lab/report.h"
 
 #define CARRY_REPORT_METHODS 64 /* with a look of their own; those beyond are in the tables only */
-#define CARRY_REPORT_SLACK 0.05 /* two runs of the same thing on a shared machine differ by about this */
 
 typedef struct carry_page {
     carry_ctx *ctx;
@@ -30,7 +29,7 @@ int carry_report_method(const carry_page *page, const char *name);
 /* report_tables.c */
 void carry_report_criteria(carry_page *page, const carry_run *run);
 void carry_report_results(carry_page *page, const carry_run *run);
-void carry_report_compare(carry_page *page);
+carry_status carry_report_compare(carry_page *page);
 
 /* report_plots.c, report_curves.c: figures, with their headings. Only an interruption is a failure. */
 carry_status carry_report_plots(carry_page *page, const carry_run *run);

@@ -3,9 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/error.h"
+#include "lab/compare.h"
 #include "lab/html.h"
 #include "lab/report_parts.h"
-#include "lab/sample.h"
 
 #define DASH "\xE2\x80\x93"
 
@@ -136,6 +137,25 @@ static void write_result(FILE *to, const carry_run_result *result, double fastes
     carry_html_raw(to, "</tr>\n");
 }
 
+/* How many results from here on are of the same problem and unmeasured for the same reason; 0 when one was measured. */
+static int alike_from(const carry_run *run, int first) {
+    const carry_stored_result *r = &run->result[first].is;
+    int count = 0;
+    for (int i = first; i < run->results && strcmp(run->result[i].is.problem, r->problem) == 0; i++) {
+        if (carry_report_measured(&run->result[i]) || strcmp(run->result[i].is.reason, r->reason) != 0) {
+            return 0;
+        }
+        count++;
+    }
+    return count;
+}
+
+static void write_problem(carry_page *page, const carry_run *run, int at, int columns) {
+    carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
+                   at > 0 ? "</tbody>\n" : "", columns);
+    carry_html_around(page->to, "", run->result[at].is.problem, "</code></span></th></tr>\n");
+}
+
 void carry_report_results(carry_page *page, const carry_run *run) {
     bool devices = false;
     bool tokens = false;
@@ -157,31 +177,25 @@ void carry_report_results(carry_page *page, const carry_run *run) {
         "<th scope=\"col\" class=\"n\">Share</th><th scope=\"col\" class=\"n\">Error</th>"
         "<th scope=\"col\" class=\"n\">Workspace</th>%s</tr></thead>\n",
         devices ? "<th scope=\"col\">Device</th>" : "", tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
+    int columns = 11 + devices + tokens;
     for (int i = 0; i < run->results; i++) {
         const char *problem = run->result[i].is.problem;
-        if (i == 0 || strcmp(problem, run->result[i - 1].is.problem) != 0) {
-            carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
-                           i > 0 ? "</tbody>\n" : "", 11 + devices + tokens);
-            carry_html_around(page->to, "", problem, "</code></span></th></tr>\n");
+        bool begins = i == 0 || strcmp(problem, run->result[i - 1].is.problem) != 0;
+        int alike = begins ? alike_from(run, i) : 0;
+        if (begins) {
+            write_problem(page, run, i, columns);
+        }
+        if (alike > 1) {
+            carry_html_raw(page->to,
+                           "<tr><th scope=\"row\">all %d methods</th><td class=\"open words\" colspan=\"%d\">", alike,
+                           columns - 1);
+            carry_html_around(page->to, "not measured: ", run->result[i].is.reason, "</td></tr>\n");
+            i += alike - 1;
+            continue;
         }
         write_result(page->to, &run->result[i], fastest_of(run, problem), devices, tokens);
     }
     carry_html_raw(page->to, "</tbody>\n</table>\n</div>\n");
-}
-
-static const carry_run_result *same_in(const carry_run *run, const carry_stored_result *r) {
-    for (int i = 0; i < run->results; i++) {
-        const carry_stored_result *other = &run->result[i].is;
-        if (strcmp(other->problem, r->problem) == 0 && strcmp(other->method, r->method) == 0 &&
-            strcmp(other->device, r->device) == 0 && carry_report_measured(&run->result[i])) {
-            return &run->result[i];
-        }
-    }
-    return NULL;
-}
-
-static carry_ratio ratio_of(const carry_run_result *a, const carry_run_result *b) {
-    return carry_ratio_of(a->sample, a->samples, b->sample, b->samples, CARRY_REPORT_SLACK, 1);
 }
 
 /* Two decimals, so that a column of ratios near 1 lines up. */
@@ -193,101 +207,73 @@ static const char *figure_ratio(char text[CARRY_HTML_FIGURE], double ratio) {
     return text;
 }
 
-static void write_ratio(FILE *to, const carry_run_result *a, const carry_run_result *b) {
+static void write_pair(FILE *to, const carry_pair *pair) {
     char figure[CARRY_HTML_FIGURE];
-    carry_ratio r = ratio_of(a, b);
-    write_figure(to, carry_figure_time(figure, a->is.median));
-    write_figure(to, carry_figure_time(figure, b->is.median));
-    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r.ratio), "</td>");
-    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r.low), " to ");
-    carry_html_around(to, "", figure_ratio(figure, r.high), "</td>");
+    const carry_ratio *r = &pair->ratio;
+    bool faster = r->ratio > 1.0;
+    carry_html_around(to, "<tr><th scope=\"row\">", pair->a->is.method, "</th>");
+    carry_html_around(to, "<td><code>", pair->a->is.problem, "</code></td>");
+    write_figure(to, carry_figure_time(figure, pair->a->is.median));
+    write_figure(to, carry_figure_time(figure, pair->b->is.median));
+    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r->ratio), "</td>");
+    carry_html_around(to, "<td class=\"n\">", figure_ratio(figure, r->low), " to ");
+    carry_html_around(to, "", figure_ratio(figure, r->high), "</td>");
     carry_html_raw(to, "<td class=\"%s\">%s</td></tr>\n",
-                   r.within_noise  ? "soft"
-                   : r.ratio < 1.0 ? "good"
+                   r->within_noise ? "soft"
+                   : faster        ? "good"
                                    : "bad",
-                   r.within_noise  ? "within noise"
-                   : r.ratio < 1.0 ? "\xE2\x86\x93 faster"
-                                   : "\xE2\x86\x91 slower");
+                   r->within_noise ? "within noise"
+                   : faster        ? "\xE2\x86\x91 faster"
+                                   : "\xE2\x86\x93 slower");
 }
 
-static const char *fact_of(const carry_run *run, const char *name) {
-    for (int i = 0; i < run->facts; i++) {
-        if (strcmp(run->fact[i].name, name) == 0) {
-            return run->fact[i].value;
-        }
+static void write_comparison(FILE *to, const carry_run *first, const carry_run *run, const carry_comparison *c) {
+    char figure[CARRY_HTML_FIGURE];
+    carry_html_raw(to,
+                   "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"7\"><span><b>Run %lld against run "
+                   "%lld: %s</b>. Of %d pairs %d are within noise, %d faster, %d slower. Noise here is %s%s.</span>"
+                   "</th></tr>\n",
+                   (long long)run->id, (long long)first->id, c->within_noise ? "within noise" : "they differ", c->pairs,
+                   c->within, c->faster, c->slower, carry_figure_share(figure, c->slack),
+                   c->same_machine ? "" : ", and the machines differ");
+    for (int i = 0; i < c->pairs; i++) {
+        write_pair(to, &c->pair[i]);
     }
-    return "";
+    carry_html_raw(to, "</tbody>\n");
 }
 
-static bool is_compared(const carry_run *first, const carry_run_result *a) {
-    const carry_run_result *b = carry_report_measured(a) ? same_in(first, &a->is) : NULL;
-    return b != NULL && a->samples > 0 && b->samples > 0;
-}
-
-/* Rows for what both runs measured. */
-static void compare_with(carry_page *page, const carry_run *first, const carry_run *run) {
-    int verdicts[3] = {0}; /* noise, faster, slower */
-    for (int i = 0; i < run->results; i++) {
-        if (is_compared(first, &run->result[i])) {
-            carry_ratio r = ratio_of(&run->result[i], same_in(first, &run->result[i].is));
-            verdicts[r.within_noise ? 0 : r.ratio < 1.0 ? 1 : 2]++;
-        }
-    }
-    if (verdicts[0] + verdicts[1] + verdicts[2] == 0) {
-        return;
-    }
-    carry_html_raw(
-        page->to,
-        "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"7\"><span><b>Run %lld over run %lld</b>%s: "
-        "%d within noise, %d faster, %d slower</span></th></tr>\n",
-        (long long)run->id, (long long)first->id,
-        strcmp(fact_of(run, "cpu"), fact_of(first, "cpu")) != 0 ? ", on another processor" : "", verdicts[0],
-        verdicts[1], verdicts[2]);
-    for (int i = 0; i < run->results; i++) {
-        const carry_run_result *a = &run->result[i];
-        if (is_compared(first, a)) {
-            carry_html_around(page->to, "<tr><th scope=\"row\">", a->is.method, "</th>");
-            carry_html_around(page->to, "<td><code>", a->is.problem, "</code></td>");
-            write_ratio(page->to, a, same_in(first, &a->is));
-        }
-    }
-    carry_html_raw(page->to, "</tbody>\n");
-}
-
-static bool has_common(const carry_page *page) {
+carry_status carry_report_compare(carry_page *page) {
+    const carry_run *first = page->runs[0];
+    int compared = 0;
     for (int i = 1; i < page->count; i++) {
-        for (int j = 0; j < page->runs[i]->results; j++) {
-            if (is_compared(page->runs[0], &page->runs[i]->result[j])) {
-                return true;
-            }
+        carry_comparison c;
+        carry_status status = carry_compare(page->ctx, &c, first, page->runs[i], 0.0);
+        if (status == CARRY_EARGUMENT) { /* nothing in common */
+            continue;
         }
+        CARRY_TRY(status);
+        if (compared++ == 0) {
+            carry_html_raw(
+                page->to,
+                "<section>\n<h2>Comparison</h2>\n<p>Times of run %lld over those of each other run, where both "
+                "measured the same "
+                "method on the same problem: above 1 the other is faster. The interval holds 95 of 100 resamplings. "
+                "What counts as noise "
+                "between runs is 5&#8239;%%, and what the machine&#8217;s own ceilings drifted.</p>\n"
+                "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Comparison\">\n<table "
+                "class=\"results pairs\">\n<thead><tr>"
+                "<th scope=\"col\">Method</th><th scope=\"col\">Problem</th><th scope=\"col\" class=\"n\">Run %lld</th>"
+                "<th scope=\"col\" class=\"n\">Other</th><th scope=\"col\" class=\"n\">Ratio</th>"
+                "<th scope=\"col\" class=\"n\">Interval</th><th scope=\"col\">Verdict</th></tr></thead>\n",
+                (long long)first->id, (long long)first->id);
+        }
+        write_comparison(page->to, first, page->runs[i], &c);
+        carry_compare_free(&c);
     }
-    return false;
-}
-
-void carry_report_compare(carry_page *page) {
-    if (page->count < 2) {
-        return;
-    }
-    if (!has_common(page)) {
-        carry_html_raw(page->to,
-                       "<p class=\"note\">No method was timed on the same problem in the first of these runs and in "
-                       "another: there are no times to compare.</p>\n");
-        return;
-    }
-    carry_html_raw(
-        page->to,
-        "<section>\n<h2>Comparison</h2>\n<p>Times of each run over those of run %lld, where both measured the same "
-        "method on the same problem: below 1 is faster. The interval holds 95 of 100 resamplings; a difference that "
-        "it, widened by %.0f&#8239;%% for the drift between runs, does not exclude is called noise.</p>\n"
-        "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Comparison\">\n<table "
-        "class=\"results pairs\">\n<thead><tr>"
-        "<th scope=\"col\">Method</th><th scope=\"col\">Problem</th><th scope=\"col\" class=\"n\">Median</th>"
-        "<th scope=\"col\" class=\"n\">Before</th><th scope=\"col\" class=\"n\">Ratio</th>"
-        "<th scope=\"col\" class=\"n\">Interval</th><th scope=\"col\">Verdict</th></tr></thead>\n",
-        (long long)page->runs[0]->id, 100.0 * CARRY_REPORT_SLACK);
-    for (int i = 1; i < page->count; i++) {
-        compare_with(page, page->runs[0], page->runs[i]);
-    }
-    carry_html_raw(page->to, "</table>\n</div>\n</section>\n");
+    carry_html_raw(page->to, "%s",
+                   compared > 0
+                       ? "</table>\n</div>\n</section>\n"
+                       : "<p class=\"note\">No method was timed on the same problem in the first of these runs and in "
+                         "another: there are no times to compare.</p>\n");
+    return CARRY_OK;
 }
