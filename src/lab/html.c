@@ -167,10 +167,10 @@ const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
 
 const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value) {
     double size = fabs(value);
-    if (!isfinite(value) || size >= 1e6 || (size < 1e-3 && size > 0.0)) {
-        return carry_figure_small(text, value);
+    if (size >= 9999.5 || !(size >= 1e-3)) { /* NaN too */
+        return carry_figure_plain(text, value);
     }
-    (void)snprintf(text, CARRY_HTML_FIGURE, "%.6g", value);
+    (void)snprintf(text, CARRY_HTML_FIGURE, "%.4g", value);
     return text;
 }
 

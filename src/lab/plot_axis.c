@@ -60,7 +60,10 @@ static void take_digits(carry_scale *to, const char *digits, int step) {
 /* As many of 1, 2, 5 and whole decades as can be read; a narrow range has steps of equal size. */
 static void choose_log_tics(carry_scale *to) {
     double decades = log10(to->high / to->low);
-    if (decades < 2.2) {
+    bool wide = to->is_x && to->axis->unit == CARRY_PLOT_SECONDS; /* figures that need their room */
+    if (wide && decades >= 1.3) {
+        take_digits(to, "1", (int)ceil(decades / 4.0));
+    } else if (decades < 2.2) {
         take_digits(to, "125", 1);
     } else if (decades < 3.5) {
         take_digits(to, "13", 1);

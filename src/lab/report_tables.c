@@ -137,36 +137,55 @@ static void write_result(FILE *to, const carry_run_result *result, double fastes
     carry_html_raw(to, "</tr>\n");
 }
 
-/* How many results from here on are of the same problem and unmeasured for the same reason; 0 when one was measured. */
-static int alike_from(const carry_run *run, int first) {
-    const carry_stored_result *r = &run->result[first].is;
-    int count = 0;
-    for (int i = first; i < run->results && strcmp(run->result[i].is.problem, r->problem) == 0; i++) {
-        if (carry_report_measured(&run->result[i]) || strcmp(run->result[i].is.reason, r->reason) != 0) {
-            return 0;
-        }
-        count++;
-    }
-    return count;
+/* Whether no method could be measured on this problem: such problems are named below the table, not in it. */
+static bool is_left_out(const carry_run *run, const char *problem) {
+    return !isfinite(fastest_of(run, problem));
 }
 
-static void write_problem(carry_page *page, const carry_run *run, int at, int columns) {
-    carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
-                   at > 0 ? "</tbody>\n" : "", columns);
-    carry_html_around(page->to, "", run->result[at].is.problem, "</code></span></th></tr>\n");
+/* Problems that nothing was measured on, by reason. */
+static void write_left_out(carry_page *page, const carry_run *run) {
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *r = &run->result[i].is;
+        bool said = !is_left_out(run, r->problem);
+        for (int j = 0; j < i && !said; j++) {
+            said = strcmp(run->result[j].is.reason, r->reason) == 0 && is_left_out(run, run->result[j].is.problem);
+        }
+        if (said) {
+            continue;
+        }
+        carry_html_around(page->to, "<p class=\"missing\"><b>Not measured: ", r->reason, "</b> ");
+        const char *last = "";
+        for (int j = i; j < run->results; j++) {
+            const carry_stored_result *other = &run->result[j].is;
+            if (strcmp(other->problem, last) != 0 && strcmp(other->reason, r->reason) == 0 &&
+                is_left_out(run, other->problem)) {
+                carry_html_around(page->to, "<code>", other->problem, "</code> ");
+                last = other->problem;
+            }
+        }
+        carry_html_raw(page->to, "</p>\n");
+    }
 }
 
 void carry_report_results(carry_page *page, const carry_run *run) {
+    const char *device = NULL;
     bool devices = false;
     bool tokens = false;
     if (run->results == 0) {
         return;
     }
     for (int i = 0; i < run->results; i++) {
-        devices = devices || strcmp(run->result[i].is.device, run->result[0].is.device) != 0;
-        tokens = tokens || run->result[i].is.tokens > 0.0;
+        if (carry_report_measured(&run->result[i])) {
+            device = device == NULL ? run->result[i].is.device : device;
+            devices = devices || strcmp(run->result[i].is.device, device) != 0;
+            tokens = tokens || run->result[i].is.tokens > 0.0;
+        }
     }
     carry_report_heading(page, "Results");
+    if (device == NULL) {
+        write_left_out(page, run);
+        return;
+    }
     carry_html_raw(
         page->to,
         "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Results\">\n"
@@ -177,25 +196,22 @@ void carry_report_results(carry_page *page, const carry_run *run) {
         "<th scope=\"col\" class=\"n\">Share</th><th scope=\"col\" class=\"n\">Error</th>"
         "<th scope=\"col\" class=\"n\">Workspace</th>%s</tr></thead>\n",
         devices ? "<th scope=\"col\">Device</th>" : "", tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
-    int columns = 11 + devices + tokens;
+    const char *problem = NULL;
     for (int i = 0; i < run->results; i++) {
-        const char *problem = run->result[i].is.problem;
-        bool begins = i == 0 || strcmp(problem, run->result[i - 1].is.problem) != 0;
-        int alike = begins ? alike_from(run, i) : 0;
-        if (begins) {
-            write_problem(page, run, i, columns);
-        }
-        if (alike > 1) {
-            carry_html_raw(page->to,
-                           "<tr><th scope=\"row\">all %d methods</th><td class=\"open words\" colspan=\"%d\">", alike,
-                           columns - 1);
-            carry_html_around(page->to, "not measured: ", run->result[i].is.reason, "</td></tr>\n");
-            i += alike - 1;
+        const char *next = run->result[i].is.problem;
+        if (is_left_out(run, next)) {
             continue;
         }
-        write_result(page->to, &run->result[i], fastest_of(run, problem), devices, tokens);
+        if (problem == NULL || strcmp(problem, next) != 0) {
+            carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
+                           problem != NULL ? "</tbody>\n" : "", 11 + devices + tokens);
+            carry_html_around(page->to, "", next, "</code></span></th></tr>\n");
+            problem = next;
+        }
+        write_result(page->to, &run->result[i], fastest_of(run, next), devices, tokens);
     }
-    carry_html_raw(page->to, "</tbody>\n</table>\n</div>\n");
+    carry_html_raw(page->to, "%s</table>\n</div>\n", problem != NULL ? "</tbody>\n" : "");
+    write_left_out(page, run);
 }
 
 /* Two decimals, so that a column of ratios near 1 lines up. */
