@@ -19,17 +19,17 @@ static int load_runs(carry_ctx *ctx, const char *path, carry_run **runs, int wor
         return cli_failed(ctx);
     }
     int code = CLI_DONE;
+    int64_t ids[CARRY_REPORT_RUNS];
     for (int i = 0; i < words && code == CLI_DONE; i++) {
-        int64_t id;
-        if (carry_store_find(store, &id, arguments[i]) != CARRY_OK ||
-            carry_store_load(store, &runs[i], id) != CARRY_OK) {
+        if (carry_store_find(store, &ids[i], arguments[i]) != CARRY_OK ||
+            carry_store_load(store, &runs[i], ids[i]) != CARRY_OK) {
             code = cli_failed(ctx);
         }
         for (int j = 0; j < i && code == CLI_DONE; j++) {
-            if (runs[j]->id == id) {
+            if (ids[j] == ids[i]) {
                 char shown[64];
-                code =
-                    cli_refuse("'%s' is run %lld, which is given twice", cli_shown(shown, arguments[i]), (long long)id);
+                code = cli_refuse("'%s' is run %lld, which is given twice", cli_shown(shown, arguments[i]),
+                                  (long long)ids[i]);
             }
         }
     }

@@ -55,6 +55,11 @@ static const char *entity_of(uint32_t character) {
     }
 }
 
+static const char *put(char text[CARRY_HTML_FIGURE], const char *words) {
+    (void)snprintf(text, CARRY_HTML_FIGURE, "%s", words);
+    return text;
+}
+
 void carry_html_raw(FILE *to, const char *format, ...) {
     va_list arguments;
     va_start(arguments, format);
@@ -90,15 +95,15 @@ const char *carry_figure_small(char text[CARRY_HTML_FIGURE], double value) {
                                          "\xE2\x81\xB8", "\xE2\x81\xB9"};
     char digits[32];
     if (!isfinite(value)) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     if (value == 0.0) {
-        return strcpy(text, "0");
+        return put(text, "0");
     }
     (void)snprintf(digits, sizeof digits, "%.1e", value);
     char *mark = strchr(digits, 'e');
     if (mark == NULL) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     *mark = '\0';
     int exponent = atoi(mark + 1); /* NOLINT: what printf wrote just now is a number */
@@ -116,11 +121,12 @@ const char *carry_figure_small(char text[CARRY_HTML_FIGURE], double value) {
 const char *carry_figure_time(char text[CARRY_HTML_FIGURE], double seconds) {
     static const char *const units[] = {"s", "ms", "\xC2\xB5s", "ns"};
     if (!isfinite(seconds)) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     if (fabs(seconds) >= 1e6) {
-        (void)carry_figure_small(text, seconds);
-        return strcat(text, THIN "s");
+        char figure[CARRY_HTML_FIGURE];
+        (void)snprintf(text, CARRY_HTML_FIGURE, "%.40s" THIN "s", carry_figure_small(figure, seconds));
+        return text;
     }
     int i = 0;
     while (i < 3 && fabs(seconds) < 0.9995) {
@@ -152,7 +158,7 @@ const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
 const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
     double size = fabs(value);
     if (!isfinite(value)) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     if (size >= 1e9 || (size < 1e-3 && size > 0.0)) {
         return carry_figure_small(text, value);
@@ -177,7 +183,7 @@ const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value) {
 const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
     static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
     if (!isfinite(bytes)) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     int i = 0;
     while (i < 4 && bytes >= 1023.5) {
@@ -185,8 +191,9 @@ const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
         i++;
     }
     if (bytes >= 1e6) {
-        (void)carry_figure_small(text, bytes);
-        return strcat(strcat(text, THIN), units[i]);
+        char figure[CARRY_HTML_FIGURE];
+        (void)snprintf(text, CARRY_HTML_FIGURE, "%.40s" THIN "%s", carry_figure_small(figure, bytes), units[i]);
+        return text;
     }
     (void)snprintf(text, CARRY_HTML_FIGURE, "%.*f" THIN "%s", i > 0 && bytes < 9.95 ? 1 : 0, bytes, units[i]);
     return text;
@@ -194,7 +201,7 @@ const char *carry_figure_bytes(char text[CARRY_HTML_FIGURE], double bytes) {
 
 const char *carry_figure_share(char text[CARRY_HTML_FIGURE], double share) {
     if (!isfinite(share)) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     if (fabs(share) >= 1e6) {
         return carry_figure_small(text, share);
@@ -208,7 +215,7 @@ const char *carry_figure_date(char text[CARRY_HTML_FIGURE], double seconds) {
     struct tm parts;
     if (!isfinite(seconds) || seconds <= 0.0 || seconds > 4e11 || gmtime_r(&when, &parts) == NULL ||
         strftime(text, CARRY_HTML_FIGURE, "%Y-%m-%d %H:%M UTC", &parts) == 0) {
-        return strcpy(text, DASH);
+        return put(text, DASH);
     }
     return text;
 }

@@ -131,7 +131,7 @@ bool carry_axis_settle(carry_scale *to, const carry_plot *plot) {
 const char *carry_axis_shorten(char text[CARRY_HTML_FIGURE], const char *from, int most) {
     size_t length = 0;
     int count = 0;
-    while (from[length] != '\0' && length < CARRY_HTML_FIGURE - 4) {
+    while (length < CARRY_HTML_FIGURE - 4 && from[length] != '\0') {
         count += (from[length] & 0xC0) != 0x80;
         if (count > most) {
             break;

@@ -71,13 +71,14 @@ static carry_status draw_metric(carry_page *page, const char *metric, stretch *s
         if (s->count > 0) {
             (void)snprintf(names[i], sizeof names[i], "run %lld, %.50s", (long long)page->runs[i]->id,
                            page->runs[i]->name);
-            series[count++] = (carry_plot_series){.name = names[i],
-                                                  .style = i,
-                                                  .line = s->count > 1,
-                                                  .points = s->count <= 24,
-                                                  .count = s->count,
-                                                  .x = s->x,
-                                                  .y = s->y};
+            series[count] = (carry_plot_series){.name = names[i],
+                                                .style = i,
+                                                .line = s->count > 1,
+                                                .points = s->count <= 24,
+                                                .count = s->count,
+                                                .x = s->x,
+                                                .y = s->y};
+            count++;
         }
     }
     (void)snprintf(title, sizeof title, "%.64s over steps", metric);

@@ -168,7 +168,7 @@ static void write_left_out(carry_page *page, const carry_run *run) {
 }
 
 void carry_report_results(carry_page *page, const carry_run *run) {
-    const char *device = NULL;
+    int first = -1; /* measured */
     bool devices = false;
     bool tokens = false;
     if (run->results == 0) {
@@ -176,13 +176,13 @@ void carry_report_results(carry_page *page, const carry_run *run) {
     }
     for (int i = 0; i < run->results; i++) {
         if (carry_report_measured(&run->result[i])) {
-            device = device == NULL ? run->result[i].is.device : device;
-            devices = devices || strcmp(run->result[i].is.device, device) != 0;
+            first = first < 0 ? i : first;
+            devices = devices || strcmp(run->result[i].is.device, run->result[first].is.device) != 0;
             tokens = tokens || run->result[i].is.tokens > 0.0;
         }
     }
     carry_report_heading(page, "Results");
-    if (device == NULL) {
+    if (first < 0) {
         write_left_out(page, run);
         return;
     }
@@ -196,21 +196,21 @@ void carry_report_results(carry_page *page, const carry_run *run) {
         "<th scope=\"col\" class=\"n\">Share</th><th scope=\"col\" class=\"n\">Error</th>"
         "<th scope=\"col\" class=\"n\">Workspace</th>%s</tr></thead>\n",
         devices ? "<th scope=\"col\">Device</th>" : "", tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
-    const char *problem = NULL;
+    int shown = -1; /* whose problem the heading above names */
     for (int i = 0; i < run->results; i++) {
         const char *next = run->result[i].is.problem;
         if (is_left_out(run, next)) {
             continue;
         }
-        if (problem == NULL || strcmp(problem, next) != 0) {
+        if (shown < 0 || strcmp(run->result[shown].is.problem, next) != 0) {
             carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
-                           problem != NULL ? "</tbody>\n" : "", 11 + devices + tokens);
+                           shown >= 0 ? "</tbody>\n" : "", 11 + devices + tokens);
             carry_html_around(page->to, "", next, "</code></span></th></tr>\n");
-            problem = next;
+            shown = i;
         }
         write_result(page->to, &run->result[i], fastest_of(run, next), devices, tokens);
     }
-    carry_html_raw(page->to, "%s</table>\n</div>\n", problem != NULL ? "</tbody>\n" : "");
+    carry_html_raw(page->to, "%s</table>\n</div>\n", shown >= 0 ? "</tbody>\n" : "");
     write_left_out(page, run);
 }
 
