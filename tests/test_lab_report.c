@@ -330,7 +330,7 @@ static void test_experiment_has_its_decision_first(void **unused) {
     assert_has(&report, "there is no GPU here");
     assert_has(&report, "not measured: chunkwise does not take bf16 with n 64");
     assert_has(&report, "<code>scan:dense:f32:t1024:n32:w1</code>");
-    assert_has(&report, "15 repeats");
+    assert_has(&report, "Repeats: 15. ");
     const char *decision = strstr(report.html, "Incomplete</p>");
     assert_non_null(decision);
     assert_true(decision < strstr(report.html, "<table"));

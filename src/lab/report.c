@@ -100,40 +100,44 @@ static void write_kicker(carry_page *page, const carry_run *run) {
                    carry_figure_date(date, run->started));
 }
 
-/* Repeats as they were, not as they were asked for. */
+/* What was done with the times, said only where it was done: repeats as they were, not as they were asked for, and the
+   comparison with the reference where there is one. */
 static void write_method(carry_page *page, const carry_run *run) {
     int least = 0;
     int most = 0;
+    bool checked = false;
     for (int i = 0; i < run->results; i++) {
         int samples = run->result[i].samples;
         if (carry_report_measured(&run->result[i])) {
             least = most == 0 || samples < least ? samples : least;
             most = samples > most ? samples : most;
+            checked = checked || isfinite(run->result[i].is.error);
         }
     }
     if (most == 0) {
         return;
     }
-    carry_report_heading(page, "Method");
-    carry_html_raw(
-        page->to,
-        "<p>Each method was compared with a float64 reference before it was timed. After a warm-up, runs were "
-        "timed one by one, the methods of a problem taking turns, so that what disturbs the machine disturbs "
-        "all of them alike: ");
-    carry_html_raw(page->to, least == most ? "%d" : "%d to ", least);
-    if (least != most) {
-        carry_html_raw(page->to, "%d", most);
-    }
-    carry_html_raw(
-        page->to,
-        " repeats. Median is the middle one, spread the distance of the quartiles over it. Share is of the "
-        "ceiling that binds, arithmetic or movement; ceilings are a 512&#179; product and a large copy, measured "
-        "in the same run. GB/s counts inputs and outputs once. Error is the largest difference over the "
-        "reference&#8217;s largest magnitude.</p>\n");
     char *warm = member_of(page->ctx, run, "warm_up");
-    if (warm != NULL) {
-        carry_html_around(page->to, "<p>Warm-up runs asked for: ", warm, ".</p>\n");
+    bool benched = strcmp(run->kind, "experiment") == 0 || strcmp(run->kind, "bench") == 0;
+    carry_report_heading(page, "Method");
+    carry_html_raw(page->to, "<p>%s",
+                   checked ? "Methods were compared with a float64 reference before they were timed. " : "");
+    if (benched) {
+        carry_html_around(page->to, "Warm-up runs, not counted: ", warm != NULL ? warm : "1", ". ");
+        carry_html_raw(page->to,
+                       "Then runs were timed one by one, the methods of a problem taking turns, so that what disturbs "
+                       "the machine disturbs all of them alike. ");
     }
+    carry_html_raw(page->to, "Repeats: %d", least);
+    if (most > least) {
+        carry_html_raw(page->to, " to %d", most);
+    }
+    carry_html_raw(page->to, ". ");
+    carry_html_raw(page->to,
+                   "Median is the middle one, spread the distance of the quartiles over it. Share is of the ceiling "
+                   "that binds, arithmetic or movement; ceilings are a 512&#179; product and a large copy, measured "
+                   "in the same run. GB/s counts inputs and outputs once.%s</p>\n",
+                   checked ? " Error is the largest difference over the reference&#8217;s largest magnitude." : "");
     free(warm);
 }
 

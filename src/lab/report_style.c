@@ -113,7 +113,7 @@ const char *const carry_report_style[] = {
     ".criteria,.criteria tbody,.criteria tr,.criteria td,.criteria th{display:block}"
     ".criteria tbody tr{padding:.6em 0;border-bottom:1px solid var(--grid)}"
     ".criteria td,.criteria tbody th[scope=row]{border:0;padding:.1em "
-    "0;text-align:left;min-width:0;overflow-wrap:anywhere}"
+    "0;text-align:left;min-width:0;width:auto;overflow-wrap:anywhere}"
     ".criteria td.n+td.words{padding-left:0}.criteria td[data-label]{display:inline-block;margin-right:1.6em}"
     ".criteria td[data-label]:before{content:attr(data-label) ' ';color:var(--soft)}"
     ".criteria .head th{border:0;padding:.4em 0 0}}\n"
@@ -122,7 +122,8 @@ const char *const carry_report_style[] = {
     "1rem}}\n",
 
     "@media print{:root{--paper:#fff}@page{margin:16mm 14mm}html{font-size:10pt}main{max-width:none;padding:0}"
-    "body{background:none}.scroll{overflow:visible;background:none}table{font-size:7.6pt}th,td{padding-right:.6em}"
+    "body{background:none}.scroll{overflow:visible;background:none}table,.missing{font-size:7.6pt}th,td{padding-right:."
+    "6em}"
     ".results th,.results td{position:static!important}"
     "tbody,figure,.decision,dl,tr{break-inside:avoid}.pairs tbody{break-inside:auto}h2,h3,.head{break-after:avoid}"
     "thead{display:table-header-group}.decision{border:1.5pt solid;border-left-width:5pt;background:none!important}"
