@@ -312,43 +312,6 @@ static void list_methods(carry_page *page) {
     }
 }
 
-static bool is_type(const char *word) {
-    return strcmp(word, "f32") == 0 || strcmp(word, "bf16") == 0 || strcmp(word, "f16") == 0 ||
-           strcmp(word, "f64") == 0;
-}
-
-void carry_report_place_of(carry_ctx *ctx, carry_report_place *place, const char *problem, const char *device) {
-    carry_problem parsed;
-    *place = (carry_report_place){.steps = -1};
-    if (carry_problem_parse(ctx, &parsed, problem) != CARRY_OK) {
-        (void)snprintf(place->group, sizeof place->group, "%.*s", CARRY_PROBLEM_TEXT - 1, problem);
-        return;
-    }
-    size_t length = (size_t)snprintf(place->group, sizeof place->group, "%s", parsed.family);
-    for (int i = 0; i < parsed.items; i++) {
-        const carry_problem_item *item = &parsed.item[i];
-        if (item->number >= 0 && strcmp(item->key, "t") == 0) {
-            place->steps = item->number;
-            continue;
-        }
-        if (strcmp(item->key, "algo") == 0 || strcmp(item->key, "device") == 0) {
-            continue; /* the one is not in common, the other is said below */
-        }
-        if (is_type(item->key)) {
-            (void)snprintf(place->type, sizeof place->type, "%.7s", item->key);
-        }
-        char number[24] = "";
-        if (item->number >= 0) {
-            (void)snprintf(number, sizeof number, "%lld", (long long)item->number);
-        }
-        length += (size_t)snprintf(place->group + length, sizeof place->group - length, ":%s%s%s%s", item->key, number,
-                                   item->value[0] != '\0' ? "=" : "", item->value);
-    }
-    if (device[0] != '\0' && strcmp(device, "cpu") != 0) {
-        (void)snprintf(place->group + length, sizeof place->group - length, " on %.18s", device);
-    }
-}
-
 bool carry_report_measured(const carry_run_result *result) {
     return result->is.reason[0] == '\0' && isfinite(result->is.median) && result->is.median > 0.0;
 }
