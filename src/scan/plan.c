@@ -53,6 +53,11 @@ static carry_status find_or_fail(const carry_scan_plan *plan, const carry_scan_a
     if (*algorithm != NULL) {
         return CARRY_OK;
     }
+    for (int i = 0; carry_scan_name_on(device == 0, i) != NULL; i++) {
+        if (strcmp(carry_scan_name_on(device == 0, i), name) == 0) {
+            return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "%s is for %s", name, device == 0 ? "GPUs" : "the CPU");
+        }
+    }
     char all[256] = "";
     size_t used = 0;
     for (int i = 0; carry_scan_name_on(device, i) != NULL; i++) {
