@@ -94,7 +94,7 @@ static void clean_name(char name[64], const carry_job_request *request) {
                        : slash != NULL && slash[1] != '\0' ? slash + 1
                                                            : request->arguments[0];
     size_t at = 0;
-    for (; from[at] != '\0' && at < 63; at++) {
+    for (; at < 63 && from[at] != '\0'; at++) {
         bool plain = (from[at] >= 'a' && from[at] <= 'z') || (from[at] >= 'A' && from[at] <= 'Z') ||
                      (from[at] >= '0' && from[at] <= '9') || strchr("._+-", from[at]) != NULL;
         name[at] = (char)(plain ? from[at] : '_');

@@ -23,8 +23,6 @@
 #define LONGEST_INTERVAL 0.2
 #define NOT_STARTED 127
 
-extern char **environ;
-
 /* All that a keeper needs, made before the fork: afterwards only system calls are safe. */
 typedef struct launch {
     carry_job_row row;
