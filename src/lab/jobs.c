@@ -292,6 +292,9 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
         if (stop != NULL && stop()) {
             return carry_fail(store->ctx, CARRY_EINTERRUPTED, "interrupted; job %lld goes on", (long long)id);
         }
+        if (now - started >= seconds && status != CARRY_OK) {
+            return status; /* why it cannot be known says more than that it is late */
+        }
         if (now - started >= seconds) {
             return carry_fail(store->ctx, CARRY_ETIMEOUT, "job %lld has not ended after %.3g s; it goes on",
                               (long long)id, seconds);
