@@ -170,7 +170,7 @@ static int submit(const job_options *o, int64_t id) {
     if (carry_job_submit(o->store, &id, &request) != CARRY_OK) {
         return cli_failed(o->ctx);
     }
-    if (carry_job_refresh(o->store, &job, id) != CARRY_OK && carry_job_known(o->store, &job, id) != CARRY_OK) {
+    if (carry_job_known(o->store, &job, id) != CARRY_OK) {
         return cli_failed(o->ctx);
     }
     if (o->json) {
@@ -363,6 +363,9 @@ static int run(int count, char **arguments) {
     }
     if (!chosen->takes_id && o.words > 0 && chosen->run != submit) {
         return cli_refuse("job %s takes no '%s'", chosen->name, cli_shown(shown, o.word[0]));
+    }
+    if (chosen->run == work && o.store_path != NULL && access(o.store_path, F_OK) != 0) {
+        return cli_refuse("there is no store %s", o.store_path); /* it went while this worker was starting */
     }
     return act(&o, &common, chosen);
 }
