@@ -56,6 +56,7 @@ typedef struct carry_climb_attempt {
     int64_t repeats;
     bool trust_baseline; /* do not measure the best again */
     const char *tree;    /* what must be judged, else it is refused; NULL: whatever is there */
+    const char *job;     /* what the entry calls the job it runs in; NULL: none, or Slurm's by its environment */
     const char *command; /* as typed */
 } carry_climb_attempt;
 

@@ -32,6 +32,13 @@ carry_status climb_reload(carry_climb *climb);
 const char *climb_date(char date[32], const carry_climb_log *log);
 /* A command must be one line and of a bearable length; what names it in the message. */
 carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
+/* 0 is none given. */
+carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
+/* Samples of throughput, as a run's result: seconds for one unit. */
+carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
+                                 const double *samples, int count, double share);
+/* Ends a run that could not be done; returns the status, with the sentence as it was. */
+carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);
 
 /* climb_git.c. Runs git in a folder; words end with NULL. output may be NULL, else the caller frees it; its last
    newline is gone. input may be NULL. */

@@ -13,6 +13,7 @@
 #include "core/memory.h"
 #include "lab/deviation.h"
 #include "lab/family.h"
+#include "scan/wisdom.h"
 
 #define DENSE_SPREAD 0.78f
 #define MAX_COPIES 64
@@ -388,6 +389,13 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
+static carry_status remember(void *given, double seconds) {
+    const instance *it = given;
+    char key[CARRY_SCAN_KEY];
+    return carry_wisdom_remember(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
+                                 seconds);
+}
+
 const carry_family carry_family_scan = {
     .name = "scan",
     .about = "h[t] = A[t] h[t-1] + b[t]; A diagonal or dense n x n, h and b n x w",
@@ -405,4 +413,5 @@ const carry_family carry_family_scan = {
     .run = run,
     .counts = counts,
     .compare = compare,
+    .remember = remember,
 };
