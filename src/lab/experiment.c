@@ -34,8 +34,8 @@ static carry_status fill(carry_experiment *e, char *to, size_t size, const carry
         char key[CARRY_EXPERIMENT_WORD];
         (void)snprintf(key, sizeof key, "{%.36s}", b->of[i].key);
         if (strstr(node->text, key) == NULL) {
-            return carry_yaml_fail(e->ctx, node, e->path, "'%s' has a list of values, but '%.120s' does not use it", key,
-                                   node->text);
+            return carry_yaml_fail(e->ctx, node, e->path, "'%s' has a list of values, but '%.120s' does not use it",
+                                   key, node->text);
         }
     }
     for (const char *at = node->text; *at != '\0';) {

@@ -234,6 +234,11 @@ struct sqlite3 *carry_store_db(carry_store *store) {
     return store->db;
 }
 
+carry_status carry_store_compact(carry_store *store) {
+    CARRY_TRY(script(store, "compacting", "DELETE FROM machines WHERE id NOT IN (SELECT machine FROM runs)"));
+    return script(store, "compacting", "VACUUM");
+}
+
 /* The commit of this folder and whether anything differs from it; "" where there is no repository or no git. */
 static void ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
     carry_process_result result;

@@ -111,5 +111,7 @@ carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, cons
 /* The bytes of an artefact; the caller frees. */
 carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes, size_t *length);
 carry_status carry_store_delete(carry_store *store, int64_t run);
+/* Gives the room of what was deleted back to the disk. */
+carry_status carry_store_compact(carry_store *store);
 
 #endif
