@@ -3,18 +3,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
-#include "core/clock.h"
+#include "cli/climb.h"
 #include "lab/climb.h"
-#include "lab/climb_tune.h"
 
 typedef struct asked {
     carry_ctx *ctx;
-    bool json, no_wait, unchecked;
+    bool json, no_wait;
     const char *log, *metric, *on, *output, *propose;
-    double timeout, seconds;
-    int64_t iterations, seed;
+    double timeout;
+    int64_t iterations;
     carry_climb_attempt attempt;
+    carry_tune_options tune;
     carry_climb *climb;
     int kept;
 } asked;
@@ -254,83 +253,6 @@ static int show(asked *a, const char *word) {
     return CLI_DONE;
 }
 
-static void tune_step(void *user, const carry_tune_step *step) {
-    const asked *a = user;
-    char setting[96];
-    char seconds[32];
-    char best[32];
-    carry_tune_text(setting, &step->setting);
-    if (a->json) {
-        cli_json_open();
-        cli_json_integer("step", step->number);
-        cli_json_text("algorithm", step->setting.algorithm);
-        cli_json_integer("chunk", step->setting.chunk);
-        cli_json_integer("threads", step->setting.threads);
-        cli_json_number("median_s", step->seconds);
-        cli_json_number("best_s", step->best_seconds);
-        cli_json_number("ratio", step->ratio);
-        cli_json_number("low", step->low);
-        cli_json_number("high", step->high);
-        cli_json_bool("kept", step->kept);
-        cli_json_text("reason", step->reason);
-        cli_json_close();
-        return;
-    }
-    if (!isfinite(step->seconds)) {
-        (void)printf("%4d  %-34s %sleft out: %s%s\n", step->number, setting, cli_dim(), step->reason, cli_plain());
-    } else {
-        (void)printf("%4d  %-34s %9s against %9s  %5.2fx  %s%s%s\n", step->number, setting,
-                     carry_time_text(seconds, step->seconds), carry_time_text(best, step->best_seconds), step->ratio,
-                     step->kept ? cli_green() : "",
-                     step->number == 0 ? "the planner's"
-                     : step->kept      ? "kept"
-                                       : step->reason,
-                     cli_plain());
-    }
-    (void)fflush(stdout);
-}
-
-static int tune(asked *a, const char *problem) {
-    carry_tune_result r;
-    carry_tune_options options = {.seconds = a->seconds,
-                                  .threshold = a->attempt.threshold,
-                                  .unchecked = a->unchecked,
-                                  .seed = (uint64_t)a->seed,
-                                  .stop = cli_interrupted,
-                                  .told = tune_step,
-                                  .user = a};
-    carry_status status = carry_tune(a->ctx, &r, problem, &options);
-    if (status != CARRY_OK) {
-        return cli_failed(a->ctx);
-    }
-    char start_text[96];
-    char best_text[96];
-    carry_tune_text(start_text, &r.start);
-    carry_tune_text(best_text, &r.best);
-    if (a->json) {
-        cli_json_open();
-        cli_json_text("problem", problem);
-        cli_json_text("start", start_text);
-        cli_json_text("best", best_text);
-        cli_json_number("gain", r.gain);
-        cli_json_integer("steps", r.steps);
-        cli_json_integer("kept", r.kept);
-        cli_json_integer("saved", r.saved);
-        cli_json_text("not_saved", r.not_saved);
-        cli_json_close();
-        return CLI_DONE;
-    }
-    (void)printf("%sbest: %s%s, %.2f times as fast as the planner's choice (%s); %d of %d steps kept\n", cli_bold(),
-                 best_text, cli_plain(), r.gain, start_text, r.kept, r.steps);
-    if (r.saved > 0) {
-        (void)printf("saved in the wisdom: %s\n", r.saved_as);
-    }
-    if (r.not_saved[0] != '\0') {
-        (void)printf("not saved: %s\n", r.not_saved);
-    }
-    return CLI_DONE;
-}
-
 typedef struct what {
     const char *name;
     int (*run)(asked *a);
@@ -366,7 +288,7 @@ static int open_and_run(asked *a, int words, char **arguments) {
     }
     cli_catch_interrupt();
     if (strcmp(name, "tune") == 0) {
-        return tune(a, arguments[1]);
+        return cli_climb_tune(a->ctx, arguments[1], &a->tune, a->json);
     }
     carry_climb_options options = {.log = a->log,
                                    .writes = w->name != NULL && w->writes,
@@ -407,8 +329,8 @@ static int run(int count, char **arguments) {
         {"propose", 0, CLI_TEXT, &a.propose, "CMD", "loop: makes a change in the folder it is run in"},
         {"iterations", 0, CLI_NUMBER, &a.iterations, "N", "loop: how many"},
         {"output", 'o', CLI_TEXT, &a.output, "FILE", "plot: the picture (climb.svg)"},
-        {"seconds", 0, CLI_SECONDS, &a.seconds, "S", "tune: for each side of a comparison (0.25)"},
-        {"unchecked", 0, CLI_FLAG, &a.unchecked, NULL, "tune: skip the comparison with float64"},
+        {"seconds", 0, CLI_SECONDS, &a.tune.seconds, "S", "tune: for each side of a comparison (0.25)"},
+        {"unchecked", 0, CLI_FLAG, &a.tune.unchecked, NULL, "tune: skip the comparison with float64"},
         {0},
     };
     (void)cli_command(command, sizeof command, "climb", count, arguments);
@@ -424,7 +346,8 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     a.json = common.json;
-    a.seed = common.seed;
+    a.tune.seed = (uint64_t)common.seed;
+    a.tune.threshold = t->threshold;
     t->command = command;
     int code = open_and_run(&a, words, arguments);
     carry_ctx_free(a.ctx);

@@ -147,9 +147,23 @@ carry_status climb_reload(carry_climb *climb) {
     return status;
 }
 
+/* Readers finish what a killed climb left too, unless another climb is at it or this place cannot be written. */
+static void recover_for_reading(carry_climb *climb) {
+    if (take_lock(climb) == CARRY_OK) {
+        (void)climb_recover(climb);
+    }
+    if (climb->lock >= 0) {
+        (void)close(climb->lock);
+        climb->lock = -1;
+    }
+}
+
 static carry_status open_parts(carry_climb *climb) {
     CARRY_TRY(climb_find_root(climb));
     CARRY_TRY(find_log(climb));
+    if (!climb->options.writes) {
+        recover_for_reading(climb);
+    }
     if (climb->options.writes) {
         CARRY_TRY(take_lock(climb));
         CARRY_TRY(climb_recover(climb));

@@ -92,7 +92,7 @@ carry_status carry_climb_plot(carry_climb *climb, const char *path);
 /* The same attempt as a job (jobs.h); wait: until it has ended. log_path is where its output goes. */
 typedef struct carry_climb_job {
     int64_t id;
-    char external[64], log[512], state[16];
+    char external[64], log[1024], state[16];
     int code;
 } carry_climb_job;
 

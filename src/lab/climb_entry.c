@@ -212,7 +212,14 @@ carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length,
         return carry_fail(ctx, CARRY_ESIZE, "the climb log would have more than %zu bytes: begin another with --log",
                           CARRY_CLIMB_LOG_BYTES);
     }
-    return CARRY_OK;
+    carry_climb_log *again; /* what cannot be read must never be written */
+    carry_status status = carry_climb_log_parse(ctx, &again, *text, *length, "the new entry");
+    if (status != CARRY_OK) {
+        free(*text);
+        *text = NULL;
+    }
+    carry_climb_log_free(again);
+    return status;
 }
 
 const char *carry_climb_field(int index, const carry_climb_entry *entry, const char **value) {

@@ -333,6 +333,13 @@ static carry_status judge(judgement *j) {
     return record(j);
 }
 
+carry_status climb_check_hypothesis(carry_ctx *ctx, const carry_climb_attempt *attempt) {
+    const char *text = attempt->hypothesis;
+    return text != NULL && strspn(text, " \t\r\n") < strlen(text)
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EARGUMENT, "climb try needs --hypothesis \"why this should be faster\"");
+}
+
 carry_status climb_judge(carry_climb *climb, const carry_climb_attempt *attempt, const climb_change *change,
                          carry_climb_outcome *outcome) {
     judgement *j = calloc(1, sizeof *j);
@@ -385,9 +392,7 @@ carry_status carry_climb_try(carry_climb *climb, const carry_climb_attempt *atte
     char tree[CLIMB_HASH];
     char before[CLIMB_HASH];
     *outcome = (carry_climb_outcome){0};
-    if (attempt->hypothesis == NULL) {
-        return carry_fail(climb->ctx, CARRY_EARGUMENT, "climb try needs --hypothesis \"why this should be faster\"");
-    }
+    CARRY_TRY(climb_check_hypothesis(climb->ctx, attempt));
     CARRY_TRY(carry_climb_log_of(climb, &log));
     CARRY_TRY(carry_climb_lint(climb));
     CARRY_TRY(climb_head(climb, base));

@@ -99,6 +99,7 @@ typedef struct climb_change {
     const char *failure; /* why nothing is to be judged at all, or NULL */
 } climb_change;
 
+carry_status climb_check_hypothesis(carry_ctx *ctx, const carry_climb_attempt *attempt);
 carry_status climb_judge(carry_climb *climb, const carry_climb_attempt *attempt, const climb_change *change,
                          carry_climb_outcome *outcome);
 /* The last lines of an output, for a person; the caller frees. */

@@ -33,9 +33,7 @@ carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const 
     char repeats[32];
     char seconds[32];
     const carry_climb_log *log;
-    if (attempt->hypothesis == NULL) {
-        return carry_fail(climb->ctx, CARRY_EARGUMENT, "climb try needs --hypothesis \"why this should be faster\"");
-    }
+    CARRY_TRY(climb_check_hypothesis(climb->ctx, attempt));
     CARRY_TRY(carry_climb_log_of(climb, &log));
     CARRY_TRY(climb_head(climb, base));
     CARRY_TRY(climb_tree(climb, tree, climb->root, base)); /* what is edited while the job waits is not judged */

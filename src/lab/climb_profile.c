@@ -126,9 +126,11 @@ static void read_hotspot(reading *r, const json_t *line) {
         name = text_of(line, names[i]);
     }
     char *to = r->figure->hotspots;
+    char clean[96];
     size_t used = strlen(to);
+    name = carry_climb_line(clean, sizeof clean, name);
     if (*name != '\0' && isfinite(share) && r->hotspots < MOST_HOTSPOTS) {
-        (void)snprintf(to + used, sizeof r->figure->hotspots - used, "%s%.80s %.0f %%", used > 0 ? ", " : "", name,
+        (void)snprintf(to + used, sizeof r->figure->hotspots - used, "%s%s %.0f %%", used > 0 ? ", " : "", name,
                        100.0 * share);
         r->hotspots++;
     }

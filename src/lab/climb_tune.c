@@ -189,17 +189,15 @@ static carry_status save_one(tuning *t, const carry_tune_setting *setting, doubl
 
 static carry_status save(tuning *t) {
     carry_tune_result *r = t->result;
-    char best[96];
     size_t used = 0;
-    carry_tune_text(best, &r->best);
-    if (t->ctx->wisdom == NULL) {
-        (void)snprintf(r->not_saved, sizeof r->not_saved, "there is no wisdom file: name one with --wisdom");
-        return CARRY_OK;
-    }
     if (t->family->remember == NULL) {
         (void)snprintf(r->not_saved, sizeof r->not_saved,
                        "the wisdom holds plans of scans only: write algo=%s and --threads %d for %s", r->best.algorithm,
                        r->best.threads, t->problem);
+        return CARRY_OK;
+    }
+    if (t->ctx->wisdom == NULL) {
+        (void)snprintf(r->not_saved, sizeof r->not_saved, "there is no wisdom file: name one with --wisdom");
         return CARRY_OK;
     }
     for (int i = 0; i < t->holdable_count; i++) {
