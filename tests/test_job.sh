@@ -222,6 +222,7 @@ read -r keeper command < "$folder/pid"
 worker=$(worker_of "$keeper")
 kill -STOP "$worker"
 kill -9 "$keeper" "$worker"
+until gone "$keeper" && gone "$worker"; do sleep 0.02; done
 expect 0 "lost" job list
 until_there "$folder/next"
 expect 1 "lost, exit code -" job wait "$id"
@@ -249,11 +250,81 @@ expect 0 "other" job wait last --store "$here/other.db" --show-logs
 [ -e "$here/other.db.jobs/1.log" ] || fail "no folder of its own for another store"
 refused "a database" job list --store "$folder/one"
 
-# A full disk, or a folder that may not be written: said, and nothing is left half submitted.
-if [ -e "$here/jobs/worker.log" ] && [ -s "$here/jobs/worker.log" ]; then
+# Slurm's programs played by scripts: answers that are none, a controller that is away, a job that Slurm has forgotten.
+mkdir "$folder/slurm"
+for program in sbatch squeue sacct scontrol scancel; do
+    printf '#!/bin/sh\ncat > "%s/input"\ncat "%s/%s.out"\ncat "%s/%s.err" >&2\nexit "$(cat "%s/%s.code")"\n' "$folder/slurm" \
+        "$folder/slurm" $program "$folder/slurm" $program "$folder/slurm" $program > "$folder/slurm/$program"
+    chmod +x "$folder/slurm/$program"
+done
+# plays PROGRAM CODE OUTPUT ERRORS
+plays() {
+    echo "$2" > "$folder/slurm/$1.code"
+    printf '%b' "$3" > "$folder/slurm/$1.out"
+    printf '%b' "$4" > "$folder/slurm/$1.err"
+}
+forgets() {
+    plays squeue 1 "" "slurm_load_jobs error: Invalid job id specified\n"
+    plays sacct 1 "" "Slurm accounting storage is disabled\n"
+    plays scontrol 1 "" "slurm_load_jobs error: Invalid job id specified\n"
+}
+CARRY_STORE=$here/slurm.db
+PATH=$folder/slurm:$PATH_BEFORE
+for answer in "" "\n" "0\n" "abc\n" "12abc\n" "12 \n" " 12\n" "-12\n" "12;\n" "12;a b\n" "12\n13\n" "12345678901\n" \
+    "Submitted batch job 12\n"; do
+    plays sbatch 0 "$answer" ""
+    refused "which is no job's number" job submit --on slurm -- true
+done
+plays sbatch 1 "" "sbatch: error: invalid partition\n"
+refused "sbatch refused the job: sbatch: error: invalid partition" job submit --on slurm -- true
+expect 0 "no jobs yet" job list
+plays sbatch 0 "12;there\n" ""
+plays squeue 0 "CLUSTER: there\nRUNNING\n" ""
+id=$(submit --on slurm -- sh -c 'exit 9')
+expect 0 '"external": "12;there"' job list --json
+refused "has not ended after 0.2 s" job wait "$id" --seconds 0.2
+plays squeue 1 "" "slurm_load_jobs error: Unable to contact slurm controller\n"
+"$carry" job logs "$id" || fail "logs asks a controller that is away"
+expect 2 "has not ended" job wait "$id" --seconds 0.2
+expect 0 "as last known" job list
+plays scancel 1 "" "scancel: error: Access denied\n"
+plays squeue 0 "RUNNING\n" ""
+refused "Access denied" job cancel "$id"
+expect 0 "running" job list
+for case in "FAILED|9:0 failed,.exit.code.9" "TIMEOUT|0:0 failed,.exit.code.-" "COMPLETED|0:0 done" "CANCELLED.by.0|0:15 cancelled" \
+    "OUT_OF_MEMORY|0:125 failed" "NODE_FAIL|1:0 failed"; do
+    plays sbatch 0 "13\n" ""
+    plays squeue 0 "RUNNING\n" ""
+    id=$(submit --on slurm -- true)
+    forgets
+    plays sacct 0 "$(echo "${case% *}" | tr . ' ')\n" ""
+    "$carry" job wait "$id" > "$folder/out" 2>&1
+    grep -q "${case#* }" "$folder/out" || { fail "sacct says ${case% *}:"; cat "$folder/out"; }
+done
+plays squeue 0 "RUNNING\n" ""
+id=$(submit --on slurm -- sh -c 'exit 11')
+forgets
+plays scontrol 0 "JobId=13 JobName=sh UserId=root(0) JobState=FAILED Reason=X Requeue=1 ExitCode=11:0 RunTime=0\n" ""
+expect 1 "failed, exit code 11" job wait "$id"
+plays squeue 0 "RUNNING\n" ""
+id=$(submit --on slurm -- sh -c 'exit 9')
+plays sbatch 0 "14\n" ""
+printf '#!/bin/sh\ncat > "%s/script"\ncat "%s/sbatch.out"\n' "$folder/slurm" "$folder/slurm" > "$folder/slurm/sbatch"
+later=$(submit --on slurm -- sh -c 'exit 9')
+forgets
+expect 1 "lost" job wait "$id"
+(sh "$folder/slurm/script")
+[ $? = 9 ] || fail "the batch script does not give the command's exit code"
+expect 1 "failed, exit code 9" job wait "$later"
+PATH=$PATH_BEFORE
+CARRY_STORE=$here/store.db
+
+if [ -s "$here/jobs/worker.log" ]; then
     fail "the workers complained:"
     head -n 5 "$here/jobs/worker.log"
 fi
+id=$("$carry" job list --json | sed -n '1s/{"id": \([0-9]*\),.*/\1/p')
+# Nothing is leaked (this says something in the asan preset only).
 ASAN_OPTIONS=detect_leaks=1
 expect 0 "done" job list --json
 expect 0 "done" job wait "$id" --show-logs

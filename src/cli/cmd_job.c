@@ -68,7 +68,7 @@ static void print_json(const carry_job *job) {
     cli_json_integer("submitted", (int64_t)job->submitted);
     cli_json_number("wait_s", job->started > 0.0 ? job->started - job->submitted : NAN);
     cli_json_number("took_s", has_taken(job) ? job->ended - job->started : NAN);
-    cli_json_number("code", job->code >= 0 ? job->code : NAN);
+    cli_json_number("code", job->code >= 0 ? (double)job->code : NAN);
     cli_json_close();
 }
 
@@ -170,8 +170,8 @@ static int submit(const job_options *o, int64_t id) {
     if (carry_job_submit(o->store, &id, &request) != CARRY_OK) {
         return cli_failed(o->ctx);
     }
-    if (carry_job_refresh(o->store, &job, id) != CARRY_OK) { /* it is submitted all the same */
-        job = (carry_job){.id = id, .state = "queued", .code = -1};
+    if (carry_job_refresh(o->store, &job, id) != CARRY_OK && carry_job_known(o->store, &job, id) != CARRY_OK) {
+        return cli_failed(o->ctx);
     }
     if (o->json) {
         print_json(&job);
@@ -211,7 +211,8 @@ static int logs(const job_options *o, int64_t id) {
     int64_t offset = -1;
     bool again;
     do {
-        if (carry_job_refresh(o->store, &job, id) != CARRY_OK) {
+        bool told = carry_job_refresh(o->store, &job, id) == CARRY_OK;
+        if (!told && carry_job_known(o->store, &job, id) != CARRY_OK) {
             return cli_failed(o->ctx);
         }
         again = o->follow && !carry_job_has_ended(&job);

@@ -214,10 +214,7 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
 /* As look_and_copy, but what cannot be asked stays as it was; a Slurm that gave no answer is not asked for every job.
  */
 static carry_status look_leniently(carry_store *store, carry_job *job, int64_t id, bool *silent) {
-    carry_job_row row = {0};
-    CARRY_TRY(carry_job_load(store, &row, id));
-    *job = row.is;
-    free(row.arguments);
+    CARRY_TRY(carry_job_known(store, job, id));
     if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_slurm.name) == 0)) {
         return CARRY_OK;
     }
@@ -263,10 +260,18 @@ carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_
     return status;
 }
 
+carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id) {
+    carry_job_row row = {0};
+    CARRY_TRY(carry_job_load(store, &row, id));
+    *job = row.is;
+    free(row.arguments);
+    return CARRY_OK;
+}
+
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id) {
     CARRY_TRY(open_jobs(store));
-    CARRY_TRY(carry_job_local_poke(store));
-    return look_and_copy(store, job, id);
+    CARRY_TRY(look_and_copy(store, job, id));
+    return carry_job_local_poke(store); /* afterwards: a new worker takes the lock that tells what still runs */
 }
 
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void)) {
@@ -305,7 +310,6 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
 carry_status carry_job_cancel(carry_store *store, int64_t id) {
     carry_job_row row = {0};
     CARRY_TRY(open_jobs(store));
-    CARRY_TRY(carry_job_local_poke(store));
     CARRY_TRY(look(store, &row, id));
     const carry_job_system *system = find_system(row.is.on);
     carry_status status = CARRY_OK;
@@ -319,7 +323,8 @@ carry_status carry_job_cancel(carry_store *store, int64_t id) {
         status = system->cancel(store, &row);
     }
     free(row.arguments);
-    return status;
+    CARRY_TRY(status);
+    return carry_job_local_poke(store);
 }
 
 carry_status carry_job_newest(carry_store *store, int64_t *id) {
@@ -338,12 +343,12 @@ carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count) {
     *jobs = NULL;
     *count = 0;
     CARRY_TRY(open_jobs(store));
-    CARRY_TRY(carry_job_local_poke(store));
     carry_status status = list_ids(store, jobs, count);
     bool silent = false;
     for (int i = 0; status == CARRY_OK && i < *count; i++) {
         status = look_leniently(store, &(*jobs)[i], (*jobs)[i].id, &silent);
     }
+    status = status == CARRY_OK ? carry_job_local_poke(store) : status;
     if (status != CARRY_OK) {
         free(*jobs);
         *jobs = NULL;

@@ -37,6 +37,8 @@ typedef struct carry_job {
 
 /* CARRY_ENOTFOUND when Slurm is asked for and sbatch is not here. Locally, starts a worker when none is at work. */
 carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_request *request);
+/* As last known, asking nobody. */
+carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
 /* Asks the queue or Slurm what became of it. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
 /* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop said so (CARRY_EINTERRUPTED; NULL: never). A Slurm

@@ -35,7 +35,7 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
 
 /* CARRY_ENOTFOUND with a sentence; free row->arguments. */
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
-/* The exit code that ID.end holds; false when there is none. *started stays as it is when the file does not say. */
+/* The exit code that ID.end holds; else false, and nothing is set. *started is 0 when the file does not say. */
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
 /* Ends a row: by its verdict when there is one, else by this code, else (code < 0) in this state: lost, failed, ... */
 carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise);

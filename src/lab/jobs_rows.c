@@ -139,19 +139,20 @@ carry_status carry_job_transaction(carry_store *store, const char *word) {
 /* "CODE\n" or "CODE STARTED\n", and nothing else. */
 static bool parse_verdict(const char *text, int *code, double *started) {
     char *end;
+    double when = 0.0;
     if (!isdigit((unsigned char)text[0])) {
         return false;
     }
     long number = strtol(text, &end, 10);
-    if (number > 255) {
+    if (*end == ' ' && isdigit((unsigned char)end[1])) {
+        when = strtod(end + 1, &end);
+    }
+    if (number > 255 || strcmp(end, "\n") != 0) {
         return false;
     }
-    if (*end == ' ' && isdigit((unsigned char)end[1])) {
-        double when = strtod(end + 1, &end);
-        *started = *started > 0.0 ? *started : when;
-    }
     *code = (int)number;
-    return strcmp(end, "\n") == 0;
+    *started = when;
+    return true;
 }
 
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended) {
@@ -168,8 +169,11 @@ bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *starte
     ssize_t got = fstat(file, &about) == 0 ? read(file, text, sizeof text - 1) : -1;
     (void)close(file);
     text[got > 0 ? got : 0] = '\0';
+    if (got <= 0 || !parse_verdict(text, code, started)) {
+        return false;
+    }
     *ended = (double)about.st_mtim.tv_sec + 1e-9 * (double)about.st_mtim.tv_nsec;
-    return got > 0 && parse_verdict(text, code, started);
+    return true;
 }
 
 /* The row first: whoever finds the file gone finds the row ended. */
