@@ -169,8 +169,12 @@ git ls-tree -r --name-only HEAD | grep -q left-over && complain "what the build 
 rm left-over
 expect 2 "no longer builds" try --hypothesis x --build "$(echo 140 > speed; echo 'test "$(cat speed)" = 140')"
 git checkout -q speed
-expect 0 "" plot -o "$folder/climb.svg"
-grep -q "</svg>" "$folder/climb.svg" || complain "the plot is no SVG"
+if command -v gnuplot > "$folder/out"; then
+    expect 0 "" plot -o "$folder/climb.svg"
+    grep -q "</svg>" "$folder/climb.svg" || complain "the plot is no SVG"
+else
+    echo "not tested: climb plot, since gnuplot is not here"
+fi
 mkdir "$folder/bin"
 for tool in sh env git cat; do ln -sf "$(command -v $tool)" "$folder/bin/$tool"; done
 env PATH="$folder/bin" "$carry" climb plot -o "$folder/other.svg" > "$folder/out" 2>&1
@@ -284,6 +288,7 @@ survive() {
     ended=no
     while [ $ended = no ] && [ $at -lt 40 ]; do
         for KILLWHEN in before after; do
+            [ $at -lt 6 ] && [ $KILLWHEN = after ] && continue # objects are made, which nobody sees: the next before
             rm -rf "$folder/work" "$KILLSTATE" "$KILLSTATE.on"
             cp -R "$folder/fresh" "$folder/work"
             cd "$folder/work" || exit 1
@@ -325,8 +330,15 @@ cd "$folder/two" || exit 1
 echo 150 > speed
 refused "not what it was when this was submitted" try --hypothesis x --tree 4b825dc642cb6eb9a060e54bf8d69288fbee4904
 expect 1 "another climb is under way" try --hypothesis x --tests "$carry climb try --hypothesis y"
-expect 0 "kept" try --hypothesis "as a job" --job "local 7" --tests true
-grep -qx -e "- job: local 7" climb.md || complain "the entry does not name its job"
+expect 0 "kept" try --hypothesis "as a job" --on local
+grep -q -e "^- job: local [0-9]" climb.md || complain "the entry does not name its job"
+echo 120 > speed
+expect 1 "slower than the best" try --hypothesis "as a job" --on local
+refused "the moon" try --hypothesis x --on "the moon"
+expect 0 "is " try --hypothesis "later" --on local --no-wait
+"$carry" job wait last > "$folder/out" 2>&1
+same "the exit of the job" $? 1
+expect 0 "all in order" lint
 
 # Tune: a tiny scan; the planner then plans what was found.
 expect 0 "saved in the wisdom" tune scan:diagonal:t64:n4:w2 --seconds 0.005 --threads 1

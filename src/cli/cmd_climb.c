@@ -122,10 +122,18 @@ static int submit(asked *a) {
         cli_json_text("output", job.log);
         cli_json_close();
     } else {
-        (void)printf("job %lld (%s %s) is %s; its output: %s\n", (long long)job.id, a->on, job.external, job.state,
-                     job.log);
+        (void)printf("job %lld on %s%s%s is %s; its output: %s\n", (long long)job.id, a->on,
+                     job.external[0] != '\0' ? " " : "", job.external, job.state, job.log);
     }
-    return a->no_wait || job.code == 0 ? CLI_DONE : CLI_WRONG;
+    if (job.entry >= 0) {
+        print_outcome(a, entry_of(a, job.entry), NULL);
+    }
+    if (a->no_wait || job.code == 0) {
+        return CLI_DONE;
+    }
+    return job.entry >= 0 ? CLI_WRONG
+                          : cli_refuse("job %lld ended without an entry (exit %d): %s says why", (long long)job.id,
+                                       job.code, job.log);
 }
 
 static int try_one(asked *a) {

@@ -89,11 +89,12 @@ carry_status carry_climb_lint(carry_climb *climb);
 /* An SVG by gnuplot: kept entries joined, refused ones as crosses. CARRY_ENOTFOUND without gnuplot. */
 carry_status carry_climb_plot(carry_climb *climb, const char *path);
 
-/* The same attempt as a job (jobs.h); wait: until it has ended. log_path is where its output goes. */
+/* The same attempt as a job (jobs.h); wait: until it has ended. log is the file that has its output. */
 typedef struct carry_climb_job {
     int64_t id;
     char external[64], log[1024], state[16];
     int code;
+    int entry; /* that it wrote; -1: none, or not yet */
 } carry_climb_job;
 
 carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const carry_climb_attempt *attempt,

@@ -12,8 +12,6 @@
 #include "lab/sample.h"
 
 #define DRIFT 0.03 /* allowed for a machine that is not what it was when the best was measured */
-#define PATCH_BYTES ((size_t)16 << 20)
-#define TRACE_BYTES ((size_t)64 << 20)
 
 typedef struct judgement {
     carry_climb *climb;
@@ -77,17 +75,13 @@ static carry_status settle_commands(judgement *j) {
 
 static void settle_texts(judgement *j) {
     const carry_climb_attempt *a = j->attempt;
-    const char *slurm = getenv("SLURM_JOB_ID");
     (void)carry_climb_line(j->hypothesis, sizeof j->hypothesis, a->hypothesis);
     (void)carry_climb_line(j->title, sizeof j->title, a->title != NULL ? a->title : "");
     if (j->title[0] == '\0') {
         (void)carry_climb_line(j->title, 72, j->hypothesis);
     }
     (void)carry_climb_line(j->next, sizeof j->next, a->next != NULL ? a->next : "");
-    (void)carry_climb_line(j->job, sizeof j->job, a->job != NULL ? a->job : "");
-    if (slurm != NULL && *slurm != '\0' && strspn(slurm, "0123456789_") == strlen(slurm) && strlen(slurm) < 40) {
-        (void)snprintf(j->job, sizeof j->job, "slurm %s", slurm);
-    }
+    climb_job_name(j->climb, j->job, a->job);
     (void)snprintf(j->run_text, sizeof j->run_text, "%lld", (long long)j->run);
     (void)snprintf(j->result, sizeof j->result, j->tests != NULL ? "not reached" : "not run: no tests were given");
 }
@@ -216,52 +210,13 @@ static void decide(judgement *j) {
     }
 }
 
-static carry_status store_patch(judgement *j) {
-    char *patch;
-    climb_git_call call = {.folder = j->climb->root,
-                           .words = {"diff", "--no-ext-diff", "--binary", j->change->base, j->change->tree}};
-    CARRY_TRY(climb_git(j->climb, &patch, &call));
-    size_t length = strlen(patch);
-    carry_status status = CARRY_OK;
-    if (length > 0 && length < PATCH_BYTES) {
-        patch[length] = '\n'; /* which climb_git took away */
-        status = carry_store_artefact(j->climb->store, j->run, "change.patch", patch, length + 1);
-    }
-    free(patch);
-    return status;
-}
-
-/* A trace outlives the worktree it was written in. */
-static carry_status store_trace(judgement *j) {
-    char path[CLIMB_PATH + sizeof j->last.trace];
-    char place[sizeof j->last.trace];
-    char *bytes;
-    size_t length;
-    const char *trace = j->last.trace;
-    const char *slash = strrchr(trace, '/');
-    const char *name = slash != NULL ? slash + 1 : trace;
-    if (*name == '\0') {
-        return CARRY_OK;
-    }
-    (void)snprintf(path, sizeof path, "%s%s%s", *trace == '/' ? "" : j->change->folder, *trace == '/' ? "" : "/",
-                   trace);
-    if (carry_file_read(j->climb->ctx, &bytes, &length, path, TRACE_BYTES) != CARRY_OK) {
-        return CARRY_OK; /* the command may have meant a place that only it knows */
-    }
-    carry_status status = carry_store_artefact(j->climb->store, j->run, name, bytes, length);
-    free(bytes);
-    (void)snprintf(place, sizeof place, "%.200s in run %lld", name, (long long)j->run);
-    (void)snprintf(j->last.trace, sizeof j->last.trace, "%s", place);
-    return status;
-}
-
 static carry_status store_all(judgement *j) {
     carry_store *store = j->climb->store;
     const carry_climb_entry *e = &j->entry;
     CARRY_TRY(climb_store_samples(j->climb, j->run, "change", j->profile, e->sample, e->count, e->share));
     CARRY_TRY(climb_store_samples(j->climb, j->run, "best", j->profile, e->best_sample, e->best_count, e->best_share));
-    CARRY_TRY(store_patch(j));
-    CARRY_TRY(store_trace(j));
+    CARRY_TRY(climb_store_patch(j->climb, j->run, j->change->base, j->change->tree));
+    CARRY_TRY(climb_store_trace(j->climb, j->run, j->change->folder, j->last.trace));
     if (j->outcome->output != NULL) {
         CARRY_TRY(carry_store_artefact(store, j->run, "output.txt", j->outcome->output, strlen(j->outcome->output)));
     }

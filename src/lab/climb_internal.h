@@ -37,6 +37,9 @@ carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
 /* Samples of throughput, as a run's result: seconds for one unit. */
 carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
                                  const double *samples, int count, double share);
+carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base, const char *tree);
+/* A trace outlives the worktree it was written in: it is kept in the run, and the text then says so. */
+carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *folder, char trace[512]);
 /* Ends a run that could not be done; returns the status, with the sentence as it was. */
 carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);
 
@@ -90,6 +93,9 @@ carry_status climb_shell(carry_climb *climb, carry_process_result *result, const
 /* "" when all is well, else why there is no figure. */
 carry_status climb_measure(carry_climb *climb, climb_figure *figure, char why[256], const char *folder,
                            const char *command);
+
+/* climb_job.c: the job that this process is, for the entry: "slurm 17", "local 3", or what was given. */
+void climb_job_name(carry_climb *climb, char text[96], const char *given);
 
 /* climb_gate.c: one change, wherever it is. */
 typedef struct climb_change {

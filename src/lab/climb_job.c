@@ -24,6 +24,26 @@ static void add(command *c, const char *option, const char *value) {
     }
 }
 
+/* The local queue runs one job at a time: the one that runs is this one. */
+void climb_job_name(carry_climb *climb, char text[96], const char *given) {
+    const char *slurm = getenv("SLURM_JOB_ID");
+    carry_job *jobs = NULL;
+    int count = 0;
+    (void)carry_climb_line(text, 96, given != NULL ? given : "");
+    if (slurm != NULL && *slurm != '\0' && strspn(slurm, "0123456789_") == strlen(slurm) && strlen(slurm) < 40) {
+        (void)snprintf(text, 96, "slurm %s", slurm);
+        return;
+    }
+    if (strcmp(text, "local") == 0 && carry_job_list(climb->store, &jobs, &count) == CARRY_OK) {
+        for (int i = 0; i < count; i++) {
+            if (strcmp(jobs[i].on, "local") == 0 && strcmp(jobs[i].state, "running") == 0) {
+                (void)snprintf(text, 96, "local %lld", (long long)jobs[i].id);
+            }
+        }
+    }
+    free(jobs);
+}
+
 carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const carry_climb_attempt *attempt,
                                 const char *on, bool wait) {
     char self[CLIMB_PATH];
@@ -76,5 +96,11 @@ carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const 
     (void)snprintf(job->log, sizeof job->log, "%s", state.log);
     (void)snprintf(job->state, sizeof job->state, "%s", state.state);
     job->code = state.code;
+    int before = log->count;
+    if (wait) {
+        CARRY_TRY(climb_reload(climb));
+        CARRY_TRY(carry_climb_log_of(climb, &log));
+    }
+    job->entry = log->count > before ? log->count - 1 : -1;
     return CARRY_OK;
 }
