@@ -84,7 +84,7 @@ static void print_outcome(const asked *a, const carry_climb_entry *e, const char
 
 static const carry_climb_entry *entry_of(const asked *a, int number) {
     const carry_climb_log *log;
-    return carry_climb_log_of(a->climb, &log) == CARRY_OK && number < log->count ? &log->entry[number] : NULL;
+    return carry_climb_log_of(a->climb, &log) == CARRY_OK ? &log->entry[number] : NULL;
 }
 
 static int start(asked *a) {
@@ -159,8 +159,7 @@ static void judged(void *user, const carry_climb_outcome *outcome) {
 static int loop(asked *a) {
     carry_climb_loop_options options = {
         .propose = a->propose, .iterations = a->iterations, .judged = judged, .user = a};
-    carry_status status = carry_climb_loop(a->climb, &a->attempt, &options);
-    if (status != CARRY_OK) {
+    if (carry_climb_loop(a->climb, &a->attempt, &options) != CARRY_OK) {
         return cli_failed(a->ctx);
     }
     if (a->json) {
@@ -233,17 +232,23 @@ static int list(asked *a) {
     return CLI_DONE;
 }
 
+/* The entry that a word means, or -1. */
+static long number_of(const carry_climb_log *log, const char *word) {
+    if (strcmp(word, "last") == 0 || strcmp(word, "best") == 0) {
+        return word[0] == 'l' ? log->count - 1 : log->best;
+    }
+    char *end = NULL;
+    long number = strtol(word, &end, 10);
+    return *word != '\0' && *end == '\0' && number >= 0 && number < log->count ? number : -1;
+}
+
 static int show(asked *a, const char *word) {
     const carry_climb_log *log;
-    char *end;
     if (carry_climb_log_of(a->climb, &log) != CARRY_OK) {
         return cli_failed(a->ctx);
     }
-    long number = strcmp(word, "last") == 0   ? log->count - 1
-                  : strcmp(word, "best") == 0 ? log->best
-                                              : strtol(word, &end, 10);
-    bool is_number = strcmp(word, "last") == 0 || strcmp(word, "best") == 0 || (*word != '\0' && *end == '\0');
-    if (!is_number || number < 0 || number >= log->count) {
+    long number = number_of(log, word);
+    if (number < 0) {
         char shown[64];
         return cli_refuse("there is no entry '%s': give 0 to %d, best or last", cli_shown(shown, word), log->count - 1);
     }
