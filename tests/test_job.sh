@@ -11,6 +11,15 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 failures=0
 
+# The worker may not have ended yet.
+unmount() {
+    tries=0
+    while grep -qF " $folder/small " /proc/mounts && [ $tries -lt 100 ]; do
+        umount "$folder/small" 2> /dev/null || sleep 0.05
+        tries=$((tries + 1))
+    done
+}
+
 # Whatever goes wrong, no job is left running.
 clean_up() {
     touch "$folder/gate" "$folder/gate2"
@@ -18,6 +27,7 @@ clean_up() {
         sed 's/{"id": \([0-9]*\),.*/\1/'); do
         "$carry" job cancel "$id" > /dev/null 2>&1
     done
+    unmount
     rm -rf "$folder"
 }
 trap clean_up EXIT
@@ -120,7 +130,7 @@ for words in "<a b><it's><\"><\$HOME><new" 'line><><\><*>' "two words" "$here"; 
     grep -qF -e "$words" "$folder/out" || { fail "'$words' is not in the log:"; cat "$folder/out"; }
 done
 expect 0 "odd_name" job list
-ls "$here"/jobs/"$id".environment "$here"/jobs/"$id".end > /dev/null 2>&1 && fail "files of an ended job are left"
+[ "$(ls "$here/jobs" | grep -c "^$id\\.")" = 1 ] || fail "files of an ended job are left"
 
 # Exit codes.
 id=$(submit -- sh -c 'exit 3')
@@ -250,6 +260,17 @@ expect 0 "other" job wait last --store "$here/other.db" --show-logs
 [ -e "$here/other.db.jobs/1.log" ] || fail "no folder of its own for another store"
 refused "a database" job list --store "$folder/one"
 
+# A job that fills the disk: what it wrote is cut, its verdict is kept, and the queue goes on when there is room again.
+mkdir "$folder/small"
+if mount -t tmpfs -o size=400k none "$folder/small" 2> /dev/null; then
+    id=$(submit --store "$folder/small/store.db" -- sh -c 'head -c 1000000 /dev/zero 2> /dev/null; rm "$1"; exit 5' sh \
+        "$folder/small/jobs/1.log")
+    expect 1 "failed, exit code 5" job wait "$id" --store "$folder/small/store.db" --seconds 60
+    unmount
+else
+    echo "not tested: a full disk, since no file system can be mounted here"
+fi
+
 # Slurm's programs played by scripts: answers that are none, a controller that is away, a job that Slurm has forgotten.
 mkdir "$folder/slurm"
 for program in sbatch squeue sacct scontrol scancel; do
@@ -285,7 +306,7 @@ expect 0 '"external": "12;there"' job list --json
 refused "has not ended after 0.2 s" job wait "$id" --seconds 0.2
 plays squeue 1 "" "slurm_load_jobs error: Unable to contact slurm controller\n"
 "$carry" job logs "$id" || fail "logs asks a controller that is away"
-expect 2 "has not ended" job wait "$id" --seconds 0.2
+refused "Unable to contact slurm controller" job wait "$id" --seconds 0.2
 expect 0 "as last known" job list
 plays scancel 1 "" "scancel: error: Access denied\n"
 plays squeue 0 "RUNNING\n" ""

@@ -26,6 +26,16 @@ folder=$(mktemp -d /tmp/carry-slurm.XXXXXX) # short, since it holds a socket
 failures=0
 daemons=
 
+# Processes of ours that Slurm has detached (slurmstepd, and what a job runs): those that have our files open.
+ours() {
+    for process in /proc/[0-9]*; do
+        [ "$process" != "/proc/$$" ] || continue
+        if readlink "$process"/fd/* 2> /dev/null | grep -qF -e "$folder/slurmd.log" -e "$folder/a b%c/jobs/"; then
+            echo "${process#/proc/}"
+        fi
+    done
+}
+
 # Jobs first, then slurmd and slurmctld, then munged; each by its number, and harder when it does not listen.
 clean_up() {
     trap '' TERM INT
@@ -43,6 +53,7 @@ clean_up() {
         kill -9 "$pid" 2> /dev/null
         wait "$pid" 2> /dev/null
     done
+    for pid in $(ours); do kill -9 "$pid"; done
     rm -rf "$folder"
 }
 trap clean_up EXIT
@@ -195,6 +206,11 @@ id=$(submit -- sh -c 'mkdir "$1"; exit 4' sh "$folder/a b%c/jobs/$next.end.new")
 expect 1 "failed, exit code 4" job wait "$id" --seconds 60
 id=$(submit -- sh -c 'exit 6')
 until_there "$folder/a b%c/jobs/$id.end"
+tries=0
+while squeue --noheader 2> /dev/null | grep -q . && [ $tries -lt 200 ]; do # until the node has told the controller
+    sleep 0.05
+    tries=$((tries + 1))
+done
 kill "$slurmctld"
 wait "$slurmctld"
 expect 1 "failed, exit code 6" job wait "$id" --seconds 5

@@ -94,7 +94,7 @@ static void clean_name(char name[64], const carry_job_request *request) {
                        : slash != NULL && slash[1] != '\0' ? slash + 1
                                                            : request->arguments[0];
     size_t at = 0;
-    for (; from[at] != '\0' && at < 63; at++) {
+    for (; at < 63 && from[at] != '\0'; at++) {
         bool plain = (from[at] >= 'a' && from[at] <= 'z') || (from[at] >= 'A' && from[at] <= 'Z') ||
                      (from[at] >= '0' && from[at] <= '9') || strchr("._+-", from[at]) != NULL;
         name[at] = (char)(plain ? from[at] : '_');
@@ -291,6 +291,9 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
         }
         if (stop != NULL && stop()) {
             return carry_fail(store->ctx, CARRY_EINTERRUPTED, "interrupted; job %lld goes on", (long long)id);
+        }
+        if (now - started >= seconds && status != CARRY_OK) {
+            return status; /* why it cannot be known says more than that it is late */
         }
         if (now - started >= seconds) {
             return carry_fail(store->ctx, CARRY_ETIMEOUT, "job %lld has not ended after %.3g s; it goes on",

@@ -20,8 +20,6 @@
 #define GRACE_SECONDS 5.0
 #define KILL_SECONDS 10.0
 
-extern char **environ;
-
 static struct flock region(carry_job_lock lock) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)lock, .l_len = 1};
 }

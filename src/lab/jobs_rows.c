@@ -178,7 +178,7 @@ bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *starte
 
 /* The row first: whoever finds the file gone finds the row ended. */
 static void remove_files(carry_store *store, int64_t id) {
-    static const char *const endings[] = {"end", "environment"};
+    static const char *const endings[] = {"end", "end.new", "environment"};
     char path[CARRY_JOB_PATH];
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
         if (carry_job_file(store, path, id, endings[i]) == CARRY_OK) {

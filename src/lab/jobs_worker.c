@@ -23,8 +23,6 @@
 #define LONGEST_INTERVAL 0.2
 #define NOT_STARTED 127
 
-extern char **environ;
-
 /* All that a keeper needs, made before the fork: afterwards only system calls are safe. */
 typedef struct launch {
     carry_job_row row;
@@ -85,15 +83,13 @@ static void write_verdict(const launch *l, int code) {
         }
     }
     text[at++] = '\n';
-    int file = open(l->unfinished, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
-    bool written = file >= 0 && write(file, text, (size_t)at) == at && fsync(file) == 0;
+    int file = open(l->unfinished, O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+    bool written = file >= 0 && write(file, text, (size_t)at) == at && ftruncate(file, at) == 0 && fsync(file) == 0;
     if (file >= 0) {
         (void)close(file);
     }
     if (written) {
         (void)rename(l->unfinished, l->end);
-    } else {
-        (void)unlink(l->unfinished);
     }
 }
 
@@ -174,10 +170,27 @@ static carry_status read_environment(carry_store *store, launch *l) {
     return CARRY_OK;
 }
 
-static carry_status prepare(carry_store *store, launch *l) {
+/* The verdict's file gets its room before the job starts: a log that fills the disk must not cost the verdict. */
+static carry_status reserve_verdict(carry_store *store, launch *l) {
+    static const char room[] = "unknown\n";
     CARRY_TRY(carry_job_file(store, l->end, l->row.is.id, "end"));
     (void)snprintf(l->unfinished, sizeof l->unfinished, "%s.new", l->end);
     (void)unlink(l->end);
+    (void)unlink(l->unfinished);
+    int file = open(l->unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    bool written = file >= 0 && write(file, room, sizeof room - 1) == (ssize_t)sizeof room - 1 && fsync(file) == 0;
+    int reason = errno;
+    if (file >= 0) {
+        (void)close(file);
+    }
+    if (!written) {
+        return carry_fail(store->ctx, CARRY_EIO, "%s cannot be written: %s", l->unfinished, strerror(reason));
+    }
+    return CARRY_OK;
+}
+
+static carry_status prepare(carry_store *store, launch *l) {
+    CARRY_TRY(reserve_verdict(store, l));
     (void)unlink(l->row.is.log);
     l->log = open(l->row.is.log, O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666);
     if (l->log < 0) {
