@@ -94,15 +94,24 @@ carry_status tune_enter(tuning *t, contender **entered, const carry_tune_setting
     return CARRY_OK;
 }
 
+static carry_status time_run(const tuning *t, contender *c, double *seconds) {
+    if (t->family->time != NULL) {
+        return t->family->time(c->instance, seconds);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(t->family->run(c->instance));
+    *seconds = carry_seconds() - before;
+    return CARRY_OK;
+}
+
 /* A few runs in a row, so that threads are awake and caches as they are in use. */
 static carry_status take_turn(tuning *t, contender *c) {
     double started = carry_seconds();
     CARRY_TRY(told(t, c, t->family->run(c->instance)));
     for (bool first = true; c->count < TUNE_RUNS && (first || carry_seconds() - started < TURN_SECONDS);
          first = false) {
-        double before = carry_seconds();
-        CARRY_TRY(told(t, c, t->family->run(c->instance)));
-        double seconds = carry_seconds() - before;
+        double seconds;
+        CARRY_TRY(told(t, c, time_run(t, c, &seconds)));
         c->samples[c->count++] = seconds;
         c->spent += seconds;
         if (t->options->stop != NULL && t->options->stop()) {

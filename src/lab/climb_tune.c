@@ -62,7 +62,7 @@ static carry_status attempt(tuning *t, contender **best, const carry_tune_settin
 /* Not to be planned: whether it holds depends on the values (matmul_log). */
 static bool by_value(const tuning *t, const char *algorithm) {
     const carry_scan_algorithm *a;
-    for (int i = 0; strcmp(t->family->name, "scan") == 0 && (a = carry_scan_at(i)) != NULL; i++) {
+    for (int i = 0; strcmp(t->family->name, "scan") == 0 && (a = carry_scan_at(t->on_gpu, i)) != NULL; i++) {
         if (strcmp(a->name, algorithm) == 0) {
             return a->by_value;
         }
@@ -115,7 +115,7 @@ static int neighbours(tuning *t, const carry_tune_setting *from, carry_tune_sett
         other.chunk = from->chunk;
     }
     const int threads[] = {2 * from->threads, from->threads / 2, from->threads + 1, from->threads - 1};
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; !t->on_gpu && i < 4; i++) {
         other.threads = threads[i];
         propose(t, list, &count, other);
     }
@@ -150,6 +150,7 @@ static carry_status begin(tuning *t, contender **best) {
     CARRY_TRY(tune_parse(t, &problem, 0));
     CARRY_TRY(t->family->plan(t->ctx, &planned, &problem, false));
     (void)snprintf(step.setting.algorithm, sizeof step.setting.algorithm, "%s", t->family->chosen(planned));
+    t->on_gpu = t->family->device != NULL && t->family->device(planned) != 0;
     t->family->close(planned);
     step.setting.threads = carry_ctx_threads(t->ctx);
     CARRY_TRY(tune_enter(t, best, &step.setting));
@@ -194,6 +195,12 @@ static carry_status save(tuning *t) {
         (void)snprintf(r->not_saved, sizeof r->not_saved,
                        "the wisdom holds plans of scans only: write algo=%s and --threads %d for %s", r->best.algorithm,
                        r->best.threads, t->problem);
+        return CARRY_OK;
+    }
+    if (t->on_gpu) {
+        (void)snprintf(r->not_saved, sizeof r->not_saved,
+                       "what is fastest on a GPU is saved by carry plan --measure; here it is algo=%s",
+                       r->best.algorithm);
         return CARRY_OK;
     }
     if (t->ctx->wisdom == NULL) {

@@ -28,6 +28,7 @@ typedef struct tuning {
     char problem[CARRY_PROBLEM_TEXT];
     int64_t steps; /* of a scan in time, for its chunks; else 0 */
     int most_threads;
+    bool on_gpu; /* where the processor's threads are nothing to tune */
     carry_tune_setting tried[TUNE_TRIED];
     int tried_count;
     struct { /* the best with each number of threads that needed no chunk: what wisdom can hold */

@@ -398,6 +398,8 @@ static const char *method(int index) {
         return carry_scan_name(index);
     }
     return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
+}
+
 static carry_status remember(void *given, double seconds) {
     const instance *it = given;
     char key[CARRY_SCAN_KEY];
