@@ -270,6 +270,14 @@ static void test_profile_lines_are_understood(void **state) {
     f = figure_of(ctx, "{\"category\": \"walk\", \"share\": 0.61}\n{\"category\": \"copy\", \"share\": 0.2}\n"
                        "{\"throughput\": 1}");
     assert_string_equal(f.hotspots, "walk 61 %, copy 20 %");
+    /* carry profile bench --json: its rates belong to places, the bench's line is the figure. */
+    f = figure_of(ctx, "{\"problem\": \"a\", \"median_s\": 0.5, \"planned\": true}\n"
+                       "{\"by\": \"category\", \"category\": \"scan\", \"share\": 0.9, \"tokens_per_s\": 5}\n"
+                       "{\"by\": \"place\", \"category\": \"scan\", \"name\": \"walk\", \"place\": \"walk.c:30\","
+                       " \"share\": 0.7, \"tokens_per_s\": 5, \"mfu\": 0.9}\n{\"trace\": \"t.json.gz\"}\n");
+    assert_true(f.throughput == 2.0 && isnan(f.share));
+    assert_string_equal(f.hotspots, "walk.c:30 70 %");
+    assert_string_equal(f.trace, "t.json.gz");
 }
 
 static void test_output_without_a_figure_is_refused(void **state) {

@@ -10,7 +10,8 @@
    Of several lines of the first kind, and over the problems of a bench (the planner's choice, else the fastest), the
    geometric mean counts: a gain of a tenth is worth the same wherever it is had. A bench's throughput is runs per
    second, its MFU the arithmetic done over the ceiling measured in the same run. Of training steps the median counts.
-   Lines with "hotspot" or "category" and "share" (carry profile --json) fill in the hotspots. */
+   Lines with a share and a place, a category or a name fill in the hotspots: `carry profile bench --json PROBLEM` gives
+   figures, hotspots and a trace at once. */
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -119,7 +120,7 @@ static void read_step(reading *r, const json_t *line) {
 }
 
 static void read_hotspot(reading *r, const json_t *line) {
-    static const char *const names[] = {"hotspot", "place", "category", "name"};
+    static const char *const names[] = {"place", "category", "name"};
     double share = number_of(line, "share");
     const char *name = "";
     for (size_t i = 0; i < sizeof names / sizeof names[0] && *name == '\0'; i++) {
@@ -146,7 +147,11 @@ static void read_line(reading *r, const json_t *line) {
         (void)carry_climb_line(r->figure->hotspots, sizeof r->figure->hotspots, text_of(line, "hotspots"));
         r->hotspots = MOST_HOTSPOTS;
     }
-    if (json_object_get(line, "throughput") != NULL || json_object_get(line, "samples") != NULL) {
+    if (json_object_get(line, "by") != NULL) { /* carry profile: its places, whose rates are not the command's */
+        if (strcmp(text_of(line, "by"), "place") == 0) {
+            read_hotspot(r, line);
+        }
+    } else if (json_object_get(line, "throughput") != NULL || json_object_get(line, "samples") != NULL) {
         read_throughput(r, line);
     } else if (json_object_get(line, "median_s") != NULL) {
         read_bench(r, line);
