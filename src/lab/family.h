@@ -47,6 +47,8 @@ typedef struct carry_family {
     carry_counts (*counts)(const void *instance);
     /* Runs once on poisoned outputs and compares. */
     carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
+    /* Puts the chosen method into the wisdom as this problem's plan. NULL: the family's planner does not ask there. */
+    carry_status (*remember)(void *instance, double seconds);
 } carry_family;
 
 /* family_table.c; NULL past the end. */

@@ -13,6 +13,7 @@
 #include "lab/family.h"
 #include "lab/scan_set.h"
 #include "lab/timer.h"
+#include "scan/wisdom.h"
 
 #define MAX_COPIES 64
 
@@ -399,6 +400,13 @@ static const char *method(int index) {
     return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
 }
 
+static carry_status remember(void *given, double seconds) {
+    const instance *it = given;
+    char key[CARRY_SCAN_KEY];
+    return carry_wisdom_remember(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
+                                 seconds);
+}
+
 const carry_family carry_family_scan = {
     .name = "scan",
     .about = "h[t] = A[t] h[t-1] + b[t]; A diagonal or dense n x n, h and b n x w",
@@ -418,4 +426,5 @@ const carry_family carry_family_scan = {
     .device = device_of,
     .counts = counts,
     .compare = compare,
+    .remember = remember,
 };
