@@ -32,7 +32,7 @@ struct matrices {
     int64_t item, step;
 };
 
-struct level {
+struct level_data {
     carry_dense_level at;
     matrices A;    /* of its elements */
     matrices made; /* tree: the node that ends at odd element e is matrix (e-1)/2; groups: products up to e */
@@ -46,7 +46,7 @@ struct params {
     array A, b, h, h0;
     array values; /* f32, over steps: h itself or workspace */
     int levels;
-    level level[CARRY_DENSE_MAX_LEVELS];
+    level_data level[CARRY_DENSE_MAX_LEVELS];
     /* Shared memory: `kept` matrices and one more for what was just made, then a ring of `ring` of them. */
     int kept, ring, slots;
     int tile;          /* values in shared memory: elements at a time */

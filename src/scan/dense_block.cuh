@@ -45,19 +45,45 @@ __device__ inline void store_value(void *data, int dtype, int64_t i, float x) {
 /* Waits until at most `pending` of the groups of copies are under way; the count must be known to the assembler. */
 __device__ inline void copy_wait(int pending) {
     switch (pending) {
-    case 0: copy_wait_for<0>(); return;
-    case 1: copy_wait_for<1>(); return;
-    case 2: copy_wait_for<2>(); return;
-    case 3: copy_wait_for<3>(); return;
-    case 4: copy_wait_for<4>(); return;
-    case 5: copy_wait_for<5>(); return;
-    case 6: copy_wait_for<6>(); return;
-    case 7: copy_wait_for<7>(); return;
-    case 8: copy_wait_for<8>(); return;
-    case 9: copy_wait_for<9>(); return;
-    case 10: copy_wait_for<10>(); return;
-    case 11: copy_wait_for<11>(); return;
-    default: copy_wait_for<12>(); return;
+    case 0:
+        copy_wait_for<0>();
+        return;
+    case 1:
+        copy_wait_for<1>();
+        return;
+    case 2:
+        copy_wait_for<2>();
+        return;
+    case 3:
+        copy_wait_for<3>();
+        return;
+    case 4:
+        copy_wait_for<4>();
+        return;
+    case 5:
+        copy_wait_for<5>();
+        return;
+    case 6:
+        copy_wait_for<6>();
+        return;
+    case 7:
+        copy_wait_for<7>();
+        return;
+    case 8:
+        copy_wait_for<8>();
+        return;
+    case 9:
+        copy_wait_for<9>();
+        return;
+    case 10:
+        copy_wait_for<10>();
+        return;
+    case 11:
+        copy_wait_for<11>();
+        return;
+    default:
+        copy_wait_for<12>();
+        return;
     }
 }
 
@@ -393,8 +419,8 @@ __device__ inline void store_tile(const float *tile, int64_t apart, const array 
 /* One state, or zeros where there is none. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
     for (int i = threadIdx.x; i < size; i += THREADS) {
-        state[i] = from.data == nullptr ? 0.0f
-                                        : load_value(from.data, from.dtype, item * from.item + step * from.step + i);
+        state[i] =
+            from.data == nullptr ? 0.0f : load_value(from.data, from.dtype, item * from.item + step * from.step + i);
     }
 }
 

@@ -10,22 +10,22 @@
 
 namespace dense {
 
-/* Ranges of elements, each walked by one block: `columns` blocks of columns of each of `ranges` ranges of an item. */
+/* Ranges of elements, each walked by one block: `columns` blocks of columns of each of `per_item` ranges. */
 struct ranges {
     matrices A;
-    int64_t batch, columns, ranges, length, total;
+    int64_t batch, columns, per_item, length, total;
 
     __device__ int64_t tasks() const {
-        return batch * columns * ranges;
+        return batch * columns * per_item;
     }
     __device__ int64_t item(int64_t task) const {
-        return task / (columns * ranges);
+        return task / (columns * per_item);
     }
     __device__ int64_t column(int64_t task) const {
-        return task / ranges % columns;
+        return task / per_item % columns;
     }
     __device__ int64_t range(int64_t task) const {
-        return task % ranges;
+        return task % per_item;
     }
     __device__ int64_t end(int64_t task) const {
         int64_t to = (range(task) + 1) * length;
@@ -151,8 +151,8 @@ template <typename E, int SIZE> struct chunks {
             int64_t range = r.range(task);
             int64_t first = r.column(task) * p.columns;
             int w = p.width - first < p.columns ? (int)(p.width - first) : p.columns;
-            load_columns(state, apart, range == 0 ? p.h0 : states, item, range == 0 ? 0 : range - 1, 1, p.n, w,
-                         p.width, first);
+            load_columns(state, apart, range == 0 ? p.h0 : states, item, range == 0 ? 0 : range - 1, 1, p.n, w, p.width,
+                         first);
             for (int64_t t = range * r.length; t < r.end(task); t += p.tile) {
                 int members = (int)(r.end(task) - t < p.tile ? r.end(task) - t : p.tile);
                 load_columns(values, apart, b, item, t, members, p.n, w, p.width, first);

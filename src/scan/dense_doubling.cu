@@ -50,7 +50,8 @@ template <typename E, int SIZE> struct doubling {
         __syncthreads();
     }
 
-    /* Elements first .. first + wanted - 1 of the sequence of elements `apart_by` from each other that begins at `r`. */
+    /* Elements first .. first + wanted - 1 of the sequence of elements `apart_by` from each other that begins at `r`.
+     */
     __device__ void do_tile(const pass &now, int64_t item, int64_t r, int64_t first, int64_t wanted) const {
         int64_t next = (int64_t)1 << now.from;
         int64_t length = (p.steps - r + next - 1) / next;
@@ -98,8 +99,12 @@ template <typename E, int SIZE> struct doubling {
         for (int done = 0; done == 0 || done < all; done += p.rounds, turn ^= 1) {
             int left = all - done;
             bool is_last = left <= p.rounds;
-            pass now = {done == 0 ? p.A_matrices() : p.spare[turn ^ 1], p.spare[turn], done == 0 ? p.b : p.turns[turn ^ 1],
-                        is_last ? p.h : p.turns[turn],                  done,          is_last ? left : p.rounds};
+            pass now = {done == 0 ? p.A_matrices() : p.spare[turn ^ 1],
+                        p.spare[turn],
+                        done == 0 ? p.b : p.turns[turn ^ 1],
+                        is_last ? p.h : p.turns[turn],
+                        done,
+                        is_last ? left : p.rounds};
             if (is_last) {
                 now.to.data = nullptr;
             }

@@ -11,7 +11,7 @@ namespace dense {
    its transition on the way up. */
 template <typename E, bool DOWN> struct group_cursor {
     const params &p;
-    const level &here;
+    const level_data &here;
     bool is_top;
     int64_t task, item, visit;
     int i, members;
@@ -58,7 +58,7 @@ template <typename E, int SIZE> struct groups {
 
     __device__ void up(int k) const {
         using Cursor = group_cursor<E, false>;
-        const level &here = p.level[k];
+        const level_data &here = p.level[k];
         ring<E, SIZE, Cursor> coming(slots + ELEMENTS, p.ring, p.n, Cursor(p, k));
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
@@ -81,7 +81,7 @@ template <typename E, int SIZE> struct groups {
 
     __device__ void down(int k) const {
         using Cursor = group_cursor<E, true>;
-        const level &here = p.level[k];
+        const level_data &here = p.level[k];
         bool is_top = k == p.levels - 1;
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
@@ -103,8 +103,8 @@ template <typename E, int SIZE> struct groups {
                 coming.release(some);
             }
             bool in_place = k > 0 || p.values.data == p.h.data;
-            store_tile(values, apart, k == 0 ? p.h : p.values, item, step, here.at.stride,
-                       in_place ? changed : members, size);
+            store_tile(values, apart, k == 0 ? p.h : p.values, item, step, here.at.stride, in_place ? changed : members,
+                       size);
         }
         coming.finish();
     }

@@ -120,10 +120,10 @@ static int choose_heights(const layout *l, const carry_scan_shape *shape, int mo
 
 static void link_levels(layout *l, const carry_scan_shape *shape, bool groups, bool exclusive, carry_arena *arena) {
     for (int k = 0; k < l->p.levels; k++) {
-        level *here = &l->p.level[k];
+        level_data *here = &l->p.level[k];
         here->A = matrices{shape->A.data, shape->A.item, shape->A.step};
         if (k > 0) {
-            const level *below = &l->p.level[k - 1];
+            const level_data *below = &l->p.level[k - 1];
             int64_t next = groups ? below->at.radix : below->at.radix / 2;
             int64_t size = shape->n * shape->n;
             unsigned char *first = (unsigned char *)below->made.data;
@@ -148,7 +148,8 @@ static void place_values(layout *l, const carry_scan_shape *shape, bool apart, c
 static bool lay_out_tree(layout *l, const carry_scan_shape *shape, bool exclusive, size_t budget, carry_arena *arena) {
     size_t slot = slot_bytes(l->size, element_bytes(shape));
     int most = MAX_HEIGHT;
-    while (most > 0 && slots_beside(budget, slot, value_bytes(l, (exclusive ? 2 : 1) << most), most == 1 ? 3 : 4) == 0) {
+    while (most > 0 &&
+           slots_beside(budget, slot, value_bytes(l, (exclusive ? 2 : 1) << most), most == 1 ? 3 : 4) == 0) {
         most--;
     }
     if (most == 0) {
@@ -190,7 +191,7 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     }
     l->p.ring = l->p.slots - 1;
     for (int64_t stride = 1;; stride *= shape->radix) {
-        level *here = &l->p.level[l->p.levels++];
+        level_data *here = &l->p.level[l->p.levels++];
         here->at = carry_dense_level_of(shape->steps, stride, 0, shape->radix);
         if (here->at.count <= shape->radix) {
             break;
@@ -204,8 +205,8 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     return true;
 }
 
-/* Steps a chunk: all of them when the batch fills the GPU; otherwise so many that walking the chunks' ends one after the
-   other costs no more than a chunk does. */
+/* Steps a chunk: all of them when the batch fills the GPU; otherwise so many that walking the chunks' ends one after
+   the other costs no more than a chunk does. */
 static int64_t choose_chunk(const layout *l, const carry_scan_shape *shape) {
     if (shape->chunk > 0) {
         return shape->chunk < shape->steps ? shape->chunk : shape->steps;
@@ -314,8 +315,9 @@ static array array_of(const carry_scan_array *from) {
 bool lay_out(layout *made, const carry_scan_shape *shape, carry_cuda_method method, carry_arena *arena, char *why,
              size_t why_size) {
     if (method == CARRY_CUDA_LOOKBACK) {
-        (void)snprintf(why, why_size, "looking back through dense transitions would multiply them again and again: "
-                                      "use chunkwise or cyclic");
+        (void)snprintf(why, why_size,
+                       "looking back through dense transitions would multiply them again and again: "
+                       "use chunkwise or cyclic");
         return false;
     }
     if (shape->n > 128) {
@@ -325,8 +327,10 @@ bool lay_out(layout *made, const carry_scan_shape *shape, carry_cuda_method meth
     }
     bool narrow = method == CARRY_CUDA_SEQUENTIAL || shape->width <= 8192 / padded(shape->n);
     carry_arena begun = *arena;
-    for (int per_unit = padded(shape->n) == 128 ? 1 : padded(shape->n) == 64 ? 2 : 4; narrow && per_unit > 0;
-         per_unit /= 2) {
+    for (int per_unit = padded(shape->n) == 128  ? 1
+                        : padded(shape->n) == 64 ? 2
+                                                 : 4;
+         narrow && per_unit > 0; per_unit /= 2) {
         *made = layout{};
         *arena = begun;
         made->per_unit = per_unit;

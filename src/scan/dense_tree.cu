@@ -14,11 +14,11 @@ namespace dense {
 /* The transitions of all visits of a block on the way up, and the high even nodes that they meet again. */
 template <typename E> struct up_cursor {
     const params &p;
-    const level &here;
+    const level_data &here;
     int64_t task, item, visit, pair, pairs;
     int stage;
 
-    __device__ up_cursor(const params &given, const level &at) : p(given), here(at), task(blockIdx.x) {
+    __device__ up_cursor(const params &given, const level_data &at) : p(given), here(at), task(blockIdx.x) {
         enter();
     }
     __device__ void enter() {
@@ -55,7 +55,7 @@ template <typename E> struct up_cursor {
 /* The even nodes of all visits of a block from the highest to the lowest, and then, exclusive, the leaves. */
 template <typename E, bool EXCLUSIVE> struct down_cursor {
     const params &p;
-    const level &here;
+    const level_data &here;
     bool is_top, is_bottom;
     int64_t task, item, visit, limit, i, leaves;
     int height;
@@ -139,7 +139,7 @@ template <typename E, int SIZE> struct tree {
     }
 
     __device__ void up(int k) const {
-        const level &here = p.level[k];
+        const level_data &here = p.level[k];
         ring<E, SIZE, up_cursor<E>> coming(slots + (p.kept + 1) * ELEMENTS, p.ring, p.n, up_cursor<E>(p, here));
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
@@ -158,7 +158,7 @@ template <typename E, int SIZE> struct tree {
 
     __device__ void down(int k) const {
         using Cursor = down_cursor<E, false>;
-        const level &here = p.level[k];
+        const level_data &here = p.level[k];
         bool is_top = k == p.levels - 1;
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
@@ -193,7 +193,7 @@ template <typename E, int SIZE> struct tree {
     }
 
     /* What enters the right half of every node of a visit, from the highest nodes to the lowest. */
-    template <typename Ring> __device__ void spread(Ring &coming, const level &here, int entered) const {
+    template <typename Ring> __device__ void spread(Ring &coming, const level_data &here, int entered) const {
         for (int height = here.at.height - 1; height >= 0; height--) {
             int nodes = (int)carry_dense_even_nodes(entered - 1, height);
             for (int i = 0, some; i < nodes; i += some) {
@@ -212,7 +212,7 @@ template <typename E, int SIZE> struct tree {
 
     __device__ void down_exclusive(int k) const {
         using Cursor = down_cursor<E, true>;
-        const level &here = p.level[k];
+        const level_data &here = p.level[k];
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
