@@ -10,8 +10,6 @@ extern "C" {
 namespace {
 
 constexpr int LANES = 32;
-constexpr int LOOKBACK_SEGMENTS = 16;
-constexpr int SEGMENT_STEPS = 8;
 
 /* Threads carry four or eight channels when all of them lie in one row, stand 16 bytes apart, and there are enough of
    them to keep the GPU busy; else one. */
@@ -44,17 +42,7 @@ int channel_blocks(const carry_scan_shape *s, bool wide) {
 }
 
 int lookback_tiles(const carry_scan_shape *s) {
-    int64_t steps = (int64_t)LOOKBACK_SEGMENTS * SEGMENT_STEPS;
-    return (int)((s->steps + steps - 1) / steps);
-}
-
-/* Segments for the kernels that go tile by tile: as many as the steps need. */
-int segments_for(const carry_scan_shape *s) {
-    int segments = 1;
-    while (segments < 32 && (int64_t)segments * SEGMENT_STEPS < s->steps) {
-        segments *= 2;
-    }
-    return segments;
+    return (int)((s->steps + CARRY_LOOKBACK_STEPS - 1) / CARRY_LOOKBACK_STEPS);
 }
 
 bool applies(const carry_scan_shape *s, carry_cuda_method method, char *why, size_t why_size) {
@@ -173,9 +161,9 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
         uintptr_t start = ((uintptr_t)w->workspace + 255) / 256 * 256;
         d.totals = (float *)start;
         d.flags = (unsigned *)(start + records * (wide ? 1 + 2 * 4 : 1 + 2) * LANES * sizeof(float));
-        error = carry_diagonal_lookback(d, wide, LOOKBACK_SEGMENTS, stream);
+        error = carry_diagonal_lookback(d, wide, stream);
     } else if (error == cudaSuccess) {
-        error = carry_diagonal_segments(d, wide, method, segments_for(w), stream);
+        error = carry_diagonal_segments(d, wide, method, stream);
     }
     if (error != cudaSuccess) {
         (void)cudaGetLastError();

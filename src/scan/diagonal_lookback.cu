@@ -11,7 +11,7 @@ namespace {
 
 constexpr int LANES = 32;
 constexpr int LONG = 8;
-constexpr int MOST_SEGMENTS = 16;
+constexpr int SEGMENTS = CARRY_LOOKBACK_STEPS / LONG;
 constexpr int MOST_BACK = 64;
 
 enum : unsigned { EMPTY = 0, ELEMENT = 1, STATE = 2 };
@@ -28,13 +28,12 @@ __device__ __forceinline__ void write_flag(unsigned *flag, unsigned value) {
 
 /* The number of the next tile of this strip (a block of channels of one sequence): tiles are taken in order, so those
    before ours are done or under way, and waiting for them ends. */
-template <int V, typename TB, typename TH>
-__global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const carry_diagonal d) {
-    __shared__ float shared_a[MOST_SEGMENTS][LANES];
-    __shared__ float shared_b[MOST_SEGMENTS][V][LANES];
+template <int V, typename TA, typename TB, typename TH>
+__global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_diagonal d) {
+    __shared__ float shared_a[SEGMENTS][LANES];
+    __shared__ float shared_b[SEGMENTS][V][LANES];
     __shared__ unsigned taken;
     __shared__ int from; /* the tile whose state is there */
-    int segments = (int)blockDim.y;
     int segment = (int)threadIdx.y;
     int lane = (int)threadIdx.x;
     int strips = d.channel_blocks * d.items;
@@ -49,41 +48,23 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const ca
     int item = strip / d.channel_blocks;
     int channel = (strip % d.channel_blocks * LANES + lane) * V;
     bool inside = channel < d.channels;
-    int64_t first = ((int64_t)tile * segments + segment) * LONG;
-    int64_t a_at = item * d.A.item + (inside ? channel / d.width : 0);
-    int64_t b_at = item * d.b.item + channel;
-    int64_t h_at = item * d.h.item + channel;
-    carry_channels<V, TB, TH> raw[LONG];
-    carry_bits decays[LONG];
+    int64_t first = ((int64_t)tile * SEGMENTS + segment) * LONG;
+    int64_t left = inside ? d.steps - first : 0;
+    carry_segment<V, LONG, TA, TB> raw;
+    const TA *a_at =
+        static_cast<const TA *>(d.A.data) + item * d.A.item + first * d.A.step + (inside ? channel / d.width : 0);
+    const TB *b_at = static_cast<const TB *>(d.b.data) + item * d.b.item + first * d.b.step + channel;
+    if (left >= LONG) {
+        raw.load(a_at, d.A.step, b_at, d.b.step);
+    } else {
+        raw.load_some(a_at, d.A.step, b_at, d.b.step, left);
+    }
     float a[LONG];
     float b[LONG][V];
-#pragma unroll
-    for (int i = 0; i < LONG; i++) {
-        if (inside && first + i < d.steps) {
-            decays[i].load(d.A, a_at + (first + i) * d.A.step);
-            raw[i].load(d.b, b_at + (first + i) * d.b.step);
-        }
-    }
-    float decay = 1.0f;
-    float value[V] = {};
-#pragma unroll
-    for (int i = 0; i < LONG; i++) {
-        bool real = inside && first + i < d.steps;
-        a[i] = real ? decays[i].value(d.A.type) : 1.0f;
-        if (real) {
-            raw[i].expand(b[i], d.b);
-        } else {
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                b[i][v] = 0.0f;
-            }
-        }
-        decay *= a[i];
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            value[v] = fmaf(a[i], value[v], b[i][v]);
-        }
-    }
+    float decay;
+    float value[V];
+    raw.expand(a, b);
+    carry_total<V, LONG>(decay, value, a, b);
     shared_a[segment][lane] = decay;
 #pragma unroll
     for (int v = 0; v < V; v++) {
@@ -96,7 +77,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const ca
     float *mine = d.totals + record * WORDS;
     float entering[V] = {};
     if (segment == 0) {
-        for (int s = 1; s < segments; s++) {
+        for (int s = 1; s < SEGMENTS; s++) {
             float second = shared_a[s][lane];
             shared_a[s][lane] = second * shared_a[s - 1][lane];
 #pragma unroll
@@ -104,11 +85,11 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const ca
                 shared_b[s][v][lane] = fmaf(second, shared_b[s - 1][v][lane], shared_b[s][v][lane]);
             }
         }
-        decay = shared_a[segments - 1][lane];
+        decay = shared_a[SEGMENTS - 1][lane];
         mine[lane] = decay;
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            value[v] = shared_b[segments - 1][v][lane];
+            value[v] = shared_b[SEGMENTS - 1][v][lane];
             mine[(1 + v) * LANES + lane] = value[v];
         }
         __syncwarp();
@@ -159,7 +140,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const ca
             write_flag(&flags[record], STATE);
         }
         /* What enters segment s + 1 is prefix s applied to what enters the tile. */
-        for (int s = 0; s < segments; s++) {
+        for (int s = 0; s < SEGMENTS; s++) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
                 shared_b[s][v][lane] = fmaf(shared_a[s][lane], entering[v], shared_b[s][v][lane]);
@@ -176,26 +157,29 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS) lookback_kernel(const ca
     for (int i = 0; i < LONG; i++) {
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            state[v] = fmaf(a[i], state[v], b[i][v]);
-        }
-        if (inside && first + i < d.steps) {
-            carry_channels<V, TB, TH>::store(d.h, h_at + (first + i) * d.h.step, state);
+            b[i][v] = state[v] = fmaf(a[i], state[v], b[i][v]);
         }
     }
+    TH *h_at = static_cast<TH *>(d.h.data) + item * d.h.item + first * d.h.step + channel;
+    carry_store_steps<V, LONG, TH>(h_at, d.h.step, b, left);
 }
 
 } // namespace
 
-cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, int segments, cudaStream_t stream) {
+cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, cudaStream_t stream) {
     size_t strips = (size_t)d.channel_blocks * (size_t)d.items;
     cudaError_t error = cudaMemsetAsync(d.flags, 0, (1 + strips * (size_t)d.tiles) * sizeof *d.flags, stream);
     if (error != cudaSuccess) {
         return error;
     }
-    dim3 block(LANES, (unsigned)segments);
+    dim3 block(LANES, SEGMENTS);
     unsigned grid = (unsigned)(strips * (size_t)d.tiles);
-#define LAUNCH(V, TB, TH) lookback_kernel<V, TB, TH><<<grid, block, 0, stream>>>(d)
-    CARRY_DIAGONAL_TYPES(d, wide, 4, LAUNCH);
+#define LAUNCH(V, TA, TB, TH) lookback_kernel<V, TA, TB, TH><<<grid, block, 0, stream>>>(d)
+    if (wide) {
+        CARRY_DIAGONAL_TYPES(d, 4, 4, LAUNCH);
+    } else {
+        CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
+    }
 #undef LAUNCH
     return cudaGetLastError();
 }

@@ -6,12 +6,17 @@
    shared memory, and so on until one group is left; coming down, every row adds its decay times the full prefix before
    its group. Every byte of b and h moves once.
 
-   Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low, each exact in tf32, and low x low
-   is left out: the error stays at f32's. bf16 and f16 values are exact in tf32, so b in 16 bits needs no low part.
+   Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x cut off after tf32's
+   bits, low the exact rest, cut off by the unit itself; low x low is left out. The error stays at 2^-21 of a product. bf16
+   and f16 values are exact in tf32, so b in 16 bits needs no low part.
 
    Which column of b stands at which n of the product is free, and so is which step stands at which k as long as L agrees.
    n = 4 m + j, j the product's number: so a lane loads four neighbouring columns for four products, and stores eight. */
 #include "scan/diagonal.cuh"
+
+#ifndef CARRY_MM
+#define CARRY_MM 2
+#endif
 
 namespace {
 
@@ -24,15 +29,9 @@ struct split {
     unsigned high, low;
 };
 
-__device__ __forceinline__ unsigned to_tf32(float x) {
-    unsigned bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
-    return bits;
-}
-
 __device__ __forceinline__ split split_of(float x) {
-    unsigned high = to_tf32(x);
-    return {high, to_tf32(x - __uint_as_float(high))};
+    unsigned high = __float_as_uint(x) & 0xffffe000u; /* a conversion instruction would take four times as long */
+    return {high, __float_as_uint(x - __uint_as_float(high))};
 }
 
 __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
@@ -143,7 +142,7 @@ __host__ __device__ constexpr int level_rows(int warps, int radix) {
 }
 
 template <typename TB, typename TH, int RADIX>
-__global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diagonal d) {
+__global__ void __launch_bounds__(32 * WARPS, CARRY_MM) matmul_kernel(const carry_diagonal d) {
     extern __shared__ float shared[];
     int warps = (int)blockDim.y;
     int warp = (int)threadIdx.y;
@@ -330,11 +329,11 @@ template <typename TB, typename TH, int RADIX> cudaError_t launch(const carry_di
 
 cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-#define LAUNCH(V, TB, TH)                                                                                              \
+#define LAUNCH(V, TA, TB, TH)                                                                                              \
     error = radix == 4   ? launch<TB, TH, 4>(d, stream)                                                                \
             : radix == 8 ? launch<TB, TH, 8>(d, stream)                                                                \
                          : launch<TB, TH, 16>(d, stream)
-    CARRY_DIAGONAL_TYPES(d, true, 8, LAUNCH);
+    CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
 #undef LAUNCH
     return error;
 }
