@@ -4,6 +4,7 @@
 
 #include "scan/dense.cuh"
 #include "scan/dense_device.cuh"
+#include "scan/value.cuh"
 
 namespace dense {
 
@@ -24,22 +25,6 @@ __device__ inline float to_float(__half x) {
 }
 __device__ inline float to_float(__nv_bfloat16 x) {
     return __bfloat162float(x);
-}
-
-__device__ inline float load_value(const void *data, int dtype, int64_t i) {
-    return dtype == F32   ? ((const float *)data)[i]
-           : dtype == F16 ? __half2float(((const __half *)data)[i])
-                          : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
-}
-
-__device__ inline void store_value(void *data, int dtype, int64_t i, float x) {
-    if (dtype == F32) {
-        ((float *)data)[i] = x;
-    } else if (dtype == F16) {
-        ((__half *)data)[i] = __float2half_rn(x);
-    } else {
-        ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
-    }
 }
 
 /* Waits until at most `pending` of the groups of copies are under way; the count must be known to the assembler. */
@@ -402,7 +387,7 @@ __device__ inline void load_tile(float *tile, int64_t apart, const array &from, 
         int member = i / size;
         int at = i - member * size;
         int64_t offset = item * from.item + (first + member * next) * from.step + at;
-        tile[member * apart + at] = load_value(from.data, from.dtype, offset);
+        tile[member * apart + at] = carry_value::load(from.data, from.dtype, offset);
     }
 }
 
@@ -412,15 +397,16 @@ __device__ inline void store_tile(const float *tile, int64_t apart, const array 
         int member = i / size;
         int at = i - member * size;
         int64_t offset = item * to.item + (first + member * next) * to.step + at;
-        store_value(to.data, to.dtype, offset, tile[member * apart + at]);
+        carry_value::store(to.data, to.dtype, offset, tile[member * apart + at]);
     }
 }
 
 /* One state, or zeros where there is none. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
     for (int i = threadIdx.x; i < size; i += THREADS) {
-        state[i] =
-            from.data == nullptr ? 0.0f : load_value(from.data, from.dtype, item * from.item + step * from.step + i);
+        state[i] = from.data == nullptr
+                       ? 0.0f
+                       : carry_value::load(from.data, from.dtype, item * from.item + step * from.step + i);
     }
 }
 

@@ -65,7 +65,7 @@ __device__ static void load_columns(float *tile, int apart, const array &from, i
         int at = i - member * n * w;
         int row = at / w;
         int64_t offset = item * from.item + (step + member) * from.step + row * width + first + at - row * w;
-        tile[member * apart + at] = from.data == nullptr ? 0.0f : load_value(from.data, from.dtype, offset);
+        tile[member * apart + at] = from.data == nullptr ? 0.0f : carry_value::load(from.data, from.dtype, offset);
     }
 }
 
@@ -76,7 +76,7 @@ __device__ static void store_columns(const float *tile, int apart, const array &
         int at = i - member * n * w;
         int row = at / w;
         int64_t offset = item * to.item + (step + member) * to.step + row * width + first + at - row * w;
-        store_value(to.data, to.dtype, offset, tile[member * apart + at]);
+        carry_value::store(to.data, to.dtype, offset, tile[member * apart + at]);
     }
 }
 
