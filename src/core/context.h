@@ -6,6 +6,7 @@
 #include "core/error.h"
 
 struct carry_pool;
+struct carry_recording;
 
 typedef enum carry_slot {
     CARRY_SLOT_OPS,    /* the kernels chosen for this processor (ops/) */
@@ -19,6 +20,7 @@ struct carry_ctx {
     char *kernels; /* asked for by name, or NULL */
     char *wisdom;  /* path, or NULL */
     struct carry_pool *pool;
+    struct carry_recording *recording; /* where spans go (span.h); NULL: nowhere */
     carry_log_level log_level;
     carry_log_sink log;
     void *log_user;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "scan/check.h"
@@ -144,6 +145,7 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     if (p->steps == 1) {
         return CARRY_OK;
     }
+    CARRY_SPAN_OF(p->plan->ctx, &p->plan->algorithm->span);
     carry_scan_work work = carry_scan_shape_of(problem);
     work.ctx = p->plan->ctx;
     work.kernels = p->plan->kernels;
@@ -165,6 +167,19 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     p->plan->products = work.products;
     p->plan->flops += work.flops;
     return status;
+}
+
+static void load_all(pass *p, int64_t grain) {
+    CARRY_SPAN(p->plan->ctx, "scan", "load gradients");
+    carry_parallel(p->plan->ctx, p->batch * p->steps, grain, load_steps, p);
+}
+
+static void store_all(pass *p, int64_t grain) {
+    CARRY_SPAN(p->plan->ctx, "scan", "store gradients");
+    carry_parallel(p->plan->ctx, p->batch * p->steps, grain, store_steps, p);
+    if (p->given->dh0 != NULL) {
+        carry_parallel(p->plan->ctx, p->batch, 1, store_dh0, p);
+    }
 }
 
 static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradients *given, const void *workspace,
@@ -222,6 +237,7 @@ bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, s
 
 carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
                                  size_t workspace_bytes) {
+    CARRY_SPAN(plan->ctx, "scan", "backward");
     CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     pass p = {.plan = plan, .given = gradients};
@@ -231,11 +247,9 @@ carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradien
     int64_t grain = 16384 / (p.A_size + p.b_size) + 1;
     plan->products = 0;
     plan->flops = gradients->dA != NULL ? 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width) : 0.0;
-    carry_parallel(plan->ctx, p.batch * p.steps, grain, load_steps, &p);
+    load_all(&p, grain);
     CARRY_TRY(scan_l(&p, arena.base + arena.used, arena.size - arena.used));
-    carry_parallel(plan->ctx, p.batch * p.steps, grain, store_steps, &p);
-    if (gradients->dh0 != NULL) {
-        carry_parallel(plan->ctx, p.batch, 1, store_dh0, &p);
-    }
+    store_all(&p, grain);
+    carry_span_work(plan->ctx, plan->flops, 0.0);
     return CARRY_OK;
 }

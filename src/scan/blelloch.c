@@ -5,6 +5,7 @@
    textbook, then the element itself. An odd last element of a level goes up unchanged. */
 #include <string.h>
 
+#include "core/span.h"
 #include "scan/element.h"
 
 #define MAX_LEVELS 64
@@ -54,6 +55,7 @@ static void solve(carry_scan_item *item) {
                         .A = carry_run_from(item->A, item->A_step),
                         .b = {item->h, item->h_step},
                         .S = take(item, item->work->steps, b_size)};
+    CARRY_SPAN_BEGIN(way_up, item->work->ctx, "scan", "blelloch up");
     for (; levels[top].count > 1; top++) {
         int64_t count = (levels[top].count + 1) / 2;
         levels[top + 1] = (level){.count = count,
@@ -62,11 +64,14 @@ static void solve(carry_scan_item *item) {
                                   .S = take(item, count, b_size)};
         sweep_up(item, &levels[top], &levels[top + 1]);
     }
+    carry_span_end(&way_up);
+    CARRY_SPAN_BEGIN(way_down, item->work->ctx, "scan", "blelloch down");
     memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));
     for (int k = top - 1; k >= 0; k--) {
         sweep_down(item, &levels[k], &levels[k + 1]);
     }
     carry_scan_apply(item, item->work->steps, levels[0].b, levels[0].b, levels[0].A, levels[0].S);
+    carry_span_end(&way_down);
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
@@ -102,6 +107,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_blelloch = {
     .name = "blelloch",
+    .span = CARRY_SPAN_SITE("scan", "blelloch"),
     .about = "work-efficient tree: up, then down",
     .applies = carry_scan_always,
     .cost = cost,

@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 
 #define MAX_LEVELS 64
@@ -94,6 +95,7 @@ static int64_t groups_with(const level *here, int64_t j, int64_t radix) {
 
 /* The scan inside every group, and the products P; the first element of a group has P = A. */
 static void scan_groups(carry_scan_item *item, const level *here, int64_t radix) {
+    CARRY_SPAN(item->work->ctx, "scan", "matmul groups");
     bool dense = item->work->kind == CARRY_SCAN_DENSE;
     if (!dense) {
         triangles t = {.item = item, .here = here, .radix = radix};
@@ -128,6 +130,7 @@ static void scan_groups(carry_scan_item *item, const level *here, int64_t radix)
 
 /* Every element takes in the state before its group; those that went up to the next level have it already. */
 static void take_in_states(carry_scan_item *item, const level *here, int64_t radix, bool is_top) {
+    CARRY_SPAN(item->work->ctx, "scan", "matmul states");
     for (int64_t j = 0; j < radix; j++) {
         if (j == radix - 1 && !is_top) {
             break;
@@ -205,6 +208,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_matmul4 = {
     .name = "matmul4",
+    .span = CARRY_SPAN_SITE("scan", "matmul4"),
     .about = "decayed triangles of radix 4",
     .radix = 4,
     .applies = carry_scan_always,
@@ -215,6 +219,7 @@ const carry_scan_algorithm carry_scan_matmul4 = {
 
 const carry_scan_algorithm carry_scan_matmul8 = {
     .name = "matmul8",
+    .span = CARRY_SPAN_SITE("scan", "matmul8"),
     .about = "decayed triangles of radix 8",
     .radix = 8,
     .applies = carry_scan_always,
@@ -225,6 +230,7 @@ const carry_scan_algorithm carry_scan_matmul8 = {
 
 const carry_scan_algorithm carry_scan_matmul16 = {
     .name = "matmul16",
+    .span = CARRY_SPAN_SITE("scan", "matmul16"),
     .about = "decayed triangles of radix 16",
     .radix = 16,
     .applies = carry_scan_always,

@@ -13,6 +13,7 @@
 
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/span.h"
 #include "scan/check.h"
 #include "scan/wisdom.h"
 
@@ -157,6 +158,7 @@ static double time_algorithm(carry_scan_plan *plan, trial *t, double patience) {
 }
 
 static carry_status measure(carry_scan_plan *plan, choice *c) {
+    CARRY_SPAN(plan->ctx, "plan", "measure");
     trial t = {0};
     carry_status status = trial_new(plan, &t);
     const carry_scan_algorithm *algorithm;
@@ -257,6 +259,7 @@ const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *p
 
 carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
                                  const carry_scan_plan_options *options) {
+    CARRY_SPAN(ctx, "plan", "scan");
     static const carry_scan_plan_options defaults;
     *plan = NULL;
     if (options == NULL) {
