@@ -1,20 +1,405 @@
-/* carry runs. */
+/* carry runs list | show | compare | export | gc. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
 #include "cli/cli.h"
+#include "core/clock.h"
+#include "lab/compare.h"
+#include "lab/export.h"
+#include "lab/store.h"
+
+typedef struct wish {
+    carry_ctx *ctx;
+    carry_store *store;
+    bool json, csv, samples, yes;
+    const char *kind, *output;
+    int64_t limit, keep;
+    double slack;
+    int words;
+    char **word;
+} wish;
+
+static const char *date_text(char text[24], double seconds) {
+    time_t whole = (time_t)seconds;
+    struct tm parts;
+    if (localtime_r(&whole, &parts) == NULL || strftime(text, 24, "%Y-%m-%d %H:%M", &parts) == 0) {
+        text[0] = '\0';
+    }
+    return text;
+}
+
+static int list_runs(wish *w) {
+    int64_t *ids;
+    int count;
+    if (carry_store_ids(w->store, &ids, &count, w->kind, (int)w->limit) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    if (!w->json && count > 0) {
+        (void)printf("%5s  %-16s  %-10s  %-11s  %-10s  %7s  %s\n", "run", "started", "kind", "state", "decision",
+                     "results", "name");
+    }
+    int code = CLI_DONE;
+    for (int i = 0; i < count && code == CLI_DONE; i++) {
+        carry_run *run;
+        char date[24];
+        if (carry_store_load(w->store, &run, ids[i]) != CARRY_OK) {
+            code = cli_failed(w->ctx);
+            break;
+        }
+        if (w->json) {
+            cli_json_open();
+            cli_json_integer("run", run->id);
+            cli_json_text("name", run->name);
+            cli_json_text("kind", run->kind);
+            cli_json_text("state", run->state);
+            cli_json_text("decision", run->decision);
+            cli_json_number("started", run->started);
+            cli_json_integer("results", run->results);
+            cli_json_text("commit", run->commit);
+            cli_json_bool("dirty", run->dirty);
+            cli_json_close();
+        } else {
+            (void)printf("%5lld  %-16s  %-10s  %-11s  %-10s  %7d  %s\n", (long long)run->id,
+                         date_text(date, run->started), run->kind, run->state, run->decision, run->results, run->name);
+        }
+        carry_run_free(run);
+    }
+    if (!w->json && count == 0) {
+        (void)printf("no runs in %s\n", carry_store_path(w->store));
+    }
+    free(ids);
+    return code;
+}
+
+static int load(wish *w, carry_run **run, const char *text) {
+    int64_t id;
+    if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    return CLI_DONE;
+}
+
+static void print_results(const carry_run *run) {
+    const char *heading = "";
+    char time[32];
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *is = &run->result[i].is;
+        if (strcmp(heading, is->problem) != 0) {
+            (void)printf("%s%s%s\n", cli_bold(), is->problem, cli_plain());
+            heading = is->problem;
+        }
+        if (is->reason[0] != '\0') {
+            (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), is->method, is->reason, cli_plain());
+        } else {
+            (void)printf("  %-14s %9s  spread %3.0f %%  %5d samples  use %3.0f %%  error %.1e%s\n", is->method,
+                         carry_time_text(time, is->median), 100.0 * is->spread, run->result[i].samples,
+                         100.0 * is->share, is->error, is->planned ? "  planned" : "");
+        }
+    }
+}
+
+static void print_run(const carry_run *run) {
+    char date[24];
+    (void)printf("%srun %lld: %s%s (%s)\n", cli_bold(), (long long)run->id, run->name, cli_plain(), run->kind);
+    (void)printf("  state     %s%s%s\n", run->state, run->decision[0] != '\0' ? ", decision " : "", run->decision);
+    (void)printf("  started   %s, %.1f s\n", date_text(date, run->started),
+                 run->ended > 0.0 ? run->ended - run->started : 0.0);
+    (void)printf("  command   %s\n", run->command);
+    (void)printf("  commit    %s%s\n", run->commit[0] != '\0' ? run->commit : "none",
+                 run->dirty ? ", with changes" : "");
+    if (run->note[0] != '\0') {
+        (void)printf("  note      %s\n", run->note);
+    }
+    for (int i = 0; i < run->facts; i++) {
+        (void)printf("  %s%-12s %s%s\n", cli_dim(), run->fact[i].name, run->fact[i].value, cli_plain());
+    }
+    print_results(run);
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        (void)printf("  %-7s  %-12s %s  %s\n", c->side, c->verdict, c->text, c->reason);
+    }
+    for (int i = 0; i < run->artefacts; i++) {
+        (void)printf("  artefact  %s, %lld bytes\n", run->artefact[i].name, (long long)run->artefact[i].bytes);
+    }
+    if (run->metrics > 0) {
+        (void)printf("  %d figures over steps (carry runs export --json)\n", run->metrics);
+    }
+}
+
+static int show_runs(wish *w) {
+    if (w->words < 2) {
+        return cli_refuse("runs show needs a run: a number, a name, or last");
+    }
+    for (int i = 1; i < w->words; i++) {
+        carry_run *run;
+        if (load(w, &run, w->word[i]) != CLI_DONE) {
+            return CLI_IMPOSSIBLE;
+        }
+        carry_status status = CARRY_OK;
+        if (w->json) {
+            status = carry_export_json(w->ctx, stdout, run);
+        } else {
+            print_run(run);
+        }
+        carry_run_free(run);
+        if (status != CARRY_OK) {
+            return cli_failed(w->ctx);
+        }
+    }
+    return CLI_DONE;
+}
+
+static void print_pair(const wish *w, const carry_pair *p) {
+    const carry_ratio *r = &p->ratio;
+    const char *verdict = r->within_noise ? "within noise" : r->ratio > 1.0 ? "faster" : "slower";
+    if (w->json) {
+        cli_json_open();
+        cli_json_text("problem", p->a->is.problem);
+        cli_json_text("algorithm", p->a->is.method);
+        cli_json_number("a_s", p->a->is.median);
+        cli_json_number("b_s", p->b->is.median);
+        cli_json_number("ratio", r->ratio);
+        cli_json_number("low", r->low);
+        cli_json_number("high", r->high);
+        cli_json_text("verdict", verdict);
+        cli_json_close();
+        return;
+    }
+    char a[32];
+    char b[32];
+    (void)printf("  %-44s %-14s %9s %9s  %5.3f  %5.3f to %5.3f  %s%s%s\n", p->a->is.problem, p->a->is.method,
+                 carry_time_text(a, p->a->is.median), carry_time_text(b, p->b->is.median), r->ratio, r->low, r->high,
+                 r->within_noise  ? cli_dim()
+                 : r->ratio > 1.0 ? cli_green()
+                                  : cli_red(),
+                 verdict, cli_plain());
+}
+
+static void print_comparison(const wish *w, const carry_comparison *c, const carry_run *a, const carry_run *b) {
+    const char *verdict = c->within_noise ? "within noise" : c->mean > 1.0 ? "faster" : "slower";
+    if (!w->json) {
+        (void)printf("  %-44s %-14s %9s %9s  %5s  %s\n", "problem", "algorithm", "A", "B", "A / B", "95 % interval");
+    }
+    for (int i = 0; i < c->pairs; i++) {
+        print_pair(w, &c->pair[i]);
+    }
+    if (w->json) {
+        cli_json_open();
+        cli_json_integer("a", a->id);
+        cli_json_integer("b", b->id);
+        cli_json_integer("pairs", c->pairs);
+        cli_json_number("mean", c->mean);
+        cli_json_number("low", c->low);
+        cli_json_number("high", c->high);
+        cli_json_number("slack", c->slack);
+        cli_json_number("drift", c->drift);
+        cli_json_bool("same_machine", c->same_machine);
+        cli_json_text("verdict", verdict);
+        cli_json_close();
+        return;
+    }
+    (void)printf("%srun %lld against run %lld: %s%s\n", cli_bold(), (long long)b->id, (long long)a->id, verdict,
+                 cli_plain());
+    (void)printf("  geometric mean %.3f (%.3f to %.3f); %d within noise, %d faster, %d slower; only in A %d, only in B "
+                 "%d\n",
+                 c->mean, c->low, c->high, c->within, c->faster, c->slower, c->only_a, c->only_b);
+    (void)printf(
+        "  noise between runs is taken as %.1f %%: 5 %% unless given, and the machine's ceilings moved by %.1f "
+        "%%%s\n",
+        100.0 * c->slack, 100.0 * c->drift,
+        c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
+}
+
+static int compare_runs(wish *w) {
+    if (w->words != 3) {
+        return cli_refuse("runs compare needs two runs, for example: carry runs compare 3 last");
+    }
+    carry_run *a = NULL;
+    carry_run *b = NULL;
+    carry_comparison comparison;
+    int code = load(w, &a, w->word[1]);
+    code = code == CLI_DONE ? load(w, &b, w->word[2]) : code;
+    if (code == CLI_DONE) {
+        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) != CARRY_OK) {
+            code = cli_failed(w->ctx);
+        } else {
+            print_comparison(w, &comparison, a, b);
+            carry_compare_free(&comparison);
+        }
+    }
+    carry_run_free(a);
+    carry_run_free(b);
+    return code;
+}
+
+static int export_to(wish *w, FILE *to) {
+    if (w->csv) {
+        carry_export_csv_head(to, w->samples);
+    }
+    for (int i = 1; i < w->words; i++) {
+        carry_run *run;
+        if (load(w, &run, w->word[i]) != CLI_DONE) {
+            return CLI_IMPOSSIBLE;
+        }
+        carry_status status = CARRY_OK;
+        if (w->csv) {
+            carry_export_csv(to, run, w->samples);
+        } else {
+            status = carry_export_json(w->ctx, to, run);
+        }
+        carry_run_free(run);
+        if (status != CARRY_OK) {
+            return cli_failed(w->ctx);
+        }
+    }
+    return CLI_DONE;
+}
+
+/* Beside the file and renamed: what stood there stays until the whole of the new one is there. */
+static int export_runs(wish *w) {
+    if (w->words < 2) {
+        return cli_refuse("runs export needs a run: a number, a name, or last");
+    }
+    if (w->output == NULL) {
+        return export_to(w, stdout);
+    }
+    char beside[4200];
+    (void)snprintf(beside, sizeof beside, "%s.%d.part", w->output, (int)getpid());
+    FILE *file = fopen(beside, "we");
+    if (file == NULL) {
+        return cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    }
+    int code = export_to(w, file);
+    bool whole = fflush(file) == 0 && fsync(fileno(file)) == 0;
+    whole = fclose(file) == 0 && whole;
+    if (code == CLI_DONE && (!whole || rename(beside, w->output) != 0)) {
+        code = cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    }
+    if (code != CLI_DONE) {
+        (void)unlink(beside);
+    }
+    return code;
+}
+
+/* Without --keep: runs that were killed or interrupted before they had stored anything. */
+static bool is_refuse(const wish *w, const carry_run *run, int newer) {
+    if (strcmp(run->state, "running") == 0) {
+        return false;
+    }
+    bool empty = run->results == 0 && run->metrics == 0 && run->artefacts == 0 && strcmp(run->state, "done") != 0;
+    return empty || (w->keep > 0 && newer >= (int)w->keep);
+}
+
+static int collect_garbage(wish *w) {
+    int64_t *ids;
+    int count;
+    int deleted = 0;
+    if (carry_store_ids(w->store, &ids, &count, w->kind, 0) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    int code = CLI_DONE;
+    for (int i = 0; i < count && code == CLI_DONE; i++) {
+        carry_run *run;
+        if (carry_store_load(w->store, &run, ids[i]) != CARRY_OK) {
+            code = cli_failed(w->ctx);
+            break;
+        }
+        if (is_refuse(w, run, i)) {
+            if (!w->json) {
+                (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)run->id,
+                             run->name, run->state);
+            }
+            deleted++;
+            if (w->yes && carry_store_delete(w->store, run->id) != CARRY_OK) {
+                code = cli_failed(w->ctx);
+            }
+        }
+        carry_run_free(run);
+    }
+    free(ids);
+    if (code == CLI_DONE && w->yes && carry_store_compact(w->store) != CARRY_OK) {
+        code = cli_failed(w->ctx);
+    }
+    if (w->json) {
+        cli_json_open();
+        cli_json_integer("runs", count);
+        cli_json_integer("deleted", w->yes ? deleted : 0);
+        cli_json_integer("would_delete", deleted);
+        cli_json_close();
+    } else if (code == CLI_DONE) {
+        (void)printf("%d of %d runs%s\n", deleted, count, w->yes ? " deleted" : "; --yes deletes them");
+    }
+    return code;
+}
+
+static int act(wish *w) {
+    static const struct {
+        const char *name;
+        int (*run)(wish *w);
+    } actions[] = {{"list", list_runs},
+                   {"show", show_runs},
+                   {"compare", compare_runs},
+                   {"export", export_runs},
+                   {"gc", collect_garbage}};
+    for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
+        if (strcmp(w->word[0], actions[i].name) == 0) {
+            return actions[i].run(w);
+        }
+    }
+    char shown[64];
+    return cli_refuse("runs has no '%s': list, show, compare, export and gc it has", cli_shown(shown, w->word[0]));
+}
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    int words = cli_parse(&cli_runs, count, arguments, NULL, &common);
-    if (words < 0 || common.help) {
-        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    wish w = {.word = arguments};
+    const char *store = NULL;
+    const cli_option own[] = {
+        {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
+        {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
+        {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: what counts as noise between runs (5)"},
+        {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
+        {"samples", 0, CLI_FLAG, &w.samples, NULL, "export --csv: a row per sample instead of per result"},
+        {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: to a file instead of standard output"},
+        {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
+        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: do it"},
+        {0},
+    };
+    w.words = cli_parse(&cli_runs, count, arguments, own, &common);
+    if (w.words < 0 || common.help) {
+        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    return cli_refuse("runs is not built yet");
+    if (w.words == 0) {
+        return cli_refuse("runs needs a word: list, show, compare, export or gc");
+    }
+    common.threads = 1; /* nothing is computed here */
+    w.json = common.json;
+    w.ctx = cli_open(&common);
+    if (w.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    int code = carry_store_open(w.ctx, &w.store, store) == CARRY_OK ? act(&w) : cli_failed(w.ctx);
+    carry_store_close(w.store);
+    carry_ctx_free(w.ctx);
+    return code;
 }
 
 const cli_verb cli_runs = {
     .name = "runs",
-    .arguments = "WHAT",
-    .summary = "list, show, compare, export stored runs",
-    .details = "",
-    .example = "carry runs list",
+    .arguments = "WHAT [RUN...]",
+    .summary = "stored runs: list, show, compare, export, gc",
+    .details = "  list              the newest first\n"
+               "  show RUN...       command, commit, machine, results, criteria\n"
+               "  compare A B       ratios of medians with a 95 % interval; says when a difference is within noise\n"
+               "  export RUN...     everything as JSON, a run a line, or --csv\n"
+               "  gc                delete runs that ended before storing anything; --keep N: all but the newest N;\n"
+               "                    shows what it would do until --yes\n"
+               "A RUN is its number, its name (the newest of that name), or last.",
+    .example = "carry runs compare 3 last",
     .run = run,
 };

@@ -4,9 +4,9 @@
 #include "cli/cli.h"
 
 const cli_verb *const cli_verbs[] = {
-    &cli_list, &cli_plan,   &cli_check,   &cli_bench,
+    &cli_list, &cli_plan,   &cli_check, &cli_bench,
 #ifdef CARRY_HAVE_LAB
-    &cli_run,  &cli_report, &cli_runs,    &cli_profile, &cli_climb, &cli_job, &cli_cards,
+    &cli_run,  &cli_report, &cli_runs,  &cli_profile, &cli_climb, &cli_job, &cli_cards,
 #endif
     NULL,
 };
@@ -61,9 +61,10 @@ int main(int count, char **arguments) {
     }
     char shown[64];
     if (needs_lab(name)) {
-        return cli_refuse("this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
-                          "and zlib are found",
-                          name);
+        return cli_refuse(
+            "this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
+            "and zlib are found",
+            name);
     }
     return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
 }

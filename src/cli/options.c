@@ -166,6 +166,15 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
     return words;
 }
 
+const char *cli_command(char *text, size_t size, const char *verb, int count, char **arguments) {
+    size_t length = (size_t)snprintf(text, size, "carry %s", verb);
+    for (int i = 0; i < count && length < size; i++) {
+        bool quoted = arguments[i][0] == '\0' || strpbrk(arguments[i], " \t\n\"\\$*?;&|<>()") != NULL;
+        length += (size_t)snprintf(text + length, size - length, quoted ? " '%s'" : " %s", arguments[i]);
+    }
+    return text;
+}
+
 carry_ctx *cli_open(const cli_common *common) {
     char path[4096];
     const char *wisdom = common->wisdom != NULL ? common->wisdom : getenv("CARRY_WISDOM");

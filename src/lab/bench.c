@@ -9,9 +9,10 @@
 #include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
-#include "core/span.h"
 #include "core/memory.h"
+#include "core/span.h"
 #include "core/threads.h"
+#include "lab/sample.h"
 #include "ops/matmul.h"
 
 #define GEMM_SIZE 512
@@ -22,12 +23,6 @@
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
-
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a;
-    double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
 
 typedef struct copy {
     char *to;
@@ -109,6 +104,7 @@ typedef struct session {
     carry_bench_result *results;
     int count;
     double *samples; /* MOST_RUNS a method */
+    double *sorted;  /* MOST_RUNS */
     double spent[CARRY_BENCH_METHODS];
 } session;
 
@@ -142,7 +138,7 @@ static carry_status prepare(session *s, carry_bench_result *result) {
     if (status == CARRY_OK && !s->options->unchecked) {
         status = compare(s, result);
     }
-    if (status == CARRY_OK) {
+    for (int i = 0; status == CARRY_OK && i < (s->options->warm_up > 1 ? s->options->warm_up : 1); i++) {
         status = warm_up(s);
     }
     if (status == CARRY_EUNSUPPORTED || status == CARRY_ERANGE || status == CARRY_EMEMORY) {
@@ -217,9 +213,10 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
         return;
     }
     double *samples = s->samples + (size_t)i * MOST_RUNS;
-    qsort(samples, (size_t)n, sizeof *samples, compare_doubles);
-    result->median = n % 2 == 1 ? samples[n / 2] : 0.5 * (samples[n / 2 - 1] + samples[n / 2]);
-    result->spread = (samples[(3 * n) / 4] - samples[n / 4]) / result->median;
+    memcpy(s->sorted, samples, (size_t)n * sizeof *samples);
+    carry_summary summary = carry_summarise(s->sorted, n);
+    result->median = summary.median;
+    result->spread = summary.spread;
     if (ceilings != NULL) {
         double arithmetic = 1e-9 * result->counts.flops / ceilings->gemm_gflops;
         double movement = 1e-9 * result->counts.bytes / ceilings->copy_gbytes_s;
@@ -254,6 +251,16 @@ static carry_status open_session(session *s, const char *text) {
     return CARRY_OK;
 }
 
+static carry_status add_method(session *s, const char *name, const char *planned) {
+    if (s->count == CARRY_BENCH_METHODS) {
+        return carry_fail(s->ctx, CARRY_ESIZE, "more than %d methods cannot be timed at once", CARRY_BENCH_METHODS);
+    }
+    carry_bench_result *result = &s->results[s->count++];
+    *result = (carry_bench_result){.planned = strcmp(name, planned) == 0};
+    (void)snprintf(result->algorithm, sizeof result->algorithm, "%s", name);
+    return CARRY_OK;
+}
+
 static carry_status list_methods(session *s) {
     const char *only = s->family->only(s->instance);
     CARRY_TRY(s->family->choose(s->instance, NULL));
@@ -262,13 +269,16 @@ static carry_status list_methods(session *s) {
     if (only != NULL) { /* an unknown name, or one that does not apply, is an error here and not a reason */
         CARRY_TRY(s->family->choose(s->instance, only));
     }
+    for (int i = 0; s->options->methods != NULL && s->options->methods[i] != NULL; i++) {
+        CARRY_TRY(add_method(s, s->options->methods[i], planned));
+    }
+    if (s->options->methods != NULL) {
+        return CARRY_OK;
+    }
     for (int i = 0; s->family->method(i) != NULL && s->count < CARRY_BENCH_METHODS; i++) {
         const char *name = s->family->method(i);
         if (only == NULL || strcmp(only, name) == 0) {
-            carry_bench_result *result = &s->results[s->count];
-            *result = (carry_bench_result){.planned = strcmp(name, planned) == 0};
-            (void)snprintf(result->algorithm, sizeof result->algorithm, "%s", name);
-            s->count++;
+            CARRY_TRY(add_method(s, name, planned));
         }
     }
     return CARRY_OK;
@@ -279,7 +289,8 @@ carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carr
                                  int *count) {
     CARRY_SPAN(ctx, "bench", "problem");
     session s = {.ctx = ctx, .options = options, .results = results};
-    s.samples = calloc((size_t)CARRY_BENCH_METHODS * MOST_RUNS, sizeof *s.samples);
+    s.samples = calloc((size_t)(CARRY_BENCH_METHODS + 1) * MOST_RUNS, sizeof *s.samples);
+    s.sorted = s.samples + (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     if (s.samples == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for samples");
     }
@@ -298,6 +309,9 @@ carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carr
     }
     for (int i = 0; i < s.count; i++) {
         summarise(&s, i, ceilings);
+        if (options->keep != NULL) {
+            options->keep(options->keep_user, &results[i], s.samples + (size_t)i * MOST_RUNS);
+        }
     }
     free(s.samples);
     *count = s.count;

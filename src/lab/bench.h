@@ -17,17 +17,6 @@ typedef struct carry_ceilings {
 
 carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings);
 
-typedef struct carry_bench_options {
-    int repeats;    /* at least; 0: as many as `seconds` allow, 5 to 2000 */
-    double seconds; /* per method; 0: 0.3 */
-    bool hot;       /* one set of inputs, in cache where it fits */
-    bool unchecked; /* for sizes whose float64 reference would take too long */
-    uint64_t seed;
-    bool (*stop)(void); /* asked between runs; NULL: never */
-    void (*progress)(void *user, double share);
-    void *progress_user;
-} carry_bench_options;
-
 typedef struct carry_bench_result {
     char algorithm[24];
     double median, spread; /* seconds; share of the median */
@@ -38,6 +27,22 @@ typedef struct carry_bench_result {
     bool planned;          /* the planner's choice */
     char reason[256];      /* why there is no time, else "" */
 } carry_bench_result;
+
+typedef struct carry_bench_options {
+    int repeats;                /* at least; 0: as many as `seconds` allow, 5 to 2000 */
+    double seconds;             /* per method; 0: 0.3 */
+    bool hot;                   /* one set of inputs, in cache where it fits */
+    bool unchecked;             /* for sizes whose float64 reference would take too long */
+    int warm_up;                /* runs before the first timed one; 0: one */
+    const char *const *methods; /* to be timed, in this order; NULL at the end; NULL: all of the family */
+    uint64_t seed;
+    /* Given each result once it is whole, with its samples in the order taken. */
+    void (*keep)(void *user, const carry_bench_result *result, const double *samples);
+    void *keep_user;
+    bool (*stop)(void); /* asked between runs; NULL: never */
+    void (*progress)(void *user, double share);
+    void *progress_user;
+} carry_bench_options;
 
 #define CARRY_BENCH_METHODS 24
 

@@ -10,6 +10,8 @@ typedef struct carry_counts {
     double flops;     /* done by this method */
     double bytes;     /* the least that must be read and written: inputs and outputs once */
     int64_t products; /* matrix products done, 0 where that says nothing */
+    double workspace; /* bytes that this method asks for beside inputs and outputs */
+    double tokens;    /* 0 where there are none */
 } carry_counts;
 
 /* How far one tensor of the result is from the float64 reference. */

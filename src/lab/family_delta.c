@@ -317,7 +317,12 @@ static carry_status run(void *given) {
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    return (carry_counts){.flops = carry_delta_flops(it->plan), .bytes = bytes_of(it)};
+    size_t forward = carry_delta_forward_workspace(it->plan);
+    size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
+    return (carry_counts){.flops = carry_delta_flops(it->plan),
+                          .bytes = bytes_of(it),
+                          .workspace = (double)(forward > backward ? forward : backward),
+                          .tokens = (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
 }
 
 static carry_status make_reference(instance *it) {

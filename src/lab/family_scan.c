@@ -290,8 +290,10 @@ static carry_status run(void *given) {
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    return (carry_counts){
-        .flops = carry_scan_flops(it->plan), .bytes = bytes_of(it), .products = carry_scan_products(it->plan)};
+    return (carry_counts){.flops = carry_scan_flops(it->plan),
+                          .bytes = bytes_of(it),
+                          .products = carry_scan_products(it->plan),
+                          .workspace = (double)carry_scan_workspace(it->plan)};
 }
 
 /* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense,

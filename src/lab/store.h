@@ -15,7 +15,8 @@
 struct sqlite3;
 typedef struct carry_store carry_store;
 
-/* path NULL: $CARRY_STORE, else .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here. */
+/* path NULL: $CARRY_STORE, else .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here.
+ */
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
 void carry_store_close(carry_store *store);
 const char *carry_store_path(const carry_store *store);
@@ -100,7 +101,8 @@ typedef struct carry_run {
     carry_run_fact *fact; /* the machine: cpu, cores, memory, gpu, compiler, flags, sqlite, ... */
 } carry_run;
 
-/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with a sentence. */
+/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with a sentence.
+ */
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
 void carry_run_free(carry_run *run);
@@ -109,5 +111,7 @@ carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, cons
 /* The bytes of an artefact; the caller frees. */
 carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes, size_t *length);
 carry_status carry_store_delete(carry_store *store, int64_t run);
+/* Gives the room of what was deleted back to the disk. */
+carry_status carry_store_compact(carry_store *store);
 
 #endif

@@ -1,0 +1,110 @@
+/* Comparing two runs.
+
+   The interval of a ratio comes from the samples of both runs and knows nothing of what changed between the runs: other
+   load, another clock, memory laid out differently. So 5 % is taken as noise between runs, plus what the machine's own
+   ceilings, measured in each run, say it drifted. */
+#include "lab/compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+
+#define SLACK 0.05
+#define BOOTSTRAP_SEED 1
+#define CHANCE                                                                                                     \
+    0.1 /* of the pairs may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in \
+           groups */
+
+static const carry_run_result *find(const carry_run *run, const carry_run_result *like) {
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *is = &run->result[i].is;
+        if (run->result[i].samples > 0 && strcmp(is->problem, like->is.problem) == 0 &&
+            strcmp(is->method, like->is.method) == 0) {
+            return &run->result[i];
+        }
+    }
+    return NULL;
+}
+
+static const char *fact(const carry_run *run, const char *name) {
+    for (int i = 0; i < run->facts; i++) {
+        if (strcmp(run->fact[i].name, name) == 0) {
+            return run->fact[i].value;
+        }
+    }
+    return "";
+}
+
+static double drift_of(double a, double b) {
+    return a > 0.0 && b > 0.0 ? fabs(log(a / b)) : 0.0;
+}
+
+static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
+    c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
+                      strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
+    if (c->pairs > 0) {
+        const carry_stored_result *x = &c->pair[0].a->is;
+        const carry_stored_result *y = &c->pair[0].b->is;
+        c->drift = fmax(drift_of(x->gemm_gflops, y->gemm_gflops), drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
+    }
+    c->slack += c->same_machine ? c->drift : 0.0; /* two machines are meant to differ */
+}
+
+static void judge(carry_comparison *c) {
+    double mean = 0.0;
+    double low = 0.0;
+    double high = 0.0;
+    for (int i = 0; i < c->pairs; i++) {
+        carry_pair *p = &c->pair[i];
+        p->ratio = carry_ratio_of(p->a->sample, p->a->samples, p->b->sample, p->b->samples, c->slack, BOOTSTRAP_SEED);
+        mean += log(p->ratio.ratio);
+        low += log(p->ratio.low);
+        high += log(p->ratio.high);
+        c->within += p->ratio.within_noise;
+        c->faster += !p->ratio.within_noise && p->ratio.ratio > 1.0;
+        c->slower += !p->ratio.within_noise && p->ratio.ratio < 1.0;
+    }
+    c->mean = exp(mean / c->pairs);
+    c->low = exp(low / c->pairs);
+    c->high = exp(high / c->pairs);
+    bool mean_within = c->low / (1.0 + c->slack) <= 1.0 && c->high * (1.0 + c->slack) >= 1.0;
+    c->within_noise = mean_within && c->faster + c->slower <= (int)ceil(CHANCE * c->pairs);
+}
+
+carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const carry_run *a, const carry_run *b,
+                           double slack) {
+    *comparison = (carry_comparison){.slack = slack > 0.0 ? slack : SLACK};
+    carry_comparison *c = comparison;
+    c->pair = calloc((size_t)(a->results > 0 ? a->results : 1), sizeof *c->pair);
+    if (c->pair == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to compare runs");
+    }
+    int measured_b = 0;
+    for (int i = 0; i < b->results; i++) {
+        measured_b += b->result[i].samples > 0;
+    }
+    for (int i = 0; i < a->results; i++) {
+        const carry_run_result *other = a->result[i].samples > 0 ? find(b, &a->result[i]) : NULL;
+        if (other != NULL) {
+            c->pair[c->pairs++] = (carry_pair){.a = &a->result[i], .b = other};
+        } else {
+            c->only_a += a->result[i].samples > 0;
+        }
+    }
+    c->only_b = measured_b - c->pairs;
+    if (c->pairs == 0) {
+        carry_compare_free(c);
+        return carry_fail(ctx, CARRY_EARGUMENT, "the runs %lld and %lld have measured nothing in common",
+                          (long long)a->id, (long long)b->id);
+    }
+    find_drift(c, a, b);
+    judge(c);
+    return CARRY_OK;
+}
+
+void carry_compare_free(carry_comparison *comparison) {
+    free(comparison->pair);
+    comparison->pair = NULL;
+}

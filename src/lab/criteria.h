@@ -1,0 +1,57 @@
+/* Criteria: comparisons of expressions over what was measured.
+
+       speedup(matmul4, blelloch, diagonal, t=128) >= 1.2
+       error(cyclic) < 1e-5
+       products(hillis_steele, t=1024) / products(cyclic, t=1024) >= 2/3 * log2(1024) - 1
+       grows(speedup(cyclic, hillis_steele, n=32), t) > 1
+
+   A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
+   setting (device=cuda), a stage (stage=cpu). Where several problems match it gives the worst of them: the least
+   speedup and use, the largest time, error and memory; min(...) and max(...) around a function choose themselves. */
+#ifndef CARRY_LAB_CRITERIA_H
+#define CARRY_LAB_CRITERIA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_CRITERION_TEXT 256
+
+/* One method on one problem, as measured or with the reason why not. */
+typedef struct carry_outcome {
+    const char *problem, *stage;
+    char method[24];
+    char device[16];
+    char reason[256]; /* "" when measured */
+    bool planned;
+    int repeats;
+    int64_t products;
+    double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
+} carry_outcome;
+
+typedef enum carry_verdict_kind { CARRY_MET, CARRY_NOT_MET, CARRY_NOT_MEASURED } carry_verdict_kind;
+const char *carry_verdict_name(carry_verdict_kind kind);
+
+typedef struct carry_verdict {
+    carry_verdict_kind kind;
+    double value, bound; /* the two sides */
+    char reason[256];    /* why it was not measured */
+} carry_verdict;
+
+typedef struct carry_criterion carry_criterion;
+
+/* Understands the text; a sentence with the column otherwise. */
+carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, const char *text);
+void carry_criterion_free(carry_criterion *criterion);
+
+/* Every function of it must match something: outcomes are what will be measured (no figures needed yet). Refuses with
+   what is unknown: the method, or the filter that leaves nothing. */
+carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
+                                   int count);
+carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count);
+
+/* For help: name and meaning; NULL past the end. */
+const char *carry_criterion_function(int index, const char **about);
+
+#endif

@@ -1,0 +1,179 @@
+/* Experiments: measuring the grid, judging the criteria. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "lab/experiment.h"
+
+typedef struct keeper {
+    carry_experiment *e;
+    const carry_experiment_options *options;
+    const carry_ceilings *ceilings;
+    const carry_point *point;
+    carry_status status; /* of storing */
+} keeper;
+
+static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, const char *method) {
+    for (int i = 0; i < e->outcomes; i++) {
+        if (e->outcome[i].problem == point->problem && strcmp(e->outcome[i].method, method) == 0) {
+            return &e->outcome[i];
+        }
+    }
+    return NULL;
+}
+
+static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {
+    if (k->options->store == NULL) {
+        return CARRY_OK;
+    }
+    bool measured = o->reason[0] == '\0';
+    carry_stored_result stored = {.problem = o->problem,
+                                  .method = o->method,
+                                  .device = o->device,
+                                  .reason = o->reason,
+                                  .planned = o->planned,
+                                  .products = o->products,
+                                  .median = measured ? o->median : NAN,
+                                  .spread = measured ? o->spread : NAN,
+                                  .flops = o->flops,
+                                  .bytes = o->bytes,
+                                  .workspace = o->workspace,
+                                  .tokens = o->tokens,
+                                  .share = measured ? o->share : NAN,
+                                  .error = o->error,
+                                  .error_absolute = o->error_absolute,
+                                  .bound = o->bound,
+                                  .gemm_gflops = k->ceilings != NULL ? k->ceilings->gemm_gflops : NAN,
+                                  .copy_gbytes_s = k->ceilings != NULL ? k->ceilings->copy_gbytes_s : NAN};
+    return carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0);
+}
+
+static void tell(const keeper *k, const carry_outcome *o) {
+    if (k->options->measured != NULL) {
+        k->options->measured(k->options->user, o);
+    }
+}
+
+static void keep(void *user, const carry_bench_result *r, const double *samples) {
+    keeper *k = user;
+    carry_outcome *o = outcome_of(k->e, k->point, r->algorithm);
+    if (o == NULL) {
+        return;
+    }
+    bool checked = !k->e->stage[k->point->stage].unchecked && r->reason[0] == '\0';
+    (void)snprintf(o->reason, sizeof o->reason, "%s", r->reason);
+    o->planned = r->planned;
+    o->repeats = r->repeats;
+    o->products = r->counts.products;
+    o->median = r->median;
+    o->spread = r->spread;
+    o->flops = r->counts.flops;
+    o->bytes = r->counts.bytes;
+    o->workspace = r->counts.workspace;
+    o->tokens = r->counts.tokens;
+    o->share = r->share;
+    o->error = checked ? r->worst.error : NAN;
+    o->error_absolute = checked ? r->worst.absolute : NAN;
+    o->bound = checked ? r->worst.bound : NAN;
+    if (k->status == CARRY_OK) {
+        k->status = store_outcome(k, o, samples);
+    }
+    tell(k, o);
+}
+
+/* Nothing of a problem can be had: every method of it gets the reason. */
+static carry_status keep_reason(keeper *k, const char *reason) {
+    carry_experiment *e = k->e;
+    const carry_stage *stage = &e->stage[k->point->stage];
+    for (int m = 0; stage->methods[m] != NULL; m++) {
+        carry_outcome *o = outcome_of(e, k->point, stage->methods[m]);
+        o->error = o->error_absolute = o->bound = NAN;
+        (void)snprintf(o->reason, sizeof o->reason, "%s", reason);
+        CARRY_TRY(store_outcome(k, o, NULL));
+        tell(k, o);
+    }
+    return CARRY_OK;
+}
+
+static carry_status measure_point(keeper *k) {
+    const carry_stage *stage = &k->e->stage[k->point->stage];
+    carry_ctx *ctx = k->e->ctx;
+    if (k->options->stage != NULL && strcmp(k->options->stage, stage->name) != 0) {
+        char reason[96];
+        (void)snprintf(reason, sizeof reason, "the stage '%s' was not asked for", stage->name);
+        return keep_reason(k, reason);
+    }
+    if (k->point->missing[0] != '\0') {
+        return keep_reason(k, k->point->missing);
+    }
+    carry_bench_result results[CARRY_BENCH_METHODS];
+    int count = 0;
+    carry_bench_options options = {.repeats = stage->repeats,
+                                   .seconds = stage->seconds,
+                                   .hot = stage->hot,
+                                   .unchecked = stage->unchecked,
+                                   .warm_up = stage->warm_up,
+                                   .methods = stage->methods,
+                                   .seed = k->options->seed,
+                                   .keep = keep,
+                                   .keep_user = k,
+                                   .stop = k->options->stop};
+    carry_status status = carry_bench_problem(ctx, k->point->problem, k->ceilings, &options, results, &count);
+    if (k->status != CARRY_OK) {
+        return k->status; /* what cannot be kept is not measured on */
+    }
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE) {
+        char reason[256];
+        (void)snprintf(reason, sizeof reason, "%.250s", carry_ctx_error(ctx));
+        return keep_reason(k, reason);
+    }
+    return status;
+}
+
+carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings *ceilings,
+                                      const carry_experiment_options *options) {
+    bool known = options->stage == NULL;
+    for (int i = 0; i < e->stages; i++) {
+        known = known || strcmp(options->stage, e->stage[i].name) == 0;
+    }
+    if (!known) {
+        return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, options->stage);
+    }
+    keeper k = {.e = e, .options = options, .ceilings = ceilings};
+    for (int i = 0; i < e->points; i++) {
+        k.point = &e->point[i];
+        if (options->began != NULL) {
+            options->began(options->user, i, k.point->problem);
+        }
+        CARRY_TRY(measure_point(&k));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_experiment_judge(carry_experiment *e, carry_decision *decision,
+                                    const carry_experiment_options *options) {
+    bool stop = false;
+    bool incomplete = false;
+    for (int i = 0; i < e->criteria; i++) {
+        carry_experiment_criterion *c = &e->criterion[i];
+        c->verdict = carry_criterion_judge(c->parsed, e->outcome, e->outcomes);
+        stop = stop || c->verdict.kind == (c->is_failure ? CARRY_MET : CARRY_NOT_MET);
+        incomplete = incomplete || c->verdict.kind == CARRY_NOT_MEASURED;
+        if (options->store != NULL) {
+            CARRY_TRY(carry_store_criterion(options->store, options->run,
+                                            &(carry_stored_criterion){.side = c->is_failure ? "failure" : "success",
+                                                                      .text = c->text,
+                                                                      .value = c->verdict.value,
+                                                                      .bound = c->verdict.bound,
+                                                                      .verdict = carry_verdict_name(c->verdict.kind),
+                                                                      .reason = c->verdict.reason}));
+        }
+    }
+    *decision = stop ? CARRY_STOP : incomplete ? CARRY_INCOMPLETE : CARRY_PROCEED;
+    return CARRY_OK;
+}
+
+const char *carry_decision_name(carry_decision decision) {
+    return decision == CARRY_PROCEED ? "proceed" : decision == CARRY_STOP ? "stop" : "incomplete";
+}

@@ -1,0 +1,171 @@
+/* Exporting runs. */
+#include "lab/export.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "core/error.h"
+
+static json_t *number(double value) {
+    return isfinite(value) ? json_real(value) : json_null();
+}
+
+static json_t *result_object(const carry_run_result *r) {
+    json_t *samples = json_array();
+    for (int i = 0; i < r->samples; i++) {
+        (void)json_array_append_new(samples, number(r->sample[i]));
+    }
+    json_t *object = json_object();
+    (void)json_object_set_new(object, "problem", json_string(r->is.problem));
+    (void)json_object_set_new(object, "algorithm", json_string(r->is.method));
+    (void)json_object_set_new(object, "device", json_string(r->is.device));
+    (void)json_object_set_new(object, "reason", json_string(r->is.reason));
+    (void)json_object_set_new(object, "planned", json_boolean(r->is.planned));
+    (void)json_object_set_new(object, "products", json_integer(r->is.products));
+    const struct {
+        const char *name;
+        double value;
+    } figures[] = {{"median_s", r->is.median},
+                   {"spread", r->is.spread},
+                   {"flops", r->is.flops},
+                   {"bytes", r->is.bytes},
+                   {"workspace", r->is.workspace},
+                   {"tokens", r->is.tokens},
+                   {"share", r->is.share},
+                   {"error", r->is.error},
+                   {"error_absolute", r->is.error_absolute},
+                   {"bound", r->is.bound},
+                   {"gemm_gflops", r->is.gemm_gflops},
+                   {"copy_gbytes_s", r->is.copy_gbytes_s}};
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        (void)json_object_set_new(object, figures[i].name, number(figures[i].value));
+    }
+    (void)json_object_set_new(object, "samples_s", samples);
+    return object;
+}
+
+static json_t *lists_of(const carry_run *run, json_t *object) {
+    json_t *results = json_array();
+    for (int i = 0; i < run->results; i++) {
+        (void)json_array_append_new(results, result_object(&run->result[i]));
+    }
+    json_t *criteria = json_array();
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        json_t *one = json_pack("{s:s, s:s, s:s, s:s}", "side", c->side, "criterion", c->text, "verdict", c->verdict,
+                                "reason", c->reason);
+        (void)json_object_set_new(one, "value", number(c->value));
+        (void)json_object_set_new(one, "bound", number(c->bound));
+        (void)json_array_append_new(criteria, one);
+    }
+    json_t *metrics = json_array();
+    for (int i = 0; i < run->metrics; i++) {
+        const carry_run_metric *m = &run->metric[i];
+        json_t *one = json_pack("{s:I, s:s}", "step", (json_int_t)m->step, "name", m->name);
+        (void)json_object_set_new(one, "value", number(m->value));
+        (void)json_array_append_new(metrics, one);
+    }
+    json_t *machine = json_object();
+    for (int i = 0; i < run->facts; i++) {
+        (void)json_object_set_new(machine, run->fact[i].name, json_string(run->fact[i].value));
+    }
+    json_t *artefacts = json_array();
+    for (int i = 0; i < run->artefacts; i++) {
+        (void)json_array_append_new(artefacts, json_pack("{s:s, s:I}", "name", run->artefact[i].name, "bytes",
+                                                         (json_int_t)run->artefact[i].bytes));
+    }
+    (void)json_object_set_new(object, "results", results);
+    (void)json_object_set_new(object, "criteria", criteria);
+    (void)json_object_set_new(object, "metrics", metrics);
+    (void)json_object_set_new(object, "artefacts", artefacts);
+    (void)json_object_set_new(object, "machine", machine);
+    return object;
+}
+
+carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
+    json_t *object = json_object();
+    (void)json_object_set_new(object, "run", json_integer(run->id));
+    const struct {
+        const char *name, *value;
+    } texts[] = {{"kind", run->kind},         {"name", run->name}, {"command", run->command}, {"state", run->state},
+                 {"decision", run->decision}, {"note", run->note}, {"commit", run->commit},   {"spec", run->spec}};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        (void)json_object_set_new(object, texts[i].name, json_string(texts[i].value));
+    }
+    (void)json_object_set_new(object, "dirty", json_boolean(run->dirty));
+    (void)json_object_set_new(object, "started", number(run->started));
+    (void)json_object_set_new(object, "ended", run->ended > 0.0 ? number(run->ended) : json_null());
+    object = lists_of(run, object);
+    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    json_decref(object);
+    if (text == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to export run %lld", (long long)run->id);
+    }
+    (void)fprintf(to, "%s\n", text);
+    free(text);
+    return CARRY_OK;
+}
+
+/* In quotes, quotes doubled: RFC 4180. */
+static void csv_text(FILE *to, const char *text) {
+    (void)fputc('"', to);
+    for (; *text != '\0'; text++) {
+        if (*text == '"') {
+            (void)fputc('"', to);
+        }
+        (void)fputc(*text, to);
+    }
+    (void)fputc('"', to);
+}
+
+static void csv_number(FILE *to, double value) {
+    if (isfinite(value)) {
+        (void)fprintf(to, ",%.9g", value);
+    } else {
+        (void)fputc(',', to);
+    }
+}
+
+void carry_export_csv_head(FILE *to, bool samples) {
+    (void)fputs(samples ? "run,name,problem,algorithm,device,position,seconds\n"
+                        : "run,name,problem,algorithm,device,reason,planned,repeats,products,median_s,spread,flops,"
+                          "bytes,workspace,tokens,share,error,error_absolute,bound,gemm_gflops,copy_gbytes_s\n",
+                to);
+}
+
+static void csv_names(FILE *to, const carry_run *run, const carry_stored_result *is) {
+    const char *const texts[] = {run->name, is->problem, is->method, is->device};
+    (void)fprintf(to, "%lld", (long long)run->id);
+    for (int i = 0; i < 4; i++) {
+        (void)fputc(',', to);
+        csv_text(to, texts[i]);
+    }
+}
+
+void carry_export_csv(FILE *to, const carry_run *run, bool samples) {
+    for (int i = 0; i < run->results; i++) {
+        const carry_run_result *r = &run->result[i];
+        const carry_stored_result *is = &r->is;
+        for (int j = 0; samples && j < r->samples; j++) {
+            csv_names(to, run, is);
+            (void)fprintf(to, ",%d", j);
+            csv_number(to, r->sample[j]);
+            (void)fputc('\n', to);
+        }
+        if (samples) {
+            continue;
+        }
+        csv_names(to, run, is);
+        (void)fputc(',', to);
+        csv_text(to, is->reason);
+        (void)fprintf(to, ",%d,%d,%lld", is->planned, r->samples, (long long)is->products);
+        const double figures[] = {is->median,         is->spread, is->flops,       is->bytes,
+                                  is->workspace,      is->tokens, is->share,       is->error,
+                                  is->error_absolute, is->bound,  is->gemm_gflops, is->copy_gbytes_s};
+        for (size_t j = 0; j < sizeof figures / sizeof figures[0]; j++) {
+            csv_number(to, figures[j]);
+        }
+        (void)fputc('\n', to);
+    }
+}
