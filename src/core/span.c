@@ -158,7 +158,7 @@ carry_track *carry_span_open(carry_ctx *ctx, const carry_span_site *site) {
     *span = (carry_span){.site = site, .start = now, .event = -1};
     if (has_room(track, depth)) {
         span->event = track->count++;
-        track->event[span->event] = (carry_event){.site = site, .start = now, .seconds = -1.0};
+        track->event[span->event] = (carry_event){.site = site, .start = now};
     } else {
         track->dropped++;
     }
@@ -179,9 +179,10 @@ void carry_span_close(carry_track *track) {
         return;
     }
     const carry_span *span = &track->open[depth];
-    double seconds = carry_seconds() - span->start;
+    double now = carry_seconds();
+    double seconds = now - span->start;
     if (span->event >= 0) {
-        track->event[span->event].seconds = seconds;
+        track->event[span->event].end = now;
     }
     add_up(track, span, seconds);
     if (depth > 0) {

@@ -41,8 +41,7 @@ typedef struct carry_span {
 typedef struct carry_event {
     const carry_span_site *site; /* NULL for a counter */
     const char *counter;
-    double start;
-    double seconds; /* -1 while the span is open */
+    double start, end; /* end is 0 while the span is open */
     double value;
 } carry_event;
 
