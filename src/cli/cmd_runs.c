@@ -12,6 +12,8 @@
 #include "lab/export.h"
 #include "lab/store.h"
 
+#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs */
+
 typedef struct wish {
     carry_ctx *ctx;
     carry_store *store;
@@ -212,6 +214,10 @@ static void print_comparison(const wish *w, const carry_comparison *c, const car
         "%%%s\n",
         100.0 * c->slack, 100.0 * c->drift,
         c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
+    if (c->same_machine && c->drift > NOT_QUIET) {
+        (void)printf("  %sthe machine was not quiet in one of the runs: run them again before believing either%s\n",
+                     cli_red(), cli_plain());
+    }
 }
 
 static int compare_runs(wish *w) {

@@ -144,6 +144,9 @@ static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *
     if (root == NULL) {
         char why[sizeof error.text + 64];
         (void)snprintf(why, sizeof why, "line %d: %s", error.line, error.text);
+        for (char *at = why; *at != '\0'; at++) { /* what is quoted of the file goes to a terminal */
+            *at = (char)(*at < 0x20 || *at > 0x7e ? '?' : *at);
+        }
         return not_a_trace(ctx, name, why);
     }
     const char *why = json_is_object(root) ? read_section(root, hotspots) : "it is no JSON object";

@@ -10,9 +10,11 @@
 #ifndef CARRY_SCAN_ALGORITHM_H
 #define CARRY_SCAN_ALGORITHM_H
 
+#include "carry/device.h"
 #include "carry/scan.h"
 #include "core/memory.h"
 #include "core/span.h"
+#include "device/gpu.h"
 #include "ops/kernels.h"
 #include "ops/rates.h"
 
@@ -35,7 +37,10 @@ typedef struct carry_scan_work {
     carry_scan_array h0; /* step unused; data NULL for zero */
     void *workspace;
     size_t workspace_bytes;
-    int64_t products; /* done so far */
+    const struct carry_scan_algorithm *algorithm;
+    const carry_gpu *gpu; /* NULL on the CPU */
+    carry_stream *stream; /* of the device; NULL: its default one */
+    int64_t products;     /* done so far */
     double flops;
 } carry_scan_work;
 

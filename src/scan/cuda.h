@@ -1,0 +1,50 @@
+/* Scans on CUDA devices: what the two families of kernels, diagonal.cu and dense.cu, offer to cuda.c, which makes
+   entries of the table of algorithms from them. A C header: nothing of CUDA's own is needed to include it.
+
+   run enqueues on work->stream and returns without waiting; data and workspace are on work->device; arrays are in the
+   order of the recurrence, with strides (negative ones too) over batch and step, as on the CPU (algorithm.h). */
+#ifndef CARRY_SCAN_CUDA_H
+#define CARRY_SCAN_CUDA_H
+
+#include "scan/algorithm.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum carry_cuda_method {
+    CARRY_CUDA_SEQUENTIAL,
+    CARRY_CUDA_CHUNKWISE,
+    CARRY_CUDA_HILLIS_STEELE,
+    CARRY_CUDA_BLELLOCH,
+    CARRY_CUDA_LOOKBACK,
+    CARRY_CUDA_CYCLIC,
+    CARRY_CUDA_MATMUL, /* radix work->radix: 4, 8 or 16 */
+} carry_cuda_method;
+
+/* A family: the same four questions for every method. */
+typedef struct carry_cuda_family {
+    bool (*applies)(const carry_scan_shape *shape, carry_cuda_method method, char *why, size_t why_size);
+    double (*cost)(const carry_scan_shape *shape, carry_cuda_method method); /* seconds, by shape->gpu */
+    bool (*workspace)(const carry_scan_shape *shape, carry_cuda_method method, size_t *bytes);
+    carry_status (*run)(carry_scan_work *work, carry_cuda_method method); /* adds to work->products and ->flops */
+} carry_cuda_family;
+
+extern const carry_cuda_family carry_cuda_diagonal, carry_cuda_dense;
+
+/* backward.cu: dA[t] = l[t] h[t-1]^T (diagonal: its diagonal), dh0 = A[0]^T l[0], after the scan has given l. */
+typedef struct carry_cuda_gradients {
+    carry_scan_kind kind;
+    int64_t batch, steps, n, width;
+    carry_scan_array l, h, h0, A; /* in the order of the recurrence of the forward pass */
+    carry_scan_array dA, dh0;     /* data NULL: not wanted */
+    carry_stream *stream;
+    int device;
+} carry_cuda_gradients;
+
+carry_status carry_cuda_scan_gradients(carry_ctx *ctx, const carry_cuda_gradients *gradients);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
