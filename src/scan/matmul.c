@@ -95,7 +95,6 @@ static int64_t groups_with(const level *here, int64_t j, int64_t radix) {
 
 /* The scan inside every group, and the products P; the first element of a group has P = A. */
 static void scan_groups(carry_scan_item *item, const level *here, int64_t radix) {
-    CARRY_SPAN(item->work->ctx, "scan", "matmul groups");
     bool dense = item->work->kind == CARRY_SCAN_DENSE;
     if (!dense) {
         triangles t = {.item = item, .here = here, .radix = radix};
@@ -130,7 +129,6 @@ static void scan_groups(carry_scan_item *item, const level *here, int64_t radix)
 
 /* Every element takes in the state before its group; those that went up to the next level have it already. */
 static void take_in_states(carry_scan_item *item, const level *here, int64_t radix, bool is_top) {
-    CARRY_SPAN(item->work->ctx, "scan", "matmul states");
     for (int64_t j = 0; j < radix; j++) {
         if (j == radix - 1 && !is_top) {
             break;
@@ -154,6 +152,7 @@ void carry_scan_matmul_solve(carry_scan_item *item, int64_t radix) {
     level levels[MAX_LEVELS];
     int top = 0;
     levels[0] = (level){.count = item->work->steps, .stride = 1, .A = carry_run_from(item->A, item->A_step)};
+    CARRY_SPAN_BEGIN(way_up, item->work->ctx, "scan", "matmul groups");
     for (;; top++) {
         level *here = &levels[top];
         here->P = (carry_run){carry_arena_take(&item->arena, (size_t)(here->count * A_size), sizeof(float)), A_size};
@@ -165,9 +164,12 @@ void carry_scan_matmul_solve(carry_scan_item *item, int64_t radix) {
                                   .stride = here->stride * radix,
                                   .A = transitions_from(here->P, radix - 1, radix)};
     }
+    carry_span_end(&way_up);
+    CARRY_SPAN_BEGIN(way_down, item->work->ctx, "scan", "matmul states");
     for (int k = top; k >= 0; k--) {
         take_in_states(item, &levels[k], radix, k == top);
     }
+    carry_span_end(&way_down);
 }
 
 size_t carry_scan_matmul_bytes(const carry_scan_shape *shape, int64_t radix) {
