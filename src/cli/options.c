@@ -14,8 +14,8 @@
 static volatile sig_atomic_t interrupted;
 
 /* Set before the verb runs, and only read after. */
-static int ranks = 1;
-static carry_recorder *recorder;
+static int rank_count = 1;
+static carry_recorder *spans_to;
 
 static const cli_option *find(const cli_option *options, const char *name, size_t length, char letter) {
     for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
@@ -182,24 +182,24 @@ const char *cli_command(char *text, size_t size, const char *verb, int count, ch
 }
 
 static int threads_of(const cli_common *common, int rank) {
-    if (ranks == 1) {
+    if (rank_count == 1) {
         return (int)common->threads;
     }
     int all = common->threads > 0 ? (int)common->threads : carry_cores();
-    int share = all / ranks + (rank < all % ranks ? 1 : 0);
+    int share = all / rank_count + (rank < all % rank_count ? 1 : 0);
     return share > 0 ? share : 1;
 }
 
 int cli_ranks(void) {
-    return ranks;
+    return rank_count;
 }
 
-void cli_set_ranks(int wanted) {
-    ranks = wanted;
+void cli_set_ranks(int ranks) {
+    rank_count = ranks;
 }
 
-void cli_set_recorder(carry_recorder *wanted) {
-    recorder = wanted;
+void cli_set_recorder(carry_recorder *recorder) {
+    spans_to = recorder;
 }
 
 carry_ctx *cli_open(const cli_common *common) {
@@ -231,7 +231,7 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank) {
         return NULL;
     }
     if (status == CARRY_OK && strcmp(carry_ctx_kernels(ctx), "none") != 0 &&
-        (recorder == NULL || carry_recorder_attach(recorder, ctx, rank) == CARRY_OK)) {
+        (spans_to == NULL || carry_recorder_attach(spans_to, ctx, rank) == CARRY_OK)) {
         return ctx;
     }
     (void)cli_failed(ctx);
