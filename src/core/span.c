@@ -190,8 +190,11 @@ void carry_span_close(carry_track *track) {
     }
 }
 
-void carry_span_add(carry_ctx *ctx, double flops, double tokens) {
-    carry_track *track = track_of(ctx);
+carry_track *carry_span_track(const carry_ctx *ctx) {
+    return track_of(ctx);
+}
+
+void carry_span_add(carry_track *track, double flops, double tokens) {
     if (track->depth > 0 && track->depth <= CARRY_SPAN_DEPTH) {
         track->open[track->depth - 1].flops += flops;
         track->open[track->depth - 1].tokens += tokens;

@@ -92,7 +92,8 @@ carry_track *carry_span_open(carry_ctx *ctx, const carry_span_site *site);
 /* The same for a piece of the task that the span at site, on another thread, gave out. */
 carry_track *carry_span_open_piece(carry_ctx *ctx, const carry_span_site *site);
 void carry_span_close(carry_track *track);
-void carry_span_add(carry_ctx *ctx, double flops, double tokens);
+void carry_span_add(carry_track *track, double flops, double tokens);
+carry_track *carry_span_track(const carry_ctx *ctx); /* of this thread */
 void carry_count_keep(carry_ctx *ctx, const char *counter, double value);
 /* The place of the span that this thread is in, or NULL. */
 const carry_span_site *carry_span_here(carry_ctx *ctx);
@@ -108,10 +109,18 @@ static inline void carry_span_end(carry_track *const *track) {
     }
 }
 
+/* The same, with what the span has done. */
+static inline void carry_span_end_work(carry_track *const *track, double flops, double tokens) {
+    if (__builtin_expect(*track != NULL, 0)) {
+        carry_span_add(*track, flops, tokens);
+        carry_span_close(*track);
+    }
+}
+
 /* What the innermost span of this thread has done. */
 static inline void carry_span_work(carry_ctx *ctx, double flops, double tokens) {
     if (__builtin_expect(ctx->recording != NULL, 0)) {
-        carry_span_add(ctx, flops, tokens);
+        carry_span_add(carry_span_track(ctx), flops, tokens);
     }
 }
 

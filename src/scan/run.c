@@ -53,10 +53,10 @@ carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor 
     }
     work.workspace = workspace;
     work.workspace_bytes = workspace_bytes;
-    CARRY_SPAN_OF(plan->ctx, &plan->algorithm->span);
+    carry_track *const track = carry_span_begin(plan->ctx, &plan->algorithm->span);
     carry_status status = plan->algorithm->run(&work);
     plan->products = work.products;
     plan->flops = work.flops;
-    carry_span_work(plan->ctx, work.flops, 0.0);
+    carry_span_end_work(&track, work.flops, 0.0);
     return status;
 }
