@@ -28,6 +28,7 @@ static void copy_element(carry_run to, int64_t at, carry_run from, int64_t from_
 }
 
 static void sweep_up(carry_scan_item *item, const level *here, level *above) {
+    CARRY_SPAN(item->work->ctx, "scan", "blelloch up");
     int64_t pairs = here->count / 2;
     carry_scan_apply(item, pairs, above->b, every_other(here->b, 1), every_other(here->A, 1), every_other(here->b, 0));
     carry_scan_compose(item, pairs, above->A, every_other(here->A, 1), every_other(here->A, 0));
@@ -38,6 +39,7 @@ static void sweep_up(carry_scan_item *item, const level *here, level *above) {
 }
 
 static void sweep_down(carry_scan_item *item, const level *here, const level *above) {
+    CARRY_SPAN(item->work->ctx, "scan", "blelloch down");
     int64_t size = carry_scan_b_size(item->work);
     for (int64_t i = 0; i < above->count; i++) {
         copy_element(here->S, 2 * i, above->S, i, size);
@@ -55,7 +57,6 @@ static void solve(carry_scan_item *item) {
                         .A = carry_run_from(item->A, item->A_step),
                         .b = {item->h, item->h_step},
                         .S = take(item, item->work->steps, b_size)};
-    CARRY_SPAN_BEGIN(way_up, item->work->ctx, "scan", "blelloch up");
     for (; levels[top].count > 1; top++) {
         int64_t count = (levels[top].count + 1) / 2;
         levels[top + 1] = (level){.count = count,
@@ -64,14 +65,11 @@ static void solve(carry_scan_item *item) {
                                   .S = take(item, count, b_size)};
         sweep_up(item, &levels[top], &levels[top + 1]);
     }
-    carry_span_end(&way_up);
-    CARRY_SPAN_BEGIN(way_down, item->work->ctx, "scan", "blelloch down");
     memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));
     for (int k = top - 1; k >= 0; k--) {
         sweep_down(item, &levels[k], &levels[k + 1]);
     }
     carry_scan_apply(item, item->work->steps, levels[0].b, levels[0].b, levels[0].A, levels[0].S);
-    carry_span_end(&way_down);
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
