@@ -10,6 +10,7 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "lab/trace.h"
+#include "scan/algorithm.h"
 
 typedef struct span {
     int64_t track, start, end; /* nanoseconds */
@@ -384,6 +385,20 @@ static void test_a_bomb_is_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
+/* A run's span is that of its algorithm's entry in the table. */
+static void test_every_scan_has_a_place(void **state) {
+    (void)state;
+    for (int gpu = 0; gpu < 2; gpu++) {
+        const carry_scan_algorithm *algorithm;
+        for (int i = 0; (algorithm = carry_scan_at(gpu != 0, i)) != NULL; i++) {
+            if (algorithm->span.name == NULL || algorithm->span.category == NULL || algorithm->span.file == NULL) {
+                fail_msg("%s has no .span", algorithm->name);
+            }
+            assert_non_null(strstr(algorithm->span.name, algorithm->name));
+        }
+    }
+}
+
 /* For the shell tests: 0 when the file is a well-formed trace with this many processes. */
 static int check_file(const char *path, int processes) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -417,6 +432,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_damaged_trace_is_refused_or_read),
         cmocka_unit_test(test_other_files_are_refused),
         cmocka_unit_test(test_a_bomb_is_refused),
+        cmocka_unit_test(test_every_scan_has_a_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

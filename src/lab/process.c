@@ -95,7 +95,8 @@ static void exchange(child *c) {
     struct pollfd files[3] = {{.fd = c->out.from, .events = POLLIN},
                               {.fd = c->errors.from, .events = POLLIN},
                               {.fd = c->to, .events = POLLOUT}};
-    if (poll(files, 3, POLL_MILLISECONDS) <= 0) {
+    bool quiet = c->out.from < 0 && c->errors.from < 0; /* it is about to end */
+    if (poll(files, 3, quiet ? 2 : POLL_MILLISECONDS) <= 0) {
         return;
     }
     if (files[0].revents != 0) {
