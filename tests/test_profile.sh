@@ -61,7 +61,9 @@ grep -q -- '--ranks 2 profile bench' shown || fail "the stored run does not have
 # shellcheck disable=SC2086
 expect 0 '"by": "category"' profile --top 3 -o one.json.gz --store "$folder/other.db" bench --json --threads 2 $quick delta:t64:h1:k16:v16
 "$checker" one.json.gz 1 || fail "the trace of one rank is not well-formed"
-[ "$(grep -c '"by": "place"' out)" = 3 ] || fail "--top 3 printed $(grep -c '"by": "place"' out) places"
+places=$(grep '"by": "place"' out | grep -vc '"tokens_per_s"')
+[ "$places" -ge 1 ] && [ "$places" -le 3 ] || fail "--top 3 printed $places places beside those with tokens"
+grep '"name": "forward"' out | grep -q '"tokens_per_s": [1-9]' || fail "tokens a second are not told whatever --top says"
 grep -q '"algorithm": "chunk16"' out || fail "the bench's own lines are missing"
 grep -q '"trace": "one.json.gz", "events": [0-9]*, "dropped": [0-9]*' out || fail "no last line with the trace"
 [ -s other.db ] || fail "--store was not used"

@@ -98,15 +98,18 @@ void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json
     if (!json) {
         (void)printf("  %-26s %9s %9s  %7s %9s  %s\n", "place", "total", "self", "share", "calls", "source");
     }
-    for (int i = 0; i < hotspots->count && i < top; i++) {
-        if (json) {
+    int left_out = 0;
+    for (int i = 0; i < hotspots->count; i++) {
+        if (i >= top && !(hotspots->spot[i].tokens > 0.0)) { /* where there are tokens, their rate is always told */
+            left_out++;
+        } else if (json) {
             print_json(hotspots, &hotspots->spot[i], true);
         } else {
             print_place(hotspots, &hotspots->spot[i]);
         }
     }
-    if (!json && hotspots->count > top) {
-        (void)printf("  %s%d more (--top)%s\n", cli_dim(), hotspots->count - top, cli_plain());
+    if (!json && left_out > 0) {
+        (void)printf("  %s%d more (--top)%s\n", cli_dim(), left_out, cli_plain());
     }
     free(categories);
 }
