@@ -4,6 +4,7 @@
 
 #include "carry/ops.h"
 #include "core/context.h"
+#include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/kernels.h"
@@ -100,6 +101,8 @@ void carry_products_by(carry_ctx *ctx, carry_product_function function, const ca
     if (product->count < 1 || product->m < 1 || product->n < 1) {
         return;
     }
+    CARRY_SPAN(ctx, "ops", "products");
+    carry_span_work(ctx, flops * (double)product->count, 0.0);
     job j = {.product = function, .whole = *product, .row_blocks = 1, .rows = product->m};
     int threads = carry_ctx_threads(ctx);
     if (product->count < threads && flops > 2.0 * PIECE_FLOPS) {
