@@ -150,16 +150,16 @@ carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const 
         return CARRY_OK;
     }
     if (is_on == 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
+        return carry_fail(ctx, CARRY_EDEVICE,
                           "%s is in host memory and must be on device %d: carry_device_copy brings it there", name,
                           device);
     }
     if (device == 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
+        return carry_fail(ctx, CARRY_EDEVICE,
                           "%s is in memory of device %d and must be in host memory: carry_device_copy brings it there",
                           name, is_on);
     }
-    return carry_fail(ctx, CARRY_EARGUMENT,
+    return carry_fail(ctx, CARRY_EDEVICE,
                       "%s is in memory of device %d and must be on device %d: carry_device_copy brings it there", name,
                       is_on, device);
 }
