@@ -206,6 +206,11 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
     }
     bool fine = lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                               &workspace, sizeof workspace) == CUBLAS_STATUS_SUCCESS;
+    /* Parts of a sum over k are added in f32 and in one order: not in c's type, nor as they come. */
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    fine =
+        fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                              &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS;
     for (size_t i = 0; i < sizeof aligned / sizeof aligned[0]; i++) {
         uint32_t bytes = alignment(aligned[i].pointer);
         fine = fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i].which, &bytes,

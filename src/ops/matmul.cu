@@ -6,7 +6,8 @@
    cores want; so a transposed operand costs nothing.
 
    16-bit types go through m16n8k16 with f32 sums. f32 goes through m16n8k8 of tf32 three times: x = high + low of 11
-   bits each, and high*low + low*high + high*high leaves out but low*low, 2^-22 of the product. */
+   bits each, and high*low + low*high + high*high leaves out but low*low, 2^-22 of the product; the sums over k are
+   rounded. */
 #include <string.h>
 
 extern "C" {
@@ -104,11 +105,14 @@ static __device__ __forceinline__ void multiply_add(type_bf16, float c[4], const
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-static __device__ __forceinline__ void multiply_add(type_f32, float c[4], const unsigned a[4], const unsigned b[2]) {
+/* d = a b + c in tf32; 8 products a sum. */
+static __device__ __forceinline__ void multiply_tf32(float d[4], const unsigned a[4], const unsigned b[2],
+                                                     const float c[4]) {
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+                 "{%10, %11, %12, %13};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
+                   "f"(c[3]));
 }
 
 static __device__ __forceinline__ unsigned tf32(float value) {
@@ -155,7 +159,7 @@ static __device__ __forceinline__ void step(T type, float (&sum)[M][N][4], const
 }
 
 template <int M, int N>
-static __device__ __forceinline__ void step(type_f32 type, float (&sum)[M][N][4], const uint32_t *a, int a_stride,
+static __device__ __forceinline__ void step(type_f32, float (&sum)[M][N][4], const uint32_t *a, int a_stride,
                                             bool a_transposed, const uint32_t *b, int b_stride, bool b_transposed,
                                             int lane) {
     unsigned high[M][4], low[M][4];
@@ -181,10 +185,17 @@ static __device__ __forceinline__ void step(type_f32 type, float (&sum)[M][N][4]
                   b_transposed ? b[at_column * b_stride + at_k] : b[at_k * b_stride + at_column]);
         }
 #pragma unroll
-        for (int i = 0; i < M; i++) { /* the small parts first: they would be lost behind the large one */
-            multiply_add(type, sum[i][j], low[i], b_high);
-            multiply_add(type, sum[i][j], high[i], b_low);
-            multiply_add(type, sum[i][j], high[i], b_high);
+        for (int i = 0; i < M; i++) {
+            const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            float small[4], large[4];
+            multiply_tf32(small, low[i], b_high, zero);
+            multiply_tf32(small, high[i], b_low, small);
+            multiply_tf32(large, high[i], b_high, zero);
+#pragma unroll
+            for (int q = 0; q < 4;
+                 q++) { /* tensor cores cut sums off instead of rounding them: long ones are made here */
+                sum[i][j][q] += small[q] + large[q];
+            }
         }
     }
 }
