@@ -36,8 +36,8 @@ static place find(int device) {
 
 /* The backend whose host memory every device copies from fastest. */
 static const carry_backend *host(void) {
-    const carry_backend *found = table[0];
-    for (int i = 1; table[i] != NULL; i++) {
+    const carry_backend *found = &carry_backend_cpu;
+    for (int i = 0; table[i] != NULL; i++) {
         found = table[i]->count() > 0 ? table[i] : found;
     }
     return found;
