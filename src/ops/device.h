@@ -50,6 +50,9 @@ typedef struct carry_device_ops {
 /* CARRY_EUNSUPPORTED when there is no such device or it has no operators. */
 carry_status carry_device_ops_of(carry_ctx *ctx, const carry_device_ops **ops, int device, int *ordinal);
 
+/* Names of the ways to a product over all entries of the table; NULL past the end. */
+const char *carry_device_way(int index);
+
 /* Fails, calling the tensor by its name, unless it is on `device`, and its pointer too. */
 carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int device);
 

@@ -30,6 +30,17 @@ carry_status carry_device_ops_of(carry_ctx *ctx, const carry_device_ops **ops, i
                       "device %d is not here or has no operators (carry list devices shows what there is)", device);
 }
 
+const char *carry_device_way(int index) {
+    for (int i = 0; index >= 0 && table[i] != NULL; i++) {
+        for (int j = 0; table[i]->ways[j] != NULL; j++) {
+            if (index-- == 0) {
+                return table[i]->ways[j];
+            }
+        }
+    }
+    return NULL;
+}
+
 carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int device) {
     if (tensor->device != device) {
         return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d and the result is wanted on device %d", name,
