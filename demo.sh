@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds Carry and shows what it does: the scans and the gated delta rule, checked and timed, and which algorithm wins where.
+# Builds Carry and shows what it does: the scans and the gated delta rule, checked and timed, which algorithm wins where, and
+# a small experiment with its verdicts, a profile and a report to open. What it stores is in build/demo.
 set -eu
 cd "$(dirname "$0")"
 tools/setup
@@ -49,9 +50,37 @@ done
 say "What would run, and why"
 "$carry" plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t8192:n64 delta:bf16:t32768:h16:hv32:k128:v128
 
+# On a machine without the lab's libraries the program is built without these verbs (tools/setup installs them).
+rm -rf build/demo
+if "$carry" list verbs | grep -q '^report '; then
+    mkdir build/demo
+    CARRY_STORE=build/demo/store.db
+    export CARRY_STORE
+
+    say "An experiment: a hypothesis, a grid, criteria; a verdict on each, and a decision"
+    "$carry" run experiments/demo.yaml || [ $? = 1 ] # a criterion that is not met is a result
+
+    say "Where the time goes"
+    "$carry" profile --top 8 -o build/demo/trace.json.gz bench --seconds 0.2 scan:dense:t1024:n32:algo=cyclic
+
+    say "What is known of it, and what was measured here"
+    "$carry" cards find --most 3 cyclic reduction
+
+    say "The report"
+    "$carry" report demo -o build/demo/report.html
+else
+    say "Experiments, profiles and reports are left out: this build has no lab (HACKING.md says what it needs)"
+fi
+
 say "Where to go on"
-echo "  $carry --help                     the verbs"
-echo "  $carry list problems              the problem grammar"
-echo "  $carry bench --grid               the planner's exam: 60 shapes, its choice against the best (two minutes)"
-echo "  make claims                       what the documents claim, measured here"
-echo "  docs/reading-order.md             the house, room by room"
+line() { printf '  %-36s  %s\n' "$1" "$2"; }
+line "$carry --help" "the verbs"
+line "$carry list problems" "the problem grammar"
+line "$carry bench --grid" "the planner's exam: 60 shapes, its choice against the best (two minutes)"
+line "make claims" "what the documents claim, measured here"
+line "docs/reading-order.md" "the house, room by room"
+if [ -e build/demo/report.html ]; then
+    say "Open these"
+    line "build/demo/report.html" "in a browser: the experiment's verdicts, tables and plots"
+    line "build/demo/trace.json.gz" "in ui.perfetto.dev: the profile"
+fi
