@@ -50,8 +50,8 @@ done
 say "What would run, and why"
 "$carry" plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t8192:n64 delta:bf16:t32768:h16:hv32:k128:v128
 
-# On a machine without the lab's libraries the program is built without these verbs (tools/setup installs them).
 rm -rf build/demo
+# On a machine without the lab's libraries the program is built without these verbs (tools/setup installs them).
 if "$carry" list verbs | grep -q '^report '; then
     mkdir build/demo
     CARRY_STORE=build/demo/store.db
