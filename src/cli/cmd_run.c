@@ -77,8 +77,10 @@ static void measured(void *user, const carry_outcome *o) {
     if (o->reason[0] != '\0') {
         (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
     } else {
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  error %.1e\n", o->method,
-                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share, o->error);
+        bool wrong = o->error > o->bound;
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  error %.1e%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share, o->error,
+                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }
@@ -160,7 +162,7 @@ static int measure_and_judge(show *s, carry_experiment_options *options) {
     }
     if (status != CARRY_OK) {
         int code = cli_failed(s->ctx);
-        if (options->store != NULL) {
+        if (options->store != NULL) { /* on a full disk this fails as well: the run is then marked killed later */
             char note[400];
             (void)snprintf(note, sizeof note, "%.390s", carry_ctx_error(s->ctx));
             (void)carry_store_end(options->store, options->run, status == CARRY_EINTERRUPTED ? "interrupted" : "failed",
@@ -185,8 +187,8 @@ static int run_experiment(show *s, const char *path, const char *stage, const ch
     if (carry_experiment_load(s->ctx, &s->experiment, path) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
-    int code = CLI_DONE;
-    if (!unstored) {
+    int code = carry_experiment_stage(s->experiment, stage) == CARRY_OK ? CLI_DONE : cli_failed(s->ctx);
+    if (code == CLI_DONE && !unstored) {
         carry_run_start start = {
             .kind = "experiment", .name = s->experiment->name, .command = command, .spec = s->experiment->text};
         if (carry_store_open(s->ctx, &options.store, store_path) != CARRY_OK ||
@@ -247,9 +249,10 @@ const cli_verb cli_run = {
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
         "  tokens_per_s(A), each with filters (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...),\n"
         "  grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
-        "Everything is checked before anything runs. Where several problems fit, the worst of them counts. Each "
-        "result\n"
-        "is stored with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: "
+        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time "
+        "of a\n"
+        "wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored with its "
+        "samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: "
         "not\n"
         "so (stop), or something could not be measured here (incomplete).",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",

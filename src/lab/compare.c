@@ -13,16 +13,25 @@
 
 #define SLACK 0.05
 #define BOOTSTRAP_SEED 1
-#define CHANCE                                                                                                     \
-    0.1 /* of the pairs may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in \
-           groups */
+/* Of the pairs this share may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in
+   groups. One that differs by more than four times the noise is no miss. */
+#define CHANCE 0.1
+#define FAR 4.0
 
-static const carry_run_result *find(const carry_run *run, const carry_run_result *like) {
+static bool same_thing(const carry_run_result *a, const carry_run_result *b) {
+    return strcmp(a->is.problem, b->is.problem) == 0 && strcmp(a->is.method, b->is.method) == 0;
+}
+
+/* The result of the same problem and method; where a run has several (hot and cold, in two stages), the same one of
+   them. */
+static const carry_run_result *find(const carry_run *run, const carry_run *other, int index) {
+    int before = 0;
+    for (int i = 0; i < index; i++) {
+        before += same_thing(&other->result[i], &other->result[index]);
+    }
     for (int i = 0; i < run->results; i++) {
-        const carry_stored_result *is = &run->result[i].is;
-        if (run->result[i].samples > 0 && strcmp(is->problem, like->is.problem) == 0 &&
-            strcmp(is->method, like->is.method) == 0) {
-            return &run->result[i];
+        if (same_thing(&run->result[i], &other->result[index]) && before-- == 0) {
+            return run->result[i].samples > 0 ? &run->result[i] : NULL;
         }
     }
     return NULL;
@@ -52,7 +61,12 @@ static void find_drift(carry_comparison *c, const carry_run *a, const carry_run 
     c->slack += c->same_machine ? c->drift : 0.0; /* two machines are meant to differ */
 }
 
+static bool holds_one(double low, double high, double slack) {
+    return low / (1.0 + slack) <= 1.0 && high * (1.0 + slack) >= 1.0;
+}
+
 static void judge(carry_comparison *c) {
+    bool far = false;
     double mean = 0.0;
     double low = 0.0;
     double high = 0.0;
@@ -65,12 +79,13 @@ static void judge(carry_comparison *c) {
         c->within += p->ratio.within_noise;
         c->faster += !p->ratio.within_noise && p->ratio.ratio > 1.0;
         c->slower += !p->ratio.within_noise && p->ratio.ratio < 1.0;
+        far = far || (!p->ratio.within_noise && !holds_one(p->ratio.low, p->ratio.high, FAR * c->slack));
     }
     c->mean = exp(mean / c->pairs);
     c->low = exp(low / c->pairs);
     c->high = exp(high / c->pairs);
-    bool mean_within = c->low / (1.0 + c->slack) <= 1.0 && c->high * (1.0 + c->slack) >= 1.0;
-    c->within_noise = mean_within && c->faster + c->slower <= (int)ceil(CHANCE * c->pairs);
+    c->mean_within = holds_one(c->low, c->high, c->slack);
+    c->within_noise = c->mean_within && !far && c->faster + c->slower <= (int)ceil(CHANCE * c->pairs);
 }
 
 carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const carry_run *a, const carry_run *b,
@@ -86,7 +101,7 @@ carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const c
         measured_b += b->result[i].samples > 0;
     }
     for (int i = 0; i < a->results; i++) {
-        const carry_run_result *other = a->result[i].samples > 0 ? find(b, &a->result[i]) : NULL;
+        const carry_run_result *other = a->result[i].samples > 0 ? find(b, a, i) : NULL;
         if (other != NULL) {
             c->pair[c->pairs++] = (carry_pair){.a = &a->result[i], .b = other};
         } else {

@@ -19,7 +19,8 @@ typedef struct carry_comparison {
     double drift;               /* how much the machine's own ceilings differ between the two runs, a share */
     double slack;               /* what counts as noise between runs: given, and the drift on top */
     bool same_machine;
-    bool within_noise; /* the mean, and no more pairs differ than chance lets differ */
+    bool mean_within;  /* the mean alone */
+    bool within_noise; /* the mean, and no more pairs differ, nor by more, than chance lets differ */
 } carry_comparison;
 
 /* slack 0: 5 %. The runs must outlive the comparison. */

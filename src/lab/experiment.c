@@ -32,8 +32,8 @@ static carry_status fill(carry_experiment *e, char *to, size_t size, const carry
     size_t length = 0;
     for (int i = 0; i < b->count; i++) {
         char key[CARRY_EXPERIMENT_WORD];
-        (void)snprintf(key, sizeof key, "{%.36s}", b->of[i].key);
-        if (strstr(node->text, key) == NULL) {
+        int written = snprintf(key, sizeof key, "{%s}", b->of[i].key);
+        if (written >= (int)sizeof key || strstr(node->text, key) == NULL) {
             return carry_yaml_fail(e->ctx, node, e->path, "'%s' has a list of values, but '%.120s' does not use it",
                                    key, node->text);
         }
@@ -90,9 +90,18 @@ static carry_status combine(carry_experiment *e, carry_yaml *entry, carry_yaml *
         return call(e, entry, b, user);
     }
     from->seen = true;
-    if (from->kind != CARRY_YAML_SEQUENCE || from->count == 0) {
-        return carry_yaml_fail(e->ctx, from, e->path, "'%.40s' must be a list of values with at least one in it",
-                               from->key);
+    if (from->kind == CARRY_YAML_SEQUENCE && from->count == 0) {
+        return carry_yaml_fail(e->ctx, from, e->path, "'%.40s' is an empty list: the grid would be empty", from->key);
+    }
+    if (from->kind != CARRY_YAML_SEQUENCE) {
+        char known[160] = "";
+        for (int i = 0; skip[i] != NULL; i++) {
+            size_t length = strlen(known);
+            (void)snprintf(known + length, sizeof known - length, "%s%s", i > 0 ? ", " : "", skip[i]);
+        }
+        return carry_yaml_fail(e->ctx, from, e->path,
+                               "'%.40s' is neither a list of values for a template nor known here: %s", from->key,
+                               known);
     }
     if (b->count == CARRY_EXPERIMENT_BINDINGS) {
         return fail_at(e, from, "too many lists");
@@ -117,6 +126,11 @@ static carry_status read_methods(carry_experiment *e, carry_stage *stage, const 
         CARRY_TRY(carry_yaml_text(e->ctx, &stage->methods[count], name, e->path));
         if (strlen(stage->methods[count]) >= sizeof((carry_outcome *)0)->method) {
             return fail_at(e, name, "this is no method's name");
+        }
+        for (int i = 0; i < count; i++) {
+            if (strcmp(stage->methods[i], stage->methods[count]) == 0) {
+                return fail_at(e, name, "this method stands in the list twice");
+            }
         }
         count++;
     }
@@ -196,24 +210,8 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
     return CARRY_OK;
 }
 
-/* A problem must be understood and its methods known, unless what it needs is not here. */
-static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
-    carry_problem problem;
-    const carry_family *family;
-    void *instance = NULL;
-    carry_status status = carry_problem_parse(e->ctx, &problem, point->problem);
-    status = status == CARRY_OK ? carry_family_find(e->ctx, &family, problem.family) : status;
-    status = status == CARRY_OK ? family->plan(e->ctx, &instance, &problem, false) : status;
-    if (status == CARRY_EUNSUPPORTED) {
-        (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
-        return CARRY_OK;
-    }
-    if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
-        return fail_at(e, node, sentence);
-    }
-    family->close(instance);
+static carry_status check_methods(carry_experiment *e, const carry_point *point, const carry_family *family,
+                                  const carry_yaml *node) {
     const carry_stage *stage = &e->stage[point->stage];
     for (int i = 0; stage->methods[i] != NULL; i++) {
         bool known = false;
@@ -228,6 +226,33 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
     return CARRY_OK;
 }
 
+/* A problem must be understood and its methods known; only what it says it needs and is not here may be unknown. */
+static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
+    carry_problem problem;
+    const carry_family *family = NULL;
+    void *instance = NULL;
+    carry_status status = carry_problem_parse(e->ctx, &problem, point->problem);
+    if (status == CARRY_OK && carry_family_find(e->ctx, &family, problem.family) != CARRY_OK) {
+        status = point->missing[0] != '\0' ? CARRY_OK : CARRY_ENOTFOUND;
+    }
+    if (family != NULL) {
+        CARRY_TRY(check_methods(e, point, family, node));
+        status = family->plan(e->ctx, &instance, &problem, false);
+    }
+    if (instance != NULL) {
+        family->close(instance);
+    }
+    if (status == CARRY_EUNSUPPORTED && point->missing[0] == '\0') {
+        (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
+    }
+    if (status != CARRY_OK && status != CARRY_EUNSUPPORTED) {
+        char sentence[400];
+        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
+        return fail_at(e, node, sentence);
+    }
+    return CARRY_OK;
+}
+
 static carry_status add_point(carry_experiment *e, carry_yaml *entry, const bindings *b, void *user) {
     const char *missing = user;
     carry_yaml *template = carry_yaml_get(entry, "problem");
@@ -238,8 +263,13 @@ static carry_status add_point(carry_experiment *e, carry_yaml *entry, const bind
     *point = (carry_point){.stage = e->stages - 1};
     CARRY_TRY(fill(e, point->problem, sizeof point->problem, template, b));
     (void)snprintf(point->missing, sizeof point->missing, "%s", missing);
-    if (missing[0] == '\0') {
-        CARRY_TRY(check_problem(e, point, template));
+    CARRY_TRY(check_problem(e, point, template));
+    for (int i = 0; i < e->points; i++) {
+        if (strcmp(e->point[i].problem, point->problem) == 0 &&
+            strcmp(e->stage[e->point[i].stage].name, e->stage[point->stage].name) == 0) {
+            return carry_yaml_fail(e->ctx, template, e->path, "the stage '%s' has the problem '%s' twice",
+                                   e->stage[point->stage].name, point->problem);
+        }
     }
     e->points++;
     return CARRY_OK;
@@ -267,7 +297,9 @@ static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const car
     if (name != NULL) {
         CARRY_TRY(carry_yaml_text(e->ctx, &text, name, e->path));
     }
-    (void)snprintf(stage->name, sizeof stage->name, "%s", text);
+    if (*text == '\0' || (size_t)snprintf(stage->name, sizeof stage->name, "%s", text) >= sizeof stage->name) {
+        return carry_yaml_fail(e->ctx, name, e->path, "a stage's name has 1 to %d letters", CARRY_EXPERIMENT_WORD - 1);
+    }
     CARRY_TRY(read_timing(e, stage, entry));
     if (stage->methods[0] == NULL) {
         return fail_at(e, entry, "there are no methods, neither here nor at the top");
@@ -366,6 +398,9 @@ static carry_status read_all(carry_experiment *e) {
     }
     CARRY_TRY(carry_yaml_text(e->ctx, &e->name, name, e->path));
     CARRY_TRY(carry_yaml_text(e->ctx, &e->hypothesis, hypothesis, e->path));
+    if (*e->name == '\0' || *e->hypothesis == '\0') {
+        return fail_at(e, *e->name == '\0' ? name : hypothesis, "the name and the hypothesis must not be empty");
+    }
     if (grid == NULL || grid->kind != CARRY_YAML_SEQUENCE || grid->count == 0) {
         return fail_at(e, grid != NULL ? grid : root, "the grid is empty: give it at least one entry with a problem");
     }

@@ -71,6 +71,8 @@ typedef struct carry_experiment_options {
     void *user;
 } carry_experiment_options;
 
+/* Refuses a stage that the experiment does not have; NULL is all of them. */
+carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
 /* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);

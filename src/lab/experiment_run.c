@@ -11,6 +11,7 @@ typedef struct keeper {
     const carry_experiment_options *options;
     const carry_ceilings *ceilings;
     const carry_point *point;
+    bool kept;           /* something of this point */
     carry_status status; /* of storing */
 } keeper;
 
@@ -76,6 +77,10 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
+    if (checked && isnan(o->error)) { /* the result has a NaN: no error is larger, and it is known */
+        o->error = o->error_absolute = INFINITY;
+    }
+    k->kept = true;
     if (k->status == CARRY_OK) {
         k->status = store_outcome(k, o, samples);
     }
@@ -123,7 +128,7 @@ static carry_status measure_point(keeper *k) {
     if (k->status != CARRY_OK) {
         return k->status; /* what cannot be kept is not measured on */
     }
-    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE) {
+    if (!k->kept && (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE)) {
         char reason[256];
         (void)snprintf(reason, sizeof reason, "%.250s", carry_ctx_error(ctx));
         return keep_reason(k, reason);
@@ -131,22 +136,29 @@ static carry_status measure_point(keeper *k) {
     return status;
 }
 
+carry_status carry_experiment_stage(const carry_experiment *e, const char *stage) {
+    for (int i = 0; i < e->stages; i++) {
+        if (stage == NULL || strcmp(stage, e->stage[i].name) == 0) {
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, stage);
+}
+
 carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options) {
-    bool known = options->stage == NULL;
-    for (int i = 0; i < e->stages; i++) {
-        known = known || strcmp(options->stage, e->stage[i].name) == 0;
-    }
-    if (!known) {
-        return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, options->stage);
-    }
+    CARRY_TRY(carry_experiment_stage(e, options->stage));
     keeper k = {.e = e, .options = options, .ceilings = ceilings};
     for (int i = 0; i < e->points; i++) {
         k.point = &e->point[i];
+        k.kept = false;
         if (options->began != NULL) {
             options->began(options->user, i, k.point->problem);
         }
         CARRY_TRY(measure_point(&k));
+        if (options->stop != NULL && options->stop()) {
+            return carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted");
+        }
     }
     return CARRY_OK;
 }

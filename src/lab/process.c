@@ -234,8 +234,8 @@ static carry_status start(child *c) {
     c->out.from = pipes[1][0];
     c->errors.from = pipes[2][0];
     if (found.reason != 0) {
-        return carry_fail(c->ctx, found.reason == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO,
-                          "%s cannot be started%s%s: %s", c->process->arguments[0], found.in_folder ? " in " : "",
+        return carry_fail(c->ctx, found.reason == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be started%s%s: %s",
+                          c->process->arguments[0], found.in_folder ? " in " : "",
                           found.in_folder ? c->process->folder : "", strerror(found.reason));
     }
     (void)fcntl(c->to, F_SETFL, O_NONBLOCK);
@@ -265,7 +265,8 @@ static void release_pipe_signal(const sigset_t *before) {
 
 carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, const carry_process *process) {
     size_t limit = process->limit > 0 ? process->limit : KEPT_BYTES;
-    child c = {.ctx = ctx, .process = process, .id = -1, .to = -1, .patience = 1, .out = {.from = -1}, .errors = {.from = -1}};
+    child c = {
+        .ctx = ctx, .process = process, .id = -1, .to = -1, .patience = 1, .out = {.from = -1}, .errors = {.from = -1}};
     *result = (carry_process_result){.code = 127};
     c.out.limit = c.errors.limit = limit;
     c.out.text = malloc(limit + 1);

@@ -70,7 +70,8 @@ struct sqlite3 *carry_store_db(carry_store *store) {
 }
 
 carry_status carry_store_compact(carry_store *store) {
-    CARRY_TRY(carry_store_script(store, "compacting", "DELETE FROM machines WHERE id NOT IN (SELECT machine FROM runs)"));
+    CARRY_TRY(
+        carry_store_script(store, "compacting", "DELETE FROM machines WHERE id NOT IN (SELECT machine FROM runs)"));
     return carry_store_script(store, "compacting", "VACUUM");
 }
 

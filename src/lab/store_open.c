@@ -219,4 +219,3 @@ void carry_store_close(carry_store *store) {
 const char *carry_store_path(const carry_store *store) {
     return store->path;
 }
-
