@@ -98,9 +98,10 @@ static carry_status check_measure(carry_ctx *ctx, const judge *j, const node *n)
             return CARRY_OK;
         }
     }
+    bool two = n->measure->methods == 2;
     return carry_fail(ctx, CARRY_EARGUMENT,
-                      "the criterion '%s', column %d: no problem of the grid that %s%s%s runs fits its filters",
-                      j->c->text, n->column, n->method[0], n->measure->methods == 2 ? " and " : "", n->method[1]);
+                      "the criterion '%s', column %d: no problem of the grid with the method %s%s%s fits its filters",
+                      j->c->text, n->column, n->method[0], two ? " and with " : "", two ? n->method[1] : "");
 }
 
 /* A result beyond its bound; one that was not compared has no bound. */
