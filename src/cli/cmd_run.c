@@ -12,6 +12,7 @@
 typedef struct show {
     carry_ctx *ctx;
     bool json, quiet;
+    const char *stage; /* asked for, or NULL */
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */
@@ -55,7 +56,7 @@ static void measured(void *user, const carry_outcome *o) {
         print_outcome_json(o);
         return;
     }
-    if (s->quiet) {
+    if (s->quiet || (s->stage != NULL && strcmp(s->stage, o->stage) != 0)) {
         return;
     }
     bool first = s->heading != o->problem;
@@ -180,14 +181,14 @@ static int measure_and_judge(show *s, carry_experiment_options *options) {
     return decision == CARRY_PROCEED ? CLI_DONE : CLI_WRONG;
 }
 
-static int run_experiment(show *s, const char *path, const char *stage, const char *store_path, bool unstored,
-                          const char *command, uint64_t seed) {
+static int run_experiment(show *s, const char *path, const char *store_path, bool unstored, const char *command,
+                          uint64_t seed) {
     carry_experiment_options options = {
-        .stage = stage, .seed = seed, .stop = cli_interrupted, .began = began, .measured = measured, .user = s};
+        .stage = s->stage, .seed = seed, .stop = cli_interrupted, .began = began, .measured = measured, .user = s};
     if (carry_experiment_load(s->ctx, &s->experiment, path) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
-    int code = carry_experiment_stage(s->experiment, stage) == CARRY_OK ? CLI_DONE : cli_failed(s->ctx);
+    int code = carry_experiment_stage(s->experiment, s->stage) == CARRY_OK ? CLI_DONE : cli_failed(s->ctx);
     if (code == CLI_DONE && !unstored) {
         carry_run_start start = {
             .kind = "experiment", .name = s->experiment->name, .command = command, .spec = s->experiment->text};
@@ -210,13 +211,12 @@ static int run_experiment(show *s, const char *path, const char *stage, const ch
 static int run(int count, char **arguments) {
     cli_common common = {0};
     show s = {0};
-    const char *stage = NULL;
     const char *store = NULL;
     bool unstored = false;
     char command[MOST_COMMAND];
     (void)cli_command(command, sizeof command, "run", count, arguments);
     const cli_option own[] = {
-        {"stage", 0, CLI_TEXT, &stage, "NAME", "only this stage of the grid"},
+        {"stage", 0, CLI_TEXT, &s.stage, "NAME", "only this stage of the grid"},
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"no-store", 0, CLI_FLAG, &unstored, NULL, "keep nothing"},
         {"quiet", 'q', CLI_FLAG, &s.quiet, NULL, "criteria and decision only"},
@@ -235,7 +235,7 @@ static int run(int count, char **arguments) {
     }
     cli_catch_interrupt();
     s.json = common.json;
-    int code = run_experiment(&s, arguments[0], stage, store, unstored, command, (uint64_t)common.seed);
+    int code = run_experiment(&s, arguments[0], store, unstored, command, (uint64_t)common.seed);
     carry_ctx_free(s.ctx);
     return code;
 }
