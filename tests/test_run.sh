@@ -158,6 +158,7 @@ refused "not a database" runs list --store text.db
 
 # begin_many COUNT: starts it, waits until COUNT results are printed.
 begin_many() {
+    : > out # of the one before
     "$carry" run many.yaml --json --store "$store" > out 2> err < /dev/null &
     process=$!
     waited=0
