@@ -74,12 +74,15 @@ static int list_runs(wish *w) {
     return CLI_DONE;
 }
 
-static int load(wish *w, carry_run **run, const char *text) {
+/* False after a message. */
+static bool load(wish *w, carry_run **run, const char *text) {
     int64_t id;
+    *run = NULL;
     if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
-        return cli_failed(w->ctx);
+        (void)cli_failed(w->ctx);
+        return false;
     }
-    return CLI_DONE;
+    return true;
 }
 
 static void print_results(const carry_run *run) {
@@ -139,7 +142,7 @@ static int show_runs(wish *w) {
     }
     for (int i = 1; i < w->words; i++) {
         carry_run *run;
-        if (load(w, &run, w->word[i]) != CLI_DONE) {
+        if (!load(w, &run, w->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;
@@ -231,14 +234,14 @@ static int compare_runs(wish *w) {
     carry_run *a = NULL;
     carry_run *b = NULL;
     carry_comparison comparison;
-    int code = load(w, &a, w->word[1]);
-    code = code == CLI_DONE ? load(w, &b, w->word[2]) : code;
-    if (code == CLI_DONE) {
-        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) != CARRY_OK) {
-            code = cli_failed(w->ctx);
-        } else {
+    int code = CLI_IMPOSSIBLE;
+    if (load(w, &a, w->word[1]) && load(w, &b, w->word[2])) {
+        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) == CARRY_OK) {
             print_comparison(w, &comparison, a, b);
             carry_compare_free(&comparison);
+            code = CLI_DONE;
+        } else {
+            code = cli_failed(w->ctx);
         }
     }
     carry_run_free(a);
@@ -252,7 +255,7 @@ static int export_to(wish *w, FILE *to) {
     }
     for (int i = 1; i < w->words; i++) {
         carry_run *run;
-        if (load(w, &run, w->word[i]) != CLI_DONE) {
+        if (!load(w, &run, w->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;

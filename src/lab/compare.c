@@ -97,23 +97,25 @@ carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const c
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to compare runs");
     }
     int measured_b = 0;
+    int pairs = 0;
     for (int i = 0; i < b->results; i++) {
         measured_b += b->result[i].samples > 0;
     }
     for (int i = 0; i < a->results; i++) {
         const carry_run_result *other = a->result[i].samples > 0 ? find(b, a, i) : NULL;
         if (other != NULL) {
-            c->pair[c->pairs++] = (carry_pair){.a = &a->result[i], .b = other};
+            c->pair[pairs++] = (carry_pair){.a = &a->result[i], .b = other};
         } else {
             c->only_a += a->result[i].samples > 0;
         }
     }
-    c->only_b = measured_b - c->pairs;
-    if (c->pairs == 0) {
+    c->only_b = measured_b - pairs;
+    if (pairs == 0) {
         carry_compare_free(c);
         return carry_fail(ctx, CARRY_EARGUMENT, "the runs %lld and %lld have measured nothing in common",
                           (long long)a->id, (long long)b->id);
     }
+    c->pairs = pairs;
     find_drift(c, a, b);
     judge(c);
     return CARRY_OK;

@@ -175,37 +175,37 @@ static carry_status mark_killed(carry_store *store) {
     return CARRY_OK;
 }
 
-carry_status carry_store_open(carry_ctx *ctx, carry_store **opened, const char *path) {
-    *opened = NULL;
-    carry_store *store = calloc(1, sizeof *store);
-    if (store == NULL) {
+carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path) {
+    *store = NULL;
+    carry_store *made = calloc(1, sizeof *made);
+    if (made == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the store");
     }
-    store->ctx = ctx;
+    made->ctx = ctx;
     carry_status status = CARRY_OK;
     if (path == NULL) {
-        status = default_path(ctx, store->path, sizeof store->path);
-    } else if ((size_t)snprintf(store->path, sizeof store->path, "%s", path) >= sizeof store->path) {
+        status = default_path(ctx, made->path, sizeof made->path);
+    } else if ((size_t)snprintf(made->path, sizeof made->path, "%s", path) >= sizeof made->path) {
         status = carry_fail(ctx, CARRY_EARGUMENT, "the store's path is longer than a path can be");
     }
     if (status == CARRY_OK) {
-        make_folders(store->path);
-        if (sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL) != SQLITE_OK) {
-            status = carry_fail(ctx, CARRY_EIO, "the run store %s cannot be opened: %s", store->path,
-                                store->db != NULL ? sqlite3_errmsg(store->db) : "no memory");
+        make_folders(made->path);
+        if (sqlite3_open_v2(made->path, &made->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL) != SQLITE_OK) {
+            status = carry_fail(ctx, CARRY_EIO, "the run store %s cannot be opened: %s", made->path,
+                                made->db != NULL ? sqlite3_errmsg(made->db) : "no memory");
         }
     }
-    status = status == CARRY_OK ? settle(store) : status;
+    status = status == CARRY_OK ? settle(made) : status;
     if (status == CARRY_OK) {
-        carry_status marked = mark_killed(store);
+        carry_status marked = mark_killed(made);
         /* A full or a read-only disk keeps nobody from reading what is there. */
         status = marked == CARRY_EIO || marked == CARRY_ETIMEOUT ? CARRY_OK : marked;
     }
     if (status != CARRY_OK) {
-        carry_store_close(store);
+        carry_store_close(made);
         return status;
     }
-    *opened = store;
+    *store = made;
     return CARRY_OK;
 }
 

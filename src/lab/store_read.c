@@ -202,22 +202,22 @@ static carry_status load_all(carry_store *store, carry_run *run, int64_t id) {
 }
 
 /* Under a savepoint: the run as it was at one moment, whoever is writing it. */
-carry_status carry_store_load(carry_store *store, carry_run **loaded, int64_t id) {
-    carry_run *run = calloc(1, sizeof *run);
-    *loaded = NULL;
-    if (run == NULL) {
+carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id) {
+    carry_run *loaded = calloc(1, sizeof *loaded);
+    *run = NULL;
+    if (loaded == NULL) {
         return no_memory(store);
     }
     carry_status status = carry_store_script(store, "reading a run", "SAVEPOINT reading");
     if (status == CARRY_OK) {
-        status = load_all(store, run, id);
+        status = load_all(store, loaded, id);
         (void)sqlite3_exec(store->db, "RELEASE reading", NULL, NULL, NULL);
     }
     if (status != CARRY_OK) {
-        carry_run_free(run);
+        carry_run_free(loaded);
         return status;
     }
-    *loaded = run;
+    *run = loaded;
     return CARRY_OK;
 }
 
