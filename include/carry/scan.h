@@ -42,12 +42,15 @@ typedef struct carry_scan_problem {
     bool f32_result;                /* h is f32 whatever dtype says */
     bool reversed;
     bool backward; /* plan for carry_scan_backward instead of carry_scan_run */
-    int device;    /* 0: the CPU */
+    int device;    /* 0: the CPU; tensors and workspace are there, and work goes to the context's stream of it */
 } carry_scan_problem;
 
-/* The list of algorithms; NULL past the end. */
+/* The list of algorithms of the CPU; NULL past the end. */
 CARRY_API const char *carry_scan_name(int index);
 CARRY_API const char *carry_scan_about(int index);
+/* Those of any device: a GPU has one more, lookback, and lacks matmul_log. */
+CARRY_API const char *carry_scan_name_on(int device, int index);
+CARRY_API const char *carry_scan_about_on(int device, int index);
 
 typedef struct carry_scan_plan carry_scan_plan;
 

@@ -48,7 +48,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_open();
     cli_json_text("problem", problem);
     cli_json_text("algorithm", r->algorithm);
-    cli_json_text("device", "cpu");
+    cli_json_text("device", strstr(problem, "device=cuda") != NULL ? "cuda" : "cpu");
     if (r->reason[0] != '\0') {
         cli_json_text("left_out", r->reason);
         cli_json_close();

@@ -48,27 +48,53 @@ static int list_kernels(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+static void show_device(int device, const carry_device_properties *p, bool json) {
+    if (!json) {
+        (void)printf("%d  %-5s %s: %d %s, %.1f GiB, last cache %.1f MiB, %s", device, p->backend, p->name, p->units,
+                     strcmp(p->backend, "cpu") == 0 ? "cores" : "multiprocessors", (double)p->memory / 1073741824.0,
+                     (double)p->cache / 1048576.0, p->kernels);
+        if (p->driver > 0) {
+            (void)printf(", driver for CUDA %d.%d, built with %d.%d", p->driver / 1000, p->driver % 1000 / 10,
+                         p->runtime / 1000, p->runtime % 1000 / 10);
+        }
+        (void)printf("\n");
+        return;
+    }
+    cli_json_open();
+    cli_json_text("kind", "device");
+    cli_json_integer("device", device);
+    cli_json_text("backend", p->backend);
+    cli_json_text("name", p->name);
+    cli_json_integer("units", p->units);
+    cli_json_integer("memory", (int64_t)p->memory);
+    cli_json_integer("cache", (int64_t)p->cache);
+    cli_json_text("kernels", p->kernels);
+    if (p->driver > 0) {
+        cli_json_integer("driver", p->driver);
+        cli_json_integer("runtime", p->runtime);
+        cli_json_number("clock_hz", p->clock_hz);
+        cli_json_number("memory_gbytes_s", 1e-9 * p->memory_bytes_s);
+    }
+    cli_json_close();
+}
+
 static int list_devices(carry_ctx *ctx, bool json) {
+    const char *absence;
     for (int i = 0; i < carry_device_count(); i++) {
         carry_device_properties p;
         if (carry_device_describe(ctx, i, &p) != CARRY_OK) {
             return cli_failed(ctx);
         }
+        show_device(i, &p, json);
+    }
+    for (int i = 0; (absence = carry_device_absence(ctx, i)) != NULL; i++) {
         if (json) {
             cli_json_open();
-            cli_json_text("kind", "device");
-            cli_json_integer("device", i);
-            cli_json_text("backend", p.backend);
-            cli_json_text("name", p.name);
-            cli_json_integer("units", p.units);
-            cli_json_integer("memory", (int64_t)p.memory);
-            cli_json_integer("cache", (int64_t)p.cache);
-            cli_json_text("kernels", p.kernels);
+            cli_json_text("kind", "absence");
+            cli_json_text("reason", absence);
             cli_json_close();
         } else {
-            (void)printf("%d  %-5s %s: %d %s, %.1f GiB, last cache %.1f MiB, %s\n", i, p.backend, p.name, p.units,
-                         strcmp(p.backend, "cpu") == 0 ? "cores" : "multiprocessors", (double)p.memory / 1073741824.0,
-                         (double)p.cache / 1048576.0, p.kernels);
+            (void)printf("-  %s\n", absence);
         }
     }
     return CLI_DONE;

@@ -10,6 +10,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define CARRY_ALIGN 64
 
 /* False, and *result untouched, when the true result does not fit or a factor is negative. */
@@ -34,4 +38,7 @@ bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 /* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when it cannot be had. */
 void *carry_aligned_new(size_t bytes);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

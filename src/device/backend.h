@@ -1,22 +1,44 @@
 /* The device table: one const struct per backend, each with any number of devices. table.c is the only list.
 
    Public functions (carry/device.h) find the backend and its ordinal and call through this struct, so a second backend
-   is one file and one line. Every function gets the ordinal of the device inside its backend. */
+   is one file and one line. Every function gets the ordinal of the device inside its backend. An entry that may be NULL
+   says so. */
 #ifndef CARRY_DEVICE_BACKEND_H
 #define CARRY_DEVICE_BACKEND_H
 
 #include "carry/device.h"
+#include "device/gpu.h"
 
 typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_COPY_WITHIN } carry_copy_way;
+
+/* Where memory is, as a backend sees it. */
+typedef enum carry_memory_place {
+    CARRY_PLACE_UNKNOWN, /* memory of the process that this backend does not know */
+    CARRY_PLACE_HOST,
+    CARRY_PLACE_DEVICE,
+    CARRY_PLACE_EVERYWHERE, /* moves to who reads it */
+} carry_memory_place;
 
 typedef struct carry_backend {
     const char *name, *about;
     int (*count)(void); /* devices here and now; 0 when there is no driver */
+    /* Why there are none: a sentence without the backend's name. NULL: there always are. */
+    void (*absence)(char *line, size_t size);
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
+    carry_status (*measure)(carry_ctx *ctx, int ordinal, carry_gpu *gpu); /* NULL: no GPU */
+    carry_status (*memory)(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
     carry_status (*alloc)(carry_ctx *ctx, void **data, int ordinal, size_t bytes);
     void (*free)(carry_ctx *ctx, int ordinal, void *data);
+    carry_status (*alloc_on)(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream);
+    void (*free_on)(carry_ctx *ctx, int ordinal, void *data, carry_stream *stream);
+    carry_status (*host_alloc)(carry_ctx *ctx, void **data, size_t bytes);
+    void (*host_free)(carry_ctx *ctx, void *data);
+    carry_memory_place (*where)(const void *pointer, int *ordinal); /* NULL: knows no memory but the process's */
     carry_status (*copy)(carry_ctx *ctx, int ordinal, void *to, const void *from, size_t bytes, carry_copy_way way,
                          carry_stream *stream);
+    /* Between two devices of this backend. NULL: it has but one. */
+    carry_status (*copy_between)(carry_ctx *ctx, void *to, int to_ordinal, const void *from, int from_ordinal,
+                                 size_t bytes, carry_stream *stream);
     carry_status (*fill)(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes, carry_stream *stream);
     carry_status (*stream_new)(carry_ctx *ctx, carry_stream **stream, int ordinal);
     carry_status (*stream_wait)(carry_ctx *ctx, int ordinal, carry_stream *stream);
@@ -25,6 +47,14 @@ typedef struct carry_backend {
     carry_status (*event_record)(carry_ctx *ctx, int ordinal, carry_event *event, carry_stream *stream);
     carry_status (*event_elapsed)(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to);
     void (*event_free)(carry_ctx *ctx, int ordinal, carry_event *event);
+    /* All four NULL: nothing can be recorded. */
+    carry_status (*graph_begin)(carry_ctx *ctx, int ordinal, carry_stream *stream);
+    carry_status (*graph_end)(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);
+    carry_status (*graph_launch)(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
+    void (*graph_free)(carry_ctx *ctx, int ordinal, carry_graph *graph);
 } carry_backend;
+
+/* The backend of a device and the device's ordinal in it; NULL when there is no such device. */
+const carry_backend *carry_backend_of(int device, int *ordinal);
 
 #endif

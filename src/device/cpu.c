@@ -123,16 +123,45 @@ static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_propertie
     return CARRY_OK;
 }
 
-static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
+static carry_status memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total) {
+    (void)ctx;
     (void)ordinal;
+    long page = sysconf(_SC_PAGE_SIZE);
+    long free_pages = sysconf(_SC_AVPHYS_PAGES);
+    long pages = sysconf(_SC_PHYS_PAGES);
+    *available = page > 0 && free_pages > 0 ? (size_t)page * (size_t)free_pages : 0;
+    *total = page > 0 && pages > 0 ? (size_t)page * (size_t)pages : 0;
+    return CARRY_OK;
+}
+
+static carry_status host_alloc(carry_ctx *ctx, void **data, size_t bytes) {
     *data = carry_aligned_new(bytes);
     return *data != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "%zu bytes of memory could not be had", bytes);
 }
 
-static void free_data(carry_ctx *ctx, int ordinal, void *data) {
+static void host_free(carry_ctx *ctx, void *data) {
     (void)ctx;
-    (void)ordinal;
     free(data);
+}
+
+static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
+    (void)ordinal;
+    return host_alloc(ctx, data, bytes);
+}
+
+static void free_data(carry_ctx *ctx, int ordinal, void *data) {
+    (void)ordinal;
+    host_free(ctx, data);
+}
+
+static carry_status alloc_on(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream) {
+    (void)stream;
+    return alloc(ctx, data, ordinal, bytes);
+}
+
+static void free_on(carry_ctx *ctx, int ordinal, void *data, carry_stream *stream) {
+    (void)stream;
+    free_data(ctx, ordinal, data);
 }
 
 static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from, size_t bytes, carry_copy_way way,
@@ -209,8 +238,13 @@ const carry_backend carry_backend_cpu = {
     .about = "this machine's cores",
     .count = count,
     .describe = describe,
+    .memory = memory,
     .alloc = alloc,
     .free = free_data,
+    .alloc_on = alloc_on,
+    .free_on = free_on,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
     .copy = copy,
     .fill = fill,
     .stream_new = stream_new,

@@ -1,31 +1,40 @@
-/* NVIDIA GPUs as devices: memory, copies, streams, events, properties.
+/* NVIDIA GPUs as devices: properties, copies, streams, events; memory is in cuda_memory.cu, graphs in cuda_graph.cu.
 
-   The runtime is linked statically and asks for a driver when the first device is counted: without one there are no CUDA
-   devices and nothing else changes, so one binary serves machines with and without a GPU. */
-#include <cuda_runtime.h>
+   The runtime is linked statically and asks for a driver when the first device is counted: without one there are no
+   CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
+#include "device/cuda.h"
 
 #include <stdio.h>
 
 extern "C" {
-#include "core/error.h"
-#include "device/backend.h"
-
 extern const carry_backend carry_backend_cuda;
 }
 
-static carry_status failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal) {
-    (void)cudaGetLastError(); /* an error that is told must not come up again in the next call */
-    return carry_fail(ctx, error == cudaErrorMemoryAllocation ? CARRY_EMEMORY : CARRY_EDEVICE, "CUDA device %d: %s: %s",
-                      ordinal, what, cudaGetErrorString(error));
+/* After these the driver refuses every further call of the process. */
+static bool is_final(cudaError_t error) {
+    switch (error) {
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorHardwareStackError:
+    case cudaErrorAssert:
+    case cudaErrorLaunchFailure:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorECCUncorrectable:
+        return true;
+    default:
+        return false;
+    }
 }
 
-#define CUDA_TRY(call, what)                                                                                           \
-    do {                                                                                                               \
-        cudaError_t error_ = (call);                                                                                   \
-        if (error_ != cudaSuccess) {                                                                                   \
-            return failed(ctx, error_, what, ordinal);                                                                 \
-        }                                                                                                              \
-    } while (0)
+extern "C" carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal) {
+    (void)cudaGetLastError();
+    return carry_fail(ctx, error == cudaErrorMemoryAllocation ? CARRY_EMEMORY : CARRY_EDEVICE,
+                      "CUDA device %d: %s: %s (%s)%s", ordinal, what, cudaGetErrorString(error),
+                      cudaGetErrorName(error), is_final(error) ? "; this process cannot use the GPU any more" : "");
+}
 
 static int count(void) {
     int devices = 0;
@@ -36,9 +45,44 @@ static int count(void) {
     return devices;
 }
 
+/* A missing driver and an old one give the same error: only the driver's version tells them apart. */
+static void absence(char *line, size_t size) {
+    int devices = 0;
+    int driver = 0;
+    int runtime = 0;
+    cudaError_t error = cudaGetDeviceCount(&devices);
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) {
+        driver = 0;
+    }
+    (void)cudaRuntimeGetVersion(&runtime);
+    (void)cudaGetLastError();
+    if (driver == 0) {
+        (void)snprintf(line, size, "there is no NVIDIA driver here");
+    } else if (error == cudaErrorInsufficientDriver) {
+        (void)snprintf(
+            line, size,
+            "the driver is for CUDA %d.%d and this library was built with CUDA %d.%d: install a newer driver",
+            driver / 1000, driver % 1000 / 10, runtime / 1000, runtime % 1000 / 10);
+    } else if (error == cudaErrorNoDevice || error == cudaSuccess) {
+        (void)snprintf(line, size, "there is a driver and no GPU that this process may see");
+    } else {
+        (void)snprintf(line, size, "%s (%s)", cudaGetErrorString(error), cudaGetErrorName(error));
+    }
+}
+
+/* 0 when the driver does not say. */
+static int attribute(cudaDeviceAttr which, int ordinal) {
+    int value = 0;
+    if (cudaDeviceGetAttribute(&value, which, ordinal) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return value;
+}
+
 static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     cudaDeviceProp p;
-    CUDA_TRY(cudaGetDeviceProperties(&p, ordinal), "its properties cannot be read");
+    CARRY_CUDA_TRY(cudaGetDeviceProperties(&p, ordinal), "its properties cannot be read");
     *properties = carry_device_properties{};
     (void)snprintf(properties->name, sizeof properties->name, "%.95s", p.name);
     (void)snprintf(properties->backend, sizeof properties->backend, "cuda");
@@ -47,29 +91,14 @@ static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_propertie
     properties->memory = p.totalGlobalMem;
     properties->cache = (size_t)p.l2CacheSize;
     properties->cache_inner = p.sharedMemPerMultiprocessor;
+    properties->shared = p.sharedMemPerBlockOptin;
+    properties->clock_hz = 1e3 * attribute(cudaDevAttrClockRate, ordinal);
+    /* Two transfers a clock; the width is in bits. */
+    properties->memory_bytes_s = 2e3 * attribute(cudaDevAttrMemoryClockRate, ordinal) *
+                                 attribute(cudaDevAttrGlobalMemoryBusWidth, ordinal) / 8.0;
+    CARRY_CUDA_TRY(cudaDriverGetVersion(&properties->driver), "the driver does not tell its version");
+    CARRY_CUDA_TRY(cudaRuntimeGetVersion(&properties->runtime), "the runtime does not tell its version");
     return CARRY_OK;
-}
-
-static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    cudaError_t error = cudaMalloc(data, bytes > 0 ? bytes : 1);
-    if (error == cudaErrorMemoryAllocation) {
-        size_t free_bytes = 0;
-        size_t total = 0;
-        (void)cudaGetLastError();
-        (void)cudaMemGetInfo(&free_bytes, &total);
-        return carry_fail(ctx, CARRY_EMEMORY, "CUDA device %d: %zu bytes asked for and %zu of %zu are free", ordinal, bytes,
-                          free_bytes, total);
-    }
-    CUDA_TRY(error, "memory cannot be had");
-    return CARRY_OK;
-}
-
-static void free_data(carry_ctx *ctx, int ordinal, void *data) {
-    (void)ctx;
-    if (cudaSetDevice(ordinal) == cudaSuccess) {
-        (void)cudaFree(data);
-    }
 }
 
 static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from, size_t bytes, carry_copy_way way,
@@ -77,31 +106,41 @@ static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from
     cudaMemcpyKind kind = way == CARRY_COPY_TO_DEVICE ? cudaMemcpyHostToDevice
                           : way == CARRY_COPY_TO_HOST ? cudaMemcpyDeviceToHost
                                                       : cudaMemcpyDeviceToDevice;
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)stream), "a copy failed");
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)stream), "a copy failed");
     if (stream == NULL && way == CARRY_COPY_TO_HOST) {
-        CUDA_TRY(cudaStreamSynchronize(NULL), "a copy failed"); /* the caller reads next, and has no stream to wait on */
+        CARRY_CUDA_TRY(cudaStreamSynchronize(NULL),
+                       "a copy failed"); /* the caller reads next, and has no stream to wait on */
     }
     return CARRY_OK;
 }
 
-static carry_status fill(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes, carry_stream *stream) {
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaMemsetAsync(to, byte, bytes, (cudaStream_t)stream), "a fill failed");
+static carry_status copy_between(carry_ctx *ctx, void *to, int ordinal, const void *from, int from_ordinal,
+                                 size_t bytes, carry_stream *stream) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaMemcpyPeerAsync(to, ordinal, from, from_ordinal, bytes, (cudaStream_t)stream),
+                   "a copy from another device failed");
+    return CARRY_OK;
+}
+
+static carry_status fill(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes,
+                         carry_stream *stream) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaMemsetAsync(to, byte, bytes, (cudaStream_t)stream), "a fill failed");
     return CARRY_OK;
 }
 
 static carry_status stream_new(carry_ctx *ctx, carry_stream **stream, int ordinal) {
     cudaStream_t made;
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "a stream cannot be made");
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking), "a stream cannot be made");
     *stream = (carry_stream *)made;
     return CARRY_OK;
 }
 
 static carry_status stream_wait(carry_ctx *ctx, int ordinal, carry_stream *stream) {
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaStreamSynchronize((cudaStream_t)stream), "work on a stream failed");
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaStreamSynchronize((cudaStream_t)stream), "work on a stream failed");
     return CARRY_OK;
 }
 
@@ -110,26 +149,28 @@ static void stream_free(carry_ctx *ctx, int ordinal, carry_stream *stream) {
     if (cudaSetDevice(ordinal) == cudaSuccess) {
         (void)cudaStreamDestroy((cudaStream_t)stream);
     }
+    (void)cudaGetLastError();
 }
 
 static carry_status event_new(carry_ctx *ctx, carry_event **event, int ordinal) {
     cudaEvent_t made;
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaEventCreate(&made), "an event cannot be made");
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaEventCreate(&made), "an event cannot be made");
     *event = (carry_event *)made;
     return CARRY_OK;
 }
 
 static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event, carry_stream *stream) {
-    CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CUDA_TRY(cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream), "an event cannot be recorded");
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaEventRecord((cudaEvent_t)event, (cudaStream_t)stream), "an event cannot be recorded");
     return CARRY_OK;
 }
 
 static carry_status event_elapsed(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to) {
     float milliseconds = 0.0f;
-    CUDA_TRY(cudaEventSynchronize((cudaEvent_t)to), "work before an event failed");
-    CUDA_TRY(cudaEventElapsedTime(&milliseconds, (cudaEvent_t)from, (cudaEvent_t)to), "events cannot be compared");
+    CARRY_CUDA_TRY(cudaEventSynchronize((cudaEvent_t)to), "work before an event failed");
+    CARRY_CUDA_TRY(cudaEventElapsedTime(&milliseconds, (cudaEvent_t)from, (cudaEvent_t)to),
+                   "events cannot be compared");
     *seconds = 1e-3 * (double)milliseconds;
     return CARRY_OK;
 }
@@ -138,16 +179,26 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
     (void)ctx;
     (void)ordinal;
     (void)cudaEventDestroy((cudaEvent_t)event);
+    (void)cudaGetLastError();
 }
 
 const carry_backend carry_backend_cuda = {
     .name = "cuda",
     .about = "NVIDIA GPUs",
     .count = count,
+    .absence = absence,
     .describe = describe,
-    .alloc = alloc,
-    .free = free_data,
+    .measure = carry_cuda_measure,
+    .memory = carry_cuda_memory,
+    .alloc = carry_cuda_alloc,
+    .free = carry_cuda_free,
+    .alloc_on = carry_cuda_alloc_on,
+    .free_on = carry_cuda_free_on,
+    .host_alloc = carry_cuda_host_alloc,
+    .host_free = carry_cuda_host_free,
+    .where = carry_cuda_where,
     .copy = copy,
+    .copy_between = copy_between,
     .fill = fill,
     .stream_new = stream_new,
     .stream_wait = stream_wait,
@@ -156,4 +207,8 @@ const carry_backend carry_backend_cuda = {
     .event_record = event_record,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
+    .graph_begin = carry_cuda_graph_begin,
+    .graph_end = carry_cuda_graph_end,
+    .graph_launch = carry_cuda_graph_launch,
+    .graph_free = carry_cuda_graph_free,
 };

@@ -6,6 +6,10 @@
 
 #include "carry/context.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 typedef struct carry_gpu {
     int device;            /* as in carry/device.h */
     int ordinal;           /* as CUDA counts */
@@ -21,4 +25,12 @@ typedef struct carry_gpu {
     double plain_flops_s;  /* of f32 multiply-adds outside the tensor cores */
 } carry_gpu;
 
+/* Measured at the first call for a device, which takes some tens of milliseconds and waits for the device; what cannot
+   be measured is estimated from clock and width. Valid as long as the context. CARRY_EUNSUPPORTED for a device that is
+   no GPU. */
+carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device);
+
+#ifdef __cplusplus
+}
+#endif
 #endif

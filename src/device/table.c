@@ -1,5 +1,7 @@
 /* The only list of backends, and the public functions that call through it. */
-#include "core/error.h"
+#include <stdio.h>
+
+#include "core/context.h"
 #include "device/backend.h"
 
 extern const carry_backend carry_backend_cpu;
@@ -32,9 +34,36 @@ static place find(int device) {
     return (place){NULL, 0};
 }
 
+/* The backend whose host memory every device copies from fastest. */
+static const carry_backend *host(void) {
+    const carry_backend *found = table[0];
+    for (int i = 1; table[i] != NULL; i++) {
+        found = table[i]->count() > 0 ? table[i] : found;
+    }
+    return found;
+}
+
+/* Device `ordinal` of backend i, counted over all backends. */
+static int number(int backend, int ordinal) {
+    for (int i = 0; i < backend; i++) {
+        ordinal += table[i]->count();
+    }
+    return ordinal;
+}
+
 static carry_status no_such(carry_ctx *ctx, int device) {
     return carry_fail(ctx, CARRY_ENOTFOUND, "there is no device %d here, only 0 to %d (carry list devices shows them)",
                       device, carry_device_count() - 1);
+}
+
+static carry_status cannot_record(carry_ctx *ctx, int device) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d works at once: it has no graphs to record or launch", device);
+}
+
+const carry_backend *carry_backend_of(int device, int *ordinal) {
+    place at = find(device);
+    *ordinal = at.ordinal;
+    return at.backend;
 }
 
 int carry_device_count(void) {
@@ -63,6 +92,78 @@ void carry_device_free(carry_ctx *ctx, int device, void *data) {
     }
 }
 
+const char *carry_device_absence(carry_ctx *ctx, int index) {
+    for (int i = 0; table[i] != NULL; i++) {
+        if (table[i]->absence == NULL || table[i]->count() > 0 || index-- > 0) {
+            continue;
+        }
+        char reason[112];
+        table[i]->absence(reason, sizeof reason);
+        (void)snprintf(ctx->line, sizeof ctx->line, "%s: %s", table[i]->name, reason);
+        return ctx->line;
+    }
+    return NULL;
+}
+
+carry_status carry_device_memory(carry_ctx *ctx, int device, size_t *available, size_t *total) {
+    place at = find(device);
+    *available = *total = 0;
+    return at.backend != NULL ? at.backend->memory(ctx, at.ordinal, available, total) : no_such(ctx, device);
+}
+
+carry_status carry_device_alloc_on(carry_ctx *ctx, void **data, int device, size_t bytes, carry_stream *stream) {
+    place at = find(device);
+    *data = NULL;
+    return at.backend != NULL ? at.backend->alloc_on(ctx, data, at.ordinal, bytes, stream) : no_such(ctx, device);
+}
+
+void carry_device_free_on(carry_ctx *ctx, int device, void *data, carry_stream *stream) {
+    place at = find(device);
+    if (at.backend != NULL && data != NULL) {
+        at.backend->free_on(ctx, at.ordinal, data, stream);
+    }
+}
+
+carry_status carry_host_alloc(carry_ctx *ctx, void **data, size_t bytes) {
+    *data = NULL;
+    return host()->host_alloc(ctx, data, bytes);
+}
+
+void carry_host_free(carry_ctx *ctx, void *data) {
+    if (data != NULL) {
+        host()->host_free(ctx, data);
+    }
+}
+
+carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const void *pointer, int device) {
+    int is_on = 0; /* memory that no backend knows is the process's own */
+    for (int i = 0; pointer != NULL && table[i] != NULL; i++) {
+        int ordinal = 0;
+        carry_memory_place where =
+            table[i]->where != NULL && table[i]->count() > 0 ? table[i]->where(pointer, &ordinal) : CARRY_PLACE_UNKNOWN;
+        if (where == CARRY_PLACE_EVERYWHERE) {
+            return CARRY_OK;
+        }
+        is_on = where == CARRY_PLACE_DEVICE ? number(i, ordinal) : is_on;
+    }
+    if (pointer == NULL || is_on == device) {
+        return CARRY_OK;
+    }
+    if (is_on == 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%s is in host memory and must be on device %d: carry_device_copy brings it there", name,
+                          device);
+    }
+    if (device == 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%s is in memory of device %d and must be in host memory: carry_device_copy brings it there",
+                          name, is_on);
+    }
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "%s is in memory of device %d and must be on device %d: carry_device_copy brings it there", name,
+                      is_on, device);
+}
+
 carry_status carry_device_copy(carry_ctx *ctx, void *to, int to_device, const void *from, int from_device, size_t bytes,
                                carry_stream *stream) {
     place target = find(to_device);
@@ -71,6 +172,9 @@ carry_status carry_device_copy(carry_ctx *ctx, void *to, int to_device, const vo
         return no_such(ctx, target.backend == NULL ? to_device : from_device);
     }
     if (to_device != 0 && from_device != 0 && to_device != from_device) {
+        if (target.backend == source.backend && target.backend->copy_between != NULL) {
+            return target.backend->copy_between(ctx, to, target.ordinal, from, source.ordinal, bytes, stream);
+        }
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "a copy from device %d to device %d must go through the CPU",
                           from_device, to_device);
     }
@@ -105,6 +209,24 @@ void carry_stream_free(carry_ctx *ctx, int device, carry_stream *stream) {
     }
 }
 
+carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream) {
+    _Static_assert(CARRY_CTX_STREAMS == CARRY_STREAM_DEVICES,
+                   "a context has a stream for every device that may have one");
+    if (find(device).backend == NULL) {
+        return no_such(ctx, device);
+    }
+    if (device >= CARRY_STREAM_DEVICES) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d cannot have a stream in a context: only 0 to %d can",
+                          device, CARRY_STREAM_DEVICES - 1);
+    }
+    ctx->streams[device] = stream;
+    return CARRY_OK;
+}
+
+carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device) {
+    return device >= 0 && device < CARRY_STREAM_DEVICES ? ctx->streams[device] : NULL;
+}
+
 carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device) {
     place at = find(device);
     *event = NULL;
@@ -125,5 +247,40 @@ void carry_event_free(carry_ctx *ctx, int device, carry_event *event) {
     place at = find(device);
     if (at.backend != NULL && event != NULL) {
         at.backend->event_free(ctx, at.ordinal, event);
+    }
+}
+
+carry_status carry_graph_begin(carry_ctx *ctx, int device, carry_stream *stream) {
+    place at = find(device);
+    if (at.backend == NULL) {
+        return no_such(ctx, device);
+    }
+    return at.backend->graph_begin != NULL ? at.backend->graph_begin(ctx, at.ordinal, stream)
+                                           : cannot_record(ctx, device);
+}
+
+carry_status carry_graph_end(carry_ctx *ctx, carry_graph **graph, int device, carry_stream *stream) {
+    place at = find(device);
+    *graph = NULL;
+    if (at.backend == NULL) {
+        return no_such(ctx, device);
+    }
+    return at.backend->graph_end != NULL ? at.backend->graph_end(ctx, graph, at.ordinal, stream)
+                                         : cannot_record(ctx, device);
+}
+
+carry_status carry_graph_launch(carry_ctx *ctx, int device, carry_graph *graph, carry_stream *stream) {
+    place at = find(device);
+    if (at.backend == NULL) {
+        return no_such(ctx, device);
+    }
+    return at.backend->graph_launch != NULL ? at.backend->graph_launch(ctx, at.ordinal, graph, stream)
+                                            : cannot_record(ctx, device);
+}
+
+void carry_graph_free(carry_ctx *ctx, int device, carry_graph *graph) {
+    place at = find(device);
+    if (at.backend != NULL && at.backend->graph_free != NULL && graph != NULL) {
+        at.backend->graph_free(ctx, at.ordinal, graph);
     }
 }

@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/threads.h"
+#include "device/gpu.h"
 #include "lab/sample.h"
 #include "ops/matmul.h"
 
@@ -145,6 +146,16 @@ static bool wants_more(const session *s, int i) {
     return result->repeats < least || (s->options->repeats == 0 && s->spent[i] < seconds);
 }
 
+static carry_status time_run(session *s, double *seconds) {
+    if (s->family->time != NULL) {
+        return s->family->time(s->instance, seconds);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(s->family->run(s->instance));
+    *seconds = carry_seconds() - before;
+    return CARRY_OK;
+}
+
 /* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
 static carry_status take_turn(session *s, int i) {
     carry_bench_result *result = &s->results[i];
@@ -157,9 +168,8 @@ static carry_status take_turn(session *s, int i) {
     CARRY_TRY(status);
     double started = carry_seconds();
     do {
-        double before = carry_seconds();
-        CARRY_TRY(s->family->run(s->instance));
-        double seconds = carry_seconds() - before;
+        double seconds;
+        CARRY_TRY(time_run(s, &seconds));
         s->samples[i * MOST_RUNS + result->repeats++] = seconds;
         s->spent[i] += seconds;
         if (s->options->stop != NULL && s->options->stop()) {
@@ -187,6 +197,19 @@ static carry_status take_turns(session *s) {
     return CARRY_OK;
 }
 
+static int device_of(const session *s) {
+    return s->family->device != NULL && s->instance != NULL ? s->family->device(s->instance) : 0;
+}
+
+/* Of the device that the problem runs on. */
+static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
+    const carry_gpu *gpu;
+    if (device_of(s) == 0 || carry_gpu_of(s->ctx, &gpu, device_of(s)) != CARRY_OK) {
+        return *cpu;
+    }
+    return (carry_ceilings){.gemm_gflops = 1e-9 * gpu->tensor_flops_s, .copy_gbytes_s = 1e-9 * gpu->copy_bytes_s};
+}
+
 static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     carry_bench_result *result = &s->results[i];
     int n = result->repeats;
@@ -204,19 +227,21 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     result->median = summary.median;
     result->spread = summary.spread;
     if (ceilings != NULL) {
-        double arithmetic = 1e-9 * result->counts.flops / ceilings->gemm_gflops;
-        double movement = 1e-9 * result->counts.bytes / ceilings->copy_gbytes_s;
+        carry_ceilings here = ceilings_of(s, ceilings);
+        double arithmetic = 1e-9 * result->counts.flops / here.gemm_gflops;
+        double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
         result->share = fmax(arithmetic, movement) / result->median;
+        result->ceilings = here;
     }
 }
 
 /* Sets of inputs, so that together they exceed the last cache twice. */
-static int copies_for(carry_ctx *ctx, double bytes, bool hot) {
-    carry_device_properties cpu;
-    if (hot || carry_device_describe(ctx, 0, &cpu) != CARRY_OK) {
+static int copies_for(const session *s, double bytes, bool hot) {
+    carry_device_properties device;
+    if (hot || carry_device_describe(s->ctx, device_of(s), &device) != CARRY_OK) {
         return 1;
     }
-    double wanted = fmin(2.0 * (double)(cpu.cache > 0 ? cpu.cache : (size_t)32 << 20), MOST_SET_BYTES);
+    double wanted = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
     int copies = (int)fmin(ceil(wanted / bytes), MOST_COPIES);
     return copies > 1 ? copies : 1;
 }
@@ -227,7 +252,7 @@ static carry_status open_session(session *s, const char *text) {
     CARRY_TRY(carry_family_find(s->ctx, &s->family, problem.family));
     carry_problem again = problem;
     CARRY_TRY(s->family->open(s->ctx, &s->instance, &problem, s->options->seed, 1));
-    int copies = copies_for(s->ctx, s->family->bytes(s->instance), s->options->hot);
+    int copies = copies_for(s, s->family->bytes(s->instance), s->options->hot);
     if (copies > 1) {
         s->family->close(s->instance);
         s->instance = NULL;

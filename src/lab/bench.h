@@ -22,10 +22,11 @@ typedef struct carry_bench_result {
     double median, spread; /* seconds; share of the median */
     int repeats;
     carry_counts counts;
-    double share;          /* of the ceiling that binds */
-    carry_deviation worst; /* the tensor nearest to or farthest beyond its bound */
-    bool planned;          /* the planner's choice */
-    char reason[256];      /* why there is no time, else "" */
+    double share;            /* of the ceiling that binds */
+    carry_ceilings ceilings; /* of the device it ran on */
+    carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
+    bool planned;            /* the planner's choice */
+    char reason[256];        /* why there is no time, else "" */
 } carry_bench_result;
 
 typedef struct carry_bench_options {

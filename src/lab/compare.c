@@ -53,10 +53,11 @@ static double drift_of(double a, double b) {
 static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
     c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
                       strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
-    if (c->pairs > 0) {
-        const carry_stored_result *x = &c->pair[0].a->is;
-        const carry_stored_result *y = &c->pair[0].b->is;
-        c->drift = fmax(drift_of(x->gemm_gflops, y->gemm_gflops), drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
+    for (int i = 0; i < c->pairs; i++) { /* of every device */
+        const carry_stored_result *x = &c->pair[i].a->is;
+        const carry_stored_result *y = &c->pair[i].b->is;
+        c->drift = fmax(c->drift, drift_of(x->gemm_gflops, y->gemm_gflops));
+        c->drift = fmax(c->drift, drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
     }
     c->slack += c->same_machine ? c->drift : 0.0; /* two machines are meant to differ */
 }

@@ -12,6 +12,7 @@ typedef struct keeper {
     const carry_ceilings *ceilings;
     const carry_point *point;
     bool kept;           /* something of this point */
+    carry_ceilings of;   /* of the device that the present result ran on */
     carry_status status; /* of storing */
 } keeper;
 
@@ -45,8 +46,8 @@ static carry_status store_outcome(const keeper *k, const carry_outcome *o, const
                                   .error = o->error,
                                   .error_absolute = o->error_absolute,
                                   .bound = o->bound,
-                                  .gemm_gflops = k->ceilings != NULL ? k->ceilings->gemm_gflops : NAN,
-                                  .copy_gbytes_s = k->ceilings != NULL ? k->ceilings->copy_gbytes_s : NAN};
+                                  .gemm_gflops = k->of.gemm_gflops > 0.0 ? k->of.gemm_gflops : NAN,
+                                  .copy_gbytes_s = k->of.copy_gbytes_s > 0.0 ? k->of.copy_gbytes_s : NAN};
     return carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0);
 }
 
@@ -62,6 +63,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     if (o == NULL) {
         return;
     }
+    k->of = r->ceilings;
     bool checked = !k->e->stage[k->point->stage].unchecked && r->reason[0] == '\0';
     (void)snprintf(o->reason, sizeof o->reason, "%s", r->reason);
     o->planned = r->planned;
@@ -91,6 +93,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
 static carry_status keep_reason(keeper *k, const char *reason) {
     carry_experiment *e = k->e;
     const carry_stage *stage = &e->stage[k->point->stage];
+    k->of = (carry_ceilings){0};
     for (int m = 0; stage->methods[m] != NULL; m++) {
         carry_outcome *o = outcome_of(e, k->point, stage->methods[m]);
         o->error = o->error_absolute = o->bound = NAN;

@@ -41,9 +41,14 @@ typedef struct carry_family {
     const char *(*about_plan)(const void *instance);
     const char *(*only)(const void *instance); /* the method that the problem itself asks for, or NULL */
     carry_status (*run)(void *instance);       /* on the next set */
+    /* Seconds of one run; NULL: the clock before and after run says it. */
+    carry_status (*time)(void *instance, double *seconds);
+    int (*device)(const void *instance); /* where it runs (carry/device.h); NULL: on the CPU */
     carry_counts (*counts)(const void *instance);
     /* Runs once on poisoned outputs and compares. */
     carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
+    /* Puts the chosen method into the wisdom as this problem's plan. NULL: the family's planner does not ask there. */
+    carry_status (*remember)(void *instance, double seconds);
 } carry_family;
 
 /* family_table.c; NULL past the end. */

@@ -1,26 +1,21 @@
-/* Scans as problems: scan:diagonal or scan:dense, sizes b, t, n, w.
-
-   Inputs are experiment 044's: decays uniform in [0.8, 1], b = 0.1 normal. Dense transitions are uniform in
-   +-0.78/sqrt(n), whose spectral norm comes to about 0.9. `deep` draws decays from e^-40 to 1 with every eighth exactly
-   zero. */
+/* Scans as problems: scan:diagonal or scan:dense, sizes b, t, n, w; inputs as scan_set.h says. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "carry/scan.h"
+#include "core/clock.h"
 #include "core/context.h"
-#include "core/memory.h"
+#include "core/tensor.h"
 #include "lab/deviation.h"
 #include "lab/family.h"
+#include "lab/scan_set.h"
+#include "lab/timer.h"
+#include "scan/wisdom.h"
 
-#define DENSE_SPREAD 0.78f
 #define MAX_COPIES 64
-
-typedef struct set {
-    carry_tensor A, b, h, h0;
-    carry_tensor g, dA, dh0; /* backward only; db goes to h */
-} set;
 
 typedef struct instance {
     carry_ctx *ctx;
@@ -29,7 +24,9 @@ typedef struct instance {
     char only[CARRY_PROBLEM_WORD];
     int64_t chunk;
     int copies, current;
-    set sets[MAX_COPIES];
+    carry_scan_set sets[MAX_COPIES];
+    carry_scan_set host; /* set 0 as it was made; on the CPU the same memory */
+    carry_timer *timer;  /* of a GPU, else NULL */
     carry_scan_plan *plan;
     void *workspace;
     struct {
@@ -41,7 +38,7 @@ typedef struct instance {
 
 static const char takes[] =
     "diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, initial (a state), deep, out=f32, "
-    "algo=NAME, chunk=STEPS, device=cpu";
+    "algo=NAME, chunk=STEPS, device=cpu or cuda";
 
 static carry_status parse_type(carry_ctx *ctx, instance *it, carry_problem *problem) {
     int types = 0;
@@ -94,70 +91,8 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     it->deep = carry_problem_has(problem, "deep");
     const char *algorithm = carry_problem_setting(problem, "algo");
     (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
-    const char *device = carry_problem_setting(problem, "device");
-    if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': scans run on cpu in this build", device,
-                          problem->text);
-    }
+    CARRY_TRY(carry_problem_device(ctx, &it->problem.device, problem));
     return carry_problem_finish(ctx, problem, takes);
-}
-
-static carry_status make(instance *it, carry_tensor *tensor, carry_dtype dtype, int rank, const int64_t *shape) {
-    size_t bytes;
-    if (!carry_size_product(&bytes, shape, rank, carry_dtype_size(dtype))) {
-        return carry_fail(it->ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce b, t, n or w");
-    }
-    *tensor = carry_view(carry_aligned_new(bytes), dtype, rank, shape);
-    if (tensor->data == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, t, n or w",
-                          1e-9 * (double)bytes);
-    }
-    return CARRY_OK;
-}
-
-/* u in [0, 1) becomes e^(-40 u), and 0 in the last eighth. */
-static void deepen(carry_tensor *A, int64_t count) {
-    float *a = A->data;
-    for (int64_t i = 0; i < count; i++) {
-        a[i] = a[i] < 0.875f ? expf(-40.0f * a[i] / 0.875f) : 0.0f;
-    }
-}
-
-static carry_status fill_A(instance *it, carry_tensor *A, uint64_t seed, uint64_t stream) {
-    const carry_scan_problem *p = &it->problem;
-    if (p->kind == CARRY_SCAN_DENSE) {
-        float spread = DENSE_SPREAD / sqrtf((float)p->n);
-        return carry_random_uniform(it->ctx, *A, seed, stream, -spread, spread);
-    }
-    if (!it->deep) {
-        return carry_random_uniform(it->ctx, *A, seed, stream, 0.8f, 1.0f);
-    }
-    CARRY_TRY(carry_random_uniform(it->ctx, *A, seed, stream, 0.0f, 1.0f));
-    deepen(A, p->batch * p->steps * p->n);
-    return CARRY_OK;
-}
-
-static carry_status make_set(instance *it, set *s, uint64_t seed) {
-    const carry_scan_problem *p = &it->problem;
-    const int64_t A_shape[] = {p->batch, p->steps, p->n, p->n};
-    const int64_t b_shape[] = {p->batch, p->steps, p->n, p->width};
-    const int64_t state_shape[] = {p->batch, p->n, p->width};
-    int A_rank = p->kind == CARRY_SCAN_DENSE ? 4 : 3;
-    CARRY_TRY(make(it, &s->A, p->dtype, A_rank, A_shape));
-    CARRY_TRY(make(it, &s->b, p->dtype, 4, b_shape));
-    CARRY_TRY(make(it, &s->h, p->f32_result ? CARRY_F32 : p->dtype, 4, b_shape));
-    CARRY_TRY(make(it, &s->h0, p->dtype, 3, state_shape));
-    CARRY_TRY(fill_A(it, &s->A, seed, 0));
-    CARRY_TRY(carry_random_normal(it->ctx, s->b, seed, 1, 0.0f, 0.1f));
-    CARRY_TRY(carry_random_normal(it->ctx, s->h0, seed, 2, 0.0f, 1.0f));
-    memset(s->h.data, 0, (size_t)(p->batch * p->steps * p->n * p->width) * carry_dtype_size(s->h.dtype));
-    if (p->backward) {
-        CARRY_TRY(make(it, &s->g, p->dtype, 4, b_shape));
-        CARRY_TRY(make(it, &s->dA, p->f32_result ? CARRY_F32 : p->dtype, A_rank, A_shape));
-        CARRY_TRY(make(it, &s->dh0, p->f32_result ? CARRY_F32 : p->dtype, 3, state_shape));
-        CARRY_TRY(carry_random_normal(it->ctx, s->g, seed, 3, 0.0f, 0.1f));
-    }
-    return CARRY_OK;
 }
 
 static void free_reference(instance *it) {
@@ -172,16 +107,34 @@ static void free_reference(instance *it) {
 static void close_instance(void *given) {
     instance *it = given;
     for (int i = 0; i < it->copies; i++) {
-        set *s = &it->sets[i];
-        void *const all[] = {s->A.data, s->b.data, s->h.data, s->h0.data, s->g.data, s->dA.data, s->dh0.data};
-        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) {
-            free(all[j]);
-        }
+        carry_scan_set_free(it->ctx, &it->sets[i]);
     }
+    if (it->problem.device != 0) {
+        carry_scan_set_free(it->ctx, &it->host);
+    }
+    carry_timer_free(it->timer);
     carry_scan_plan_free(it->plan);
-    free(it->workspace);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
     free_reference(it);
     free(it);
+}
+
+static carry_status make_set(instance *it, int index, uint64_t seed) {
+    carry_scan_set *set = &it->sets[index];
+    if (it->problem.device == 0) {
+        CARRY_TRY(carry_scan_set_new(it->ctx, set, &it->problem, it->deep, seed));
+        it->host = it->sets[0];
+        return CARRY_OK;
+    }
+    carry_scan_set made;
+    carry_status status = carry_scan_set_new(it->ctx, &made, &it->problem, it->deep, seed);
+    status = status == CARRY_OK ? carry_scan_set_upload(it->ctx, set, &made, it->problem.device) : status;
+    if (index == 0) {
+        it->host = made;
+    } else {
+        carry_scan_set_free(it->ctx, &made);
+    }
+    return status;
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
@@ -202,7 +155,10 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     }
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        status = make_set(it, &it->sets[i], seed + (uint64_t)i);
+        status = make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->problem.device);
     }
     if (status != CARRY_OK) {
         close_instance(it);
@@ -233,7 +189,8 @@ static double bytes_of(const instance *it) {
     double A =
         steps * (double)p->n * (p->kind == CARRY_SCAN_DENSE ? (double)p->n : 1.0) * (double)carry_dtype_size(p->dtype);
     double b = steps * (double)p->n * (double)p->width * (double)carry_dtype_size(p->dtype);
-    double h = steps * (double)p->n * (double)p->width * (double)carry_dtype_size(it->sets[0].h.dtype);
+    double h = steps * (double)p->n * (double)p->width *
+               (double)carry_dtype_size(it->problem.f32_result ? CARRY_F32 : it->problem.dtype);
     return p->backward ? 2.0 * A + 2.0 * b + h : A + b + h;
 }
 
@@ -244,13 +201,13 @@ static double bytes(const void *given) {
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
     carry_scan_plan_free(it->plan);
-    free(it->workspace);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->timer);
     it->plan = NULL;
     it->workspace = NULL;
     CARRY_TRY(carry_scan_plan_new(it->ctx, &it->plan, &it->problem,
                                   &(carry_scan_plan_options){.algorithm = method, .chunk = it->chunk}));
-    it->workspace = carry_aligned_new(carry_scan_workspace(it->plan));
-    if (it->workspace == NULL) {
+    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) != CARRY_OK) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which could not be had",
                           carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
     }
@@ -270,7 +227,7 @@ static const char *only(const void *given) {
     return it->only[0] != '\0' ? it->only : NULL;
 }
 
-static carry_status run_set(instance *it, set *s) {
+static carry_status run_set(instance *it, carry_scan_set *s) {
     const carry_tensor *h0 = it->with_h0 ? &s->h0 : NULL;
     size_t workspace = carry_scan_workspace(it->plan);
     if (!it->problem.backward) {
@@ -286,6 +243,22 @@ static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
     return run_set(it, &it->sets[it->current]);
+}
+
+/* A run on a GPU is timed by a graph of several (timer.h). */
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer == NULL) {
+        double before = carry_seconds();
+        CARRY_TRY(run(it));
+        *seconds = carry_seconds() - before;
+        return CARRY_OK;
+    }
+    return carry_timer_time(it->timer, seconds, run, it);
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->problem.device;
 }
 
 static carry_counts counts(const void *given) {
@@ -311,13 +284,18 @@ static double forward_bound(const instance *it) {
     if (strcmp(carry_scan_plan_algorithm(it->plan), "matmul_log") == 0) {
         sums *= 80.0;
     }
-    return sums + carry_unit_roundoff(it->sets[0].h.dtype);
+    if (p->device != 0 && dense) { /* a GPU keeps the levels' products in the problem's own type */
+        sums += p->dtype != CARRY_F32 ? carry_unit_roundoff(p->dtype) * 2.0 * log2((double)p->steps + 1.0) : 0.0;
+    }
+    return sums + carry_unit_roundoff(it->host.h.dtype);
 }
 
 /* The float64 results for set 0, made once. */
 static carry_status make_reference(instance *it) {
-    const carry_scan_problem *p = &it->problem;
-    set *s = &it->sets[0];
+    carry_scan_problem on_cpu = it->problem;
+    const carry_scan_problem *p = &on_cpu;
+    on_cpu.device = 0;
+    carry_scan_set *s = &it->host;
     const carry_tensor *h0 = it->with_h0 ? &s->h0 : NULL;
     size_t steps = (size_t)(p->batch * p->steps);
     size_t b_size = (size_t)(p->n * p->width);
@@ -348,22 +326,40 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
+static carry_status wait_for(const instance *it) {
+    int device = it->problem.device;
+    return device != 0 ? carry_stream_wait(it->ctx, device, carry_ctx_stream(it->ctx, device)) : CARRY_OK;
+}
+
+static carry_status run_backward(instance *it, carry_tensor h) {
+    carry_scan_set *s = &it->sets[0];
+    CARRY_TRY(carry_scan_backward(
+        it->plan,
+        &(carry_scan_gradients){
+            .db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .g = s->g, .h = h, .h0 = it->with_h0 ? &s->h0 : NULL},
+        it->workspace, carry_scan_workspace(it->plan)));
+    return wait_for(it);
+}
+
+/* The reference's states, where the problem runs. */
+static carry_status run_backward_from_reference(instance *it) {
+    carry_tensor h = carry_view(it->reference.h_stored, CARRY_F32, 4, it->host.b.shape);
+    if (it->problem.device == 0) {
+        return run_backward(it, h);
+    }
+    size_t bytes = (size_t)carry_tensor_count(&h) * sizeof(float);
+    h.device = it->problem.device;
+    CARRY_TRY(carry_device_alloc(it->ctx, &h.data, h.device, bytes));
+    carry_status status = carry_device_copy(it->ctx, h.data, h.device, it->reference.h_stored, 0, bytes, NULL);
+    status = status == CARRY_OK ? carry_stream_wait(it->ctx, h.device, NULL) : status;
+    status = status == CARRY_OK ? run_backward(it, h) : status;
+    carry_device_free(it->ctx, h.device, h.data);
+    return status;
+}
+
 /* dA sums w products of a gradient and a state, each with its own rounding; cancellation costs about sqrt(w). */
-static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
-    set *s = &it->sets[0];
-    carry_poison(&s->h);
-    carry_poison(&s->dA);
-    carry_poison(&s->dh0);
-    CARRY_TRY(
-        carry_scan_backward(it->plan,
-                            &(carry_scan_gradients){.db = s->h,
-                                                    .dA = &s->dA,
-                                                    .dh0 = &s->dh0,
-                                                    .A = s->A,
-                                                    .g = s->g,
-                                                    .h = carry_view(it->reference.h_stored, CARRY_F32, 4, s->b.shape),
-                                                    .h0 = it->with_h0 ? &s->h0 : NULL},
-                            it->workspace, carry_scan_workspace(it->plan)));
+static void compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    carry_scan_set *s = &it->host;
     double bound = forward_bound(it);
     double width = (double)it->problem.width;
     deviations[0] = carry_deviation_of("db", &s->h, it->reference.db, bound);
@@ -371,21 +367,44 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
         carry_deviation_of("dA", &s->dA, it->reference.dA, 2.0 * sqrt(width) * (bound + 0x1p-24 * (width + 2.0)));
     deviations[2] = carry_deviation_of("dh0", &s->dh0, it->reference.dh0, 4.0 * bound);
     *count = 3;
-    return CARRY_OK;
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     *count = 0;
     CARRY_TRY(make_reference(it));
+    CARRY_TRY(carry_scan_set_poison(it->ctx, &it->sets[0], &it->host));
     if (it->problem.backward) {
-        return compare_backward(it, deviations, count);
+        CARRY_TRY(run_backward_from_reference(it));
+        CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+        compare_backward(it, deviations, count);
+        return CARRY_OK;
     }
-    carry_poison(&it->sets[0].h);
     CARRY_TRY(run_set(it, &it->sets[0]));
-    deviations[0] = carry_deviation_of("h", &it->sets[0].h, it->reference.h, forward_bound(it));
+    CARRY_TRY(wait_for(it));
+    CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+    deviations[0] = carry_deviation_of("h", &it->host.h, it->reference.h, forward_bound(it));
     *count = 1;
     return CARRY_OK;
+}
+
+/* Those of the CPU, and where there is a GPU the one that only it has. */
+static const char *method(int index) {
+    int count = 0;
+    while (carry_scan_name(count) != NULL) {
+        count++;
+    }
+    if (index < count) {
+        return carry_scan_name(index);
+    }
+    return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
+}
+
+static carry_status remember(void *given, double seconds) {
+    const instance *it = given;
+    char key[CARRY_SCAN_KEY];
+    return carry_wisdom_remember(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
+                                 seconds);
 }
 
 const carry_family carry_family_scan = {
@@ -397,12 +416,15 @@ const carry_family carry_family_scan = {
     .plan = plan_instance,
     .close = close_instance,
     .bytes = bytes,
-    .method = carry_scan_name,
+    .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
     .only = only,
     .run = run,
+    .time = time_run,
+    .device = device_of,
     .counts = counts,
     .compare = compare,
+    .remember = remember,
 };

@@ -3,8 +3,10 @@
 
 #include <ctype.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 
 static bool is_name(const char *text) {
@@ -169,4 +171,27 @@ carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, 
                           item->key, item->value[0] != '\0' ? "=" : "", item->value, problem->text, takes);
     }
     return CARRY_OK;
+}
+
+carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem) {
+    const char *text = carry_problem_setting(problem, "device");
+    *device = 0;
+    if (text == NULL || strcmp(text, "cpu") == 0) {
+        return CARRY_OK;
+    }
+    char *end = NULL;
+    long wanted = strncmp(text, "cuda", 4) == 0 && text[4] != '\0' ? strtol(text + 4, &end, 10) : 0;
+    if (strncmp(text, "cuda", 4) != 0 || (end != NULL && *end != '\0') || wanted < 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': known are cpu, cuda, cuda1 and so on", text,
+                          problem->text);
+    }
+    for (int i = 0; i < carry_device_count(); i++) {
+        carry_device_properties properties;
+        if (carry_device_describe(ctx, i, &properties) == CARRY_OK && strcmp(properties.backend, "cuda") == 0 &&
+            wanted-- == 0) {
+            *device = i;
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': there is no such GPU here", text, problem->text);
 }

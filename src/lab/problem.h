@@ -38,6 +38,10 @@ bool carry_problem_has(carry_problem *problem, const char *word);
 int64_t carry_problem_size(carry_problem *problem, const char *letters, int64_t otherwise);
 const char *carry_problem_setting(carry_problem *problem, const char *key); /* NULL when absent */
 
+/* device=cpu, cuda, cuda1...: as carry/device.h counts; the CPU when nothing is said. CARRY_EUNSUPPORTED when there is
+   none of that kind here. */
+carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem);
+
 /* Fails for the first item nobody asked for; takes names what the family does take. */
 carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, const char *takes);
 

@@ -49,6 +49,7 @@ typedef carry_scan_work carry_scan_shape;
 typedef struct carry_scan_algorithm {
     const char *name, *about;
     int64_t radix; /* for those that come in several radices, else 0 */
+    int method;    /* for those that share their functions (cuda.c) */
     bool by_value; /* holds for some values of A and b only, so the planner never chooses it */
     /* Writes the reason into why (never empty) when it does not. */
     bool (*applies)(const carry_scan_shape *shape, char *why, size_t why_size);
@@ -57,8 +58,18 @@ typedef struct carry_scan_algorithm {
     carry_status (*run)(carry_scan_work *work);
 } carry_scan_algorithm;
 
-/* table.c; NULL past the end. */
-const carry_scan_algorithm *carry_scan_at(int index);
+/* table.c: of the CPU, or of GPUs; NULL past the end. */
+const carry_scan_algorithm *carry_scan_at(bool on_gpu, int index);
+
+/* What the gradients need of a GPU besides its scans; NULL when this build has none (table.c). */
+struct carry_cuda_gradients;
+typedef struct carry_scan_gpu_steps {
+    carry_status (*copy)(carry_ctx *ctx, const carry_gpu *gpu, carry_stream *stream, carry_scan_array to,
+                         carry_scan_array from, int64_t batch, int64_t steps, int64_t size);
+    carry_status (*gradients)(carry_ctx *ctx, const struct carry_cuda_gradients *gradients);
+} carry_scan_gpu_steps;
+
+const carry_scan_gpu_steps *carry_scan_gpu(void);
 
 /* An algorithm that applies to everything. */
 bool carry_scan_always(const carry_scan_shape *shape, char *why, size_t why_size);

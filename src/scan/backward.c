@@ -10,6 +10,7 @@
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "scan/check.h"
+#include "scan/cuda.h"
 #include "scan/plan.h"
 
 typedef struct pass {
@@ -144,11 +145,7 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     if (p->steps == 1) {
         return CARRY_OK;
     }
-    carry_scan_work work = carry_scan_shape_of(problem);
-    work.ctx = p->plan->ctx;
-    work.kernels = p->plan->kernels;
-    work.radix = p->plan->algorithm->radix;
-    work.chunk = p->plan->chunk;
+    carry_scan_work work = carry_scan_plan_shape(p->plan, p->plan->algorithm);
     /* From the last step back to the first; the other way when the problem itself is reversed. */
     int64_t start = problem->reversed ? 0 : p->steps - 1;
     int64_t way = problem->reversed ? 1 : -1;
@@ -197,7 +194,7 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradi
     if (given->h0 != NULL) {
         CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
     }
-    return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace);
+    return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace, problem->device);
 }
 
 static bool lay_out(const carry_scan_problem *problem, int threads, carry_arena *arena, pass *p) {
@@ -220,17 +217,71 @@ bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, s
     return lay_out(problem, threads, &arena, &p) && carry_arena_total(&arena, bytes);
 }
 
+/* In the order of the recurrence, or of time. */
+static carry_scan_array array_of(const carry_tensor *tensor, bool reversed) {
+    return (carry_scan_array){.data = place(tensor, 0, reversed ? tensor->shape[1] - 1 : 0),
+                              .dtype = tensor->dtype,
+                              .item = tensor->stride[0],
+                              .step = reversed ? -tensor->stride[1] : tensor->stride[1]};
+}
+
+static carry_scan_array state_of(const carry_tensor *tensor) {
+    return (carry_scan_array){.data = tensor->data, .dtype = tensor->dtype, .item = tensor->stride[0]};
+}
+
+/* The same on a GPU: everything is put into the stream, nothing waited for. */
+static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_bytes) {
+    const carry_scan_gradients *given = p->given;
+    const carry_scan_problem *problem = &p->plan->problem;
+    const carry_scan_gpu_steps *gpu = carry_scan_gpu();
+    carry_ctx *ctx = p->plan->ctx;
+    carry_stream *stream = carry_ctx_stream(ctx, problem->device);
+    carry_scan_array l = {.data = p->l, .dtype = CARRY_F32, .item = p->steps * p->b_size, .step = (ptrdiff_t)p->b_size};
+    CARRY_TRY(gpu->copy(ctx, p->plan->gpu, stream, l, array_of(&given->g, false), p->batch, p->steps, p->b_size));
+    CARRY_TRY(scan_l(p, workspace, workspace_bytes));
+    if (given->dA != NULL || given->dh0 != NULL) {
+        carry_cuda_gradients gradients = {.kind = problem->kind,
+                                          .batch = p->batch,
+                                          .steps = p->steps,
+                                          .n = p->n,
+                                          .width = p->width,
+                                          .l = l,
+                                          .h = array_of(&given->h, problem->reversed),
+                                          .A = array_of(&given->A, problem->reversed),
+                                          .stream = stream,
+                                          .device = p->plan->gpu->ordinal};
+        if (problem->reversed) {
+            gradients.l.data = l_at(p, 0, p->steps - 1);
+            gradients.l.step = -l.step;
+        }
+        if (given->h0 != NULL) {
+            gradients.h0 = state_of(given->h0);
+        }
+        if (given->dA != NULL) {
+            gradients.dA = array_of(given->dA, problem->reversed);
+        }
+        if (given->dh0 != NULL) {
+            gradients.dh0 = state_of(given->dh0);
+        }
+        CARRY_TRY(gpu->gradients(ctx, &gradients));
+    }
+    return gpu->copy(ctx, p->plan->gpu, stream, array_of(&given->db, false), l, p->batch, p->steps, p->b_size);
+}
+
 carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
                                  size_t workspace_bytes) {
     CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     pass p = {.plan = plan, .given = gradients};
-    if (!lay_out(&plan->problem, carry_ctx_threads(plan->ctx), &arena, &p)) {
+    if (!lay_out(&plan->problem, plan->gpu != NULL ? 0 : carry_ctx_threads(plan->ctx), &arena, &p)) {
         return carry_fail(plan->ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes, too few", workspace_bytes);
     }
     int64_t grain = 16384 / (p.A_size + p.b_size) + 1;
     plan->products = 0;
     plan->flops = gradients->dA != NULL ? 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width) : 0.0;
+    if (plan->gpu != NULL) {
+        return backward_on_gpu(&p, arena.base + arena.used, arena.size - arena.used);
+    }
     carry_parallel(plan->ctx, p.batch * p.steps, grain, load_steps, &p);
     CARRY_TRY(scan_l(&p, arena.base + arena.used, arena.size - arena.used));
     carry_parallel(plan->ctx, p.batch * p.steps, grain, store_steps, &p);

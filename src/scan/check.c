@@ -20,7 +20,7 @@ static carry_status check_dtype(carry_ctx *ctx, const carry_scan_problem *proble
         return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d and the problem is planned for device %d", name,
                           tensor->device, problem->device);
     }
-    return CARRY_OK;
+    return carry_device_check_pointer(ctx, name, tensor->data, tensor->device);
 }
 
 /* Bytes that a view touches: from its first to past its last element, wherever strides lead. */
@@ -94,7 +94,7 @@ carry_status carry_scan_check_problem(carry_ctx *ctx, const carry_scan_problem *
         return carry_fail(ctx, CARRY_EDTYPE, "a scan stores f32, bf16 or f16, not %s",
                           carry_dtype_name(problem->dtype));
     }
-    if (problem->device != 0) {
+    if (problem->device != 0 && carry_scan_name_on(problem->device, 0) == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "scans run on device 0 (the CPU) in this build, not on device %d",
                           problem->device);
     }
@@ -162,11 +162,12 @@ carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carr
     return CARRY_OK;
 }
 
-carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
+carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed,
+                                        int device) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
         return carry_fail(ctx, CARRY_EWORKSPACE,
                           "the workspace has %zu bytes and the plan needs %zu (carry_scan_workspace)",
                           workspace == NULL ? 0 : bytes, needed);
     }
-    return CARRY_OK;
+    return needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK;
 }

@@ -22,6 +22,6 @@ carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const car
 carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
                                     const char *other_name, const carry_tensor *other, bool same);
 
-carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
+carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed, int device);
 
 #endif

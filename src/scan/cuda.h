@@ -33,6 +33,7 @@ typedef struct carry_cuda_family {
 extern const carry_cuda_family carry_cuda_diagonal, carry_cuda_dense;
 
 /* backward.cu: dA[t] = l[t] h[t-1]^T (diagonal: its diagonal), dh0 = A[0]^T l[0], after the scan has given l. */
+/* In table.c behind carry_scan_gpu. */
 typedef struct carry_cuda_gradients {
     carry_scan_kind kind;
     int64_t batch, steps, n, width;
@@ -43,6 +44,10 @@ typedef struct carry_cuda_gradients {
 } carry_cuda_gradients;
 
 carry_status carry_cuda_scan_gradients(carry_ctx *ctx, const carry_cuda_gradients *gradients);
+
+/* steps.cu: to = from in another type; batch x steps pieces of `size` elements each. */
+carry_status carry_cuda_copy_steps(carry_ctx *ctx, const carry_gpu *gpu, carry_stream *stream, carry_scan_array to,
+                                   carry_scan_array from, int64_t batch, int64_t steps, int64_t size);
 
 #ifdef __cplusplus
 }

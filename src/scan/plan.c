@@ -14,11 +14,10 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "scan/check.h"
+#include "scan/trial.h"
 #include "scan/wisdom.h"
 
 #define WHY 128
-#define MEASURE_RUNS 5
-#define MEASURE_SECONDS 0.5
 
 typedef struct choice {
     const carry_scan_algorithm *best, *second;
@@ -37,9 +36,9 @@ static void consider(choice *c, const carry_scan_algorithm *algorithm, double se
     }
 }
 
-static const carry_scan_algorithm *find(const char *name) {
+static const carry_scan_algorithm *find(const carry_scan_plan *plan, const char *name) {
     const carry_scan_algorithm *algorithm;
-    for (int i = 0; (algorithm = carry_scan_at(i)) != NULL; i++) {
+    for (int i = 0; (algorithm = carry_scan_at(plan->gpu != NULL, i)) != NULL; i++) {
         if (strcmp(algorithm->name, name) == 0) {
             return algorithm;
         }
@@ -47,24 +46,31 @@ static const carry_scan_algorithm *find(const char *name) {
     return NULL;
 }
 
-static carry_status find_or_fail(carry_ctx *ctx, const carry_scan_algorithm **algorithm, const char *name) {
-    *algorithm = find(name);
+static carry_status find_or_fail(const carry_scan_plan *plan, const carry_scan_algorithm **algorithm,
+                                 const char *name) {
+    int device = plan->problem.device;
+    *algorithm = find(plan, name);
     if (*algorithm != NULL) {
         return CARRY_OK;
     }
+    for (int i = 0; carry_scan_name_on(device == 0, i) != NULL; i++) {
+        if (strcmp(carry_scan_name_on(device == 0, i), name) == 0) {
+            return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "%s is for %s", name, device == 0 ? "GPUs" : "the CPU");
+        }
+    }
     char all[256] = "";
     size_t used = 0;
-    for (int i = 0; carry_scan_name(i) != NULL; i++) {
-        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_scan_name(i));
+    for (int i = 0; carry_scan_name_on(device, i) != NULL; i++) {
+        used +=
+            (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_scan_name_on(device, i));
     }
-    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no scan algorithm '%.40s': choose one of %s", name, all);
+    return carry_fail(plan->ctx, CARRY_ENOTFOUND, "there is no scan algorithm '%.40s'%s: choose one of %s", name,
+                      plan->gpu != NULL ? " on GPUs" : "", all);
 }
 
 static carry_status settle(carry_scan_plan *plan, const carry_scan_algorithm *algorithm) {
     carry_ctx *ctx = plan->ctx;
-    carry_scan_shape shape = carry_scan_shape_of(&plan->problem);
-    shape.radix = algorithm->radix;
-    shape.chunk = plan->chunk;
+    carry_scan_shape shape = carry_scan_plan_shape(plan, algorithm);
     char why[WHY];
     if (!algorithm->applies(&shape, why, sizeof why)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s does not apply here: %s", algorithm->name, why);
@@ -72,8 +78,9 @@ static carry_status settle(carry_scan_plan *plan, const carry_scan_algorithm *al
     size_t extra = 0;
     int threads = carry_ctx_threads(ctx);
     if (!algorithm->workspace(&shape, threads, &plan->workspace) ||
-        (plan->problem.backward && (!carry_scan_backward_extra(&plan->problem, threads, &extra) ||
-                                    !carry_size_add(&plan->workspace, plan->workspace, extra)))) {
+        (plan->problem.backward &&
+         (!carry_scan_backward_extra(&plan->problem, plan->gpu != NULL ? 0 : threads, &extra) ||
+          !carry_size_add(&plan->workspace, plan->workspace, extra)))) {
         return carry_fail(ctx, CARRY_ESIZE, "the workspace of %s for this problem is larger than memory can be",
                           algorithm->name);
     }
@@ -82,13 +89,13 @@ static carry_status settle(carry_scan_plan *plan, const carry_scan_algorithm *al
 }
 
 static carry_status estimate(carry_scan_plan *plan, choice *c) {
-    const carry_rates_table *rates;
-    CARRY_TRY(carry_wisdom_rates(plan->ctx, &rates, false));
+    const carry_rates_table *rates = NULL;
+    if (plan->gpu == NULL) {
+        CARRY_TRY(carry_wisdom_rates(plan->ctx, &rates, false));
+    }
     const carry_scan_algorithm *algorithm;
-    for (int i = 0; (algorithm = carry_scan_at(i)) != NULL; i++) {
-        carry_scan_shape shape = carry_scan_shape_of(&plan->problem);
-        shape.radix = algorithm->radix;
-        shape.chunk = plan->chunk;
+    for (int i = 0; (algorithm = carry_scan_at(plan->gpu != NULL, i)) != NULL; i++) {
+        carry_scan_shape shape = carry_scan_plan_shape(plan, algorithm);
         char why[WHY];
         if (!algorithm->by_value && algorithm->applies(&shape, why, sizeof why)) {
             consider(c, algorithm, algorithm->cost(&shape, rates, carry_ctx_threads(plan->ctx)));
@@ -97,93 +104,35 @@ static carry_status estimate(carry_scan_plan *plan, choice *c) {
     return c->best != NULL ? CARRY_OK : carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "no algorithm applies");
 }
 
-/* Inputs to measure with: any contractive transitions do. */
-typedef struct trial {
-    carry_tensor A, b, h;
-    void *workspace;
-} trial;
-
-static carry_status trial_new(carry_scan_plan *plan, trial *t) {
-    const carry_scan_problem *p = &plan->problem;
-    carry_dtype result = p->f32_result ? CARRY_F32 : p->dtype;
-    bool dense = p->kind == CARRY_SCAN_DENSE;
-    const int64_t A_shape[] = {p->batch, p->steps, p->n, p->n};
-    const int64_t b_shape[] = {p->batch, p->steps, p->n, p->width};
-    size_t A_bytes;
-    size_t b_bytes;
-    if (!carry_size_product(&A_bytes, A_shape, dense ? 4 : 3, carry_dtype_size(p->dtype)) ||
-        !carry_size_product(&b_bytes, b_shape, 4, 4)) {
-        return carry_fail(plan->ctx, CARRY_ESIZE, "the problem is too large to measure");
-    }
-    t->A = carry_view(carry_aligned_new(A_bytes), p->dtype, dense ? 4 : 3, A_shape);
-    t->b = carry_view(carry_aligned_new(b_bytes), p->dtype, 4, b_shape);
-    t->h = carry_view(carry_aligned_new(b_bytes), result, 4, b_shape);
-    if (t->A.data == NULL || t->b.data == NULL || t->h.data == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure this problem (%zu bytes)",
-                          A_bytes + 2 * b_bytes);
-    }
-    float bound = dense ? 1.0f / (float)p->n : 1.0f;
-    CARRY_TRY(carry_random_uniform(plan->ctx, t->A, 1, 0, dense ? -bound : 0.8f, bound));
-    return carry_random_uniform(plan->ctx, t->b, 1, 1, -1.0f, 1.0f);
-}
-
-static carry_status trial_run(carry_scan_plan *plan, const trial *t) {
-    if (!plan->problem.backward) {
-        return carry_scan_run(plan, t->h, t->A, t->b, NULL, t->workspace, plan->workspace);
-    }
-    return carry_scan_backward(plan, &(carry_scan_gradients){.db = t->h, .A = t->A, .h = t->b, .g = t->b}, t->workspace,
-                               plan->workspace);
-}
-
-/* Seconds of the fastest of a few runs; INFINITY when it cannot run. */
-static double time_algorithm(carry_scan_plan *plan, trial *t, double patience) {
-    double best = INFINITY;
-    t->workspace = carry_aligned_new(plan->workspace);
-    double start = carry_seconds();
-    for (int i = 0; t->workspace != NULL && i < MEASURE_RUNS; i++) {
-        double before = carry_seconds();
-        if (trial_run(plan, t) != CARRY_OK) {
-            break;
-        }
-        double now = carry_seconds();
-        best = now - before < best ? now - before : best;
-        if (now - start > patience) {
-            break;
-        }
-    }
-    free(t->workspace);
-    t->workspace = NULL;
-    return best;
-}
-
 static carry_status measure(carry_scan_plan *plan, choice *c) {
-    trial t = {0};
-    carry_status status = trial_new(plan, &t);
+    carry_scan_trial *trial;
+    CARRY_TRY(carry_scan_trial_new(plan, &trial));
     const carry_scan_algorithm *algorithm;
-    for (int i = 0; status == CARRY_OK && (algorithm = carry_scan_at(i)) != NULL; i++) {
+    for (int i = 0; (algorithm = carry_scan_at(plan->gpu != NULL, i)) != NULL; i++) {
         if (!algorithm->by_value && settle(plan, algorithm) == CARRY_OK) {
-            double seconds = time_algorithm(plan, &t, MEASURE_SECONDS);
+            double seconds = carry_scan_trial_seconds(plan, trial);
             carry_log(plan->ctx, CARRY_LOG_DEBUG, "measured %s: %.4g s", algorithm->name, seconds);
             if (isfinite(seconds)) {
                 consider(c, algorithm, seconds);
             }
         }
     }
-    free(t.A.data);
-    free(t.b.data);
-    free(t.h.data);
-    if (status == CARRY_OK && c->best == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no algorithm could be measured: too little memory");
-    }
-    return status;
+    carry_scan_trial_free(plan, trial);
+    return c->best != NULL ? CARRY_OK
+                           : carry_fail(plan->ctx, CARRY_EMEMORY, "no algorithm could be measured: too little memory");
 }
 
 static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     char first[32];
     char second[32];
-    int used =
-        snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
-                 carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
+    int used;
+    if (plan->gpu != NULL) {
+        used = snprintf(plan->about, sizeof plan->about, "%s on device %d", plan->algorithm->name, plan->gpu->device);
+    } else {
+        used =
+            snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
+                     carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
+    }
     if (c->seconds > 0.0) {
         used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s",
                          carry_time_text(first, c->seconds), how);
@@ -197,22 +146,38 @@ static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     plan->seconds = c->seconds;
 }
 
+/* What was measured on one GPU says nothing of another: its name belongs to the key, without blanks. */
+static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
+    if (plan->gpu == NULL) {
+        return CARRY_OK;
+    }
+    carry_device_properties gpu;
+    CARRY_TRY(carry_device_describe(plan->ctx, plan->problem.device, &gpu));
+    size_t length = strlen(key);
+    (void)snprintf(key + length, CARRY_SCAN_KEY - length, ":device=%.40s", gpu.name);
+    for (char *at = key + length; *at != '\0'; at++) {
+        *at = (char)(*at == ' ' ? '_' : *at);
+    }
+    return CARRY_OK;
+}
+
 static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options *options) {
     choice c = {0};
     const carry_scan_algorithm *algorithm;
     if (options->algorithm != NULL) {
-        CARRY_TRY(find_or_fail(plan->ctx, &algorithm, options->algorithm));
+        CARRY_TRY(find_or_fail(plan, &algorithm, options->algorithm));
         CARRY_TRY(settle(plan, algorithm));
         tell(plan, &c, "asked for by name");
         return CARRY_OK;
     }
     char key[CARRY_SCAN_KEY];
     carry_scan_key(key, &plan->problem);
+    CARRY_TRY(add_gpu(plan, key));
     bool measures = options->effort == CARRY_PLAN_MEASURE;
     /* A chunk that was asked for changes what is fastest: such plans are neither looked up nor remembered. */
     CARRY_TRY(carry_wisdom_ready(plan->ctx));
     const carry_wisdom_plan *known = measures || plan->chunk > 0 ? NULL : carry_wisdom_find(plan->ctx, key);
-    if (known != NULL && (algorithm = find(known->algorithm)) != NULL && settle(plan, algorithm) == CARRY_OK) {
+    if (known != NULL && (algorithm = find(plan, known->algorithm)) != NULL && settle(plan, algorithm) == CARRY_OK) {
         c.seconds = known->seconds;
         tell(plan, &c, "measured before (wisdom)");
         return CARRY_OK;
@@ -247,6 +212,18 @@ carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem) {
     return shape;
 }
 
+carry_scan_shape carry_scan_plan_shape(const carry_scan_plan *plan, const carry_scan_algorithm *algorithm) {
+    carry_scan_shape shape = carry_scan_shape_of(&plan->problem);
+    shape.ctx = plan->ctx;
+    shape.kernels = plan->kernels;
+    shape.algorithm = algorithm;
+    shape.radix = algorithm->radix;
+    shape.chunk = plan->chunk;
+    shape.gpu = plan->gpu;
+    shape.stream = plan->gpu != NULL ? carry_ctx_stream(plan->ctx, plan->problem.device) : NULL;
+    return shape;
+}
+
 const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *problem) {
     (void)snprintf(key, CARRY_SCAN_KEY, "scan:%s:%s:b%" PRId64 ":t%" PRId64 ":n%" PRId64 ":w%" PRId64 "%s%s%s",
                    problem->kind == CARRY_SCAN_DENSE ? "dense" : "diagonal", carry_dtype_name(problem->dtype),
@@ -276,6 +253,9 @@ carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const c
     made->problem = *problem;
     made->chunk = options->chunk;
     carry_status status = carry_kernels_of(ctx, &made->kernels);
+    if (status == CARRY_OK && problem->device != 0) {
+        status = carry_gpu_of(ctx, &made->gpu, problem->device);
+    }
     if (status == CARRY_OK) {
         status = choose(made, options);
     }

@@ -8,6 +8,7 @@ struct carry_scan_plan {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     carry_scan_problem problem;
+    const carry_gpu *gpu; /* NULL on the CPU */
     const carry_scan_algorithm *algorithm;
     int64_t chunk;
     size_t workspace; /* of run or backward, whichever was planned for */
@@ -20,7 +21,10 @@ struct carry_scan_plan {
 /* The shape that a problem's scan has; a backward one runs a step less. */
 carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem);
 
-/* Workspace of the backward pass beyond its scan: the gradients in f32. */
+/* The same with all that this plan adds to it for an algorithm. */
+carry_scan_shape carry_scan_plan_shape(const carry_scan_plan *plan, const carry_scan_algorithm *algorithm);
+
+/* Workspace of the backward pass beyond its scan: the gradients in f32, and scratch of each thread. */
 bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, size_t *bytes);
 
 /* The problem in words, the key under which wisdom remembers its plan: "scan:dense:f16:b1:t4096:n64:w1:backward". */

@@ -33,17 +33,13 @@ static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, cons
     if (h0 != NULL) {
         CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "h0", h0, false));
     }
-    return carry_scan_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace);
+    return carry_scan_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace, problem->device);
 }
 
 carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
                             const carry_tensor *h0, void *workspace, size_t workspace_bytes) {
     CARRY_TRY(check_run(plan, &h, &A, &b, h0, workspace, workspace_bytes));
-    carry_scan_work work = carry_scan_shape_of(&plan->problem);
-    work.ctx = plan->ctx;
-    work.kernels = plan->kernels;
-    work.radix = plan->algorithm->radix;
-    work.chunk = plan->chunk;
+    carry_scan_work work = carry_scan_plan_shape(plan, plan->algorithm);
     work.A = in_order(&A, plan->problem.reversed);
     work.b = in_order(&b, plan->problem.reversed);
     work.h = in_order(&h, plan->problem.reversed);

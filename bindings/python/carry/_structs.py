@@ -5,7 +5,7 @@ tests/test_headers.py compares names, order, sizes and offsets with the headers.
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
 
 # status.h, in order: the index is the number.
 STATUSES = (
@@ -66,6 +66,11 @@ class DeviceProperties(Structure):
         ("memory", c_size_t),
         ("cache", c_size_t),
         ("cache_inner", c_size_t),
+        ("shared", c_size_t),
+        ("clock_hz", c_double),
+        ("memory_bytes_s", c_double),
+        ("driver", c_int),
+        ("runtime", c_int),
     ]
 
 

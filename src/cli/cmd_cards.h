@@ -1,0 +1,27 @@
+/* What the files of carry cards share: the desk that they work on, and printing a page. */
+#ifndef CARRY_CLI_CMD_CARDS_H
+#define CARRY_CLI_CMD_CARDS_H
+
+#include "cli/cli.h"
+#include "lab/cards.h"
+
+typedef struct cli_desk {
+    carry_ctx *ctx;
+    carry_library *library;
+    bool json;
+    const char *goal;
+    int64_t most;
+} cli_desk;
+
+/* Wraps; every line after the first starts at indent, the first where the cursor is. */
+void cli_cards_wrapped(int indent, int column, const char *text);
+/* Id, title and, where it is no card, the kind. */
+void cli_cards_head(const carry_page *page);
+/* Refuses an id that no page has. */
+int cli_cards_unknown(const char *what, const char *id);
+
+/* The verbs show and for. */
+int cli_cards_show(cli_desk *d, int count, char **words);
+int cli_cards_for(cli_desk *d, int count, char **words);
+
+#endif

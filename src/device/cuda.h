@@ -1,0 +1,43 @@
+/* What files of CUDA code share: telling an error, and the parts of the CUDA backend that have files of their own.
+
+   A C header that needs CUDA's own, so only *.cu files include it. */
+#ifndef CARRY_DEVICE_CUDA_H
+#define CARRY_DEVICE_CUDA_H
+
+#include <cuda_runtime.h>
+
+extern "C" {
+#include "core/error.h"
+#include "device/backend.h"
+
+/* Clears CUDA's own record of the error, so that the next call does not tell it again, and fails with a sentence: what
+   was being done, and CUDA's words. */
+carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal);
+
+carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
+carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes);
+void carry_cuda_free(carry_ctx *ctx, int ordinal, void *data);
+carry_status carry_cuda_alloc_on(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream);
+void carry_cuda_free_on(carry_ctx *ctx, int ordinal, void *data, carry_stream *stream);
+carry_status carry_cuda_host_alloc(carry_ctx *ctx, void **data, size_t bytes);
+void carry_cuda_host_free(carry_ctx *ctx, void *data);
+carry_memory_place carry_cuda_where(const void *pointer, int *ordinal);
+
+carry_status carry_cuda_graph_begin(carry_ctx *ctx, int ordinal, carry_stream *stream);
+carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);
+carry_status carry_cuda_graph_launch(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
+void carry_cuda_graph_free(carry_ctx *ctx, int ordinal, carry_graph *graph);
+
+carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gpu *gpu);
+}
+
+/* Return upward when a call of CUDA's fails; ctx and ordinal are the caller's. */
+#define CARRY_CUDA_TRY(call, what)                                \
+    do {                                                          \
+        cudaError_t error_ = (call);                              \
+        if (error_ != cudaSuccess) {                              \
+            return carry_cuda_failed(ctx, error_, what, ordinal); \
+        }                                                         \
+    } while (0)
+
+#endif

@@ -1,0 +1,33 @@
+/* Rates of GPUs, measured once per context and device. */
+#include "device/gpu.h"
+
+#include <stdlib.h>
+
+#include "core/context.h"
+#include "device/backend.h"
+
+carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device) {
+    int ordinal;
+    const carry_backend *backend = carry_backend_of(device, &ordinal);
+    *gpu = NULL;
+    if (backend == NULL || backend->measure == NULL || device >= CARRY_STREAM_DEVICES) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "device %d is no GPU that can be used here (carry list devices shows what there is)", device);
+    }
+    carry_gpu *all = ctx->slots[CARRY_SLOT_GPU].data;
+    if (all == NULL) {
+        all = calloc(CARRY_STREAM_DEVICES, sizeof *all);
+        if (all == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the rates of GPUs");
+        }
+        ctx->slots[CARRY_SLOT_GPU].data = all;
+        ctx->slots[CARRY_SLOT_GPU].free = free;
+    }
+    if (all[device].units == 0) { /* nothing is known of it yet */
+        carry_gpu measured = {.device = device, .ordinal = ordinal};
+        CARRY_TRY(backend->measure(ctx, ordinal, &measured));
+        all[device] = measured;
+    }
+    *gpu = &all[device];
+    return CARRY_OK;
+}

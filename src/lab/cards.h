@@ -1,0 +1,141 @@
+/* The reference library: cards (a paper, a library, a method: what it claims, on what evidence, and what we do with
+   it), topics (which cards, in which order, and what they say together) and findings (what was measured here, and the
+   cards that bear its load). Each is one Markdown file with YAML front matter:
+
+       library/cards/ID.md      id title source type tier topics priority why claims{text evidence}
+                                actionables{text figure} related needs
+       library/topics/ID.md     id title cards{id priority}; the text below is the synthesis
+       library/findings/ID.md   id title measured where figures{value unit what source} cards
+
+   tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its
+   argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
+   before this one. A figure's source is a file of the project (docs/results/NAME.md, an exported run) or the id of one
+   of the finding's cards, and the value stands there literally. */
+#ifndef CARRY_LAB_CARDS_H
+#define CARRY_LAB_CARDS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "carry/context.h"
+
+struct carry_yaml;
+
+typedef enum carry_page_kind {
+    CARRY_PAGE_CARD,
+    CARRY_PAGE_TOPIC,
+    CARRY_PAGE_FINDING,
+    CARRY_PAGE_KINDS
+} carry_page_kind;
+
+/* What the parts of an item are; those that were not given are NULL. */
+enum {
+    CARRY_ITEM_ID = 0, /* of a list of ids, and of a topic's cards */
+    CARRY_ITEM_PRIORITY = 1,
+    CARRY_ITEM_TEXT = 0, /* claims, actionables */
+    CARRY_ITEM_EVIDENCE = 1,
+    CARRY_ITEM_FIGURE = 1,
+    CARRY_ITEM_VALUE = 0, /* figures */
+    CARRY_ITEM_UNIT = 1,
+    CARRY_ITEM_WHAT = 2,
+    CARRY_ITEM_SOURCE = 3,
+    CARRY_ITEM_PARTS = 4
+};
+
+typedef struct carry_page_item {
+    const char *part[CARRY_ITEM_PARTS];
+    int line;
+} carry_page_item;
+
+typedef struct carry_page_list {
+    int count;
+    carry_page_item *item;
+} carry_page_list;
+
+/* Texts that were not given are NULL. They live as long as the page. */
+typedef struct carry_page {
+    carry_page_kind kind;
+    char *path; /* in the library: cards/nccl.md */
+    char *text; /* the whole file */
+    const char *body;
+    struct carry_yaml *front;
+    const char *id, *title, *source, *type, *why, *measured, *where;
+    const char *tier_text, *priority_text;
+    int tier, priority; /* 0: not given, or no number from 1 to 3 */
+    carry_page_list topics, claims, actionables, related, needs, cards, figures;
+} carry_page;
+
+typedef struct carry_library_problem {
+    char path[96];
+    int line; /* 0: the whole page */
+    const char *rule;
+    char sentence[512];
+} carry_library_problem;
+
+typedef struct carry_library {
+    char *folder;
+    int count, problems;
+    carry_page *page;               /* cards, topics, findings; each by name */
+    carry_library_problem *problem; /* first those of pages that cannot be read, then what check found */
+} carry_library;
+
+/* "card", "topic", "finding", and their folders. */
+const char *carry_page_kind_name(carry_page_kind kind);
+const char *carry_page_folder(carry_page_kind kind);
+
+/* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and said in
+   problem; CARRY_ENOTFOUND when there is no library. */
+carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
+void carry_library_close(carry_library *library);
+/* The page of this id, or NULL. */
+const carry_page *carry_library_page(const carry_library *library, const char *id);
+
+/* One page from memory; path is what messages call it. CARRY_EFORMAT and the like, with a place, when it is none.
+   Unknown and missing keys are let through: carry_library_check names them. */
+carry_status carry_page_parse(carry_ctx *ctx, carry_page *page, carry_page_kind kind, const char *path,
+                              const char *text, size_t length);
+void carry_page_clear(carry_page *page);
+
+/* Every rule on every page; what is wrong is added to problem. The names and meanings of the rules: */
+typedef struct carry_library_rule {
+    const char *name, *about;
+} carry_library_rule;
+extern const carry_library_rule carry_library_rules[]; /* name NULL at the end */
+carry_status carry_library_check(carry_ctx *ctx, carry_library *library);
+carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, const char *path, int line,
+                                       const char *rule, const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* Whether text has this value, not as a part of a longer number or word. */
+bool carry_figure_stands_in(const char *value, const char *text);
+
+#define CARRY_FOUND_LINES 3
+
+typedef struct carry_found {
+    const carry_page *page;
+    double score; /* bm25, larger is better */
+    int lines;
+    struct {
+        int number;
+        char text[240];
+    } line[CARRY_FOUND_LINES];
+} carry_found;
+
+/* Pages that have all the words (in any form of them), best first; when none has, those that have some, and *some is
+   true. The caller frees *found. */
+carry_status carry_library_find(carry_ctx *ctx, const carry_library *library, const char *const *words, int count,
+                                carry_found **found, int *found_count, bool *some);
+
+typedef struct carry_reading {
+    const carry_page *card;
+    int priority;
+    char reason[160];
+} carry_reading;
+
+/* The cards of a topic in the order to read them: by the topic's priority, then as the topic lists them, each after
+   the cards that it needs. The caller frees *readings. */
+carry_status carry_library_order(carry_ctx *ctx, const carry_library *library, const carry_page *topic,
+                                 carry_reading **readings, int *count);
+
+/* A page as one line of JSON; the caller frees. NULL when there is no memory. */
+char *carry_page_json(const carry_page *page);
+
+#endif

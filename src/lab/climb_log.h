@@ -1,0 +1,100 @@
+/* The climb log: a Markdown file that is only ever appended to, one entry per iteration.
+
+       # Climb                                  what it is; then the head: the commands that judge every iteration
+       - profile: `carry bench --json ...`
+       ## 0. Baseline                            the entry that all others are compared with
+       - date: 2026-03-01T12:00:00Z              one line a field, always all of them, always in this order
+       ...
+       - checksum: 5f3a9c10                      CRC-32C of everything above this line
+
+   Since a checksum covers all the text before it, entries form a chain: an edit anywhere is found at the first checksum
+   after it. The figures are kept as samples, and every difference that is written down can be computed again from them.
+
+   Gains are chained. An entry measures itself against the best so far, side by side where that is possible; its gain
+   over the baseline is that ratio times the gain of that best. So a machine that is slower today than it was when the
+   baseline was fixed changes nothing. */
+#ifndef CARRY_LAB_CLIMB_LOG_H
+#define CARRY_LAB_CLIMB_LOG_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_CLIMB_SAMPLES 200
+#define CARRY_CLIMB_LOG_BYTES ((size_t)16 << 20)
+
+/* Texts are one line each; "none" where there is nothing. */
+typedef struct carry_climb_head {
+    const char *metric; /* throughput */
+    const char *profile, *tests, *build;
+    const char *repeats, *threshold; /* numbers, as text */
+} carry_climb_head;
+
+typedef struct carry_climb_entry {
+    int number;
+    const char *title;
+    const char *date;   /* 2026-03-01T12:00:00Z */
+    const char *commit; /* of the change, or none */
+    const char *hypothesis, *change;
+    const char *tests, *result; /* correctness: the command, and what it said */
+    const char *profile, *job, *trace, *hotspots;
+    const char *throughput, *samples, *best_samples, *mfu, *best_mfu; /* the numbers below, as text */
+    const char *against_baseline, *against_best;
+    const char *decision; /* baseline, kept or refused */
+    const char *reason;
+    const char *on;  /* the commit that was changed */
+    const char *run; /* in the run store */
+    const char *next;
+    const char *checksum;
+
+    int count, best_count;        /* samples; 0 when nothing was measured */
+    double *sample, *best_sample; /* throughput, in the order taken; of the best, as compared with */
+    double median, best_median;
+    double share, best_share;        /* model flops utilisation, 0 to 1; NaN when not measured */
+    double gain_best, gain_baseline; /* ratios; NaN when nothing was measured */
+} carry_climb_entry;
+
+typedef struct carry_climb_log {
+    carry_climb_head head;
+    int count;
+    carry_climb_entry *entry;
+    int best;            /* index of the newest kept entry, or 0, the baseline */
+    char *text, *pieces; /* the file as it was read; the same, cut into the strings above */
+    size_t length;
+} carry_climb_log;
+
+/* Understands a whole log; name is what messages call it. CARRY_EFORMAT: it was edited, or is no log; the sentence says
+   which line. Nothing is repaired. */
+carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const char *text, size_t length,
+                                   const char *name);
+void carry_climb_log_free(carry_climb_log *log);
+
+/* What a log must say beside being whole: dates that do not go back, decisions that follow from the figures,
+   differences that are what the samples give. CARRY_ERANGE with the entry's number. */
+carry_status carry_climb_log_check(carry_ctx *ctx, const carry_climb_log *log, const char *name);
+
+/* The text of a log with one entry more. log NULL: a new log, whose head is given; then the entry is the baseline.
+   The entry's texts up to `hotspots`, decision, reason, on, run and next are the caller's, as are sample, best_sample,
+   share and best_share; number, throughput, differences and checksum are made here. Texts that are NULL are "none".
+   The caller frees *text. */
+carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length, const carry_climb_log *log,
+                                    const carry_climb_head *head, const carry_climb_entry *entry);
+
+/* As the log keeps numbers: nine digits, so that what is computed before writing equals what is computed after reading.
+ */
+double carry_climb_rounded(double number);
+
+/* Median, gains: from samples, against the log so far (NULL: a baseline). */
+void carry_climb_figures(const carry_climb_log *log, carry_climb_entry *entry);
+/* "throughput +2.10 %, MFU +0.31 points". */
+const char *carry_climb_difference(char text[96], double gain, double share, double other_share);
+
+/* The list of an entry's fields, for printing: NULL past the end. */
+const char *carry_climb_field(int index, const carry_climb_entry *entry, const char **value);
+
+/* One line for a log: white space of any kind and length becomes one space, the ends go; cut to size. */
+const char *carry_climb_line(char *to, size_t size, const char *from);
+
+#endif

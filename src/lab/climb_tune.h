@@ -1,0 +1,58 @@
+/* The proposer that ships: a hill-climb over a plan's parameters.
+
+   It starts at the planner's choice and changes one parameter at a time: the algorithm (with it the radix, since
+   matmul4, matmul8 and matmul16 are three), the chunk of a chunkwise scan, the number of threads. Each neighbour is
+   compared with float64, then timed in turns with the best so far; it becomes the best when it is faster by more than
+   the threshold and its 95 % interval leaves 1 out. When no neighbour is better the climb ends, and the wisdom gets
+   what it can hold: the algorithm of this problem, for the number of threads it was measured with. */
+#ifndef CARRY_LAB_CLIMB_TUNE_H
+#define CARRY_LAB_CLIMB_TUNE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+typedef struct carry_tune_setting {
+    char algorithm[24];
+    int64_t chunk; /* 0: the algorithm's own */
+    int threads;
+} carry_tune_setting;
+
+typedef struct carry_tune_step {
+    int number; /* 0 is the planner's choice */
+    carry_tune_setting setting;
+    double seconds, best_seconds;
+    double ratio, low, high; /* of the best's time over this one's */
+    bool kept;
+    char reason[256]; /* why it is not, or "" */
+} carry_tune_step;
+
+typedef struct carry_tune_options {
+    double seconds;   /* for each side of a comparison; 0: 0.25 */
+    double threshold; /* percent; 0: 1 */
+    int most_threads; /* 0: every core that this process may run on */
+    bool unchecked;
+    uint64_t seed;
+    bool (*stop)(void);
+    void (*told)(void *user, const carry_tune_step *step);
+    void *user;
+} carry_tune_options;
+
+typedef struct carry_tune_result {
+    carry_tune_setting start, best;
+    double start_seconds, best_seconds;
+    double gain; /* of the best over the start: the ratios of the kept steps, multiplied */
+    int steps, kept;
+    int saved; /* plans put into the wisdom */
+    char saved_as[512];
+    char not_saved[512]; /* what the wisdom cannot hold, and what to write instead; "" when it holds all */
+} carry_tune_result;
+
+carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *problem,
+                        const carry_tune_options *options);
+
+/* "chunkwise, chunk 256, 2 threads". */
+const char *carry_tune_text(char text[96], const carry_tune_setting *setting);
+
+#endif

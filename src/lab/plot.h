@@ -1,0 +1,58 @@
+/* Plots as SVG for the inside of an HTML page, drawn by gnuplot.
+
+   Numbers alone reach gnuplot: every text is a placeholder there, replaced by the escaped text in what comes back, so
+   that no name in a store can be a command. Colours come back as CSS variables (--s0 ... --s7, --ink, --soft, --grid,
+   --paper), so that one drawing serves a light page, a dark one and paper. Ids begin with the plot's own. */
+#ifndef CARRY_LAB_PLOT_H
+#define CARRY_LAB_PLOT_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "carry/context.h"
+
+#define CARRY_PLOT_COLOURS 8
+#define CARRY_PLOT_SERIES 64 /* at most; so many categories, too */
+#define CARRY_PLOT_RULE (-1) /* a style: a thin line with its name written along it */
+
+typedef enum carry_plot_unit { CARRY_PLOT_PLAIN, CARRY_PLOT_SECONDS, CARRY_PLOT_SMALL } carry_plot_unit;
+
+typedef struct carry_plot_axis {
+    const char *label;
+    bool log; /* values that are not positive are left out */
+    carry_plot_unit unit;
+    double low, high;         /* low == high: from the data */
+    const double *tic;        /* where to write a figure; NULL: chosen */
+    const char *const *names; /* y only: categories 0, 1, ... from the top, instead of figures */
+    int tics;                 /* of tic, or of names */
+} carry_plot_axis;
+
+typedef struct carry_plot_series {
+    const char *name;
+    int style; /* the same number has the same colour and shape in every plot; or CARRY_PLOT_RULE */
+    bool line, points;
+    int count;
+    const double *x, *y;
+    const double *low, *high; /* whiskers, along y (along x when y has names); NULL: none */
+} carry_plot_series;
+
+typedef struct carry_plot {
+    const char *id;            /* letters, digits, dashes: unique in the page */
+    const char *title, *about; /* for those who do not see it */
+    carry_plot_axis x, y;
+    int count;
+    const carry_plot_series *series;
+} carry_plot;
+
+/* *svg is "<svg ...>...</svg>", which the caller frees. CARRY_ENOTFOUND: gnuplot is not here. stop may be NULL. */
+carry_status carry_plot_svg(carry_ctx *ctx, char **svg, const carry_plot *plot, bool (*stop)(void));
+
+/* The number in gnuplot's id of a style's shape: "ID-gpPt6". */
+int carry_plot_shape(int style);
+
+/* plot_svg.c: gnuplot's drawing made fit for a page. @0@, @1@, ... become texts, escaped. CARRY_EFORMAT when it is
+   none, or has anything that a drawing does not need. */
+carry_status carry_plot_adopt(carry_ctx *ctx, char **svg, const char *drawing, const carry_plot *plot,
+                              const char (*texts)[96], int count);
+
+#endif

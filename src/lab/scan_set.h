@@ -1,0 +1,27 @@
+/* Sets of inputs and outputs of a scan problem, on the CPU or on a GPU.
+
+   Inputs are experiment 044's: decays uniform in [0.8, 1], b = 0.1 normal. Dense transitions are uniform in
+   +-0.78/sqrt(n), whose spectral norm comes to about 0.9. `deep` draws decays from e^-40 to 1 with every eighth exactly
+   zero. */
+#ifndef CARRY_LAB_SCAN_SET_H
+#define CARRY_LAB_SCAN_SET_H
+
+#include "carry/scan.h"
+
+typedef struct carry_scan_set {
+    carry_tensor A, b, h, h0;
+    carry_tensor g, dA, dh0; /* backward only; db goes to h */
+} carry_scan_set;
+
+/* On the CPU. What was made so far is freed by carry_scan_set_free after a failure too. */
+carry_status carry_scan_set_new(carry_ctx *ctx, carry_scan_set *set, const carry_scan_problem *problem, bool deep,
+                                uint64_t seed);
+/* The same set on a device. */
+carry_status carry_scan_set_upload(carry_ctx *ctx, carry_scan_set *to, carry_scan_set *from, int device);
+/* Outputs set to NaN, on the CPU's side and in set; set may be host. */
+carry_status carry_scan_set_poison(carry_ctx *ctx, carry_scan_set *set, carry_scan_set *host);
+/* Outputs back to the CPU. */
+carry_status carry_scan_set_download(carry_ctx *ctx, carry_scan_set *host, carry_scan_set *set);
+void carry_scan_set_free(carry_ctx *ctx, carry_scan_set *set);
+
+#endif

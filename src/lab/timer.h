@@ -1,0 +1,18 @@
+/* Times work on a GPU: a graph of several runs is launched between two events, so that neither launching from the CPU
+   nor the events' own grain are in the figure. */
+#ifndef CARRY_LAB_TIMER_H
+#define CARRY_LAB_TIMER_H
+
+#include "carry/device.h"
+
+typedef struct carry_timer carry_timer;
+
+/* Makes a stream and sets it as the context's for this device, until the timer is freed. */
+carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device);
+void carry_timer_free(carry_timer *timer);
+/* What run does has changed: it is recorded anew next time. NULL is allowed. */
+void carry_timer_reset(carry_timer *timer);
+/* Seconds of one run: the mean over a graph of as many as take about half a millisecond, 64 at most. */
+carry_status carry_timer_time(carry_timer *timer, double *seconds, carry_status (*run)(void *user), void *user);
+
+#endif

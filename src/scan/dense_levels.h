@@ -1,0 +1,72 @@
+/* Which elements are combined with which, for the dense scans on GPUs: arithmetic alone, the same on host and device.
+
+   A level has elements of `stride` steps each. A block visits `radix` neighbouring elements at a time (a power of two)
+   and combines them as a binary tree; the visits are the elements of the next level. Node i of height j of a visit ends
+   at its element (i+1) 2^j - 1. Nodes with a step that does not exist are not made: whoever is last waits for the way
+   down. */
+#ifndef CARRY_SCAN_DENSE_LEVELS_H
+#define CARRY_SCAN_DENSE_LEVELS_H
+
+#include <stdint.h>
+
+#ifdef __CUDACC__
+#define CARRY_BOTH __host__ __device__
+#else
+#define CARRY_BOTH
+#endif
+
+#define CARRY_DENSE_MAX_LEVELS 42
+
+typedef struct carry_dense_level {
+    int64_t count;    /* elements, an incomplete last one too */
+    int64_t complete; /* elements all of whose steps exist */
+    int64_t stride;   /* steps of an element */
+    int64_t visits;   /* count of the next level */
+    int height;       /* log2 of the elements in a visit */
+    int64_t radix;    /* elements in a visit */
+} carry_dense_level;
+
+/* The level of elements of `stride` steps, in visits of radix elements. */
+static inline CARRY_BOTH carry_dense_level carry_dense_level_of(int64_t steps, int64_t stride, int height,
+                                                                int64_t radix) {
+    carry_dense_level level;
+    level.count = (steps + stride - 1) / stride;
+    level.complete = steps / stride;
+    level.stride = stride;
+    level.visits = (level.count + radix - 1) / radix;
+    level.height = height;
+    level.radix = radix;
+    return level;
+}
+
+/* Elements of a visit: the complete ones, or all of them. */
+static inline CARRY_BOTH int64_t carry_dense_members(const carry_dense_level *level, int64_t elements, int64_t visit) {
+    int64_t left = elements - visit * level->radix;
+    return left < 0 ? 0 : left < level->radix ? left : level->radix;
+}
+
+/* The step where element i of a level ends. */
+static inline CARRY_BOTH int64_t carry_dense_step(const carry_dense_level *level, int64_t element) {
+    return (element + 1) * level->stride - 1;
+}
+
+/* Even nodes of a height that end at or before element limit - 1. */
+static inline CARRY_BOTH int64_t carry_dense_even_nodes(int64_t limit, int height) {
+    return (limit + ((int64_t)1 << height)) >> (height + 1);
+}
+
+/* Where even node i (the i-th even one) of a height ends. */
+static inline CARRY_BOTH int64_t carry_dense_even_end(int64_t i, int height) {
+    return ((2 * i + 1) << height) - 1;
+}
+
+/* After pair p of a visit: how many more nodes are complete, one height after the other? */
+static inline CARRY_BOTH int carry_dense_carries(int64_t pair) {
+    int carries = 0;
+    for (; (pair & 1) != 0; pair >>= 1) {
+        carries++;
+    }
+    return carries;
+}
+
+#endif

@@ -1,0 +1,15 @@
+/* Timing algorithms on inputs made for it, for the planner. */
+#ifndef CARRY_SCAN_TRIAL_H
+#define CARRY_SCAN_TRIAL_H
+
+#include "scan/plan.h"
+
+typedef struct carry_scan_trial carry_scan_trial;
+
+/* Inputs of the plan's problem, on its device: any contractive transitions do. */
+carry_status carry_scan_trial_new(carry_scan_plan *plan, carry_scan_trial **trial);
+/* Seconds of the fastest of a few runs of the plan as it is settled now; INFINITY when it cannot run. */
+double carry_scan_trial_seconds(carry_scan_plan *plan, carry_scan_trial *trial);
+void carry_scan_trial_free(carry_scan_plan *plan, carry_scan_trial *trial);
+
+#endif

@@ -1,0 +1,71 @@
+/* Single values, and four neighbours, of an array whose element type is known when the kernel runs. */
+#ifndef CARRY_SCAN_VALUE_CUH
+#define CARRY_SCAN_VALUE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace carry_value {
+
+/* As carry_dtype counts them; here so that device code needs no header of C. */
+enum : int { F32 = 0, BF16 = 1, F16 = 2 };
+
+__device__ inline float load(const void *data, int dtype, int64_t i) {
+    return dtype == F32   ? ((const float *)data)[i]
+           : dtype == F16 ? __half2float(((const __half *)data)[i])
+                          : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
+}
+
+__device__ inline void store(void *data, int dtype, int64_t i, float x) {
+    if (dtype == F32) {
+        ((float *)data)[i] = x;
+    } else if (dtype == F16) {
+        ((__half *)data)[i] = __float2half_rn(x);
+    } else {
+        ((__nv_bfloat16 *)data)[i] = __float2bfloat16_rn(x);
+    }
+}
+
+/* Four neighbours in one access; element i must lie at a multiple of four elements. */
+__device__ inline float4 load_four(const void *data, int dtype, int64_t i) {
+    if (dtype == F32) {
+        return *(const float4 *)((const float *)data + i);
+    }
+    uint2 bits = *(const uint2 *)((const uint16_t *)data + i);
+    float2 low;
+    float2 high;
+    if (dtype == F16) {
+        __half2 pairs[2];
+        memcpy(pairs, &bits, sizeof bits);
+        low = __half22float2(pairs[0]);
+        high = __half22float2(pairs[1]);
+    } else {
+        __nv_bfloat162 pairs[2];
+        memcpy(pairs, &bits, sizeof bits);
+        low = __bfloat1622float2(pairs[0]);
+        high = __bfloat1622float2(pairs[1]);
+    }
+    return make_float4(low.x, low.y, high.x, high.y);
+}
+
+__device__ inline void store_four(void *data, int dtype, int64_t i, float4 x) {
+    if (dtype == F32) {
+        *(float4 *)((float *)data + i) = x;
+        return;
+    }
+    uint2 bits;
+    if (dtype == F16) {
+        __half2 pairs[2] = {__floats2half2_rn(x.x, x.y), __floats2half2_rn(x.z, x.w)};
+        memcpy(&bits, pairs, sizeof bits);
+    } else {
+        __nv_bfloat162 pairs[2] = {__floats2bfloat162_rn(x.x, x.y), __floats2bfloat162_rn(x.z, x.w)};
+        memcpy(&bits, pairs, sizeof bits);
+    }
+    *(uint2 *)((uint16_t *)data + i) = bits;
+}
+
+} // namespace carry_value
+
+#endif

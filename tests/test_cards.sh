@@ -1,0 +1,159 @@
+#!/bin/sh
+# carry cards: the library that comes with the project passes its check, searches rank the right page first, and bad input is
+# one sentence. Usage: test_cards.sh PATH-OF-CARRY FOLDER-OF-THE-PROJECT
+set -u
+carry=$1
+project=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+CARRY_WISDOM=none
+export CARRY_WISDOM
+# The leak sanitizer takes seconds at the end of every process on some machines; the last run of this file has it.
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export ASAN_OPTIONS
+failures=0
+
+fail() {
+    echo "FAILED: $1"
+    head -n 8 "$folder/out" "$folder/err"
+    failures=$((failures + 1))
+}
+
+# expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
+expect() {
+    code=$1
+    words=$2
+    shift 2
+    "$carry" cards "$@" > "$folder/out" 2> "$folder/err" < /dev/null
+    got=$?
+    if [ $got != "$code" ] || ! cat "$folder/out" "$folder/err" | grep -qF -e "$words"; then
+        fail "carry cards $*: exit $got (expected $code), expected to read '$words'"
+    fi
+}
+
+# refused WORDS ARGUMENTS...: exit 2, exactly one line on standard error, nothing on standard output.
+refused() {
+    words=$1
+    expect 2 "$@"
+    if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
+        fail "refusal for '$words' is not one sentence on standard error alone"
+    fi
+}
+
+# first ID WORDS...: the page that a search puts first.
+first() {
+    id=$1
+    shift
+    expect 0 "" --library "$library" find "$@"
+    if [ "$(head -n 1 "$folder/out" | cut -d ' ' -f 1)" != "$id" ]; then
+        fail "find $* does not put $id first"
+    fi
+}
+
+library=$project/library
+
+# The gate: every id, every claim's evidence, every figure of a finding in its source.
+expect 0 ": 0 problems" --library "$library" check
+expect 0 '"ok": true' --library "$library" check --json
+cards=$(sed -n 's/.*"cards": \([0-9]*\),.*/\1/p' "$folder/out")
+findings=$(sed -n 's/.*"findings": \([0-9]*\),.*/\1/p' "$folder/out")
+if [ "${cards:-0}" -lt 24 ] || [ "${findings:-0}" -lt 5 ]; then
+    fail "the library has ${cards:-no} cards and ${findings:-no} findings"
+fi
+
+# The library is found from any folder of the project.
+mkdir -p "$folder/project/a/b"
+cp -r "$library" "$folder/project/library"
+cp -r "$project/docs" "$folder/project/docs"
+(cd "$folder/project/a/b" && "$carry" cards check) > "$folder/out" 2> "$folder/err" || fail "the library upwards is not found"
+(cd / && "$carry" cards list) > "$folder/out" 2> "$folder/err"
+if [ $? != 2 ] || ! grep -q 'no folder from here upwards' "$folder/err"; then fail "a library is found in /"; fi
+
+# Searching: words, forms of words, phrases, and what is no word.
+first decoupled-look-back look-back
+first decoupled-look-back single pass prefix scan copy
+first zeco All-Scan
+first nccl ncclCommAbort
+first cyclic-reduction odd-even elimination
+first flash-attention IO-awareness
+first streamdiffusion-v2 frames sink tokens rolling
+first mpi-fault-handling revoke communicator
+first zero-bubble bubbles backward split gradient parameters
+first roofline operational intensity
+first wy-representation householder products
+first paged-attention fragmentation
+expect 0 "no page has all of these" --library "$library" find zebra householder
+expect 1 "nothing in" --library "$library" find zebra
+expect 0 "and " --library "$library" find --most 1 scan
+expect 0 "cyclic-reduction" --library "$library" find 'cyclic"' 'NEAR(' '*'
+expect 0 '"line": ' --library "$library" find --json graph
+refused "needs a letter or a digit" --library "$library" find '"*" --' '('
+refused "needs words" find
+# shellcheck disable=SC2046
+refused "more than the 32" --library "$library" find $(seq 40)
+
+# Order: prerequisites come first, and the reason is said.
+expect 0 "gated-deltanet needs it" --library "$library" order --goal sequence-parallel
+expect 0 "" --library "$library" order --goal delta-rule
+if ! awk '$2 == "wy-representation" { wy = NR } $2 == "deltanet" { d = NR } $2 == "gated-deltanet" { g = NR }
+          END { exit !(wy > 0 && wy < d && d < g) }' "$folder/out"; then
+    fail "the order of the delta rule is not WY, DeltaNet, Gated DeltaNet"
+fi
+for topic in scans delta-rule sequence-parallel pipeline gpu-kernels streaming-video measurement; do
+    expect 0 '"place": 1' --library "$library" order --goal "$topic" --json
+done
+refused "needs --goal" --library "$library" order
+refused "no topic 'cats'" --library "$library" order --goal cats
+refused "no topic 'nccl'" --library "$library" order --goal nccl
+refused "is for cards order" --library "$library" list --goal scans
+
+# Showing.
+expect 0 "Blelloch" --library "$library" show blelloch
+expect 0 '"kind":"finding"' --library "$library" show cyclic-reduction-on-cpus --json
+expect 0 "cyclic-reduction" --library "$library" for cyclic-reduction-on-cpus
+expect 0 '"evidence":' --library "$library" for cyclic-reduction-on-cpus --json
+refused "no finding 'nccl'" --library "$library" for nccl
+refused "no page 'cats?'" --library "$library" show "cats$(printf '\033')"
+refused "needs one id" --library "$library" show
+refused "needs one id" --library "$library" show a b
+refused "one of find" --library "$library"
+refused "cannot 'fly'" fly
+refused "is no library" --library "$folder" list
+refused "needs a value" list --library
+
+# Sharpen lists an actionable without a figure, and no longer when it has one.
+own=$folder/project/library
+expect 0 "lack a figure" --library "$own" sharpen
+before=$("$carry" cards --library "$own" sharpen --json | wc -l)
+sed -i 's/^actionables:$/actionables:\n  - {text: think}/' "$own/cards/nccl.md"
+after=$("$carry" cards --library "$own" sharpen --json | wc -l)
+if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $after"; fi
+
+# What check finds: exit 1, each thing with its place; what a broken page does to the other verbs: exit 2.
+sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
+expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
+expect 1 "6.3 does not stand in 'docs/results/scan.md'" --library "$own" check
+rm "$own/cards/gpipe.md"
+expect 1 "'gpipe', which is no card" --library "$own" check
+expect 1 '"rule": "broken-id"' --library "$own" check --json
+printf -- '---\nid: odd\n  title: bad\n---\n' > "$own/cards/odd.md"
+expect 1 "cards/odd.md:" --library "$own" check
+refused "cards/odd.md:" --library "$own" find scan
+printf -- '---\nid: odd\n' > "$own/cards/odd.md"
+refused "cards/odd.md:1:1" --library "$own" list
+head -c 2000000 /dev/zero > "$own/cards/odd.md"
+refused "2000000 bytes" --library "$own" list
+{ printf -- '---\nid: odd\ntitle: '; head -c 70000 /dev/zero | tr '\0' x; printf '\n---\n'; } > "$own/cards/odd.md"
+refused "bytes of front matter" --library "$own" list
+rm "$own/cards/odd.md"
+mkfifo "$own/cards/odd.md"
+refused "not a regular file" --library "$own" list
+
+unset ASAN_OPTIONS
+expect 0 "cyclic" --library "$library" find cyclic reduction
+
+if [ $failures -gt 0 ]; then
+    echo "$failures failures"
+    exit 1
+fi
+echo "carry cards: as expected"
