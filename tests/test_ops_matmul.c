@@ -137,12 +137,44 @@ static void conversion_rounds_as_the_scalar_functions_do(void **unused) {
     carry_ctx_free(ctx);
 }
 
+static void elementwise_operators_round_once(void **unused) {
+    (void)unused;
+    enum { COUNT = 2049 };
+    static float x[COUNT], y[COUNT];
+    static uint16_t halves[COUNT];
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(x, CARRY_F32, COUNT), 5, 0, 0.0f, 3.0f));
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(y, CARRY_F32, COUNT), 5, 1, 0.0f, 3.0f));
+    carry_tensor X = carry_view_1d(x, CARRY_F32, COUNT);
+    carry_tensor Y = carry_view_1d(y, CARRY_F32, COUNT);
+    for (int op = CARRY_ADD; op <= CARRY_MULTIPLY; op++) {
+        assert_ok(ctx, carry_elementwise(ctx, (carry_elementwise_op)op, carry_view_1d(halves, CARRY_F16, COUNT), X, Y));
+        for (int i = 0; i < COUNT; i++) {
+            float expected = op == CARRY_ADD ? x[i] + y[i] : op == CARRY_SUBTRACT ? x[i] - y[i] : x[i] * y[i];
+            assert_int_equal(halves[i], carry_f16_from_f32(expected));
+        }
+    }
+    float first = x[0] - y[0];
+    assert_ok(ctx, carry_elementwise(ctx, CARRY_SUBTRACT, Y, X, Y)); /* the result may lie where an operand does */
+    assert_true(y[0] == first);
+    assert_refused(ctx, CARRY_EARGUMENT, "number 3", carry_elementwise(ctx, (carry_elementwise_op)3, Y, X, Y));
+    assert_refused(ctx, CARRY_EDTYPE, "x is f32 and y is f16",
+                   carry_elementwise(ctx, CARRY_ADD, Y, X, carry_view_1d(halves, CARRY_F16, COUNT)));
+    assert_refused(ctx, CARRY_ESHAPE, "y has shape [5]",
+                   carry_elementwise(ctx, CARRY_ADD, Y, X, carry_view_1d(y, CARRY_F32, 5)));
+    carry_tensor elsewhere = Y;
+    elsewhere.device = 1;
+    assert_refused(ctx, CARRY_EDEVICE, "y is on device 1", carry_elementwise(ctx, CARRY_ADD, X, X, elsewhere));
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_are_right_for_every_size_and_form),
         cmocka_unit_test(a_sum_of_nothing_is_zero_and_one_matrix_may_repeat),
         cmocka_unit_test(bad_products_are_refused_with_names_and_sizes),
         cmocka_unit_test(conversion_rounds_as_the_scalar_functions_do),
+        cmocka_unit_test(elementwise_operators_round_once),
     };
     return cmocka_run_group_tests_name("ops/matmul", tests, NULL, NULL);
 }

@@ -59,7 +59,7 @@ CARRY_API void carry_device_free_on(carry_ctx *ctx, int device, void *data, carr
 CARRY_API carry_status carry_host_alloc(carry_ctx *ctx, void **data, size_t bytes);
 CARRY_API void carry_host_free(carry_ctx *ctx, void *data);
 
-/* CARRY_EARGUMENT, with a sentence that calls the pointer `name`, unless it points to memory of `device`; NULL passes.
+/* CARRY_EDEVICE, with a sentence that calls the pointer `name`, unless it points to memory of `device`; NULL passes.
    A read through a host pointer in a kernel would end the use of the GPU for the whole process, so operators ask first.
  */
 CARRY_API carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const void *pointer, int device);

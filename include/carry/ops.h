@@ -24,16 +24,30 @@ typedef struct carry_matmul_options {
     bool accumulate;   /* c += a b instead of c = a b */
 } carry_matmul_options;
 
+/* On a GPU an operator works on the context's stream there (carry_ctx_set_stream) and returns when its work is in it;
+   all its tensors are on that device, and pointers into host memory are refused with CARRY_EDEVICE. */
+
 /* c[i] = a[i] b[i] for every i of a batch.
-   c: [batch, m, n], a: [batch, m, k], b: [batch, k, n], f32 on the CPU; the last index of each has stride 1; c overlaps
-   neither a nor b. A batch stride of 0 repeats one matrix (not for c). k = 0 gives zeros.
-   Small matrices go through Carry's own kernels; those from the size on where OpenBLAS measures faster go through it.
-   options may be NULL. */
+   c: [batch, m, n], a: [batch, m, k], b: [batch, k, n]; the last index of each has stride 1; c overlaps neither a nor
+   b. A batch stride of 0 repeats one matrix (not for c). k = 0 gives zeros. options may be NULL. On the CPU: f32. Small
+   matrices go through Carry's own kernels; those from the size on where OpenBLAS measures faster go through it. On a
+   GPU: a and b are both f32, bf16 or f16, c is f32 or of their type, sums are f32. Small matrices go through tensor
+   cores; f32 is split into two parts of 11 bits there, which keeps a product to 2^-21 of its magnitude, and infinities
+   become NaN. Sides over 64 and sums over 256 go through cuBLASLt, in f32 proper; where that is not installed, a
+   warning says so once and Carry's kernels do those too. */
 CARRY_API carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
                                     const carry_matmul_options *options);
 
-/* to[i] = from[i] in another type: f32, bf16, f16, each packed, of equal shape; to may be from when sizes are equal. */
+/* to[i] = from[i] in another type: f32, bf16, f16, each packed, of equal shape; to may be from when sizes are equal.
+   The same bits on every device. */
 CARRY_API carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from);
+
+typedef enum carry_elementwise_op { CARRY_ADD, CARRY_SUBTRACT, CARRY_MULTIPLY } carry_elementwise_op;
+
+/* to[i] = x[i] op y[i], in f32 and then rounded to to's type: f32, bf16 or f16 each, packed, of equal shape. to may be
+   x or y when its elements are of equal size. */
+CARRY_API carry_status carry_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
+                                         carry_tensor y);
 
 #ifdef __cplusplus
 }

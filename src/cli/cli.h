@@ -9,6 +9,8 @@
 
 #include "carry/carry.h"
 
+struct carry_recorder;
+
 /* Exit codes (carry(1)). */
 enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
 
@@ -51,8 +53,16 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
    the words. */
 const char *cli_command(char *text, size_t size, const char *verb, int count, char **arguments);
 
-/* A context after the common options; NULL after a message. */
+/* A context after the common options; NULL after a message. With carry --ranks N there is one per rank, each with its
+   share of the threads; cli_open makes rank 0's. */
 carry_ctx *cli_open(const cli_common *common);
+carry_ctx *cli_open_rank(const cli_common *common, int rank);
+
+/* What main and profile decide for the verb that they run: the number of ranks, 1 unless --ranks was given, and where
+   the spans of every context go (NULL: nowhere). */
+int cli_ranks(void);
+void cli_set_ranks(int ranks);
+void cli_set_recorder(struct carry_recorder *recorder);
 
 /* A word of the command line for a message: cut short, control characters shown as ?. */
 const char *cli_shown(char shown[64], const char *text);

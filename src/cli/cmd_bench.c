@@ -5,7 +5,8 @@
 #include "cli/cli.h"
 #include "core/clock.h"
 #include "core/progress.h"
-#include "lab/bench.h"
+#include "comm/ranks.h"
+#include "lab/bench_ranks.h"
 #include "lab/grid.h"
 
 #define GRID_SECONDS 0.06
@@ -13,7 +14,9 @@
 #define GRID_SHARE 0.90
 
 typedef struct show {
-    carry_ctx *ctx;
+    carry_ctx *ctx; /* rank 0's */
+    carry_ctx *ctxs[CARRY_RANKS];
+    int ranks;
     bool json;
     carry_ceilings ceilings;
     carry_bench_options options;
@@ -37,14 +40,15 @@ static void print_ceilings(show *s) {
     (void)printf(
         "%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
         "method: checked against float64 first; %s; one warm-up; methods take turns; median, and the distance\n"
-        "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n",
+        "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
         carry_ctx_kernels(s->ctx),
-        s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain());
+        s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain(),
+        s->ranks > 1 ? "on several ranks at once: threads and ceilings are one rank's, times the slowest rank's\n"
+                     : "");
 }
 
 static void print_result_json(const show *s, const char *problem, const carry_bench_result *r) {
-    (void)s;
     cli_json_open();
     cli_json_text("problem", problem);
     cli_json_text("algorithm", r->algorithm);
@@ -64,6 +68,10 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_number("error", s->options.unchecked ? NAN : r->worst.error);
     cli_json_number("error_absolute", s->options.unchecked ? NAN : r->worst.absolute);
     cli_json_bool("planned", r->planned);
+    if (s->ranks > 1) {
+        cli_json_integer("ranks", s->ranks);
+        cli_json_integer("rank", r->rank);
+    }
     cli_json_close();
 }
 
@@ -83,6 +91,12 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
                  best ? " fastest" : "", cli_plain());
 }
 
+static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {
+    return s->ranks > 1
+               ? carry_bench_problem_ranks(s->ctxs, s->ranks, problem, &s->ceilings, &s->options, results, count)
+               : carry_bench_problem(s->ctx, problem, &s->ceilings, &s->options, results, count);
+}
+
 static double fastest_of(const carry_bench_result *results, int count) {
     double fastest = INFINITY;
     for (int i = 0; i < count; i++) {
@@ -97,7 +111,7 @@ static double fastest_of(const carry_bench_result *results, int count) {
 static int bench_one(show *s, const char *problem) {
     carry_bench_result results[CARRY_BENCH_METHODS];
     int count = 0;
-    carry_status status = carry_bench_problem(s->ctx, problem, &s->ceilings, &s->options, results, &count);
+    carry_status status = bench_problem(s, problem, results, &count);
     carry_progress_clear(&s->bar);
     bool wrong = false;
     if (!s->json && count > 0) {
@@ -165,8 +179,7 @@ static int bench_grid(show *s) {
         const carry_bench_result *sequential = NULL;
         int count = 0;
         s->problem_index = i;
-        carry_status status =
-            carry_bench_problem(s->ctx, carry_grid_problem(i, problem), &s->ceilings, &s->options, results, &count);
+        carry_status status = bench_problem(s, carry_grid_problem(i, problem), results, &count);
         carry_progress_clear(&s->bar);
         if (status != CARRY_OK) {
             return cli_failed(s->ctx);
@@ -204,7 +217,9 @@ static int bench_grid(show *s) {
 }
 
 static int bench_all(show *s, int words, char **arguments, bool grid) {
-    if (carry_ceilings_measure(s->ctx, &s->ceilings) != CARRY_OK) {
+    carry_status status = s->ranks > 1 ? carry_ceilings_measure_ranks(s->ctxs, s->ranks, &s->ceilings)
+                                       : carry_ceilings_measure(s->ctx, &s->ceilings);
+    if (status != CARRY_OK) {
         return cli_failed(s->ctx);
     }
     print_ceilings(s);
@@ -222,6 +237,19 @@ static int bench_all(show *s, int words, char **arguments, bool grid) {
         worst = code > worst ? code : worst;
     }
     return worst;
+}
+
+/* A context for every rank; false after a message. */
+static bool open_ranks(show *s, const cli_common *common) {
+    s->ranks = cli_ranks();
+    for (int r = 0; r < s->ranks; r++) {
+        s->ctxs[r] = cli_open_rank(common, r);
+        if (s->ctxs[r] == NULL) {
+            return false;
+        }
+    }
+    s->ctx = s->ctxs[0];
+    return true;
 }
 
 /* Every problem is understood before the first is timed. */
@@ -266,10 +294,6 @@ static int run(int count, char **arguments) {
     if (repeats > 2000) {
         return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
     }
-    s.ctx = cli_open(&common);
-    if (s.ctx == NULL) {
-        return CLI_IMPOSSIBLE;
-    }
     cli_catch_interrupt();
     s.json = common.json;
     s.options.seed = (uint64_t)common.seed;
@@ -277,11 +301,13 @@ static int run(int count, char **arguments) {
     s.options.stop = cli_interrupted;
     s.options.progress = advance;
     s.options.progress_user = &s;
-    int code = refuse_bad_problems(s.ctx, words, arguments);
+    int code = open_ranks(&s, &common) ? refuse_bad_problems(s.ctx, words, arguments) : CLI_IMPOSSIBLE;
     if (code == CLI_DONE) {
         code = bench_all(&s, words, arguments, grid);
     }
-    carry_ctx_free(s.ctx);
+    for (int r = 0; r < s.ranks; r++) {
+        carry_ctx_free(s.ctxs[r]);
+    }
     return code;
 }
 
@@ -292,7 +318,12 @@ const cli_verb cli_bench = {
     .details =
         "For each algorithm: median and spread of its runs, matrix products done, GFLOP/s, GB/s (inputs and outputs\n"
         "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
-        "problem grammar; :algo=NAME times one algorithm.",
+        "problem grammar; :algo=NAME times one algorithm.\n"
+        "\n"
+        "carry --ranks N bench ... benches on N ranks at once, each with its share of the threads; the figures of an\n"
+        "algorithm are those of the rank that was slowest at it, and --json says which (ranks, rank). Ceilings are "
+        "what\n"
+        "the least of the ranks gets while all measure.",
     .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
     .run = run,
 };

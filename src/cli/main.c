@@ -1,7 +1,9 @@
 /* carry: the table of verbs. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/cli.h"
+#include "comm/ranks.h"
 
 const cli_verb *const cli_verbs[] = {
     &cli_list, &cli_plan,   &cli_check, &cli_bench,
@@ -28,6 +30,34 @@ static bool needs_lab(const char *name) {
 }
 #endif
 
+/* Verbs whose work can be done by several ranks; profile asks about the verb that it runs. */
+static bool runs_on_ranks(const cli_verb *verb) {
+#ifdef CARRY_HAVE_LAB
+    if (verb == &cli_profile) {
+        return true;
+    }
+#endif
+    return verb == &cli_bench;
+}
+
+/* --ranks N or --ranks=N before the verb: how many arguments that took, or -1 after a message. */
+static int parse_ranks(int count, char **arguments) {
+    const char *text = arguments[0];
+    if (strncmp(text, "--ranks", 7) != 0 || (text[7] != '\0' && text[7] != '=')) {
+        return 0;
+    }
+    const char *value = text[7] == '=' ? text + 8 : count > 1 ? arguments[1] : "";
+    char *end;
+    long ranks = strtol(value, &end, 10);
+    if (end == value || *end != '\0' || ranks < 1 || ranks > CARRY_RANKS) {
+        char shown[64];
+        (void)cli_refuse("--ranks needs a number from 1 to %d, not '%s'", CARRY_RANKS, cli_shown(shown, value));
+        return -1;
+    }
+    cli_set_ranks((int)ranks);
+    return text[7] == '=' ? 1 : 2;
+}
+
 static void print_usage(FILE *to) {
     (void)fprintf(to, "carry VERB ...\n\nSequence models whose state is carried along the sequence.\n\n");
     for (int i = 0; cli_verbs[i] != NULL; i++) {
@@ -35,6 +65,8 @@ static void print_usage(FILE *to) {
         (void)snprintf(left, sizeof left, "%s %s", cli_verbs[i]->name, cli_verbs[i]->arguments);
         (void)fprintf(to, "  carry %-22s %s\n", left, cli_verbs[i]->summary);
     }
+    (void)fprintf(to, "  carry %-22s %s\n", "--ranks N VERB ...",
+                  "bench on N ranks at once, as threads of this process");
     (void)fprintf(to, "  carry %-22s %s\n", "--version", "print the version");
     (void)fprintf(to, "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
@@ -44,6 +76,15 @@ int main(int count, char **arguments) {
     if (count < 2) {
         print_usage(stderr);
         return CLI_IMPOSSIBLE;
+    }
+    int taken = parse_ranks(count - 1, arguments + 1);
+    if (taken < 0) {
+        return CLI_IMPOSSIBLE;
+    }
+    count -= taken;
+    arguments += taken;
+    if (count < 2) {
+        return cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
     }
     const char *name = arguments[1];
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
@@ -56,6 +97,9 @@ int main(int count, char **arguments) {
     }
     for (int i = 0; cli_verbs[i] != NULL; i++) {
         if (strcmp(name, cli_verbs[i]->name) == 0) {
+            if (cli_ranks() > 1 && !runs_on_ranks(cli_verbs[i])) {
+                return cli_refuse("%s does not run on ranks: bench does", name);
+            }
             return cli_finish(cli_verbs[i]->run(count - 2, arguments + 2));
         }
     }

@@ -8,8 +8,14 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/span.h"
+#include "core/threads.h"
 
 static volatile sig_atomic_t interrupted;
+
+/* Set before the verb runs, and only read after. */
+static int rank_count = 1;
+static carry_recorder *spans_to;
 
 static const cli_option *find(const cli_option *options, const char *name, size_t length, char letter) {
     for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
@@ -175,7 +181,32 @@ const char *cli_command(char *text, size_t size, const char *verb, int count, ch
     return text;
 }
 
+static int threads_of(const cli_common *common, int rank) {
+    if (rank_count == 1) {
+        return (int)common->threads;
+    }
+    int all = common->threads > 0 ? (int)common->threads : carry_cores();
+    int share = all / rank_count + (rank < all % rank_count ? 1 : 0);
+    return share > 0 ? share : 1;
+}
+
+int cli_ranks(void) {
+    return rank_count;
+}
+
+void cli_set_ranks(int ranks) {
+    rank_count = ranks;
+}
+
+void cli_set_recorder(carry_recorder *recorder) {
+    spans_to = recorder;
+}
+
 carry_ctx *cli_open(const cli_common *common) {
+    return cli_open_rank(common, 0);
+}
+
+carry_ctx *cli_open_rank(const cli_common *common, int rank) {
     char path[4096];
     const char *wisdom = common->wisdom != NULL ? common->wisdom : getenv("CARRY_WISDOM");
     if (wisdom == NULL || *wisdom == '\0') {
@@ -189,7 +220,7 @@ carry_ctx *cli_open(const cli_common *common) {
     }
     carry_ctx *ctx;
     carry_status status =
-        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = (int)common->threads,
+        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads_of(common, rank),
                                                  .kernels = common->kernels,
                                                  .wisdom = wisdom,
                                                  .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
@@ -199,7 +230,8 @@ carry_ctx *cli_open(const cli_common *common) {
         (void)cli_refuse("%s", carry_status_text(status));
         return NULL;
     }
-    if (status == CARRY_OK && strcmp(carry_ctx_kernels(ctx), "none") != 0) {
+    if (status == CARRY_OK && strcmp(carry_ctx_kernels(ctx), "none") != 0 &&
+        (spans_to == NULL || carry_recorder_attach(spans_to, ctx, rank) == CARRY_OK)) {
         return ctx;
     }
     (void)cli_failed(ctx);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/span.h"
 #include "core/threads.h"
 
 #define MAX_THREADS 1024
@@ -102,6 +103,7 @@ void carry_ctx_free(carry_ctx *ctx) {
         }
     }
     carry_pool_free(ctx->pool);
+    carry_recording_free(ctx->recording);
     free(ctx->kernels);
     free(ctx->wisdom);
     free(ctx);

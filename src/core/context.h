@@ -6,6 +6,7 @@
 #include "core/error.h"
 
 struct carry_pool;
+struct carry_recording;
 struct carry_stream;
 
 #define CARRY_CTX_STREAMS 16 /* as CARRY_STREAM_DEVICES of carry/device.h, which core does not include */
@@ -25,6 +26,7 @@ struct carry_ctx {
     char *kernels; /* asked for by name, or NULL */
     char *wisdom;  /* path, or NULL */
     struct carry_pool *pool;
+    struct carry_recording *recording; /* where spans go (span.h); NULL: nowhere */
     carry_log_level log_level;
     carry_log_sink log;
     void *log_user;

@@ -14,6 +14,7 @@
 
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/span.h"
 
 /* Long enough to bridge the gap between two levels of a scan, short enough to leave a shared machine alone. */
 #define SPIN_SECONDS 100e-6
@@ -32,7 +33,9 @@ struct carry_pool {
     atomic_bool open;        /* may threads join the task? */
     atomic_int joined;       /* threads that look at the task now */
     atomic_bool stop;
-    bool inside; /* a task is running: nested calls run in place */
+    bool inside;                 /* a task is running: nested calls run in place */
+    carry_ctx *recorded;         /* the task's context where spans are recorded, else NULL */
+    const carry_span_site *site; /* the span that gave the task out, whose name its pieces bear */
 
     pthread_mutex_t lock; /* guards sleeping only */
     pthread_cond_t wake;
@@ -43,6 +46,9 @@ typedef struct worker {
     carry_pool *pool;
     int index;
 } worker;
+
+/* What a worker thread is: known to itself alone, so that a task need not be told. */
+static _Thread_local const worker *this_worker;
 
 static void relax(void) {
 #if defined(__x86_64__)
@@ -74,6 +80,23 @@ static void restore_mode(unsigned mode) {
 #endif
 }
 
+static int64_t pieces_of(const carry_pool *pool, int64_t items) {
+    return items / pool->grain + (items % pool->grain != 0);
+}
+
+/* A piece on a worker's own track, and what still waits in the queue. The caller's pieces are inside its own span. */
+static void record_piece(carry_pool *pool, int64_t begin, int64_t end, int index) {
+    static const carry_span_site nameless = {"threads", "piece", __FILE__, __LINE__};
+    carry_ctx *ctx = pool->recorded;
+    carry_track *track = NULL;
+    carry_count(ctx, "queue", (double)pieces_of(pool, pool->count - end));
+    if (index > 0) {
+        track = carry_span_open_piece(ctx, pool->site != NULL ? pool->site : &nameless);
+    }
+    pool->task(pool->argument, begin, end, index);
+    carry_span_end(&track);
+}
+
 static void take_pieces(carry_pool *pool, int index) {
     for (;;) {
         int64_t begin = atomic_fetch_add(&pool->next, pool->grain);
@@ -81,7 +104,11 @@ static void take_pieces(carry_pool *pool, int index) {
             return;
         }
         int64_t end = pool->count - begin < pool->grain ? pool->count : begin + pool->grain;
-        pool->task(pool->argument, begin, end, index);
+        if (pool->recorded != NULL) {
+            record_piece(pool, begin, end, index);
+        } else {
+            pool->task(pool->argument, begin, end, index);
+        }
     }
 }
 
@@ -118,12 +145,14 @@ static void *worker_main(void *argument) {
     worker self = *(worker *)argument;
     free(argument);
     uint64_t seen = 0;
+    this_worker = &self;
     (void)flush_subnormals();
     while (!atomic_load(&self.pool->stop)) {
         wait_for_work(self.pool, seen);
         seen = atomic_load(&self.pool->serial);
         join_task(self.pool, self.index);
     }
+    this_worker = NULL;
     return NULL;
 }
 
@@ -149,6 +178,20 @@ static carry_status start_worker(carry_ctx *ctx, carry_pool *pool, int index) {
     }
     pool->started++;
     return CARRY_OK;
+}
+
+/* Threads that had joined and are still at work. */
+static void wait_for_joined(carry_ctx *ctx, carry_pool *pool) {
+    if (atomic_load(&pool->joined) == 0) {
+        return;
+    }
+    CARRY_SPAN(ctx, "threads", "wait");
+    for (int spins = 0; atomic_load(&pool->joined) > 0; spins++) {
+        relax();
+        if (spins > 4096) {
+            sched_yield(); /* more threads than cores: let the one we wait for run */
+        }
+    }
 }
 
 int carry_cores(void) {
@@ -194,6 +237,10 @@ void carry_pool_free(carry_pool *pool) {
     free(pool);
 }
 
+int carry_worker(const carry_ctx *ctx) {
+    return this_worker != NULL && this_worker->pool == ctx->pool ? this_worker->index : 0;
+}
+
 void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, void *argument) {
     carry_pool *pool = ctx->pool;
     if (count <= 0) {
@@ -213,18 +260,15 @@ void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task tas
     pool->argument = argument;
     pool->count = count;
     pool->grain = grain;
+    pool->recorded = ctx->recording != NULL ? ctx : NULL;
+    pool->site = ctx->recording != NULL ? carry_span_here(ctx) : NULL;
     atomic_store(&pool->next, 0);
     atomic_store(&pool->open, true);
     atomic_fetch_add(&pool->serial, 1);
     wake_sleepers(pool);
     take_pieces(pool, 0);
     atomic_store(&pool->open, false);
-    for (int spins = 0; atomic_load(&pool->joined) > 0; spins++) {
-        relax();
-        if (spins > 4096) {
-            sched_yield(); /* more threads than cores: let the one we wait for run */
-        }
-    }
+    wait_for_joined(ctx, pool);
     pool->inside = false;
     restore_mode(mode);
 }

@@ -19,6 +19,9 @@ int carry_cores(void); /* that this process may run on; at least 1 */
 carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads);
 void carry_pool_free(carry_pool *pool);
 
+/* Which of the context's threads this is: 1.. in a worker of its pool, 0 in whoever uses it. */
+int carry_worker(const carry_ctx *ctx);
+
 /* Runs task over 0..count-1 in pieces of grain items, on as many threads as have something to do, the caller among
    them; returns when all is done. On one thread, or when count is at most grain, the whole range is one piece. A call
    from inside a task runs in place, as one piece and as worker 0: it must not use scratch by worker. */

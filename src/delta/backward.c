@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "delta/forward.h"
 
@@ -36,6 +37,7 @@ static void product(const carry_delta_plan *plan, carry_product p) {
 static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
     const carry_delta_plan *plan = u->back->plan;
     const carry_delta_problem *p = &plan->problem;
+    CARRY_SPAN(plan->ctx, "delta", "backward load");
     carry_delta_back_scratch *s = u->s;
     int64_t first = u->sequence->start + t;
     float *dO = s->gradients + tokens * p->value;
@@ -60,6 +62,7 @@ static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     int64_t V = plan->problem.value;
     float *dR = s->gradients;
     const float *dO = dR + tokens * V;
+    CARRY_SPAN(plan->ctx, "delta", "backward solve");
     product(plan,
             (carry_product){
                 .m = tokens, .n = V, .k = K, .a = s->left_k, .b = dS, .c = dR, .a_row = K, .b_row = V, .c_row = V});
@@ -87,6 +90,7 @@ static void spread_gradients(const unit *u, int64_t tokens, const float *S, cons
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
+    CARRY_SPAN(plan->ctx, "delta", "backward products");
     for (int64_t i = 0; i < 2 * tokens; i += tokens) { /* lower triangles of dR V'^T and dO V'^T */
         for (int64_t j = 0; j < tokens; j += BLOCK) {
             int64_t n = tokens - j < BLOCK ? tokens - j : BLOCK;
@@ -130,6 +134,7 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
+    CARRY_SPAN(plan->ctx, "delta", "backward state");
     for (int64_t i = 0; i < K * V; i++) {
         dS[i] *= s->heads.end[0];
     }
@@ -153,6 +158,7 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
+    CARRY_SPAN(plan->ctx, "delta", "through states");
     float at_end = s->heads.end[0] * carry_delta_dot(S, dS, K * V);
     for (int64_t i = 0; i < tokens; i++) {
         const float *on_R = s->by_state + i * K;
@@ -185,6 +191,7 @@ static void through_triangles(const unit *u, int64_t tokens) {
     carry_delta_back_scratch *s = u->s;
     int64_t C = plan->chunk;
     bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
+    CARRY_SPAN(plan->ctx, "delta", "through triangles");
     for (int64_t i = 0; i < tokens; i++) {
         const float *dnA = s->by_values + i * C;
         const float *dP = s->by_values + (tokens + i) * C;
@@ -285,6 +292,7 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
+    CARRY_SPAN(plan->ctx, "delta", "backward rows");
     for (int64_t i = 0; i < tokens;
          i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
         int64_t m = tokens - i < BLOCK ? tokens - i : BLOCK;
@@ -333,6 +341,7 @@ static void one_chunk(const unit *u, int64_t t, int64_t tokens) {
 
 static void run_unit(const unit *u) {
     const carry_delta_plan *plan = u->back->plan;
+    CARRY_SPAN(plan->ctx, "delta", "walk back");
     const carry_delta_problem *p = &plan->problem;
     const carry_delta_backward_args *args = u->back->args;
     int64_t size = p->key * p->value;
@@ -446,6 +455,7 @@ static carry_status check(carry_delta_plan *plan, const carry_delta_backward_arg
 
 /* Nothing was kept: the forward pass again, without output, for what backward needs of it. */
 static void make_kept(carry_delta_plan *plan, const carry_delta_inputs *in, carry_arena *arena, void *kept) {
+    CARRY_SPAN(plan->ctx, "delta", "forward again");
     carry_delta_run run = {.in = *in, .kept = kept, .chunks_only = true};
     (void)carry_delta_run_take(plan, arena, &run, plan->problem.value, true);
     carry_delta_run_all(&run);
@@ -478,6 +488,7 @@ static double backward_flops(const carry_delta_plan *plan, bool again) {
 
 carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                                   size_t workspace_bytes) {
+    CARRY_SPAN(plan->ctx, "delta", "backward");
     carry_delta_back back = {.args = args,
                              .in = {.q = &args->q,
                                     .k = &args->k,
@@ -505,5 +516,6 @@ carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_back
     sum_heads(plan, args->dA_log, back.on_A_log);
     sum_heads(plan, args->ddt_bias, back.on_dt_bias);
     plan->flops = backward_flops(plan, args->kept == NULL);
+    carry_span_work(plan->ctx, plan->flops, (double)(plan->problem.batch * plan->problem.tokens));
     return CARRY_OK;
 }

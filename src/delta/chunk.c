@@ -4,6 +4,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/span.h"
 #include "ops/convert.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
@@ -140,6 +141,7 @@ void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inpu
 
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows) {
+    CARRY_SPAN(plan->ctx, "delta", "rows");
     int64_t K = plan->problem.key;
     load_rows(plan, in, batch, first, head, tokens, rows);
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
@@ -332,6 +334,7 @@ void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta
 
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head) {
+    CARRY_SPAN(plan->ctx, "delta", "triangles");
     load_beta(plan, in, batch, first, value_head, rows->tokens, head->beta);
     load_gate(plan, in, batch, first, value_head, rows->tokens, head->g);
     sum_gate(plan, head, rows->tokens);
@@ -345,6 +348,7 @@ void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_input
 
 void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
                        int64_t columns, float *beside) {
+    CARRY_SPAN(plan->ctx, "delta", "solve");
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
         float *here = X + block * columns;

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 
 #define LEAST_COLUMNS 16 /* narrower products leave the vectors half full */
@@ -83,6 +84,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     const carry_delta_plan *plan = run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
+    CARRY_SPAN(plan->ctx, "delta", "residual");
     if (run->no_values) {
         memset(s->X, 0, (size_t)(tokens * u->columns) * sizeof *s->X);
     } else {
@@ -103,6 +105,7 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
+    CARRY_SPAN(plan->ctx, "delta", "output");
     carry_delta_scale_rows(plan, s->weighed, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
     product(plan, tokens, u->columns, K, s->weighed, K, S, NULL, s->O);
     for (int64_t i = 0; i < tokens; i += CARRY_DELTA_BLOCK) {
@@ -119,6 +122,7 @@ static void advance(const unit *u, int64_t tokens, float *S) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
+    CARRY_SPAN(plan->ctx, "delta", "state");
     for (int64_t i = 0; i < K && plan->problem.gate != CARRY_DELTA_NO_GATE; i++) {
         for (int64_t j = 0; j < u->columns; j++) {
             S[i * u->columns + j] *= s->heads.end[i];
@@ -220,6 +224,7 @@ static void finish(const unit *u) {
 }
 
 static void run_unit(const unit *u) {
+    CARRY_SPAN(u->run->plan->ctx, "delta", "walk");
     int64_t length = u->sequence->length;
     start(u);
     int64_t next = store_snapshots(u, 0, 0);
@@ -314,6 +319,7 @@ carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forwa
                                  size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
+    CARRY_SPAN(ctx, "delta", "forward");
     carry_delta_run run = {.in = carry_delta_inputs_of(args),
                            .o = &args->o,
                            .final_state = args->final_state,
@@ -328,5 +334,6 @@ carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forwa
     (void)carry_delta_run_take(plan, &arena, &run, p->value, true);
     carry_delta_run_all(&run);
     plan->flops = carry_delta_forward_flops(plan);
+    carry_span_work(ctx, plan->flops, (double)(p->batch * p->tokens));
     return CARRY_OK;
 }

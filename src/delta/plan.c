@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "delta/backward.h"
 #include "delta/forward.h"
 
@@ -90,6 +91,7 @@ static bool state_bytes(carry_delta_plan *plan) {
 
 carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const carry_delta_problem *problem,
                                   const char *method) {
+    CARRY_SPAN(ctx, "plan", "delta");
     *plan = NULL;
     CARRY_TRY(carry_delta_check_problem(ctx, problem));
     const carry_delta_method *found = method != NULL ? find(method) : choose(problem);

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/tensor.h"
 #include "delta/forward.h"
 
@@ -20,6 +21,7 @@ carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_ten
                                const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
+    CARRY_SPAN(ctx, "delta", "range");
     carry_delta_inputs in = carry_delta_inputs_of(inputs);
     in.initial_state = NULL;
     if (p->sequences != 0 || p->state_transposed) {

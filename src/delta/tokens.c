@@ -1,5 +1,6 @@
 /* Token by token: the recurrence as it is written, for decoding and for short sequences. */
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "delta/forward.h"
 
@@ -73,6 +74,7 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
                               const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
+    CARRY_SPAN(ctx, "delta", "step");
     carry_delta_run run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state};
     run.in.initial_state = NULL;
     if (p->tokens != 1 || p->sequences != 0) {
@@ -92,5 +94,6 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
     int64_t grain = (units + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx);
     carry_parallel(ctx, units, grain, step_units, &run);
     plan->flops = (double)(p->batch * p->value_heads) * 7.0 * (double)(p->key * p->value);
+    carry_span_work(ctx, plan->flops, (double)p->batch);
     return CARRY_OK;
 }

@@ -4,6 +4,7 @@
    CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
 #include "device/cuda.h"
 
+#include <dlfcn.h>
 #include <stdio.h>
 
 extern "C" {
@@ -45,20 +46,31 @@ static int count(void) {
     return devices;
 }
 
+/* Asked of the driver itself, since the runtime does not tell the version of one that it refuses; 0: there is none. */
+static int driver_version(void) {
+    int version = 0;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    int (*ask)(int *) = driver != NULL ? (int (*)(int *))dlsym(driver, "cuDriverGetVersion") : NULL;
+    if (ask != NULL && ask(&version) != 0) {
+        version = 0;
+    }
+    if (driver != NULL) {
+        (void)dlclose(driver);
+    }
+    return version;
+}
+
 /* A missing driver and an old one give the same error: only the driver's version tells them apart. */
 static void absence(char *line, size_t size) {
     int devices = 0;
-    int driver = 0;
+    int driver = driver_version();
     int runtime = 0;
     cudaError_t error = cudaGetDeviceCount(&devices);
-    if (cudaDriverGetVersion(&driver) != cudaSuccess) {
-        driver = 0;
-    }
     (void)cudaRuntimeGetVersion(&runtime);
     (void)cudaGetLastError();
     if (driver == 0) {
         (void)snprintf(line, size, "there is no NVIDIA driver here");
-    } else if (error == cudaErrorInsufficientDriver) {
+    } else if (error == cudaErrorInsufficientDriver && driver < runtime) {
         (void)snprintf(
             line, size,
             "the driver is for CUDA %d.%d and this library was built with CUDA %d.%d: install a newer driver",

@@ -36,8 +36,8 @@ static place find(int device) {
 
 /* The backend whose host memory every device copies from fastest. */
 static const carry_backend *host(void) {
-    const carry_backend *found = table[0];
-    for (int i = 1; table[i] != NULL; i++) {
+    const carry_backend *found = &carry_backend_cpu;
+    for (int i = 0; table[i] != NULL; i++) {
         found = table[i]->count() > 0 ? table[i] : found;
     }
     return found;
@@ -150,16 +150,16 @@ carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const 
         return CARRY_OK;
     }
     if (is_on == 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
+        return carry_fail(ctx, CARRY_EDEVICE,
                           "%s is in host memory and must be on device %d: carry_device_copy brings it there", name,
                           device);
     }
     if (device == 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
+        return carry_fail(ctx, CARRY_EDEVICE,
                           "%s is in memory of device %d and must be in host memory: carry_device_copy brings it there",
                           name, is_on);
     }
-    return carry_fail(ctx, CARRY_EARGUMENT,
+    return carry_fail(ctx, CARRY_EDEVICE,
                       "%s is in memory of device %d and must be on device %d: carry_device_copy brings it there", name,
                       is_on, device);
 }

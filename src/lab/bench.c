@@ -10,6 +10,7 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "device/gpu.h"
 #include "lab/sample.h"
@@ -73,6 +74,7 @@ static double gemm_rate(carry_ctx *ctx, const carry_kernels *kernels, float *flo
 }
 
 carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings) {
+    CARRY_SPAN(ctx, "bench", "ceilings");
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     char *from = carry_aligned_new(COPY_BYTES);
@@ -117,17 +119,28 @@ static void keep_worst(carry_bench_result *result, const carry_deviation *deviat
     }
 }
 
+static carry_status compare(session *s, carry_bench_result *result) {
+    CARRY_SPAN(s->ctx, "bench", "compare");
+    carry_deviation deviations[CARRY_DEVIATIONS];
+    int count = 0;
+    carry_status status = s->family->compare(s->instance, deviations, &count);
+    keep_worst(result, deviations, count);
+    return status;
+}
+
+static carry_status warm_up(session *s) {
+    CARRY_SPAN(s->ctx, "bench", "warm-up");
+    return s->family->run(s->instance);
+}
+
 /* Chooses, compares and warms up; a method that does not apply gets its reason. */
 static carry_status prepare(session *s, carry_bench_result *result) {
     carry_status status = s->family->choose(s->instance, result->algorithm);
-    carry_deviation deviations[CARRY_DEVIATIONS];
-    int count = 0;
     if (status == CARRY_OK && !s->options->unchecked) {
-        status = s->family->compare(s->instance, deviations, &count);
-        keep_worst(result, deviations, count);
+        status = compare(s, result);
     }
     for (int i = 0; status == CARRY_OK && i < (s->options->warm_up > 1 ? s->options->warm_up : 1); i++) {
-        status = s->family->run(s->instance);
+        status = warm_up(s);
     }
     if (status == CARRY_EUNSUPPORTED || status == CARRY_ERANGE || status == CARRY_EMEMORY) {
         (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
@@ -158,6 +171,7 @@ static carry_status time_run(session *s, double *seconds) {
 
 /* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
 static carry_status take_turn(session *s, int i) {
+    CARRY_SPAN(s->ctx, "bench", "turn");
     carry_bench_result *result = &s->results[i];
     carry_status status = s->family->choose(s->instance, result->algorithm);
     status = status == CARRY_OK ? s->family->run(s->instance) : status;
@@ -247,6 +261,7 @@ static int copies_for(const session *s, double bytes, bool hot) {
 }
 
 static carry_status open_session(session *s, const char *text) {
+    CARRY_SPAN(s->ctx, "bench", "inputs");
     carry_problem problem;
     CARRY_TRY(carry_problem_parse(s->ctx, &problem, text));
     CARRY_TRY(carry_family_find(s->ctx, &s->family, problem.family));
@@ -297,6 +312,7 @@ static carry_status list_methods(session *s) {
 carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
                                  const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
                                  int *count) {
+    CARRY_SPAN(ctx, "bench", "problem");
     session s = {.ctx = ctx, .options = options, .results = results};
     s.samples = calloc((size_t)(CARRY_BENCH_METHODS + 1) * MOST_RUNS, sizeof *s.samples);
     if (s.samples == NULL) {

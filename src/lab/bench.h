@@ -26,6 +26,7 @@ typedef struct carry_bench_result {
     carry_ceilings ceilings; /* of the device it ran on */
     carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
     bool planned;            /* the planner's choice */
+    int rank;                /* that these figures are of (bench_ranks.h) */
     char reason[256];        /* why there is no time, else "" */
 } carry_bench_result;
 

@@ -1,14 +1,19 @@
 /* Batches of small products as problems: every set of kernels this processor can run, and a loop of OpenBLAS calls, all
-   split over threads by the same code. */
+   split over threads by the same code; on a GPU, every way of its table of operators. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
+#include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
+#include "core/tensor.h"
 #include "lab/deviation.h"
 #include "lab/family.h"
+#include "lab/timer.h"
+#include "ops/device.h"
 #include "ops/kernels.h"
 #include "ops/matmul.h"
 
@@ -17,27 +22,47 @@
 typedef struct instance {
     carry_ctx *ctx;
     carry_product shape;
+    int device;
+    carry_dtype dtype; /* of a and b; c is f32 */
     char only[CARRY_PROBLEM_WORD];
     int copies, current;
-    carry_tensor a[MAX_COPIES], b[MAX_COPIES], c[MAX_COPIES];
-    double *reference; /* for set 0 */
-    carry_product_function function;
+    carry_tensor a[MAX_COPIES], b[MAX_COPIES], c[MAX_COPIES]; /* on the device */
+    carry_tensor a0, b0, c0;                                  /* set 0 on the CPU */
+    double *reference;                                        /* for set 0 */
+    carry_timer *timer;                                       /* of a GPU, else NULL */
+    carry_product_function function;                          /* on the CPU */
+    const char *way;                                          /* on a GPU */
     char name[24];
     char about[96];
 } instance;
 
-static const char takes[] = "f32, b (how many), m, n, k (m and k are n unless given), algo=NAME";
+static const char takes[] = "f32, bf16, f16 (these on a GPU), b (how many), m, n, k (m and k are n unless given), "
+                            "algo=NAME, device=cpu or cuda";
 
 static const char *method(int index) {
     const carry_kernels *kernels = carry_kernels_at(index);
     if (kernels != NULL) {
         return kernels->name;
     }
-    return carry_kernels_at(index - 1) != NULL && carry_blas_product != NULL ? "openblas" : NULL;
+    int past = 0; /* the sets of kernels */
+    while (carry_kernels_at(past) != NULL) {
+        past++;
+    }
+    if (index == past && carry_blas_product != NULL) {
+        return "openblas";
+    }
+    return carry_device_way(index - past - (carry_blas_product != NULL ? 1 : 0));
 }
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    it->dtype = carry_problem_has(problem, "bf16")  ? CARRY_BF16
+                : carry_problem_has(problem, "f16") ? CARRY_F16
+                                                    : CARRY_F32;
     (void)carry_problem_has(problem, "f32");
+    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    if (it->device == 0 && it->dtype != CARRY_F32) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': products on the CPU are in f32", problem->text);
+    }
     carry_product *s = &it->shape;
     s->count = carry_problem_size(problem, "b", 1);
     s->n = carry_problem_size(problem, "n", 32);
@@ -59,23 +84,52 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
-static carry_status make(instance *it, carry_tensor *tensor, int64_t rows, int64_t columns, uint64_t seed,
-                         uint64_t stream) {
-    size_t bytes = (size_t)(it->shape.count * rows * columns) * sizeof(float);
-    *tensor = carry_view_3d(carry_aligned_new(bytes), CARRY_F32, it->shape.count, rows, columns);
-    if (tensor->data == NULL) {
+/* Random on the CPU, and copied when the device is another one; `kept` gets the CPU's copy, or NULL frees it. */
+static carry_status make(instance *it, carry_tensor *tensor, carry_tensor *kept, carry_dtype dtype, int64_t rows,
+                         int64_t columns, uint64_t seed, uint64_t stream) {
+    size_t bytes = (size_t)(it->shape.count * rows * columns) * carry_dtype_size(dtype);
+    carry_tensor made = carry_view_3d(carry_aligned_new(bytes), dtype, it->shape.count, rows, columns);
+    if (made.data == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, m, n or k",
                           1e-9 * (double)bytes);
     }
-    return carry_random_uniform(it->ctx, *tensor, seed, stream, -1.0f, 1.0f);
+    carry_status status = carry_random_uniform(it->ctx, made, seed, stream, -1.0f, 1.0f);
+    *tensor = made;
+    if (it->device != 0) {
+        tensor->device = it->device;
+        tensor->data = NULL;
+        status = status == CARRY_OK ? carry_device_alloc(it->ctx, &tensor->data, it->device, bytes) : status;
+        status = status == CARRY_OK ? carry_device_copy(it->ctx, tensor->data, it->device, made.data, 0, bytes, NULL)
+                                    : status;
+        status = status == CARRY_OK ? carry_stream_wait(it->ctx, it->device, NULL) : status;
+    }
+    if (kept != NULL) {
+        *kept = made;
+    } else if (it->device != 0) {
+        free(made.data);
+    }
+    return status;
+}
+
+static carry_status make_set(instance *it, int i, uint64_t seed) {
+    const carry_product *s = &it->shape;
+    CARRY_TRY(make(it, &it->a[i], i == 0 ? &it->a0 : NULL, it->dtype, s->m, s->k, seed, 0));
+    CARRY_TRY(make(it, &it->b[i], i == 0 ? &it->b0 : NULL, it->dtype, s->k, s->n, seed, 1));
+    return make(it, &it->c[i], i == 0 ? &it->c0 : NULL, CARRY_F32, s->m, s->n, seed, 2);
 }
 
 static void close_instance(void *given) {
     instance *it = given;
+    carry_timer_free(it->timer);
     for (int i = 0; i < it->copies; i++) {
-        free(it->a[i].data);
-        free(it->b[i].data);
-        free(it->c[i].data);
+        carry_device_free(it->ctx, it->device, it->a[i].data);
+        carry_device_free(it->ctx, it->device, it->b[i].data);
+        carry_device_free(it->ctx, it->device, it->c[i].data);
+    }
+    if (it->device != 0) { /* else they are set 0 itself */
+        free(it->a0.data);
+        free(it->b0.data);
+        free(it->c0.data);
     }
     free(it->reference);
     free(it);
@@ -91,10 +145,10 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = parse(ctx, it, problem);
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        uint64_t s = seed + (uint64_t)i;
-        status = make(it, &it->a[i], it->shape.m, it->shape.k, s, 0);
-        status = status == CARRY_OK ? make(it, &it->b[i], it->shape.k, it->shape.n, s, 1) : status;
-        status = status == CARRY_OK ? make(it, &it->c[i], it->shape.m, it->shape.n, s, 2) : status;
+        status = make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->device);
     }
     if (status != CARRY_OK) {
         close_instance(it);
@@ -106,15 +160,57 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
 
 static double bytes_of(const instance *it) {
     const carry_product *s = &it->shape;
-    return 4.0 * (double)s->count * (double)(s->m * s->k + s->k * s->n + s->m * s->n);
+    double in = (double)carry_dtype_size(it->dtype);
+    return (double)s->count * (in * (double)(s->m * s->k + s->k * s->n) + 4.0 * (double)(s->m * s->n));
 }
 
 static double bytes(const void *given) {
     return bytes_of(given);
 }
 
-static carry_status choose(void *given, const char *wanted) {
-    instance *it = given;
+/* What an operator of the device would be given for a set. */
+static carry_device_product device_product(const instance *it, int at, int ordinal) {
+    const carry_product *s = &it->shape;
+    return (carry_device_product){.m = s->m,
+                                  .n = s->n,
+                                  .k = s->k,
+                                  .count = s->count,
+                                  .a = it->a[at].data,
+                                  .b = it->b[at].data,
+                                  .c = it->c[at].data,
+                                  .a_row = s->a_row,
+                                  .b_row = s->b_row,
+                                  .c_row = s->c_row,
+                                  .a_next = s->a_next,
+                                  .b_next = s->b_next,
+                                  .c_next = s->c_next,
+                                  .type = it->dtype,
+                                  .c_type = CARRY_F32,
+                                  .ordinal = ordinal,
+                                  .stream = carry_ctx_stream(it->ctx, it->device)};
+}
+
+static carry_status choose_there(instance *it, const char *wanted) {
+    const carry_device_ops *ops;
+    int ordinal;
+    CARRY_TRY(carry_device_ops_of(it->ctx, &ops, it->device, &ordinal));
+    carry_device_product product = device_product(it, 0, ordinal);
+    wanted = wanted != NULL ? wanted : ops->product_choice(it->ctx, &product);
+    for (int i = 0; ops->ways[i] != NULL; i++) {
+        if (strcmp(ops->ways[i], wanted) == 0) {
+            if (it->way != ops->ways[i]) {
+                carry_timer_reset(it->timer);
+            }
+            it->way = ops->ways[i];
+            (void)snprintf(it->name, sizeof it->name, "%s", it->way);
+            (void)snprintf(it->about, sizeof it->about, "%s on device %d", it->way, it->device);
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for the CPU", wanted);
+}
+
+static carry_status choose_here(instance *it, const char *wanted) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(it->ctx, &kernels));
     if (wanted == NULL && carry_products_choice(it->ctx, kernels, &it->shape) != kernels->product) {
@@ -125,6 +221,11 @@ static carry_status choose(void *given, const char *wanted) {
         (void)snprintf(it->name, sizeof it->name, "openblas");
         (void)snprintf(it->about, sizeof it->about, "a loop of cblas_sgemm");
         return CARRY_OK;
+    }
+    for (int i = 0; wanted != NULL && carry_device_way(i) != NULL; i++) {
+        if (strcmp(carry_device_way(i), wanted) == 0) {
+            return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for a GPU", wanted);
+        }
     }
     for (int i = 0; wanted != NULL; i++) {
         kernels = carry_kernels_at(i);
@@ -144,6 +245,11 @@ static carry_status choose(void *given, const char *wanted) {
     return CARRY_OK;
 }
 
+static carry_status choose(void *given, const char *wanted) {
+    instance *it = given;
+    return it->device != 0 ? choose_there(it, wanted) : choose_here(it, wanted);
+}
+
 static const char *chosen(const void *given) {
     return ((const instance *)given)->name;
 }
@@ -157,19 +263,41 @@ static const char *only(const void *given) {
     return it->only[0] != '\0' ? it->only : NULL;
 }
 
-static void run_on(instance *it, int at) {
+static carry_status run_on(instance *it, int at) {
+    if (it->device != 0) {
+        const carry_device_ops *ops;
+        int ordinal;
+        CARRY_TRY(carry_device_ops_of(it->ctx, &ops, it->device, &ordinal));
+        carry_device_product product = device_product(it, at, ordinal);
+        return ops->product(it->ctx, &product, it->way);
+    }
     carry_product p = it->shape;
     p.a = it->a[at].data;
     p.b = it->b[at].data;
     p.c = it->c[at].data;
     carry_products_by(it->ctx, it->function, &p);
+    return CARRY_OK;
 }
 
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
-    run_on(it, it->current);
+    return run_on(it, it->current);
+}
+
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer != NULL) {
+        return carry_timer_time(it->timer, seconds, run, it);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(run(it));
+    *seconds = carry_seconds() - before;
     return CARRY_OK;
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->device;
 }
 
 static carry_counts counts(const void *given) {
@@ -189,28 +317,39 @@ static carry_status make_reference(instance *it) {
     if (it->reference == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
-    const float *a = it->a[0].data;
-    const float *b = it->b[0].data;
     for (int64_t row = 0; row < s->count * s->m; row++) {
         double *to = it->reference + row * s->n;
         for (int64_t l = 0; l < s->k; l++) {
-            const float *from = b + row / s->m * s->b_next + l * s->n;
+            int64_t from = row / s->m * s->b_next + l * s->n;
+            double factor = carry_tensor_at(&it->a0, row * s->k + l);
             for (int64_t j = 0; j < s->n; j++) {
-                to[j] += (double)a[row * s->k + l] * (double)from[j];
+                to[j] += factor * carry_tensor_at(&it->b0, from + j);
             }
         }
     }
     return CARRY_OK;
 }
 
-/* A sum of k products rounds at most k times: k u |a| |b|, and |a| |b| is at most sqrt(k) times what is left of it. */
+/* A sum of k products rounds at most k times: k u |a| |b|, and |a| |b| is at most sqrt(k) times what is left of it.
+   Tensor cores cut off where others round, which is a unit instead of half of one, and leave out 4 u of a product of
+   f32. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     CARRY_TRY(make_reference(it));
-    carry_poison(&it->c[0]);
-    run_on(it, 0);
+    size_t size = (size_t)carry_tensor_count(&it->c0) * sizeof(float);
     double k = (double)it->shape.k;
-    deviations[0] = carry_deviation_of("c", &it->c[0], it->reference, 0x1p-24 * (k + 1.0) * sqrt(k));
+    double steps = it->device == 0 ? k + 1.0 : 2.0 * k + 4.0;
+    carry_poison(&it->c0);
+    if (it->device != 0) {
+        carry_stream *stream = carry_ctx_stream(it->ctx, it->device);
+        CARRY_TRY(carry_device_copy(it->ctx, it->c[0].data, it->device, it->c0.data, 0, size, stream));
+        CARRY_TRY(run_on(it, 0));
+        CARRY_TRY(carry_device_copy(it->ctx, it->c0.data, 0, it->c[0].data, it->device, size, stream));
+        CARRY_TRY(carry_stream_wait(it->ctx, it->device, stream));
+    } else {
+        CARRY_TRY(run_on(it, 0));
+    }
+    deviations[0] = carry_deviation_of("c", &it->c0, it->reference, 0x1p-24 * steps * sqrt(k));
     *count = 1;
     return CARRY_OK;
 }
@@ -244,6 +383,8 @@ const carry_family carry_family_matmul = {
     .about_plan = about_plan,
     .only = only,
     .run = run,
+    .time = time_run,
+    .device = device_of,
     .counts = counts,
     .compare = compare,
 };

@@ -6,6 +6,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/device.h"
 
 #define PIECE 16384
 #define BESIDE 1024
@@ -49,18 +50,31 @@ void carry_narrow(const carry_kernels *kernels, void *to, const float *from, car
     }
 }
 
+carry_status carry_expect_packed(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
+                                 const carry_tensor *like) {
+    CARRY_TRY(carry_tensor_expect(ctx, name, tensor, like->rank, like->shape));
+    if (tensor->dtype == CARRY_I64) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is i64, and f32, bf16 or f16 is needed", name);
+    }
+    if (!carry_tensor_is_packed(tensor, 0)) {
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed: its elements must follow each other", name);
+    }
+    return carry_device_expect(ctx, name, tensor, like->device);
+}
+
 carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from) {
     job j = {.to = to, .from = from};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
-    CARRY_TRY(carry_tensor_expect(ctx, "from", &from, from.rank, from.shape));
-    CARRY_TRY(carry_tensor_expect(ctx, "to", &to, from.rank, from.shape));
-    if (to.dtype == CARRY_I64 || from.dtype == CARRY_I64) {
-        return carry_fail(ctx, CARRY_EDTYPE, "carry_convert goes between f32, bf16 and f16, not from %s to %s",
-                          carry_dtype_name(from.dtype), carry_dtype_name(to.dtype));
+    CARRY_TRY(carry_expect_packed(ctx, "from", &from, &from));
+    CARRY_TRY(carry_expect_packed(ctx, "to", &to, &from));
+    int64_t count = carry_tensor_count(&from);
+    if (from.device == 0) {
+        carry_parallel(ctx, count, PIECE, convert_range, &j);
+        return CARRY_OK;
     }
-    if (!carry_tensor_is_packed(&to, 0) || !carry_tensor_is_packed(&from, 0) || to.device != 0 || from.device != 0) {
-        return carry_fail(ctx, CARRY_ESTRIDE, "carry_convert takes packed tensors on the CPU");
-    }
-    carry_parallel(ctx, carry_tensor_count(&from), PIECE, convert_range, &j);
-    return CARRY_OK;
+    const carry_device_ops *ops;
+    carry_device_map map = {.count = count, .to = to.data, .x = from.data, .to_type = to.dtype, .type = from.dtype};
+    CARRY_TRY(carry_device_ops_of(ctx, &ops, from.device, &map.ordinal));
+    map.stream = carry_ctx_stream(ctx, from.device);
+    return ops->map(ctx, &map);
 }

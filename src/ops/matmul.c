@@ -1,11 +1,14 @@
-/* Batched matrix products on tensors: checks, the choice between Carry's kernels and OpenBLAS, and threads. */
+/* Batched matrix products on tensors: checks, the choice between Carry's kernels and OpenBLAS, and threads; those on
+   another device go to its table of operators. */
 #include <inttypes.h>
 #include <math.h>
 
 #include "carry/ops.h"
 #include "core/context.h"
+#include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/device.h"
 #include "ops/kernels.h"
 #include "ops/matmul.h"
 #include "ops/rates.h"
@@ -52,18 +55,85 @@ static void run_items(void *argument, int64_t begin, int64_t end, int worker) {
     j->product(&p);
 }
 
+static carry_status expect_type(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *c,
+                                const carry_tensor *a) {
+    carry_dtype dtype = tensor->dtype;
+    if (c->device == 0 && dtype != CARRY_F32) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: carry_matmul takes f32 on the CPU", name,
+                          carry_dtype_name(dtype));
+    }
+    if (dtype == CARRY_I64 || (dtype != a->dtype && (tensor != c || dtype != CARRY_F32))) {
+        return carry_fail(
+            ctx, CARRY_EDTYPE,
+            "%s is %s and a is %s: on a GPU a and b are both f32, bf16 or f16, and c is f32 or of their type", name,
+            carry_dtype_name(dtype), carry_dtype_name(a->dtype));
+    }
+    return CARRY_OK;
+}
+
 static carry_status expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t batch,
                                   int64_t rows, int64_t columns) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){batch, rows, columns}));
-    if (tensor->dtype != CARRY_F32 || tensor->device != 0) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s on device %d: carry_matmul takes f32 on the CPU", name,
-                          carry_dtype_name(tensor->dtype), tensor->device);
-    }
     if (columns > 1 && tensor->stride[2] != 1) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s has stride %" PRId64 " over its last index, which must be 1", name,
                           tensor->stride[2]);
     }
     return CARRY_OK;
+}
+
+static carry_status expect_matrices(carry_ctx *ctx, const carry_tensor *c, const carry_tensor *a, const carry_tensor *b,
+                                    const carry_matmul_options *o) {
+    if (c->rank != 3 || a->rank != 3 || b->rank != 3) {
+        return carry_fail(ctx, CARRY_ESHAPE, "carry_matmul takes tensors of rank 3, and c, a, b have %d, %d and %d",
+                          c->rank, a->rank, b->rank);
+    }
+    int64_t batch = c->shape[0];
+    int64_t m = c->shape[1];
+    int64_t n = c->shape[2];
+    int64_t k = a->shape[o->a_transposed ? 1 : 2];
+    CARRY_TRY(expect_matrix(ctx, "c", c, batch, m, n));
+    CARRY_TRY(expect_matrix(ctx, "a", a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
+    if ((batch > 1 && c->stride[0] < m * n && c->stride[0] > -m * n) ||
+        (m > 1 && c->stride[1] < n && c->stride[1] > -n)) {
+        return carry_fail(ctx, CARRY_ESTRIDE,
+                          "c has strides %" PRId64 " and %" PRId64 " over batch and rows: its elements would overlap",
+                          c->stride[0], c->stride[1]);
+    }
+    CARRY_TRY(expect_matrix(ctx, "b", b, batch, o->b_transposed ? n : k, o->b_transposed ? k : n));
+    CARRY_TRY(expect_type(ctx, "c", c, c, a));
+    CARRY_TRY(expect_type(ctx, "a", a, c, a));
+    return expect_type(ctx, "b", b, c, a);
+}
+
+static carry_status product_on_device(carry_ctx *ctx, const carry_tensor *c, const carry_tensor *a,
+                                      const carry_tensor *b, const carry_matmul_options *o) {
+    const carry_device_ops *ops;
+    int ordinal;
+    CARRY_TRY(carry_device_ops_of(ctx, &ops, c->device, &ordinal));
+    CARRY_TRY(carry_device_expect(ctx, "c", c, c->device));
+    CARRY_TRY(carry_device_expect(ctx, "a", a, c->device));
+    CARRY_TRY(carry_device_expect(ctx, "b", b, c->device));
+    carry_device_product product = {.m = c->shape[1],
+                                    .n = c->shape[2],
+                                    .k = a->shape[o->a_transposed ? 1 : 2],
+                                    .count = c->shape[0],
+                                    .a = a->data,
+                                    .b = b->data,
+                                    .c = c->data,
+                                    .a_row = a->stride[1],
+                                    .b_row = b->stride[1],
+                                    .c_row = c->stride[1],
+                                    .a_next = a->stride[0],
+                                    .b_next = b->stride[0],
+                                    .c_next = c->stride[0],
+                                    .type = a->dtype,
+                                    .c_type = c->dtype,
+                                    .a_transposed = o->a_transposed,
+                                    .b_transposed = o->b_transposed,
+                                    .accumulate = o->accumulate,
+                                    .ordinal = ordinal,
+                                    .stream = carry_ctx_stream(ctx, c->device)};
+    return ops->product(ctx, &product, NULL);
 }
 
 static double blas_from(const carry_ctx *ctx) {
@@ -100,6 +170,8 @@ void carry_products_by(carry_ctx *ctx, carry_product_function function, const ca
     if (product->count < 1 || product->m < 1 || product->n < 1) {
         return;
     }
+    CARRY_SPAN(ctx, "ops", "products");
+    carry_span_work(ctx, flops * (double)product->count, 0.0);
     job j = {.product = function, .whole = *product, .row_blocks = 1, .rows = product->m};
     int threads = carry_ctx_threads(ctx);
     if (product->count < threads && flops > 2.0 * PIECE_FLOPS) {
@@ -119,27 +191,17 @@ carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_
     const carry_matmul_options *o = options != NULL ? options : &defaults;
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    if (c.rank != 3 || a.rank != 3 || b.rank != 3) {
-        return carry_fail(ctx, CARRY_ESHAPE, "carry_matmul takes tensors of rank 3, and c, a, b have %d, %d and %d",
-                          c.rank, a.rank, b.rank);
+    CARRY_TRY(expect_matrices(ctx, &c, &a, &b, o));
+    if (c.device != 0) {
+        return product_on_device(ctx, &c, &a, &b, o);
     }
-    int64_t batch = c.shape[0];
-    int64_t m = c.shape[1];
-    int64_t n = c.shape[2];
-    int64_t k = a.shape[o->a_transposed ? 1 : 2];
-    CARRY_TRY(expect_matrix(ctx, "c", &c, batch, m, n));
-    CARRY_TRY(expect_matrix(ctx, "a", &a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
-    if ((batch > 1 && c.stride[0] < m * n && c.stride[0] > -m * n) || (m > 1 && c.stride[1] < n && c.stride[1] > -n)) {
-        return carry_fail(ctx, CARRY_ESTRIDE,
-                          "c has strides %" PRId64 " and %" PRId64 " over batch and rows: its elements would overlap",
-                          c.stride[0], c.stride[1]);
-    }
-    CARRY_TRY(expect_matrix(ctx, "b", &b, batch, o->b_transposed ? n : k, o->b_transposed ? k : n));
+    CARRY_TRY(carry_device_expect(ctx, "a", &a, 0));
+    CARRY_TRY(carry_device_expect(ctx, "b", &b, 0));
     carry_products(ctx, kernels,
-                   &(carry_product){.m = m,
-                                    .n = n,
-                                    .k = k,
-                                    .count = batch,
+                   &(carry_product){.m = c.shape[1],
+                                    .n = c.shape[2],
+                                    .k = a.shape[o->a_transposed ? 1 : 2],
+                                    .count = c.shape[0],
                                     .a = a.data,
                                     .b = b.data,
                                     .c = c.data,

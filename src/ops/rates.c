@@ -9,6 +9,7 @@
 #include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/span.h"
 #include "core/memory.h"
 #include "core/threads.h"
 #include "ops/kernels.h"
@@ -308,6 +309,7 @@ bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates) {
 
 carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, bool again) {
     if (!carry_rates_known(ctx) || again) {
+        CARRY_SPAN(ctx, "plan", "rates of the machine");
         carry_rates_table measured = {0};
         double start = carry_seconds();
         CARRY_TRY(measure(ctx, &measured));

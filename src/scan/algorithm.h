@@ -13,6 +13,7 @@
 #include "carry/device.h"
 #include "carry/scan.h"
 #include "core/memory.h"
+#include "core/span.h"
 #include "device/gpu.h"
 #include "ops/kernels.h"
 #include "ops/rates.h"
@@ -48,9 +49,10 @@ typedef carry_scan_work carry_scan_shape;
 
 typedef struct carry_scan_algorithm {
     const char *name, *about;
-    int64_t radix; /* for those that come in several radices, else 0 */
-    int method;    /* for those that share their functions (cuda.c) */
-    bool by_value; /* holds for some values of A and b only, so the planner never chooses it */
+    carry_span_site span; /* of its runs */
+    int64_t radix;        /* for those that come in several radices, else 0 */
+    int method;           /* for those that share their functions (cuda.c) */
+    bool by_value;        /* holds for some values of A and b only, so the planner never chooses it */
     /* Writes the reason into why (never empty) when it does not. */
     bool (*applies)(const carry_scan_shape *shape, char *why, size_t why_size);
     double (*cost)(const carry_scan_shape *shape, const carry_rates_table *rates, int threads); /* seconds */

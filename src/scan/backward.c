@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "scan/check.h"
@@ -145,6 +146,7 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     if (p->steps == 1) {
         return CARRY_OK;
     }
+    CARRY_SPAN_OF(p->plan->ctx, &p->plan->algorithm->span);
     carry_scan_work work = carry_scan_plan_shape(p->plan, p->plan->algorithm);
     /* From the last step back to the first; the other way when the problem itself is reversed. */
     int64_t start = problem->reversed ? 0 : p->steps - 1;
@@ -162,6 +164,19 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     p->plan->products = work.products;
     p->plan->flops += work.flops;
     return status;
+}
+
+static void load_all(pass *p, int64_t grain) {
+    CARRY_SPAN(p->plan->ctx, "scan", "load gradients");
+    carry_parallel(p->plan->ctx, p->batch * p->steps, grain, load_steps, p);
+}
+
+static void store_all(pass *p, int64_t grain) {
+    CARRY_SPAN(p->plan->ctx, "scan", "store gradients");
+    carry_parallel(p->plan->ctx, p->batch * p->steps, grain, store_steps, p);
+    if (p->given->dh0 != NULL) {
+        carry_parallel(p->plan->ctx, p->batch, 1, store_dh0, p);
+    }
 }
 
 static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradients *given, const void *workspace,
@@ -270,6 +285,7 @@ static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_b
 
 carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
                                  size_t workspace_bytes) {
+    CARRY_SPAN(plan->ctx, "scan", "backward");
     CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     pass p = {.plan = plan, .given = gradients};
@@ -282,11 +298,9 @@ carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradien
     if (plan->gpu != NULL) {
         return backward_on_gpu(&p, arena.base + arena.used, arena.size - arena.used);
     }
-    carry_parallel(plan->ctx, p.batch * p.steps, grain, load_steps, &p);
+    load_all(&p, grain);
     CARRY_TRY(scan_l(&p, arena.base + arena.used, arena.size - arena.used));
-    carry_parallel(plan->ctx, p.batch * p.steps, grain, store_steps, &p);
-    if (gradients->dh0 != NULL) {
-        carry_parallel(plan->ctx, p.batch, 1, store_dh0, &p);
-    }
+    store_all(&p, grain);
+    carry_span_work(plan->ctx, plan->flops, 0.0);
     return CARRY_OK;
 }

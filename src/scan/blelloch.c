@@ -5,6 +5,7 @@
    textbook, then the element itself. An odd last element of a level goes up unchanged. */
 #include <string.h>
 
+#include "core/span.h"
 #include "scan/element.h"
 
 #define MAX_LEVELS 64
@@ -27,6 +28,7 @@ static void copy_element(carry_run to, int64_t at, carry_run from, int64_t from_
 }
 
 static void sweep_up(carry_scan_item *item, const level *here, level *above) {
+    CARRY_SPAN(item->work->ctx, "scan", "blelloch up");
     int64_t pairs = here->count / 2;
     carry_scan_apply(item, pairs, above->b, every_other(here->b, 1), every_other(here->A, 1), every_other(here->b, 0));
     carry_scan_compose(item, pairs, above->A, every_other(here->A, 1), every_other(here->A, 0));
@@ -37,6 +39,7 @@ static void sweep_up(carry_scan_item *item, const level *here, level *above) {
 }
 
 static void sweep_down(carry_scan_item *item, const level *here, const level *above) {
+    CARRY_SPAN(item->work->ctx, "scan", "blelloch down");
     int64_t size = carry_scan_b_size(item->work);
     for (int64_t i = 0; i < above->count; i++) {
         copy_element(here->S, 2 * i, above->S, i, size);
@@ -102,6 +105,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_blelloch = {
     .name = "blelloch",
+    .span = CARRY_SPAN_SITE("scan", "blelloch"),
     .about = "work-efficient tree: up, then down",
     .applies = carry_scan_always,
     .cost = cost,

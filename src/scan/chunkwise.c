@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "scan/algorithm.h"
@@ -212,6 +213,7 @@ static carry_status run(carry_scan_work *work) {
     job j = {.work = work};
     lay_out(work, carry_ctx_threads(work->ctx), &arena, &j);
     if (j.chunks > 1) {
+        CARRY_SPAN(work->ctx, "scan", "chunkwise summaries");
         carry_parallel(work->ctx, work->batch * (j.chunks - 1), 1, summarise, &j);
         count(work, (j.chunks - 1) * (j.chunk - (work->kind == CARRY_SCAN_DENSE ? 1 : 0)),
               (j.chunks - 1) * (j.chunk + 1));
@@ -219,6 +221,7 @@ static carry_status run(carry_scan_work *work) {
     for (int64_t item = 0; item < work->batch; item++) {
         chain(&j, item);
     }
+    CARRY_SPAN(work->ctx, "scan", "chunkwise finish");
     carry_parallel(work->ctx, work->batch * j.chunks, 1, finish, &j);
     count(work, 0, work->steps);
     return CARRY_OK;
@@ -237,6 +240,7 @@ static const float *A_step(const job *j, int64_t item, int64_t step, float *besi
 
 const carry_scan_algorithm carry_scan_chunkwise = {
     .name = "chunkwise",
+    .span = CARRY_SPAN_SITE("scan", "chunkwise"),
     .about = "chunks at once: summaries, the chain of chunk ends, then each chunk from its state",
     .applies = carry_scan_always,
     .cost = cost,

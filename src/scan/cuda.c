@@ -25,10 +25,10 @@ static carry_status run(carry_scan_work *work) {
     return family_of(work)->run(work, (carry_cuda_method)work->algorithm->method);
 }
 
-#define ENTRY(title, summary, way, base)                                                                         \
-    {                                                                                                            \
-        .name = (title), .about = (summary), .method = (way), .radix = (base), .applies = applies, .cost = cost, \
-        .workspace = workspace, .run = run                                                                       \
+#define ENTRY(title, summary, way, base)                                                                      \
+    {                                                                                                         \
+        .name = (title), .span = CARRY_SPAN_SITE("scan", "cuda " title), .about = (summary), .method = (way), \
+        .radix = (base), .applies = applies, .cost = cost, .workspace = workspace, .run = run                 \
     }
 
 const carry_scan_algorithm carry_scan_cuda_sequential =

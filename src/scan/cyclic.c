@@ -5,6 +5,7 @@
 
    Values stay in place: element i of a level of stride 2^k lives at step (i+1) 2^k - 1 of h, so b' overwrites b[2i+1].
    Only the transitions of the levels, T in all, need room. An odd last element of a level waits for the way down. */
+#include "core/span.h"
 #include "scan/element.h"
 
 #define MAX_LEVELS 64
@@ -25,6 +26,7 @@ static void solve(carry_scan_item *item) {
     level levels[MAX_LEVELS];
     int top = 0;
     levels[0] = (level){.count = item->work->steps, .A = carry_run_from(item->A, item->A_step)};
+    CARRY_SPAN_BEGIN(way_up, item->work->ctx, "scan", "cyclic eliminate");
     for (; levels[top].count > 1; top++) {
         level *here = &levels[top];
         int64_t pairs = here->count / 2;
@@ -36,6 +38,8 @@ static void solve(carry_scan_item *item) {
         carry_scan_compose(item, pairs, up, odd, even);
         levels[top + 1] = (level){.count = pairs, .A = up};
     }
+    carry_span_end(&way_up);
+    CARRY_SPAN_BEGIN(way_down, item->work->ctx, "scan", "cyclic put back");
     carry_run h0 = carry_run_from(item->h0, 0);
     carry_run last = every_other(item, top, 0);
     if (item->has_h0) {
@@ -50,6 +54,7 @@ static void solve(carry_scan_item *item) {
         carry_scan_apply(item, evens - 1, every_other(item, k, 2), every_other(item, k, 2), even,
                          every_other(item, k, 1));
     }
+    carry_span_end(&way_down);
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
@@ -79,6 +84,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_cyclic = {
     .name = "cyclic",
+    .span = CARRY_SPAN_SITE("scan", "cyclic"),
     .about = "cyclic reduction: eliminate every other step, solve, put back; values in place",
     .applies = carry_scan_always,
     .cost = cost,

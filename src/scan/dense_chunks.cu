@@ -143,9 +143,13 @@ template <typename E, int SIZE> struct chunks {
         coming.finish();
     }
 
-    /* h = A h + b over ranges. What enters range 0 is h0, and what enters another is `states` before it. */
-    __device__ void walk(const ranges &r, const array &b, const array &h, const array &states) const {
+    /* h = A h + b over ranges. What enters range 0 is h0, and what enters another is `states` before it. The
+       transitions of steps may come before the states are known. */
+    __device__ void walk(const ranges &r, const array &b, const array &h, const array &states, bool waits) const {
         ring<E, SIZE, range_cursor<E>> coming(slots, p.slots, p.n, range_cursor<E>(r));
+        if (waits) {
+            wait_for_grid();
+        }
         for (int64_t task = blockIdx.x; task < r.tasks(); task += gridDim.x) {
             int64_t item = r.item(task);
             int64_t range = r.range(task);
@@ -181,12 +185,11 @@ template <typename E, int SIZE> struct chunks {
             summaries();
             wait_for_grid();
             ranges ends = {p.spare[0], p.batch, 1, 1, p.chunks - 1, p.chunks - 1};
-            walk(ends, p.turns[0], p.turns[1], p.turns[1]);
-            wait_for_grid();
+            walk(ends, p.turns[0], p.turns[1], p.turns[1], false);
         }
         int64_t columns = (p.width + p.columns - 1) / p.columns;
         ranges all = {p.A_matrices(), p.batch, columns, p.chunks, p.chunk, p.steps};
-        walk(all, p.b, p.h, p.turns[1]);
+        walk(all, p.b, p.h, p.turns[1], p.chunks > 1);
     }
 };
 

@@ -84,6 +84,10 @@ template <typename E, int SIZE> struct groups {
         const level_data &here = p.level[k];
         bool is_top = k == p.levels - 1;
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
+        /* This block made the products of its groups, so they may come while the level above is being solved. */
+        if (!is_top) {
+            wait_for_grid();
+        }
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
             int64_t first = (task - item * here.at.visits) * here.at.radix;
@@ -123,9 +127,6 @@ __global__ void __launch_bounds__(THREADS) dense_groups(const __grid_constant__ 
     }
     for (int k = p.levels - 1; k >= 0; k--) {
         g.down(k);
-        if (k > 0) {
-            wait_for_grid();
-        }
     }
 }
 

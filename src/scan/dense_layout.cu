@@ -266,12 +266,17 @@ static bool lay_out_doubling(layout *l, const carry_scan_shape *shape, size_t bu
     if (slots < 3) {
         return false;
     }
-    /* Passes over memory a round: each reads slots, and writes those that are no halo. */
+    /* Of a round, per element that is no halo: matrices read and written, and products, which cost about the same. */
     double least = 0.0;
     for (int rounds = 1; (1 << rounds) < slots; rounds++) {
-        double moved = ((double)slots / (double)(slots - (1 << rounds) + 1) + 1.0) / rounds;
-        if (rounds == 1 || moved < least) {
-            least = moved;
+        double wanted = (double)(slots - (1 << rounds) + 1);
+        double made = 0.0;
+        for (int i = 1; i <= rounds; i++) {
+            made += wanted + ldexp(1.0, rounds) - ldexp(1.0, i);
+        }
+        double each = ((double)slots + wanted + made) / wanted / rounds;
+        if (rounds == 1 || each < least) {
+            least = each;
             l->p.rounds = rounds;
         }
     }

@@ -156,11 +156,20 @@ template <typename E, int SIZE> struct tree {
         coming.finish();
     }
 
+    /* All transitions of the way down are made on the way up by the block that needs them: they may come while the
+       level above is being solved. The top's one visit of an item goes up and down in the same block. */
+    __device__ void wait_for_level_above(int k) const {
+        if (k + 1 < p.levels) {
+            wait_for_grid();
+        }
+    }
+
     __device__ void down(int k) const {
         using Cursor = down_cursor<E, false>;
         const level_data &here = p.level[k];
         bool is_top = k == p.levels - 1;
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
+        wait_for_level_above(k);
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
             int64_t first = (task - item * here.at.visits) * here.at.radix;
@@ -214,6 +223,7 @@ template <typename E, int SIZE> struct tree {
         using Cursor = down_cursor<E, true>;
         const level_data &here = p.level[k];
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
+        wait_for_level_above(k);
         for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
             int64_t item = task / here.at.visits;
             int64_t visit = task - item * here.at.visits;
@@ -260,15 +270,11 @@ __global__ void __launch_bounds__(THREADS) dense_tree(const __grid_constant__ pa
             wait_for_grid();
         }
     }
-    /* The top's one visit of an item goes up and down in the same block: no barrier of the grid between. */
     for (int k = p.levels - 1; k >= 0; k--) {
         if (EXCLUSIVE) {
             t.down_exclusive(k);
         } else {
             t.down(k);
-        }
-        if (k > 0) {
-            wait_for_grid();
         }
     }
 }

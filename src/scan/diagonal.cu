@@ -118,7 +118,7 @@ bool workspace(const carry_scan_shape *s, carry_cuda_method method, size_t *byte
 }
 
 carry_lane_array lane_array(const carry_scan_array *a) {
-    return {a->data, (int64_t)a->item, (int64_t)a->step, a->dtype};
+    return {a->data, (int64_t)a->item, (int)a->step, a->dtype};
 }
 
 /* Additions and multiplications per element of b: a multiply-add reducing, one filling in; trees and triangles more. */
@@ -146,6 +146,11 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
     d.channels = (int)(w->n * w->width);
     d.width = (int)w->width;
     d.items = (int)w->batch;
+    for (const carry_scan_array *a : {&w->A, &w->b, &w->h}) {
+        if (a->step > CARRY_MOST_STEP || a->step < -CARRY_MOST_STEP) {
+            return carry_fail(w->ctx, CARRY_ESTRIDE, "steps of a diagonal scan on CUDA lie at most 2^26 elements apart");
+        }
+    }
     cudaError_t error = cudaSetDevice(w->gpu->ordinal);
     if (error == cudaSuccess && method == CARRY_CUDA_SEQUENTIAL) {
         error = carry_diagonal_sequential(d, wide, stream);
@@ -163,7 +168,8 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
         d.flags = (unsigned *)(start + records * (wide ? 1 + 2 * 4 : 1 + 2) * LANES * sizeof(float));
         error = carry_diagonal_lookback(d, wide, stream);
     } else if (error == cudaSuccess) {
-        error = carry_diagonal_segments(d, wide, method, stream);
+        bool few = channels_of(w) < (double)LANES * w->gpu->units;
+        error = carry_diagonal_segments(d, wide, few, method, stream);
     }
     if (error != cudaSuccess) {
         (void)cudaGetLastError();

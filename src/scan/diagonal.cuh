@@ -8,12 +8,16 @@
 
 #include "scan/cuda_types.cuh"
 
-/* An array over (sequence, step) on the device. */
+/* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that a few of
+   them fit 32 bits: half of the instructions of a small scan would be 64-bit addresses. */
 struct carry_lane_array {
     void *data;
-    int64_t item, step;
+    int64_t item;
+    int step;
     carry_dtype type;
 };
+
+#define CARRY_MOST_STEP (1 << 26)
 
 struct carry_diagonal {
     carry_lane_array A, b, h, h0; /* h0.data NULL: zero */
@@ -31,7 +35,13 @@ template <int V>
 static __device__ __forceinline__ void carry_initial(float (&state)[V], const carry_diagonal &d, int item, int channel) {
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        state[v] = d.h0.data != nullptr ? carry_load_any(d.h0.data, d.h0.type, item * d.h0.item + channel + v) : 0.0f;
+        state[v] = 0.0f;
+    }
+    if (d.h0.data != nullptr) {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            state[v] = carry_load_any(d.h0.data, d.h0.type, item * d.h0.item + channel + v);
+        }
     }
 }
 
@@ -41,14 +51,14 @@ template <int V, int LONG, typename TA, typename TB> struct carry_segment {
     TA decay[LONG];
     carry_pack<V, TB> value[LONG];
 
-    __device__ __forceinline__ void load(const TA *a, int64_t a_step, const TB *b, int64_t b_step) {
+    __device__ __forceinline__ void load(const TA *a, int a_step, const TB *b, int b_step) {
 #pragma unroll
         for (int i = 0; i < LONG; i++) {
             decay[i] = a[i * a_step];
             value[i].load(b + i * b_step);
         }
     }
-    __device__ __forceinline__ void load_some(const TA *a, int64_t a_step, const TB *b, int64_t b_step, int64_t count) {
+    __device__ __forceinline__ void load_some(const TA *a, int a_step, const TB *b, int b_step, int64_t count) {
         const float zero[V] = {};
 #pragma unroll
         for (int i = 0; i < LONG; i++) {
@@ -91,7 +101,7 @@ static __device__ __forceinline__ void carry_total(float &decay, float (&value)[
 
 /* LONG steps of the result, of which the first `count` exist. */
 template <int V, int LONG, typename TH>
-static __device__ __forceinline__ void carry_store_steps(TH *h, int64_t h_step, const float (&x)[LONG][V], int64_t count) {
+static __device__ __forceinline__ void carry_store_steps(TH *h, int h_step, const float (&x)[LONG][V], int64_t count) {
 #pragma unroll
     for (int i = 0; i < LONG; i++) {
         if (i < count) {
@@ -102,9 +112,11 @@ static __device__ __forceinline__ void carry_store_steps(TH *h, int64_t h_step, 
     }
 }
 
-/* diagonal_*.cu: launchers. wide: several channels a thread, else 1. */
+/* diagonal_*.cu: launchers. wide: several channels a thread, else 1; few: too few channels for a warp of them in every
+   multiprocessor. */
 cudaError_t carry_diagonal_sequential(const carry_diagonal &d, bool wide, cudaStream_t stream);
-cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream);
+cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, bool few, carry_cuda_method method,
+                                    cudaStream_t stream);
 cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, cudaStream_t stream);
 cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, cudaStream_t stream);
 

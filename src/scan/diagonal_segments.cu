@@ -14,7 +14,10 @@
 
 namespace {
 
-constexpr int LANES = 32;
+/* Channels side by side in a block: a warp's worth, or a sector's (32 bytes of f32), which spreads a problem of few
+   channels over more multiprocessors. */
+constexpr int WARP = 32;
+constexpr int SECTOR = 8;
 
 /* Steps of a segment, and segments of a block: wide channels keep to 64 registers a thread, so that two blocks fit a
    multiprocessor; single ones are for problems too small to fill it, where fewer, longer segments have less to exchange
@@ -24,7 +27,7 @@ template <int V> constexpr int MOST_SEGMENTS = 16;
 
 /* A segment's element for one lane: a decay for its V channels, and V values. Laid out so that a warp's accesses meet
    every bank once. */
-template <int V> struct exchange {
+template <int V, int LANES> struct exchange {
     float *a; /* [segments][LANES] */
     float *b; /* [segments][V][LANES] */
 
@@ -47,7 +50,7 @@ template <int V> struct exchange {
 
 /* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that enters
    the tile is part of segment 0, a state. */
-template <int V> static __device__ void prefix_doubling(const exchange<V> &e, int segments) {
+template <int V, int LANES> static __device__ void prefix_doubling(const exchange<V, LANES> &e, int segments) {
     int s = (int)threadIdx.y;
     for (int distance = 1; distance < segments; distance *= 2) {
         float a = 1.0f;
@@ -76,7 +79,7 @@ template <int V> static __device__ void prefix_doubling(const exchange<V> &e, in
 /* Up: element[i] covers 2^level segments; down: inclusive prefixes from the same tree. Any number of segments. The two
    methods share the way up; coming down blelloch combines whole elements (decays and values), cyclic only fills in
    values, since the prefix before an even one is a state already. Prefixes of decays are not needed by cyclic. */
-template <int V, bool WITH_DECAYS> static __device__ void prefix_tree(const exchange<V> &e, int segments) {
+template <int V, int LANES, bool WITH_DECAYS> static __device__ void prefix_tree(const exchange<V, LANES> &e, int segments) {
     int s = (int)threadIdx.y;
     int width = 1;
     for (; width < segments; width *= 2) {
@@ -147,8 +150,8 @@ static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V
 
 /* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their loads
    do not wait for each other. */
-template <int V>
-static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e, int segment,
+template <int V, int LANES>
+static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V, LANES> &e, int segment,
                                                  int segments) {
     float at[V];
 #pragma unroll
@@ -170,14 +173,14 @@ static __device__ __forceinline__ void walk_over(float (&before)[V], float (&sta
     }
 }
 
-template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD>
+template <int V, int LANES, typename TA, typename TB, typename TH, carry_cuda_method METHOD>
 __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
     constexpr int LONG = LONG_OF<V>;
     constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
     extern __shared__ float shared[];
     int segments = (int)blockDim.y;
     int segment = (int)threadIdx.y;
-    exchange<V> e = {shared, shared + segments * LANES};
+    exchange<V, LANES> e = {shared, shared + segments * LANES};
     int channel = (int)(blockIdx.x * LANES + threadIdx.x) * V;
     int item = (int)blockIdx.y;
     bool inside = channel < d.channels;
@@ -227,12 +230,12 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         __syncthreads();
         float before[V];
         if (METHOD == CARRY_CUDA_CHUNKWISE) {
-            walk_over<V>(before, state, e, segment, segments);
+            walk_over<V, LANES>(before, state, e, segment, segments);
         } else {
             if (METHOD == CARRY_CUDA_HILLIS_STEELE) {
-                prefix_doubling<V>(e, segments);
+                prefix_doubling<V, LANES>(e, segments);
             } else {
-                prefix_tree<V, METHOD == CARRY_CUDA_BLELLOCH>(e, segments);
+                prefix_tree<V, LANES, METHOD == CARRY_CUDA_BLELLOCH>(e, segments);
             }
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -247,14 +250,14 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         if (left - tile + first <= 0) { /* the same for every thread of the block */
             break;
         }
-        a_at += tile * d.A.step;
-        b_at += tile * d.b.step;
-        h_at += tile * d.h.step;
+        a_at += (int64_t)tile * d.A.step;
+        b_at += (int64_t)tile * d.b.step;
+        h_at += (int64_t)tile * d.h.step;
         __syncthreads(); /* the next tile writes the elements again */
     }
 }
 
-template <int V, typename TA, typename TB, typename TH>
+template <int V, int LANES, typename TA, typename TB, typename TH>
 static void launch(const carry_diagonal &d, carry_cuda_method method, cudaStream_t stream) {
     int segments = 1;
     while (segments < MOST_SEGMENTS<V> && (int64_t)segments * LONG_OF<V> < d.steps) {
@@ -265,29 +268,34 @@ static void launch(const carry_diagonal &d, carry_cuda_method method, cudaStream
     size_t shared = (size_t)segments * LANES * (1 + V) * sizeof(float);
     switch (method) {
     case CARRY_CUDA_HILLIS_STEELE:
-        segments_kernel<V, TA, TB, TH, CARRY_CUDA_HILLIS_STEELE><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_HILLIS_STEELE><<<grid, block, shared, stream>>>(d);
         break;
     case CARRY_CUDA_BLELLOCH:
-        segments_kernel<V, TA, TB, TH, CARRY_CUDA_BLELLOCH><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_BLELLOCH><<<grid, block, shared, stream>>>(d);
         break;
     case CARRY_CUDA_CYCLIC:
-        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CYCLIC><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_CYCLIC><<<grid, block, shared, stream>>>(d);
         break;
     default:
-        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CHUNKWISE><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_CHUNKWISE><<<grid, block, shared, stream>>>(d);
         break;
     }
 }
 
 } // namespace
 
-cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream) {
-#define LAUNCH(V, TA, TB, TH) launch<V, TA, TB, TH>(d, method, stream)
+cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, bool few, carry_cuda_method method,
+                                    cudaStream_t stream) {
+#define LAUNCH(V, TA, TB, TH) launch<V, WARP, TA, TB, TH>(d, method, stream)
+#define LAUNCH_FEW(V, TA, TB, TH) launch<V, SECTOR, TA, TB, TH>(d, method, stream)
     if (wide) {
         CARRY_DIAGONAL_TYPES(d, 4, 4, LAUNCH);
+    } else if (few) {
+        CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH_FEW);
     } else {
         CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
     }
+#undef LAUNCH_FEW
 #undef LAUNCH
     return cudaGetLastError();
 }

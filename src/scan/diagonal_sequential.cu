@@ -24,8 +24,8 @@ __global__ void __launch_bounds__(THREADS, 4) walk(const carry_diagonal d) {
     int64_t blocks = d.steps / AHEAD;
     auto fetch = [&](int slot) {
         slots[slot].load(a, d.A.step, b, d.b.step);
-        a += AHEAD * d.A.step;
-        b += AHEAD * d.b.step;
+        a += (int64_t)AHEAD * d.A.step;
+        b += (int64_t)AHEAD * d.b.step;
     };
     auto advance = [&](const carry_segment<V, AHEAD, TA, TB> &s, int64_t count) {
 #pragma unroll

@@ -4,6 +4,7 @@
    that nobody reads any more would save 1,023 of 18,434 products at T = 1024. */
 #include <string.h>
 
+#include "core/span.h"
 #include "scan/element.h"
 
 static void copy_first(float *to, const float *from, ptrdiff_t next, int64_t count, int64_t size) {
@@ -85,6 +86,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_hillis_steele = {
     .name = "hillis_steele",
+    .span = CARRY_SPAN_SITE("scan", "hillis_steele"),
     .about = "doubling: log2 T rounds over all steps",
     .applies = carry_scan_always,
     .cost = cost,

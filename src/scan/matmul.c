@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 
 #define MAX_LEVELS 64
@@ -151,6 +152,7 @@ void carry_scan_matmul_solve(carry_scan_item *item, int64_t radix) {
     level levels[MAX_LEVELS];
     int top = 0;
     levels[0] = (level){.count = item->work->steps, .stride = 1, .A = carry_run_from(item->A, item->A_step)};
+    CARRY_SPAN_BEGIN(way_up, item->work->ctx, "scan", "matmul groups");
     for (;; top++) {
         level *here = &levels[top];
         here->P = (carry_run){carry_arena_take(&item->arena, (size_t)(here->count * A_size), sizeof(float)), A_size};
@@ -162,9 +164,12 @@ void carry_scan_matmul_solve(carry_scan_item *item, int64_t radix) {
                                   .stride = here->stride * radix,
                                   .A = transitions_from(here->P, radix - 1, radix)};
     }
+    carry_span_end(&way_up);
+    CARRY_SPAN_BEGIN(way_down, item->work->ctx, "scan", "matmul states");
     for (int k = top; k >= 0; k--) {
         take_in_states(item, &levels[k], radix, k == top);
     }
+    carry_span_end(&way_down);
 }
 
 size_t carry_scan_matmul_bytes(const carry_scan_shape *shape, int64_t radix) {
@@ -205,6 +210,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_matmul4 = {
     .name = "matmul4",
+    .span = CARRY_SPAN_SITE("scan", "matmul4"),
     .about = "decayed triangles of radix 4",
     .radix = 4,
     .applies = carry_scan_always,
@@ -215,6 +221,7 @@ const carry_scan_algorithm carry_scan_matmul4 = {
 
 const carry_scan_algorithm carry_scan_matmul8 = {
     .name = "matmul8",
+    .span = CARRY_SPAN_SITE("scan", "matmul8"),
     .about = "decayed triangles of radix 8",
     .radix = 8,
     .applies = carry_scan_always,
@@ -225,6 +232,7 @@ const carry_scan_algorithm carry_scan_matmul8 = {
 
 const carry_scan_algorithm carry_scan_matmul16 = {
     .name = "matmul16",
+    .span = CARRY_SPAN_SITE("scan", "matmul16"),
     .about = "decayed triangles of radix 16",
     .radix = 16,
     .applies = carry_scan_always,

@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "scan/matmul.h"
 
 #define RADIX 16
@@ -120,6 +121,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_matmul_log = {
     .name = "matmul_log",
+    .span = CARRY_SPAN_SITE("scan", "matmul_log"),
     .about = "log form, for measuring: positive diagonal transitions whose product stays within e^-80..e^80",
     .by_value = true,
     .applies = applies,

@@ -13,6 +13,7 @@
 
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/span.h"
 #include "scan/check.h"
 #include "scan/trial.h"
 #include "scan/wisdom.h"
@@ -105,6 +106,7 @@ static carry_status estimate(carry_scan_plan *plan, choice *c) {
 }
 
 static carry_status measure(carry_scan_plan *plan, choice *c) {
+    CARRY_SPAN(plan->ctx, "plan", "measure");
     carry_scan_trial *trial;
     CARRY_TRY(carry_scan_trial_new(plan, &trial));
     const carry_scan_algorithm *algorithm;
@@ -234,6 +236,7 @@ const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *p
 
 carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
                                  const carry_scan_plan_options *options) {
+    CARRY_SPAN(ctx, "plan", "scan");
     static const carry_scan_plan_options defaults;
     *plan = NULL;
     if (options == NULL) {

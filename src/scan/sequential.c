@@ -2,6 +2,7 @@
    channels of a diagonal or the columns of a dense recurrence, fill the machine: those are what it splits over threads.
  */
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "scan/algorithm.h"
 #include "scan/walk.h"
@@ -65,6 +66,7 @@ static carry_status run(carry_scan_work *work) {
 
 const carry_scan_algorithm carry_scan_sequential = {
     .name = "sequential",
+    .span = CARRY_SPAN_SITE("scan", "sequential"),
     .about = "step after step; splits batch, and channels (diagonal) or columns (dense), over threads",
     .applies = carry_scan_always,
     .cost = cost,

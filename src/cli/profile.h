@@ -1,0 +1,15 @@
+/* What carry profile prints. */
+#ifndef CARRY_CLI_PROFILE_H
+#define CARRY_CLI_PROFILE_H
+
+#include "lab/hotspots.h"
+
+/* Hotspots by category, then the top places and those that have tokens. */
+void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);
+/* Where the trace and the run are; store may be NULL. */
+void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char *trace, int64_t run,
+                           const char *store);
+carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, const carry_hotspots *b, bool json,
+                                    int top);
+
+#endif

@@ -1,0 +1,136 @@
+/* Ranks as threads. All are started before the first works: when one cannot be started, none does anything. */
+#include "comm/ranks.h"
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+
+typedef struct member {
+    carry_rank self;
+    pthread_t thread;
+    carry_status status;
+} member;
+
+struct carry_ranks {
+    int size;
+    carry_rank_function function;
+    void *user;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool decided, go; /* all are started, or one could not be */
+    int waiting, left;
+    unsigned round; /* of barriers */
+    member member[];
+};
+
+static void leave(struct carry_ranks *all) {
+    pthread_mutex_lock(&all->lock);
+    all->left++;
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+}
+
+static void *rank_main(void *argument) {
+    member *m = argument;
+    struct carry_ranks *all = m->self.all;
+    pthread_mutex_lock(&all->lock);
+    while (!all->decided) {
+        pthread_cond_wait(&all->changed, &all->lock);
+    }
+    bool go = all->go;
+    pthread_mutex_unlock(&all->lock);
+    if (go) {
+        m->status = all->function(all->user, &m->self);
+        leave(all);
+    }
+    return NULL;
+}
+
+static void decide(struct carry_ranks *all, bool go) {
+    pthread_mutex_lock(&all->lock);
+    all->decided = true;
+    all->go = go;
+    pthread_cond_broadcast(&all->changed);
+    pthread_mutex_unlock(&all->lock);
+}
+
+/* How many of ranks 1..size-1 could be started; the error of the first that could not. */
+static int start_all(struct carry_ranks *all, int *code) {
+    for (int i = 1; i < all->size; i++) {
+        *code = pthread_create(&all->member[i].thread, NULL, rank_main, &all->member[i]);
+        if (*code != 0) {
+            return i - 1;
+        }
+    }
+    return all->size - 1;
+}
+
+/* What a rank failed for itself says more than that its peers missed it. */
+static carry_status worst_of(const struct carry_ranks *all) {
+    carry_status worst = CARRY_OK;
+    for (int i = 0; i < all->size; i++) {
+        carry_status status = all->member[i].status;
+        if (worst == CARRY_OK || (worst == CARRY_EPEER && status != CARRY_OK)) {
+            worst = status;
+        }
+    }
+    return worst;
+}
+
+carry_status carry_rank_barrier(const carry_rank *self) {
+    struct carry_ranks *all = self->all;
+    pthread_mutex_lock(&all->lock);
+    unsigned round = all->round;
+    if (++all->waiting == all->size) {
+        all->waiting = 0;
+        all->round++;
+        pthread_cond_broadcast(&all->changed);
+    }
+    while (all->round == round && all->left == 0) {
+        pthread_cond_wait(&all->changed, &all->lock);
+    }
+    bool complete = all->round != round;
+    all->waiting -= complete ? 0 : 1;
+    pthread_mutex_unlock(&all->lock);
+    return complete ? CARRY_OK : CARRY_EPEER;
+}
+
+carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function function, void *user) {
+    if (size < 1 || size > CARRY_RANKS) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%d ranks: give 1 to %d", size, CARRY_RANKS);
+    }
+    struct carry_ranks *all = calloc(1, sizeof *all + (size_t)size * sizeof(member));
+    if (all == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d ranks", size);
+    }
+    all->size = size;
+    all->function = function;
+    all->user = user;
+    pthread_mutex_init(&all->lock, NULL);
+    pthread_cond_init(&all->changed, NULL);
+    for (int i = 0; i < size; i++) {
+        all->member[i].self = (carry_rank){.rank = i, .size = size, .all = all};
+    }
+    int code = 0;
+    int started = start_all(all, &code);
+    decide(all, started == size - 1);
+    if (started == size - 1) {
+        all->member[0].status = function(user, &all->member[0].self);
+        leave(all);
+    }
+    for (int i = 1; i <= started; i++) {
+        pthread_join(all->member[i].thread, NULL);
+    }
+    carry_status status = worst_of(all);
+    if (started < size - 1) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "rank %d of %d could not be started (%s)", started + 1, size,
+                            strerror(code));
+    }
+    pthread_cond_destroy(&all->changed);
+    pthread_mutex_destroy(&all->lock);
+    free(all);
+    return status;
+}

@@ -1,0 +1,27 @@
+/* Ranks as threads of this process: the same function at the same time, each with its number. The germ of the threads
+   communicator.
+
+   A rank uses a context of its own. A rank that fails does not leave the others waiting: carry_rank_barrier returns
+   CARRY_EPEER to them. */
+#ifndef CARRY_COMM_RANKS_H
+#define CARRY_COMM_RANKS_H
+
+#include "carry/context.h"
+
+#define CARRY_RANKS 1024
+
+typedef struct carry_rank {
+    int rank, size;
+    struct carry_ranks *all;
+} carry_rank;
+
+typedef carry_status (*carry_rank_function)(void *user, const carry_rank *self);
+
+/* Rank 0 is the calling thread. Returns when all have; the status of the lowest rank that failed for a reason of its
+   own. The sentence of a rank's failure is in that rank's context; ctx is for those of starting. */
+carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function function, void *user);
+
+/* Until every rank is here. CARRY_EPEER: one has failed or returned, and will not come. */
+carry_status carry_rank_barrier(const carry_rank *self);
+
+#endif

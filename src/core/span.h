@@ -1,0 +1,157 @@
+/* Spans: where the time goes, as the code itself names it.
+
+       static void sweep_up(...) {
+           CARRY_SPAN(ctx, "scan", "sweep up");   until the end of this scope, early returns included
+           ...
+           carry_span_work(ctx, flops, tokens);   what the innermost span of this thread did
+       }
+
+   Without a recorder a span costs one branch on a pointer in the context. With one, each thread of the context writes
+   to a track of its own, which was allocated when the recorder was attached: nothing is locked and nothing grows. A
+   track keeps two things. Sums by place (calls, total and self time, flops, tokens) are exact however long a run is.
+   Events, for a picture over time, are kept until the track is full; the rest is dropped and counted. The last part of
+   a track is for outer spans alone, so that the outline of a long run is whole.
+
+   A recorder may serve several contexts at once, such as the ranks of one process. It is read when they are at rest. */
+#ifndef CARRY_CORE_SPAN_H
+#define CARRY_CORE_SPAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "core/context.h"
+
+/* A place in the source: static, so that tracks can point to it. */
+typedef struct carry_span_site {
+    const char *category, *name, *file;
+    int line;
+} carry_span_site;
+
+/* A span that is open on a track. */
+typedef struct carry_span {
+    const carry_span_site *site;
+    double start, inside; /* seconds; spent in spans within this one */
+    double flops, tokens;
+    int64_t event; /* its number on the track, or -1 when it was dropped */
+    bool piece;    /* of a task that another thread gave out: it adds to self time only */
+} carry_span;
+
+/* What happened on a track: a span, or a counter's value from here on. */
+typedef struct carry_event {
+    const carry_span_site *site; /* NULL for a counter */
+    const char *counter;
+    double start, end; /* end is 0 while the span is open */
+    double value;
+} carry_event;
+
+/* All spans of one place on one track. */
+typedef struct carry_span_sum {
+    const carry_span_site *site; /* NULL: free */
+    int64_t calls;
+    double total;    /* from begin to end, of those that are not inside another of the same place */
+    double self;     /* without the spans inside; with the pieces that other threads of the pool took over */
+    double category; /* from begin to end, of those that are not inside another of the same category */
+    double flops, tokens;
+} carry_span_sum;
+
+#define CARRY_SPAN_SITES 256 /* places a track can sum */
+#define CARRY_SPAN_DEPTH 64  /* spans inside each other that it records */
+
+typedef struct carry_track {
+    int rank, worker; /* worker 0 is the thread that uses the context */
+    bool taken;       /* by a context */
+    bool samples;     /* the memory of the process */
+    double sampled;
+    carry_event *event;
+    int64_t count, limit;
+    int64_t dropped; /* events, and spans that had no room in the sums */
+    int depth;       /* spans that are open */
+    carry_span open[CARRY_SPAN_DEPTH];
+    carry_span_sum sum[CARRY_SPAN_SITES];
+} carry_track;
+
+typedef struct carry_recorder carry_recorder;
+
+/* events: kept per thread; 0: 20,000, or fewer where there are more than 8 cores. 160,000 in all. */
+carry_status carry_recorder_new(carry_ctx *ctx, carry_recorder **recorder, int64_t events);
+/* After the contexts it was attached to. */
+void carry_recorder_free(carry_recorder *recorder);
+/* From now on the context records, as this rank; until it is freed. Tracks of a freed context of the same rank are used
+   on. Any thread may attach its own context. */
+carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int rank);
+
+/* Tracks in the order in which they were made; NULL past the end. The contexts are at rest or freed. */
+const carry_track *carry_recorder_track(const carry_recorder *recorder, int index);
+
+/* Gives the tracks back; carry_ctx_free does it. */
+void carry_recording_free(struct carry_recording *recording);
+
+/* The parts of the macro, and of the functions below, that run when something is recorded. */
+carry_track *carry_span_open(carry_ctx *ctx, const carry_span_site *site);
+/* The same for a piece of the task that the span at site, on another thread, gave out. */
+carry_track *carry_span_open_piece(carry_ctx *ctx, const carry_span_site *site);
+void carry_span_close(carry_track *track);
+void carry_span_add(carry_track *track, double flops, double tokens);
+carry_track *carry_span_track(const carry_ctx *ctx); /* of this thread */
+void carry_count_keep(carry_ctx *ctx, const char *counter, double value);
+/* The place of the span that this thread is in, or NULL. */
+const carry_span_site *carry_span_here(carry_ctx *ctx);
+
+/* The track that the span is open on; NULL: nothing is recorded. */
+static inline carry_track *carry_span_begin(carry_ctx *ctx, const carry_span_site *site) {
+    return __builtin_expect(ctx->recording != NULL, 0) ? carry_span_open(ctx, site) : NULL;
+}
+
+static inline void carry_span_end(carry_track *const *track) {
+    if (__builtin_expect(*track != NULL, 0)) {
+        carry_span_close(*track);
+    }
+}
+
+/* The same, with what the span has done. */
+static inline void carry_span_end_work(carry_track *const *track, double flops, double tokens) {
+    if (__builtin_expect(*track != NULL, 0)) {
+        carry_span_add(*track, flops, tokens);
+        carry_span_close(*track);
+    }
+}
+
+/* What the innermost span of this thread has done. */
+static inline void carry_span_work(carry_ctx *ctx, double flops, double tokens) {
+    if (__builtin_expect(ctx->recording != NULL, 0)) {
+        carry_span_add(carry_span_track(ctx), flops, tokens);
+    }
+}
+
+/* A counter's value from now on; counter is a literal, such as "queue". */
+static inline void carry_count(carry_ctx *ctx, const char *counter, double value) {
+    if (__builtin_expect(ctx->recording != NULL, 0)) {
+        carry_count_keep(ctx, counter, value);
+    }
+}
+
+#define CARRY_SPAN_JOIN_(a, b) a##b
+#define CARRY_SPAN_AT_(ctx, category, name, line)                                                       \
+    static const carry_span_site CARRY_SPAN_JOIN_(span_site_, line) = {category, name, __FILE__, line}; \
+    CARRY_SPAN_SITE_(ctx, &CARRY_SPAN_JOIN_(span_site_, line), line)
+#define CARRY_SPAN_SITE_(ctx, site, line)                                                       \
+    __attribute__((cleanup(carry_span_end))) carry_track *const CARRY_SPAN_JOIN_(span_, line) = \
+        carry_span_begin(ctx, site)
+#define CARRY_SPAN_BEGIN_AT_(track, ctx, category, name, line)                                          \
+    static const carry_span_site CARRY_SPAN_JOIN_(span_site_, line) = {category, name, __FILE__, line}; \
+    carry_track *const track = carry_span_begin(ctx, &CARRY_SPAN_JOIN_(span_site_, line))
+#define CARRY_SPAN_NAMED_(ctx, site, line) CARRY_SPAN_SITE_(ctx, site, line)
+
+/* A span from here to the end of the scope; a statement. */
+#define CARRY_SPAN(ctx, category, name) CARRY_SPAN_AT_(ctx, category, name, __LINE__)
+/* The same at a place that is kept elsewhere, such as an algorithm's entry in its table. */
+#define CARRY_SPAN_OF(ctx, site) CARRY_SPAN_NAMED_(ctx, site, __LINE__)
+/* For a phase that is no scope of its own: CARRY_SPAN_BEGIN(track, ...) declares track, carry_span_end(&track) ends it;
+   there must be no way out between them. */
+#define CARRY_SPAN_BEGIN(track, ctx, category, name) CARRY_SPAN_BEGIN_AT_(track, ctx, category, name, __LINE__)
+/* A place, for such an entry. */
+#define CARRY_SPAN_SITE(category, name) \
+    { category, name, __FILE__, __LINE__ }
+
+#endif

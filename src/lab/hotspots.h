@@ -1,0 +1,52 @@
+/* Hotspots: where a recorded run spent its time, by place in the source and by category; and what changed between two.
+
+   total is from begin to end, as the caller waits for it; self is without the spans inside, on all threads together, so
+   that the self times of all places add up to the time that was spent in spans at all. */
+#ifndef CARRY_LAB_HOTSPOTS_H
+#define CARRY_LAB_HOTSPOTS_H
+
+#include "core/span.h"
+
+#define CARRY_HOTSPOTS 4096 /* places at most */
+
+typedef struct carry_hotspot {
+    char category[32], name[64], file[128];
+    int line;
+    int64_t calls;
+    double total, self; /* seconds */
+    double outer;       /* total of those not inside another of the same category: these add up to the category's */
+    double flops, tokens;
+} carry_hotspot;
+
+typedef struct carry_hotspots {
+    int count, ranks, threads;
+    carry_hotspot *spot; /* by self time, the largest first */
+    double wall, self;   /* seconds from the first event to the last, and of all self times */
+    int64_t events, dropped;
+    double gemm_gflops; /* measured on all threads, for MFU; 0: not measured */
+} carry_hotspots;
+
+carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const carry_recorder *recorder);
+void carry_hotspots_free(carry_hotspots *hotspots);
+/* Sorts, and sums up self; for those who fill spot themselves. */
+void carry_hotspots_finish(carry_hotspots *hotspots);
+
+/* One entry per category, the largest self time first; name, file and line are empty. The caller frees *spots. */
+carry_status carry_hotspots_categories(carry_ctx *ctx, carry_hotspot **spots, int *count,
+                                       const carry_hotspots *hotspots);
+
+/* Of all ranks together: tokens a second, and the share of the measured ceiling of products. NaN without tokens. */
+double carry_hotspot_tokens_rate(const carry_hotspots *hotspots, const carry_hotspot *spot);
+double carry_hotspot_mfu(const carry_hotspots *hotspots, const carry_hotspot *spot);
+
+/* The same place in two runs: lines may move between them, so category, name and file decide. */
+typedef struct carry_hotspot_change {
+    carry_hotspot a, b; /* calls 0 where it is missing */
+    double change;      /* of self, b - a */
+} carry_hotspot_change;
+
+/* By the size of the change, the largest first. The caller frees *changes. */
+carry_status carry_hotspots_compare(carry_ctx *ctx, carry_hotspot_change **changes, int *count, const carry_hotspots *a,
+                                    const carry_hotspots *b);
+
+#endif

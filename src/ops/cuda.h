@@ -1,0 +1,21 @@
+/* The CUDA entries of the table of operators, one file each; matmul.cu has the table itself. A C header. */
+#ifndef CARRY_OPS_CUDA_H
+#define CARRY_OPS_CUDA_H
+
+#include "ops/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* elementwise.cu */
+carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *map);
+
+/* blaslt.cu: a product through cuBLASLt, which is looked for at the first call. *done is false when the library is not
+   here (a warning says so once per context) or has no way for this shape; then nothing happened. */
+carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *product, bool *done);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

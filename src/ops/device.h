@@ -1,0 +1,62 @@
+/* The table of operators on devices other than the CPU: one const struct per backend; device_table.c is the only list.
+
+   Callers have checked shapes, types and where the data is. Entries put their work into the stream and return. */
+#ifndef CARRY_OPS_DEVICE_H
+#define CARRY_OPS_DEVICE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* c[i] = a[i] b[i], or added to c[i], for i < count. Item i of x starts at x + i*x_next elements, its rows are x_row
+   apart. a and b are of `type`; c is f32 or of the same type; sums are f32. */
+typedef struct carry_device_product {
+    int64_t m, n, k, count;
+    const void *a, *b;
+    void *c;
+    int64_t a_row, b_row, c_row, a_next, b_next, c_next;
+    carry_dtype type, c_type;
+    bool a_transposed, b_transposed, accumulate;
+    int ordinal; /* of the device in its backend */
+    carry_stream *stream;
+} carry_device_product;
+
+/* to[i] = x[i] op y[i] for i < count, in f32; a conversion when y is NULL. */
+typedef struct carry_device_map {
+    carry_elementwise_op op;
+    int64_t count;
+    void *to;
+    const void *x, *y;
+    carry_dtype to_type, type; /* x and y are of one type */
+    int ordinal;
+    carry_stream *stream;
+} carry_device_map;
+
+typedef struct carry_device_ops {
+    const char *backend; /* its name in the device table */
+    carry_status (*map)(carry_ctx *ctx, const carry_device_map *map);
+    /* The ways to a product, and the one that is chosen; way NULL is that one. CARRY_EUNSUPPORTED when it cannot. */
+    const char *const *ways; /* ends with NULL */
+    const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
+    carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
+} carry_device_ops;
+
+/* CARRY_EUNSUPPORTED when there is no such device or it has no operators. */
+carry_status carry_device_ops_of(carry_ctx *ctx, const carry_device_ops **ops, int device, int *ordinal);
+
+/* Names of the ways to a product over all entries of the table; NULL past the end. */
+const char *carry_device_way(int index);
+
+/* Fails, calling the tensor by its name, unless it is on `device`, and its pointer too. */
+carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int device);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

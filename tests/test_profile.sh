@@ -1,0 +1,147 @@
+#!/bin/sh
+# carry profile and carry --ranks as a person and as a script meet them.
+# Usage: test_profile.sh PATH-OF-CARRY PATH-OF-TEST_LAB_TRACE
+set -u
+carry=$1
+checker=$2
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+CARRY_WISDOM=$folder/wisdom
+CARRY_STORE=$folder/store.db
+export CARRY_WISDOM CARRY_STORE
+# The leak sanitizer takes seconds at the end of every process on some machines: test_lab_trace has it.
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export ASAN_OPTIONS
+cd "$folder" || exit 2
+failures=0
+
+fail() {
+    echo "FAILED: $*"
+    failures=$((failures + 1))
+}
+
+# expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
+expect() {
+    code=$1
+    words=$2
+    shift 2
+    "$carry" "$@" > out 2> err < /dev/null
+    got=$?
+    if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then
+        fail "carry $*: exit $got (expected $code), expected to read '$words', read:"
+        head -n 5 out err
+    fi
+}
+
+# refused WORDS ARGUMENTS...: exit 2, exactly one line on standard error, nothing on standard output.
+refused() {
+    words=$1
+    expect 2 "$@"
+    if [ "$(wc -l < err)" != 1 ] || [ -s out ]; then
+        fail "refusal for '$words' is not one sentence on standard error alone:"
+        cat out err
+    fi
+}
+
+problem=scan:dense:t256:n16
+quick="--repeats 5"
+
+# A bench on two ranks, profiled: its own output, hotspots, a trace that is well-formed, a stored run.
+# shellcheck disable=SC2086
+expect 0 "hotspots" --ranks 2 profile bench $problem $quick -o two.json.gz
+grep -q 'fastest' out || fail "the bench's own table is missing"
+grep -q 'bench: turn .* src/lab/bench.c:[0-9]' out || fail "no hotspot by source file and line"
+grep -q '2 ranks' out || fail "the hotspots do not say on how many ranks"
+grep -q 'run 1 in ' out || fail "the run is not said to be stored"
+"$checker" two.json.gz 2 || fail "the trace of two ranks is not well-formed"
+"$carry" runs show 1 --json > shown 2> err || fail "the stored run cannot be shown"
+grep -q -- '--ranks 2 profile bench' shown || fail "the stored run does not have its command"
+
+# One rank, the verb's options and profile's mixed, JSON throughout.
+# shellcheck disable=SC2086
+expect 0 '"by": "category"' profile --top 3 -o one.json.gz --store "$folder/other.db" bench --json --threads 2 $quick delta:t64:h1:k16:v16
+"$checker" one.json.gz 1 || fail "the trace of one rank is not well-formed"
+places=$(grep '"by": "place"' out | grep -vc '"tokens_per_s"')
+[ "$places" -ge 1 ] && [ "$places" -le 3 ] || fail "--top 3 printed $places places beside those with tokens"
+grep '"name": "forward"' out | grep -q '"tokens_per_s": [1-9]' || fail "tokens a second are not told whatever --top says"
+grep -q '"algorithm": "chunk16"' out || fail "the bench's own lines are missing"
+grep -q '"trace": "one.json.gz", "events": [0-9]*, "dropped": [0-9]*' out || fail "no last line with the trace"
+[ -s other.db ] || fail "--store was not used"
+# shellcheck disable=SC2086
+expect 0 '"tokens_per_s": ' profile --top 100 --no-store -o one.json.gz bench --json $quick delta:t64:h1:k16:v16
+grep '"name": "forward"' out | grep -q '"mfu": 0\.[0-9]*\|"mfu": [0-9.]*e-' || fail "no MFU where there are tokens"
+
+# A trace stays bounded, says what is not in it, and its hotspots count everything.
+expect 0 "the trace is cut" profile --events 100 --no-store -o cut.json.gz bench --repeats 500 $problem
+"$checker" cut.json.gz 1 || fail "a cut trace is not well-formed"
+[ "$(wc -c < cut.json.gz)" -lt 100000 ] || fail "a cut trace is large"
+
+# Other verbs.
+expect 0 "hotspots" profile --no-store -o check.json.gz check scan:diagonal:t64:n4
+expect 0 "hotspots" profile --no-store plan $problem
+[ -s trace.json.gz ] || fail "the trace has no name of its own when none is given"
+
+# Differences: files and stored runs.
+expect 0 "self A" profile diff one.json.gz check.json.gz
+expect 0 "change" profile diff last two.json.gz
+grep -q '1\.000' out || fail "a stored run and its trace differ"
+expect 0 '"change_s": 0, "ratio": 1' profile diff 1 two.json.gz --json
+gunzip -c two.json.gz > plain.json
+expect 0 '"change_s": 0, "ratio": 1' profile diff plain.json two.json.gz --json
+
+# Bad input.
+refused "cannot be read" profile diff nowhere.json.gz two.json.gz
+refused "nowhere" profile diff nowhere two.json.gz
+head -c 1000 two.json.gz > short.json.gz
+refused "ends too early" profile diff short.json.gz two.json.gz
+echo '{"traceEvents": []}' > foreign.json
+refused "not a trace of carry profile: it has no hotspots" profile diff two.json.gz foreign.json
+echo 'no trace' > text.json
+refused "not a trace" profile diff text.json two.json.gz
+refused "not a regular file" profile diff /dev/zero two.json.gz
+refused "two traces" profile diff two.json.gz
+refused "needs a verb" profile
+refused "'fly'" profile fly
+refused "'list'" profile list scans
+refused "no option '--colour'" profile --colour
+refused "no option '--colour'" profile bench --colour
+refused "not a regular file" profile --no-store -o /dev/full bench $problem
+refused "needs a value" profile bench $problem -o
+refused "events" profile --events 9999999 bench $problem
+refused "scan:nothing" profile --no-store -o bad.json.gz bench scan:nothing
+[ ! -e bad.json.gz ] || fail "a refused verb left a trace"
+runs=$("$carry" runs list --json | wc -l)
+refused "scan:nothing" profile -o bad.json.gz bench scan:nothing
+[ "$("$carry" runs list --json | wc -l)" = "$runs" ] || fail "a refused verb left a run"
+echo 'this is no database, whatever its name may say about it' > broken.db
+refused "broken.db" profile --store broken.db bench $problem
+if [ -e /dev/full ]; then
+    # shellcheck disable=SC2086
+    "$carry" profile --no-store -o full.json.gz bench $problem $quick > /dev/full 2> err
+    [ $? = 2 ] && grep -q "could not be written" err || fail "a full disk behind standard output is not noticed"
+fi
+if [ "$(id -u)" != 0 ]; then
+    mkdir locked && chmod 500 locked
+    # shellcheck disable=SC2086
+    "$carry" profile --no-store -o locked/t.json.gz bench $problem $quick > out 2> err
+    [ $? = 2 ] && grep -q "cannot be written" err || fail "a folder that cannot be written to is not noticed"
+fi
+mkdir folder.json.gz
+refused "not a regular file" profile --no-store -o folder.json.gz bench $problem
+
+# Ranks.
+refused "plan does not run on ranks" --ranks 2 plan $problem
+refused "check does not run on ranks" --ranks 2 profile check $problem
+refused "does not run on ranks" --ranks 2 profile diff two.json.gz two.json.gz
+refused "--ranks needs a number" --ranks 0 bench $problem
+refused "--ranks needs a number" --ranks many bench $problem
+refused "--ranks needs a verb" --ranks 2
+# shellcheck disable=SC2086
+expect 0 '"ranks": 3, "rank": ' --ranks=3 bench --json $quick $problem
+refused "nothing" --ranks 2 bench scan:nothing
+
+if [ $failures != 0 ]; then
+    echo "$failures failed"
+    exit 1
+fi
+echo "carry profile behaves"
