@@ -2,9 +2,11 @@
 #include "lab/sample.h"
 
 #include <math.h>
+#include <unistd.h>
 
 #include "lab/compare.h"
 #include "lab/export.h"
+#include "lab/quiet.h"
 #include "support.h"
 
 static uint64_t random_state;
@@ -77,20 +79,21 @@ static void test_the_interval_holds_the_ratio_and_is_the_same_every_time(void **
    to 99.5 % is asked for. An interval of 80 % or one that is twice too wide (99.99 %) fails. */
 static void test_the_interval_covers_the_truth_about_as_often_as_it_says(void **state) {
     (void)state;
-    static const int counts[] = {15, 30, 100};
+    static const int counts[] = {15, 30, 100, 600};
     random_state = 11;
     for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
         int hits = 0;
-        for (int trial = 0; trial < 400; trial++) {
-            double a[100];
-            double b[100];
+        int trials = counts[c] > 100 ? 150 : 400;
+        for (int trial = 0; trial < trials; trial++) {
+            double a[600];
+            double b[600];
             fill(a, counts[c], 1.3);
             fill(b, counts[c], 1.0);
             carry_ratio r = carry_ratio_of(a, counts[c], b, counts[c], 0.0, (uint64_t)trial);
             hits += r.low <= 1.3 && 1.3 <= r.high;
         }
-        print_message("%d samples: %.1f %% of the intervals hold the ratio\n", counts[c], hits / 4.0);
-        assert_in_range(hits, 360, 398);
+        print_message("%d samples: %.1f %% of the intervals hold the ratio\n", counts[c], 100.0 * hits / trials);
+        assert_in_range(1000 * hits / trials, 895, 995);
     }
 }
 
@@ -271,7 +274,21 @@ static void test_what_only_one_run_has_and_what_one_has_twice(void **state) {
     carry_compare_free(&c);
     b->fact.value = (char *)(uintptr_t) "slide rule";
     assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.0));
-    assert_true(!c.same_machine && c.slack < 0.06);
+    assert_true(!c.same_machine && c.slack < 0.06 && c.contention == 0.0);
+    carry_compare_free(&c);
+    /* Others had half of the machine while one problem was measured: it may take twice as long. */
+    char name[] = CARRY_CONTENTION;
+    carry_run_metric noted[] = {
+        {.step = 0, .name = name}, {.step = 7, .name = name, .value = 0.5}, {.step = 8, .name = name}};
+    a->run.metrics = 3;
+    a->run.metric = noted;
+    scale_pair(a, 7, 1.8);
+    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.0));
+    assert_true(c.contention == 0.5 && c.within_noise && c.faster == 0 && c.slack < 0.2);
+    carry_compare_free(&c);
+    noted[1].value = 0.0;
+    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.0));
+    assert_true(!c.within_noise && c.faster == 1);
     carry_compare_free(&c);
     b->run.results = 0;
     assert_refused(ctx, CARRY_EARGUMENT, "the runs 1 and 2 have measured nothing in common",
@@ -279,6 +296,18 @@ static void test_what_only_one_run_has_and_what_one_has_twice(void **state) {
     free(a);
     free(b);
     carry_ctx_free(ctx);
+}
+
+static void test_contention_is_a_share_and_known_only_after_a_while(void **state) {
+    (void)state;
+    carry_quiet before = carry_quiet_now();
+    assert_true(carry_quiet_contention(before, 1) == 0.0); /* at once */
+    (void)usleep(300000);
+    double share = carry_quiet_contention(before, 1000000); /* more threads than any machine has cores */
+    assert_true(share >= 0.0 && share <= 0.9);
+    share = carry_quiet_contention(before, 1);
+    assert_true(share >= 0.0 && share <= 0.9);
+    assert_true(carry_quiet_contention(before, 0) == 0.0);
 }
 
 /* Cells of a row, quotes respected. */
@@ -332,6 +361,7 @@ int main(void) {
         cmocka_unit_test(test_runs_of_the_same_thing_are_within_noise),
         cmocka_unit_test(test_a_change_is_seen_in_all_in_half_and_in_one),
         cmocka_unit_test(test_what_only_one_run_has_and_what_one_has_twice),
+        cmocka_unit_test(test_contention_is_a_share_and_known_only_after_a_while),
         cmocka_unit_test(test_tables_have_as_many_cells_in_every_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

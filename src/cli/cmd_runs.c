@@ -1,5 +1,6 @@
 /* carry runs list | show | compare | export | gc. */
 #include <errno.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -11,7 +12,7 @@
 #include "lab/export.h"
 #include "lab/store.h"
 
-#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs */
+#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs, or of contention in one */
 
 typedef struct wish {
     carry_ctx *ctx;
@@ -206,6 +207,7 @@ static void print_comparison(const wish *w, const carry_comparison *c, const car
         cli_json_number("high", c->high);
         cli_json_number("slack", c->slack);
         cli_json_number("drift", c->drift);
+        cli_json_number("contention", c->contention);
         cli_json_bool("same_machine", c->same_machine);
         cli_json_text("verdict", verdict);
         cli_json_close();
@@ -217,11 +219,11 @@ static void print_comparison(const wish *w, const carry_comparison *c, const car
                  "%d\n",
                  c->mean, c->low, c->high, c->within, c->faster, c->slower, c->only_a, c->only_b);
     (void)printf(
-        "  noise between runs is taken as %.1f %%: 5 %% unless given, and the machine's ceilings moved by %.1f "
-        "%%%s\n",
-        100.0 * c->slack, 100.0 * c->drift,
+        "  noise between runs is taken as %.1f %%: 5 %% unless given, the machine's ceilings moved by %.1f %%, other "
+        "processes took up to %.0f %%%s\n",
+        100.0 * c->slack, 100.0 * c->drift, 100.0 * c->contention,
         c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
-    if (c->same_machine && c->drift > NOT_QUIET) {
+    if (c->same_machine && fmax(c->drift, c->contention) > NOT_QUIET) {
         (void)printf("  %sthe machine was not quiet in one of the runs: run them again before believing either%s\n",
                      cli_red(), cli_plain());
     }

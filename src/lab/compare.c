@@ -2,7 +2,8 @@
 
    The interval of a ratio comes from the samples of both runs and knows nothing of what changed between the runs: other
    load, another clock, memory laid out differently. So 5 % is taken as noise between runs, plus what the machine's own
-   ceilings, measured in each run, say it drifted. */
+   ceilings, measured in each run, say it drifted, plus, for each problem, what other processes took of the machine
+   while it was measured. */
 #include "lab/compare.h"
 
 #include <math.h>
@@ -10,6 +11,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "lab/quiet.h"
 
 #define SLACK 0.05
 #define BOOTSTRAP_SEED 1
@@ -50,6 +52,23 @@ static double drift_of(double a, double b) {
     return a > 0.0 && b > 0.0 ? fabs(log(a / b)) : 0.0;
 }
 
+/* The share that others had while a result was measured, as the run noted it: a process that gets 1 - c of a core takes
+   1 / (1 - c) of the time. */
+static double lengthening(carry_comparison *c, const carry_run *run, const carry_run_result *result) {
+    int64_t at = result - run->result;
+    int64_t nearest = -1;
+    double share = 0.0;
+    for (int i = 0; i < run->metrics; i++) {
+        const carry_run_metric *m = &run->metric[i];
+        if (strcmp(m->name, CARRY_CONTENTION) == 0 && m->step <= at && m->step > nearest && m->value >= 0.0) {
+            nearest = m->step;
+            share = fmin(m->value, 0.9);
+        }
+    }
+    c->contention = fmax(c->contention, share);
+    return share / (1.0 - share);
+}
+
 static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
     c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
                       strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
@@ -59,7 +78,14 @@ static void find_drift(carry_comparison *c, const carry_run *a, const carry_run 
         c->drift = fmax(c->drift, drift_of(x->gemm_gflops, y->gemm_gflops));
         c->drift = fmax(c->drift, drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
     }
-    c->slack += c->same_machine ? c->drift : 0.0; /* two machines are meant to differ */
+    double given = c->slack;
+    c->slack = 0.0;
+    for (int i = 0; i < c->pairs; i++) {
+        double disturbed = fmax(lengthening(c, a, c->pair[i].a), lengthening(c, b, c->pair[i].b));
+        /* Two machines are meant to differ in their ceilings. */
+        c->pair[i].slack = given + (c->same_machine ? c->drift : 0.0) + disturbed;
+        c->slack += c->pair[i].slack / c->pairs;
+    }
 }
 
 static bool holds_one(double low, double high, double slack) {
@@ -73,14 +99,14 @@ static void judge(carry_comparison *c) {
     double high = 0.0;
     for (int i = 0; i < c->pairs; i++) {
         carry_pair *p = &c->pair[i];
-        p->ratio = carry_ratio_of(p->a->sample, p->a->samples, p->b->sample, p->b->samples, c->slack, BOOTSTRAP_SEED);
+        p->ratio = carry_ratio_of(p->a->sample, p->a->samples, p->b->sample, p->b->samples, p->slack, BOOTSTRAP_SEED);
         mean += log(p->ratio.ratio);
         low += log(p->ratio.low);
         high += log(p->ratio.high);
         c->within += p->ratio.within_noise;
         c->faster += !p->ratio.within_noise && p->ratio.ratio > 1.0;
         c->slower += !p->ratio.within_noise && p->ratio.ratio < 1.0;
-        far = far || (!p->ratio.within_noise && !holds_one(p->ratio.low, p->ratio.high, FAR * c->slack));
+        far = far || (!p->ratio.within_noise && !holds_one(p->ratio.low, p->ratio.high, FAR * p->slack));
     }
     c->mean = exp(mean / c->pairs);
     c->low = exp(low / c->pairs);

@@ -5,6 +5,7 @@
 
 #include "core/context.h"
 #include "lab/experiment.h"
+#include "lab/quiet.h"
 
 typedef struct keeper {
     carry_experiment *e;
@@ -139,6 +140,17 @@ static carry_status measure_point(keeper *k) {
     return status;
 }
 
+/* How far other processes disturbed a point, so that whoever compares runs knows. The step is the place of the point's
+   first result among the run's results. */
+static carry_status store_contention(const keeper *k, carry_quiet before) {
+    if (k->options->store == NULL || !k->kept) {
+        return CARRY_OK;
+    }
+    const carry_outcome *first = outcome_of(k->e, k->point, k->e->stage[k->point->stage].methods[0]);
+    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_CONTENTION,
+                              carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)));
+}
+
 carry_status carry_experiment_stage(const carry_experiment *e, const char *stage) {
     for (int i = 0; i < e->stages; i++) {
         if (stage == NULL || strcmp(stage, e->stage[i].name) == 0) {
@@ -158,7 +170,9 @@ carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings 
         if (options->began != NULL) {
             options->began(options->user, i, k.point->problem);
         }
+        carry_quiet before = carry_quiet_now();
         CARRY_TRY(measure_point(&k));
+        CARRY_TRY(store_contention(&k, before));
         if (options->stop != NULL && options->stop()) {
             return carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted");
         }
