@@ -195,7 +195,8 @@ static double element(const carry_tensor *tensor, int64_t item, int64_t row, int
 
 /* |error| <= 1e-6 times the sum of |a||b|, which is what f32 promises and the split of f32 keeps; for 16-bit a and b,
    whose products are exact, sums on tensor cores lose up to 2^-22 of them at each of k / 16 steps; and half a unit of
-   c's type when it is stored in 16 bits. */
+   c's type when it is stored in 16 bits. A product that is added to such a c may have been rounded to c's type before
+   (cuBLASLt does): half a unit of the product on top. */
 static void compare(const product_case *t, const both *a, const both *b, const both *c, const carry_tensor *before) {
     double unit = t->c_type == CARRY_BF16 ? 0x1p-8 : t->c_type == CARRY_F16 ? 0x1p-11 : 0.0;
     for (int64_t i = 0; i < t->batch * t->m * t->n; i++) {
@@ -211,9 +212,11 @@ static void compare(const product_case *t, const both *a, const both *b, const b
             sum += x * y;
             magnitude += fabs(x * y);
         }
+        double product = sum - (t->options.accumulate ? element(before, item, row, column) : 0.0);
         double got = element(&c->tensor, item, row, column);
         double bound = (t->type == CARRY_F32 ? 1e-6 : 0x1p-22 * (double)(t->k / 16 + 2)) * magnitude +
-                       unit * fabs(sum) + (t->c_type == CARRY_F16 ? 0x1p-25 : 0.0);
+                       unit * (fabs(sum) + (t->options.accumulate ? fabs(product) : 0.0)) +
+                       (t->c_type == CARRY_F16 ? 0x1p-25 : 0.0);
         if (!(fabs(got - sum) <= bound)) {
             fail_msg("%s to %s, %lldx%lldx%lld batch %lld%s%s%s pad %lld: element %lld is %.9g, not %.9g (bound %.3g)",
                      carry_dtype_name(t->type), carry_dtype_name(t->c_type), (long long)t->m, (long long)t->n,

@@ -196,7 +196,12 @@ expect 0 "cancelled" job cancel "$pending"
 expect 0 "cancel" job cancel "$running"
 expect 1 "cancelled" job wait "$running" --seconds 60
 expect 1 "cancelled" job wait "$pending" --seconds 60
-[ ! -d "/proc/$(cat "$folder/pid")" ] || fail "a cancelled job runs on"
+# Slurm says cancelled when it has sent the signal; a process that nobody has waited for yet (Z) has ended.
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    grep -q '^State:[[:space:]]*[^ZX]' "/proc/$(cat "$folder/pid")/status" 2> /dev/null || break
+    sleep 0.5
+done
+! grep -q '^State:[[:space:]]*[^ZX]' "/proc/$(cat "$folder/pid")/status" 2> /dev/null || fail "a cancelled job runs on"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
 
 # Without the file that the batch script writes, Slurm's own word is taken; without Slurm, the file's.

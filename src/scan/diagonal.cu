@@ -168,8 +168,7 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
         d.flags = (unsigned *)(start + records * (wide ? 1 + 2 * 4 : 1 + 2) * LANES * sizeof(float));
         error = carry_diagonal_lookback(d, wide, stream);
     } else if (error == cudaSuccess) {
-        bool few = channels_of(w) < (double)LANES * w->gpu->units;
-        error = carry_diagonal_segments(d, wide, few, method, stream);
+        error = carry_diagonal_segments(d, wide, method, stream);
     }
     if (error != cudaSuccess) {
         (void)cudaGetLastError();

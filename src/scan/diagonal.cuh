@@ -112,11 +112,9 @@ static __device__ __forceinline__ void carry_store_steps(TH *h, int h_step, cons
     }
 }
 
-/* diagonal_*.cu: launchers. wide: several channels a thread, else 1; few: too few channels for a warp of them in every
-   multiprocessor. */
+/* diagonal_*.cu: launchers. wide: several channels a thread, else 1. */
 cudaError_t carry_diagonal_sequential(const carry_diagonal &d, bool wide, cudaStream_t stream);
-cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, bool few, carry_cuda_method method,
-                                    cudaStream_t stream);
+cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream);
 cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, cudaStream_t stream);
 cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, cudaStream_t stream);
 

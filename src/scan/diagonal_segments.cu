@@ -14,10 +14,7 @@
 
 namespace {
 
-/* Channels side by side in a block: a warp's worth, or a sector's (32 bytes of f32), which spreads a problem of few
-   channels over more multiprocessors. */
-constexpr int WARP = 32;
-constexpr int SECTOR = 8;
+constexpr int LANES = 32;
 
 /* Steps of a segment, and segments of a block: wide channels keep to 64 registers a thread, so that two blocks fit a
    multiprocessor; single ones are for problems too small to fill it, where fewer, longer segments have less to exchange
@@ -27,7 +24,7 @@ template <int V> constexpr int MOST_SEGMENTS = 16;
 
 /* A segment's element for one lane: a decay for its V channels, and V values. Laid out so that a warp's accesses meet
    every bank once. */
-template <int V, int LANES> struct exchange {
+template <int V> struct exchange {
     float *a; /* [segments][LANES] */
     float *b; /* [segments][V][LANES] */
 
@@ -37,66 +34,67 @@ template <int V, int LANES> struct exchange {
     __device__ __forceinline__ float &value(int segment, int v) const {
         return b[(segment * V + v) * LANES + (int)threadIdx.x];
     }
-    /* element[later] = element[later] o element[earlier] */
-    __device__ __forceinline__ void combine(int later, int earlier) const {
-        float second = decay(later);
+    __device__ __forceinline__ void put(int segment, float a_value, const float (&b_value)[V]) const {
+        decay(segment) = a_value;
 #pragma unroll
         for (int v = 0; v < V; v++) {
-            value(later, v) = fmaf(second, value(earlier, v), value(later, v));
+            value(segment, v) = b_value[v];
         }
-        decay(later) = second * decay(earlier);
     }
 };
 
 /* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that enters
    the tile is part of segment 0, a state. */
-template <int V, int LANES> static __device__ void prefix_doubling(const exchange<V, LANES> &e, int segments) {
+/* Rounds write to one half of the exchange and read from the other, so that one barrier a round is enough; the last one
+   written is returned. */
+template <int V>
+static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> there, float a, float (&b)[V], int segments) {
     int s = (int)threadIdx.y;
     for (int distance = 1; distance < segments; distance *= 2) {
-        float a = 1.0f;
-        float b[V];
-        bool moves = s >= distance;
-        if (moves) {
-            a = e.decay(s - distance);
+        if (s >= distance) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                b[v] = e.value(s - distance, v);
+                b[v] = fmaf(a, here.value(s - distance, v), b[v]);
             }
+            a *= here.decay(s - distance);
         }
+        there.put(s, a, b);
         __syncthreads();
-        if (moves) {
-            float second = e.decay(s);
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                e.value(s, v) = fmaf(second, b[v], e.value(s, v));
-            }
-            e.decay(s) = second * a;
-        }
-        __syncthreads();
+        exchange<V> last = here;
+        here = there;
+        there = last;
     }
+    return here;
 }
 
-/* Up: element[i] covers 2^level segments; down: inclusive prefixes from the same tree. Any number of segments. The two
+/* Up: element s covers 2^level segments; down: inclusive prefixes from the same tree. Any number of segments. The two
    methods share the way up; coming down blelloch combines whole elements (decays and values), cyclic only fills in
-   values, since the prefix before an even one is a state already. Prefixes of decays are not needed by cyclic. */
-template <int V, int LANES, bool WITH_DECAYS> static __device__ void prefix_tree(const exchange<V, LANES> &e, int segments) {
+   values, since the prefix before an even one is a state already. A warp keeps its own element in registers. */
+template <int V, bool WITH_DECAYS>
+static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V], int segments) {
     int s = (int)threadIdx.y;
     int width = 1;
     for (; width < segments; width *= 2) {
-        if (s % (2 * width) == 2 * width - 1) {
-            e.combine(s, s - width);
+        if ((s & (2 * width - 1)) == 2 * width - 1) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[v] = fmaf(a, e.value(s - width, v), b[v]);
+            }
+            a *= e.decay(s - width);
+            e.put(s, a, b);
         }
         __syncthreads();
     }
-    for (width /= 2; width >= 1; width /= 2) {
-        if (s % (2 * width) == width - 1 && s >= 2 * width) {
-            float second = e.decay(s);
+    for (width /= 4; width >= 1; width /= 2) { /* the top has one element, and nothing before it */
+        if ((s & (2 * width - 1)) == width - 1 && s >= 2 * width) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                e.value(s, v) = fmaf(second, e.value(s - width, v), e.value(s, v));
+                b[v] = fmaf(a, e.value(s - width, v), b[v]);
+                e.value(s, v) = b[v];
             }
             if (WITH_DECAYS) {
-                e.decay(s) = second * e.decay(s - width);
+                a *= e.decay(s - width);
+                e.decay(s) = a;
             }
         }
         __syncthreads();
@@ -150,8 +148,8 @@ static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V
 
 /* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their loads
    do not wait for each other. */
-template <int V, int LANES>
-static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V, LANES> &e, int segment,
+template <int V>
+static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e, int segment,
                                                  int segments) {
     float at[V];
 #pragma unroll
@@ -173,14 +171,14 @@ static __device__ __forceinline__ void walk_over(float (&before)[V], float (&sta
     }
 }
 
-template <int V, int LANES, typename TA, typename TB, typename TH, carry_cuda_method METHOD>
+template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD>
 __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
     constexpr int LONG = LONG_OF<V>;
     constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
     extern __shared__ float shared[];
     int segments = (int)blockDim.y;
     int segment = (int)threadIdx.y;
-    exchange<V, LANES> e = {shared, shared + segments * LANES};
+    exchange<V> e = {shared, shared + segments * LANES};
     int channel = (int)(blockIdx.x * LANES + threadIdx.x) * V;
     int item = (int)blockIdx.y;
     bool inside = channel < d.channels;
@@ -222,25 +220,23 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         } else {
             carry_total<V, LONG>(decay, value, a, b);
         }
-        e.decay(segment) = decay;
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            e.value(segment, v) = value[v];
-        }
+        e.put(segment, decay, value);
         __syncthreads();
         float before[V];
         if (METHOD == CARRY_CUDA_CHUNKWISE) {
-            walk_over<V, LANES>(before, state, e, segment, segments);
+            walk_over<V>(before, state, e, segment, segments);
         } else {
+            exchange<V> done = e;
             if (METHOD == CARRY_CUDA_HILLIS_STEELE) {
-                prefix_doubling<V, LANES>(e, segments);
+                float *half = shared + segments * LANES * (1 + V);
+                done = prefix_doubling<V>(e, {half, half + segments * LANES}, decay, value, segments);
             } else {
-                prefix_tree<V, LANES, METHOD == CARRY_CUDA_BLELLOCH>(e, segments);
+                prefix_tree<V, METHOD == CARRY_CUDA_BLELLOCH>(e, decay, value, segments);
             }
 #pragma unroll
             for (int v = 0; v < V; v++) {
-                before[v] = segment == 0 ? state[v] : e.value(segment - 1, v);
-                state[v] = e.value(segments - 1, v);
+                before[v] = segment == 0 ? state[v] : done.value(segment - 1, v);
+                state[v] = done.value(segments - 1, v);
             }
         }
         fill<V, LONG, TREE>(a, b, before);
@@ -257,7 +253,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
     }
 }
 
-template <int V, int LANES, typename TA, typename TB, typename TH>
+template <int V, typename TA, typename TB, typename TH>
 static void launch(const carry_diagonal &d, carry_cuda_method method, cudaStream_t stream) {
     int segments = 1;
     while (segments < MOST_SEGMENTS<V> && (int64_t)segments * LONG_OF<V> < d.steps) {
@@ -266,36 +262,32 @@ static void launch(const carry_diagonal &d, carry_cuda_method method, cudaStream
     dim3 grid((unsigned)((d.channels / V + LANES - 1) / LANES), (unsigned)d.items);
     dim3 block(LANES, (unsigned)segments);
     size_t shared = (size_t)segments * LANES * (1 + V) * sizeof(float);
+    shared *= method == CARRY_CUDA_HILLIS_STEELE ? 2 : 1;
     switch (method) {
     case CARRY_CUDA_HILLIS_STEELE:
-        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_HILLIS_STEELE><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_HILLIS_STEELE><<<grid, block, shared, stream>>>(d);
         break;
     case CARRY_CUDA_BLELLOCH:
-        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_BLELLOCH><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_BLELLOCH><<<grid, block, shared, stream>>>(d);
         break;
     case CARRY_CUDA_CYCLIC:
-        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_CYCLIC><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CYCLIC><<<grid, block, shared, stream>>>(d);
         break;
     default:
-        segments_kernel<V, LANES, TA, TB, TH, CARRY_CUDA_CHUNKWISE><<<grid, block, shared, stream>>>(d);
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CHUNKWISE><<<grid, block, shared, stream>>>(d);
         break;
     }
 }
 
 } // namespace
 
-cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, bool few, carry_cuda_method method,
-                                    cudaStream_t stream) {
-#define LAUNCH(V, TA, TB, TH) launch<V, WARP, TA, TB, TH>(d, method, stream)
-#define LAUNCH_FEW(V, TA, TB, TH) launch<V, SECTOR, TA, TB, TH>(d, method, stream)
+cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream) {
+#define LAUNCH(V, TA, TB, TH) launch<V, TA, TB, TH>(d, method, stream)
     if (wide) {
         CARRY_DIAGONAL_TYPES(d, 4, 4, LAUNCH);
-    } else if (few) {
-        CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH_FEW);
     } else {
         CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
     }
-#undef LAUNCH_FEW
 #undef LAUNCH
     return cudaGetLastError();
 }
