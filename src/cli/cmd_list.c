@@ -3,6 +3,9 @@
 
 #include "cli/cli.h"
 #include "lab/family.h"
+#ifdef CARRY_HAVE_LAB
+#include "lab/experiment.h"
+#endif
 
 static void row(bool json, const char *what, const char *name, const char *about) {
     if (json) {
@@ -125,6 +128,23 @@ static int list_rates(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+#ifdef CARRY_HAVE_LAB
+static void experiment_row(void *user, const char *name, const char *about, const char *path) {
+    (void)path;
+    row(*(const bool *)user, "experiment", name, about);
+}
+
+static int list_experiments(carry_ctx *ctx, bool json) {
+    return carry_experiment_list(ctx, experiment_row, &json) == CARRY_OK ? CLI_DONE : cli_failed(ctx);
+}
+#else
+static int list_experiments(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    (void)json;
+    return cli_refuse("this carry was built without the lab, which experiments need");
+}
+#endif
+
 static int list_verbs(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; cli_verbs[i] != NULL; i++) {
@@ -136,8 +156,9 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {{"scans", list_scans},       {"deltas", list_deltas}, {"kernels", list_kernels}, {"devices", list_devices},
-             {"problems", list_families}, {"rates", list_rates},   {"verbs", list_verbs}};
+} lists[] = {
+    {"scans", list_scans},       {"deltas", list_deltas}, {"kernels", list_kernels},         {"devices", list_devices},
+    {"problems", list_families}, {"rates", list_rates},   {"experiments", list_experiments}, {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -150,7 +171,8 @@ static int run(int count, char **arguments) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (words != 1) {
-        return cli_refuse("list needs one word: scans, deltas, kernels, devices, problems, rates or verbs");
+        return cli_refuse(
+            "list needs one word: scans, deltas, kernels, devices, problems, rates, experiments or verbs");
     }
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         if (strcmp(arguments[0], lists[i].what) == 0) {
@@ -160,22 +182,24 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse("there is no list of '%.60s': give scans, deltas, kernels, devices, problems, rates or verbs",
-                      arguments[0]);
+    return cli_refuse(
+        "there is no list of '%.60s': give scans, deltas, kernels, devices, problems, rates, experiments or verbs",
+        arguments[0]);
 }
 
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: scans, deltas, kernels, devices, problems, rates, verbs",
+    .summary = "what there is: scans, deltas, kernels, devices, problems, rates, experiments, verbs",
     .details = "WHAT is one of\n"
-               "  scans      the algorithms for linear recurrences\n"
-               "  deltas     the methods of the gated delta rule\n"
-               "  kernels    the sets of CPU kernels, and which one is used\n"
-               "  devices    where work can run\n"
-               "  problems   the families of the problem grammar, with what they take\n"
-               "  rates      what this machine does per second, as the planner knows it\n"
-               "  verbs      what carry can do",
+               "  scans        the algorithms for linear recurrences\n"
+               "  deltas       the methods of the gated delta rule\n"
+               "  kernels      the sets of CPU kernels, and which one is used\n"
+               "  devices      where work can run\n"
+               "  problems     the families of the problem grammar, with what they take\n"
+               "  rates        what this machine does per second, as the planner knows it\n"
+               "  experiments  those of this project, with what they suppose\n"
+               "  verbs        what carry can do",
     .example = "carry list scans",
     .run = run,
 };

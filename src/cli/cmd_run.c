@@ -12,6 +12,7 @@
 typedef struct show {
     carry_ctx *ctx;
     bool json, quiet;
+    const char *stage; /* asked for, or NULL */
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */
@@ -55,7 +56,7 @@ static void measured(void *user, const carry_outcome *o) {
         print_outcome_json(o);
         return;
     }
-    if (s->quiet) {
+    if (s->quiet || (s->stage != NULL && strcmp(s->stage, o->stage) != 0)) {
         return;
     }
     bool first = s->heading != o->problem;
@@ -77,8 +78,10 @@ static void measured(void *user, const carry_outcome *o) {
     if (o->reason[0] != '\0') {
         (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
     } else {
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  error %.1e\n", o->method,
-                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share, o->error);
+        bool wrong = o->error > o->bound;
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  error %.1e%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share, o->error,
+                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }
@@ -160,7 +163,7 @@ static int measure_and_judge(show *s, carry_experiment_options *options) {
     }
     if (status != CARRY_OK) {
         int code = cli_failed(s->ctx);
-        if (options->store != NULL) {
+        if (options->store != NULL) { /* on a full disk this fails as well: the run is then marked killed later */
             char note[400];
             (void)snprintf(note, sizeof note, "%.390s", carry_ctx_error(s->ctx));
             (void)carry_store_end(options->store, options->run, status == CARRY_EINTERRUPTED ? "interrupted" : "failed",
@@ -178,15 +181,15 @@ static int measure_and_judge(show *s, carry_experiment_options *options) {
     return decision == CARRY_PROCEED ? CLI_DONE : CLI_WRONG;
 }
 
-static int run_experiment(show *s, const char *path, const char *stage, const char *store_path, bool unstored,
-                          const char *command, uint64_t seed) {
+static int run_experiment(show *s, const char *path, const char *store_path, bool unstored, const char *command,
+                          uint64_t seed) {
     carry_experiment_options options = {
-        .stage = stage, .seed = seed, .stop = cli_interrupted, .began = began, .measured = measured, .user = s};
+        .stage = s->stage, .seed = seed, .stop = cli_interrupted, .began = began, .measured = measured, .user = s};
     if (carry_experiment_load(s->ctx, &s->experiment, path) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
-    int code = CLI_DONE;
-    if (!unstored) {
+    int code = carry_experiment_stage(s->experiment, s->stage) == CARRY_OK ? CLI_DONE : cli_failed(s->ctx);
+    if (code == CLI_DONE && !unstored) {
         carry_run_start start = {
             .kind = "experiment", .name = s->experiment->name, .command = command, .spec = s->experiment->text};
         if (carry_store_open(s->ctx, &options.store, store_path) != CARRY_OK ||
@@ -208,13 +211,12 @@ static int run_experiment(show *s, const char *path, const char *stage, const ch
 static int run(int count, char **arguments) {
     cli_common common = {0};
     show s = {0};
-    const char *stage = NULL;
     const char *store = NULL;
     bool unstored = false;
     char command[MOST_COMMAND];
     (void)cli_command(command, sizeof command, "run", count, arguments);
     const cli_option own[] = {
-        {"stage", 0, CLI_TEXT, &stage, "NAME", "only this stage of the grid"},
+        {"stage", 0, CLI_TEXT, &s.stage, "NAME", "only this stage of the grid"},
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"no-store", 0, CLI_FLAG, &unstored, NULL, "keep nothing"},
         {"quiet", 'q', CLI_FLAG, &s.quiet, NULL, "criteria and decision only"},
@@ -233,7 +235,7 @@ static int run(int count, char **arguments) {
     }
     cli_catch_interrupt();
     s.json = common.json;
-    int code = run_experiment(&s, arguments[0], stage, store, unstored, command, (uint64_t)common.seed);
+    int code = run_experiment(&s, arguments[0], store, unstored, command, (uint64_t)common.seed);
     carry_ctx_free(s.ctx);
     return code;
 }
@@ -247,9 +249,10 @@ const cli_verb cli_run = {
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
         "  tokens_per_s(A), each with filters (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...),\n"
         "  grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
-        "Everything is checked before anything runs. Where several problems fit, the worst of them counts. Each "
-        "result\n"
-        "is stored with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: "
+        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time "
+        "of a\n"
+        "wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored with its "
+        "samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: "
         "not\n"
         "so (stop), or something could not be measured here (incomplete).",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",

@@ -12,7 +12,7 @@
 #include "lab/export.h"
 #include "lab/store.h"
 
-#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs */
+#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs, or of contention in one */
 
 typedef struct wish {
     carry_ctx *ctx;
@@ -34,55 +34,56 @@ static const char *date_text(char text[24], double seconds) {
     return text;
 }
 
+static void print_line(const wish *w, const carry_run_line *line) {
+    char date[24];
+    if (!w->json) {
+        (void)printf("%5lld  %-16s  %-10s  %-11s  %-10s  %7lld  %s\n", (long long)line->id,
+                     date_text(date, line->started), line->kind, line->state, line->decision, (long long)line->results,
+                     line->name);
+        return;
+    }
+    cli_json_open();
+    cli_json_integer("run", line->id);
+    cli_json_text("name", line->name);
+    cli_json_text("kind", line->kind);
+    cli_json_text("state", line->state);
+    cli_json_text("decision", line->decision);
+    cli_json_number("started", line->started);
+    cli_json_integer("results", line->results);
+    cli_json_text("commit", line->commit);
+    cli_json_bool("dirty", line->dirty);
+    cli_json_close();
+}
+
 static int list_runs(wish *w) {
-    int64_t *ids;
+    carry_run_line *lines;
     int count;
-    if (carry_store_ids(w->store, &ids, &count, w->kind, (int)w->limit) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, (int)(w->limit < INT32_MAX ? w->limit : 0)) != CARRY_OK) {
         return cli_failed(w->ctx);
     }
     if (!w->json && count > 0) {
         (void)printf("%5s  %-16s  %-10s  %-11s  %-10s  %7s  %s\n", "run", "started", "kind", "state", "decision",
                      "results", "name");
     }
-    int code = CLI_DONE;
-    for (int i = 0; i < count && code == CLI_DONE; i++) {
-        carry_run *run;
-        char date[24];
-        if (carry_store_load(w->store, &run, ids[i]) != CARRY_OK) {
-            code = cli_failed(w->ctx);
-            break;
-        }
-        if (w->json) {
-            cli_json_open();
-            cli_json_integer("run", run->id);
-            cli_json_text("name", run->name);
-            cli_json_text("kind", run->kind);
-            cli_json_text("state", run->state);
-            cli_json_text("decision", run->decision);
-            cli_json_number("started", run->started);
-            cli_json_integer("results", run->results);
-            cli_json_text("commit", run->commit);
-            cli_json_bool("dirty", run->dirty);
-            cli_json_close();
-        } else {
-            (void)printf("%5lld  %-16s  %-10s  %-11s  %-10s  %7d  %s\n", (long long)run->id,
-                         date_text(date, run->started), run->kind, run->state, run->decision, run->results, run->name);
-        }
-        carry_run_free(run);
+    for (int i = 0; i < count; i++) {
+        print_line(w, &lines[i]);
     }
     if (!w->json && count == 0) {
         (void)printf("no runs in %s\n", carry_store_path(w->store));
     }
-    free(ids);
-    return code;
+    free(lines);
+    return CLI_DONE;
 }
 
-static int load(wish *w, carry_run **run, const char *text) {
+/* False after a message. */
+static bool load(wish *w, carry_run **run, const char *text) {
     int64_t id;
+    *run = NULL;
     if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
-        return cli_failed(w->ctx);
+        (void)cli_failed(w->ctx);
+        return false;
     }
-    return CLI_DONE;
+    return true;
 }
 
 static void print_results(const carry_run *run) {
@@ -108,8 +109,12 @@ static void print_run(const carry_run *run) {
     char date[24];
     (void)printf("%srun %lld: %s%s (%s)\n", cli_bold(), (long long)run->id, run->name, cli_plain(), run->kind);
     (void)printf("  state     %s%s%s\n", run->state, run->decision[0] != '\0' ? ", decision " : "", run->decision);
-    (void)printf("  started   %s, %.1f s\n", date_text(date, run->started),
-                 run->ended > 0.0 ? run->ended - run->started : 0.0);
+    (void)printf("  started   %s", date_text(date, run->started));
+    if (run->ended > 0.0) {
+        (void)printf(", took %.1f s\n", run->ended - run->started);
+    } else {
+        (void)printf(", no end was stored\n");
+    }
     (void)printf("  command   %s\n", run->command);
     (void)printf("  commit    %s%s\n", run->commit[0] != '\0' ? run->commit : "none",
                  run->dirty ? ", with changes" : "");
@@ -138,7 +143,7 @@ static int show_runs(wish *w) {
     }
     for (int i = 1; i < w->words; i++) {
         carry_run *run;
-        if (load(w, &run, w->word[i]) != CLI_DONE) {
+        if (!load(w, &run, w->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;
@@ -182,7 +187,10 @@ static void print_pair(const wish *w, const carry_pair *p) {
 }
 
 static void print_comparison(const wish *w, const carry_comparison *c, const carry_run *a, const carry_run *b) {
-    const char *verdict = c->within_noise ? "within noise" : c->mean > 1.0 ? "faster" : "slower";
+    const char *verdict = c->within_noise  ? "within noise"
+                          : c->mean_within ? "mixed"
+                          : c->mean > 1.0  ? "faster"
+                                           : "slower";
     if (!w->json) {
         (void)printf("  %-44s %-14s %9s %9s  %5s  %s\n", "problem", "algorithm", "A", "B", "A / B", "95 % interval");
     }
@@ -199,6 +207,7 @@ static void print_comparison(const wish *w, const carry_comparison *c, const car
         cli_json_number("high", c->high);
         cli_json_number("slack", c->slack);
         cli_json_number("drift", c->drift);
+        cli_json_number("contention", c->contention);
         cli_json_bool("same_machine", c->same_machine);
         cli_json_text("verdict", verdict);
         cli_json_close();
@@ -210,11 +219,11 @@ static void print_comparison(const wish *w, const carry_comparison *c, const car
                  "%d\n",
                  c->mean, c->low, c->high, c->within, c->faster, c->slower, c->only_a, c->only_b);
     (void)printf(
-        "  noise between runs is taken as %.1f %%: 5 %% unless given, and the machine's ceilings moved by %.1f "
-        "%%%s\n",
-        100.0 * c->slack, 100.0 * c->drift,
+        "  noise between runs is taken as %.1f %%: 5 %% unless given, the machine's ceilings moved by %.1f %%, other "
+        "processes took up to %.0f %%%s\n",
+        100.0 * c->slack, 100.0 * c->drift, 100.0 * c->contention,
         c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
-    if (c->same_machine && c->drift > NOT_QUIET) {
+    if (c->same_machine && fmax(c->drift, c->contention) > NOT_QUIET) {
         (void)printf("  %sthe machine was not quiet in one of the runs: run them again before believing either%s\n",
                      cli_red(), cli_plain());
     }
@@ -227,14 +236,14 @@ static int compare_runs(wish *w) {
     carry_run *a = NULL;
     carry_run *b = NULL;
     carry_comparison comparison;
-    int code = load(w, &a, w->word[1]);
-    code = code == CLI_DONE ? load(w, &b, w->word[2]) : code;
-    if (code == CLI_DONE) {
-        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) != CARRY_OK) {
-            code = cli_failed(w->ctx);
-        } else {
+    int code = CLI_IMPOSSIBLE;
+    if (load(w, &a, w->word[1]) && load(w, &b, w->word[2])) {
+        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) == CARRY_OK) {
             print_comparison(w, &comparison, a, b);
             carry_compare_free(&comparison);
+            code = CLI_DONE;
+        } else {
+            code = cli_failed(w->ctx);
         }
     }
     carry_run_free(a);
@@ -248,7 +257,7 @@ static int export_to(wish *w, FILE *to) {
     }
     for (int i = 1; i < w->words; i++) {
         carry_run *run;
-        if (load(w, &run, w->word[i]) != CLI_DONE) {
+        if (!load(w, &run, w->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;
@@ -292,45 +301,40 @@ static int export_runs(wish *w) {
 }
 
 /* Without --keep: runs that were killed or interrupted before they had stored anything. */
-static bool is_refuse(const wish *w, const carry_run *run, int newer) {
-    if (strcmp(run->state, "running") == 0) {
+static bool is_refuse(const wish *w, const carry_run_line *line, int newer) {
+    if (strcmp(line->state, "running") == 0) {
         return false;
     }
-    bool empty = run->results == 0 && run->metrics == 0 && run->artefacts == 0 && strcmp(run->state, "done") != 0;
-    return empty || (w->keep > 0 && newer >= (int)w->keep);
+    bool empty = line->results == 0 && line->others == 0 && strcmp(line->state, "done") != 0;
+    return empty || (w->keep >= 0 && newer >= w->keep);
 }
 
 static int collect_garbage(wish *w) {
-    int64_t *ids;
+    carry_run_line *lines;
     int count;
     int deleted = 0;
-    if (carry_store_ids(w->store, &ids, &count, w->kind, 0) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, 0) != CARRY_OK) {
         return cli_failed(w->ctx);
     }
     int code = CLI_DONE;
     for (int i = 0; i < count && code == CLI_DONE; i++) {
-        carry_run *run;
-        if (carry_store_load(w->store, &run, ids[i]) != CARRY_OK) {
+        if (!is_refuse(w, &lines[i], i)) {
+            continue;
+        }
+        if (!w->json) {
+            (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)lines[i].id,
+                         lines[i].name, lines[i].state);
+        }
+        deleted++;
+        if (w->yes && carry_store_delete(w->store, lines[i].id) != CARRY_OK) {
             code = cli_failed(w->ctx);
-            break;
         }
-        if (is_refuse(w, run, i)) {
-            if (!w->json) {
-                (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)run->id,
-                             run->name, run->state);
-            }
-            deleted++;
-            if (w->yes && carry_store_delete(w->store, run->id) != CARRY_OK) {
-                code = cli_failed(w->ctx);
-            }
-        }
-        carry_run_free(run);
     }
-    free(ids);
+    free(lines);
     if (code == CLI_DONE && w->yes && carry_store_compact(w->store) != CARRY_OK) {
         code = cli_failed(w->ctx);
     }
-    if (w->json) {
+    if (code == CLI_DONE && w->json) {
         cli_json_open();
         cli_json_integer("runs", count);
         cli_json_integer("deleted", w->yes ? deleted : 0);
@@ -362,7 +366,7 @@ static int act(wish *w) {
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    wish w = {.word = arguments};
+    wish w = {.word = arguments, .keep = -1};
     const char *store = NULL;
     const cli_option own[] = {
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
@@ -382,6 +386,13 @@ static int run(int count, char **arguments) {
     }
     if (w.words == 0) {
         return cli_refuse("runs needs a word: list, show, compare, export or gc");
+    }
+    if (store != NULL && access(store, F_OK) != 0) { /* opening would make it, and hide a typo */
+        char shown[64];
+        return cli_refuse("there is no run store %s", cli_shown(shown, store));
+    }
+    if (w.csv && common.json) {
+        return cli_refuse("give --csv or --json, not both");
     }
     common.threads = 1; /* nothing is computed here */
     w.json = common.json;

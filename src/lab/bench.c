@@ -315,10 +315,10 @@ carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carr
     CARRY_SPAN(ctx, "bench", "problem");
     session s = {.ctx = ctx, .options = options, .results = results};
     s.samples = calloc((size_t)(CARRY_BENCH_METHODS + 1) * MOST_RUNS, sizeof *s.samples);
-    s.sorted = s.samples + (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     if (s.samples == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for samples");
     }
+    s.sorted = s.samples + (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     carry_status status = open_session(&s, problem);
     if (status == CARRY_OK) {
         status = list_methods(&s);

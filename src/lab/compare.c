@@ -2,7 +2,8 @@
 
    The interval of a ratio comes from the samples of both runs and knows nothing of what changed between the runs: other
    load, another clock, memory laid out differently. So 5 % is taken as noise between runs, plus what the machine's own
-   ceilings, measured in each run, say it drifted. */
+   ceilings, measured in each run, say it drifted, plus, for each problem, what other processes took of the machine
+   while it was measured. */
 #include "lab/compare.h"
 
 #include <math.h>
@@ -10,19 +11,29 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "lab/quiet.h"
 
 #define SLACK 0.05
 #define BOOTSTRAP_SEED 1
-#define CHANCE                                                                                                     \
-    0.1 /* of the pairs may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in \
-           groups */
+/* Of the pairs this share may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in
+   groups. One that differs by more than four times the noise is no miss. */
+#define CHANCE 0.1
+#define FAR 4.0
 
-static const carry_run_result *find(const carry_run *run, const carry_run_result *like) {
+static bool same_thing(const carry_run_result *a, const carry_run_result *b) {
+    return strcmp(a->is.problem, b->is.problem) == 0 && strcmp(a->is.method, b->is.method) == 0;
+}
+
+/* The result of the same problem and method; where a run has several (hot and cold, in two stages), the same one of
+   them. */
+static const carry_run_result *find(const carry_run *run, const carry_run *other, int index) {
+    int before = 0;
+    for (int i = 0; i < index; i++) {
+        before += same_thing(&other->result[i], &other->result[index]);
+    }
     for (int i = 0; i < run->results; i++) {
-        const carry_stored_result *is = &run->result[i].is;
-        if (run->result[i].samples > 0 && strcmp(is->problem, like->is.problem) == 0 &&
-            strcmp(is->method, like->is.method) == 0) {
-            return &run->result[i];
+        if (same_thing(&run->result[i], &other->result[index]) && before-- == 0) {
+            return run->result[i].samples > 0 ? &run->result[i] : NULL;
         }
     }
     return NULL;
@@ -41,36 +52,67 @@ static double drift_of(double a, double b) {
     return a > 0.0 && b > 0.0 ? fabs(log(a / b)) : 0.0;
 }
 
+/* The share that others had while a result was measured, as the run noted it: a process that gets 1 - c of a core takes
+   1 / (1 - c) of the time. */
+static double lengthening(carry_comparison *c, const carry_run *run, const carry_run_result *result) {
+    int64_t at = result - run->result;
+    int64_t nearest = -1;
+    double share = 0.0;
+    for (int i = 0; i < run->metrics; i++) {
+        const carry_run_metric *m = &run->metric[i];
+        if (strcmp(m->name, CARRY_CONTENTION) == 0 && m->step <= at && m->step > nearest && m->value >= 0.0) {
+            nearest = m->step;
+            share = fmin(m->value, 0.9);
+        }
+    }
+    c->contention = fmax(c->contention, share);
+    return share / (1.0 - share);
+}
+
 static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
     c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
                       strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
-    if (c->pairs > 0) {
-        const carry_stored_result *x = &c->pair[0].a->is;
-        const carry_stored_result *y = &c->pair[0].b->is;
-        c->drift = fmax(drift_of(x->gemm_gflops, y->gemm_gflops), drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
+    for (int i = 0; i < c->pairs; i++) { /* of every device */
+        const carry_stored_result *x = &c->pair[i].a->is;
+        const carry_stored_result *y = &c->pair[i].b->is;
+        c->drift = fmax(c->drift, drift_of(x->gemm_gflops, y->gemm_gflops));
+        c->drift = fmax(c->drift, drift_of(x->copy_gbytes_s, y->copy_gbytes_s));
     }
-    c->slack += c->same_machine ? c->drift : 0.0; /* two machines are meant to differ */
+    double given = c->slack;
+    c->slack = 0.0;
+    for (int i = 0; i < c->pairs; i++) {
+        double disturbed = fmax(lengthening(c, a, c->pair[i].a), lengthening(c, b, c->pair[i].b));
+        /* Two machines are meant to differ in their ceilings. */
+        c->pair[i].slack = given + (c->same_machine ? c->drift : 0.0) + disturbed;
+        c->slack += c->pair[i].slack / c->pairs;
+    }
+}
+
+static bool holds_one(double low, double high, double slack) {
+    return low / (1.0 + slack) <= 1.0 && high * (1.0 + slack) >= 1.0;
 }
 
 static void judge(carry_comparison *c) {
+    bool far = false;
     double mean = 0.0;
     double low = 0.0;
     double high = 0.0;
     for (int i = 0; i < c->pairs; i++) {
         carry_pair *p = &c->pair[i];
-        p->ratio = carry_ratio_of(p->a->sample, p->a->samples, p->b->sample, p->b->samples, c->slack, BOOTSTRAP_SEED);
+        p->ratio = carry_ratio_of(p->a->sample, p->a->samples, p->b->sample, p->b->samples, p->slack, BOOTSTRAP_SEED);
         mean += log(p->ratio.ratio);
         low += log(p->ratio.low);
         high += log(p->ratio.high);
         c->within += p->ratio.within_noise;
         c->faster += !p->ratio.within_noise && p->ratio.ratio > 1.0;
         c->slower += !p->ratio.within_noise && p->ratio.ratio < 1.0;
+        far = far || (!p->ratio.within_noise && !holds_one(p->ratio.low, p->ratio.high, FAR * p->slack));
     }
     c->mean = exp(mean / c->pairs);
     c->low = exp(low / c->pairs);
     c->high = exp(high / c->pairs);
-    bool mean_within = c->low / (1.0 + c->slack) <= 1.0 && c->high * (1.0 + c->slack) >= 1.0;
-    c->within_noise = mean_within && c->faster + c->slower <= (int)ceil(CHANCE * c->pairs);
+    c->mean_within = holds_one(c->low, c->high, c->slack);
+    c->within_noise = c->mean_within && !far && c->faster + c->slower <= (int)ceil(CHANCE * c->pairs);
 }
 
 carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const carry_run *a, const carry_run *b,
@@ -82,23 +124,25 @@ carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const c
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to compare runs");
     }
     int measured_b = 0;
+    int pairs = 0;
     for (int i = 0; i < b->results; i++) {
         measured_b += b->result[i].samples > 0;
     }
     for (int i = 0; i < a->results; i++) {
-        const carry_run_result *other = a->result[i].samples > 0 ? find(b, &a->result[i]) : NULL;
+        const carry_run_result *other = a->result[i].samples > 0 ? find(b, a, i) : NULL;
         if (other != NULL) {
-            c->pair[c->pairs++] = (carry_pair){.a = &a->result[i], .b = other};
+            c->pair[pairs++] = (carry_pair){.a = &a->result[i], .b = other};
         } else {
             c->only_a += a->result[i].samples > 0;
         }
     }
-    c->only_b = measured_b - c->pairs;
-    if (c->pairs == 0) {
+    c->only_b = measured_b - pairs;
+    if (pairs == 0) {
         carry_compare_free(c);
         return carry_fail(ctx, CARRY_EARGUMENT, "the runs %lld and %lld have measured nothing in common",
                           (long long)a->id, (long long)b->id);
     }
+    c->pairs = pairs;
     find_drift(c, a, b);
     judge(c);
     return CARRY_OK;

@@ -9,6 +9,7 @@
 typedef struct carry_pair {
     const carry_run_result *a, *b;
     carry_ratio ratio; /* a over b: above 1, b is faster */
+    double slack;      /* what counts as noise between runs here */
 } carry_pair;
 
 typedef struct carry_comparison {
@@ -17,9 +18,11 @@ typedef struct carry_comparison {
     int within, faster, slower; /* pairs: within noise, b faster, b slower */
     double mean, low, high;     /* geometric mean of the ratios, and of the ends of their intervals */
     double drift;               /* how much the machine's own ceilings differ between the two runs, a share */
-    double slack;               /* what counts as noise between runs: given, and the drift on top */
+    double contention;          /* the most that other processes had of what one problem wanted, a share */
+    double slack;               /* what counts as noise between runs, over all: given, drift and contention on top */
     bool same_machine;
-    bool within_noise; /* the mean, and no more pairs differ than chance lets differ */
+    bool mean_within;  /* the mean alone */
+    bool within_noise; /* the mean, and no more pairs differ, nor by more, than chance lets differ */
 } carry_comparison;
 
 /* slack 0: 5 %. The runs must outlive the comparison. */

@@ -25,14 +25,18 @@ static bool piece_fits(const char *piece, size_t length, const filter *f) {
     return f->value[0] != '\0' && strlen(wanted) == length && strncmp(piece, wanted, length) == 0;
 }
 
-static bool fits(const carry_outcome *o, const filter *f) {
+static bool is_error(const measure *m) {
+    return strstr(m->name, "error") != NULL;
+}
+
+static bool fits(const carry_outcome *o, const filter *f, const measure *m) {
     if (strcmp(f->key, "stage") == 0) {
         return strcmp(o->stage, f->value) == 0;
     }
     if (strcmp(f->key, "device") == 0) {
         return strcmp(o->device, f->value) == 0;
     }
-    if (f->value[0] == '\0' && strcmp(f->key, "f64") == 0) {
+    if (f->value[0] == '\0' && strcmp(f->key, "f64") == 0 && is_error(m)) {
         return true; /* every error is measured against float64 */
     }
     for (const char *piece = o->problem; *piece != '\0';) {
@@ -45,48 +49,7 @@ static bool fits(const carry_outcome *o, const filter *f) {
     return false;
 }
 
-static bool fits_all(const carry_outcome *o, const node *n) {
-    for (int i = 0; i < n->filters; i++) {
-        if (!fits(o, &n->filter[i])) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static carry_status check_measure(carry_ctx *ctx, const carry_criterion *c, const node *n,
-                                  const carry_outcome *outcomes, int count) {
-    for (int m = 0; m < n->measure->methods; m++) {
-        bool known = false;
-        bool matches = false;
-        for (int i = 0; i < count; i++) {
-            bool same = strcmp(outcomes[i].method, n->method[m]) == 0;
-            known = known || same;
-            matches = matches || (same && fits_all(&outcomes[i], n));
-        }
-        if (!known) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "the criterion '%s' names the method '%s', which nothing here runs",
-                              c->text, n->method[m]);
-        }
-        if (!matches) {
-            return carry_fail(ctx, CARRY_EARGUMENT,
-                              "the criterion '%s': no problem of the grid with the method '%s' fits its filters",
-                              c->text, n->method[m]);
-        }
-    }
-    return CARRY_OK;
-}
-
-carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
-                                   int count) {
-    for (int i = 0; i < criterion->count; i++) {
-        if (criterion->nodes[i].kind == MEASURE) {
-            CARRY_TRY(check_measure(ctx, criterion, &criterion->nodes[i], outcomes, count));
-        }
-    }
-    return CARRY_OK;
-}
-
+/* What a criterion is checked against and judged on. */
 typedef struct judge {
     const carry_criterion *c;
     const carry_outcome *outcomes;
@@ -105,14 +68,60 @@ static const carry_outcome *same_problem(const judge *j, const carry_outcome *o,
     return NULL;
 }
 
-/* The figure of one outcome; NaN, with the reason noted, when something was not measured. */
+/* An outcome of the first method that passes every filter, on a problem that the second method runs too. */
+static bool belongs(const judge *j, const node *n, const carry_outcome *o) {
+    if (strcmp(o->method, n->method[0]) != 0) {
+        return false;
+    }
+    for (int i = 0; i < n->filters; i++) {
+        if (!fits(o, &n->filter[i], n->measure)) {
+            return false;
+        }
+    }
+    return n->measure->methods < 2 || same_problem(j, o, n->method[1]) != NULL;
+}
+
+static carry_status check_measure(carry_ctx *ctx, const judge *j, const node *n) {
+    for (int m = 0; m < n->measure->methods; m++) {
+        bool known = false;
+        for (int i = 0; i < j->count; i++) {
+            known = known || strcmp(j->outcomes[i].method, n->method[m]) == 0;
+        }
+        if (!known) {
+            return carry_fail(ctx, CARRY_EARGUMENT,
+                              "the criterion '%s', column %d: it names the method '%s', which nothing here runs",
+                              j->c->text, n->column, n->method[m]);
+        }
+    }
+    for (int i = 0; i < j->count; i++) {
+        if (belongs(j, n, &j->outcomes[i])) {
+            return CARRY_OK;
+        }
+    }
+    bool two = n->measure->methods == 2;
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "the criterion '%s', column %d: no problem of the grid with the method %s%s%s fits its filters",
+                      j->c->text, n->column, n->method[0], two ? " and with " : "", two ? n->method[1] : "");
+}
+
+/* A result beyond its bound; one that was not compared has no bound. */
+static bool is_wrong(const carry_outcome *o) {
+    return o->error > o->bound;
+}
+
+/* The figure of one outcome; NaN, with the reason noted, when something was not measured, or was timed giving a wrong
+   result. */
 static double figure(judge *j, const node *n, const carry_outcome *o) {
     const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
     const carry_outcome *lacking = o->reason[0] != '\0' ? o : against;
-    if (against == NULL || lacking->reason[0] != '\0') {
-        (void)snprintf(j->reason, sizeof j->reason, "%s on %s: %.160s",
-                       lacking != NULL ? lacking->method : n->method[1], o->problem,
-                       lacking != NULL ? lacking->reason : "it was not run there");
+    if (lacking->reason[0] != '\0') {
+        (void)snprintf(j->reason, sizeof j->reason, "%s on %s: %.160s", lacking->method, o->problem, lacking->reason);
+        return NAN;
+    }
+    const carry_outcome *wrong = is_wrong(o) ? o : against;
+    if (n->measure->timed && is_wrong(wrong)) {
+        (void)snprintf(j->reason, sizeof j->reason, "%s on %s: its result is wrong (error %.2e, bound %.2e)",
+                       wrong->method, o->problem, wrong->error, wrong->bound);
         return NAN;
     }
     double value = n->measure->value(o, against);
@@ -130,7 +139,7 @@ static double gather(judge *j, const node *n, const worst *choice) {
     double result = NAN;
     for (int i = 0; i < j->count; i++) {
         const carry_outcome *o = &j->outcomes[i];
-        if (strcmp(o->method, n->method[0]) != 0 || !fits_all(o, n)) {
+        if (!belongs(j, n, o)) {
             continue;
         }
         double value = figure(j, n, o);
@@ -144,57 +153,110 @@ static double gather(judge *j, const node *n, const worst *choice) {
     return result;
 }
 
-static double size_of(const char *problem, const char *letters) {
+/* The piece of a problem that gives this size, t1024 for t, with what follows; NULL where there is none. */
+static const char *size_piece(const char *problem, const char *letters) {
     size_t length = strlen(letters);
     for (const char *piece = problem; *piece != '\0';) {
         size_t size = strcspn(piece, ":");
         if (size > length && strncmp(piece, letters, length) == 0 && isdigit((unsigned char)piece[length])) {
-            return strtod(piece + length, NULL);
+            return piece;
         }
         piece += size + (piece[size] == ':' ? 1 : 0);
     }
-    return NAN;
+    return NULL;
 }
 
-/* The least quotient of successive figures along a size. */
+/* The same problem but for a larger size; the size, else NaN. */
+static double larger_size(const carry_outcome *a, const carry_outcome *b, const char *along) {
+    const char *at = size_piece(a->problem, along);
+    const char *bt = size_piece(b->problem, along);
+    if (at == NULL || bt == NULL || strcmp(a->stage, b->stage) != 0 || at - a->problem != bt - b->problem ||
+        strncmp(a->problem, b->problem, (size_t)(at - a->problem)) != 0 ||
+        strcmp(at + strcspn(at, ":"), bt + strcspn(bt, ":")) != 0) {
+        return NAN;
+    }
+    double from = strtod(at + strlen(along), NULL);
+    double to = strtod(bt + strlen(along), NULL);
+    return to > from ? to : NAN;
+}
+
+/* The outcome that follows this one along a size, all else equal; NULL after the last. */
+static const carry_outcome *follower(const judge *j, const node *n, const carry_outcome *o, const char *along) {
+    const carry_outcome *next = NULL;
+    double least = INFINITY;
+    for (int i = 0; i < j->count; i++) {
+        double size = larger_size(o, &j->outcomes[i], along);
+        if (size < least && belongs(j, n, &j->outcomes[i])) {
+            least = size;
+            next = &j->outcomes[i];
+        }
+    }
+    return next;
+}
+
+/* The least quotient of successive figures along a size, over every series of problems that differ in nothing else. */
 static double growth(judge *j, const node *n, const char *along) {
-    double last_size = -INFINITY;
-    double last_value = NAN;
     double least = NAN;
-    for (;;) {
-        double next_size = INFINITY;
-        double next_value = NAN;
-        for (int i = 0; i < j->count; i++) {
-            const carry_outcome *o = &j->outcomes[i];
-            double size = size_of(o->problem, along);
-            if (strcmp(o->method, n->method[0]) == 0 && fits_all(o, n) && size > last_size && size < next_size) {
-                next_size = size;
-                next_value = figure(j, n, o);
-            }
+    for (int i = 0; i < j->count; i++) {
+        const carry_outcome *o = &j->outcomes[i];
+        const carry_outcome *next = belongs(j, n, o) ? follower(j, n, o, along) : NULL;
+        if (next == NULL) {
+            continue;
         }
-        if (isinf(next_size)) {
-            break;
-        }
-        if (isnan(next_value)) {
+        double quotient = figure(j, n, next) / figure(j, n, o);
+        if (isnan(quotient)) {
             return NAN;
         }
-        if (!isnan(last_value)) {
-            least = isnan(least) ? next_value / last_value : fmin(least, next_value / last_value);
-        }
-        last_size = next_size;
-        last_value = next_value;
-    }
-    if (isnan(least) && j->reason[0] == '\0') {
-        (void)snprintf(j->reason, sizeof j->reason, "fewer than two problems differ in %s", along);
+        least = fmin(least, quotient); /* fmin leaves a NaN out */
     }
     return least;
+}
+
+static carry_status check_growth(carry_ctx *ctx, const judge *j, const node *n, const char *along) {
+    for (int i = 0; i < j->count; i++) {
+        if (belongs(j, n, &j->outcomes[i]) && follower(j, n, &j->outcomes[i], along) != NULL) {
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "the criterion '%s', column %d: no two problems that fit differ in '%s' alone", j->c->text,
+                      n->column, along);
+}
+
+carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
+                                   int count) {
+    const judge j = {.c = criterion, .outcomes = outcomes, .count = count};
+    for (int i = 0; i < criterion->count; i++) {
+        const node *n = &criterion->nodes[i];
+        if (n->kind == MEASURE) {
+            CARRY_TRY(check_measure(ctx, &j, n));
+        } else if (n->kind == GROWS) {
+            CARRY_TRY(check_growth(ctx, &j, &criterion->nodes[n->left], n->along));
+        }
+    }
+    return CARRY_OK;
+}
+
+static double divided(judge *j, double left, double right) {
+    if (right == 0.0) {
+        (void)snprintf(j->reason, sizeof j->reason, "a division by zero");
+        return NAN;
+    }
+    return left / right;
+}
+
+static double logarithm(judge *j, double of) {
+    if (of <= 0.0) {
+        (void)snprintf(j->reason, sizeof j->reason, "a logarithm of %g", of);
+        return NAN;
+    }
+    return log2(of);
 }
 
 static double evaluate(judge *j, int index) {
     const node *n = &j->c->nodes[index];
     static const worst least = LEAST;
     static const worst largest = LARGEST;
-    double right;
     switch (n->kind) {
     case NUMBER:
         return n->number;
@@ -205,16 +267,11 @@ static double evaluate(judge *j, int index) {
     case MULTIPLY:
         return evaluate(j, n->left) * evaluate(j, n->right);
     case DIVIDE:
-        right = evaluate(j, n->right);
-        if (right == 0.0) {
-            (void)snprintf(j->reason, sizeof j->reason, "a division by zero");
-            return NAN;
-        }
-        return evaluate(j, n->left) / right;
+        return divided(j, evaluate(j, n->left), evaluate(j, n->right));
     case NEGATE:
         return -evaluate(j, n->left);
     case LOG2:
-        return log2(evaluate(j, n->left));
+        return logarithm(j, evaluate(j, n->left));
     case MEASURE:
         return gather(j, n, NULL);
     case MIN:

@@ -60,16 +60,16 @@ static double tokens_of(const carry_outcome *of, const carry_outcome *against) {
 }
 
 static const measure measures[] = {
-    {"speedup", "of a method over another on the same problem", 2, LEAST, speedup_of},
-    {"time", "median, seconds", 1, LARGEST, time_of},
-    {"error", "largest difference from float64 over the reference's largest value", 1, LARGEST, error_of},
-    {"absolute_error", "largest difference from float64", 1, LARGEST, absolute_of},
-    {"products", "matrix products done", 1, LARGEST, products_of},
-    {"memory", "bytes of workspace", 1, LARGEST, memory_of},
-    {"use", "share of the ceiling that binds, 0 to 1", 1, LEAST, use_of},
-    {"gflops", "GFLOP/s", 1, LEAST, gflops_of},
-    {"gbytes", "GB/s, inputs and outputs once", 1, LEAST, gbytes_of},
-    {"tokens_per_s", "tokens a second", 1, LEAST, tokens_of},
+    {"speedup", "of a method over another on the same problem", 2, LEAST, true, speedup_of},
+    {"time", "median, seconds", 1, LARGEST, true, time_of},
+    {"error", "largest difference from float64 over the reference's largest value", 1, LARGEST, false, error_of},
+    {"absolute_error", "largest difference from float64", 1, LARGEST, false, absolute_of},
+    {"products", "matrix products done", 1, LARGEST, false, products_of},
+    {"memory", "bytes of workspace", 1, LARGEST, false, memory_of},
+    {"use", "share of the ceiling that binds, 0 to 1", 1, LEAST, true, use_of},
+    {"gflops", "GFLOP/s", 1, LEAST, true, gflops_of},
+    {"gbytes", "GB/s, inputs and outputs once", 1, LEAST, true, gbytes_of},
+    {"tokens_per_s", "tokens a second", 1, LEAST, true, tokens_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))
 
@@ -147,10 +147,11 @@ static carry_status take_filters(parser *p, node *n) {
     return expect_sign(p, ')');
 }
 
-static carry_status take_measure(parser *p, int *index, const measure *m) {
+static carry_status take_measure(parser *p, int *index, const measure *m, int column) {
     CARRY_TRY(new_node(p, index, MEASURE));
     node *n = &p->c->nodes[*index];
     n->measure = m;
+    n->column = column;
     CARRY_TRY(take_word(p, n->method[0], "a method"));
     if (m->methods == 2) {
         CARRY_TRY(expect_sign(p, ','));
@@ -192,7 +193,7 @@ static carry_status take_call(parser *p, int *index) {
     }
     for (int i = 0; i < MEASURES; i++) {
         if (strcmp(name, measures[i].name) == 0) {
-            return take_measure(p, index, &measures[i]);
+            return take_measure(p, index, &measures[i], (int)(start - p->c->text) + 1);
         }
     }
     p->at = start;

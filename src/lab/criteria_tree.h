@@ -14,6 +14,7 @@ typedef struct measure {
     const char *name, *about;
     int methods; /* that it names */
     worst worst;
+    bool timed; /* says nothing where the result was wrong */
     double (*value)(const carry_outcome *of, const carry_outcome *against);
 } measure;
 
@@ -29,6 +30,7 @@ typedef struct node {
     double number;
     const measure *measure;
     char method[2][WORD];
+    int column;       /* of its name */
     char along[WORD]; /* of grows */
     int filters;
     filter filter[MOST_FILTERS];

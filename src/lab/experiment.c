@@ -1,7 +1,6 @@
 /* Experiments: reading the file, laying out the grid, checking the criteria against it. */
 #include "lab/experiment.h"
 
-#include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,103 +8,13 @@
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/file.h"
+#include "lab/experiment_template.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
 #define MOST_REPEATS 2000
 
-/* A letter of a template and the value it has now. */
-typedef struct binding {
-    const char *key, *value;
-} binding;
-
-typedef struct bindings {
-    int count;
-    binding of[CARRY_EXPERIMENT_BINDINGS];
-} bindings;
-
 static carry_status fail_at(carry_experiment *e, const carry_yaml *node, const char *sentence) {
     return carry_yaml_fail(e->ctx, node, e->path, "%s", sentence);
-}
-
-/* "t{t}:n{n}" with the bindings put in. */
-static carry_status fill(carry_experiment *e, char *to, size_t size, const carry_yaml *node, const bindings *b) {
-    size_t length = 0;
-    for (int i = 0; i < b->count; i++) {
-        char key[CARRY_EXPERIMENT_WORD];
-        (void)snprintf(key, sizeof key, "{%.36s}", b->of[i].key);
-        if (strstr(node->text, key) == NULL) {
-            return carry_yaml_fail(e->ctx, node, e->path, "'%s' has a list of values, but '%.120s' does not use it",
-                                   key, node->text);
-        }
-    }
-    for (const char *at = node->text; *at != '\0';) {
-        const char *piece = at;
-        size_t piece_length = 1;
-        if (*at == '{') {
-            size_t key = strcspn(at + 1, "}");
-            piece = NULL;
-            for (int i = 0; i < b->count; i++) {
-                if (strlen(b->of[i].key) == key && strncmp(b->of[i].key, at + 1, key) == 0) {
-                    piece = b->of[i].value;
-                }
-            }
-            if (piece == NULL || at[key + 1] != '}') {
-                return carry_yaml_fail(e->ctx, node, e->path, "'{%.*s}' in '%.120s' has no list of values beside it",
-                                       (int)(key < 40 ? key : 40), at + 1, node->text);
-            }
-            piece_length = strlen(piece);
-            at += key + 2;
-        } else {
-            at++;
-        }
-        if (length + piece_length >= size) {
-            return carry_yaml_fail(e->ctx, node, e->path, "'%.60s...' is longer than %zu letters", node->text,
-                                   size - 1);
-        }
-        memcpy(to + length, piece, piece_length);
-        length += piece_length;
-    }
-    to[length] = '\0';
-    return CARRY_OK;
-}
-
-/* Every combination of the lists in a mapping, the last list turning fastest. `skip` are keys that are no lists. */
-typedef carry_status (*each)(carry_experiment *e, carry_yaml *entry, const bindings *b, void *user);
-
-static bool is_list(const carry_yaml *node, const char *const *skip) {
-    for (int i = 0; skip[i] != NULL; i++) {
-        if (strcmp(node->key, skip[i]) == 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
-static carry_status combine(carry_experiment *e, carry_yaml *entry, carry_yaml *from, const char *const *skip,
-                            bindings *b, each call, void *user) {
-    while (from != NULL && !is_list(from, skip)) {
-        from = from->next;
-    }
-    if (from == NULL) {
-        return call(e, entry, b, user);
-    }
-    from->seen = true;
-    if (from->kind != CARRY_YAML_SEQUENCE || from->count == 0) {
-        return carry_yaml_fail(e->ctx, from, e->path, "'%.40s' must be a list of values with at least one in it",
-                               from->key);
-    }
-    if (b->count == CARRY_EXPERIMENT_BINDINGS) {
-        return fail_at(e, from, "too many lists");
-    }
-    b->count++;
-    for (carry_yaml *value = from->first; value != NULL; value = value->next) {
-        const char *text;
-        CARRY_TRY(carry_yaml_text(e->ctx, &text, value, e->path));
-        b->of[b->count - 1] = (binding){.key = from->key, .value = text};
-        CARRY_TRY(combine(e, entry, from->next, skip, b, call, user));
-    }
-    b->count--;
-    return CARRY_OK;
 }
 
 static carry_status read_methods(carry_experiment *e, carry_stage *stage, const carry_yaml *list) {
@@ -117,6 +26,11 @@ static carry_status read_methods(carry_experiment *e, carry_stage *stage, const 
         CARRY_TRY(carry_yaml_text(e->ctx, &stage->methods[count], name, e->path));
         if (strlen(stage->methods[count]) >= sizeof((carry_outcome *)0)->method) {
             return fail_at(e, name, "this is no method's name");
+        }
+        for (int i = 0; i < count; i++) {
+            if (strcmp(stage->methods[i], stage->methods[count]) == 0) {
+                return fail_at(e, name, "this method stands in the list twice");
+            }
         }
         count++;
     }
@@ -196,24 +110,8 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
     return CARRY_OK;
 }
 
-/* A problem must be understood and its methods known, unless what it needs is not here. */
-static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
-    carry_problem problem;
-    const carry_family *family;
-    void *instance = NULL;
-    carry_status status = carry_problem_parse(e->ctx, &problem, point->problem);
-    status = status == CARRY_OK ? carry_family_find(e->ctx, &family, problem.family) : status;
-    status = status == CARRY_OK ? family->plan(e->ctx, &instance, &problem, false) : status;
-    if (status == CARRY_EUNSUPPORTED) {
-        (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
-        return CARRY_OK;
-    }
-    if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
-        return fail_at(e, node, sentence);
-    }
-    family->close(instance);
+static carry_status check_methods(carry_experiment *e, const carry_point *point, const carry_family *family,
+                                  const carry_yaml *node) {
     const carry_stage *stage = &e->stage[point->stage];
     for (int i = 0; stage->methods[i] != NULL; i++) {
         bool known = false;
@@ -228,7 +126,34 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
     return CARRY_OK;
 }
 
-static carry_status add_point(carry_experiment *e, carry_yaml *entry, const bindings *b, void *user) {
+/* A problem must be understood and its methods known; only what it says it needs and is not here may be unknown. */
+static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
+    carry_problem problem;
+    const carry_family *family = NULL;
+    void *instance = NULL;
+    carry_status status = carry_problem_parse(e->ctx, &problem, point->problem);
+    if (status == CARRY_OK && carry_family_find(e->ctx, &family, problem.family) != CARRY_OK) {
+        status = point->missing[0] != '\0' ? CARRY_OK : CARRY_ENOTFOUND;
+    }
+    if (family != NULL) {
+        CARRY_TRY(check_methods(e, point, family, node));
+        status = family->plan(e->ctx, &instance, &problem, false);
+    }
+    if (instance != NULL) {
+        family->close(instance);
+    }
+    if (status == CARRY_EUNSUPPORTED && point->missing[0] == '\0') {
+        (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
+    }
+    if (status != CARRY_OK && status != CARRY_EUNSUPPORTED) {
+        char sentence[400];
+        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
+        return fail_at(e, node, sentence);
+    }
+    return CARRY_OK;
+}
+
+static carry_status add_point(carry_experiment *e, carry_yaml *entry, const carry_bindings *b, void *user) {
     const char *missing = user;
     carry_yaml *template = carry_yaml_get(entry, "problem");
     if (e->points == CARRY_EXPERIMENT_POINTS) {
@@ -236,10 +161,15 @@ static carry_status add_point(carry_experiment *e, carry_yaml *entry, const bind
     }
     carry_point *point = &e->point[e->points];
     *point = (carry_point){.stage = e->stages - 1};
-    CARRY_TRY(fill(e, point->problem, sizeof point->problem, template, b));
+    CARRY_TRY(carry_template_fill(e, point->problem, sizeof point->problem, template, b));
     (void)snprintf(point->missing, sizeof point->missing, "%s", missing);
-    if (missing[0] == '\0') {
-        CARRY_TRY(check_problem(e, point, template));
+    CARRY_TRY(check_problem(e, point, template));
+    for (int i = 0; i < e->points; i++) {
+        if (strcmp(e->point[i].problem, point->problem) == 0 &&
+            strcmp(e->stage[e->point[i].stage].name, e->stage[point->stage].name) == 0) {
+            return carry_yaml_fail(e->ctx, template, e->path, "the stage '%s' has the problem '%s' twice",
+                                   e->stage[point->stage].name, point->problem);
+        }
     }
     e->points++;
     return CARRY_OK;
@@ -267,7 +197,9 @@ static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const car
     if (name != NULL) {
         CARRY_TRY(carry_yaml_text(e->ctx, &text, name, e->path));
     }
-    (void)snprintf(stage->name, sizeof stage->name, "%s", text);
+    if (*text == '\0' || (size_t)snprintf(stage->name, sizeof stage->name, "%s", text) >= sizeof stage->name) {
+        return carry_yaml_fail(e->ctx, name, e->path, "a stage's name has 1 to %d letters", CARRY_EXPERIMENT_WORD - 1);
+    }
     CARRY_TRY(read_timing(e, stage, entry));
     if (stage->methods[0] == NULL) {
         return fail_at(e, entry, "there are no methods, neither here nor at the top");
@@ -275,11 +207,10 @@ static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const car
     if (needs != NULL) {
         CARRY_TRY(read_needs(e, missing, needs));
     }
-    bindings b = {0};
-    return combine(e, entry, entry->first, no_lists, &b, add_point, missing);
+    return carry_template_each(e, entry, no_lists, add_point, missing);
 }
 
-static carry_status add_criterion(carry_experiment *e, carry_yaml *entry, const bindings *b, void *user) {
+static carry_status add_criterion(carry_experiment *e, carry_yaml *entry, const carry_bindings *b, void *user) {
     const bool *is_failure = user;
     const carry_yaml *text = entry->kind == CARRY_YAML_MAPPING ? carry_yaml_get(entry, "criterion") : entry;
     if (e->criteria == CARRY_EXPERIMENT_CRITERIA) {
@@ -287,7 +218,7 @@ static carry_status add_criterion(carry_experiment *e, carry_yaml *entry, const 
     }
     carry_experiment_criterion *c = &e->criterion[e->criteria];
     *c = (carry_experiment_criterion){.is_failure = *is_failure, .line = text->line};
-    CARRY_TRY(fill(e, c->text, sizeof c->text, text, b));
+    CARRY_TRY(carry_template_fill(e, c->text, sizeof c->text, text, b));
     carry_status status = carry_criterion_parse(e->ctx, &c->parsed, c->text);
     if (status == CARRY_OK) {
         e->criteria++;
@@ -311,16 +242,15 @@ static carry_status read_criteria(carry_experiment *e, const char *key, bool is_
         return carry_yaml_fail(e->ctx, list, e->path, "'%s' must be a list of criteria", key);
     }
     for (carry_yaml *entry = list->first; entry != NULL; entry = entry->next) {
-        bindings b = {0};
         if (entry->kind == CARRY_YAML_SCALAR) {
-            CARRY_TRY(add_criterion(e, entry, &b, &is_failure));
+            CARRY_TRY(add_criterion(e, entry, &(carry_bindings){0}, &is_failure));
             continue;
         }
         carry_yaml *text = carry_yaml_get(entry, "criterion");
         if (text == NULL || text->kind != CARRY_YAML_SCALAR) {
             return fail_at(e, entry, "a criterion is a text, or a mapping with a criterion and lists of values");
         }
-        CARRY_TRY(combine(e, entry, entry->first, no_lists, &b, add_criterion, &is_failure));
+        CARRY_TRY(carry_template_each(e, entry, no_lists, add_criterion, &is_failure));
     }
     return CARRY_OK;
 }
@@ -333,7 +263,7 @@ static carry_status lay_out_outcomes(carry_experiment *e) {
             room++;
         }
     }
-    e->outcome = calloc(room, sizeof *e->outcome);
+    e->outcome = calloc(room > 0 ? room : 1, sizeof *e->outcome);
     if (e->outcome == NULL) {
         return carry_fail(e->ctx, CARRY_EMEMORY, "no memory for %zu outcomes", room);
     }
@@ -366,6 +296,9 @@ static carry_status read_all(carry_experiment *e) {
     }
     CARRY_TRY(carry_yaml_text(e->ctx, &e->name, name, e->path));
     CARRY_TRY(carry_yaml_text(e->ctx, &e->hypothesis, hypothesis, e->path));
+    if (*e->name == '\0' || *e->hypothesis == '\0') {
+        return fail_at(e, *e->name == '\0' ? name : hypothesis, "the name and the hypothesis must not be empty");
+    }
     if (grid == NULL || grid->kind != CARRY_YAML_SEQUENCE || grid->count == 0) {
         return fail_at(e, grid != NULL ? grid : root, "the grid is empty: give it at least one entry with a problem");
     }

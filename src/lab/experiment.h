@@ -71,6 +71,13 @@ typedef struct carry_experiment_options {
     void *user;
 } carry_experiment_options;
 
+/* The files experiments/NAME.yaml of the nearest folder upwards that has an experiments/, by name, with the first
+   sentence of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND when there is no such folder. */
+typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
+carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
+
+/* Refuses a stage that the experiment does not have; NULL is all of them. */
+carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
 /* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);

@@ -5,12 +5,14 @@
 
 #include "core/context.h"
 #include "lab/experiment.h"
+#include "lab/quiet.h"
 
 typedef struct keeper {
     carry_experiment *e;
     const carry_experiment_options *options;
     const carry_ceilings *ceilings;
     const carry_point *point;
+    bool kept;           /* something of this point */
     carry_ceilings of;   /* of the device that the present result ran on */
     carry_status status; /* of storing */
 } keeper;
@@ -78,6 +80,10 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
+    if (checked && isnan(o->error)) { /* the result has a NaN: no error is larger, and it is known */
+        o->error = o->error_absolute = INFINITY;
+    }
+    k->kept = true;
     if (k->status == CARRY_OK) {
         k->status = store_outcome(k, o, samples);
     }
@@ -88,6 +94,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
 static carry_status keep_reason(keeper *k, const char *reason) {
     carry_experiment *e = k->e;
     const carry_stage *stage = &e->stage[k->point->stage];
+    k->of = (carry_ceilings){0};
     for (int m = 0; stage->methods[m] != NULL; m++) {
         carry_outcome *o = outcome_of(e, k->point, stage->methods[m]);
         o->error = o->error_absolute = o->bound = NAN;
@@ -125,7 +132,7 @@ static carry_status measure_point(keeper *k) {
     if (k->status != CARRY_OK) {
         return k->status; /* what cannot be kept is not measured on */
     }
-    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE) {
+    if (!k->kept && (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE)) {
         char reason[256];
         (void)snprintf(reason, sizeof reason, "%.250s", carry_ctx_error(ctx));
         return keep_reason(k, reason);
@@ -133,22 +140,42 @@ static carry_status measure_point(keeper *k) {
     return status;
 }
 
+/* How far other processes disturbed a point, so that whoever compares runs knows. The step is the place of the point's
+   first result among the run's results. */
+static carry_status store_contention(const keeper *k, carry_quiet before) {
+    if (k->options->store == NULL || !k->kept) {
+        return CARRY_OK;
+    }
+    const carry_outcome *first = outcome_of(k->e, k->point, k->e->stage[k->point->stage].methods[0]);
+    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_CONTENTION,
+                              carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)));
+}
+
+carry_status carry_experiment_stage(const carry_experiment *e, const char *stage) {
+    for (int i = 0; i < e->stages; i++) {
+        if (stage == NULL || strcmp(stage, e->stage[i].name) == 0) {
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, stage);
+}
+
 carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options) {
-    bool known = options->stage == NULL;
-    for (int i = 0; i < e->stages; i++) {
-        known = known || strcmp(options->stage, e->stage[i].name) == 0;
-    }
-    if (!known) {
-        return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, options->stage);
-    }
+    CARRY_TRY(carry_experiment_stage(e, options->stage));
     keeper k = {.e = e, .options = options, .ceilings = ceilings};
     for (int i = 0; i < e->points; i++) {
         k.point = &e->point[i];
+        k.kept = false;
         if (options->began != NULL) {
             options->began(options->user, i, k.point->problem);
         }
+        carry_quiet before = carry_quiet_now();
         CARRY_TRY(measure_point(&k));
+        CARRY_TRY(store_contention(&k, before));
+        if (options->stop != NULL && options->stop()) {
+            return carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted");
+        }
     }
     return CARRY_OK;
 }

@@ -4,11 +4,27 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "core/error.h"
 
 static json_t *number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
+}
+
+/* A command line may hold bytes that are no UTF-8, which JSON cannot: they become question marks. */
+static json_t *text(const char *from) {
+    json_t *is = json_string(from);
+    if (is != NULL) {
+        return is;
+    }
+    char *copy = strdup(from);
+    for (char *at = copy; at != NULL && *at != '\0'; at++) {
+        *at = (char)((unsigned char)*at < 0x80 ? *at : '?');
+    }
+    is = copy != NULL ? json_string(copy) : NULL;
+    free(copy);
+    return is;
 }
 
 static json_t *result_object(const carry_run_result *r) {
@@ -17,10 +33,10 @@ static json_t *result_object(const carry_run_result *r) {
         (void)json_array_append_new(samples, number(r->sample[i]));
     }
     json_t *object = json_object();
-    (void)json_object_set_new(object, "problem", json_string(r->is.problem));
-    (void)json_object_set_new(object, "algorithm", json_string(r->is.method));
-    (void)json_object_set_new(object, "device", json_string(r->is.device));
-    (void)json_object_set_new(object, "reason", json_string(r->is.reason));
+    (void)json_object_set_new(object, "problem", text(r->is.problem));
+    (void)json_object_set_new(object, "algorithm", text(r->is.method));
+    (void)json_object_set_new(object, "device", text(r->is.device));
+    (void)json_object_set_new(object, "reason", text(r->is.reason));
     (void)json_object_set_new(object, "planned", json_boolean(r->is.planned));
     (void)json_object_set_new(object, "products", json_integer(r->is.products));
     const struct {
@@ -53,8 +69,8 @@ static json_t *lists_of(const carry_run *run, json_t *object) {
     json_t *criteria = json_array();
     for (int i = 0; i < run->criteria; i++) {
         const carry_stored_criterion *c = &run->criterion[i];
-        json_t *one = json_pack("{s:s, s:s, s:s, s:s}", "side", c->side, "criterion", c->text, "verdict", c->verdict,
-                                "reason", c->reason);
+        json_t *one = json_pack("{s:o, s:o, s:o, s:o}", "side", text(c->side), "criterion", text(c->text), "verdict",
+                                text(c->verdict), "reason", text(c->reason));
         (void)json_object_set_new(one, "value", number(c->value));
         (void)json_object_set_new(one, "bound", number(c->bound));
         (void)json_array_append_new(criteria, one);
@@ -62,17 +78,17 @@ static json_t *lists_of(const carry_run *run, json_t *object) {
     json_t *metrics = json_array();
     for (int i = 0; i < run->metrics; i++) {
         const carry_run_metric *m = &run->metric[i];
-        json_t *one = json_pack("{s:I, s:s}", "step", (json_int_t)m->step, "name", m->name);
+        json_t *one = json_pack("{s:I, s:o}", "step", (json_int_t)m->step, "name", text(m->name));
         (void)json_object_set_new(one, "value", number(m->value));
         (void)json_array_append_new(metrics, one);
     }
     json_t *machine = json_object();
     for (int i = 0; i < run->facts; i++) {
-        (void)json_object_set_new(machine, run->fact[i].name, json_string(run->fact[i].value));
+        (void)json_object_set_new(machine, run->fact[i].name, text(run->fact[i].value));
     }
     json_t *artefacts = json_array();
     for (int i = 0; i < run->artefacts; i++) {
-        (void)json_array_append_new(artefacts, json_pack("{s:s, s:I}", "name", run->artefact[i].name, "bytes",
+        (void)json_array_append_new(artefacts, json_pack("{s:o, s:I}", "name", text(run->artefact[i].name), "bytes",
                                                          (json_int_t)run->artefact[i].bytes));
     }
     (void)json_object_set_new(object, "results", results);
@@ -88,22 +104,23 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     (void)json_object_set_new(object, "run", json_integer(run->id));
     const struct {
         const char *name, *value;
-    } texts[] = {{"kind", run->kind},         {"name", run->name}, {"command", run->command}, {"state", run->state},
-                 {"decision", run->decision}, {"note", run->note}, {"commit", run->commit},   {"spec", run->spec}};
+    } texts[] = {{"kind", run->kind},     {"name", run->name},         {"command", run->command},
+                 {"state", run->state},   {"decision", run->decision}, {"note", run->note},
+                 {"commit", run->commit}, {"folder", run->folder},     {"spec", run->spec}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        (void)json_object_set_new(object, texts[i].name, json_string(texts[i].value));
+        (void)json_object_set_new(object, texts[i].name, text(texts[i].value));
     }
     (void)json_object_set_new(object, "dirty", json_boolean(run->dirty));
     (void)json_object_set_new(object, "started", number(run->started));
     (void)json_object_set_new(object, "ended", run->ended > 0.0 ? number(run->ended) : json_null());
     object = lists_of(run, object);
-    char *text = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
     json_decref(object);
-    if (text == NULL) {
+    if (line == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to export run %lld", (long long)run->id);
     }
-    (void)fprintf(to, "%s\n", text);
-    free(text);
+    (void)fprintf(to, "%s\n", line);
+    free(line);
     return CARRY_OK;
 }
 

@@ -6,11 +6,13 @@
 #include <fcntl.h>
 #include <math.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -19,6 +21,7 @@
 #define KEPT_BYTES ((size_t)1 << 20)
 #define DEFAULT_SECONDS 600.0
 #define GRACE_SECONDS 2.0
+#define DRAIN_SECONDS 0.3
 #define POLL_MILLISECONDS 100
 
 /* What is read of one of the child's outputs. */
@@ -28,12 +31,19 @@ typedef struct collected {
     size_t length, limit;
 } collected;
 
+/* What the child tells when the program could not be started. */
+typedef struct obstacle {
+    int reason; /* errno, 0: none */
+    bool in_folder;
+} obstacle;
+
 typedef struct child {
     carry_ctx *ctx;
     const carry_process *process;
     pid_t id;
     int to; /* its standard input, -1: closed */
     size_t given;
+    int patience; /* milliseconds */
     collected out, errors;
 } child;
 
@@ -47,8 +57,16 @@ static void close_if_open(int *file) {
 /* In the child: never returns. */
 static void become(const carry_process *process, const int in[2], const int out[2], const int errors[2], int report) {
     (void)setpgid(0, 0);
-    int nothing = open("/dev/null", O_RDWR);
-    bool ready = dup2(process->input != NULL ? in[0] : nothing, STDIN_FILENO) >= 0;
+    bool ready = true;
+    if (process->input != NULL) {
+        ready = dup2(in[0], STDIN_FILENO) >= 0;
+    } else {
+        int nothing = open("/dev/null", O_RDWR);
+        ready = nothing >= 0 && dup2(nothing, STDIN_FILENO) >= 0;
+        if (nothing > STDERR_FILENO) {
+            (void)close(nothing);
+        }
+    }
     if (!process->inherit) {
         ready = ready && dup2(out[1], STDOUT_FILENO) >= 0;
         ready = ready && dup2(process->merge ? out[1] : errors[1], STDERR_FILENO) >= 0;
@@ -56,12 +74,16 @@ static void become(const carry_process *process, const int in[2], const int out[
     (void)signal(SIGPIPE, SIG_DFL);
     (void)signal(SIGINT, SIG_DFL);
     (void)signal(SIGTERM, SIG_DFL);
-    if (ready && (process->folder == NULL || chdir(process->folder) == 0)) {
+    sigset_t none;
+    (void)sigemptyset(&none);
+    (void)sigprocmask(SIG_SETMASK, &none, NULL);
+    obstacle found = {.in_folder = ready && process->folder != NULL && chdir(process->folder) != 0};
+    if (ready && !found.in_folder) {
         (void)execvp(process->arguments[0], (char *const *)(uintptr_t)process->arguments);
     }
-    int reason = errno;
-    ssize_t told = write(report, &reason, sizeof reason);
-    _exit(told == (ssize_t)sizeof reason ? 127 : 126);
+    found.reason = errno;
+    ssize_t told = write(report, &found, sizeof found);
+    _exit(told == (ssize_t)sizeof found ? 127 : 126);
 }
 
 static void collect(collected *c) {
@@ -91,12 +113,15 @@ static void give(child *c) {
     }
 }
 
+/* Waits for the pipes, or for a while: a child whose pipes are closed ends most often at once, so the first waits for
+   it are short. */
 static void exchange(child *c) {
     struct pollfd files[3] = {{.fd = c->out.from, .events = POLLIN},
                               {.fd = c->errors.from, .events = POLLIN},
                               {.fd = c->to, .events = POLLOUT}};
-    bool quiet = c->out.from < 0 && c->errors.from < 0; /* it is about to end */
-    if (poll(files, 3, quiet ? 2 : POLL_MILLISECONDS) <= 0) {
+    bool open = c->out.from >= 0 || c->errors.from >= 0;
+    c->patience = open ? 1 : 2 * c->patience < POLL_MILLISECONDS ? 2 * c->patience : POLL_MILLISECONDS;
+    if (poll(files, 3, open ? POLL_MILLISECONDS : c->patience) <= 0) {
         return;
     }
     if (files[0].revents != 0) {
@@ -110,60 +135,97 @@ static void exchange(child *c) {
     }
 }
 
+/* True once the child has ended; it is left to be reaped, so that its number is not another's yet. */
+static bool has_ended(const child *c) {
+    siginfo_t about = {0};
+    return waitid(P_PID, (id_t)c->id, &about, WEXITED | WNOHANG | WNOWAIT) != 0 || about.si_pid == c->id;
+}
+
 /* What a grandchild still holds open is not waited for once the child itself has ended and the pipes are drained. */
+static void drain(child *c) {
+    double until = carry_seconds() + DRAIN_SECONDS;
+    while ((c->out.from >= 0 || c->errors.from >= 0) && carry_seconds() < until) {
+        exchange(c);
+    }
+}
+
 static void follow(child *c, carry_process_result *result) {
     double started = carry_seconds();
     double limit = c->process->seconds > 0.0 ? c->process->seconds : DEFAULT_SECONDS;
     double ending = INFINITY;
-    double drained = INFINITY;
-    bool ended = false;
-    int state = 0;
-    while (!ended || ((c->out.from >= 0 || c->errors.from >= 0) && carry_seconds() < drained)) {
+    for (;;) {
         exchange(c);
-        if (!ended && waitpid(c->id, &state, WNOHANG) == c->id) {
-            ended = true;
-            drained = carry_seconds() + 0.3;
+        if (has_ended(c)) {
+            break;
         }
         double now = carry_seconds();
-        result->timed_out = result->timed_out || (!ended && now - started > limit);
-        result->stopped = result->stopped || (!ended && c->process->stop != NULL && c->process->stop());
-        if (!ended && (result->timed_out || result->stopped)) {
-            if (isinf(ending)) {
-                (void)kill(-c->id, SIGTERM);
-                ending = now + GRACE_SECONDS;
-            } else if (now > ending) {
-                (void)kill(-c->id, SIGKILL);
-            }
+        result->timed_out = result->timed_out || now - started > limit;
+        result->stopped = result->stopped || (c->process->stop != NULL && c->process->stop());
+        if (!result->timed_out && !result->stopped) {
+            continue;
+        }
+        if (isinf(ending)) {
+            (void)kill(-c->id, SIGTERM);
+            ending = now + GRACE_SECONDS;
+        } else if (now > ending) {
+            (void)kill(-c->id, SIGKILL);
         }
     }
+    if (result->timed_out || result->stopped) {
+        (void)kill(-c->id, SIGKILL); /* what it started and what did not heed the first signal */
+    }
     result->seconds = carry_seconds() - started;
+    int state = 0;
+    while (waitpid(c->id, &state, 0) < 0 && errno == EINTR) {
+    }
     result->code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+    drain(c);
+}
+
+/* A pipe beyond the three standard numbers, which may be closed here and must not be taken for the child's own. */
+static bool make_pipe(int ends[2]) {
+    if (pipe2(ends, O_CLOEXEC) != 0) {
+        return false;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (ends[i] <= STDERR_FILENO) {
+            int higher = fcntl(ends[i], F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+            (void)close(ends[i]);
+            ends[i] = higher;
+        }
+    }
+    return ends[0] >= 0 && ends[1] >= 0;
+}
+
+/* Reads why the program could not be started; nothing comes when it was. */
+static obstacle hear(int report) {
+    obstacle found = {0};
+    ssize_t got;
+    do {
+        got = read(report, &found, sizeof found);
+    } while (got < 0 && errno == EINTR);
+    return got == (ssize_t)sizeof found ? found : (obstacle){0};
 }
 
 static carry_status start(child *c) {
     int pipes[4][2] = {{-1, -1}, {-1, -1}, {-1, -1}, {-1, -1}}; /* in, out, errors, report */
     bool made = true;
     for (int i = 0; i < 4; i++) {
-        made = made && pipe2(pipes[i], O_CLOEXEC) == 0;
+        made = made && make_pipe(pipes[i]);
     }
     c->id = made ? fork() : -1;
     if (c->id == 0) {
         become(c->process, pipes[0], pipes[1], pipes[2], pipes[3][1]);
     }
-    int problem = c->id < 0 ? errno : 0;
+    obstacle found = {.reason = c->id < 0 ? errno : 0};
     close_if_open(&pipes[0][0]);
     close_if_open(&pipes[1][1]);
     close_if_open(&pipes[2][1]);
     close_if_open(&pipes[3][1]);
-    if (problem == 0) {
+    if (c->id > 0) {
         (void)setpgid(c->id, c->id); /* both sides: whoever is first */
-        ssize_t got;
-        do {
-            got = read(pipes[3][0], &problem, sizeof problem);
-        } while (got < 0 && errno == EINTR);
-        if (got != (ssize_t)sizeof problem) {
-            problem = 0;
-        } else {
+        found = hear(pipes[3][0]);
+        if (found.reason != 0) {
             (void)waitpid(c->id, NULL, 0);
         }
     }
@@ -171,9 +233,10 @@ static carry_status start(child *c) {
     c->to = pipes[0][1];
     c->out.from = pipes[1][0];
     c->errors.from = pipes[2][0];
-    if (problem != 0) {
-        return carry_fail(c->ctx, problem == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be started: %s",
-                          c->process->arguments[0], strerror(problem));
+    if (found.reason != 0) {
+        return carry_fail(c->ctx, found.reason == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be started%s%s: %s",
+                          c->process->arguments[0], found.in_folder ? " in " : "",
+                          found.in_folder ? c->process->folder : "", strerror(found.reason));
     }
     (void)fcntl(c->to, F_SETFL, O_NONBLOCK);
     if (c->process->input == NULL || c->process->input_length == 0) {
@@ -182,9 +245,28 @@ static carry_status start(child *c) {
     return CARRY_OK;
 }
 
+/* A child that closes its input early must not end us. Blocked in this thread only, since others may be starting
+   programs too; one that came is taken away before signals are let through again. */
+static void hold_pipe_signal(sigset_t *before) {
+    sigset_t pipe_signal;
+    (void)sigemptyset(&pipe_signal);
+    (void)sigaddset(&pipe_signal, SIGPIPE);
+    (void)pthread_sigmask(SIG_BLOCK, &pipe_signal, before);
+}
+
+static void release_pipe_signal(const sigset_t *before) {
+    sigset_t pipe_signal;
+    (void)sigemptyset(&pipe_signal);
+    (void)sigaddset(&pipe_signal, SIGPIPE);
+    while (sigismember(before, SIGPIPE) == 0 && sigtimedwait(&pipe_signal, NULL, &(struct timespec){0}) == SIGPIPE) {
+    }
+    (void)pthread_sigmask(SIG_SETMASK, before, NULL);
+}
+
 carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, const carry_process *process) {
     size_t limit = process->limit > 0 ? process->limit : KEPT_BYTES;
-    child c = {.ctx = ctx, .process = process, .id = -1, .to = -1, .out = {.from = -1}, .errors = {.from = -1}};
+    child c = {
+        .ctx = ctx, .process = process, .id = -1, .to = -1, .patience = 1, .out = {.from = -1}, .errors = {.from = -1}};
     *result = (carry_process_result){.code = 127};
     c.out.limit = c.errors.limit = limit;
     c.out.text = malloc(limit + 1);
@@ -192,9 +274,8 @@ carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, con
     carry_status status = c.out.text != NULL && c.errors.text != NULL
                               ? CARRY_OK
                               : carry_fail(ctx, CARRY_EMEMORY, "no memory for the output of %s", process->arguments[0]);
-    struct sigaction ignored = {.sa_handler = SIG_IGN};
-    struct sigaction before;
-    (void)sigaction(SIGPIPE, &ignored, &before); /* a child that closes its input early must not end us */
+    sigset_t before;
+    hold_pipe_signal(&before);
     status = status == CARRY_OK ? start(&c) : status;
     if (status == CARRY_OK) {
         follow(&c, result);
@@ -207,7 +288,7 @@ carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, con
         free(c.out.text);
         free(c.errors.text);
     }
-    (void)sigaction(SIGPIPE, &before, NULL);
+    release_pipe_signal(&before);
     close_if_open(&c.to);
     close_if_open(&c.out.from);
     close_if_open(&c.errors.from);

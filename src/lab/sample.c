@@ -7,10 +7,11 @@
 
 #define RESAMPLINGS 1000
 
+/* A NaN, which no clock gives but a damaged store may, stands after everything else. */
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a;
     double y = *(const double *)b;
-    return (x > y) - (x < y);
+    return isnan(x) || isnan(y) ? isnan(x) - isnan(y) : (x > y) - (x < y);
 }
 
 static double median_of_sorted(const double *samples, int count) {
@@ -25,17 +26,66 @@ static uint64_t next_random(uint64_t *state) {
     return z ^ (z >> 31);
 }
 
-/* Blocks of about the square root of the count, taken around the end. */
+static void swap(double *a, double *b) {
+    double kept = *a;
+    *a = *b;
+    *b = kept;
+}
+
+/* Puts the k-th smallest at place k, nothing larger before it (Hoare's selection): a tenth of the time of sorting, and
+   a comparison of two runs selects a hundred thousand times. */
+static double select_kth(double *samples, int count, int k) {
+    int low = 0;
+    int high = count - 1;
+    while (low < high) {
+        double pivot = samples[low + (high - low) / 2];
+        int i = low;
+        int j = high;
+        while (i <= j) {
+            while (samples[i] < pivot) {
+                i++;
+            }
+            while (samples[j] > pivot) {
+                j--;
+            }
+            if (i <= j) {
+                swap(&samples[i++], &samples[j--]);
+            }
+        }
+        if (k <= j) {
+            high = j;
+        } else if (k >= i) {
+            low = i;
+        } else {
+            break;
+        }
+    }
+    return samples[k];
+}
+
+static double median_of(double *samples, int count) {
+    double upper = select_kth(samples, count, count / 2);
+    if (count % 2 == 1) {
+        return upper;
+    }
+    double lower = samples[0];
+    for (int i = 1; i < count / 2; i++) {
+        lower = fmax(lower, samples[i]);
+    }
+    return 0.5 * (lower + upper);
+}
+
+/* Blocks of about the square root of the count, or a tenth of it where that is more: a method is timed in turns of many
+   runs, and what disturbs a whole turn is seen only by blocks as long as one. Taken around the end. */
 static double resampled_median(const double *samples, int count, double *scratch, uint64_t *state) {
-    int block = (int)fmax(1.0, floor(sqrt((double)count)));
+    int block = (int)fmax(1.0, floor(fmax(sqrt((double)count), 0.1 * (double)count)));
     for (int filled = 0; filled < count;) {
         int from = (int)(next_random(state) % (uint64_t)count);
         for (int i = 0; i < block && filled < count; i++) {
             scratch[filled++] = samples[(from + i) % count];
         }
     }
-    qsort(scratch, (size_t)count, sizeof *scratch, compare_doubles);
-    return median_of_sorted(scratch, count);
+    return median_of(scratch, count);
 }
 
 carry_summary carry_summarise(double *samples, int count) {
@@ -69,7 +119,8 @@ carry_ratio carry_ratio_of(const double *a, int a_count, const double *b, int b_
         qsort(ratios, RESAMPLINGS, sizeof *ratios, compare_doubles);
         r.low = ratios[RESAMPLINGS / 40];
         r.high = ratios[RESAMPLINGS - 1 - RESAMPLINGS / 40];
-        r.within_noise = r.low / (1.0 + slack) <= 1.0 && r.high * (1.0 + slack) >= 1.0;
+        bool known = isfinite(r.low) && isfinite(r.high); /* else a median is 0: nothing can be said */
+        r.within_noise = !known || (r.low / (1.0 + slack) <= 1.0 && r.high * (1.0 + slack) >= 1.0);
     }
     free(scratch);
     free(ratios);

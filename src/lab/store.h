@@ -106,6 +106,18 @@ typedef struct carry_run {
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
 void carry_run_free(carry_run *run);
+/* A run at a glance. */
+typedef struct carry_run_line {
+    int64_t id;
+    char kind[32], name[128], state[16], decision[16], commit[64];
+    bool dirty;
+    double started, ended; /* as in carry_run */
+    int64_t results;
+    int64_t others; /* not 0: it has metrics or artefacts */
+} carry_run_line;
+
+/* Newest first, without loading what belongs to the runs; the caller frees *lines. kind NULL: all. limit 0: all. */
+carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind, int limit);
 /* Ids, newest first; the caller frees *ids. kind NULL: all. limit 0: all. */
 carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit);
 /* The bytes of an artefact; the caller frees. */

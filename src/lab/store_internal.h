@@ -1,4 +1,4 @@
-/* What store.c (opening, writing) and store_read.c share. */
+/* What store_open.c, store.c (writing), store_read.c and store_list.c share. */
 #ifndef CARRY_LAB_STORE_INTERNAL_H
 #define CARRY_LAB_STORE_INTERNAL_H
 
@@ -18,5 +18,7 @@ struct carry_store {
 carry_status carry_store_prepare(carry_store *store, sqlite3_stmt **statement, const char *sql, const char *types, ...);
 /* A statement that gives no rows, run and finalized. */
 carry_status carry_store_exec(carry_store *store, const char *doing, sqlite3_stmt *statement);
+/* Statements without values or rows. */
+carry_status carry_store_script(carry_store *store, const char *doing, const char *sql);
 
 #endif

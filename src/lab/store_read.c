@@ -8,7 +8,7 @@
 
 #include "lab/store_internal.h"
 
-#define MOST_ROWS 1000000
+#define MOST_ROWS 10000000
 
 /* A column as an owned text, "" for NULL. */
 static char *column_text(sqlite3_stmt *statement, int column) {
@@ -77,8 +77,11 @@ static carry_status load_head(carry_store *store, carry_run *run, int64_t id) {
     const char *name;
     json_t *value;
     json_object_foreach(facts, name, value) {
+        if (!json_is_string(value)) {
+            continue;
+        }
         carry_run_fact *fact = grow((void **)&run->fact, &run->facts, sizeof *fact);
-        if (fact != NULL && json_is_string(value)) {
+        if (fact != NULL) {
             fact->name = strdup(name);
             fact->value = strdup(json_string_value(value));
         }
@@ -94,12 +97,13 @@ static carry_status load_samples(carry_store *store, carry_run_result *result, i
     CARRY_TRY(
         carry_store_prepare(store, &row, "SELECT seconds FROM samples WHERE result = ?1 ORDER BY position", "i", id));
     carry_status status = CARRY_OK;
-    while (status == CARRY_OK && sqlite3_step(row) == SQLITE_ROW) {
-        double *place = grow((void **)&result->sample, &result->samples, sizeof *place);
-        if (place == NULL) {
-            status = no_memory(store);
-        } else {
+    int code;
+    while (status == CARRY_OK && (code = sqlite3_step(row)) != SQLITE_DONE) {
+        double *place = code == SQLITE_ROW ? grow((void **)&result->sample, &result->samples, sizeof *place) : NULL;
+        if (place != NULL) {
             *place = sqlite3_column_double(row, 0);
+        } else {
+            status = code == SQLITE_ROW ? no_memory(store) : carry_store_fail(store, "reading samples");
         }
     }
     (void)sqlite3_finalize(row);
@@ -177,14 +181,8 @@ static carry_status load_rows(carry_store *store, carry_run *run, const char *sq
     return status;
 }
 
-carry_status carry_store_load(carry_store *store, carry_run **loaded, int64_t id) {
-    carry_run *run = calloc(1, sizeof *run);
-    *loaded = NULL;
-    if (run == NULL) {
-        return no_memory(store);
-    }
-    carry_status status = load_head(store, run, id);
-    const struct {
+static carry_status load_all(carry_store *store, carry_run *run, int64_t id) {
+    static const struct {
         const char *sql;
         carry_status (*load)(carry_store *, carry_run *, sqlite3_stmt *);
     } parts[] = {
@@ -196,14 +194,30 @@ carry_status carry_store_load(carry_store *store, carry_run **loaded, int64_t id
         {"SELECT name, length(content) FROM artefacts WHERE run = ?1 ORDER BY name", load_artefact},
         {"SELECT step, name, value FROM metrics WHERE run = ?1 ORDER BY name, step", load_metric},
     };
-    for (size_t i = 0; status == CARRY_OK && i < sizeof parts / sizeof parts[0]; i++) {
-        status = load_rows(store, run, parts[i].sql, parts[i].load);
+    CARRY_TRY(load_head(store, run, id));
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        CARRY_TRY(load_rows(store, run, parts[i].sql, parts[i].load));
+    }
+    return CARRY_OK;
+}
+
+/* Under a savepoint: the run as it was at one moment, whoever is writing it. */
+carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id) {
+    carry_run *loaded = calloc(1, sizeof *loaded);
+    *run = NULL;
+    if (loaded == NULL) {
+        return no_memory(store);
+    }
+    carry_status status = carry_store_script(store, "reading a run", "SAVEPOINT reading");
+    if (status == CARRY_OK) {
+        status = load_all(store, loaded, id);
+        (void)sqlite3_exec(store->db, "RELEASE reading", NULL, NULL, NULL);
     }
     if (status != CARRY_OK) {
-        carry_run_free(run);
+        carry_run_free(loaded);
         return status;
     }
-    *loaded = run;
+    *run = loaded;
     return CARRY_OK;
 }
 
@@ -282,31 +296,6 @@ carry_status carry_store_find(carry_store *store, int64_t *run, const char *text
                : status;
 }
 
-carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit) {
-    sqlite3_stmt *statement;
-    *ids = NULL;
-    *count = 0;
-    CARRY_TRY(carry_store_prepare(store, &statement,
-                                  "SELECT id FROM runs WHERE ?1 = '' OR kind = ?1 ORDER BY id DESC LIMIT ?2", "si",
-                                  kind, (int64_t)(limit > 0 ? limit : MOST_ROWS)));
-    carry_status status = CARRY_OK;
-    int code;
-    while (status == CARRY_OK && (code = sqlite3_step(statement)) != SQLITE_DONE) {
-        int64_t *place = code == SQLITE_ROW ? grow((void **)ids, count, sizeof *place) : NULL;
-        if (place != NULL) {
-            *place = sqlite3_column_int64(statement, 0);
-        } else {
-            status = code == SQLITE_ROW ? no_memory(store) : carry_store_fail(store, "listing runs");
-        }
-    }
-    (void)sqlite3_finalize(statement);
-    if (status != CARRY_OK) {
-        free(*ids);
-        *ids = NULL;
-    }
-    return status;
-}
-
 carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes,
                                        size_t *length) {
     sqlite3_stmt *statement;
@@ -315,7 +304,8 @@ carry_status carry_store_artefact_read(carry_store *store, int64_t run, const ch
     CARRY_TRY(carry_store_prepare(store, &statement, "SELECT content FROM artefacts WHERE run = ?1 AND name = ?2", "is",
                                   run, name));
     carry_status status = CARRY_OK;
-    if (sqlite3_step(statement) == SQLITE_ROW) {
+    int code = sqlite3_step(statement);
+    if (code == SQLITE_ROW) {
         const void *content = sqlite3_column_blob(statement, 0);
         *length = (size_t)sqlite3_column_bytes(statement, 0);
         *bytes = malloc(*length + 1);
@@ -327,6 +317,8 @@ carry_status carry_store_artefact_read(carry_store *store, int64_t run, const ch
             }
             ((char *)*bytes)[*length] = '\0';
         }
+    } else if (code != SQLITE_DONE) {
+        status = carry_store_fail(store, "reading an artefact");
     } else {
         status = carry_fail(store->ctx, CARRY_ENOTFOUND, "run %lld has no artefact '%.60s'", (long long)run, name);
     }

@@ -14,10 +14,11 @@
 #define MOST_BYTES ((size_t)1 << 20)
 #define MOST_LEVELS 64
 #define MOST_NODES 100000
+#define MOST_KEYS 4096 /* of one mapping: each is compared with all before it */
 
 typedef struct reader {
     carry_ctx *ctx;
-    const char *name;
+    const char *name, *text;
     yaml_parser_t parser;
     int nodes;
     carry_yaml *root;
@@ -33,9 +34,19 @@ static carry_status fail_at(reader *r, yaml_mark_t mark, const char *what) {
     return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: %s", r->name, mark.line + 1, mark.column + 1, what);
 }
 
+/* libyaml reads ahead: bytes that are no text are found before its own mark is there, and named by their offset. */
+static yaml_mark_t mark_of_offset(const char *text, size_t offset) {
+    yaml_mark_t mark = {.index = offset};
+    for (size_t i = 0; i < offset; i++) {
+        mark.column = text[i] == '\n' ? 0 : mark.column + ((text[i] & 0xc0) != 0x80);
+        mark.line += text[i] == '\n';
+    }
+    return mark;
+}
+
 static carry_status syntax_error(reader *r) {
     const yaml_parser_t *p = &r->parser;
-    yaml_mark_t mark = p->error == YAML_READER_ERROR ? p->mark : p->problem_mark;
+    yaml_mark_t mark = p->error == YAML_READER_ERROR ? mark_of_offset(r->text, p->problem_offset) : p->problem_mark;
     return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: this is not YAML: %s%s%s", r->name, mark.line + 1,
                       mark.column + 1, p->problem != NULL ? p->problem : "no memory", p->context != NULL ? ", " : "",
                       p->context != NULL ? p->context : "");
@@ -76,6 +87,9 @@ static carry_status add(reader *r, carry_yaml **added, carry_yaml_kind kind, yam
 
 static carry_status take_key(reader *r, const yaml_event_t *event) {
     const carry_yaml *mapping = r->open[r->levels - 1].node;
+    if (mapping->count >= MOST_KEYS) {
+        return fail_at(r, event->start_mark, "too many keys in one mapping (4096 at most)");
+    }
     char *key = copy_text(event->data.scalar.value, event->data.scalar.length);
     if (key == NULL) {
         return fail_at(r, event->start_mark, "no memory");
@@ -95,8 +109,7 @@ static carry_status take_key(reader *r, const yaml_event_t *event) {
 
 static carry_status take_scalar(reader *r, const yaml_event_t *event) {
     bool in_mapping = r->levels > 0 && r->open[r->levels - 1].node->kind == CARRY_YAML_MAPPING;
-    if (event->data.scalar.anchor != NULL ||
-        (event->data.scalar.tag != NULL && !event->data.scalar.plain_implicit && !event->data.scalar.quoted_implicit)) {
+    if (event->data.scalar.anchor != NULL || event->data.scalar.tag != NULL) {
         return fail_at(r, event->start_mark, "anchors and tags are not taken here");
     }
     if (in_mapping && r->open[r->levels - 1].key == NULL) {
@@ -112,9 +125,9 @@ static carry_status take_scalar(reader *r, const yaml_event_t *event) {
                                                            : fail_at(r, event->start_mark, "a value has a zero byte");
 }
 
-static carry_status take_start(reader *r, const yaml_event_t *event, carry_yaml_kind kind, const yaml_char_t *anchor) {
-    if (anchor != NULL) {
-        return fail_at(r, event->start_mark, "anchors are not taken here");
+static carry_status take_start(reader *r, const yaml_event_t *event, carry_yaml_kind kind, bool marked) {
+    if (marked) {
+        return fail_at(r, event->start_mark, "anchors and tags are not taken here");
     }
     if (r->levels > 0 && r->open[r->levels - 1].node->kind == CARRY_YAML_MAPPING &&
         r->open[r->levels - 1].key == NULL) {
@@ -137,9 +150,11 @@ static carry_status take(reader *r, const yaml_event_t *event) {
     case YAML_SCALAR_EVENT:
         return take_scalar(r, event);
     case YAML_SEQUENCE_START_EVENT:
-        return take_start(r, event, CARRY_YAML_SEQUENCE, event->data.sequence_start.anchor);
+        return take_start(r, event, CARRY_YAML_SEQUENCE,
+                          event->data.sequence_start.anchor != NULL || event->data.sequence_start.tag != NULL);
     case YAML_MAPPING_START_EVENT:
-        return take_start(r, event, CARRY_YAML_MAPPING, event->data.mapping_start.anchor);
+        return take_start(r, event, CARRY_YAML_MAPPING,
+                          event->data.mapping_start.anchor != NULL || event->data.mapping_start.tag != NULL);
     case YAML_SEQUENCE_END_EVENT:
     case YAML_MAPPING_END_EVENT:
         r->levels--;
@@ -162,6 +177,7 @@ carry_status carry_yaml_parse(carry_ctx *ctx, carry_yaml **root, const char *tex
     }
     r->ctx = ctx;
     r->name = name;
+    r->text = text;
     carry_status status = CARRY_OK;
     if (length > MOST_BYTES) {
         status = carry_fail(ctx, CARRY_ESIZE, "%s has %zu bytes, more than the 1 MiB that is read", name, length);

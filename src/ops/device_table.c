@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/tensor.h"
 #include "device/backend.h"
 
 #if defined(CARRY_HAVE_CUDA)

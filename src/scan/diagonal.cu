@@ -145,6 +145,7 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
     d.steps = w->steps;
     d.channels = (int)(w->n * w->width);
     d.width = (int)w->width;
+    d.width_log2 = (w->width & (w->width - 1)) == 0 ? __builtin_ctz((unsigned)w->width) : -1;
     d.items = (int)w->batch;
     for (const carry_scan_array *a : {&w->A, &w->b, &w->h}) {
         if (a->step > CARRY_MOST_STEP || a->step < -CARRY_MOST_STEP) {

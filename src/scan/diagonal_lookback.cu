@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_d
     int64_t left = inside ? d.steps - first : 0;
     carry_segment<V, LONG, TA, TB> raw;
     const TA *a_at =
-        static_cast<const TA *>(d.A.data) + item * d.A.item + first * d.A.step + (inside ? channel / d.width : 0);
+        static_cast<const TA *>(d.A.data) + item * d.A.item + first * d.A.step + (inside ? carry_row(d, channel) : 0);
     const TB *b_at = static_cast<const TB *>(d.b.data) + item * d.b.item + first * d.b.step + channel;
     if (left >= LONG) {
         raw.load(a_at, d.A.step, b_at, d.b.step);

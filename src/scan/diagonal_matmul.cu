@@ -10,19 +10,16 @@
    bits, low the exact rest, cut off by the unit itself; low x low is left out. The error stays at 2^-21 of a product. bf16
    and f16 values are exact in tf32, so b in 16 bits needs no low part.
 
-   Which column of b stands at which n of the product is free, and so is which step stands at which k as long as L agrees.
-   n = 4 m + j, j the product's number: so a lane loads four neighbouring columns for four products, and stores eight. */
+   Which column of b stands at which n of a product is free. Column 4 (n/2) + 16 (n%2) + j is column n of product j: so a
+   lane loads four neighbouring columns for four products and stores four at a time, and the lanes that do so together
+   touch whole sectors of memory. */
 #include "scan/diagonal.cuh"
-
-#ifndef CARRY_MM
-#define CARRY_MM 2
-#endif
 
 namespace {
 
 constexpr int COLUMNS = 64; /* of a block */
 constexpr int WARPS = 16;   /* at most; 16 steps each */
-constexpr int TRIANGLE = 17; /* words of a row, one more than 16 to spread the banks */
+constexpr int TRIANGLE = 17; /* words of a row, one more than 16 to spread the banks; 16 rows are whole float4 */
 constexpr int ROW = COLUMNS + 4;
 
 struct split {
@@ -142,7 +139,7 @@ __host__ __device__ constexpr int level_rows(int warps, int radix) {
 }
 
 template <typename TB, typename TH, int RADIX>
-__global__ void __launch_bounds__(32 * WARPS, CARRY_MM) matmul_kernel(const carry_diagonal d) {
+__global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diagonal d) {
     extern __shared__ float shared[];
     int warps = (int)blockDim.y;
     int warp = (int)threadIdx.y;
@@ -175,9 +172,10 @@ __global__ void __launch_bounds__(32 * WARPS, CARRY_MM) matmul_kernel(const carr
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 int64_t t = first + q + 4 * i;
-                if (t < d.steps && column + 32 * half + 4 * g < d.width) {
+                int place = 32 * half + 16 * (g % 2) + 4 * (g / 2);
+                if (t < d.steps && column + place < d.width) {
                     raw[i][half].load(static_cast<const TB *>(d.b.data) + item * d.b.item + t * d.b.step + channel +
-                                      32 * half + 4 * g);
+                                      place);
                 } else {
                     const float zero[4] = {};
                     raw[i][half].pack(zero);
@@ -220,8 +218,8 @@ __global__ void __launch_bounds__(32 * WARPS, CARRY_MM) matmul_kernel(const carr
                 float *end = values + (warp * groups + step / RADIX) * ROW;
 #pragma unroll
                 for (int j = 0; j < 8; j++) {
-                    end[32 * (j / 4) + 8 * q + j % 4] = y[j][2 * side];
-                    end[32 * (j / 4) + 8 * q + 4 + j % 4] = y[j][2 * side + 1];
+                    end[32 * (j / 4) + 4 * q + j % 4] = y[j][2 * side];
+                    end[32 * (j / 4) + 16 + 4 * q + j % 4] = y[j][2 * side + 1];
                 }
                 if (q == 0) {
                     level_decays[warp * groups + step / RADIX] = cumulative[warp * 16 + step];
@@ -287,16 +285,17 @@ __global__ void __launch_bounds__(32 * WARPS, CARRY_MM) matmul_kernel(const carr
             const float *before = group == 0 ? state : values + (group - 1) * ROW;
             float fade = cumulative[warp * 16 + step];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int place = 32 * half + 8 * q;
-                float out[8];
+            for (int quarter = 0; quarter < 4; quarter++) {
+                int place = 16 * quarter + 4 * q;
+                float4 entered = *reinterpret_cast<const float4 *>(before + place);
+                float out[4];
+                const float added[4] = {entered.x, entered.y, entered.z, entered.w};
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    out[j] = fmaf(fade, before[place + j], y[4 * half + j][2 * side]);
-                    out[4 + j] = fmaf(fade, before[place + 4 + j], y[4 * half + j][2 * side + 1]);
+                    out[j] = fmaf(fade, added[j], y[4 * (quarter / 2) + j][2 * side + quarter % 2]);
                 }
                 if (first + step < d.steps && column + place < d.width) {
-                    carry_pack<8, TH> packed;
+                    carry_pack<4, TH> packed;
                     packed.pack(out);
                     packed.store(static_cast<TH *>(d.h.data) + item * d.h.item + (first + step) * d.h.step + channel +
                                  place);

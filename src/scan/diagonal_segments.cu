@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
     const TA *a_at = static_cast<const TA *>(d.A.data) + item * d.A.item + first * d.A.step;
     const TB *b_at = static_cast<const TB *>(d.b.data) + item * d.b.item + first * d.b.step + channel;
     TH *h_at = static_cast<TH *>(d.h.data) + item * d.h.item + first * d.h.step + channel;
-    a_at += inside ? channel / d.width : 0;
+    a_at += inside ? carry_row(d, channel) : 0;
     float state[V] = {};
     if (inside) {
         carry_initial<V>(state, d, item, channel);

@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(THREADS, 4) walk(const carry_diagonal d) {
     if (channel >= d.channels) {
         return;
     }
-    const TA *a = static_cast<const TA *>(d.A.data) + item * d.A.item + channel / d.width;
+    const TA *a = static_cast<const TA *>(d.A.data) + item * d.A.item + carry_row(d, channel);
     const TB *b = static_cast<const TB *>(d.b.data) + item * d.b.item + channel;
     TH *h = static_cast<TH *>(d.h.data) + item * d.h.item + channel;
     float state[V];
