@@ -249,12 +249,10 @@ const cli_verb cli_run = {
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
         "  tokens_per_s(A), each with filters (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...),\n"
         "  grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
-        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time "
-        "of a\n"
-        "wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored with its "
-        "samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: "
-        "not\n"
-        "so (stop), or something could not be measured here (incomplete).",
+        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
+        "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
+        "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
+        "(stop), or something could not be measured here (incomplete).",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",
     .run = run,
 };
