@@ -80,14 +80,30 @@ template <typename E> __device__ inline bool in_sixteens(const E *matrix, int n)
 template <typename E, int SIZE> __device__ void fetch(E *to, const E *matrix, int n) {
     constexpr int ROW = slot<E, SIZE>::ROW;
     constexpr int PIECE = 16 / (int)sizeof(E);
-    if (matrix != nullptr && in_sixteens(matrix, n)) {
+    constexpr int PIECES = SIZE / PIECE;
+    if (matrix != nullptr && n == SIZE && in_sixteens(matrix, SIZE)) {
+        /* Pieces of a thread are so far apart that only constants are added for each. */
+        constexpr int STEP = THREADS / PIECES;
+        int row = (int)threadIdx.x / PIECES;
+        int column = (int)threadIdx.x % PIECES * PIECE;
+        E *first = to + row * ROW + column;
+        const E *from = matrix + row * SIZE + column;
+#pragma unroll
+        for (int i = 0; i < SIZE; i += STEP) {
+            if (i + STEP <= SIZE || row + i < SIZE) {
+                copy_async(first + i * ROW, from + i * SIZE);
+            }
+        }
+    } else if (matrix != nullptr && in_sixteens(matrix, n)) {
         int pieces = n / PIECE;
+#pragma unroll 1
         for (int i = threadIdx.x; i < n * pieces; i += THREADS) {
-            int row = n == SIZE ? i / (SIZE / PIECE) : i / pieces;
+            int row = i / pieces;
             int column = (i - row * pieces) * PIECE;
             copy_async(to + row * ROW + column, matrix + row * n + column);
         }
     } else if (matrix != nullptr) {
+#pragma unroll 1
         for (int i = threadIdx.x; i < n * n; i += THREADS) {
             int row = i / n;
             to[row * ROW + i - row * n] = matrix[i];
@@ -371,6 +387,18 @@ template <typename E, int SIZE, typename Cursor> struct ring {
             head = head + 1 < size ? head + 1 : 0;
         }
     }
+    /* Nobody reads the first `used` any more after the barrier, and the one after them has arrived. */
+    __device__ void advance(int used) {
+        if (size > used) {
+            copy_wait(size - used - 1);
+            __syncthreads();
+            release(used);
+        } else {
+            __syncthreads();
+            release(used);
+            wait(1);
+        }
+    }
     /* The slots may be used for something else. */
     __device__ void finish() const {
         copy_wait(0);
@@ -381,13 +409,41 @@ template <typename E, int SIZE, typename Cursor> struct ring {
 /* Values of `members` elements, from the steps where they end: array to shared memory, and back. Elements are `apart`
    floats from each other there. A thread touches the same places each time, so a tile may be stored and loaded again
    without a barrier. */
+template <typename T>
+__device__ inline void load_tile_of(float *tile, int64_t apart, const T *from, int64_t step, int members, int size) {
+    constexpr int TOGETHER = 8; /* loads that wait for memory at the same time */
+#pragma unroll 1
+    for (int i = threadIdx.x; i < members * size; i += TOGETHER * THREADS) {
+        T value[TOGETHER];
+        int place[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            int at = i + j * THREADS;
+            int member = at / size;
+            if (at < members * size) {
+                place[j] = (int)(member * apart) + at - member * size;
+                value[j] = from[member * step + at - member * size];
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            if (i + j * THREADS < members * size) {
+                tile[place[j]] = to_float(value[j]);
+            }
+        }
+    }
+}
+
 __device__ inline void load_tile(float *tile, int64_t apart, const array &from, int64_t item, int64_t first,
                                  int64_t next, int members, int size) {
-    for (int i = threadIdx.x; i < members * size; i += THREADS) {
-        int member = i / size;
-        int at = i - member * size;
-        int64_t offset = item * from.item + (first + member * next) * from.step + at;
-        tile[member * apart + at] = carry_value::load(from.data, from.dtype, offset);
+    int64_t offset = item * from.item + first * from.step;
+    int64_t step = next * from.step;
+    if (from.dtype == F32) {
+        load_tile_of(tile, apart, (const float *)from.data + offset, step, members, size);
+    } else if (from.dtype == F16) {
+        load_tile_of(tile, apart, (const __half *)from.data + offset, step, members, size);
+    } else {
+        load_tile_of(tile, apart, (const __nv_bfloat16 *)from.data + offset, step, members, size);
     }
 }
 
