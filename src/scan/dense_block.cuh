@@ -72,6 +72,25 @@ __device__ inline void copy_wait(int pending) {
     }
 }
 
+/* Where a thread stands in rows of `size`, when the block goes through them THREADS at a time. */
+struct place_of_thread {
+    int member, at, size, more_members, more;
+
+    __device__ explicit place_of_thread(int given)
+        : member((int)threadIdx.x / given), at((int)threadIdx.x % given), size(given), more_members(THREADS / given),
+          more(THREADS % given) {
+    }
+    /* THREADS further on, without a division. */
+    __device__ void advance() {
+        member += more_members;
+        at += more;
+        if (at >= size) {
+            at -= size;
+            member++;
+        }
+    }
+};
+
 template <typename E> __device__ inline bool in_sixteens(const E *matrix, int n) {
     return ((uintptr_t)matrix & 15) == 0 && n * (int)sizeof(E) % 16 == 0;
 }
@@ -95,18 +114,15 @@ template <typename E, int SIZE> __device__ void fetch(E *to, const E *matrix, in
             }
         }
     } else if (matrix != nullptr && in_sixteens(matrix, n)) {
-        int pieces = n / PIECE;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n * pieces; i += THREADS) {
-            int row = i / pieces;
-            int column = (i - row * pieces) * PIECE;
-            copy_async(to + row * ROW + column, matrix + row * n + column);
+        for (place_of_thread place(n / PIECE); place.member < n; place.advance()) {
+            int column = place.at * PIECE;
+            copy_async(to + place.member * ROW + column, matrix + place.member * n + column);
         }
     } else if (matrix != nullptr) {
 #pragma unroll 1
-        for (int i = threadIdx.x; i < n * n; i += THREADS) {
-            int row = i / n;
-            to[row * ROW + i - row * n] = matrix[i];
+        for (place_of_thread place(n); place.member < n; place.advance()) {
+            to[place.member * ROW + place.at] = matrix[place.member * n + place.at];
         }
     }
     copy_commit();
@@ -117,16 +133,16 @@ template <typename E, int SIZE> __device__ void store(E *matrix, const E *from, 
     constexpr int PIECE = 16 / (int)sizeof(E);
     if (in_sixteens(matrix, n)) {
         int pieces = n / PIECE;
-        for (int i = threadIdx.x; i < n * pieces; i += THREADS) {
-            int row = n == SIZE ? i / (SIZE / PIECE) : i / pieces;
-            int column = (i - row * pieces) * PIECE;
-            *(uint4 *)(matrix + row * n + column) = *(const uint4 *)(from + row * ROW + column);
+#pragma unroll 1
+        for (place_of_thread place(pieces); place.member < n; place.advance()) {
+            int column = place.at * PIECE;
+            *(uint4 *)(matrix + place.member * n + column) = *(const uint4 *)(from + place.member * ROW + column);
         }
         return;
     }
-    for (int i = threadIdx.x; i < n * n; i += THREADS) {
-        int row = i / n;
-        matrix[i] = from[row * ROW + i - row * n];
+#pragma unroll 1
+    for (place_of_thread place(n); place.member < n; place.advance()) {
+        matrix[place.member * n + place.at] = from[place.member * ROW + place.at];
     }
 }
 
@@ -362,6 +378,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
 
     __device__ ring(E *given, int count, int rows, const Cursor &from)
         : slots(given), size(count), head(0), n(rows), cursor(from) {
+#pragma unroll 1
         for (int i = 0; i < size; i++) {
             fetch<E, SIZE>(slots + i * slot<E, SIZE>::ELEMENTS, cursor.next(), n);
         }
@@ -382,6 +399,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
     }
     /* Nobody reads the first k any more, since a barrier of the block. */
     __device__ void release(int k) {
+#pragma unroll 1
         for (int i = 0; i < k; i++) {
             fetch<E, SIZE>(at(0), cursor.next(), n);
             head = head + 1 < size ? head + 1 : 0;
@@ -391,11 +409,10 @@ template <typename E, int SIZE, typename Cursor> struct ring {
     __device__ void advance(int used) {
         if (size > used) {
             copy_wait(size - used - 1);
-            __syncthreads();
-            release(used);
-        } else {
-            __syncthreads();
-            release(used);
+        }
+        __syncthreads();
+        release(used);
+        if (size <= used) {
             wait(1);
         }
     }
@@ -409,56 +426,49 @@ template <typename E, int SIZE, typename Cursor> struct ring {
 /* Values of `members` elements, from the steps where they end: array to shared memory, and back. Elements are `apart`
    floats from each other there. A thread touches the same places each time, so a tile may be stored and loaded again
    without a barrier. */
-template <typename T>
-__device__ inline void load_tile_of(float *tile, int64_t apart, const T *from, int64_t step, int members, int size) {
-    constexpr int TOGETHER = 8; /* loads that wait for memory at the same time */
-#pragma unroll 1
-    for (int i = threadIdx.x; i < members * size; i += TOGETHER * THREADS) {
-        T value[TOGETHER];
-        int place[TOGETHER];
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++) {
-            int at = i + j * THREADS;
-            int member = at / size;
-            if (at < members * size) {
-                place[j] = (int)(member * apart) + at - member * size;
-                value[j] = from[member * step + at - member * size];
-            }
-        }
-#pragma unroll
-        for (int j = 0; j < TOGETHER; j++) {
-            if (i + j * THREADS < members * size) {
-                tile[place[j]] = to_float(value[j]);
-            }
-        }
-    }
-}
-
 __device__ inline void load_tile(float *tile, int64_t apart, const array &from, int64_t item, int64_t first,
                                  int64_t next, int members, int size) {
-    int64_t offset = item * from.item + first * from.step;
+    constexpr int AT_ONCE = 8; /* loads that wait for memory together */
+    int64_t begin = item * from.item + first * from.step;
     int64_t step = next * from.step;
-    if (from.dtype == F32) {
-        load_tile_of(tile, apart, (const float *)from.data + offset, step, members, size);
-    } else if (from.dtype == F16) {
-        load_tile_of(tile, apart, (const __half *)from.data + offset, step, members, size);
-    } else {
-        load_tile_of(tile, apart, (const __nv_bfloat16 *)from.data + offset, step, members, size);
+    bool is_wide = from.dtype == F32;
+    place_of_thread ahead(size);
+    place_of_thread place = ahead;
+#pragma unroll 1
+    while (place.member < members) {
+        uint32_t bits[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int64_t offset = begin + ahead.member * step + ahead.at;
+            if (ahead.member < members) {
+                bits[j] = is_wide ? ((const uint32_t *)from.data)[offset] : ((const uint16_t *)from.data)[offset];
+            }
+            ahead.advance();
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (place.member < members) {
+                tile[place.member * apart + place.at] = carry_value::of_bits(bits[j], from.dtype);
+            }
+            place.advance();
+        }
     }
 }
 
 __device__ inline void store_tile(const float *tile, int64_t apart, const array &to, int64_t item, int64_t first,
                                   int64_t next, int members, int size) {
-    for (int i = threadIdx.x; i < members * size; i += THREADS) {
-        int member = i / size;
-        int at = i - member * size;
-        int64_t offset = item * to.item + (first + member * next) * to.step + at;
-        carry_value::store(to.data, to.dtype, offset, tile[member * apart + at]);
+    int64_t begin = item * to.item + first * to.step;
+    int64_t step = next * to.step;
+#pragma unroll 1
+    for (place_of_thread place(size); place.member < members; place.advance()) {
+        carry_value::store(to.data, to.dtype, begin + place.member * step + place.at,
+                           tile[place.member * apart + place.at]);
     }
 }
 
 /* One state, or zeros where there is none. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS) {
         state[i] = from.data == nullptr
                        ? 0.0f

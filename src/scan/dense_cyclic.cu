@@ -104,6 +104,7 @@ template <typename E, int SIZE> struct reduction {
         if (k > 0 || p.values.data == p.h.data || members + 1 != here.at.radix || end >= p.steps) {
             return;
         }
+#pragma unroll 1
         for (int i = threadIdx.x; i < size; i += THREADS) {
             float value = carry_value::load(p.values.data, F32, item * p.values.item + end * p.values.step + i);
             carry_value::store(p.h.data, p.h.dtype, item * p.h.item + end * p.h.step + i, value);
@@ -111,6 +112,7 @@ template <typename E, int SIZE> struct reduction {
     }
 
     __device__ void keep_state(int last) const {
+#pragma unroll 1
         for (int i = threadIdx.x; i < apart; i += THREADS) {
             state[i] = values[last * apart + i];
         }

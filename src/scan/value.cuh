@@ -18,6 +18,25 @@ __device__ inline float load(const void *data, int dtype, int64_t i) {
                           : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
 }
 
+/* A value from the bits of its element, the lower 16 where it is no f32. */
+__device__ inline float of_bits(uint32_t bits, int dtype) {
+    if (dtype == F32) {
+        float value;
+        memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+    uint16_t low = (uint16_t)bits;
+    if (dtype == F16) {
+        __half value;
+        memcpy(&value, &low, sizeof value);
+        return __half2float(value);
+    }
+    bits <<= 16; /* bf16 is the upper half of f32 */
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 __device__ inline void store(void *data, int dtype, int64_t i, float x) {
     if (dtype == F32) {
         ((float *)data)[i] = x;
