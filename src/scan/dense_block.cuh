@@ -27,48 +27,27 @@ __device__ inline float to_float(__nv_bfloat16 x) {
     return __bfloat162float(x);
 }
 
-/* Waits until at most `pending` of the groups of copies are under way; the count must be known to the assembler. */
+/* Waits until at most `pending` of the groups of copies are under way. The assembler must know the count: from four on
+   fewer may be left under way than asked, since three branches cost less than a jump through a table. */
 __device__ inline void copy_wait(int pending) {
-    switch (pending) {
-    case 0:
-        copy_wait_for<0>();
-        return;
-    case 1:
+    if (pending >= 4) {
+        if (pending >= 8) {
+            copy_wait_for<8>();
+        } else if (pending >= 6) {
+            copy_wait_for<6>();
+        } else {
+            copy_wait_for<4>();
+        }
+    } else if (pending >= 2) {
+        if (pending == 3) {
+            copy_wait_for<3>();
+        } else {
+            copy_wait_for<2>();
+        }
+    } else if (pending == 1) {
         copy_wait_for<1>();
-        return;
-    case 2:
-        copy_wait_for<2>();
-        return;
-    case 3:
-        copy_wait_for<3>();
-        return;
-    case 4:
-        copy_wait_for<4>();
-        return;
-    case 5:
-        copy_wait_for<5>();
-        return;
-    case 6:
-        copy_wait_for<6>();
-        return;
-    case 7:
-        copy_wait_for<7>();
-        return;
-    case 8:
-        copy_wait_for<8>();
-        return;
-    case 9:
-        copy_wait_for<9>();
-        return;
-    case 10:
-        copy_wait_for<10>();
-        return;
-    case 11:
-        copy_wait_for<11>();
-        return;
-    default:
-        copy_wait_for<12>();
-        return;
+    } else {
+        copy_wait_for<0>();
     }
 }
 

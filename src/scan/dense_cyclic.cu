@@ -165,9 +165,7 @@ template <typename E, int SIZE> struct reduction {
 };
 
 template <typename E, int SIZE>
-__global__ void __launch_bounds__(THREADS, SIZE == 128  ? 1
-                                           : SIZE == 64 ? 2
-                                                        : 3)
+__global__ void __launch_bounds__(THREADS, SIZE == 128 ? 1 : 2)
     dense_cyclic(const __grid_constant__ params p, size_t shared_bytes) {
     extern __shared__ uint4 shared[];
     clear_shared<E, SIZE>(shared, shared_bytes, p.n);

@@ -13,7 +13,7 @@ constexpr int MAX_HEIGHT = 5;
 constexpr int MAX_VISIT_HEIGHT = 6;
 /* What a level costs up and down beside its barriers of the grid: the first transitions and values must come. */
 constexpr double LEVEL_SECONDS = 2.5e-6;
-/* More matrices under way bring nothing: waiting for copies knows 12 of them apart. */
+/* More matrices under way bring nothing: waiting for copies knows 8 of them apart. */
 constexpr int MAX_SLOTS = 14;
 /* Chunks shorter than this spend more on their ends than on their steps. */
 constexpr int64_t LEAST_CHUNK = 8;
@@ -38,7 +38,7 @@ static double product_seconds(int size, size_t element) {
 
 /* Seconds of one transition applied to a state by one block, its barrier with it. */
 static double apply_seconds(int size, int64_t width) {
-    double first = size == 128 ? 3e-7 : 1.5e-7;
+    double first = size == 128 ? 5e-7 : 1.5e-7; /* 32 KB at what one multiprocessor draws from the second cache */
     return first + (double)(width - 1) * (double)(size * size) / 5e10;
 }
 
@@ -136,7 +136,8 @@ static int choose_visits(const layout *l, const carry_scan_shape *shape, int *he
     }
     double best[64];
     int choice[64];
-    double blocks = (double)(units_of(shape) * l->per_unit);
+    /* Two blocks share the registers of a multiprocessor, whatever shared memory would hold. */
+    double blocks = (double)(units_of(shape) * (l->per_unit < 2 ? l->per_unit : 2));
     double apply_s = apply_seconds(l->size, shape->width);
     for (int s = top; s >= 0; s--) {
         double count = ceil((double)shape->steps / ldexp(1.0, s));
