@@ -1,5 +1,6 @@
 /* Scans with dense transitions on GPUs: the family that scan/cuda.c makes algorithms of. The kernels are in
-   dense_tree.cu, dense_groups.cu, dense_chunks.cu and dense_doubling.cu; dense.cuh says what they share. */
+   dense_cyclic.cu, dense_tree.cu, dense_groups.cu, dense_chunks.cu and dense_doubling.cu; dense.cuh says what they
+   share. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -35,7 +36,7 @@ static double at_least(double rate, double least) {
 static double passes(const layout *l, carry_cuda_method method) {
     switch (method) {
     case CARRY_CUDA_CYCLIC:
-        return 2.6;
+        return 2.1;
     case CARRY_CUDA_BLELLOCH:
         return 3.1;
     case CARRY_CUDA_MATMUL:

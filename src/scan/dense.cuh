@@ -1,7 +1,7 @@
-/* The dense scans on GPUs: what a kernel is told, and the four kernels that share it.
+/* The dense scans on GPUs: what a kernel is told, and the five kernels that share it.
 
-   tree: cyclic and blelloch. groups: matmul. doubling: hillis_steele. chunks: chunkwise and sequential. Each is one
-   persistent kernel: levels inside a visit in shared memory, a barrier of the grid between levels.
+   cyclic: cyclic. tree: blelloch. groups: matmul. doubling: hillis_steele. chunks: chunkwise and sequential. Each is
+   one persistent kernel: levels inside a visit in shared memory, a barrier of the grid between levels.
 
    Transitions stay in their storage type E, sums and values are f32. n is padded to SIZE = 16, 32, 64 or 128 with zeros
    in shared memory only. Transitions that stand transposed are kept so and multiplied the other way round:
@@ -35,7 +35,8 @@ struct matrices {
 struct level_data {
     carry_dense_level at;
     matrices A;    /* of its elements */
-    matrices made; /* tree: the node that ends at odd element e is matrix (e-1)/2; groups: products up to e */
+    matrices made; /* cyclic: the elements of the next level; tree: the node that ends at odd element e is matrix
+                      (e-1)/2; groups: products up to e */
     float *states; /* blelloch: what enters element e, [batch, count, n, w] */
 };
 
@@ -47,7 +48,7 @@ struct params {
     array values; /* f32, over steps: h itself or workspace */
     int levels;
     level_data level[CARRY_DENSE_MAX_LEVELS];
-    /* Shared memory: `kept` matrices and one more for what was just made, then a ring of `ring` of them. */
+    /* Shared memory: `kept` matrices (tree: and one more for what was just made), then a ring of `ring` of them. */
     int kept, ring, slots;
     int tile;          /* values in shared memory: elements at a time */
     matrices spare[2]; /* doubling: what the rounds write in turn; chunks: the transitions of chunks */
@@ -62,7 +63,8 @@ struct params {
 };
 
 /* The kernel for a type and a padded size; NULL when there is none. size is 16, 32, 64 or 128. */
-const void *tree_kernel(int dtype, int size, bool exclusive);
+const void *cyclic_kernel(int dtype, int size);
+const void *tree_kernel(int dtype, int size);
 const void *groups_kernel(int dtype, int size);
 const void *chunks_kernel(int dtype, int size);
 const void *doubling_kernel(int dtype, int size);

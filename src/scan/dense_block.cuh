@@ -27,50 +27,48 @@ __device__ inline float to_float(__nv_bfloat16 x) {
     return __bfloat162float(x);
 }
 
-/* Waits until at most `pending` of the groups of copies are under way; the count must be known to the assembler. */
+/* Waits until at most `pending` of the groups of copies are under way. The assembler must know the count: from four on
+   fewer may be left under way than asked, since three branches cost less than a jump through a table. */
 __device__ inline void copy_wait(int pending) {
-    switch (pending) {
-    case 0:
-        copy_wait_for<0>();
-        return;
-    case 1:
+    if (pending >= 4) {
+        if (pending >= 8) {
+            copy_wait_for<8>();
+        } else if (pending >= 6) {
+            copy_wait_for<6>();
+        } else {
+            copy_wait_for<4>();
+        }
+    } else if (pending >= 2) {
+        if (pending == 3) {
+            copy_wait_for<3>();
+        } else {
+            copy_wait_for<2>();
+        }
+    } else if (pending == 1) {
         copy_wait_for<1>();
-        return;
-    case 2:
-        copy_wait_for<2>();
-        return;
-    case 3:
-        copy_wait_for<3>();
-        return;
-    case 4:
-        copy_wait_for<4>();
-        return;
-    case 5:
-        copy_wait_for<5>();
-        return;
-    case 6:
-        copy_wait_for<6>();
-        return;
-    case 7:
-        copy_wait_for<7>();
-        return;
-    case 8:
-        copy_wait_for<8>();
-        return;
-    case 9:
-        copy_wait_for<9>();
-        return;
-    case 10:
-        copy_wait_for<10>();
-        return;
-    case 11:
-        copy_wait_for<11>();
-        return;
-    default:
-        copy_wait_for<12>();
-        return;
+    } else {
+        copy_wait_for<0>();
     }
 }
+
+/* Where a thread stands in rows of `size`, when the block goes through them THREADS at a time. */
+struct place_of_thread {
+    int member, at, size, more_members, more;
+
+    __device__ explicit place_of_thread(int given)
+        : member((int)threadIdx.x / given), at((int)threadIdx.x % given), size(given), more_members(THREADS / given),
+          more(THREADS % given) {
+    }
+    /* THREADS further on, without a division. */
+    __device__ void advance() {
+        member += more_members;
+        at += more;
+        if (at >= size) {
+            at -= size;
+            member++;
+        }
+    }
+};
 
 template <typename E> __device__ inline bool in_sixteens(const E *matrix, int n) {
     return ((uintptr_t)matrix & 15) == 0 && n * (int)sizeof(E) % 16 == 0;
@@ -80,17 +78,30 @@ template <typename E> __device__ inline bool in_sixteens(const E *matrix, int n)
 template <typename E, int SIZE> __device__ void fetch(E *to, const E *matrix, int n) {
     constexpr int ROW = slot<E, SIZE>::ROW;
     constexpr int PIECE = 16 / (int)sizeof(E);
-    if (matrix != nullptr && in_sixteens(matrix, n)) {
-        int pieces = n / PIECE;
-        for (int i = threadIdx.x; i < n * pieces; i += THREADS) {
-            int row = n == SIZE ? i / (SIZE / PIECE) : i / pieces;
-            int column = (i - row * pieces) * PIECE;
-            copy_async(to + row * ROW + column, matrix + row * n + column);
+    constexpr int PIECES = SIZE / PIECE;
+    if (matrix != nullptr && n == SIZE && in_sixteens(matrix, SIZE)) {
+        /* Pieces of a thread are so far apart that only constants are added for each. */
+        constexpr int STEP = THREADS / PIECES;
+        int row = (int)threadIdx.x / PIECES;
+        int column = (int)threadIdx.x % PIECES * PIECE;
+        E *first = to + row * ROW + column;
+        const E *from = matrix + row * SIZE + column;
+#pragma unroll
+        for (int i = 0; i < SIZE; i += STEP) {
+            if (i + STEP <= SIZE || row + i < SIZE) {
+                copy_async(first + i * ROW, from + i * SIZE);
+            }
+        }
+    } else if (matrix != nullptr && in_sixteens(matrix, n)) {
+#pragma unroll 1
+        for (place_of_thread place(n / PIECE); place.member < n; place.advance()) {
+            int column = place.at * PIECE;
+            copy_async(to + place.member * ROW + column, matrix + place.member * n + column);
         }
     } else if (matrix != nullptr) {
-        for (int i = threadIdx.x; i < n * n; i += THREADS) {
-            int row = i / n;
-            to[row * ROW + i - row * n] = matrix[i];
+#pragma unroll 1
+        for (place_of_thread place(n); place.member < n; place.advance()) {
+            to[place.member * ROW + place.at] = matrix[place.member * n + place.at];
         }
     }
     copy_commit();
@@ -101,16 +112,16 @@ template <typename E, int SIZE> __device__ void store(E *matrix, const E *from, 
     constexpr int PIECE = 16 / (int)sizeof(E);
     if (in_sixteens(matrix, n)) {
         int pieces = n / PIECE;
-        for (int i = threadIdx.x; i < n * pieces; i += THREADS) {
-            int row = n == SIZE ? i / (SIZE / PIECE) : i / pieces;
-            int column = (i - row * pieces) * PIECE;
-            *(uint4 *)(matrix + row * n + column) = *(const uint4 *)(from + row * ROW + column);
+#pragma unroll 1
+        for (place_of_thread place(pieces); place.member < n; place.advance()) {
+            int column = place.at * PIECE;
+            *(uint4 *)(matrix + place.member * n + column) = *(const uint4 *)(from + place.member * ROW + column);
         }
         return;
     }
-    for (int i = threadIdx.x; i < n * n; i += THREADS) {
-        int row = i / n;
-        matrix[i] = from[row * ROW + i - row * n];
+#pragma unroll 1
+    for (place_of_thread place(n); place.member < n; place.advance()) {
+        matrix[place.member * n + place.at] = from[place.member * ROW + place.at];
     }
 }
 
@@ -346,6 +357,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
 
     __device__ ring(E *given, int count, int rows, const Cursor &from)
         : slots(given), size(count), head(0), n(rows), cursor(from) {
+#pragma unroll 1
         for (int i = 0; i < size; i++) {
             fetch<E, SIZE>(slots + i * slot<E, SIZE>::ELEMENTS, cursor.next(), n);
         }
@@ -366,9 +378,21 @@ template <typename E, int SIZE, typename Cursor> struct ring {
     }
     /* Nobody reads the first k any more, since a barrier of the block. */
     __device__ void release(int k) {
+#pragma unroll 1
         for (int i = 0; i < k; i++) {
             fetch<E, SIZE>(at(0), cursor.next(), n);
             head = head + 1 < size ? head + 1 : 0;
+        }
+    }
+    /* Nobody reads the first `used` any more after the barrier, and the one after them has arrived. */
+    __device__ void advance(int used) {
+        if (size > used) {
+            copy_wait(size - used - 1);
+        }
+        __syncthreads();
+        release(used);
+        if (size <= used) {
+            wait(1);
         }
     }
     /* The slots may be used for something else. */
@@ -383,26 +407,47 @@ template <typename E, int SIZE, typename Cursor> struct ring {
    without a barrier. */
 __device__ inline void load_tile(float *tile, int64_t apart, const array &from, int64_t item, int64_t first,
                                  int64_t next, int members, int size) {
-    for (int i = threadIdx.x; i < members * size; i += THREADS) {
-        int member = i / size;
-        int at = i - member * size;
-        int64_t offset = item * from.item + (first + member * next) * from.step + at;
-        tile[member * apart + at] = carry_value::load(from.data, from.dtype, offset);
+    constexpr int AT_ONCE = 8; /* loads that wait for memory together */
+    int64_t begin = item * from.item + first * from.step;
+    int64_t step = next * from.step;
+    bool is_wide = from.dtype == F32;
+    place_of_thread ahead(size);
+    place_of_thread place = ahead;
+#pragma unroll 1
+    while (place.member < members) {
+        uint32_t bits[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            int64_t offset = begin + ahead.member * step + ahead.at;
+            if (ahead.member < members) {
+                bits[j] = is_wide ? ((const uint32_t *)from.data)[offset] : ((const uint16_t *)from.data)[offset];
+            }
+            ahead.advance();
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (place.member < members) {
+                tile[place.member * apart + place.at] = carry_value::of_bits(bits[j], from.dtype);
+            }
+            place.advance();
+        }
     }
 }
 
 __device__ inline void store_tile(const float *tile, int64_t apart, const array &to, int64_t item, int64_t first,
                                   int64_t next, int members, int size) {
-    for (int i = threadIdx.x; i < members * size; i += THREADS) {
-        int member = i / size;
-        int at = i - member * size;
-        int64_t offset = item * to.item + (first + member * next) * to.step + at;
-        carry_value::store(to.data, to.dtype, offset, tile[member * apart + at]);
+    int64_t begin = item * to.item + first * to.step;
+    int64_t step = next * to.step;
+#pragma unroll 1
+    for (place_of_thread place(size); place.member < members; place.advance()) {
+        carry_value::store(to.data, to.dtype, begin + place.member * step + place.at,
+                           tile[place.member * apart + place.at]);
     }
 }
 
 /* One state, or zeros where there is none. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
+#pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS) {
         state[i] = from.data == nullptr
                        ? 0.0f

@@ -10,7 +10,10 @@ namespace dense {
 /* Shared memory of a block on the GPUs that are compiled for first, when no GPU is at hand. */
 constexpr size_t SHARED_BYTES = 227 * 1024;
 constexpr int MAX_HEIGHT = 5;
-/* More matrices under way bring nothing: waiting for copies knows 12 of them apart. */
+constexpr int MAX_VISIT_HEIGHT = 6;
+/* What a level costs up and down beside its barriers of the grid: the first transitions and values must come. */
+constexpr double LEVEL_SECONDS = 2.5e-6;
+/* More matrices under way bring nothing: waiting for copies knows 8 of them apart. */
 constexpr int MAX_SLOTS = 14;
 /* Chunks shorter than this spend more on their ends than on their steps. */
 constexpr int64_t LEAST_CHUNK = 8;
@@ -30,7 +33,13 @@ static size_t slot_bytes(int size, size_t element) {
 /* Seconds of one product by one block, its barriers with it: what weighs levels against each other. */
 static double product_seconds(int size, size_t element) {
     bool plain = element == 4;
-    return size == 128 ? (plain ? 10e-6 : 1.3e-6) : size == 64 ? (plain ? 1.5e-6 : 3e-7) : plain ? 4e-7 : 2e-7;
+    return size == 128 ? (plain ? 10e-6 : 2.5e-6) : size == 64 ? (plain ? 2e-6 : 7e-7) : plain ? 6e-7 : 4e-7;
+}
+
+/* Seconds of one transition applied to a state by one block, its barrier with it. */
+static double apply_seconds(int size, int64_t width) {
+    double first = size == 128 ? 5e-7 : 1.5e-7; /* 32 KB at what one multiprocessor draws from the second cache */
+    return first + (double)(width - 1) * (double)(size * size) / 5e10;
 }
 
 static int64_t units_of(const carry_scan_shape *shape) {
@@ -118,7 +127,40 @@ static int choose_heights(const layout *l, const carry_scan_shape *shape, int mo
     return levels;
 }
 
-static void link_levels(layout *l, const carry_scan_shape *shape, bool groups, bool exclusive, carry_arena *arena) {
+/* The heights of the levels' visits in a reduction, and after how many levels the rest is solved directly: the least of
+   products and applications one after the other in a block, and what a level costs by itself. */
+static int choose_visits(const layout *l, const carry_scan_shape *shape, int *heights) {
+    int top = 0;
+    while (((int64_t)1 << top) < shape->steps) {
+        top++;
+    }
+    double best[64];
+    int choice[64];
+    /* Two blocks share the registers of a multiprocessor, whatever shared memory would hold. */
+    double blocks = (double)(units_of(shape) * (l->per_unit < 2 ? l->per_unit : 2));
+    double apply_s = apply_seconds(l->size, shape->width);
+    for (int s = top; s >= 0; s--) {
+        double count = ceil((double)shape->steps / ldexp(1.0, s));
+        best[s] = ceil((double)shape->batch / blocks) * count * apply_s;
+        choice[s] = 0;
+        for (int height = 1; height <= MAX_VISIT_HEIGHT && s + height <= top; height++) {
+            double rounds = ceil(ceil(count / ldexp(1.0, height)) * (double)shape->batch / blocks);
+            double each = (ldexp(1.0, height) - 1.0) * (l->product_s + apply_s);
+            double seconds = rounds * each + LEVEL_SECONDS + 2.0 * barrier_of(shape) + best[s + height];
+            if (seconds < best[s] || (s == 0 && choice[0] == 0)) {
+                best[s] = seconds;
+                choice[s] = height;
+            }
+        }
+    }
+    int levels = 0;
+    for (int s = 0; choice[s] > 0; s += choice[s]) {
+        heights[levels++] = choice[s];
+    }
+    return levels;
+}
+
+static void link_levels(layout *l, const carry_scan_shape *shape, bool groups, carry_arena *arena) {
     for (int k = 0; k < l->p.levels; k++) {
         level_data *here = &l->p.level[k];
         here->A = matrices{shape->A.data, shape->A.item, shape->A.step};
@@ -132,7 +174,7 @@ static void link_levels(layout *l, const carry_scan_shape *shape, bool groups, b
             here->A.step = next * size;
         }
         here->made = take_matrices(arena, shape, groups ? here->at.complete : here->at.complete / 2);
-        here->states = exclusive && k > 0 ? (float *)take_values(arena, shape, here->at.count).data : NULL;
+        here->states = !groups && k > 0 ? (float *)take_values(arena, shape, here->at.count).data : NULL;
     }
 }
 
@@ -145,11 +187,42 @@ static void place_values(layout *l, const carry_scan_shape *shape, bool apart, c
     }
 }
 
-static bool lay_out_tree(layout *l, const carry_scan_shape *shape, bool exclusive, size_t budget, carry_arena *arena) {
+static bool lay_out_cyclic(layout *l, const carry_scan_shape *shape, size_t budget, carry_arena *arena) {
+    size_t slot = slot_bytes(l->size, element_bytes(shape));
+    l->p.tile = 32;
+    while ((l->p.slots = slots_beside(budget, slot, value_bytes(l, l->p.tile), l->p.tile == 1 ? 3 : 6)) == 0) {
+        if ((l->p.tile /= 2) == 0) {
+            return false;
+        }
+    }
+    l->p.kept = l->p.slots > 3 ? 2 : 1;
+    l->p.ring = l->p.slots - l->p.kept;
+    l->shared_bytes = (size_t)l->p.slots * slot + value_bytes(l, l->p.tile);
+    int heights[64];
+    int folds = choose_visits(l, shape, heights);
+    l->p.levels = folds + 1;
+    int64_t stride = 1;
+    for (int k = 0; k <= folds; k++) {
+        level_data *here = &l->p.level[k];
+        int64_t count = (shape->steps + stride - 1) / stride;
+        /* All that is left at the top is a single visit that never fills. */
+        int64_t radix = k < folds ? (int64_t)1 << heights[k] : count + 1;
+        here->at = carry_dense_level_of(shape->steps, stride, k < folds ? heights[k] : 0, radix);
+        here->A = k == 0 ? matrices{shape->A.data, shape->A.item, shape->A.step} : l->p.level[k - 1].made;
+        here->made = take_matrices(arena, shape, here->at.complete / radix);
+        stride *= k < folds ? radix : 1;
+    }
+    l->blocks = shape->batch * l->p.level[0].at.visits;
+    place_values(l, shape, false, arena);
+    l->kernel = cyclic_kernel((int)shape->A.dtype, l->size);
+    return true;
+}
+
+/* blelloch */
+static bool lay_out_tree(layout *l, const carry_scan_shape *shape, size_t budget, carry_arena *arena) {
     size_t slot = slot_bytes(l->size, element_bytes(shape));
     int most = MAX_HEIGHT;
-    while (most > 0 &&
-           slots_beside(budget, slot, value_bytes(l, (exclusive ? 2 : 1) << most), most == 1 ? 3 : 4) == 0) {
+    while (most > 0 && slots_beside(budget, slot, value_bytes(l, 2 << most), most == 1 ? 3 : 4) == 0) {
         most--;
     }
     if (most == 0) {
@@ -165,7 +238,7 @@ static bool lay_out_tree(layout *l, const carry_scan_shape *shape, bool exclusiv
         highest = heights[k] > highest ? heights[k] : highest;
     }
     l->p.tile = 1 << highest;
-    size_t values = value_bytes(l, exclusive ? 2 * l->p.tile : l->p.tile);
+    size_t values = value_bytes(l, 2 * l->p.tile);
     l->p.slots = slots_beside(budget, slot, values, 3);
     l->p.kept = highest - 1 < l->p.slots / 2 - 1 ? highest - 1 : l->p.slots / 2 - 1;
     l->p.ring = l->p.slots - l->p.kept - 1;
@@ -176,9 +249,9 @@ static bool lay_out_tree(layout *l, const carry_scan_shape *shape, bool exclusiv
     }
     l->shared_bytes = (size_t)l->p.slots * slot + values;
     l->blocks = shape->batch * l->p.level[0].at.visits;
-    link_levels(l, shape, false, exclusive, arena);
-    place_values(l, shape, exclusive, arena);
-    l->kernel = tree_kernel((int)shape->A.dtype, l->size, exclusive);
+    link_levels(l, shape, false, arena);
+    place_values(l, shape, true, arena);
+    l->kernel = tree_kernel((int)shape->A.dtype, l->size);
     return true;
 }
 
@@ -199,7 +272,7 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     }
     l->shared_bytes = (size_t)l->p.slots * slot + value_bytes(l, l->p.tile);
     l->blocks = shape->batch * l->p.level[0].at.visits;
-    link_levels(l, shape, true, false, arena);
+    link_levels(l, shape, true, arena);
     place_values(l, shape, false, arena);
     l->kernel = groups_kernel((int)shape->A.dtype, l->size);
     return true;
@@ -299,8 +372,9 @@ static bool lay_out_in(layout *l, const carry_scan_shape *shape, carry_cuda_meth
                        carry_arena *arena) {
     switch (method) {
     case CARRY_CUDA_CYCLIC:
+        return lay_out_cyclic(l, shape, budget, arena);
     case CARRY_CUDA_BLELLOCH:
-        return lay_out_tree(l, shape, method == CARRY_CUDA_BLELLOCH, budget, arena);
+        return lay_out_tree(l, shape, budget, arena);
     case CARRY_CUDA_MATMUL:
         return lay_out_groups(l, shape, budget, arena);
     case CARRY_CUDA_SEQUENTIAL:
@@ -363,16 +437,26 @@ bool lay_out(layout *made, const carry_scan_shape *shape, carry_cuda_method meth
     return false;
 }
 
-static work_count count_tree(int64_t steps, bool exclusive, bool has_h0) {
-    work_count count = {0.0, has_h0 && !exclusive ? 1.0 : 0.0};
+static work_count count_cyclic(const layout *made) {
+    work_count count = {0.0, 0.0};
+    for (int k = 0; k < made->p.levels; k++) {
+        const carry_dense_level *at = &made->p.level[k].at;
+        double full = (double)(at->complete / at->radix);
+        count.composed += full * (double)(at->radix - 1);
+        count.applied += full * (double)(at->radix - 1) + (double)at->complete - full;
+    }
+    return count;
+}
+
+static work_count count_tree(int64_t steps) {
+    work_count count = {0.0, (double)steps};
     for (int64_t left = steps; left > 1; left /= 2) {
         count.composed += (double)(left / 2);
-        count.applied += (double)(left / 2) + (exclusive ? 0.0 : (double)((left + 1) / 2));
-    }
-    for (int64_t left = steps; exclusive && left > 1; left = (left + 1) / 2) {
         count.applied += (double)(left / 2);
     }
-    count.applied += exclusive ? (double)steps : 0.0;
+    for (int64_t left = steps; left > 1; left = (left + 1) / 2) {
+        count.applied += (double)(left / 2);
+    }
     return count;
 }
 
@@ -396,8 +480,9 @@ work_count count_work(const layout *made, const carry_scan_shape *shape, carry_c
     work_count count = {0.0, steps};
     switch (method) {
     case CARRY_CUDA_CYCLIC:
+        return count_cyclic(made);
     case CARRY_CUDA_BLELLOCH:
-        return count_tree(shape->steps, method == CARRY_CUDA_BLELLOCH, has_h0);
+        return count_tree(shape->steps);
     case CARRY_CUDA_MATMUL:
         return count_groups(made, has_h0);
     case CARRY_CUDA_HILLIS_STEELE:

@@ -45,6 +45,13 @@ static inline CARRY_BOTH int64_t carry_dense_members(const carry_dense_level *le
     return left < 0 ? 0 : left < level->radix ? left : level->radix;
 }
 
+/* Elements of a visit that follow from their neighbours to the left: not the last of a full one, which the level above
+   finds. */
+static inline CARRY_BOTH int64_t carry_dense_inner(const carry_dense_level *level, int64_t visit) {
+    int64_t members = carry_dense_members(level, level->complete, visit);
+    return members == level->radix ? members - 1 : members;
+}
+
 /* The step where element i of a level ends. */
 static inline CARRY_BOTH int64_t carry_dense_step(const carry_dense_level *level, int64_t element) {
     return (element + 1) * level->stride - 1;

@@ -1,11 +1,10 @@
-/* Trees of dense transitions: cyclic reduction, and the tree scan that keeps what enters every element.
+/* The tree scan of dense transitions (blelloch), which keeps what enters every element.
 
    Up, level by level: a block takes a visit's transitions in order, pairs them and carries like a binary counter: an
    even node waits in shared memory, or in the workspace when it is high, and the odd one after it is combined with it.
    Even nodes go to the workspace, since the way down applies them.
 
-   Down, cyclic: h at the end of even node i is A[2i] h[2i-1] + b[2i]; values are in place. Down, exclusive (blelloch):
-   the state that enters a node's right half is its left half applied to what enters the node; at the leaves
+   Down: the state that enters a node's right half is its left half applied to what enters the node; at the leaves
    h = A S + b. On the way down transitions only pass by: all of shared memory is their ring. */
 #include "scan/dense_block.cuh"
 
@@ -52,24 +51,24 @@ template <typename E> struct up_cursor {
     }
 };
 
-/* The even nodes of all visits of a block from the highest to the lowest, and then, exclusive, the leaves. */
-template <typename E, bool EXCLUSIVE> struct down_cursor {
+/* The even nodes of all visits of a block from the highest to the lowest, and then the leaves. */
+template <typename E> struct down_cursor {
     const params &p;
     const level_data &here;
-    bool is_top, is_bottom;
+    bool is_bottom;
     int64_t task, item, visit, limit, i, leaves;
     int height;
 
     __device__ down_cursor(const params &given, int k)
-        : p(given), here(given.level[k]), is_top(k == given.levels - 1), is_bottom(k == 0), task(blockIdx.x) {
+        : p(given), here(given.level[k]), is_bottom(k == 0), task(blockIdx.x) {
         enter();
     }
     __device__ void enter() {
         item = task / here.at.visits;
         visit = task - item * here.at.visits;
         leaves = carry_dense_members(&here.at, here.at.complete, visit);
-        limit = EXCLUSIVE ? carry_dense_members(&here.at, here.at.count, visit) - 1 : leaves;
-        height = here.at.height - (is_top && !EXCLUSIVE ? 0 : 1);
+        limit = carry_dense_members(&here.at, here.at.count, visit) - 1;
+        height = here.at.height - 1;
         i = 0;
     }
     __device__ const E *next() {
@@ -82,7 +81,7 @@ template <typename E, bool EXCLUSIVE> struct down_cursor {
             if (height >= 0) {
                 height--;
                 i = 0;
-            } else if (EXCLUSIVE && is_bottom && i < leaves) {
+            } else if (is_bottom && i < leaves) {
                 return matrix<E>(here.A, item, first + i++);
             } else {
                 task += gridDim.x;
@@ -98,7 +97,7 @@ template <typename E, int SIZE> struct tree {
     const params &p;
     E *slots;      /* kept ones, the one just made, the ring */
     float *values; /* of a visit's elements */
-    float *states; /* one; exclusive: what enters each element */
+    float *states; /* what enters each element */
     int apart;     /* floats between elements in shared memory */
     int size;      /* n w */
 
@@ -164,43 +163,6 @@ template <typename E, int SIZE> struct tree {
         }
     }
 
-    __device__ void down(int k) const {
-        using Cursor = down_cursor<E, false>;
-        const level_data &here = p.level[k];
-        bool is_top = k == p.levels - 1;
-        ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
-        wait_for_level_above(k);
-        for (int64_t task = blockIdx.x; task < p.batch * here.at.visits; task += gridDim.x) {
-            int64_t item = task / here.at.visits;
-            int64_t first = (task - item * here.at.visits) * here.at.radix;
-            int members = (int)carry_dense_members(&here.at, here.at.complete, first / here.at.radix);
-            int64_t step = carry_dense_step(&here.at, first);
-            load_tile(values, apart, p.values, item, step, here.at.stride, members, size);
-            load_state(states, first == 0 ? p.h0 : p.values, item, first == 0 ? 0 : step - here.at.stride, size);
-            for (int height = here.at.height - (is_top ? 0 : 1); height >= 0; height--) {
-                int nodes = (int)carry_dense_even_nodes(members, height);
-                for (int i = 0, some; i < nodes; i += some) {
-                    some = coming.some(nodes - i);
-                    coming.wait(some);
-                    for (int j = 0; j < some; j++) {
-                        int64_t end = carry_dense_even_end(i + j, height);
-                        int64_t before = end - ((int64_t)1 << height);
-                        float *y = values + end * apart;
-                        apply<E, SIZE>(y, y, coming.at(j), p.transposed, before < 0 ? states : values + before * apart,
-                                       p.n, p.width);
-                    }
-                    __syncthreads();
-                    coming.release(some);
-                }
-            }
-            /* The last of a full visit is where it belongs since the level above, and its neighbour reads it there. */
-            bool in_place = k > 0 || p.values.data == p.h.data;
-            int results = members == here.at.radix && !is_top && in_place ? members - 1 : members;
-            store_tile(values, apart, k == 0 ? p.h : p.values, item, step, here.at.stride, results, size);
-        }
-        coming.finish();
-    }
-
     /* What enters the right half of every node of a visit, from the highest nodes to the lowest. */
     template <typename Ring> __device__ void spread(Ring &coming, const level_data &here, int entered) const {
         for (int height = here.at.height - 1; height >= 0; height--) {
@@ -219,8 +181,8 @@ template <typename E, int SIZE> struct tree {
         }
     }
 
-    __device__ void down_exclusive(int k) const {
-        using Cursor = down_cursor<E, true>;
+    __device__ void down(int k) const {
+        using Cursor = down_cursor<E>;
         const level_data &here = p.level[k];
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
         wait_for_level_above(k);
@@ -259,7 +221,7 @@ template <typename E, int SIZE> struct tree {
     }
 };
 
-template <typename E, int SIZE, bool EXCLUSIVE>
+template <typename E, int SIZE>
 __global__ void __launch_bounds__(THREADS) dense_tree(const __grid_constant__ params p, size_t shared_bytes) {
     extern __shared__ uint4 shared[];
     clear_shared<E, SIZE>(shared, shared_bytes, p.n);
@@ -271,29 +233,19 @@ __global__ void __launch_bounds__(THREADS) dense_tree(const __grid_constant__ pa
         }
     }
     for (int k = p.levels - 1; k >= 0; k--) {
-        if (EXCLUSIVE) {
-            t.down_exclusive(k);
-        } else {
-            t.down(k);
-        }
+        t.down(k);
     }
 }
 
-template <typename E, bool EXCLUSIVE> static const void *of_size(int size) {
-    return size == 16   ? (const void *)dense_tree<E, 16, EXCLUSIVE>
-           : size == 32 ? (const void *)dense_tree<E, 32, EXCLUSIVE>
-           : size == 64 ? (const void *)dense_tree<E, 64, EXCLUSIVE>
-                        : (const void *)dense_tree<E, 128, EXCLUSIVE>;
+template <typename E> static const void *of_size(int size) {
+    return size == 16   ? (const void *)dense_tree<E, 16>
+           : size == 32 ? (const void *)dense_tree<E, 32>
+           : size == 64 ? (const void *)dense_tree<E, 64>
+                        : (const void *)dense_tree<E, 128>;
 }
 
-template <typename E> static const void *of_type(int size, bool exclusive) {
-    return exclusive ? of_size<E, true>(size) : of_size<E, false>(size);
-}
-
-const void *tree_kernel(int dtype, int size, bool exclusive) {
-    return dtype == F32   ? of_type<float>(size, exclusive)
-           : dtype == F16 ? of_type<__half>(size, exclusive)
-                          : of_type<__nv_bfloat16>(size, exclusive);
+const void *tree_kernel(int dtype, int size) {
+    return dtype == F32 ? of_size<float>(size) : dtype == F16 ? of_size<__half>(size) : of_size<__nv_bfloat16>(size);
 }
 
 } // namespace dense

@@ -18,6 +18,18 @@ __device__ inline float load(const void *data, int dtype, int64_t i) {
                           : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
 }
 
+/* A value from the bits of its element, the lower 16 where it is no f32. All three readings are made and one is chosen:
+   cheaper than a jump for each value. */
+__device__ inline float of_bits(uint32_t bits, int dtype) {
+    uint16_t low = (uint16_t)bits;
+    __half half;
+    memcpy(&half, &low, sizeof half);
+    uint32_t wide = dtype == F32 ? bits : bits << 16; /* bf16 is the upper half of f32 */
+    float value;
+    memcpy(&value, &wide, sizeof value);
+    return dtype == F16 ? __half2float(half) : value;
+}
+
 __device__ inline void store(void *data, int dtype, int64_t i, float x) {
     if (dtype == F32) {
         ((float *)data)[i] = x;
