@@ -78,8 +78,8 @@ static void *open_library(void) {
 static carry_status failed(carry_ctx *ctx, CUptiResult result, const char *what) {
     const char *words = NULL;
     (void)call.cuptiGetResultString(result, &words);
-    return carry_fail(ctx, CARRY_EDEVICE, "%s: %s (%d)", what,
-                      words != NULL ? words : "an error without a name", (int)result);
+    return carry_fail(ctx, CARRY_EDEVICE, "%s: %s (%d)", what, words != NULL ? words : "an error without a name",
+                      (int)result);
 }
 
 /* The library stays open: a thread of its own may still run code of it. */
@@ -331,7 +331,9 @@ extern "C" carry_status carry_cuda_activity_stop(carry_ctx *ctx, carry_activity_
     place(log, &last);
     rename_kernels(log);
     result = result == CUPTI_SUCCESS ? forced : result;
-    return result == CUPTI_SUCCESS ? CARRY_OK : failed(ctx, result, "kernels are missing on the trace: CUPTI did not hand over all");
+    return result == CUPTI_SUCCESS
+               ? CARRY_OK
+               : failed(ctx, result, "kernels are missing on the trace: CUPTI did not hand over all");
 }
 
 #else
