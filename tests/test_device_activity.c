@@ -180,10 +180,16 @@ static void work_on_a_gpu_is_told_at_the_right_time(void **unused) {
     print_message("%lld records, %lld dropped, %lld lost, busy %.6f s of %.6f s\n", (long long)log->count,
                   (long long)log->dropped, (long long)log->lost, log->busy, after - before);
     assert_int_equal(log->lost, 0);
-    assert_int_equal(sum_named(log, "copy host to device")->calls, 5);
-    assert_int_equal(sum_named(log, "copy device to host")->calls, 1);
-    assert_non_null(sum_named(log, "fill"));
-    assert_non_null(sum_named(log, "empty_kernel")); /* launched by graphs alone */
+    static const struct {
+        const char *name;
+        int64_t calls;
+    } expected[] = {{"copy host to device", 5}, {"copy device to host", 1}, {"fill", 1}, {"empty_kernel", 1}};
+    for (size_t i = 0; i < sizeof expected / sizeof expected[0]; i++) { /* the last one is launched by a graph alone */
+        const carry_activity_sum *sum = sum_named(log, expected[i].name);
+        if (sum == NULL || sum->calls < expected[i].calls) {
+            fail_msg("%s: %lld times", expected[i].name, sum != NULL ? (long long)sum->calls : 0LL);
+        }
+    }
     assert_true(log->gpus == 1 && log->busy > 0.0 && log->busy < after - before);
     for (int64_t i = 0; i < log->count; i++) { /* half a millisecond for the alignment of the clocks */
         const carry_activity *a = &log->record[i];

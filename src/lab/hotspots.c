@@ -82,7 +82,9 @@ void carry_hotspots_finish(carry_hotspots *hotspots) {
     for (int i = 0; i < hotspots->count; i++) {
         hotspots->self += hotspots->spot[i].self;
     }
-    qsort(hotspots->spot, (size_t)hotspots->count, sizeof *hotspots->spot, by_self);
+    if (hotspots->count > 0) {
+        qsort(hotspots->spot, (size_t)hotspots->count, sizeof *hotspots->spot, by_self);
+    }
     if (hotspots->kernels > 0) {
         qsort(hotspots->kernel, (size_t)hotspots->kernels, sizeof *hotspots->kernel, by_self);
     }
