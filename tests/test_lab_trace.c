@@ -6,6 +6,7 @@
 #include <math.h>
 #include <zlib.h>
 
+#include "core/clock.h"
 #include "core/file.h"
 #include "core/span.h"
 #include "core/threads.h"
@@ -19,7 +20,8 @@ typedef struct span {
 typedef struct seen {
     span *spans;
     size_t count;
-    int processes, counters;
+    int processes, counters, kernels, copies;
+    char threads[256]; /* their names, in the order in which they were met */
     bool process_named[64];
     char wrong[256];
 } seen;
@@ -53,6 +55,25 @@ static int by_start(const void *a, const void *b) {
     return (x->end < y->end) - (x->end > y->end); /* the longer one is around the shorter */
 }
 
+static bool is_gpu(const char *category) {
+    return strcmp(category, "kernel") == 0 || strcmp(category, "copy") == 0 || strcmp(category, "fill") == 0;
+}
+
+/* The arguments of a kernel, or of a copy or fill. */
+static const char *look_at_gpu(const json_t *args, seen *s) {
+    if (json_is_integer(json_object_get(args, "bytes"))) {
+        s->copies++;
+        return NULL;
+    }
+    s->kernels++;
+    const char *grid = json_string_value(json_object_get(args, "grid"));
+    const char *block = json_string_value(json_object_get(args, "block"));
+    return grid != NULL && block != NULL && json_is_integer(json_object_get(args, "registers")) &&
+                   json_is_integer(json_object_get(args, "shared_bytes"))
+               ? NULL
+               : "a kernel lacks grid, block, registers or shared_bytes";
+}
+
 /* Of the trace-event format: what every event has, and what its phase adds. */
 static const char *look_at(const json_t *event, seen *s) {
     const char *phase = json_string_value(json_object_get(event, "ph"));
@@ -79,6 +100,9 @@ static const char *look_at(const json_t *event, seen *s) {
             s->process_named[process] = true;
             s->processes++;
         }
+        size_t used = strlen(s->threads);
+        (void)snprintf(s->threads + used, sizeof s->threads - used, "%s;",
+                       json_string_value(json_object_get(args, "name")));
         return NULL;
     }
     if (!s->process_named[process]) {
@@ -94,12 +118,15 @@ static const char *look_at(const json_t *event, seen *s) {
         json_string_value(json_object_get(event, "cat")) == NULL) {
         return "a complete event lacks dur or cat";
     }
-    if (at == NULL || at[0] == '/' || strchr(at, ':') == NULL) {
-        return "a span does not say where it is in the source";
-    }
     int64_t start = llround(1000.0 * json_number_value(ts));
     s->spans[s->count++] = (span){
         .track = json_integer_value(tid), .start = start, .end = start + llround(1000.0 * json_number_value(duration))};
+    if (is_gpu(json_string_value(json_object_get(event, "cat")))) {
+        return look_at_gpu(args, s);
+    }
+    if (at == NULL || at[0] == '/' || strchr(at, ':') == NULL) {
+        return "a span does not say where it is in the source";
+    }
     return NULL;
 }
 
@@ -173,23 +200,58 @@ static void work_rank(carry_recorder *recorder, int rank, int64_t items) {
 typedef struct made {
     carry_ctx *ctx;
     carry_recorder *recorder;
+    carry_activity_log *log; /* NULL: no GPU */
     carry_hotspots hotspots;
     void *bytes;
     size_t length;
 } made;
 
-static made make_trace(int64_t events, int64_t items) {
-    made m = {.ctx = support_ctx(1, NULL, NULL)};
+static made make_trace_with(carry_activity_log *log, int64_t events, int64_t items) {
+    made m = {.ctx = support_ctx(1, NULL, NULL), .log = log};
     assert_ok(m.ctx, carry_recorder_new(m.ctx, &m.recorder, events));
     work_rank(m.recorder, 0, items);
     work_rank(m.recorder, 1, items);
     assert_ok(m.ctx, carry_hotspots_of(m.ctx, &m.hotspots, m.recorder));
+    if (log != NULL) {
+        assert_ok(m.ctx, carry_hotspots_add_gpu(m.ctx, &m.hotspots, log));
+    }
     m.hotspots.gemm_gflops = 100.0;
-    assert_ok(m.ctx, carry_trace_make(m.ctx, &m.bytes, &m.length, m.recorder, &m.hotspots, "carry \"x\" \\ \n"));
+    assert_ok(m.ctx, carry_trace_make(m.ctx, &m.bytes, &m.length, m.recorder, m.log, &m.hotspots, "carry \"x\" \\ \n"));
     return m;
 }
 
+static made make_trace(int64_t events, int64_t items) {
+    return make_trace_with(NULL, events, items);
+}
+
+/* Two GPUs. On the first, a stream with two graphs' branches at the same time and one with copies; 10 us each. */
+static carry_activity_log *make_log(int64_t records, int kernels) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_activity_log *log;
+    assert_ok(ctx, carry_activity_new(ctx, &log, records));
+    double start = carry_seconds() - 1.0; /* before any span */
+    for (int i = 0; i < kernels; i++) {
+        double at = start + 1e-5 * i;
+        carry_activity a = {.stream = 7, .start = at, .end = at + 1e-5, .grid = {132, 2, 1}, .block = {256, 1, 1}};
+        a.registers = 40;
+        a.bytes = 1024;
+        carry_activity_add(log, &a, i % 2 == 0 ? "up<\"4\">" : "down");
+        a.start += 5e-6;
+        a.end += 5e-6;
+        carry_activity_add(log, &a, "branch");
+    }
+    carry_activity copy = {.kind = CARRY_ACTIVITY_COPY, .stream = 9, .start = start, .end = start + 3e-5, .bytes = 99};
+    carry_activity_add(log, &copy, "copy host to device");
+    copy.gpu = 1;
+    copy.kind = CARRY_ACTIVITY_FILL;
+    carry_activity_add(log, &copy, "fill");
+    carry_activity_finish(log);
+    carry_ctx_free(ctx);
+    return log;
+}
+
 static void free_trace(made *m) {
+    carry_activity_free(m->log);
     free(m->bytes);
     carry_hotspots_free(&m->hotspots);
     carry_recorder_free(m->recorder);
@@ -260,6 +322,79 @@ static void test_hotspots_come_back_from_a_trace(void **state) {
     assert_true(isnan(carry_hotspot_mfu(&back, spot_named(&back, "a \"rank\""))));
     carry_hotspots_free(&back);
     free_trace(&m);
+}
+
+static const carry_hotspot *kernel_named(const carry_hotspots *h, const char *name) {
+    return spot_named(&(carry_hotspots){.count = h->kernels, .spot = h->kernel}, name);
+}
+
+static void test_gpus_are_processes_and_their_streams_threads(void **state) {
+    (void)state;
+    made m = make_trace_with(make_log(0, 100), 0, 5);
+    seen s = {0};
+    const char *wrong = check_trace(m.bytes, m.length, &s);
+    if (wrong != NULL) {
+        fail_msg("%s", wrong);
+    }
+    assert_int_equal(s.processes, 4); /* two ranks, two GPUs */
+    assert_int_equal(s.kernels, 200);
+    assert_int_equal(s.copies, 2);
+    /* Branches overlap the kernels beside them: they have a track of their own. */
+    assert_non_null(strstr(s.threads, ";GPU 0;stream 7;stream 7, 2 at once;stream 9;GPU 1;stream 9;"));
+    free_trace(&m);
+}
+
+static void test_hotspots_by_kernel_come_back_from_a_trace(void **state) {
+    (void)state;
+    made m = make_trace_with(make_log(50, 100), 0, 5);
+    carry_hotspots back;
+    assert_ok(m.ctx, carry_trace_read(m.ctx, &back, m.bytes, m.length, "t"));
+    assert_true(back.gpus == m.hotspots.gpus && back.kernels == 5 && m.hotspots.kernels == 5);
+    assert_true(back.gpu_events == 50 && back.gpu_dropped == 152 && back.gpu_lost == 0);
+    assert_string_equal(back.kernel[0].name, "branch"); /* most time */
+    assert_int_equal(back.kernel[0].calls, 100);
+    assert_true(fabs(back.kernel[0].total - 1e-3) < 1e-8);
+    assert_int_equal(kernel_named(&back, "up<\"4\">")->calls, 50);
+    assert_string_equal(kernel_named(&back, "fill")->category, "fill");
+    assert_true(fabs(carry_hotspot_gpu_share(&back, &back.kernel[0]) - back.kernel[0].total / m.log->busy) < 1e-6);
+    carry_hotspots_free(&back);
+    free_trace(&m);
+}
+
+static void test_kernels_with_one_shown_name_are_one_entry(void **state) {
+    (void)state;
+    made m = make_trace_with(make_log(0, 10), 0, 1);
+    carry_hotspots h = {0};
+    for (int i = 0; i < CARRY_ACTIVITY_NAMES; i++) { /* as shortening does */
+        if (m.log->sum[i].name != NULL && m.log->sum[i].kind == CARRY_ACTIVITY_KERNEL) {
+            (void)snprintf(m.log->sum[i].name, strlen(m.log->sum[i].name) + 1, "k");
+        }
+    }
+    assert_ok(m.ctx, carry_hotspots_add_gpu(m.ctx, &h, m.log));
+    assert_int_equal(h.kernels, 3);
+    assert_int_equal(kernel_named(&h, "k")->calls, 20);
+    carry_hotspots_free(&h);
+    free_trace(&m);
+}
+
+static void test_kernels_are_compared(void **state) {
+    (void)state;
+    made a = make_trace_with(make_log(0, 100), 0, 1);
+    made b = make_trace_with(make_log(0, 10), 0, 1);
+    made none = make_trace(0, 1);
+    carry_hotspot_change *changes;
+    int count;
+    assert_ok(a.ctx, carry_hotspots_compare_gpu(a.ctx, &changes, &count, &a.hotspots, &b.hotspots));
+    assert_int_equal(count, 5);
+    assert_string_equal(changes[0].a.name, "branch");
+    assert_true(fabs(changes[0].change + 9e-4) < 1e-8 && changes[0].a.calls == 100 && changes[0].b.calls == 10);
+    free(changes);
+    assert_ok(a.ctx, carry_hotspots_compare_gpu(a.ctx, &changes, &count, &none.hotspots, &b.hotspots));
+    assert_true(count == 5 && changes[0].a.calls == 0 && changes[0].change > 0.0);
+    free(changes);
+    free_trace(&a);
+    free_trace(&b);
+    free_trace(&none);
 }
 
 static void test_categories_add_up(void **state) {
@@ -338,6 +473,8 @@ static void test_other_files_are_refused(void **state) {
 #define REST ",\"ranks\":1,\"threads\":1,\"wall_s\":1,\"events\":0,\"dropped\":0,\"gemm_gflops\":0,\"hotspots\":["
 #define SPOT "{\"category\":\"a\",\"name\":\"b\",\"file\":\"c\",\"line\":1,\"calls\":"
 #define TAIL ",\"total_s\":1,\"self_s\":1,\"outer_s\":1,\"flops\":0,\"tokens\":0}]}}"
+#define GPUS "],\"gpus\":1,\"gpu_busy_s\":1,\"gpu_events\":1,\"gpu_dropped\":0,\"gpu_lost\":"
+#define KERNEL ",\"kernels\":[{\"category\":\"kernel\",\"name\":\"k\",\"total_s\":1,\"calls\":"
     const struct {
         const char *text, *words;
     } bad[] = {{"", "not a trace"},
@@ -351,6 +488,11 @@ static void test_other_files_are_refused(void **state) {
                {HEAD "1" REST SPOT "1.5" TAIL, "incomplete"},
                {HEAD "1" REST SPOT "1e30" TAIL, "incomplete"},
                {HEAD "1" REST SPOT "1" TAIL "x", "line 1"},
+               {HEAD "1" REST "],\"kernels\":1}}", "more kernels"},
+               {HEAD "1" REST "],\"kernels\":[]}}", "of its GPUs"},
+               {HEAD "1" REST GPUS "-1" KERNEL "1}]}}", "of its GPUs"},
+               {HEAD "1" REST GPUS "0" KERNEL "1.5}]}}", "a kernel"},
+               {HEAD "1" REST GPUS "0,\"kernels\":[[]]}}", "a kernel"},
                {"\x1f\x8b", "too early"}};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         carry_hotspots back;
@@ -360,6 +502,10 @@ static void test_other_files_are_refused(void **state) {
     carry_hotspots good;
     const char text[] = HEAD "1" REST SPOT "1" TAIL; /* the same without what is wrong */
     assert_ok(ctx, carry_trace_read(ctx, &good, text, sizeof text - 1, "t"));
+    carry_hotspots_free(&good);
+    const char gpu[] = HEAD "1" REST GPUS "0" KERNEL "1}]}}";
+    assert_ok(ctx, carry_trace_read(ctx, &good, gpu, sizeof gpu - 1, "t"));
+    assert_true(good.kernels == 1 && good.gpus == 1);
     carry_hotspots_free(&good);
     carry_ctx_free(ctx);
 }
@@ -426,6 +572,10 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_trace_of_two_ranks_is_well_formed),
         cmocka_unit_test(test_a_cut_trace_is_well_formed_and_its_hotspots_are_whole),
         cmocka_unit_test(test_hotspots_come_back_from_a_trace),
+        cmocka_unit_test(test_gpus_are_processes_and_their_streams_threads),
+        cmocka_unit_test(test_hotspots_by_kernel_come_back_from_a_trace),
+        cmocka_unit_test(test_kernels_with_one_shown_name_are_one_entry),
+        cmocka_unit_test(test_kernels_are_compared),
         cmocka_unit_test(test_categories_add_up),
         cmocka_unit_test(test_differences_are_sorted_by_their_size),
         cmocka_unit_test(test_a_truncated_trace_is_refused_at_every_byte),

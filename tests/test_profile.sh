@@ -81,6 +81,28 @@ expect 0 "hotspots" profile --no-store -o check.json.gz check scan:diagonal:t64:
 expect 0 "hotspots" profile --no-store plan $problem
 [ -s trace.json.gz ] || fail "the trace has no name of its own when none is given"
 
+# Where there is a GPU: its kernels, or why there are none. Where there is none, not a word of it.
+if "$carry" list devices | grep -q cuda && "$carry" plan scan:diagonal:t64:n4:device=cuda > /dev/null 2>&1; then
+    # shellcheck disable=SC2086
+    expect 0 "hotspots" profile --no-store -o gpu.json.gz bench $quick scan:diagonal:t4096:n16:device=cuda
+    grep -q '^kernels' out || grep -q 'kernels are not on the trace' err || fail "neither kernels nor why there are none"
+    if grep -q '^kernels' out; then
+        "$checker" gpu.json.gz 2 || fail "the trace with a GPU is not well-formed"
+        gunzip -c gpu.json.gz | grep -q '"name":"GPU 0"' || fail "the trace has no GPU"
+        expect 0 "GPUs busy" profile diff gpu.json.gz gpu.json.gz
+    else
+        echo "skipped: $(cat err)"
+    fi
+    CARRY_CUPTI=$folder/nowhere.so
+    export CARRY_CUPTI
+    # shellcheck disable=SC2086
+    expect 0 "kernels are not on the trace: libcupti was not found" profile --no-store bench $quick scan:diagonal:t64:n4:device=cuda
+    unset CARRY_CUPTI
+else
+    echo "skipped: there is no GPU here"
+    grep -qi 'gpu\|kernels are' out err && fail "a profile without a GPU speaks of one"
+fi
+
 # Differences: files and stored runs.
 expect 0 "self A" profile diff one.json.gz check.json.gz
 expect 0 "change" profile diff last two.json.gz

@@ -33,6 +33,8 @@ typedef struct session {
     const wish *asked;
     carry_ctx *ctx;
     carry_recorder *recorder;
+    carry_activity_log *gpu; /* NULL: what GPUs do is not recorded */
+    char without_gpu[256];   /* why, where there is one */
     carry_store *store;
     int64_t run;
     carry_hotspots hotspots;
@@ -115,6 +117,19 @@ static carry_status begin(session *s) {
         &(carry_run_start){.kind = "profile", .name = s->asked->verb->name, .command = s->asked->command});
 }
 
+/* A profile without kernels is a profile: why it has none is said when the verb has not been refused. */
+static void start_gpu(session *s) {
+    if (carry_activity_start(s->ctx, &s->gpu, s->asked->events) != CARRY_OK) {
+        (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
+    }
+}
+
+static void stop_gpu(session *s) {
+    if (s->gpu != NULL && carry_activity_stop(s->ctx, s->gpu) != CARRY_OK) {
+        (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
+    }
+}
+
 /* MFU needs what all threads together can do; measured by a context of its own, when the verb has gone. */
 static void measure_ceiling(session *s) {
     bool tokens = false;
@@ -148,6 +163,25 @@ static carry_status store_spot(session *s, int index) {
     return store_metric(s, index, name, "mfu", carry_hotspot_mfu(&s->hotspots, spot));
 }
 
+static carry_status store_gpu(session *s) {
+    const carry_hotspots *h = &s->hotspots;
+    if (h->gpus == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "gpu_busy_s", h->gpu_busy));
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "gpu_dropped", (double)h->gpu_dropped));
+    for (int i = 0; i < h->kernels && i < MOST_METRICS; i++) {
+        const carry_hotspot *kernel = &h->kernel[i];
+        char name[112];
+        (void)snprintf(name, sizeof name, "gpu/%s/%s", kernel->category, kernel->name);
+        CARRY_TRY(store_metric(s, i, name, "total_s", kernel->total));
+        CARRY_TRY(store_metric(s, i, name, "share", carry_hotspot_gpu_share(h, kernel)));
+        CARRY_TRY(store_metric(s, i, name, "calls", (double)kernel->calls));
+        CARRY_TRY(store_metric(s, i, name, "mean_s", kernel->total / (double)kernel->calls));
+    }
+    return CARRY_OK;
+}
+
 static carry_status store_all(session *s, int code) {
     if (s->store == NULL) {
         return CARRY_OK;
@@ -158,6 +192,7 @@ static carry_status store_all(session *s, int code) {
     for (int i = 0; i < s->hotspots.count && i < MOST_METRICS; i++) {
         CARRY_TRY(store_spot(s, i));
     }
+    CARRY_TRY(store_gpu(s));
     const char *state = cli_interrupted() ? "interrupted" : code == CLI_IMPOSSIBLE ? "failed" : "done";
     return carry_store_end(s->store, s->run, state, NULL, NULL);
 }
@@ -173,8 +208,14 @@ static int conclude(session *s, int code) {
         }
         return code;
     }
+    if (s->without_gpu[0] != '\0') {
+        (void)cli_refuse("%s", s->without_gpu);
+    }
+    if (s->gpu != NULL && carry_hotspots_add_gpu(s->ctx, &s->hotspots, s->gpu) != CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
     measure_ceiling(s);
-    if (carry_trace_make(s->ctx, &s->trace, &s->trace_length, s->recorder, &s->hotspots, s->asked->command) !=
+    if (carry_trace_make(s->ctx, &s->trace, &s->trace_length, s->recorder, s->gpu, &s->hotspots, s->asked->command) !=
         CARRY_OK) {
         return cli_failed(s->ctx);
     }
@@ -206,7 +247,9 @@ static int profile_verb(const wish *w) {
     }
     if (begin(&s) == CARRY_OK) {
         cli_set_recorder(s.recorder);
+        start_gpu(&s);
         code = w->verb->run(w->verb_count, w->verb_arguments);
+        stop_gpu(&s);
         cli_set_recorder(NULL);
         code = conclude(&s, code);
     } else {
@@ -215,6 +258,7 @@ static int profile_verb(const wish *w) {
     free(s.trace);
     carry_hotspots_free(&s.hotspots);
     carry_store_close(s.store);
+    carry_activity_free(s.gpu);
     carry_recorder_free(s.recorder);
     carry_ctx_free(s.ctx);
     return code;
@@ -275,7 +319,8 @@ static int run_wish(wish *w, int count, char **arguments) {
         {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
         {"store", 0, CLI_TEXT, &w->store, "FILE", "run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not keep this run in the store"},
-        {"events", 0, CLI_NUMBER, &w->events, "N", "of a thread that the trace keeps (20000); hotspots count all"},
+        {"events", 0, CLI_NUMBER, &w->events, "N",
+         "of a thread that the trace keeps (20000; of GPUs 65536); hotspots count all"},
         {"top", 0, CLI_NUMBER, &w->top, "N", "places that are printed (20)"},
         {0},
     };
@@ -333,15 +378,18 @@ const cli_verb cli_profile = {
         "calls; total, from begin to end as the caller waits; self, without the spans inside and on all threads; "
         "share\n"
         "of all self time; tokens a second and MFU (of the 512^3 product measured on all threads) where there are\n"
-        "tokens. Keeps the run, its figures and its trace in the run store. The exit code is the verb's, or 2 when "
-        "the\n"
-        "trace or the store could not be written.\n"
+        "tokens. On a GPU, where libcupti is found (CARRY_CUPTI may say where), the trace has its kernels, copies and\n"
+        "fills, a track per stream, and hotspots go on by kernel: time on the GPU, share of the time in which it was\n"
+        "busy, calls, mean. Launches are slower while kernels are recorded.\n"
+        "\n"
+        "Keeps the run, its figures and its trace in the run store. The exit code is the verb's, or 2 when the trace\n"
+        "or the store could not be written.\n"
         "\n"
         "Options before VERB are profile's where it has them, else the verb's; after VERB only -o is profile's. "
         "--json\n"
-        "is for both: a line per hotspot (by, category, name, place, calls, total_s, self_s, share, tokens_per_s, "
-        "mfu)\n"
-        "and a last one with trace, events, dropped and run.\n"
+        "is for both: a line per hotspot (by, category, name, place, calls, total_s, self_s, share, tokens_per_s,\n"
+        "mfu; of kernels by, category, name, calls, total_s, mean_s, share) and a last one with trace, events,\n"
+        "dropped and run.\n"
         "\n"
         "profile diff A B compares two traces, files or stored runs (a number, a name, last), place by place, by the\n"
         "change of self time. A bench runs a method for a given time: look at the time of a call there.",

@@ -21,12 +21,20 @@ static const char *time_of(char text[32], double seconds) {
 }
 
 static const char *place_of(char text[PLACE], const carry_hotspot *spot) {
-    (void)snprintf(text, PLACE, "%s:%d", spot->file, spot->line);
+    char line[16] = "";
+    if (spot->line > 0) { /* kernels have none */
+        (void)snprintf(line, sizeof line, ":%d", spot->line);
+    }
+    (void)snprintf(text, PLACE, "%s%s", spot->file, line);
     return text;
 }
 
 static double share_of(const carry_hotspots *h, const carry_hotspot *spot) {
     return h->self > 0.0 ? spot->self / h->self : 0.0;
+}
+
+static double per_call(const carry_hotspot *spot) {
+    return spot->calls > 0 ? spot->total / (double)spot->calls : NAN;
 }
 
 static void print_json(const carry_hotspots *h, const carry_hotspot *spot, bool by_place) {
@@ -73,6 +81,40 @@ static void print_place(const carry_hotspots *h, const carry_hotspot *spot) {
     print_row(h, spot, name, rest);
 }
 
+static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kernel) {
+    cli_json_open();
+    cli_json_text("by", "kernel");
+    cli_json_text("category", kernel->category);
+    cli_json_text("name", kernel->name);
+    cli_json_integer("calls", kernel->calls);
+    cli_json_number("total_s", kernel->total);
+    cli_json_number("mean_s", per_call(kernel));
+    cli_json_number("share", carry_hotspot_gpu_share(h, kernel));
+    cli_json_close();
+}
+
+static void print_kernels(const carry_hotspots *h, bool json, int top) {
+    char text[2][32];
+    if (h->gpus > 0 && !json) {
+        (void)printf("%skernels%s: busy for %s on %d GPU%s\n  %-42s %9s %9s  %7s %9s\n", cli_bold(), cli_plain(),
+                     time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s", "kernel", "total", "mean",
+                     "share", "calls");
+    }
+    for (int i = 0; i < h->kernels && i < top; i++) {
+        const carry_hotspot *kernel = &h->kernel[i];
+        if (json) {
+            print_kernel_json(h, kernel);
+        } else {
+            (void)printf("  %-42s %9s %9s  %5.1f %% %9lld\n", kernel->name, time_of(text[0], kernel->total),
+                         time_of(text[1], per_call(kernel)), 100.0 * carry_hotspot_gpu_share(h, kernel),
+                         (long long)kernel->calls);
+        }
+    }
+    if (!json && h->kernels > top) {
+        (void)printf("  %s%d more (--top)%s\n", cli_dim(), h->kernels - top, cli_plain());
+    }
+}
+
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top) {
     carry_hotspot *categories;
     int count;
@@ -112,6 +154,7 @@ void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json
         (void)printf("  %s%d more (--top)%s\n", cli_dim(), left_out, cli_plain());
     }
     free(categories);
+    print_kernels(hotspots, json, top);
 }
 
 void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char *trace, int64_t run,
@@ -124,6 +167,13 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
         cli_json_integer("ranks", hotspots->ranks);
         cli_json_integer("threads", hotspots->threads);
         cli_json_number("wall_s", hotspots->wall);
+        if (hotspots->gpus > 0 || hotspots->gpu_lost > 0) {
+            cli_json_integer("gpus", hotspots->gpus);
+            cli_json_number("gpu_busy_s", hotspots->gpu_busy);
+            cli_json_integer("gpu_events", hotspots->gpu_events);
+            cli_json_integer("gpu_dropped", hotspots->gpu_dropped);
+            cli_json_integer("gpu_lost", hotspots->gpu_lost);
+        }
         if (store != NULL) {
             cli_json_integer("run", run);
             cli_json_text("store", store);
@@ -135,15 +185,19 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
         (void)printf("the trace is cut: %lld events are in it and %lld are not (--events); the hotspots count all\n",
                      (long long)hotspots->events, (long long)hotspots->dropped);
     }
+    if (hotspots->gpu_dropped > 0) {
+        (void)printf("the trace is cut: %lld events of GPUs are in it and %lld are not; the hotspots count all\n",
+                     (long long)hotspots->gpu_events, (long long)hotspots->gpu_dropped);
+    }
+    if (hotspots->gpu_lost > 0) {
+        (void)printf("CUPTI lost %lld events of GPUs: they are neither on the trace nor among the hotspots\n",
+                     (long long)hotspots->gpu_lost);
+    }
     (void)printf("trace: %s (ui.perfetto.dev opens it)", trace);
     if (store != NULL) {
         (void)printf("; run %lld in %s", (long long)run, store);
     }
     (void)puts("");
-}
-
-static double per_call(const carry_hotspot *spot) {
-    return spot->calls > 0 ? spot->total / (double)spot->calls : NAN;
 }
 
 static const char *call_text(char text[32], const carry_hotspot *spot) {
@@ -187,16 +241,7 @@ static void print_change(const carry_hotspot_change *c, const carry_hotspot *kno
                  place_of(place, known));
 }
 
-carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, const carry_hotspots *b, bool json,
-                                    int top) {
-    carry_hotspot_change *changes;
-    int count;
-    CARRY_TRY(carry_hotspots_compare(ctx, &changes, &count, a, b));
-    if (!json) {
-        char text[2][32];
-        (void)printf("self time in spans: %s, then %s\n  %-26s %9s %7s %9s %9s %9s %9s\n", time_of(text[0], a->self),
-                     time_of(text[1], b->self), "place", "change", "ratio", "self A", "self B", "a call A", "a call B");
-    }
+static void print_changes(const carry_hotspot_change *changes, int count, bool json, int top) {
     for (int i = 0; i < count && i < top; i++) {
         const carry_hotspot *known = changes[i].b.file[0] != '\0' ? &changes[i].b : &changes[i].a;
         if (json) {
@@ -208,6 +253,30 @@ carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, con
     if (!json && count > top) {
         (void)printf("  %s%d more (--top)%s\n", cli_dim(), count - top, cli_plain());
     }
+}
+
+static void print_diff_head(bool json, const char *of, double a, double b, const char *column) {
+    char text[2][32];
+    if (!json) {
+        (void)printf("%s: %s, then %s\n  %-26s %9s %7s %9s %9s %9s %9s\n", of, time_of(text[0], a), time_of(text[1], b),
+                     column, "change", "ratio", "self A", "self B", "a call A", "a call B");
+    }
+}
+
+carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, const carry_hotspots *b, bool json,
+                                    int top) {
+    carry_hotspot_change *changes;
+    int count;
+    CARRY_TRY(carry_hotspots_compare(ctx, &changes, &count, a, b));
+    print_diff_head(json, "self time in spans", a->self, b->self, "place");
+    print_changes(changes, count, json, top);
+    free(changes);
+    if (a->kernels + b->kernels == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_hotspots_compare_gpu(ctx, &changes, &count, a, b));
+    print_diff_head(json, "GPUs busy", a->gpu_busy, b->gpu_busy, "kernel");
+    print_changes(changes, count, json, top);
     free(changes);
     return CARRY_OK;
 }

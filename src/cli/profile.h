@@ -4,7 +4,7 @@
 
 #include "lab/hotspots.h"
 
-/* Hotspots by category, then the top places and those that have tokens. */
+/* Hotspots by category, then the top places and those that have tokens, then the top kernels. */
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);
 /* Where the trace and the run are; store may be NULL. */
 void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char *trace, int64_t run,

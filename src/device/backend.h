@@ -9,6 +9,8 @@
 #include "carry/device.h"
 #include "device/gpu.h"
 
+struct carry_activity_log;
+
 typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_COPY_WITHIN } carry_copy_way;
 
 /* Where memory is, as a backend sees it. */
@@ -52,6 +54,9 @@ typedef struct carry_backend {
     carry_status (*graph_end)(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);
     carry_status (*graph_launch)(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
     void (*graph_free)(carry_ctx *ctx, int ordinal, carry_graph *graph);
+    /* What all devices of this backend do, from start to stop (device/activity.h). Both NULL: it cannot be told. */
+    carry_status (*activity_start)(carry_ctx *ctx, struct carry_activity_log *log);
+    carry_status (*activity_stop)(carry_ctx *ctx, struct carry_activity_log *log);
 } carry_backend;
 
 /* The backend of a device and the device's ordinal in it; NULL when there is no such device. */

@@ -1,4 +1,5 @@
-/* NVIDIA GPUs as devices: properties, copies, streams, events; memory is in cuda_memory.cu, graphs in cuda_graph.cu.
+/* NVIDIA GPUs as devices: properties, copies, streams, events; memory is in cuda_memory.cu, graphs in cuda_graph.cu,
+   what profiles are told in cuda_activity.cu.
 
    The runtime is linked statically and asks for a driver when the first device is counted: without one there are no
    CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
@@ -223,4 +224,6 @@ const carry_backend carry_backend_cuda = {
     .graph_end = carry_cuda_graph_end,
     .graph_launch = carry_cuda_graph_launch,
     .graph_free = carry_cuda_graph_free,
+    .activity_start = carry_cuda_activity_start,
+    .activity_stop = carry_cuda_activity_stop,
 };

@@ -28,6 +28,9 @@ carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph, int ordin
 carry_status carry_cuda_graph_launch(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
 void carry_cuda_graph_free(carry_ctx *ctx, int ordinal, carry_graph *graph);
 
+carry_status carry_cuda_activity_start(carry_ctx *ctx, struct carry_activity_log *log);
+carry_status carry_cuda_activity_stop(carry_ctx *ctx, struct carry_activity_log *log);
+
 carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gpu *gpu);
 }
 

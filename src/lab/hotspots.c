@@ -82,7 +82,12 @@ void carry_hotspots_finish(carry_hotspots *hotspots) {
     for (int i = 0; i < hotspots->count; i++) {
         hotspots->self += hotspots->spot[i].self;
     }
-    qsort(hotspots->spot, (size_t)hotspots->count, sizeof *hotspots->spot, by_self);
+    if (hotspots->count > 0) {
+        qsort(hotspots->spot, (size_t)hotspots->count, sizeof *hotspots->spot, by_self);
+    }
+    if (hotspots->kernels > 0) {
+        qsort(hotspots->kernel, (size_t)hotspots->kernels, sizeof *hotspots->kernel, by_self);
+    }
 }
 
 carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const carry_recorder *recorder) {
@@ -102,8 +107,49 @@ carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const c
     return CARRY_OK;
 }
 
+const char *carry_activity_category(carry_activity_kind kind) {
+    static const char *const names[] = {
+        [CARRY_ACTIVITY_KERNEL] = "kernel", [CARRY_ACTIVITY_COPY] = "copy", [CARRY_ACTIVITY_FILL] = "fill"};
+    return names[kind];
+}
+
+/* Kernels whose names differ in what is not shown of them are one entry. */
+static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
+    carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
+    made.outer = sum->seconds;
+    (void)snprintf(made.category, sizeof made.category, "%s", carry_activity_category(sum->kind));
+    (void)snprintf(made.name, sizeof made.name, "%.63s", sum->name);
+    for (int i = 0; i < h->kernels; i++) {
+        if (strcmp(h->kernel[i].category, made.category) == 0 && strcmp(h->kernel[i].name, made.name) == 0) {
+            add(&h->kernel[i], &made);
+            return;
+        }
+    }
+    h->kernel[h->kernels++] = made;
+}
+
+carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, const carry_activity_log *log) {
+    hotspots->kernel = calloc(CARRY_ACTIVITY_NAMES + 1, sizeof *hotspots->kernel);
+    if (hotspots->kernel == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for hotspots");
+    }
+    for (int i = 0; i <= CARRY_ACTIVITY_NAMES; i++) {
+        if (log->sum[i].calls > 0) {
+            add_kernel(hotspots, &log->sum[i]);
+        }
+    }
+    hotspots->gpus = log->gpus;
+    hotspots->gpu_busy = log->busy;
+    hotspots->gpu_events = log->count;
+    hotspots->gpu_dropped = log->dropped;
+    hotspots->gpu_lost = log->lost;
+    carry_hotspots_finish(hotspots);
+    return CARRY_OK;
+}
+
 void carry_hotspots_free(carry_hotspots *hotspots) {
     free(hotspots->spot);
+    free(hotspots->kernel);
     *hotspots = (carry_hotspots){0};
 }
 
@@ -140,6 +186,10 @@ double carry_hotspot_tokens_rate(const carry_hotspots *hotspots, const carry_hot
 double carry_hotspot_mfu(const carry_hotspots *hotspots, const carry_hotspot *spot) {
     bool has = spot->tokens > 0.0 && spot->total > 0.0 && hotspots->gemm_gflops > 0.0;
     return has ? 1e-9 * spot->flops * (double)hotspots->ranks / spot->total / hotspots->gemm_gflops : NAN;
+}
+
+double carry_hotspot_gpu_share(const carry_hotspots *hotspots, const carry_hotspot *kernel) {
+    return hotspots->gpu_busy > 0.0 ? kernel->total / hotspots->gpu_busy : 0.0;
 }
 
 static carry_hotspot_change *find_change(carry_hotspot_change *changes, int *count, const carry_hotspot *spot) {
@@ -179,4 +229,10 @@ carry_status carry_hotspots_compare(carry_ctx *ctx, carry_hotspot_change **chang
     }
     qsort(*changes, (size_t)*count, sizeof **changes, by_change);
     return CARRY_OK;
+}
+
+carry_status carry_hotspots_compare_gpu(carry_ctx *ctx, carry_hotspot_change **changes, int *count,
+                                        const carry_hotspots *a, const carry_hotspots *b) {
+    return carry_hotspots_compare(ctx, changes, count, &(carry_hotspots){.count = a->kernels, .spot = a->kernel},
+                                  &(carry_hotspots){.count = b->kernels, .spot = b->kernel});
 }

@@ -101,6 +101,44 @@ static bool read_spot(const json_t *from, carry_hotspot *spot) {
     return ok;
 }
 
+static bool read_kernel(const json_t *from, carry_hotspot *kernel) {
+    bool ok = read_text(from, "category", kernel->category, sizeof kernel->category) &&
+              read_text(from, "name", kernel->name, sizeof kernel->name) &&
+              read_integer(from, "calls", MOST_COUNT, &kernel->calls) &&
+              read_number(from, "total_s", 0.0, MOST_FIGURE, &kernel->total);
+    kernel->self = kernel->outer = kernel->total;
+    (void)snprintf(kernel->file, sizeof kernel->file, "gpu");
+    return ok;
+}
+
+/* What GPUs did, in the trace of a run that used any. */
+static const char *read_gpus(const json_t *section, carry_hotspots *h) {
+    const json_t *kernels = json_object_get(section, "kernels");
+    int64_t gpus;
+    if (kernels == NULL) {
+        return NULL;
+    }
+    if (!json_is_array(kernels) || json_array_size(kernels) > CARRY_ACTIVITY_NAMES + 1) {
+        return "it has more kernels than such a trace can have";
+    }
+    if (!read_integer(section, "gpus", 1e6, &gpus) ||
+        !read_number(section, "gpu_busy_s", 0.0, MOST_FIGURE, &h->gpu_busy) ||
+        !read_integer(section, "gpu_events", MOST_COUNT, &h->gpu_events) ||
+        !read_integer(section, "gpu_dropped", MOST_COUNT, &h->gpu_dropped) ||
+        !read_integer(section, "gpu_lost", MOST_COUNT, &h->gpu_lost)) {
+        return "a figure of its GPUs is missing or absurd";
+    }
+    h->gpus = (int)gpus;
+    h->kernel = calloc(json_array_size(kernels) + 1, sizeof *h->kernel);
+    for (size_t i = 0; h->kernel != NULL && i < json_array_size(kernels); i++) {
+        if (!read_kernel(json_array_get(kernels, i), &h->kernel[i])) {
+            return "a kernel is incomplete or absurd";
+        }
+        h->kernels++;
+    }
+    return h->kernel != NULL ? NULL : "there is no memory for its kernels";
+}
+
 static const char *read_section(const json_t *root, carry_hotspots *h) {
     const json_t *section = json_object_get(root, "carry");
     const json_t *spots = json_object_get(section, "hotspots");
@@ -135,7 +173,7 @@ static const char *read_section(const json_t *root, carry_hotspots *h) {
         }
         h->count++;
     }
-    return h->spot != NULL ? NULL : "there is no memory for its hotspots";
+    return h->spot != NULL ? read_gpus(section, h) : "there is no memory for its hotspots";
 }
 
 static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, size_t length, const char *name) {

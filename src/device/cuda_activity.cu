@@ -1,0 +1,350 @@
+/* Kernels, copies and fills of NVIDIA GPUs as CUPTI tells them, for profiles.
+
+   CUPTI is opened when a profile starts and only then: a binary needs it neither to run nor to be linked. It fills
+   buffers of ours and gives them back on a thread of its own, which adds what is in them to the log at once, so that
+   few buffers do for any number of kernels. Kernels of graphs come one by one, like others. Its clock is not
+   carry_seconds: both are read at the start and at the stop, and times in between are placed on that line. */
+#include "device/cuda.h"
+
+#include <atomic>
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+
+extern "C" {
+#include "core/clock.h"
+#include "device/activity.h"
+}
+
+#if __has_include(<cupti.h>)
+#include <cupti.h>
+
+#define FUNCTIONS(X)                     \
+    X(cuptiActivityRegisterCallbacks)    \
+    X(cuptiActivityEnable)               \
+    X(cuptiActivityDisable)              \
+    X(cuptiActivityFlushAll)             \
+    X(cuptiActivityGetNextRecord)        \
+    X(cuptiActivityGetNumDroppedRecords) \
+    X(cuptiGetTimestamp)                 \
+    X(cuptiGetResultString)
+
+/* Some thousands of records each; CUPTI drops and counts what comes while it holds so many. */
+static const size_t BUFFER_BYTES = (size_t)1 << 20;
+static const int MOST_BUFFERS = 32;
+static const int CLOCK_READINGS = 64;
+static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
+                                           CUPTI_ACTIVITY_KIND_MEMSET};
+
+/* Both clocks at one moment. */
+typedef struct moment {
+    double seconds;
+    uint64_t stamp; /* nanoseconds, CUPTI's */
+} moment;
+
+typedef struct functions {
+#define X(name) decltype(&::name) name;
+    FUNCTIONS(X)
+#undef X
+} functions;
+
+/* One per process, as CUPTI is. */
+static functions call;
+static moment first;
+static std::atomic<int> buffers; /* that CUPTI holds */
+static std::mutex log_lock;
+static carry_activity_log *filled; /* NULL: nothing is recorded; guarded by log_lock */
+
+static void *open_library(void) {
+    static const char *const places[] = {"", "/usr/local/cuda/lib64/", "/usr/local/cuda/extras/CUPTI/lib64/"};
+    const char *wished = getenv("CARRY_CUPTI");
+    if (wished != NULL && wished[0] != '\0') {
+        return dlopen(wished, RTLD_NOW | RTLD_LOCAL);
+    }
+    void *library = NULL;
+    for (int versioned = 1; library == NULL && versioned >= 0; versioned--) {
+        for (size_t i = 0; library == NULL && i < sizeof places / sizeof places[0]; i++) {
+            char name[96];
+            (void)snprintf(name, sizeof name, versioned != 0 ? "%slibcupti.so.%d" : "%slibcupti.so", places[i],
+                           CUDART_VERSION / 1000);
+            library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        }
+    }
+    return library;
+}
+
+static carry_status failed(carry_ctx *ctx, CUptiResult result, const char *what) {
+    const char *words = NULL;
+    (void)call.cuptiGetResultString(result, &words);
+    return carry_fail(ctx, CARRY_EDEVICE, "%s: %s (%d)", what, words != NULL ? words : "an error without a name",
+                      (int)result);
+}
+
+/* The library stays open: a thread of its own may still run code of it. */
+static carry_status find_functions(carry_ctx *ctx) {
+    static bool found;
+    if (found) {
+        return CARRY_OK;
+    }
+    void *library = open_library();
+    if (library == NULL) {
+        return carry_fail(ctx, CARRY_ENOTFOUND,
+                          "kernels are not on the trace: libcupti was not found (CARRY_CUPTI may say where it is)");
+    }
+#define X(name)                                                      \
+    call.name = (decltype(&::name))dlsym(library, #name);            \
+    if (call.name == NULL) {                                         \
+        return carry_fail(ctx, CARRY_ENOTFOUND,                      \
+                          "kernels are not on the trace: libcupti, " \
+                          "as it was found, has no " #name);         \
+    }
+    FUNCTIONS(X)
+#undef X
+    found = true;
+    return CARRY_OK;
+}
+
+/* Of many readings the one that took least: the two clocks were read closest to each other. */
+static CUptiResult read_clocks(moment *now) {
+    double least = 1e300;
+    for (int i = 0; i < CLOCK_READINGS; i++) {
+        uint64_t stamp;
+        double before = carry_seconds();
+        CUptiResult result = call.cuptiGetTimestamp(&stamp);
+        double after = carry_seconds();
+        if (result != CUPTI_SUCCESS) {
+            return result;
+        }
+        if (after - before < least) {
+            least = after - before;
+            *now = moment{0.5 * (before + after), stamp};
+        }
+    }
+    return CUPTI_SUCCESS;
+}
+
+static double since_first(uint64_t stamp) {
+    return 1e-9 * (double)(int64_t)(stamp - first.stamp);
+}
+
+/* A record without both times is one that CUPTI could not time. */
+static void add(carry_activity *activity, const char *name, uint64_t start, uint64_t end) {
+    if (start == 0 || end < start) {
+        filled->lost++;
+        return;
+    }
+    activity->start = since_first(start);
+    activity->end = since_first(end);
+    carry_activity_add(filled, activity, name != NULL ? name : "");
+}
+
+/* Structures of CUPTI grow at their end only: an older one reads the records of a newer library. */
+static void add_kernel(const CUpti_ActivityKernel9 *k) {
+    carry_activity activity = {};
+    activity.kind = CARRY_ACTIVITY_KERNEL;
+    activity.gpu = (int)k->deviceId;
+    activity.stream = k->streamId;
+    activity.grid[0] = k->gridX;
+    activity.grid[1] = k->gridY;
+    activity.grid[2] = k->gridZ;
+    activity.block[0] = k->blockX;
+    activity.block[1] = k->blockY;
+    activity.block[2] = k->blockZ;
+    activity.registers = k->registersPerThread;
+    activity.bytes = (int64_t)k->staticSharedMemory + k->dynamicSharedMemory;
+    add(&activity, k->name, k->start, k->end);
+}
+
+static const char *copy_name(uint8_t kind) {
+    switch (kind) {
+    case CUPTI_ACTIVITY_MEMCPY_KIND_HTOD:
+        return "copy host to device";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOH:
+        return "copy device to host";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_DTOD:
+        return "copy within the device";
+    case CUPTI_ACTIVITY_MEMCPY_KIND_PTOP:
+        return "copy between devices";
+    default:
+        return "copy";
+    }
+}
+
+static void add_copy(const CUpti_ActivityMemcpy5 *c) {
+    carry_activity activity = {};
+    activity.kind = CARRY_ACTIVITY_COPY;
+    activity.gpu = (int)c->deviceId;
+    activity.stream = c->streamId;
+    activity.bytes = (int64_t)c->bytes;
+    add(&activity, copy_name(c->copyKind), c->start, c->end);
+}
+
+static void add_fill(const CUpti_ActivityMemset4 *f) {
+    carry_activity activity = {};
+    activity.kind = CARRY_ACTIVITY_FILL;
+    activity.gpu = (int)f->deviceId;
+    activity.stream = f->streamId;
+    activity.bytes = (int64_t)f->bytes;
+    add(&activity, "fill", f->start, f->end);
+}
+
+static void add_record(const CUpti_Activity *record) {
+    switch (record->kind) {
+    case CUPTI_ACTIVITY_KIND_KERNEL:
+    case CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL:
+        add_kernel((const CUpti_ActivityKernel9 *)record);
+        break;
+    case CUPTI_ACTIVITY_KIND_MEMCPY:
+        add_copy((const CUpti_ActivityMemcpy5 *)record);
+        break;
+    case CUPTI_ACTIVITY_KIND_MEMSET:
+        add_fill((const CUpti_ActivityMemset4 *)record);
+        break;
+    default:
+        break;
+    }
+}
+
+static void add_dropped(void) {
+    size_t dropped = 0;
+    if (call.cuptiActivityGetNumDroppedRecords(NULL, 0, &dropped) == CUPTI_SUCCESS) {
+        filled->lost += (int64_t)dropped;
+    }
+}
+
+/* CUPTI asks on the threads that launch: nothing here waits for those who read a buffer. */
+static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *most_records) {
+    bool room = buffers.fetch_add(1) < MOST_BUFFERS;
+    *buffer = room ? (uint8_t *)aligned_alloc(ACTIVITY_RECORD_ALIGNMENT, BUFFER_BYTES) : NULL;
+    *size = *buffer != NULL ? BUFFER_BYTES : 0;
+    *most_records = 0; /* as many as fit */
+    if (*buffer == NULL) {
+        buffers--;
+    }
+}
+
+static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t size, size_t used) {
+    (void)context;
+    (void)stream;
+    (void)size;
+    if (buffer == NULL) {
+        return;
+    }
+    {
+        std::lock_guard<std::mutex> guard(log_lock);
+        CUpti_Activity *record = NULL;
+        while (filled != NULL && used > 0 && call.cuptiActivityGetNextRecord(buffer, used, &record) == CUPTI_SUCCESS) {
+            add_record(record);
+        }
+        if (filled != NULL) {
+            add_dropped();
+        }
+    }
+    free(buffer);
+    buffers--;
+}
+
+static CUptiResult enable(void) {
+    for (CUpti_ActivityKind kind : kinds) {
+        CUptiResult result = call.cuptiActivityEnable(kind);
+        if (result != CUPTI_SUCCESS) {
+            return result;
+        }
+    }
+    return CUPTI_SUCCESS;
+}
+
+static void end_recording(void) {
+    for (CUpti_ActivityKind kind : kinds) {
+        (void)call.cuptiActivityDisable(kind);
+    }
+    std::lock_guard<std::mutex> guard(log_lock);
+    filled = NULL;
+}
+
+/* From seconds of CUPTI's clock since the first moment to carry_seconds. The clocks run alike but for parts in a
+   million; where they do not, one was set meanwhile, and the first moment alone decides. */
+static void place(carry_activity_log *log, const moment *last) {
+    double passed = since_first(last->stamp);
+    double rate = passed > 0.0 ? (last->seconds - first.seconds) / passed : 1.0;
+    rate = rate > 0.999 && rate < 1.001 ? rate : 1.0;
+    for (int64_t i = 0; i < log->count; i++) {
+        log->record[i].start = first.seconds + rate * log->record[i].start;
+        log->record[i].end = first.seconds + rate * log->record[i].end;
+    }
+}
+
+static void rename_kernels(carry_activity_log *log) {
+    for (int i = 0; i < CARRY_ACTIVITY_NAMES; i++) {
+        carry_activity_sum *sum = &log->sum[i];
+        if (sum->name == NULL || sum->kind != CARRY_ACTIVITY_KERNEL) {
+            continue;
+        }
+        int status = -1;
+        char *whole = abi::__cxa_demangle(sum->name, NULL, NULL, &status);
+        char *shown = (char *)malloc(CARRY_ACTIVITY_NAME);
+        if (shown != NULL) {
+            carry_activity_shorten(shown, status == 0 && whole != NULL ? whole : sum->name);
+            free(sum->name);
+            sum->name = shown;
+        }
+        free(whole);
+    }
+}
+
+extern "C" carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity_log *log) {
+    CARRY_TRY(find_functions(ctx));
+    CUptiResult result = read_clocks(&first);
+    if (result != CUPTI_SUCCESS) {
+        return failed(ctx, result, "kernels are not on the trace: CUPTI does not tell its clock");
+    }
+    {
+        std::lock_guard<std::mutex> guard(log_lock);
+        if (filled != NULL) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                              "kernels are not on the trace: this process records them for another one already");
+        }
+        filled = log;
+    }
+    result = call.cuptiActivityRegisterCallbacks(give_buffer, take_buffer);
+    result = result == CUPTI_SUCCESS ? enable() : result;
+    if (result != CUPTI_SUCCESS) {
+        end_recording();
+        return failed(ctx, result, "kernels are not on the trace: CUPTI cannot record them");
+    }
+    return CARRY_OK;
+}
+
+extern "C" carry_status carry_cuda_activity_stop(carry_ctx *ctx, carry_activity_log *log) {
+    moment last = first;
+    CUptiResult result = call.cuptiActivityFlushAll(0);
+    /* Forced: what has not ended by now comes without its end, and is counted as lost. */
+    CUptiResult forced = call.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
+    {
+        std::lock_guard<std::mutex> guard(log_lock);
+        add_dropped();
+    }
+    end_recording();
+    (void)read_clocks(&last);
+    place(log, &last);
+    rename_kernels(log);
+    result = result == CUPTI_SUCCESS ? forced : result;
+    return result == CUPTI_SUCCESS
+               ? CARRY_OK
+               : failed(ctx, result, "kernels are missing on the trace: CUPTI did not hand over all");
+}
+
+#else
+
+extern "C" carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity_log *) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                      "kernels are not on the trace: this build was made without CUPTI (cupti.h)");
+}
+
+extern "C" carry_status carry_cuda_activity_stop(carry_ctx *, carry_activity_log *) {
+    return CARRY_OK;
+}
+
+#endif
