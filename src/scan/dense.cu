@@ -52,6 +52,16 @@ static double passes(const layout *l, carry_cuda_method method) {
     }
 }
 
+/* What neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured on an H200
+   with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
+static double latency_of(const carry_scan_shape *shape, carry_cuda_method method) {
+    double levels = log2((double)shape->steps + 1.0);
+    if (method == CARRY_CUDA_SEQUENTIAL) {
+        return (double)shape->steps * (shape->n > 64 ? 1.4e-6 : 0.8e-6);
+    }
+    return levels * (method == CARRY_CUDA_CYCLIC ? 4.5e-6 : 8e-6);
+}
+
 static double cost(const carry_scan_shape *shape, carry_cuda_method method) {
     carry_arena arena = carry_arena_over(NULL, 0);
     layout l;
@@ -80,7 +90,11 @@ static double cost(const carry_scan_shape *shape, carry_cuda_method method) {
     } else if (method == CARRY_CUDA_HILLIS_STEELE) {
         barriers = at_least(gpu->barrier_s, 1e-7) * ceil(log2((double)shape->steps + 0.5) / l.p.rounds);
     }
-    return gpu->launch_s + (products > moved ? products : moved) + barriers;
+    double waits = latency_of(shape, method);
+    if (method == CARRY_CUDA_SEQUENTIAL) { /* other sequences fill a walk's waits */
+        return gpu->launch_s + fmax(waits, fmax(products, moved));
+    }
+    return gpu->launch_s + fmax(products, moved) + barriers + waits;
 }
 
 static carry_status failed(carry_ctx *ctx, cudaError_t error, const char *what) {

@@ -17,7 +17,8 @@
 
 namespace {
 
-constexpr int COLUMNS = 64; /* of a block */
+constexpr int COLUMNS = 32; /* of a block: with 64 the registers spill, 1.07 ms instead of what docs/results/cuda.md says */
+constexpr int HALVES = COLUMNS / 32;
 constexpr int WARPS = 16;   /* at most; 16 steps each */
 constexpr int TRIANGLE = 17; /* words of a row, one more than 16 to spread the banks; 16 rows are whole float4 */
 constexpr int ROW = COLUMNS + 4;
@@ -166,11 +167,11 @@ __global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diago
     }
     for (int64_t tile = 0; tile < d.steps; tile += warps * 16) {
         int64_t first = tile + warp * 16;
-        carry_pack<4, TB> raw[4][2];
+        carry_pack<4, TB> raw[4][HALVES];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < HALVES; half++) {
                 int64_t t = first + q + 4 * i;
                 int place = 32 * half + 16 * (g % 2) + 4 * (g / 2);
                 if (t < d.steps && column + place < d.width) {
@@ -188,12 +189,12 @@ __global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diago
         }
         __syncthreads();
         build<RADIX>(triangles + warp * 16 * TRIANGLE, cumulative + warp * 16, decays + warp * 16);
-        float y[8][4] = {};
+        float y[4 * HALVES][4] = {};
         {
             matrix m;
             m.load(triangles + warp * 16 * TRIANGLE);
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
+            for (int half = 0; half < HALVES; half++) {
                 float x[4][4];
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diago
             if (step % RADIX == RADIX - 1) {
                 float *end = values + (warp * groups + step / RADIX) * ROW;
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
+                for (int j = 0; j < 4 * HALVES; j++) {
                     end[32 * (j / 4) + 4 * q + j % 4] = y[j][2 * side];
                     end[32 * (j / 4) + 16 + 4 * q + j % 4] = y[j][2 * side + 1];
                 }
@@ -285,7 +286,7 @@ __global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diago
             const float *before = group == 0 ? state : values + (group - 1) * ROW;
             float fade = cumulative[warp * 16 + step];
 #pragma unroll
-            for (int quarter = 0; quarter < 4; quarter++) {
+            for (int quarter = 0; quarter < 2 * HALVES; quarter++) {
                 int place = 16 * quarter + 4 * q;
                 float4 entered = *reinterpret_cast<const float4 *>(before + place);
                 float out[4];
