@@ -13,16 +13,14 @@ extern "C" {
 #include "core/context.h"
 }
 
-enum {
-    THREADS = 256,
-    LAUNCHES = 64,
-    BARRIERS = 64,
-    HOPS = 1024,
-    HOP_BYTES = 98432, /* no power of two, so that hops spread over the channels of the memory */
-    PASSES = 16,
-    CHAINS = 8, /* sums per thread that do not wait for each other */
-    REPEATS = 3,
-};
+constexpr int THREADS = 256;
+constexpr int LAUNCHES = 64;
+constexpr int BARRIERS = 64;
+constexpr int HOPS = 1024;
+constexpr int HOP_BYTES = 98432; /* no power of two, so that hops spread over the channels of the memory */
+constexpr int PASSES = 16;
+constexpr int CHAINS = 8; /* sums per thread that do not wait for each other */
+constexpr int REPEATS = 3;
 
 typedef struct rig {
     cudaStream_t stream;
@@ -217,7 +215,9 @@ static void measure_latency(const rig *r, carry_gpu *gpu) {
 }
 
 static void measure_products(const rig *r, carry_gpu *gpu) {
-    enum { BLOCKS = 4, TENSOR_ROUNDS = 1000, PLAIN_ROUNDS = 1000 };
+    constexpr int BLOCKS = 4;
+    constexpr int TENSOR_ROUNDS = 1000;
+    constexpr int PLAIN_ROUNDS = 1000;
     unsigned blocks = (unsigned)gpu->units * BLOCKS;
     double threads = (double)blocks * THREADS;
     float *to = (float *)r->data;

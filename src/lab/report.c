@@ -331,9 +331,9 @@ void carry_report_heading(carry_page *page, const char *words) {
         return;
     }
     char id[24];
-    (void)snprintf(id, sizeof id, "%s", words);
+    size_t length = strcspn(words, " ");
+    (void)snprintf(id, sizeof id, "%.*s", length < sizeof id ? (int)length : (int)sizeof id - 1, words);
     id[0] = (char)tolower((unsigned char)id[0]);
-    id[strcspn(id, " ")] = '\0';
     carry_html_raw(page->to, "<h2 id=\"%s\">%s</h2>\n", id, words);
 }
 
