@@ -204,8 +204,36 @@ done
 ! grep -q '^State:[[:space:]]*[^ZX]' "/proc/$(cat "$folder/pid")/status" 2> /dev/null || fail "a cancelled job runs on"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
 
+# An attempt of a hill-climb as a job of Slurm's, not waited for: the entry comes when the job has run.
+if command -v git > /dev/null; then
+    mkdir "$folder/climb" && cd "$folder/climb" || exit 2
+    GIT_CONFIG_GLOBAL=/dev/null
+    GIT_AUTHOR_NAME=climber
+    GIT_AUTHOR_EMAIL=climber@example.org
+    GIT_COMMITTER_NAME=climber
+    GIT_COMMITTER_EMAIL=climber@example.org
+    export GIT_CONFIG_GLOBAL GIT_AUTHOR_NAME GIT_AUTHOR_EMAIL GIT_COMMITTER_NAME GIT_COMMITTER_EMAIL
+    git init -q -b main .
+    echo 100 > speed
+    echo 'echo "{\"throughput\": $(cat speed), \"samples\": [1, 1, 1]}"' > profile.sh
+    git add -A
+    git commit -qm "a project"
+    expect 0 "entry 0" climb start --profile 'sh profile.sh' --tests true --repeats 3
+    echo 150 > speed
+    expect 0 "job" climb try --hypothesis "half as fast again" --on slurm --no-wait
+    expect 0 "slurm" job list
+    expect 0 "done, exit code 0" job wait last --seconds 60
+    expect 0 "2 entries, all in order" climb lint
+    grep -q "half as fast again" climb.md || { fail "the attempt is not in the log:"; cat climb.md; }
+    [ -z "$(git status --porcelain)" ] || { fail "the change was not committed:"; git status --short; }
+    cd "$folder/a b%c" || exit 2
+else
+    echo "skipped: a climb as a job: git is not here"
+fi
+
 # Without the file that the batch script writes, Slurm's own word is taken; without Slurm, the file's.
-next=$((pending + 1))
+last=$("$carry" job list --json | sed -n '1s/.*"id": \([0-9]*\).*/\1/p')
+next=$((last + 1))
 id=$(submit -- sh -c 'mkdir "$1"; exit 4' sh "$folder/a b%c/jobs/$next.end.new")
 [ "$id" = $next ] || fail "job $id is not the next after $pending"
 expect 1 "failed, exit code 4" job wait "$id" --seconds 60
