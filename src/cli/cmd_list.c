@@ -15,7 +15,7 @@ static void row(bool json, const char *what, const char *name, const char *about
         cli_json_text("about", about);
         cli_json_close();
     } else {
-        (void)printf("%-16s %s\n", name, about);
+        (void)printf("%-20s %s\n", name, about);
     }
 }
 

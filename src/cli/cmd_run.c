@@ -199,7 +199,7 @@ static int run_experiment(show *s, const char *path, const char *store_path, boo
     }
     if (code == CLI_DONE) {
         if (!s->json) {
-            (void)printf("%s%s%s\n%s\n\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
+            (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
         }
         code = measure_and_judge(s, &options);
     }

@@ -63,11 +63,11 @@ static void print_usage(FILE *to) {
     for (int i = 0; cli_verbs[i] != NULL; i++) {
         char left[48];
         (void)snprintf(left, sizeof left, "%s %s", cli_verbs[i]->name, cli_verbs[i]->arguments);
-        (void)fprintf(to, "  carry %-22s %s\n", left, cli_verbs[i]->summary);
+        (void)fprintf(to, "  carry %-28s %s\n", left, cli_verbs[i]->summary);
     }
-    (void)fprintf(to, "  carry %-22s %s\n", "--ranks N VERB ...",
+    (void)fprintf(to, "  carry %-28s %s\n", "--ranks N VERB ...",
                   "bench on N ranks at once, as threads of this process");
-    (void)fprintf(to, "  carry %-22s %s\n", "--version", "print the version");
+    (void)fprintf(to, "  carry %-28s %s\n", "--version", "print the version");
     (void)fprintf(to, "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
 }
