@@ -135,8 +135,8 @@ static inline void carry_count(carry_ctx *ctx, const char *counter, double value
 #define CARRY_SPAN_AT_(ctx, category, name, line)                                                       \
     static const carry_span_site CARRY_SPAN_JOIN_(span_site_, line) = {category, name, __FILE__, line}; \
     CARRY_SPAN_SITE_(ctx, &CARRY_SPAN_JOIN_(span_site_, line), line)
-#define CARRY_SPAN_SITE_(ctx, site, line)                                                       \
-    __attribute__((cleanup(carry_span_end))) carry_track *const CARRY_SPAN_JOIN_(span_, line) = \
+#define CARRY_SPAN_SITE_(ctx, site, line)                                                               \
+    __attribute__((cleanup(carry_span_end), unused)) carry_track *const CARRY_SPAN_JOIN_(span_, line) = \
         carry_span_begin(ctx, site)
 #define CARRY_SPAN_BEGIN_AT_(track, ctx, category, name, line)                                          \
     static const carry_span_site CARRY_SPAN_JOIN_(span_site_, line) = {category, name, __FILE__, line}; \
