@@ -100,11 +100,9 @@ static void test_the_tail_of_a_log_is_its_last_lines(void **state) {
     uint32_t random = 1;
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (int every = 1; every <= 100000; every *= 10) {
-            size_t newlines = 0;
             for (size_t i = 0; i < sizes[s]; i++) {
                 random = random * 1664525u + 1013904223u;
                 text[i] = (char)((random >> 8) % (uint32_t)every == 0 ? '\n' : 'x');
-                newlines += text[i] == '\n';
             }
             write_text(path, text, sizes[s]);
             int file = open(path, O_RDONLY);
