@@ -4,6 +4,8 @@
    Under mpirun the same tests run on the ranks that it started, kind "mpi", instead of threads (test_mpi.sh). */
 #include "support.h"
 
+#include <unistd.h>
+
 #include "comm/ranks.h"
 #include "core/clock.h"
 #include "core/rng.h"
@@ -453,7 +455,64 @@ static void test_bad_arguments_are_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-int main(void) {
+/* The same failures among processes, where each sees only its own end. */
+static void test_processes_end_with_a_sentence(void **state) {
+    (void)state;
+    char sentence[512];
+    for (int which = 0; which < 7; which++) {
+        const carry_status status = run_ranks(1, &world, misfit, &which, sentence);
+        assert_true(status == CARRY_OK || strstr(sentence, "bytes where rank") != NULL);
+    }
+    for (int seed = 0; seed < 10; seed++) {
+        failing f = {.seed = seed, .rank = seed % 2, .at = (int)(draw(6, 0, (uint64_t)seed) % 40)};
+        const double start = carry_seconds();
+        const carry_status status = run_ranks(1, &world, fail_somewhere, &f, sentence);
+        assert_true(status == CARRY_ERANGE || status == CARRY_EPEER);
+        assert_true(carry_seconds() - start < world.deadline / 2);
+    }
+    failing late = {.rank = 1};
+    const carry_comm_options options = {.deadline = 0.3};
+    const carry_status status = run_ranks(1, &options, come_late, &late, sentence);
+    assert_true(status == CARRY_ETIMEOUT || status == CARRY_EPEER);
+    assert_non_null(strstr(sentence, "waited"));
+}
+
+/* Under mpirun: "wait" is what test_mpi.sh kills a rank of. */
+static carry_status wait_to_be_killed(void *user, carry_comm *comm) {
+    (void)user;
+    int64_t rounds = 0;
+    (void)printf("rank %d is process %ld\n", carry_comm_rank(comm), (long)getpid());
+    (void)fflush(stdout);
+    for (;;) {
+        TRY(carry_all_reduce(comm, &rounds, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+        rounds++;
+    }
+}
+
+static int main_of_mpi(int count, char **arguments) {
+    under_mpi = 1;
+    if (count > 1 && strcmp(arguments[1], "wait") == 0) {
+        char sentence[512];
+        const carry_comm_options options = {.deadline = 2};
+        const carry_status status = run_ranks(1, &options, wait_to_be_killed, NULL, sentence);
+        (void)fprintf(stderr, "told: %s: %s\n", carry_status_name(status), sentence);
+        return 1;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reductions_equal_a_plain_loop_over_the_ranks),
+        cmocka_unit_test(test_what_is_moved_arrives),
+        cmocka_unit_test(test_messages_keep_their_order_and_are_counted),
+        cmocka_unit_test(test_parts_work_beside_the_whole),
+        cmocka_unit_test(test_processes_end_with_a_sentence),
+        cmocka_unit_test(test_messages_keep_their_order_and_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+int main(int count, char **arguments) {
+    if (getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_RANK") != NULL) {
+        return main_of_mpi(count, arguments);
+    }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reductions_equal_a_plain_loop_over_the_ranks),
         cmocka_unit_test(test_what_is_moved_arrives),

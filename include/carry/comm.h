@@ -54,7 +54,6 @@ typedef enum carry_reduce { CARRY_REDUCE_SUM, CARRY_REDUCE_MAX } carry_reduce;
 /* An operation under way. All zero: none, and waiting for it returns at once. The fields are the library's. */
 typedef struct carry_request {
     carry_comm *comm;
-    struct carry_request *next;
     const char *operation;
     const void *from; /* a send */
     void *to;         /* a receive */

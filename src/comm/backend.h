@@ -76,6 +76,7 @@ enum {
     CARRY_TAG_GATHER,
     CARRY_TAG_TO_ALL,
     CARRY_TAG_HANDSHAKE,
+    CARRY_TAG_NOTICE,      /* a kind's own */
     CARRY_TAG_BITS = 11,   /* of a tag on the wire; the group is above */
     CARRY_GROUP_BITS = 17, /* together 28, which every MPI in use has */
 };

@@ -7,10 +7,17 @@
 #include <string.h>
 #include <time.h>
 
+/* One half of a message, as it was announced; what others see of a request. */
+typedef struct half {
+    struct half *next;    /* in the list that it stands in */
+    struct half *earlier; /* of all that were made, to be freed in the end */
+    carry_request what;   /* its state is the one that counts */
+} half;
+
 typedef struct seat {
     pthread_cond_t changed;
-    carry_request *sends;    /* announced to this rank */
-    carry_request *receives; /* that this rank waits for */
+    half *sends;    /* announced to this rank */
+    half *receives; /* that this rank waits for */
     bool taken, gone;
     int busy; /* copies from or to this rank's buffers */
 } seat;
@@ -20,41 +27,70 @@ struct carry_hall {
     int size;
     int ended_by;
     char reason[CARRY_COMM_REASON];
+    half *made, *spare;
     seat seat[];
 };
 
-static carry_request **list_of(carry_hall *hall, const carry_request *request) {
-    return request->to != NULL ? &hall->seat[request->world_self].receives : &hall->seat[request->world].sends;
+static half **list_of(carry_hall *hall, const carry_request *what) {
+    return what->to != NULL ? &hall->seat[what->world_self].receives : &hall->seat[what->world].sends;
 }
 
-static void append(carry_request **list, carry_request *request) {
+static void append(half **list, half *h) {
     while (*list != NULL) {
         list = &(*list)->next;
     }
-    request->next = NULL;
-    *list = request;
+    h->next = NULL;
+    *list = h;
 }
 
-static void take_out(carry_request **list, const carry_request *request) {
-    while (*list != NULL && *list != request) {
+static void take_out(half **list, const half *h) {
+    while (*list != NULL && *list != h) {
         list = &(*list)->next;
     }
     if (*list != NULL) {
-        *list = request->next;
+        *list = h->next;
     }
 }
 
-static void withdraw(carry_hall *hall, carry_request *request, carry_request_state state) {
-    take_out(list_of(hall, request), request);
-    request->state = state;
+static half *take_spare(carry_hall *hall) {
+    half *h = hall->spare;
+    if (h != NULL) {
+        hall->spare = h->next;
+        return h;
+    }
+    h = calloc(1, sizeof *h);
+    if (h != NULL) {
+        h->earlier = hall->made;
+        hall->made = h;
+    }
+    return h;
 }
 
-/* The other half of a request, the first that was announced. */
-static carry_request *find_other(carry_hall *hall, const carry_request *request) {
-    carry_request *other =
-        request->to != NULL ? hall->seat[request->world_self].sends : hall->seat[request->world].receives;
-    while (other != NULL &&
-           (other->world_self != request->world || other->world != request->world_self || other->tag != request->tag)) {
+static bool is_open(const half *h) {
+    return h->what.state == CARRY_REQUEST_PENDING || h->what.state == CARRY_REQUEST_BUSY;
+}
+
+static void withdraw(carry_hall *hall, half *h, carry_request_state state) {
+    take_out(list_of(hall, &h->what), h);
+    h->what.state = state;
+}
+
+/* The rank that asked learns how it stands; once it is over, the half is spare. */
+static void report(carry_hall *hall, half *h, carry_request *request) {
+    request->state = h->what.state;
+    request->other_bytes = h->what.other_bytes;
+    if (!is_open(h)) {
+        h->next = hall->spare;
+        hall->spare = h;
+        request->native.pointer = NULL;
+    }
+}
+
+/* The other half of a message, the first that was announced. */
+static half *find_other(carry_hall *hall, const carry_request *what) {
+    half *other = what->to != NULL ? hall->seat[what->world_self].sends : hall->seat[what->world].receives;
+    while (other != NULL && (other->what.world_self != what->world || other->what.world != what->world_self ||
+                             other->what.tag != what->tag)) {
         other = other->next;
     }
     return other;
@@ -73,7 +109,7 @@ static void copy(carry_hall *hall, carry_request *mine, carry_request *other) {
     here->busy++;
     there->busy++;
     pthread_mutex_unlock(&hall->lock);
-    carry_request *to = mine->to != NULL ? mine : other, *from = mine->to != NULL ? other : mine;
+    const carry_request *to = mine->to != NULL ? mine : other, *from = mine->to != NULL ? other : mine;
     if (to->bytes > 0) {
         memcpy(to->to, from->from, to->bytes);
     }
@@ -84,16 +120,29 @@ static void copy(carry_hall *hall, carry_request *mine, carry_request *other) {
     pthread_cond_broadcast(&there->changed);
 }
 
-static void match(carry_hall *hall, carry_request *mine, carry_request *other) {
-    take_out(list_of(hall, other), other);
-    if (mine->bytes == other->bytes) {
-        copy(hall, mine, other);
+/* mine is a request, which nobody else sees. */
+static void match(carry_hall *hall, carry_request *mine, half *other) {
+    take_out(list_of(hall, &other->what), other);
+    if (mine->bytes == other->what.bytes) {
+        copy(hall, mine, &other->what);
         return;
     }
-    mine->other_bytes = other->bytes;
-    other->other_bytes = mine->bytes;
-    mine->state = other->state = CARRY_REQUEST_MISFIT;
-    pthread_cond_broadcast(&hall->seat[other->world_self].changed);
+    mine->other_bytes = other->what.bytes;
+    other->what.other_bytes = mine->bytes;
+    mine->state = other->what.state = CARRY_REQUEST_MISFIT;
+    pthread_cond_broadcast(&hall->seat[other->what.world_self].changed);
+}
+
+static void announce(carry_hall *hall, carry_wire *wire, carry_request *request) {
+    half *h = take_spare(hall);
+    if (h == NULL) {
+        (void)snprintf(wire->reason, sizeof wire->reason, "no memory to announce a message");
+        request->state = CARRY_REQUEST_BROKEN;
+        return;
+    }
+    h->what = *request;
+    append(list_of(hall, request), h);
+    request->native.pointer = h;
 }
 
 static struct timespec time_of(double seconds) {
@@ -132,6 +181,10 @@ void carry_hall_free(carry_hall *hall) {
         pthread_cond_destroy(&hall->seat[i].changed);
     }
     pthread_mutex_destroy(&hall->lock);
+    for (half *h = hall->made, *earlier; h != NULL; h = earlier) {
+        earlier = h->earlier;
+        free(h);
+    }
     free(hall);
 }
 
@@ -148,9 +201,9 @@ void carry_hall_leave(carry_hall *hall, int rank) {
     seat *here = &hall->seat[rank];
     here->receives = NULL;
     for (int i = 0; i < hall->size; i++) {
-        carry_request **at = &hall->seat[i].sends;
+        half **at = &hall->seat[i].sends;
         while (*at != NULL) {
-            if ((*at)->world_self == rank) {
+            if ((*at)->what.world_self == rank) {
                 *at = (*at)->next;
             } else {
                 at = &(*at)->next;
@@ -169,50 +222,59 @@ void carry_hall_post(carry_wire *wire, carry_request *request) {
     carry_hall *hall = wire->state;
     pthread_mutex_lock(&hall->lock);
     learn_of_end(hall, wire);
-    carry_request *other = find_other(hall, request);
+    half *other = find_other(hall, request);
     if (hall->ended_by >= 0) {
         request->state = CARRY_REQUEST_ENDED;
     } else if (other != NULL) {
         match(hall, request, other);
     } else {
-        append(list_of(hall, request), request);
+        announce(hall, wire, request);
     }
     pthread_mutex_unlock(&hall->lock);
 }
 
 void carry_hall_progress(carry_wire *wire, carry_request *request, double until) {
     carry_hall *hall = wire->state;
-    seat *here = &hall->seat[request->world_self];
+    half *h = request->native.pointer;
+    if (h == NULL) {
+        return;
+    }
+    seat *here = &hall->seat[wire->rank];
     const struct timespec end = time_of(until);
     int code = 0;
     pthread_mutex_lock(&hall->lock);
-    learn_of_end(hall, wire);
-    while (request->state == CARRY_REQUEST_BUSY || request->state == CARRY_REQUEST_PENDING) {
-        if (request->state == CARRY_REQUEST_BUSY) { /* as long as memory takes, not as long as a peer may */
+    while (is_open(h)) {
+        if (h->what.state == CARRY_REQUEST_BUSY) { /* as long as memory takes, not as long as a peer may */
             pthread_cond_wait(&here->changed, &hall->lock);
         } else if (hall->ended_by >= 0) {
-            learn_of_end(hall, wire);
-            withdraw(hall, request, CARRY_REQUEST_ENDED);
-        } else if (hall->seat[request->world].gone) {
-            withdraw(hall, request, CARRY_REQUEST_GONE);
+            withdraw(hall, h, CARRY_REQUEST_ENDED);
+        } else if (hall->seat[h->what.world].gone) {
+            withdraw(hall, h, CARRY_REQUEST_GONE);
         } else if (code != 0 || until <= 0) {
             break;
         } else {
             code = pthread_cond_timedwait(&here->changed, &hall->lock, &end);
         }
     }
+    learn_of_end(hall, wire);
+    report(hall, h, request);
     pthread_mutex_unlock(&hall->lock);
 }
 
 void carry_hall_cancel(carry_wire *wire, carry_request *request) {
     carry_hall *hall = wire->state;
+    half *h = request->native.pointer;
+    if (h == NULL) {
+        return;
+    }
     pthread_mutex_lock(&hall->lock);
-    while (request->state == CARRY_REQUEST_BUSY) {
-        pthread_cond_wait(&hall->seat[request->world_self].changed, &hall->lock);
+    while (h->what.state == CARRY_REQUEST_BUSY) {
+        pthread_cond_wait(&hall->seat[wire->rank].changed, &hall->lock);
     }
-    if (request->state == CARRY_REQUEST_PENDING) {
-        withdraw(hall, request, CARRY_REQUEST_NONE);
+    if (h->what.state == CARRY_REQUEST_PENDING) {
+        withdraw(hall, h, CARRY_REQUEST_NONE);
     }
+    report(hall, h, request);
     pthread_mutex_unlock(&hall->lock);
 }
 
