@@ -24,7 +24,7 @@ static carry_status has_ended(carry_comm *comm, const carry_deadline *deadline) 
                       carry_seconds() - deadline->start, wire->reason);
 }
 
-static void count(carry_comm *comm, const carry_request *request) {
+static void count_message(carry_comm *comm, const carry_request *request) {
     carry_comm_counts *counts = &comm->counts;
     if (request->to != NULL) {
         counts->bytes_received += (int64_t)request->bytes;
@@ -46,7 +46,7 @@ static carry_status settle(carry_comm *comm, carry_request *request, const carry
     request->state = CARRY_REQUEST_NONE;
     switch (state) {
     case CARRY_REQUEST_DONE:
-        count(comm, request);
+        count_message(comm, request);
         return CARRY_OK;
     case CARRY_REQUEST_MISFIT:
         return end_all(comm,
@@ -129,13 +129,12 @@ void carry_comm_post_recv(carry_comm *comm, carry_request *request, const char *
     post(comm, request, operation, peer, tag);
 }
 
-carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int number,
-                                 const carry_deadline *deadline) {
+carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int count, const carry_deadline *deadline) {
     carry_wire *wire = comm->wire;
     CARRY_SPAN(comm->ctx, "comm", "wait");
     const double start = carry_seconds();
     carry_status status = CARRY_OK;
-    for (int i = 0; i < number; i++) {
+    for (int i = 0; i < count; i++) {
         carry_request *request = &requests[i];
         if (request->state == CARRY_REQUEST_NONE) {
             continue;

@@ -34,12 +34,12 @@ static bool has_failed; /* as MPI itself, of the process */
 
 static MPI_Request get_native(const carry_request *request) {
     MPI_Request native;
-    memcpy(&native, &request->native, sizeof native);
+    memcpy(&native, &request->native, sizeof(MPI_Request));
     return native;
 }
 
 static void set_native(carry_request *request, MPI_Request native) {
-    memcpy(&request->native, &native, sizeof native);
+    memcpy(&request->native, &native, sizeof(MPI_Request));
 }
 
 static void sleep_for(double seconds) {
@@ -124,7 +124,7 @@ static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     MPI_Comm_set_errhandler(l->comm, MPI_ERRORS_RETURN);
     MPI_Irecv(l->incoming, sizeof l->incoming, MPI_BYTE, MPI_ANY_SOURCE, CARRY_TAG_NOTICE, l->comm, &l->notice);
     wire->state = l;
-    return CARRY_OK;
+    return CARRY_OK; /* NOLINT(clang-analyzer-optin.mpi.MPI-Checker): look() and close_mpi() wait for the notice */
 }
 
 static void break_off(carry_wire *wire, carry_request *request, int code) {
@@ -151,7 +151,7 @@ static void post(carry_wire *wire, carry_request *request) {
     if (code != MPI_SUCCESS) {
         break_off(wire, request, code);
     }
-    set_native(request, native);
+    set_native(request, native); /* NOLINT(clang-analyzer-optin.mpi.MPI-Checker): look() waits for it */
 }
 
 static void complete(carry_wire *wire, carry_request *request, const MPI_Status *status, int code) {
