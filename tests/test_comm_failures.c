@@ -169,6 +169,13 @@ static void test_bad_arguments_are_refused(void **state) {
                        carry_comm_open(ctx, &comm, "self", &(carry_comm_options){.deadline = bad[i]}));
         assert_null(comm);
     }
+    bool has_mpi = false;
+    for (int i = 0; carry_comm_kind_name(i, NULL) != NULL; i++) {
+        has_mpi = has_mpi || strcmp(carry_comm_kind_name(i, NULL), "mpi") == 0;
+    }
+    if (!has_mpi) {
+        assert_refused(ctx, CARRY_EUNSUPPORTED, "install MPI", carry_comm_open(ctx, &comm, "mpi", NULL));
+    }
     assert_refused(ctx, CARRY_ENOTFOUND, "self, threads", carry_comm_open(ctx, &comm, "pigeons", NULL));
     assert_refused(ctx, CARRY_EARGUMENT, "carry_comm_threads", carry_comm_open(ctx, &comm, "threads", NULL));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "device 1",
