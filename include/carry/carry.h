@@ -7,6 +7,7 @@
 #include "carry/context.h"
 #include "carry/tensor.h"
 #include "carry/device.h"
+#include "carry/comm.h"
 #include "carry/ops.h"
 #include "carry/scan.h"
 #include "carry/delta.h"

@@ -23,12 +23,19 @@ struct carry_ranks {
     bool decided, go; /* all are started, or one could not be */
     int waiting, left;
     unsigned round; /* of barriers */
+    void *shared;   /* or NULL */
+    const carry_rank_shared *kind;
+    unsigned char has_left[CARRY_RANKS]; /* before there was something shared */
     member member[];
 };
 
-static void leave(struct carry_ranks *all) {
+static void leave(struct carry_ranks *all, int rank) {
     pthread_mutex_lock(&all->lock);
     all->left++;
+    all->has_left[rank] = 1;
+    if (all->shared != NULL) {
+        all->kind->leave(all->shared, rank);
+    }
     pthread_cond_broadcast(&all->changed);
     pthread_mutex_unlock(&all->lock);
 }
@@ -44,7 +51,7 @@ static void *rank_main(void *argument) {
     pthread_mutex_unlock(&all->lock);
     if (go) {
         m->status = all->function(all->user, &m->self);
-        leave(all);
+        leave(all, m->self.rank);
     }
     return NULL;
 }
@@ -69,15 +76,32 @@ static int start_all(struct carry_ranks *all, int *code) {
 }
 
 /* What a rank failed for itself says more than that its peers missed it. */
-static carry_status worst_of(const struct carry_ranks *all) {
-    carry_status worst = CARRY_OK;
+static int worst_of(const struct carry_ranks *all) {
+    int worst = -1;
     for (int i = 0; i < all->size; i++) {
         carry_status status = all->member[i].status;
-        if (worst == CARRY_OK || (worst == CARRY_EPEER && status != CARRY_OK)) {
-            worst = status;
+        if (status != CARRY_OK && (worst < 0 || (all->member[worst].status == CARRY_EPEER && status != CARRY_EPEER))) {
+            worst = i;
         }
     }
     return worst;
+}
+
+void *carry_rank_share(const carry_rank *self, const carry_rank_shared *kind) {
+    struct carry_ranks *all = self->all;
+    pthread_mutex_lock(&all->lock);
+    if (all->shared == NULL) {
+        all->shared = kind->make(all->size);
+        all->kind = kind;
+        for (int i = 0; i < all->size && all->shared != NULL; i++) {
+            if (all->has_left[i]) {
+                kind->leave(all->shared, i);
+            }
+        }
+    }
+    void *shared = all->kind == kind ? all->shared : NULL;
+    pthread_mutex_unlock(&all->lock);
+    return shared;
 }
 
 carry_status carry_rank_barrier(const carry_rank *self) {
@@ -98,7 +122,8 @@ carry_status carry_rank_barrier(const carry_rank *self) {
     return complete ? CARRY_OK : CARRY_EPEER;
 }
 
-carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function function, void *user) {
+carry_status carry_ranks_run_told(carry_ctx *ctx, int size, carry_rank_function function, void *user, int *failed) {
+    *failed = -1;
     if (size < 1 || size > CARRY_RANKS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%d ranks: give 1 to %d", size, CARRY_RANKS);
     }
@@ -119,18 +144,27 @@ carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function funct
     decide(all, started == size - 1);
     if (started == size - 1) {
         all->member[0].status = function(user, &all->member[0].self);
-        leave(all);
+        leave(all, 0);
     }
     for (int i = 1; i <= started; i++) {
         pthread_join(all->member[i].thread, NULL);
     }
-    carry_status status = worst_of(all);
+    *failed = worst_of(all);
+    carry_status status = *failed >= 0 ? all->member[*failed].status : CARRY_OK;
     if (started < size - 1) {
         status = carry_fail(ctx, CARRY_EMEMORY, "rank %d of %d could not be started (%s)", started + 1, size,
                             strerror(code));
+    }
+    if (all->shared != NULL) {
+        all->kind->free(all->shared);
     }
     pthread_cond_destroy(&all->changed);
     pthread_mutex_destroy(&all->lock);
     free(all);
     return status;
+}
+
+carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function function, void *user) {
+    int failed;
+    return carry_ranks_run_told(ctx, size, function, user, &failed);
 }

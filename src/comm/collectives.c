@@ -1,0 +1,266 @@
+/* Collectives, written once over messages.
+
+   Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of everybody with
+   everybody: every byte crosses once, and nothing is passed on. A reduction has each rank reduce one slice, in the
+   order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
+   would. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/backend.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/span.h"
+
+/* Where the parts of a buffer are, by rank: equal ones, given ones, or slices of a count of elements. */
+typedef struct layout {
+    size_t bytes;       /* equal parts; 0 for the others */
+    const size_t *each; /* NULL, or the bytes of each */
+    int64_t count;      /* else elements in all, */
+    size_t element;     /* of this many bytes */
+    int size;
+} layout;
+
+/* Slice of count elements: begin and end differ by at most one element from rank to rank. count * rank may overflow. */
+static int64_t slice_begin(int64_t count, int rank, int size) {
+    const int64_t each = count / size, rest = count % size;
+    return each * rank + (rank < rest ? rank : rest);
+}
+
+static size_t part_offset(const layout *l, int rank) {
+    if (l->element > 0) {
+        return (size_t)slice_begin(l->count, rank, l->size) * l->element;
+    }
+    size_t offset = (size_t)rank * l->bytes;
+    for (int i = 0; i < rank && l->each != NULL; i++) {
+        offset += l->each[i];
+    }
+    return offset;
+}
+
+static size_t part_bytes(const layout *l, int rank) {
+    if (l->element > 0) {
+        return part_offset(l, rank + 1) - part_offset(l, rank);
+    }
+    return l->each != NULL ? l->each[rank] : l->bytes;
+}
+
+/* What one rank gives and gets in an exchange. The own part is not moved. */
+typedef struct exchange {
+    const char *operation;
+    int tag;
+    const char *from;
+    char *to;
+    layout send;    /* parts of from, by receiver */
+    layout receive; /* parts of to, by sender */
+    bool same;      /* everybody gets the same: the part of this rank in `send`, which starts at from */
+} exchange;
+
+static carry_status run(carry_comm *comm, const exchange *x) {
+    const carry_deadline deadline = carry_deadline_from_now(comm, x->operation);
+    carry_request *request = comm->requests;
+    /* Each starts with another peer, so that not all of them call on rank 0 at once. */
+    for (int step = 1; step < comm->size; step++) {
+        const int peer = (comm->rank + comm->size - step) % comm->size;
+        carry_comm_post_recv(comm, request++, x->operation, x->to + part_offset(&x->receive, peer),
+                             part_bytes(&x->receive, peer), peer, x->tag);
+    }
+    for (int step = 1; step < comm->size; step++) {
+        const int peer = (comm->rank + step) % comm->size;
+        const char *from = x->same ? x->from : x->from + part_offset(&x->send, peer);
+        const size_t bytes = part_bytes(&x->send, x->same ? comm->rank : peer);
+        carry_comm_post_send(comm, request++, x->operation, from, bytes, peer, x->tag);
+    }
+    return carry_comm_wait_all(comm, comm->requests, 2 * (comm->size - 1), &deadline);
+}
+
+static void reduce_f32(float *to, const float *from, int64_t count, carry_reduce reduce) {
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = reduce == CARRY_REDUCE_SUM ? to[i] + from[i] : from[i] > to[i] || isnan(from[i]) ? from[i] : to[i];
+    }
+}
+
+static void reduce_f64(double *to, const double *from, int64_t count, carry_reduce reduce) {
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = reduce == CARRY_REDUCE_SUM ? to[i] + from[i] : from[i] > to[i] || isnan(from[i]) ? from[i] : to[i];
+    }
+}
+
+static void reduce_i64(int64_t *to, const int64_t *from, int64_t count, carry_reduce reduce) {
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t sum = (int64_t)((uint64_t)to[i] + (uint64_t)from[i]);
+        const int64_t larger = from[i] > to[i] ? from[i] : to[i];
+        to[i] = reduce == CARRY_REDUCE_SUM ? sum : larger;
+    }
+}
+
+static void reduce_into(void *to, const void *from, int64_t count, carry_reduce_type type, carry_reduce reduce) {
+    switch (type) {
+    case CARRY_REDUCE_F32:
+        reduce_f32(to, from, count, reduce);
+        break;
+    case CARRY_REDUCE_F64:
+        reduce_f64(to, from, count, reduce);
+        break;
+    case CARRY_REDUCE_I64:
+        reduce_i64(to, from, count, reduce);
+        break;
+    }
+}
+
+static carry_status check_reduction(carry_ctx *ctx, const char *operation, int64_t count, int parts,
+                                    carry_reduce_type type, carry_reduce reduce, size_t *element) {
+    if ((unsigned)type > CARRY_REDUCE_I64 || (unsigned)reduce > CARRY_REDUCE_MAX) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s: type %d and reduction %d are not both known", operation, (int)type,
+                          (int)reduce);
+    }
+    *element = type == CARRY_REDUCE_F32 ? 4 : 8;
+    if (count < 0 || count > INT64_MAX / 16 / parts) {
+        return carry_fail(ctx, CARRY_ESIZE, "%s: %lld elements", operation, (long long)count);
+    }
+    return CARRY_OK;
+}
+
+/* The peers would wait for a rank that has no memory: it tells them. */
+static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
+    if (bytes <= comm->scratch_bytes) {
+        return CARRY_OK;
+    }
+    free(comm->scratch);
+    comm->scratch = malloc(bytes);
+    comm->scratch_bytes = comm->scratch != NULL ? bytes : 0;
+    if (comm->scratch == NULL) {
+        const carry_status status =
+            carry_fail(comm->ctx, CARRY_EMEMORY, "no memory for a reduction of %zu bytes", bytes);
+        carry_comm_abort(comm, carry_ctx_error(comm->ctx));
+        return status;
+    }
+    return CARRY_OK;
+}
+
+/* out = the reduction of this rank's part of everybody's `all`, in the order of ranks. out may lie in its own part. */
+static carry_status reduce_part(carry_comm *comm, const char *operation, void *out, const char *all,
+                                const layout *parts, size_t element, carry_reduce_type type, carry_reduce reduce) {
+    const size_t bytes = part_bytes(parts, comm->rank);
+    const char *own = all + part_offset(parts, comm->rank);
+    CARRY_TRY(grow_scratch(comm, bytes * (size_t)comm->size));
+    char *from_rank = comm->scratch;
+    const exchange x = {.operation = operation,
+                        .tag = CARRY_TAG_REDUCE,
+                        .from = all,
+                        .to = from_rank,
+                        .send = *parts,
+                        .receive = {.bytes = bytes, .size = comm->size}};
+    CARRY_TRY(run(comm, &x));
+    if (bytes == 0) {
+        return CARRY_OK;
+    }
+    memcpy(from_rank + (size_t)comm->rank * bytes, own, bytes);
+    for (int rank = 1; rank < comm->size; rank++) {
+        reduce_into(from_rank, from_rank + (size_t)rank * bytes, (int64_t)(bytes / element), type, reduce);
+    }
+    memcpy(out, from_rank, bytes);
+    return CARRY_OK;
+}
+
+static carry_status gather_parts(carry_comm *comm, const char *operation, char *all, const void *piece,
+                                 const layout *parts) {
+    char *own = all + part_offset(parts, comm->rank);
+    const size_t bytes = part_bytes(parts, comm->rank);
+    if (bytes > 0 && own != piece) {
+        memcpy(own, piece, bytes);
+    }
+    const exchange x = {.operation = operation,
+                        .tag = CARRY_TAG_GATHER,
+                        .from = own,
+                        .to = all,
+                        .send = *parts,
+                        .receive = *parts,
+                        .same = true};
+    return run(comm, &x);
+}
+
+carry_status carry_barrier(carry_comm *comm) {
+    CARRY_SPAN(comm->ctx, "comm", "barrier");
+    const carry_deadline deadline = carry_deadline_from_now(comm, "barrier");
+    for (int distance = 1; distance < comm->size; distance *= 2) {
+        const int ahead = (comm->rank + distance) % comm->size;
+        const int behind = (comm->rank + comm->size - distance) % comm->size;
+        carry_request *r = comm->requests;
+        carry_comm_post_recv(comm, &r[0], "barrier", NULL, 0, behind, CARRY_TAG_BARRIER);
+        carry_comm_post_send(comm, &r[1], "barrier", NULL, 0, ahead, CARRY_TAG_BARRIER);
+        CARRY_TRY(carry_comm_wait_all(comm, r, 2, &deadline));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int root) {
+    CARRY_SPAN(comm->ctx, "comm", "broadcast");
+    if (root < 0 || root >= comm->size) {
+        return carry_fail(comm->ctx, CARRY_EARGUMENT, "broadcast: there is no rank %d among %d", root, comm->size);
+    }
+    const carry_deadline deadline = carry_deadline_from_now(comm, "broadcast");
+    const int place = (comm->rank + comm->size - root) % comm->size; /* the root is at 0 */
+    int below = 1; /* places that this one passes it on to are place + 1, + 2, + 4, ... up to below / 2 */
+    while (below < comm->size && (place & below) == 0) {
+        below *= 2;
+    }
+    if (place > 0) {
+        const int parent = (place - below + root) % comm->size;
+        carry_comm_post_recv(comm, comm->requests, "broadcast", data, bytes, parent, CARRY_TAG_BROADCAST);
+        CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
+    }
+    for (int step = below / 2; step > 0; step /= 2) {
+        if (place + step < comm->size) {
+            const int child = (place + step + root) % comm->size;
+            carry_comm_post_send(comm, comm->requests, "broadcast", data, bytes, child, CARRY_TAG_BROADCAST);
+            CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
+        }
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_reduce_type type,
+                              carry_reduce reduce) {
+    CARRY_SPAN(comm->ctx, "comm", "all-reduce");
+    size_t element;
+    CARRY_TRY(check_reduction(comm->ctx, "all-reduce", count, 1, type, reduce, &element));
+    const layout parts = {.count = count, .element = element, .size = comm->size};
+    char *own = (char *)data + part_offset(&parts, comm->rank);
+    CARRY_TRY(reduce_part(comm, "all-reduce", own, data, &parts, element, type, reduce));
+    return gather_parts(comm, "all-reduce", data, own, &parts);
+}
+
+carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, size_t bytes) {
+    CARRY_SPAN(comm->ctx, "comm", "all-gather");
+    const layout parts = {.bytes = bytes, .size = comm->size};
+    return gather_parts(comm, "all-gather", all, piece, &parts);
+}
+
+carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, const size_t *bytes) {
+    CARRY_SPAN(comm->ctx, "comm", "all-gatherv");
+    const layout parts = {.each = bytes, .size = comm->size};
+    return gather_parts(comm, "all-gatherv", all, piece, &parts);
+}
+
+carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count, carry_reduce_type type,
+                                  carry_reduce reduce) {
+    CARRY_SPAN(comm->ctx, "comm", "reduce-scatter");
+    size_t element;
+    CARRY_TRY(check_reduction(comm->ctx, "reduce-scatter", count, comm->size, type, reduce, &element));
+    const layout parts = {.count = count * comm->size, .element = element, .size = comm->size};
+    return reduce_part(comm, "reduce-scatter", piece, all, &parts, element, type, reduce);
+}
+
+carry_status carry_all_to_all(carry_comm *comm, void *to, const void *from, size_t bytes) {
+    CARRY_SPAN(comm->ctx, "comm", "all-to-all");
+    const layout parts = {.bytes = bytes, .size = comm->size};
+    const size_t own = part_offset(&parts, comm->rank);
+    if (bytes > 0) {
+        memcpy((char *)to + own, (const char *)from + own, bytes);
+    }
+    const exchange x = {
+        .operation = "all-to-all", .tag = CARRY_TAG_TO_ALL, .from = from, .to = to, .send = parts, .receive = parts};
+    return run(comm, &x);
+}

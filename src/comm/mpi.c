@@ -1,0 +1,273 @@
+/* Ranks that are processes started by mpirun or srun. Needs MPI 3.0: Open MPI 4.1, MPICH.
+
+   Messages are non-blocking and polled until the deadline. Beside them a receive is always open for the notice that
+   some rank has ended the communicator. MPI is entered by the main thread alone (MPI_THREAD_FUNNELED).
+
+   MPI is of the process and not of a context: it is started by the first communicator, and finalised at exit. A process
+   whose communicator has failed does not finalise, which would wait for the peer that is missing; the launcher then
+   ends the others. Only MPI_Init and MPI_Finalize have no deadline of ours. */
+#include <mpi.h>
+
+#include <limits.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/backend.h"
+#include "core/clock.h"
+#include "core/error.h"
+
+#define PARTING 0.25 /* seconds for what is still on its way when a communicator has failed */
+
+typedef struct line {
+    MPI_Comm comm;
+    MPI_Request notice; /* that a peer has ended it */
+    char incoming[CARRY_COMM_REASON], outgoing[CARRY_COMM_REASON];
+    MPI_Request *told; /* [size], the notices of this rank; NULL before there are any */
+} line;
+
+_Static_assert(sizeof(MPI_Request) <= sizeof(((carry_request *)NULL)->native), "a request of MPI fits into ours");
+
+static bool has_failed; /* as MPI itself, of the process */
+
+static MPI_Request get_native(const carry_request *request) {
+    MPI_Request native;
+    memcpy(&native, &request->native, sizeof(MPI_Request));
+    return native;
+}
+
+static void set_native(carry_request *request, MPI_Request native) {
+    memcpy(&request->native, &native, sizeof(MPI_Request));
+}
+
+static void sleep_for(double seconds) {
+    const struct timespec pause = {.tv_nsec = (long)(seconds * 1e9)};
+    (void)nanosleep(&pause, NULL);
+}
+
+/* Between two looks: at first none, then other ranks of this machine may run, then the processor rests. */
+static void pause_after(int looks) {
+    if (looks > 2000) {
+        sleep_for(50e-6);
+    } else if (looks > 100) {
+        (void)sched_yield();
+    }
+}
+
+static void finish(void) {
+    int finalized = 1;
+    MPI_Finalized(&finalized);
+    if (has_failed) {
+        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their sentence */
+    } else if (!finalized) {
+        MPI_Finalize();
+    }
+}
+
+static carry_status start(carry_ctx *ctx) {
+    int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, is_main = 0, found = 0;
+    MPI_Finalized(&finalized);
+    if (finalized) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI has been finalised in this process and cannot start again");
+    }
+    MPI_Initialized(&initialized);
+    if (!initialized) {
+        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS || atexit(finish) != 0) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
+        }
+    }
+    MPI_Query_thread(&level);
+    MPI_Is_thread_main(&is_main);
+    if (level < MPI_THREAD_FUNNELED || !is_main) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "MPI must have been started with MPI_THREAD_FUNNELED and be used by the thread that did");
+    }
+    const int *limit = NULL;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found);
+    if (!found || *limit < (1 << (CARRY_TAG_BITS + CARRY_GROUP_BITS)) - 1) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "this MPI has tags up to %d and %d are needed", found ? *limit : 0,
+                          (1 << (CARRY_TAG_BITS + CARRY_GROUP_BITS)) - 1);
+    }
+    return CARRY_OK;
+}
+
+/* False when time is up first. */
+static bool wait_until(MPI_Request *request, double until) {
+    int done = 0;
+    for (int looks = 0; MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done; looks++) {
+        if (carry_seconds() > until) {
+            return false;
+        }
+        pause_after(looks);
+    }
+    return done != 0;
+}
+
+static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
+    CARRY_TRY(start(ctx));
+    MPI_Comm_rank(MPI_COMM_WORLD, &wire->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &wire->size);
+    line *l = calloc(1, sizeof *l);
+    if (l == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d processes", wire->size);
+    }
+    MPI_Request copied;
+    MPI_Comm_idup(MPI_COMM_WORLD, &l->comm, &copied);
+    if (!wait_until(&copied, carry_seconds() + options->deadline)) {
+        has_failed = true; /* MPI may still write to l, which is therefore kept */
+        return carry_fail(ctx, CARRY_ETIMEOUT, "open: not all of %d processes came within the deadline of %g s",
+                          wire->size, options->deadline); // NOLINT(clang-analyzer-unix.Malloc)
+    }
+    has_failed = false; /* all are here */
+    MPI_Comm_set_errhandler(l->comm, MPI_ERRORS_RETURN);
+    MPI_Irecv(l->incoming, sizeof l->incoming, MPI_BYTE, MPI_ANY_SOURCE, CARRY_TAG_NOTICE, l->comm, &l->notice);
+    wire->state = l;
+    return CARRY_OK; /* NOLINT(clang-analyzer-optin.mpi.MPI-Checker): look() and close_mpi() wait for the notice */
+}
+
+static void break_off(carry_wire *wire, carry_request *request, int code) {
+    int length = 0;
+    char text[MPI_MAX_ERROR_STRING] = "";
+    MPI_Error_string(code, text, &length);
+    (void)snprintf(wire->reason, sizeof wire->reason, "%.200s", text);
+    request->state = CARRY_REQUEST_BROKEN;
+}
+
+static void post(carry_wire *wire, carry_request *request) {
+    const line *l = wire->state;
+    if (request->bytes > INT_MAX) {
+        (void)snprintf(wire->reason, sizeof wire->reason, "%zu bytes are too many for one message of MPI: at most %d",
+                       request->bytes, INT_MAX);
+        request->state = CARRY_REQUEST_BROKEN;
+        return;
+    }
+    MPI_Request native = MPI_REQUEST_NULL;
+    const int bytes = (int)request->bytes;
+    const int code = request->to != NULL
+                         ? MPI_Irecv(request->to, bytes, MPI_BYTE, request->world, request->tag, l->comm, &native)
+                         : MPI_Isend(request->from, bytes, MPI_BYTE, request->world, request->tag, l->comm, &native);
+    if (code != MPI_SUCCESS) {
+        break_off(wire, request, code);
+    }
+    set_native(request, native); /* NOLINT(clang-analyzer-optin.mpi.MPI-Checker): look() waits for it */
+}
+
+static void complete(carry_wire *wire, carry_request *request, const MPI_Status *status, int code) {
+    int class = MPI_SUCCESS, bytes = 0;
+    MPI_Error_class(code, &class);
+    MPI_Get_count(status, MPI_BYTE, &bytes);
+    request->state = CARRY_REQUEST_DONE;
+    if (class == MPI_ERR_TRUNCATE || (class == MPI_SUCCESS && request->to != NULL && (size_t)bytes < request->bytes)) {
+        request->other_bytes = (size_t)bytes;
+        request->state = CARRY_REQUEST_MISFIT;
+    } else if (class != MPI_SUCCESS) {
+        break_off(wire, request, code);
+    }
+}
+
+/* Leaves nothing of it with MPI, or as little as can be: a peer that is dead cannot finish what it began. */
+static void cancel(carry_wire *wire, carry_request *request) {
+    (void)wire;
+    MPI_Request native = get_native(request);
+    int done = 0;
+    MPI_Test(&native, &done, MPI_STATUS_IGNORE);
+    request->state = done ? CARRY_REQUEST_DONE : CARRY_REQUEST_NONE;
+    if (done) {
+        return;
+    }
+    if (request->to != NULL) {
+        MPI_Cancel(&native);
+    }
+    if (!wait_until(&native, carry_seconds() + PARTING / wire->size)) {
+        MPI_Request_free(&native);
+    }
+}
+
+/* One look at the request and at the notice. */
+static void look(carry_wire *wire, carry_request *request) {
+    line *l = wire->state;
+    MPI_Request both[2] = {get_native(request), l->notice};
+    MPI_Status status[2];
+    int count = 0, index[2];
+    const int code = MPI_Testsome(2, both, &count, index, status);
+    set_native(request, both[0]);
+    l->notice = both[1];
+    if (code != MPI_SUCCESS && code != MPI_ERR_IN_STATUS) {
+        break_off(wire, request, code);
+        return;
+    }
+    for (int i = 0; i < count && count != MPI_UNDEFINED; i++) {
+        if (index[i] == 0) {
+            complete(wire, request, &status[i], code == MPI_SUCCESS ? MPI_SUCCESS : status[i].MPI_ERROR);
+        } else if (wire->ended_by < 0) {
+            wire->ended_by = status[i].MPI_SOURCE;
+            (void)snprintf(wire->reason, sizeof wire->reason, "%.*s", CARRY_COMM_REASON - 1, l->incoming);
+        }
+    }
+}
+
+static void progress(carry_wire *wire, carry_request *request, double until) {
+    for (int looks = 0; request->state == CARRY_REQUEST_PENDING; looks++) {
+        look(wire, request);
+        if (request->state == CARRY_REQUEST_PENDING && wire->ended_by >= 0) {
+            cancel(wire, request);
+            if (request->state != CARRY_REQUEST_DONE) {
+                request->state = CARRY_REQUEST_ENDED;
+            }
+        } else if (request->state == CARRY_REQUEST_PENDING) {
+            if (until <= 0 || carry_seconds() > until) {
+                return;
+            }
+            pause_after(looks);
+        }
+    }
+}
+
+static void abort_mpi(carry_wire *wire, const char *reason) {
+    line *l = wire->state;
+    wire->ended_by = wire->rank;
+    (void)snprintf(wire->reason, sizeof wire->reason, "%s", reason);
+    memcpy(l->outgoing, wire->reason, sizeof l->outgoing);
+    l->told = calloc((size_t)wire->size, sizeof(MPI_Request));
+    for (int peer = 0; peer < wire->size && l->told != NULL; peer++) {
+        l->told[peer] = MPI_REQUEST_NULL;
+        if (peer != wire->rank) {
+            MPI_Isend(l->outgoing, sizeof l->outgoing, MPI_BYTE, peer, CARRY_TAG_NOTICE, l->comm, &l->told[peer]);
+        }
+    }
+}
+
+static void close_mpi(carry_wire *wire) {
+    line *l = wire->state;
+    bool is_clear = true;
+    const double until = carry_seconds() + PARTING;
+    for (int peer = 0; peer < wire->size && l->told != NULL; peer++) {
+        is_clear = wait_until(&l->told[peer], until) && is_clear;
+    }
+    if (l->notice != MPI_REQUEST_NULL) {
+        MPI_Cancel(&l->notice);
+        is_clear = wait_until(&l->notice, carry_seconds() + PARTING) && is_clear;
+    }
+    if (wire->ended_by >= 0) {
+        has_failed = true; /* its number must not be given to another while messages are under way: it is kept */
+    } else {
+        MPI_Comm_free(&l->comm);
+    }
+    if (is_clear) {
+        free(l->told);
+        free(l);
+    }
+}
+
+const carry_comm_kind carry_comm_mpi = {
+    .name = "mpi",
+    .about = "ranks are processes that mpirun or srun started",
+    .open = open_mpi,
+    .post = post,
+    .progress = progress,
+    .cancel = cancel,
+    .abort = abort_mpi,
+    .close = close_mpi,
+};

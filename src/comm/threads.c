@@ -1,0 +1,86 @@
+/* Ranks that are threads of this process (ranks.h) meet in a hall that they share. */
+#include "comm/hall.h"
+#include "comm/ranks.h"
+#include "core/error.h"
+
+static void *make_hall(int size) {
+    return carry_hall_new(size);
+}
+
+static void leave_hall(void *hall, int rank) {
+    carry_hall_leave(hall, rank);
+}
+
+static void free_hall(void *hall) {
+    carry_hall_free(hall);
+}
+
+static const carry_rank_shared shared_hall = {.make = make_hall, .leave = leave_hall, .free = free_hall};
+
+static carry_status open_threads(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
+    if (options->rank == NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "\"threads\" is opened by ranks that are threads: start them with carry_comm_threads");
+    }
+    wire->rank = options->rank->rank;
+    wire->size = options->rank->size;
+    wire->state = carry_rank_share(options->rank, &shared_hall);
+    if (wire->state == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
+    }
+    if (!carry_hall_enter(wire->state, wire->rank)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "rank %d has opened its communicator before: split that one",
+                          wire->rank);
+    }
+    return CARRY_OK;
+}
+
+static void close_threads(carry_wire *wire) {
+    carry_hall_leave(wire->state, wire->rank);
+}
+
+typedef struct work {
+    carry_ctx *const *ctxs;
+    carry_comm_options options;
+    carry_comm_function function;
+    void *user;
+} work;
+
+static carry_status rank_main(void *user, const carry_rank *self) {
+    const work *w = user;
+    carry_comm_options options = w->options;
+    options.rank = self;
+    carry_comm *comm;
+    CARRY_TRY(carry_comm_open(w->ctxs[self->rank], &comm, "threads", &options));
+    carry_status status = w->function(w->user, comm);
+    if (status != CARRY_OK) {
+        carry_comm_abort(comm, carry_ctx_error(w->ctxs[self->rank]));
+    }
+    carry_comm_free(comm);
+    return status;
+}
+
+const carry_comm_kind carry_comm_kind_threads = {
+    .name = "threads",
+    .about = "ranks are threads of one process; one copy from buffer to buffer",
+    .open = open_threads,
+    .post = carry_hall_post,
+    .progress = carry_hall_progress,
+    .cancel = carry_hall_cancel,
+    .abort = carry_hall_abort,
+    .close = close_threads,
+};
+
+carry_status carry_comm_threads(carry_ctx *const *ctxs, int ranks, const carry_comm_options *options,
+                                carry_comm_function function, void *user) {
+    work w = {.ctxs = ctxs, .options = {.deadline = CARRY_COMM_DEADLINE}, .function = function, .user = user};
+    if (options != NULL) {
+        w.options = *options;
+    }
+    int failed = 0;
+    carry_status status = carry_ranks_run_told(ctxs[0], ranks, rank_main, &w, &failed);
+    if (failed > 0) {
+        return carry_fail(ctxs[0], status, "rank %d: %s", failed, carry_ctx_error(ctxs[failed]));
+    }
+    return status;
+}

@@ -1,0 +1,102 @@
+/* What the tests of communicators share: running a function on ranks of every kind, and a ring of messages. Under
+   mpirun the ranks are those that it started, kind "mpi", instead of threads (test_mpi.sh). */
+#ifndef CARRY_TESTS_COMM_SUPPORT_H
+#define CARRY_TESTS_COMM_SUPPORT_H
+
+#include "support.h"
+
+#include <stdbool.h>
+
+#include "core/rng.h"
+
+enum { RANKS = 8 };
+
+static const int sizes[] = {1, 2, 3, 4, 5, 8};
+static const carry_comm_options world = {.deadline = 20};
+
+static inline bool is_under_mpi(void) {
+    return getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_RANK") != NULL;
+}
+
+static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
+    return carry_philox(key, high, low).word[0];
+}
+
+#define EXPECT(comm, condition, ...)                                                                      \
+    do {                                                                                                  \
+        if (!(condition)) {                                                                               \
+            print_error("rank %d of %d: %s: ", carry_comm_rank(comm), carry_comm_size(comm), #condition); \
+            print_error(__VA_ARGS__);                                                                     \
+            print_error("\n");                                                                            \
+            return CARRY_EFORMAT;                                                                         \
+        }                                                                                                 \
+    } while (0)
+
+#define TRY(expression)                         \
+    do {                                        \
+        carry_status try_status = (expression); \
+        if (try_status != CARRY_OK) {           \
+            return try_status;                  \
+        }                                       \
+    } while (0)
+
+/* Runs the function on ranks of every kind; *sentence gets what rank 0 was told. */
+static inline carry_status run_ranks(int ranks, const carry_comm_options *options, carry_comm_function function,
+                                     void *user, char sentence[512]) {
+    carry_ctx *ctxs[RANKS];
+    for (int r = 0; r < ranks; r++) {
+        ctxs[r] = support_ctx(1, NULL, NULL);
+    }
+    carry_status status;
+    if (is_under_mpi() || ranks == 1) {
+        carry_comm *comm;
+        status = carry_comm_open(ctxs[0], &comm, is_under_mpi() ? "mpi" : "self", options);
+        if (status == CARRY_OK) {
+            status = function(user, comm);
+            if (status != CARRY_OK) {
+                carry_comm_abort(comm, carry_ctx_error(ctxs[0]));
+            }
+            carry_comm_free(comm);
+        }
+    } else {
+        status = carry_comm_threads(ctxs, ranks, options, function, user);
+    }
+    if (sentence != NULL) {
+        (void)snprintf(sentence, 512, "%s", carry_ctx_error(ctxs[0]));
+    }
+    for (int r = 0; r < ranks; r++) {
+        carry_ctx_free(ctxs[r]);
+    }
+    return status;
+}
+
+/* Around a ring with tags taken in another order than sent; counters count it. */
+static inline carry_status ring(void *user, carry_comm *comm) {
+    (void)user;
+    const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
+    const int next = (rank + 1) % size, last = (rank + size - 1) % size;
+    const carry_comm_counts before = carry_comm_counted(comm);
+    carry_request send[3], receive;
+    int64_t out[3] = {rank, rank + 100, rank + 200}, in[3] = {0};
+    for (int i = 0; i < 3; i++) {
+        TRY(carry_isend(comm, &send[i], &out[i], sizeof out[i], next, i == 2 ? 0 : i));
+    }
+    TRY(carry_recv(comm, &in[1], sizeof in[1], last, 1));
+    TRY(carry_recv(comm, &in[0], sizeof in[0], last, 0));
+    TRY(carry_irecv(comm, &receive, &in[2], sizeof in[2], last, 0));
+    for (int done = 0; !done;) {
+        TRY(carry_test(&receive, &done));
+    }
+    for (int i = 0; i < 3; i++) {
+        TRY(carry_wait(&send[i]));
+        TRY(carry_wait(&send[i])); /* none any more */
+        EXPECT(comm, in[i] == last + 100 * i, "message %d", i);
+    }
+    const carry_comm_counts after = carry_comm_counted(comm);
+    EXPECT(comm, after.bytes_sent - before.bytes_sent == 24 && after.messages_sent - before.messages_sent == 3, "sent");
+    EXPECT(comm, after.bytes_received - before.bytes_received == 24, "received");
+    EXPECT(comm, after.messages_received - before.messages_received == 3, "received");
+    return CARRY_OK;
+}
+
+#endif

@@ -1,0 +1,92 @@
+#!/bin/sh
+# Ranks that are processes: the tests of collectives under mpirun, and a rank that is killed.
+# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES
+set -u
+command -v mpirun > /dev/null || { echo "skipped: mpirun is not here"; exit 77; }
+if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
+    echo "skipped: the options below are Open MPI's"
+    exit 77
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+TMPDIR=$folder
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export TMPDIR ASAN_OPTIONS
+failures=0
+failing=$2
+
+launch() {
+    timeout -k 5 "$1" mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
+        --mca orte_base_help_aggregate 0 -np "$2" "$3" ${4:+"$4"}
+}
+
+for ranks in 2 3; do
+    for program in "$1" "$2"; do
+        if launch 120 $ranks "$program" > "$folder/log" 2>&1; then
+            echo "${program##*/} on $ranks processes: ok"
+        else
+            echo "FAILED: ${program##*/} on $ranks processes"
+            cat "$folder/log"
+            failures=$((failures + 1))
+        fi
+    done
+done
+
+# A process that has ended and that nobody has asked after yet (Z) is not left.
+is_left() {
+    kill -0 "$1" 2> /dev/null && ! grep -q '^[0-9]* ([^)]*) [ZX]' "/proc/$1/stat" 2> /dev/null
+}
+
+# Sends a signal to rank 1 and sees how the rest ends. KILL: the launcher notices, and may end the others before their
+# deadline of 2 s does. STOP: only the deadline can notice, and rank 0 must say so.
+disturb() {
+    signal=$1
+    ranks=$2
+    launch 60 "$ranks" "$failing" wait > "$folder/log" 2>&1 &
+    launcher=$!
+    waited=0
+    while [ "$(grep -c 'is process' "$folder/log")" -lt "$ranks" ] && [ $waited -lt 100 ]; do
+        sleep 0.1
+        waited=$((waited + 1))
+    done
+    victim=$(sed -n 's/^rank 1 is process //p' "$folder/log")
+    if [ -z "$victim" ]; then
+        echo "FAILED: rank 1 of $ranks did not start"
+        kill $launcher
+        return 1
+    fi
+    kill "-$signal" "$victim"
+    start=$(date +%s)
+    wait $launcher
+    code=$?
+    seconds=$(($(date +%s) - start))
+    echo "$signal of rank 1 of $ranks: ended with $code in $seconds s"
+    bad=0
+    if [ $code -eq 0 ] || [ $seconds -gt 12 ]; then
+        echo "FAILED: that is no failure, or too late"
+        bad=1
+    fi
+    if [ "$signal" = STOP ] && ! grep -q 'told: E[A-Z]*: all-reduce: rank [0-9].*s waited' "$folder/log"; then
+        echo "FAILED: nobody said which rank did not come"
+        bad=1
+    fi
+    sleep 1
+    for process in $(sed -n 's/^rank [0-9]* is process //p' "$folder/log"); do
+        if is_left "$process"; then
+            echo "FAILED: process $process is left"
+            kill -9 "$process"
+            bad=1
+        fi
+    done
+    return $bad
+}
+
+for ranks in 2 3; do
+    for signal in KILL STOP; do
+        if ! disturb $signal $ranks; then
+            cat "$folder/log"
+            failures=$((failures + 1))
+        fi
+    done
+done
+[ $failures -eq 0 ]
