@@ -72,7 +72,7 @@ static bool is_open(const half *h) {
 
 static void withdraw(carry_hall *hall, half *h, carry_request_state state) {
     take_out(list_of(hall, &h->what), h);
-    h->what.state = state;
+    h->what.state = (int)state;
 }
 
 /* The rank that asked learns how it stands; once it is over, the half is spare. */
