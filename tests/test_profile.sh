@@ -3,6 +3,7 @@
 # Usage: test_profile.sh PATH-OF-CARRY PATH-OF-TEST_LAB_TRACE
 set -u
 carry=$1
+here=$(cd "$(dirname "$0")" && pwd)
 checker=$2
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
@@ -13,35 +14,7 @@ export CARRY_WISDOM CARRY_STORE
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 cd "$folder" || exit 2
-failures=0
-
-fail() {
-    echo "FAILED: $*"
-    failures=$((failures + 1))
-}
-
-# expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
-expect() {
-    code=$1
-    words=$2
-    shift 2
-    "$carry" "$@" > out 2> err < /dev/null
-    got=$?
-    if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then
-        fail "carry $*: exit $got (expected $code), expected to read '$words', read:"
-        head -n 5 out err
-    fi
-}
-
-# refused WORDS ARGUMENTS...: exit 2, exactly one line on standard error, nothing on standard output.
-refused() {
-    words=$1
-    expect 2 "$@"
-    if [ "$(wc -l < err)" != 1 ] || [ -s out ]; then
-        fail "refusal for '$words' is not one sentence on standard error alone:"
-        cat out err
-    fi
-}
+. "$here/support.sh"
 
 problem=scan:dense:t256:n16
 quick="--repeats 5"

@@ -2,6 +2,7 @@
 # Experiments and stored runs as a person and as a script meet them. Usage: test_run.sh PATH-OF-CARRY
 set -u
 carry=$1
+here=$(cd "$(dirname "$0")" && pwd)
 folder=$(mktemp -d)
 process=
 end() {
@@ -14,46 +15,18 @@ CARRY_STORE=$folder/store.db
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS
 cd "$folder" || exit 2
-failures=0
-
-failed() {
-    echo "FAILED: $*"
-    failures=$((failures + 1))
-}
-
-# expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
-expect() {
-    code=$1
-    words=$2
-    shift 2
-    "$carry" "$@" > out 2> err < /dev/null
-    got=$?
-    if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then
-        failed "carry $*: exit $got (expected $code), expected to read '$words', read:"
-        tail -n 8 out err
-    fi
-}
-
-# refused WORDS ARGUMENTS...: exit 2, exactly one line on standard error, nothing on standard output.
-refused() {
-    words=$1
-    expect 2 "$@"
-    if [ "$(wc -l < err)" != 1 ] || [ -s out ]; then
-        failed "refusal for '$words' is not one sentence on standard error alone:"
-        cat out err
-    fi
-}
+. "$here/support.sh"
 
 # json FILE PYTHON: every line of it is an object; the expression over the list `lines` holds. Aloud where it cannot be.
 if command -v python3 > /dev/null; then
     json() {
         python3 -c "import json, sys
 lines = [json.loads(line) for line in open(sys.argv[1])]
-sys.exit(0 if ($2) else 1)" "$1" 2> json_error || failed "$1: not so: $2: $(tail -n 1 json_error) $(head -c 300 "$1")"
+sys.exit(0 if ($2) else 1)" "$1" 2> json_error || fail "$1: not so: $2: $(tail -n 1 json_error) $(head -c 300 "$1")"
     }
 else
     echo "skipped: without python3 no JSON is parsed here"
-    json() { [ -s "$1" ] || failed "$1 is empty"; }
+    json() { [ -s "$1" ] || fail "$1 is empty"; }
 fi
 
 # experiment FILE SUCCESS [MORE LINES]
@@ -74,12 +47,12 @@ experiment failing.yaml 'error(cyclic, stage=small) < 1e-3' 'failure:
   - max(time(cyclic)) < 100'
 experiment not_measured.yaml 'time(cyclic, stage=small) / (products(cyclic, t=8, stage=small) - products(cyclic, t=8, stage=small)) > 1'
 expect 0 "decision: proceed" run met.yaml
-grep -q "met  *time(cyclic, stage=small) > 0" out || failed "no verdict is shown"
-grep -q "Tiny things work" out || failed "no hypothesis is shown"
+grep -q "met  *time(cyclic, stage=small) > 0" out || fail "no verdict is shown"
+grep -q "Tiny things work" out || fail "no hypothesis is shown"
 expect 1 "decision: stop" run not_met.yaml --quiet
 expect 1 "decision: stop" run failing.yaml --stage small
 expect 1 "a division by zero" run not_measured.yaml
-grep -q "decision: incomplete" out || failed "what is not measured is not incomplete"
+grep -q "decision: incomplete" out || fail "what is not measured is not incomplete"
 expect 0 '"decision": "proceed"' run met.yaml --json --quiet
 json out 'all(k in c for c in [l for l in lines if "criterion" in l] for k in ("criterion", "value", "bound", "verdict"))'
 json out 'lines[-1]["decision"] == "proceed" and lines[-2]["verdict"] == "met" and lines[-2]["bound"] == 0 and lines[-2]["value"] > 0'
@@ -88,30 +61,30 @@ expect 1 '"verdict": "not measured"' run not_measured.yaml --json
 json out '[l for l in lines if "criterion" in l][0]["value"] is None and lines[-1]["decision"] == "incomplete"'
 before=$("$carry" runs list --json | wc -l)
 expect 0 "decision: proceed" run met.yaml --no-store
-[ "$("$carry" runs list --json | wc -l)" = "$before" ] || failed "--no-store stored something"
+[ "$("$carry" runs list --json | wc -l)" = "$before" ] || fail "--no-store stored something"
 
 # What was stored.
 expect 0 "proceed" runs list
 expect 0 '"state": "done"' runs list --json --limit 2
 json out 'len(lines) == 2 and lines[0]["results"] == 6 and lines[0]["run"] > lines[1]["run"]'
 expect 0 "compiler" runs show met
-grep -q "25 samples" out || failed "no samples are shown"
-grep -qF "command   carry run met.yaml --json --quiet" out || failed "the command is not as typed"
+grep -q "25 samples" out || fail "no samples are shown"
+grep -qF "command   carry run met.yaml --json --quiet" out || fail "the command is not as typed"
 expect 0 "within noise" runs compare 1 met --slack 900
 expect 0 '"verdict": "within noise"' runs compare 1 met --slack 900 --json
 json out 'lines[-1]["pairs"] == 4 and all(l["low"] <= l["ratio"] <= l["high"] for l in lines[:-1])'
 expect 0 '"samples_s"' runs export last 1 --json
 json out 'len(lines) == 2 and len(lines[1]["results"][0]["samples_s"]) == 25 and lines[1]["machine"]["cpu"] != "" and lines[1]["criteria"][0]["verdict"] == "met" and "hypothesis" in lines[1]["spec"]'
 expect 0 "run,name,problem" runs export 1 --csv
-awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 21 || NR != 7 }' out || failed "the table has not 21 columns and 7 rows"
-"$carry" runs export 1 --csv --samples -o samples.csv || failed "no export to a file"
-awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR != 101 }' samples.csv || failed "samples.csv has not 7 columns and 101 rows"
+awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 21 || NR != 7 }' out || fail "the table has not 21 columns and 7 rows"
+"$carry" runs export 1 --csv --samples -o samples.csv || fail "no export to a file"
+awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR != 101 }' samples.csv || fail "samples.csv has not 7 columns and 101 rows"
 refused "there is no run '99'" runs show 99
 refused "needs two runs" runs compare 1
 refused "not both" runs export 1 --csv --json
 refused "cannot be written" runs export 1 -o no/such/folder/x.csv
 refused "there is no run store missing.db" runs list --store missing.db
-[ ! -e missing.db ] || failed "a store was made by looking for it"
+[ ! -e missing.db ] || fail "a store was made by looking for it"
 refused "runs has no 'lits'" runs lits
 
 # Bad input: one sentence with its place, and nothing is begun.
@@ -135,7 +108,7 @@ refused "run needs one experiment" run
 refused "run needs one experiment" run met.yaml not_met.yaml
 refused "absent.yaml" run absent.yaml
 refused "is not a regular file" run .
-[ ! -e "$folder/empty" ] || failed "a refused experiment made a store"
+[ ! -e "$folder/empty" ] || fail "a refused experiment made a store"
 CARRY_STORE=$folder/store.db
 
 # A store of a newer version (its number stands at byte 60): refused, and left byte for byte.
@@ -144,7 +117,7 @@ printf '\000\000\000\143' | dd of=newer.db bs=1 seek=60 conv=notrunc 2> /dev/nul
 cp newer.db newer.copy
 refused "newer carry (store version 99" run met.yaml --store newer.db
 refused "newer carry (store version 99" runs list --store newer.db
-cmp -s newer.db newer.copy || failed "a newer store was changed"
+cmp -s newer.db newer.copy || fail "a newer store was changed"
 echo "no database, but a text that is long enough to look at" > text.db
 refused "not a database" runs list --store text.db
 
@@ -176,9 +149,9 @@ wait $process
 code=$?
 process=
 [ $code = 2 ] && grep -q "^carry: interrupted" err && [ "$(wc -l < err)" = 1 ] || {
-    failed "Ctrl-C: exit $code"; tail -n 2 out err; }
+    fail "Ctrl-C: exit $code"; tail -n 2 out err; }
 seen=$(grep -c median_s out)
-"$carry" runs list --store "$store" --json > list 2> err || failed "after Ctrl-C: $(cat err)"
+"$carry" runs list --store "$store" --json > list 2> err || fail "after Ctrl-C: $(cat err)"
 json list "len(lines) == 1 and lines[0]['state'] == 'interrupted' and $seen <= lines[0]['results'] < 610"
 
 # Killed at ten moments: the store is read, what was printed as measured is in it, and the run is marked.
@@ -195,7 +168,7 @@ for moment in 1 2 3 4 5 6 7 8 9 10; do
     process=
     seen=$(grep -c median_s out)
     [ -e "$store" ] || continue # not even begun
-    "$carry" runs list --store "$store" --json > list 2> err || failed "after kill $moment: $(cat err)"
+    "$carry" runs list --store "$store" --json > list 2> err || fail "after kill $moment: $(cat err)"
     json list "all(l['state'] == 'killed' for l in lines) and (lines[0]['results'] if lines else 0) >= $seen"
 done
 json list "len(lines) >= 6"
@@ -212,8 +185,8 @@ sed -i 's/repeats: 200/repeats: 2000/' many.yaml
 )
 code=$?
 [ $code = 2 ] && [ "$(wc -l < err)" = 1 ] && grep -q "what was stored before is intact" err || {
-    failed "a full disk: exit $code"; cat err; }
-"$carry" runs list --store "$store" --json > list 2> err || failed "after a full disk: $(cat err)"
+    fail "a full disk: exit $code"; cat err; }
+"$carry" runs list --store "$store" --json > list 2> err || fail "after a full disk: $(cat err)"
 json list "len(lines) == 1 and lines[0]['results'] >= 1 and lines[0]['state'] != 'running'"
 
 # Sweeping up: nothing without --yes; what ended before it had stored anything, and what is beyond --keep.
@@ -221,7 +194,7 @@ expect 0 "would delete" runs gc --keep 1
 before=$("$carry" runs list --json | wc -l)
 expect 0 "0 of $before runs deleted" runs gc --yes
 expect 0 "deleting run 1" runs gc --keep 2 --yes
-[ "$("$carry" runs list --json | wc -l)" = 2 ] || failed "gc --keep 2 left $("$carry" runs list | wc -l)"
+[ "$("$carry" runs list --json | wc -l)" = 2 ] || fail "gc --keep 2 left $("$carry" runs list | wc -l)"
 expect 0 '"deleted": 2' runs gc --keep 0 --yes --json
 expect 0 "no runs in" runs list
 
@@ -229,8 +202,8 @@ expect 0 "no runs in" runs list
 refused "there is no folder experiments" list experiments
 mkdir -p experiments deep/er
 cp met.yaml broken.yaml experiments
-(cd deep/er && "$carry" list experiments > "$folder/out" 2> "$folder/err") || failed "list experiments: $(cat err)"
-grep -q "^met  *Tiny things work$" out && grep -q "this is not YAML" out || { failed "list experiments:"; cat out; }
+(cd deep/er && "$carry" list experiments > "$folder/out" 2> "$folder/err") || fail "list experiments: $(cat err)"
+grep -q "^met  *Tiny things work$" out && grep -q "this is not YAML" out || { fail "list experiments:"; cat out; }
 expect 0 '"about": "Tiny things work"' list experiments --json
 
 # Nothing is leaked (this says something in the asan preset only).
