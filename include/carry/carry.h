@@ -9,7 +9,10 @@
 #include "carry/device.h"
 #include "carry/comm.h"
 #include "carry/ops.h"
+#include "carry/nn.h"
 #include "carry/scan.h"
+#include "carry/all_scan.h"
 #include "carry/delta.h"
+#include "carry/delta_ranks.h"
 
 #endif

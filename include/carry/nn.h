@@ -1,0 +1,115 @@
+/* Operators of language models, each with its gradient.
+
+   Rows are tokens. Activations are f32, bf16 or f16 (one type for all activations of a call, unless said otherwise);
+   sums are f32. Weights are f32, or of the activations' type; gradients of weights are f32 and are added to what is
+   there, gradients of activations are written, or added where `accumulate` says so. Tensors are packed unless said
+   otherwise. Results do not depend on the number of threads: sums over tokens are made in blocks of fixed size and
+   added in order. Absent tensors have data NULL. Nothing is allocated; where an operator needs memory it says how much.
+   CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written. */
+#ifndef CARRY_NN_H
+#define CARRY_NN_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* y[t] = W x[t]: y [T, out], x [T, in], W [out, in]. */
+CARRY_API carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate);
+/* dx = dy W and dW += dy^T x; either may be absent. */
+CARRY_API carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
+                                             carry_tensor x, carry_tensor W, bool accumulate);
+
+/* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w * silu(z[t]): x, y, z [T, n]; w [n] or absent (1); z absent: no gate. */
+CARRY_API carry_status carry_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z,
+                                      float eps);
+/* workspace: carry_rms_norm_backward_workspace(T, n) bytes. accumulate is for dx. */
+CARRY_API carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz,
+                                               carry_tensor dy, carry_tensor x, carry_tensor w, carry_tensor z,
+                                               float eps, bool accumulate, void *workspace, size_t workspace_bytes);
+CARRY_API size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n);
+
+typedef enum carry_activation {
+    CARRY_NO_ACTIVATION,
+    CARRY_SILU,
+    CARRY_RELU,
+    CARRY_ELU,
+    CARRY_SIGMOID
+} carry_activation;
+
+/* y = f(x), element by element; dx = f'(x) dy. y may be x, dx may be dy. */
+CARRY_API carry_status carry_activate(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_activation activation);
+CARRY_API carry_status carry_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dy, carry_tensor x,
+                                               carry_activation activation);
+
+/* y = silu(gate) * up; dgate may be gate and dup may be up. */
+CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
+CARRY_API carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,
+                                             carry_tensor gate, carry_tensor up);
+
+/* Causal depthwise convolution along tokens, then an activation:
+       y[b, t, c] = f(sum_{i < W} w[c, i] x[b, t - (W-1) + i, c])
+   x, y [B, T, C]; w [C, 1, W] or [C, W], W from 1 to 16. What is before the first token is `before` [B, W-1, C], f32,
+   or zeros when absent; `after` [B, W-1, C], f32, gets the last W-1 inputs (those of before included where T is
+   shorter), and may be before. cu_seqlens ([N+1], i64; B is then 1) cuts: a sequence sees nothing of the one before it;
+   only the tokens up to the first cut see `before`. T may be 1 (generation). */
+typedef struct carry_conv_args {
+    carry_tensor y, after;
+    carry_tensor x, w, before, cu_seqlens;
+    carry_activation activation;
+} carry_conv_args;
+
+CARRY_API carry_status carry_conv(carry_ctx *ctx, const carry_conv_args *args);
+
+/* The convolution is done again where its sum is needed, so nothing is kept. dx is written, dw is added to, dbefore
+   (what reaches the tokens before the first) is written. workspace: carry_conv_backward_workspace bytes. */
+typedef struct carry_conv_backward_args {
+    carry_tensor dx, dw, dbefore;
+    carry_tensor dy;
+    carry_tensor x, w, before, cu_seqlens;
+    carry_activation activation;
+} carry_conv_backward_args;
+
+CARRY_API carry_status carry_conv_backward(carry_ctx *ctx, const carry_conv_backward_args *args, void *workspace,
+                                           size_t workspace_bytes);
+CARRY_API size_t carry_conv_backward_workspace(int64_t batch, int64_t tokens, int64_t channels, int64_t width);
+
+/* y[t] = table[ids[t]]: y [T, n], table [vocabulary, n], ids [T] i64. CARRY_ERANGE names the first id that is not in
+   the table. Backward adds dy[t] to dtable[ids[t]], in the order of tokens. */
+CARRY_API carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids);
+CARRY_API carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids);
+
+/* Cross entropy of softmax(logits) [T, vocabulary] with targets [T], i64; a target of -100 is left out. *loss gets the
+   sum over the tokens that count, *counted their number. dlogits = scale (softmax - one-hot), zero where left out; it
+   may be logits, or absent. */
+CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dlogits,
+                                           carry_tensor logits, carry_tensor targets, float scale);
+/* The same with logits = W x, never whole in memory: block after block of tokens. dx, dW (added to) as of
+   carry_linear_backward, either absent: loss only. */
+CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dx,
+                                                  carry_tensor dW, carry_tensor x, carry_tensor W, carry_tensor targets,
+                                                  float scale, void *workspace, size_t workspace_bytes);
+CARRY_API size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t vocabulary);
+
+/* Sum of squares, in float64, of a packed f32 tensor; NaN and infinity come through. */
+CARRY_API carry_status carry_sum_squares(carry_ctx *ctx, double *sum, carry_tensor x);
+
+/* AdamW, one pass over f32 w, m, v and gradient g of equal count:
+       g' = factor g;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
+       w = w - rate (m / (1 - b1^step) / (sqrt(v / (1 - b2^step)) + eps) + decay w)
+   step counts from 1. `low`, where present, gets w in its own type. */
+typedef struct carry_adamw {
+    double rate, b1, b2, eps, decay, factor;
+    int64_t step;
+} carry_adamw;
+
+CARRY_API carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v,
+                                        carry_tensor low, carry_tensor g, const carry_adamw *options);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
