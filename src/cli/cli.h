@@ -29,6 +29,7 @@ typedef struct cli_common {
     bool json, help;
     int verbose;
     int64_t threads, seed;
+    double deadline; /* seconds; 0: the library's */
     const char *kernels, *wisdom;
 } cli_common;
 
@@ -39,6 +40,7 @@ typedef struct cli_verb {
     const char *details;   /* for carry VERB --help */
     const char *example;
     int (*run)(int count, char **arguments);
+    bool on_ranks; /* its work is done by every rank (cli/ranks.h) */
 } cli_verb;
 
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
@@ -53,23 +55,21 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
    the words. */
 const char *cli_command(char *text, size_t size, const char *verb, int count, char **arguments);
 
-/* A context after the common options; NULL after a message. With carry --ranks N there is one per rank, each with its
+/* A context after the common options; NULL after a message. On ranks (cli/ranks.h) there is one for each, with its
    share of the threads; cli_open makes rank 0's. */
 carry_ctx *cli_open(const cli_common *common);
 carry_ctx *cli_open_rank(const cli_common *common, int rank);
 
-/* What main and profile decide for the verb that they run: the number of ranks, 1 unless --ranks was given, and where
-   the spans of every context go (NULL: nowhere). */
-int cli_ranks(void);
-void cli_set_ranks(int ranks);
+/* Where the spans of every context go (NULL: nowhere), which profile decides for the verb that it runs. */
 void cli_set_recorder(struct carry_recorder *recorder);
 
 /* A word of the command line for a message: cut short, control characters shown as ?. */
 const char *cli_shown(char shown[64], const char *text);
 
-/* "carry: sentence" on standard error; returns CLI_IMPOSSIBLE. */
+/* "carry: sentence" on standard error; returns CLI_IMPOSSIBLE. Of several processes all refuse alike: rank 0 says it.
+ */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The context's last sentence, likewise. */
+/* The context's last sentence, likewise; of several processes each says its own, with its rank. */
 int cli_failed(carry_ctx *ctx);
 
 /* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */

@@ -2,10 +2,10 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/ranks.h"
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/progress.h"
-#include "comm/ranks.h"
 #include "lab/bench_ranks.h"
 #include "lab/grid.h"
 
@@ -13,11 +13,22 @@
 #define GRID_SLACK 1.10
 #define GRID_SHARE 0.90
 
+/* What was asked for, the same for every rank. */
+typedef struct wish {
+    cli_common common;
+    carry_bench_options options;
+    bool grid;
+    int words;
+    char **problems;
+    int code; /* rank 0's, in the end */
+} wish;
+
 typedef struct show {
-    carry_ctx *ctx; /* rank 0's */
-    carry_ctx *ctxs[CARRY_RANKS];
+    carry_comm *comm;
+    carry_ctx *ctx; /* this rank's */
     int ranks;
     bool json;
+    bool prints; /* rank 0 does; all others know as much */
     carry_ceilings ceilings;
     carry_bench_options options;
     carry_progress bar;
@@ -92,9 +103,9 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
 }
 
 static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {
-    return s->ranks > 1
-               ? carry_bench_problem_ranks(s->ctxs, s->ranks, problem, &s->ceilings, &s->options, results, count)
-               : carry_bench_problem(s->ctx, problem, &s->ceilings, &s->options, results, count);
+    carry_status status = carry_bench_problem_ranks(s->comm, problem, &s->ceilings, &s->options, results, count);
+    carry_progress_clear(&s->bar);
+    return status;
 }
 
 static double fastest_of(const carry_bench_result *results, int count) {
@@ -107,13 +118,11 @@ static double fastest_of(const carry_bench_result *results, int count) {
     return fastest;
 }
 
-/* 0 when all is well, 1 when a result is wrong, 2 when it could not be done. */
-static int bench_one(show *s, const char *problem) {
-    carry_bench_result results[CARRY_BENCH_METHODS];
-    int count = 0;
-    carry_status status = bench_problem(s, problem, results, &count);
-    carry_progress_clear(&s->bar);
-    bool wrong = false;
+static bool is_wrong(const show *s, const carry_bench_result *r) {
+    return r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound);
+}
+
+static void print_results(const show *s, const char *problem, const carry_bench_result *results, int count) {
     if (!s->json && count > 0) {
         (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(),
                      "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
@@ -125,17 +134,25 @@ static int bench_one(show *s, const char *problem) {
         } else {
             print_result(s, r, fastest_of(results, count));
         }
-        if (r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound)) {
-            wrong = true;
+        if (is_wrong(s, r)) {
             (void)cli_refuse("%s is wrong on %s: error %.2e, bound %.2e", r->algorithm, problem, r->worst.error,
                              r->worst.bound);
         }
     }
     (void)fflush(stdout); /* whoever follows a file sees each problem when it is done */
-    if (status != CARRY_OK) {
-        return cli_failed(s->ctx);
+}
+
+static carry_status bench_one(show *s, const char *problem, int *code) {
+    carry_bench_result results[CARRY_BENCH_METHODS];
+    int count = 0;
+    carry_status status = bench_problem(s, problem, results, &count);
+    if (s->prints) {
+        print_results(s, problem, results, count);
     }
-    return wrong ? CLI_WRONG : CLI_DONE;
+    for (int i = 0; i < count; i++) {
+        *code = is_wrong(s, &results[i]) ? CLI_WRONG : *code;
+    }
+    return status;
 }
 
 /* One line of the planner's exam; within: the choice is no slower than the best by more than a tenth. */
@@ -161,14 +178,30 @@ static void print_grid_line(const show *s, const char *problem, const carry_benc
                  within ? cli_green() : cli_red(), within ? "ok" : "SLOWER", cli_plain());
 }
 
-static int bench_grid(show *s) {
+static void print_grid_end(const show *s, int within, int sequential_within, bool ok) {
+    if (s->json) {
+        cli_json_open();
+        cli_json_integer("within", within);
+        cli_json_integer("shapes", CARRY_GRID_SHAPES);
+        cli_json_integer("sequential_within", sequential_within);
+        cli_json_bool("ok", ok);
+        cli_json_close();
+    } else {
+        (void)printf("the planner's choice is within 10 %% of the best algorithm on %d of %d shapes (%.0f %%); always "
+                     "sequential\n"
+                     "would be on %d\n",
+                     within, CARRY_GRID_SHAPES, 100.0 * within / CARRY_GRID_SHAPES, sequential_within);
+    }
+}
+
+static carry_status bench_grid(show *s, int *code) {
     int within = 0;
     int sequential_within = 0;   /* what a planner that never thinks would score */
     s->options.unchecked = true; /* carry check and the tests do that; here 60 shapes are to be timed */
     if (s->options.seconds == 0.0) {
         s->options.seconds = GRID_SECONDS;
     }
-    if (!s->json) {
+    if (s->prints && !s->json) {
         (void)printf("%-36s %-12s %9s  %-12s %9s  %5s\n", "problem", "planned", "median", "best", "median", "ratio");
     }
     for (int i = 0; i < CARRY_GRID_SHAPES; i++) {
@@ -179,11 +212,7 @@ static int bench_grid(show *s) {
         const carry_bench_result *sequential = NULL;
         int count = 0;
         s->problem_index = i;
-        carry_status status = bench_problem(s, carry_grid_problem(i, problem), results, &count);
-        carry_progress_clear(&s->bar);
-        if (status != CARRY_OK) {
-            return cli_failed(s->ctx);
-        }
+        CARRY_TRY(bench_problem(s, carry_grid_problem(i, problem), results, &count));
         for (int j = 0; j < count; j++) {
             if (results[j].reason[0] == '\0') {
                 planned = results[j].planned ? &results[j] : planned;
@@ -192,123 +221,105 @@ static int bench_grid(show *s) {
             }
         }
         if (planned == NULL || best == NULL) {
-            return cli_refuse("%s: the planner's choice could not be timed", problem);
+            return carry_fail(s->ctx, CARRY_EUNSUPPORTED, "%s: the planner's choice could not be timed", problem);
         }
         bool ok = planned->median <= GRID_SLACK * best->median;
         within += ok;
         sequential_within += sequential != NULL && sequential->median <= GRID_SLACK * best->median;
-        print_grid_line(s, problem, planned, best, ok);
+        if (s->prints) {
+            print_grid_line(s, problem, planned, best, ok);
+        }
     }
-    double share = (double)within / CARRY_GRID_SHAPES;
-    if (s->json) {
-        cli_json_open();
-        cli_json_integer("within", within);
-        cli_json_integer("shapes", CARRY_GRID_SHAPES);
-        cli_json_integer("sequential_within", sequential_within);
-        cli_json_bool("ok", share >= GRID_SHARE);
-        cli_json_close();
-    } else {
-        (void)printf("the planner's choice is within 10 %% of the best algorithm on %d of %d shapes (%.0f %%); always "
-                     "sequential\n"
-                     "would be on %d\n",
-                     within, CARRY_GRID_SHAPES, 100.0 * share, sequential_within);
+    const bool ok = within >= GRID_SHARE * CARRY_GRID_SHAPES;
+    if (s->prints) {
+        print_grid_end(s, within, sequential_within, ok);
     }
-    return share >= GRID_SHARE ? CLI_DONE : CLI_WRONG;
+    *code = ok ? CLI_DONE : CLI_WRONG;
+    return CARRY_OK;
 }
 
-static int bench_all(show *s, int words, char **arguments, bool grid) {
-    carry_status status = s->ranks > 1 ? carry_ceilings_measure_ranks(s->ctxs, s->ranks, &s->ceilings)
-                                       : carry_ceilings_measure(s->ctx, &s->ceilings);
-    if (status != CARRY_OK) {
-        return cli_failed(s->ctx);
+static carry_status bench_all(show *s, const wish *w, int *code) {
+    CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &s->ceilings));
+    if (s->prints) {
+        print_ceilings(s);
+        carry_progress_start(&s->bar, stderr, "benching", 100 * (w->grid ? CARRY_GRID_SHAPES : w->words));
     }
-    print_ceilings(s);
-    carry_progress_start(&s->bar, stderr, "benching", 100 * (grid ? CARRY_GRID_SHAPES : words));
-    if (grid) {
-        return bench_grid(s);
+    if (w->grid) {
+        return bench_grid(s, code);
     }
-    int worst = CLI_DONE;
-    for (int i = 0; i < words; i++) {
+    for (int i = 0; i < w->words; i++) {
         s->problem_index = i;
-        int code = bench_one(s, arguments[i]);
-        if (code == CLI_IMPOSSIBLE) {
-            return code;
-        }
-        worst = code > worst ? code : worst;
+        CARRY_TRY(bench_one(s, w->problems[i], code));
     }
-    return worst;
+    return CARRY_OK;
 }
 
-/* A context for every rank; false after a message. */
-static bool open_ranks(show *s, const cli_common *common) {
-    s->ranks = cli_ranks();
-    for (int r = 0; r < s->ranks; r++) {
-        s->ctxs[r] = cli_open_rank(common, r);
-        if (s->ctxs[r] == NULL) {
-            return false;
-        }
+static carry_status bench_rank(void *user, carry_comm *comm) {
+    wish *w = user;
+    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .ranks = carry_comm_size(comm), .json = w->common.json};
+    s.prints = carry_comm_rank(comm) == 0;
+    s.options = w->options;
+    s.options.progress = advance;
+    s.options.progress_user = &s;
+    int code = CLI_DONE;
+    carry_status status = bench_all(&s, w, &code);
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share w */
+        w->code = code;
     }
-    s->ctx = s->ctxs[0];
-    return true;
+    return status;
 }
 
-/* Every problem is understood before the first is timed. */
-static int refuse_bad_problems(carry_ctx *ctx, int words, char **arguments) {
-    for (int i = 0; i < words; i++) {
+/* Every problem is understood before the first is timed, and before ranks are there to be told. */
+static int refuse_bad_problems(const wish *w) {
+    carry_ctx *ctx;
+    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .kernels = w->common.kernels});
+    for (int i = 0; i < w->words && status == CARRY_OK; i++) {
         carry_problem problem;
         const carry_family *family;
         void *instance = NULL;
-        carry_status status = carry_problem_parse(ctx, &problem, arguments[i]);
+        status = carry_problem_parse(ctx, &problem, w->problems[i]);
         status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
         status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, false) : status;
-        if (status != CARRY_OK) {
-            return cli_failed(ctx);
+        if (status == CARRY_OK) {
+            family->close(instance);
         }
-        family->close(instance);
     }
-    return CLI_DONE;
+    int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+    carry_ctx_free(ctx);
+    return code;
 }
 
 static int run(int count, char **arguments) {
-    cli_common common = {0};
-    show s = {0};
-    bool grid = false;
+    wish w = {.problems = arguments, .options = {.stop = cli_interrupted}};
     int64_t repeats = 0;
     const cli_option own[] = {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
-        {"seconds", 0, CLI_SECONDS, &s.options.seconds, "S", "time per algorithm (0.3)"},
-        {"hot", 0, CLI_FLAG, &s.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
-        {"unchecked", 0, CLI_FLAG, &s.options.unchecked, NULL,
+        {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S", "time per algorithm (0.3)"},
+        {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
+        {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},
-        {"grid", 0, CLI_FLAG, &grid, NULL, "the planner's exam: 60 shapes, its choice against the best"},
+        {"grid", 0, CLI_FLAG, &w.grid, NULL, "the planner's exam: 60 shapes, its choice against the best"},
         {0},
     };
-    int words = cli_parse(&cli_bench, count, arguments, own, &common);
-    if (words < 0 || common.help) {
-        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    w.words = cli_parse(&cli_bench, count, arguments, own, &w.common);
+    if (w.words < 0 || w.common.help) {
+        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (grid == (words > 0)) {
-        return cli_refuse(grid ? "bench --grid has its own problems: give none"
-                               : "bench needs a problem, for example scan:dense:t1024:n32");
+    if (w.grid == (w.words > 0)) {
+        return cli_refuse(w.grid ? "bench --grid has its own problems: give none"
+                                 : "bench needs a problem, for example scan:dense:t1024:n32");
     }
     if (repeats > 2000) {
         return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
     }
+    int code = refuse_bad_problems(&w);
+    if (code != CLI_DONE) {
+        return code;
+    }
     cli_catch_interrupt();
-    s.json = common.json;
-    s.options.seed = (uint64_t)common.seed;
-    s.options.repeats = (int)repeats;
-    s.options.stop = cli_interrupted;
-    s.options.progress = advance;
-    s.options.progress_user = &s;
-    int code = open_ranks(&s, &common) ? refuse_bad_problems(s.ctx, words, arguments) : CLI_IMPOSSIBLE;
-    if (code == CLI_DONE) {
-        code = bench_all(&s, words, arguments, grid);
-    }
-    for (int r = 0; r < s.ranks; r++) {
-        carry_ctx_free(s.ctxs[r]);
-    }
-    return code;
+    w.options.seed = (uint64_t)w.common.seed;
+    w.options.repeats = (int)repeats;
+    return cli_on_ranks(&w.common, bench_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
 }
 
 const cli_verb cli_bench = {
@@ -320,10 +331,12 @@ const cli_verb cli_bench = {
         "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
         "problem grammar; :algo=NAME times one algorithm.\n"
         "\n"
-        "carry --ranks N bench ... benches on N ranks at once, each with its share of the threads; the figures of an\n"
-        "algorithm are those of the rank that was slowest at it, and --json says which (ranks, rank). Ceilings are "
+        "carry --ranks N bench ... and mpirun -n N carry bench ... bench on N ranks at once, each with its share of\n"
+        "the threads; the figures of an algorithm are those of the rank that was slowest at it, and --json says which "
+        "(ranks, rank). Ceilings are "
         "what\n"
         "the least of the ranks gets while all measure.",
     .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
     .run = run,
+    .on_ranks = true,
 };

@@ -7,6 +7,8 @@
 #include "lab/experiment.h"
 #endif
 
+#define WORDS "scans, deltas, collectives, kernels, devices, problems, rates, experiments or verbs"
+
 static void row(bool json, const char *what, const char *name, const char *about) {
     if (json) {
         cli_json_open();
@@ -31,6 +33,16 @@ static int list_deltas(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; carry_delta_name(i) != NULL; i++) {
         row(json, "delta", carry_delta_name(i), carry_delta_about(i));
+    }
+    return CLI_DONE;
+}
+
+/* The kinds of communicators, and what runs over them. */
+static int list_collectives(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const char *about = NULL, *name = NULL;
+    for (int i = 0; (name = carry_comm_kind_name(i, &about)) != NULL; i++) {
+        row(json, "communicator", name, about);
     }
     return CLI_DONE;
 }
@@ -156,9 +168,9 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {
-    {"scans", list_scans},       {"deltas", list_deltas}, {"kernels", list_kernels},         {"devices", list_devices},
-    {"problems", list_families}, {"rates", list_rates},   {"experiments", list_experiments}, {"verbs", list_verbs}};
+} lists[] = {{"scans", list_scans},     {"deltas", list_deltas},           {"collectives", list_collectives},
+             {"kernels", list_kernels}, {"devices", list_devices},         {"problems", list_families},
+             {"rates", list_rates},     {"experiments", list_experiments}, {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -171,8 +183,7 @@ static int run(int count, char **arguments) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (words != 1) {
-        return cli_refuse(
-            "list needs one word: scans, deltas, kernels, devices, problems, rates, experiments or verbs");
+        return cli_refuse("list needs one word: " WORDS);
     }
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         if (strcmp(arguments[0], lists[i].what) == 0) {
@@ -182,18 +193,17 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse(
-        "there is no list of '%.60s': give scans, deltas, kernels, devices, problems, rates, experiments or verbs",
-        arguments[0]);
+    return cli_refuse("there is no list of '%.60s': give " WORDS, arguments[0]);
 }
 
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: scans, deltas, kernels, devices, problems, rates, experiments, verbs",
+    .summary = "what there is: scans, deltas, collectives, kernels, devices, problems, rates, experiments, verbs",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"
+               "  collectives  the kinds of communicators, and the algorithms of the scan across ranks\n"
                "  kernels      the sets of CPU kernels, and which one is used\n"
                "  devices      where work can run\n"
                "  problems     the families of the problem grammar, with what they take\n"

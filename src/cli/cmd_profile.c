@@ -5,8 +5,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "cli/cli.h"
 #include "cli/profile.h"
+#include "cli/ranks.h"
 #include "core/file.h"
 #include "lab/bench.h"
 #include "lab/store.h"
@@ -238,8 +238,8 @@ static int profile_verb(const wish *w) {
     if (code != CLI_DONE) {
         return code;
     }
-    if (cli_ranks() > 1 && w->verb != &cli_bench) {
-        return cli_refuse("%s does not run on ranks: bench does", w->verb->name);
+    if (cli_ranks() > 1 && !w->verb->on_ranks) {
+        return cli_refuse_ranks(w->verb->name);
     }
     s.ctx = cli_open(&(cli_common){.threads = 1, .kernels = w->common.kernels, .wisdom = "none"});
     if (s.ctx == NULL) {
@@ -356,6 +356,10 @@ static int run_wish(wish *w, int count, char **arguments) {
 }
 
 static int run(int count, char **arguments) {
+    if (cli_ranks_kind_of() == CLI_RANKS_MPI) {
+        return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
+                          "threads for ranks");
+    }
     wish w = {.output = ARTEFACT, .top = 20};
     w.own = calloc((size_t)count + 1, sizeof *w.own);
     w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
@@ -395,4 +399,5 @@ const cli_verb cli_profile = {
         "change of self time. A bench runs a method for a given time: look at the time of a call there.",
     .example = "carry --ranks 2 profile bench scan:dense:t256:n16 -o trace.json.gz",
     .run = run,
+    .on_ranks = true, /* as far as the verb that it runs does */
 };

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/ranks.h"
 #include "comm/ranks.h"
 
 const cli_verb *const cli_verbs[] = {
@@ -30,16 +30,6 @@ static bool needs_lab(const char *name) {
 }
 #endif
 
-/* Verbs whose work can be done by several ranks; profile asks about the verb that it runs. */
-static bool runs_on_ranks(const cli_verb *verb) {
-#ifdef CARRY_HAVE_LAB
-    if (verb == &cli_profile) {
-        return true;
-    }
-#endif
-    return verb == &cli_bench;
-}
-
 /* --ranks N or --ranks=N before the verb: how many arguments that took, or -1 after a message. */
 static int parse_ranks(int count, char **arguments) {
     const char *text = arguments[0];
@@ -66,13 +56,13 @@ static void print_usage(FILE *to) {
         (void)fprintf(to, "  carry %-28s %s\n", left, cli_verbs[i]->summary);
     }
     (void)fprintf(to, "  carry %-28s %s\n", "--ranks N VERB ...",
-                  "bench on N ranks at once, as threads of this process");
+                  "on N ranks, threads of this process; mpirun -n N carry VERB: processes");
     (void)fprintf(to, "  carry %-28s %s\n", "--version", "print the version");
     (void)fprintf(to, "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
 }
 
-int main(int count, char **arguments) {
+static int run(int count, char **arguments) {
     if (count < 2) {
         print_usage(stderr);
         return CLI_IMPOSSIBLE;
@@ -97,10 +87,8 @@ int main(int count, char **arguments) {
     }
     for (int i = 0; cli_verbs[i] != NULL; i++) {
         if (strcmp(name, cli_verbs[i]->name) == 0) {
-            if (cli_ranks() > 1 && !runs_on_ranks(cli_verbs[i])) {
-                return cli_refuse("%s does not run on ranks: bench does", name);
-            }
-            return cli_finish(cli_verbs[i]->run(count - 2, arguments + 2));
+            int code = cli_ranks_check(cli_verbs[i]);
+            return code == CLI_DONE ? cli_finish(cli_verbs[i]->run(count - 2, arguments + 2)) : code;
         }
     }
     char shown[64];
@@ -111,4 +99,9 @@ int main(int count, char **arguments) {
             name);
     }
     return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
+}
+
+int main(int count, char **arguments) {
+    cli_ranks_start(count, arguments);
+    return cli_ranks_leave(run(count, arguments));
 }

@@ -7,14 +7,12 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/ranks.h"
 #include "core/span.h"
-#include "core/threads.h"
 
 static volatile sig_atomic_t interrupted;
 
 /* Set before the verb runs, and only read after. */
-static int rank_count = 1;
 static carry_recorder *spans_to;
 
 static const cli_option *find(const cli_option *options, const char *name, size_t length, char letter) {
@@ -151,6 +149,7 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
         {"seed", 0, CLI_NUMBER, &common->seed, "N", "of the random inputs (1)"},
         {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "say what was chosen and why; twice: more"},
         {"help", 'h', CLI_FLAG, &common->help, NULL, "this text"},
+        {verb->on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "to wait for another rank (60)"},
         {0},
     };
     common->seed = 1;
@@ -181,23 +180,6 @@ const char *cli_command(char *text, size_t size, const char *verb, int count, ch
     return text;
 }
 
-static int threads_of(const cli_common *common, int rank) {
-    if (rank_count == 1) {
-        return (int)common->threads;
-    }
-    int all = common->threads > 0 ? (int)common->threads : carry_cores();
-    int share = all / rank_count + (rank < all % rank_count ? 1 : 0);
-    return share > 0 ? share : 1;
-}
-
-int cli_ranks(void) {
-    return rank_count;
-}
-
-void cli_set_ranks(int ranks) {
-    rank_count = ranks;
-}
-
 void cli_set_recorder(carry_recorder *recorder) {
     spans_to = recorder;
 }
@@ -220,7 +202,7 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank) {
     }
     carry_ctx *ctx;
     carry_status status =
-        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads_of(common, rank),
+        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = cli_threads_of_rank(common, rank),
                                                  .kernels = common->kernels,
                                                  .wisdom = wisdom,
                                                  .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
@@ -248,6 +230,9 @@ const char *cli_shown(char shown[64], const char *text) {
 }
 
 int cli_refuse(const char *format, ...) {
+    if (cli_process_rank() > 0) {
+        return CLI_IMPOSSIBLE;
+    }
     va_list arguments;
     va_start(arguments, format);
     (void)fflush(stdout);
@@ -259,7 +244,12 @@ int cli_refuse(const char *format, ...) {
 }
 
 int cli_failed(carry_ctx *ctx) {
-    return cli_refuse("%s", carry_ctx_error(ctx));
+    if (cli_process_rank() < 0) {
+        return cli_refuse("%s", carry_ctx_error(ctx));
+    }
+    (void)fflush(stdout);
+    (void)fprintf(stderr, "carry: rank %d: %s\n", cli_process_rank(), carry_ctx_error(ctx));
+    return CLI_IMPOSSIBLE;
 }
 
 void cli_catch_interrupt(void) {

@@ -66,6 +66,16 @@ static void finish(void) {
     }
 }
 
+/* MPICH tells errors of MPI_Testsome and the like not to the communicator of the request but to one of these, whose
+   default is to end the process. A handler that the program has chosen itself stays. */
+static void return_errors(MPI_Comm comm) {
+    MPI_Errhandler handler = MPI_ERRORS_RETURN;
+    MPI_Comm_get_errhandler(comm, &handler);
+    if (handler == MPI_ERRORS_ARE_FATAL) {
+        MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
+    }
+}
+
 static carry_status start(carry_ctx *ctx) {
     int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, is_main = 0, found = 0;
     MPI_Finalized(&finalized);
@@ -84,6 +94,8 @@ static carry_status start(carry_ctx *ctx) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "MPI must have been started with MPI_THREAD_FUNNELED and be used by the thread that did");
     }
+    return_errors(MPI_COMM_WORLD);
+    return_errors(MPI_COMM_SELF);
     const int *limit = NULL;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &limit, &found);
     if (!found || *limit < (1 << (CARRY_TAG_BITS + CARRY_GROUP_BITS)) - 1) {

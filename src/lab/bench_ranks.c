@@ -1,53 +1,22 @@
-/* Benches on ranks that are threads of this process. */
+/* Benches on ranks: start together, measure, and rank 0 keeps the slowest. What travels are structures as they are in
+   memory: a communicator's ranks have the same build. */
 #include "lab/bench_ranks.h"
 
 #include <math.h>
-#include <stdlib.h>
+#include <stdio.h>
+#include <string.h>
 
-#include "comm/ranks.h"
 #include "core/context.h"
 
-typedef struct shared {
-    carry_ctx *const *ctxs;
-    const char *problem;
-    const carry_ceilings *ceilings;
-    const carry_bench_options *options;
-    carry_ceilings *measured;    /* [ranks] */
-    carry_bench_result *results; /* [ranks, CARRY_BENCH_METHODS] */
-    int *counts;                 /* [ranks] */
-    carry_status *statuses;      /* [ranks] */
-} shared;
-
-static carry_status measure(void *user, const carry_rank *self) {
-    shared *s = user;
-    CARRY_TRY(carry_rank_barrier(self));
-    s->statuses[self->rank] = carry_ceilings_measure(s->ctxs[self->rank], &s->measured[self->rank]);
-    return s->statuses[self->rank];
-}
-
-static carry_status bench(void *user, const carry_rank *self) {
-    shared *s = user;
-    carry_bench_options options = *s->options;
-    options.keep = NULL;
-    if (self->rank > 0) {
-        options.progress = NULL;
-    }
-    CARRY_TRY(carry_rank_barrier(self));
-    s->statuses[self->rank] =
-        carry_bench_problem(s->ctxs[self->rank], s->problem, s->ceilings, &options,
-                            s->results + (size_t)self->rank * CARRY_BENCH_METHODS, &s->counts[self->rank]);
-    return s->statuses[self->rank];
-}
-
-/* The sentence of the rank that failed goes where the caller looks. */
-static carry_status report(const shared *s, int ranks, carry_status status) {
-    for (int r = 1; status != CARRY_OK && s->statuses[0] == CARRY_OK && r < ranks; r++) {
-        if (s->statuses[r] == status) {
-            return carry_fail(s->ctxs[0], status, "rank %d: %s", r, carry_ctx_error(s->ctxs[r]));
-        }
-    }
-    return status;
-}
+/* What one rank has, and in the end what all have. */
+typedef struct tally {
+    carry_status status;
+    int rank; /* whose status it is */
+    int count;
+    char sentence[256];
+    carry_ceilings ceilings;
+    carry_bench_result results[CARRY_BENCH_METHODS];
+} tally;
 
 /* A method that one rank could not time has no time. */
 static bool is_worse(const carry_bench_result *a, const carry_bench_result *b) {
@@ -57,60 +26,73 @@ static bool is_worse(const carry_bench_result *a, const carry_bench_result *b) {
     return a->median > b->median;
 }
 
-static void keep_slowest(const shared *s, int ranks, carry_bench_result *results, int *count) {
-    *count = s->counts[0];
-    for (int r = 1; r < ranks; r++) {
-        *count = s->counts[r] < *count ? s->counts[r] : *count;
+static void keep_slowest(tally *all, const tally *other, int rank) {
+    if (all->status == CARRY_OK && other->status != CARRY_OK) {
+        all->status = other->status;
+        all->rank = rank;
+        memcpy(all->sentence, other->sentence, sizeof all->sentence);
     }
-    for (int i = 0; i < *count; i++) {
-        results[i] = s->results[i];
-        for (int r = 1; r < ranks; r++) {
-            const carry_bench_result *other = &s->results[r * CARRY_BENCH_METHODS + i];
-            if (is_worse(other, &results[i])) {
-                results[i] = *other;
-                results[i].rank = r;
-            }
+    all->ceilings.gemm_gflops = fmin(all->ceilings.gemm_gflops, other->ceilings.gemm_gflops);
+    all->ceilings.copy_gbytes_s = fmin(all->ceilings.copy_gbytes_s, other->ceilings.copy_gbytes_s);
+    all->count = other->count < all->count ? other->count : all->count;
+    for (int i = 0; i < all->count; i++) {
+        if (is_worse(&other->results[i], &all->results[i])) {
+            all->results[i] = other->results[i];
+            all->results[i].rank = rank;
         }
     }
 }
 
-carry_status carry_ceilings_measure_ranks(carry_ctx *const *ctxs, int ranks, carry_ceilings *ceilings) {
-    shared s = {.ctxs = ctxs};
-    s.measured = calloc((size_t)ranks, sizeof *s.measured);
-    s.statuses = calloc((size_t)ranks, sizeof *s.statuses);
-    carry_status status = CARRY_OK;
-    if (s.measured == NULL || s.statuses == NULL) {
-        status = carry_fail(ctxs[0], CARRY_EMEMORY, "no memory for %d ranks", ranks);
-    } else {
-        status = report(&s, ranks, carry_ranks_run(ctxs[0], ranks, measure, &s));
+/* One rank's at a time, so that rank 0 needs memory for one however many there are. Returns what this rank has to
+   say. */
+static carry_status agree(carry_comm *comm, tally *mine) {
+    const carry_status own = mine->status;
+    const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
+    if (own != CARRY_OK) {
+        (void)snprintf(mine->sentence, sizeof mine->sentence, "%s", carry_ctx_error(carry_comm_ctx(comm)));
     }
-    *ceilings = (carry_ceilings){.gemm_gflops = INFINITY, .copy_gbytes_s = INFINITY};
-    for (int r = 0; status == CARRY_OK && r < ranks; r++) {
-        ceilings->gemm_gflops = fmin(ceilings->gemm_gflops, s.measured[r].gemm_gflops);
-        ceilings->copy_gbytes_s = fmin(ceilings->copy_gbytes_s, s.measured[r].copy_gbytes_s);
+    if (rank > 0) {
+        CARRY_TRY(carry_send(comm, mine, sizeof *mine, 0, 0));
     }
-    free(s.measured);
-    free(s.statuses);
-    return status;
+    for (int peer = 1; rank == 0 && peer < size; peer++) {
+        tally other;
+        CARRY_TRY(carry_recv(comm, &other, sizeof other, peer, 0));
+        keep_slowest(mine, &other, peer);
+    }
+    CARRY_TRY(carry_broadcast(comm, mine, sizeof *mine, 0));
+    if (own == CARRY_OK && mine->status != CARRY_OK) {
+        return carry_fail(carry_comm_ctx(comm), CARRY_EPEER, "rank %d: %s", mine->rank, mine->sentence);
+    }
+    return own;
 }
 
-carry_status carry_bench_problem_ranks(carry_ctx *const *ctxs, int ranks, const char *problem,
-                                       const carry_ceilings *ceilings, const carry_bench_options *options,
+carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings) {
+    tally mine;
+    memset(&mine, 0, sizeof mine); /* all of it travels */
+    mine.rank = carry_comm_rank(comm);
+    CARRY_TRY(carry_barrier(comm));
+    mine.status = carry_ceilings_measure(carry_comm_ctx(comm), &mine.ceilings);
+    CARRY_TRY(agree(comm, &mine));
+    *ceilings = mine.ceilings;
+    return CARRY_OK;
+}
+
+carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
+                                       const carry_bench_options *options,
                                        carry_bench_result results[CARRY_BENCH_METHODS], int *count) {
-    shared s = {.ctxs = ctxs, .problem = problem, .ceilings = ceilings, .options = options};
-    s.results = calloc((size_t)ranks * CARRY_BENCH_METHODS, sizeof *s.results);
-    s.counts = calloc((size_t)ranks, sizeof *s.counts);
-    s.statuses = calloc((size_t)ranks, sizeof *s.statuses);
-    *count = 0;
-    carry_status status = CARRY_OK;
-    if (s.results == NULL || s.counts == NULL || s.statuses == NULL) {
-        status = carry_fail(ctxs[0], CARRY_EMEMORY, "no memory for %d ranks", ranks);
-    } else {
-        status = report(&s, ranks, carry_ranks_run(ctxs[0], ranks, bench, &s));
-        keep_slowest(&s, ranks, results, count);
+    carry_bench_options own = *options;
+    tally mine;
+    memset(&mine, 0, sizeof mine);
+    mine.rank = carry_comm_rank(comm);
+    if (carry_comm_size(comm) > 1) {
+        own.keep = NULL;
+        own.progress = mine.rank == 0 ? own.progress : NULL;
     }
-    free(s.results);
-    free(s.counts);
-    free(s.statuses);
+    *count = 0;
+    CARRY_TRY(carry_barrier(comm));
+    mine.status = carry_bench_problem(carry_comm_ctx(comm), problem, ceilings, &own, mine.results, &mine.count);
+    const carry_status status = agree(comm, &mine);
+    *count = mine.count;
+    memcpy(results, mine.results, sizeof mine.results);
     return status;
 }

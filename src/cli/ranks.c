@@ -1,0 +1,234 @@
+/* Which ranks there are, and work on them.
+
+   Open MPI's mpirun, MPICH's and Intel's mpiexec (PMI), PMIx, and Slurm's srun each have their own names for "rank r of
+   n". A step of Slurm is asked for: a batch script that will start one has the number of tasks as well. */
+#include "cli/ranks.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/ranks.h"
+#include "core/error.h"
+#include "core/threads.h"
+
+#define PARTING 0.3 /* seconds */
+
+static const struct {
+    const char *launcher, *rank, *size, *here;
+    const char *needs; /* another that is there, or NULL */
+} launchers[] = {
+    {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
+    {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", NULL},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_STEP_ID"},
+    {"mpirun", "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS", NULL},
+    {"a PMIx launcher", "PMIX_RANK", NULL, NULL, "PMIX_NAMESPACE"},
+};
+
+/* Set by main before the verb runs, and only read after. */
+static cli_launch launch = {.size = 1};
+static int asked; /* --ranks, or 0 */
+static char word[CARRY_COMM_WORD];
+
+/* -1: not there, or no number from least to INT_MAX. What follows a first number is allowed where several machines
+   have theirs, as in 2(x3),1. */
+static int number(const char *name, int least, bool may_go_on) {
+    const char *text = name != NULL ? getenv(name) : NULL;
+    if (text == NULL || text[0] < '0' || text[0] > '9') {
+        return -1;
+    }
+    char *end;
+    const long value = strtol(text, &end, 10);
+    return (*end == '\0' || may_go_on) && value >= least && value <= INT_MAX ? (int)value : -1;
+}
+
+cli_launch cli_launch_find(void) {
+    for (size_t i = 0; i < sizeof launchers / sizeof launchers[0]; i++) {
+        const int rank = number(launchers[i].rank, 0, false);
+        const int size = launchers[i].size != NULL ? number(launchers[i].size, 1, false) : 0;
+        const int here = number(launchers[i].here, 1, true);
+        const bool has_rest = launchers[i].needs == NULL || getenv(launchers[i].needs) != NULL;
+        if (has_rest && rank >= 0 && size >= 0 && (size == 0 || rank < size)) {
+            return (cli_launch){.launcher = launchers[i].launcher, .rank = rank, .size = size, .here = here};
+        }
+    }
+    return (cli_launch){.size = 1};
+}
+
+/* What processes of one run must agree on: the command, cut short, and a sum over all of it (FNV-1a). */
+static void set_word(int count, char **arguments) {
+    uint32_t sum = 2166136261u;
+    size_t used = 0;
+    for (int i = 1; i < count; i++) {
+        for (const char *at = arguments[i]; *at != '\0'; at++) {
+            sum = (sum ^ (unsigned char)*at) * 16777619u;
+        }
+        sum *= 16777619u; /* where one ends */
+        if (used < 64) {
+            char shown[64];
+            used += (size_t)snprintf(word + used, sizeof word - used, "%s ", cli_shown(shown, arguments[i]));
+        }
+    }
+    (void)snprintf(word + used, sizeof word - used, "#%08x", sum);
+}
+
+void cli_ranks_start(int count, char **arguments) {
+    launch = cli_launch_find();
+    set_word(count, arguments);
+    if (cli_process_rank() > 0 && freopen("/dev/null", "w", stdout) == NULL) {
+        (void)fclose(stdout);
+    }
+}
+
+cli_ranks_kind cli_ranks_kind_of(void) {
+    return launch.size != 1 ? CLI_RANKS_MPI : asked > 1 ? CLI_RANKS_THREADS : CLI_RANKS_ALONE;
+}
+
+int cli_ranks(void) {
+    return launch.size != 1 ? launch.size : asked > 1 ? asked : 1;
+}
+
+int cli_process_rank(void) {
+    return launch.size != 1 ? launch.rank : -1;
+}
+
+void cli_set_ranks(int ranks) {
+    asked = ranks;
+}
+
+int cli_threads_of_rank(const cli_common *common, int rank) {
+    const cli_ranks_kind kind = cli_ranks_kind_of();
+    if (kind == CLI_RANKS_ALONE || (kind == CLI_RANKS_MPI && common->threads > 0)) {
+        return (int)common->threads;
+    }
+    if (kind == CLI_RANKS_MPI) {
+        /* Launchers tie a process to its cores, or leave all of them to everybody. */
+        const int here = launch.here > 0 ? launch.here : launch.size > 0 ? launch.size : 1;
+        const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / here;
+        return share < 1 ? 1 : share < carry_cores() ? share : carry_cores();
+    }
+    const int all = common->threads > 0 ? (int)common->threads : carry_cores();
+    const int share = all / asked + (rank < all % asked ? 1 : 0);
+    return share > 0 ? share : 1;
+}
+
+static bool has_mpi(void) {
+    const char *name = NULL;
+    for (int i = 0; (name = carry_comm_kind_name(i, NULL)) != NULL; i++) {
+        if (strcmp(name, "mpi") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+int cli_refuse_ranks(const char *what) {
+    char names[128] = "";
+    int count = 0;
+    size_t used = 0;
+    for (int i = 0; cli_verbs[i] != NULL && used < sizeof names; i++) {
+        if (cli_verbs[i]->on_ranks && strcmp(cli_verbs[i]->name, "profile") != 0) {
+            used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", count++ > 0 ? ", " : "",
+                                     cli_verbs[i]->name);
+        }
+    }
+    if (launch.size != 1) {
+        return cli_refuse("%s does not run on ranks, and %s started several processes: %s %s", what, launch.launcher,
+                          names, count == 1 ? "does" : "do");
+    }
+    return cli_refuse("%s does not run on ranks: %s %s", what, names, count == 1 ? "does" : "do");
+}
+
+int cli_ranks_check(const cli_verb *verb) {
+    const cli_ranks_kind kind = cli_ranks_kind_of();
+    if (kind != CLI_RANKS_ALONE && !verb->on_ranks) {
+        return cli_refuse_ranks(verb->name);
+    }
+    if (launch.launcher != NULL && launch.size > 0 && asked > 0 && asked != launch.size) {
+        return cli_refuse("--ranks %d, but %s started %d: leave --ranks out, or start carry without %s", asked,
+                          launch.launcher, launch.size, launch.launcher);
+    }
+    if (kind == CLI_RANKS_MPI && !has_mpi()) {
+        char of[32] = "several";
+        if (launch.size > 0) {
+            (void)snprintf(of, sizeof of, "%d", launch.size);
+        }
+        return cli_refuse("carry was started by %s as one of %s processes, but this build has no MPI: install MPI and "
+                          "build again, or let carry --ranks N have threads for ranks",
+                          launch.launcher, of);
+    }
+    return CLI_DONE;
+}
+
+static carry_status on_threads(const cli_common *common, const carry_comm_options *options, carry_comm_function work,
+                               void *user) {
+    carry_ctx *ctxs[CARRY_RANKS] = {NULL};
+    carry_status status = CARRY_OK;
+    for (int r = 0; r < asked && status == CARRY_OK; r++) {
+        ctxs[r] = cli_open_rank(common, r);
+        status = ctxs[r] != NULL ? CARRY_OK : CARRY_EUNSUPPORTED;
+    }
+    if (status == CARRY_OK) {
+        status = carry_comm_threads(ctxs, asked, options, work, user);
+        if (status != CARRY_OK) {
+            (void)cli_failed(ctxs[0]);
+        }
+    }
+    for (int r = 0; r < asked; r++) {
+        carry_ctx_free(ctxs[r]);
+    }
+    return status;
+}
+
+/* A launcher of another MPI leaves every process alone in a world of its own. */
+static carry_status check_size(carry_ctx *ctx, const carry_comm *comm) {
+    if (cli_process_rank() < 0 || launch.size == 0 || carry_comm_size(comm) == launch.size) {
+        return CARRY_OK;
+    }
+    return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                      "%s says that this is one of %d processes, and MPI that it is one of %d: they are not of the "
+                      "same MPI, use the launcher of the one that carry was built with",
+                      launch.launcher, launch.size, carry_comm_size(comm));
+}
+
+static carry_status on_process(const cli_common *common, const carry_comm_options *options, carry_comm_function work,
+                               void *user) {
+    carry_ctx *ctx = cli_open_rank(common, cli_process_rank() > 0 ? cli_process_rank() : 0);
+    if (ctx == NULL) {
+        return CARRY_EUNSUPPORTED;
+    }
+    carry_comm *comm = NULL;
+    carry_status status = carry_comm_open(ctx, &comm, cli_process_rank() >= 0 ? "mpi" : "self", options);
+    if (status == CARRY_OK) {
+        status = check_size(ctx, comm);
+        status = status == CARRY_OK ? work(user, comm) : status;
+        if (status != CARRY_OK) {
+            carry_comm_abort(comm, carry_ctx_error(ctx));
+        }
+    }
+    if (status != CARRY_OK) {
+        (void)cli_failed(ctx); /* before the wait in which the communicator parts from its peers */
+    }
+    carry_comm_free(comm);
+    carry_ctx_free(ctx);
+    return status;
+}
+
+carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user) {
+    const carry_comm_options options = {
+        .deadline = common->deadline > 0.0 ? common->deadline : CARRY_COMM_DEADLINE,
+        .word = word,
+    };
+    return cli_ranks_kind_of() == CLI_RANKS_THREADS ? on_threads(common, &options, work, user)
+                                                    : on_process(common, &options, work, user);
+}
+
+int cli_ranks_leave(int code) {
+    if (code != CLI_DONE && cli_process_rank() > 0) {
+        const struct timespec pause = {.tv_nsec = (long)(PARTING * 1e9)};
+        (void)nanosleep(&pause, NULL);
+    }
+    return code;
+}

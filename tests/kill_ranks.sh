@@ -1,0 +1,138 @@
+#!/bin/sh
+# Ranks that are killed (-9) or stopped, a random one at a random moment, under Open MPI's mpirun: the others end within
+# their deadline, none of them with 0, and no process is left.
+#
+# mpirun ends everybody as soon as one process was killed, before a deadline could; so it is asked every other time to
+# leave the survivors alone (--enable-recovery), and then each of them must say one sentence: operation, rank, seconds.
+# It does so over shared memory and over TCP, where a dead peer's socket closes. A process that is stopped is noticed by
+# nobody but the deadline.
+#
+# Usage: [KILLS=50] [SEED=n] kill_ranks.sh PATH-OF-RANKS_WORKER
+set -u
+worker=$1
+kills=${KILLS:-8}
+random=${SEED:-$(date +%s)}
+ranks=4
+deadline=1
+margin=8 # seconds more for two cores that four ranks and others share
+if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
+    echo "skipped: the options below are Open MPI's, whose mpirun is not here"
+    exit 77
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+TMPDIR=$folder
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export TMPDIR ASAN_OPTIONS
+log=$folder/log
+codes=$folder/codes
+failures=0
+slowest=0
+echo "seed $random"
+
+draw() { # NUMBER: into $drawn, from 0 to below it
+    random=$(((random * 1103515245 + 12345) % 2147483648))
+    drawn=$((random / 65536 % $1))
+}
+
+fail() {
+    echo "FAILED: $*"
+    bad=1
+}
+
+# A process that has ended and that nobody has asked after yet (Z) is not left.
+is_left() {
+    kill -0 "$1" 2> /dev/null && ! grep -q '^[0-9]* ([^)]*) [ZX]' "/proc/$1/stat" 2> /dev/null
+}
+
+processes() {
+    sed -n 's/^rank [0-9]* is process //p' "$log"
+}
+
+# Until this many lines of the log match, or 15 s have passed.
+await() {
+    waited=0
+    while [ "$(grep -c "$2" "$log")" -lt "$1" ] && [ $waited -lt 300 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+}
+
+check_survivors() {
+    survivors=$((ranks - 1))
+    sentence='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
+    [ "$(grep -c '^told' "$log")" = $survivors ] || fail "not one sentence from each of $survivors ranks"
+    [ "$(grep -c "$sentence" "$log")" = $survivors ] || fail "a sentence without operation, rank or seconds"
+    [ "$(grep -c '^1$' "$codes")" = $survivors ] || fail "not every survivor ended with 1"
+    awk -v most=$((deadline + margin)) '/^told after/ && $3 > most { late = 1 } END { exit late }' "$log" ||
+        fail "somebody waited for longer than the deadline"
+}
+
+# disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT
+disturb() {
+    bad=0
+    : > "$log"
+    : > "$codes"
+    # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
+    # shellcheck disable=SC2016,SC2086
+    timeout -k 5 60 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
+        --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
+        sh -c '"$0" "$1"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" > "$log" 2>&1 &
+    launcher=$!
+    await $ranks 'is process'
+    victim=$(sed -n "s/^rank $2 is process //p" "$log")
+    if [ -z "$victim" ]; then
+        fail "rank $2 did not start"
+        kill $launcher
+        wait $launcher
+        return
+    fi
+    sleep "0.$(printf '%03d' "$3")"
+    kill "-$1" "$victim" || fail "rank $2 ended before it was disturbed"
+    start=$(date +%s%N)
+    if [ "$1" = STOP ]; then
+        await 1 '^told'
+        [ -n "$4" ] && await $((ranks - 1)) '^told' && sleep 1 && kill -9 "$victim" # nobody else would
+    fi
+    wait $launcher
+    code=$?
+    milliseconds=$((($(date +%s%N) - start) / 1000000))
+    [ $milliseconds -gt $slowest ] && slowest=$milliseconds
+    echo "$1 of rank $2 after 0.$(printf '%03d' "$3") s, $5${4:+, survivors left alone}: all ended in $milliseconds ms"
+    [ $milliseconds -gt $(((deadline + margin) * 1000)) ] && fail "too late"
+    if [ -n "$4" ]; then
+        check_survivors
+    elif [ $code = 0 ]; then
+        fail "mpirun ended with 0"
+    fi
+    if [ "$1" = STOP ] && ! grep -q '^told .*s waited)' "$log"; then fail "nobody said which rank did not come"; fi
+    sleep 0.2
+    for process in $(processes); do
+        if is_left "$process"; then
+            fail "process $process is left"
+            kill -9 "$process"
+        fi
+    done
+}
+
+i=0
+while [ $i -lt "$kills" ]; do
+    draw $ranks
+    rank=$drawn
+    draw 700
+    moment=$drawn
+    signal=KILL
+    recovery=
+    transport=vader,self
+    [ $((i % 4)) = 3 ] && signal=STOP
+    [ $((i % 2)) = 0 ] || [ $((i % 8)) = 7 ] && recovery=--enable-recovery
+    [ $((i / 2 % 2)) = 1 ] && transport=tcp,self
+    disturb $signal $rank "$moment" "$recovery" $transport
+    if [ $bad != 0 ]; then
+        cat "$log" "$codes"
+        failures=$((failures + 1))
+    fi
+    i=$((i + 1))
+done
+echo "$kills disturbed, $failures wrong, the slowest end after $slowest ms (deadline $deadline s)"
+[ $failures = 0 ]
