@@ -109,7 +109,7 @@ carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_sc
             plan->algorithm = candidate;
             plan->seconds = seconds;
             plan->blocks = blocks;
-        } else if (seconds < next_seconds) {
+        } else if (seconds < next_seconds && seconds > plan->seconds) { /* as much: the chain in one block, serial */
             next = candidate;
             next_seconds = seconds;
             next_in = blocks;
