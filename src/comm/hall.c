@@ -244,7 +244,9 @@ void carry_hall_progress(carry_wire *wire, carry_request *request, double until)
     int code = 0;
     pthread_mutex_lock(&hall->lock);
     while (is_open(h)) {
-        if (h->what.state == CARRY_REQUEST_BUSY) { /* as long as memory takes, not as long as a peer may */
+        if (h->what.state == CARRY_REQUEST_BUSY && until <= 0) {
+            break;
+        } else if (h->what.state == CARRY_REQUEST_BUSY) { /* as long as memory takes, not as long as a peer may */
             pthread_cond_wait(&here->changed, &hall->lock);
         } else if (hall->ended_by >= 0) {
             withdraw(hall, h, CARRY_REQUEST_ENDED);
