@@ -30,7 +30,7 @@
 /* Of the process: the library stays open. */
 typedef struct carry_nccl_functions {
     bool found;
-#define X(name) __typeof__(name) *name;
+#define X(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses): it names the field */
     CARRY_NCCL_FUNCTIONS(X)
 #undef X
 } carry_nccl_functions;
