@@ -50,8 +50,8 @@ static carry_status play(const game *g, size_t bytes, int trips, double *seconds
     return CARRY_OK;
 }
 
-/* slowest: seconds of a small and of a large message. */
-static carry_status measure(carry_comm *comm, char *data, double slowest[2]) {
+/* slowest, sum: seconds of a small and of a large message. Of a pair the one that serves first counts in the sum. */
+static carry_status measure(carry_comm *comm, char *data, double slowest[2], double sum[2]) {
     for (int side = 0; side < 2; side++) {
         const bool serves = comm->rank % 2 == side;
         const int peer = serves ? comm->rank + 1 : comm->rank - 1;
@@ -64,18 +64,26 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[2]) {
         CARRY_TRY(play(&g, LARGE, LARGE_TRIPS, &large));
         slowest[0] = small > slowest[0] ? small : slowest[0];
         slowest[1] = large > slowest[1] ? large : slowest[1];
+        sum[0] += serves ? small : 0;
+        sum[1] += serves ? large : 0;
     }
+    CARRY_TRY(carry_all_reduce(comm, sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     return carry_all_reduce(comm, slowest, 2, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
+}
+
+/* Where a small message takes nearly as long as a large one, their difference says nothing. */
+static double bandwidth_of(double small, double large) {
+    return (double)LARGE / (large - small > 0.1 * large ? large - small : large);
 }
 
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
     if (comm->size == 1) {
-        *rates = (carry_comm_rates){.bandwidth = 1e12};
+        *rates = (carry_comm_rates){.bandwidth = 1e12, .mean_bandwidth = 1e12};
         return CARRY_OK;
     }
     if (comm->rates.latency <= 0) {
         CARRY_SPAN(comm->ctx, "plan", "rates of the communicator");
-        double slowest[2] = {1e-9, 0};
+        double slowest[2] = {1e-9, 0}, sum[2] = {0};
         char *data = calloc(1, LARGE);
         if (data == NULL) {
             const carry_status status =
@@ -83,11 +91,14 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
             carry_comm_abort(comm, carry_ctx_error(comm->ctx));
             return status;
         }
-        const carry_status status = measure(comm, data, slowest);
+        const carry_status status = measure(comm, data, slowest, sum);
         free(data);
         CARRY_TRY(status);
-        const double bytes_took = slowest[1] - slowest[0] > 0.1 * slowest[1] ? slowest[1] - slowest[0] : slowest[1];
-        comm->rates = (carry_comm_rates){.latency = slowest[0], .bandwidth = (double)LARGE / bytes_took};
+        const double pairs = comm->size - 1;
+        comm->rates = (carry_comm_rates){.latency = slowest[0],
+                                         .bandwidth = bandwidth_of(slowest[0], slowest[1]),
+                                         .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
+                                         .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};
         carry_log(comm->ctx, CARRY_LOG_INFO, "messages between %d ranks: %.3g us, %.3g GB/s", comm->size,
                   comm->rates.latency * 1e6, comm->rates.bandwidth * 1e-9);
     }
