@@ -7,10 +7,16 @@
 
 #include "core/clock.h"
 
-enum { WIDE = 20000 }; /* floats: more than MPI sends before the receiver is there */
+enum {
+    WIDE = 20000, /* floats: more than MPI sends before the receiver is there */
+    HEADS = 2,
+    KEY = 8,
+    VALUE = 400
+};
 
 typedef struct worker {
     float data[WIDE], all[RANKS * 8];
+    float M[HEADS * KEY * KEY], L[HEADS * KEY * VALUE], state[HEADS * KEY * VALUE];
     double began; /* the operation under way */
 } worker;
 
@@ -22,13 +28,30 @@ static carry_status split_and_sum(worker *w, carry_comm *comm) {
     return status;
 }
 
+/* A plan and a scan with each of the algorithms in turn. */
+static carry_status scan(worker *w, carry_comm *comm, uint32_t which) {
+    const carry_all_scan_problem problem = {.heads = HEADS, .key = KEY, .value = VALUE, .wire = CARRY_F32};
+    const carry_all_scan_options options = {.algorithm = carry_all_scan_name((int)(which % 4))};
+    const carry_all_scan_args args = {.state = carry_view_3d(w->state, CARRY_F32, HEADS, KEY, VALUE),
+                                      .M = carry_view_3d(w->M, CARRY_F32, HEADS, KEY, KEY),
+                                      .L = carry_view_3d(w->L, CARRY_F32, HEADS, KEY, VALUE)};
+    carry_all_scan_plan *plan;
+    TRY(carry_all_scan_plan_new(comm, &plan, &problem, &options));
+    const size_t bytes = carry_all_scan_workspace(plan);
+    void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+    const carry_status status = carry_all_scan_run(plan, &args, workspace, bytes);
+    free(workspace);
+    carry_all_scan_plan_free(plan);
+    return status;
+}
+
 static carry_status one(worker *w, carry_comm *comm, uint32_t which) {
     const int size = carry_comm_size(comm);
-    switch (which % 8) {
+    switch (which % 10) {
     case 0:
         return carry_barrier(comm);
     case 1:
-        return carry_broadcast(comm, w->data, sizeof w->data, (int)(which / 8 % (uint32_t)size));
+        return carry_broadcast(comm, w->data, sizeof w->data, (int)(which / 10 % (uint32_t)size));
     case 2:
         return carry_all_reduce(comm, w->data, WIDE, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
     case 3:
@@ -39,8 +62,10 @@ static carry_status one(worker *w, carry_comm *comm, uint32_t which) {
         return carry_all_to_all(comm, w->data, w->all, 4);
     case 6:
         return split_and_sum(w, comm);
-    default:
+    case 7:
         return ring(NULL, comm);
+    default:
+        return scan(w, comm, which / 10);
     }
 }
 

@@ -2,11 +2,13 @@
 
    Kinds. "self" is one rank alone; "threads" are ranks that are threads of one process (carry_comm_threads starts
    them); "mpi" are processes that mpirun or srun started. What is written over a communicator does not know its kind.
+   "nccl" moves memory of GPUs, one of each rank, and is opened over a communicator of another kind; it differs, see
+   below.
 
    Ownership. A communicator is used by the one thread that opened it, with the context it was opened with, which
    outlives it. Buffers and requests are the caller's; from the start of an operation until it has been waited for they
-   stay where they are, what is sent is not written and what is received is not touched. Buffers are memory of the CPU:
-   the option `device` is there for a kind that moves memory of GPUs, and is 0 until there is one.
+   stay where they are, what is sent is not written and what is received is not touched. Buffers are memory of the CPU,
+   with "nccl" of options->device.
 
    Order. Messages between two ranks with the same tag arrive in the order they were sent; a receive names its sender,
    so which message it gets never depends on timing. A receive asks for exactly the bytes that were sent. A send may
@@ -20,7 +22,15 @@
    rank and the seconds waited. Any of the three ends the communicator and all that were split from the same one: the
    other ranks are told, and every wait of theirs, now or later, ends with CARRY_EPEER and the first sentence. (A
    process that was killed cannot tell: the others then end at their deadline.) An argument that is refused
-   (CARRY_EARGUMENT) ends nothing. */
+   (CARRY_EARGUMENT) ends nothing.
+
+   NCCL. Operations start after what the context's stream of that GPU has been given, and have happened when they have
+   been waited for. NCCL has no tags and does not compare sizes: messages between two ranks are matched in the order
+   they were posted, whatever their tags, and sizes that differ hang or are cut. What was posted since the last wait (or
+   test) starts together with the next one and ends together: post a send to this rank itself, or to one that sends
+   here, before waiting for the receive. Reductions are in NCCL's order, not that of ranks: the same from run to run on
+   the same GPUs and links, and a maximum may pass over NaN. It cannot be split. A rank that gives up cannot tell the
+   others through NCCL: they end at their deadline. */
 #ifndef CARRY_COMM_H
 #define CARRY_COMM_H
 
@@ -43,8 +53,9 @@ struct carry_rank; /* comm/ranks.h */
 typedef struct carry_comm_options {
     double deadline;               /* seconds; above 0 */
     const char *word;              /* what the ranks must agree on (shapes, type, algorithm); NULL: nothing */
-    int device;                    /* where buffers are; 0 */
+    int device;                    /* where buffers are: "nccl": a GPU; other kinds: 0 */
     const struct carry_rank *rank; /* "threads": which one this is; other kinds: NULL */
+    carry_comm *over;              /* "nccl": of the same ranks and context, used while opening; NULL: one rank alone */
 } carry_comm_options;
 
 typedef enum carry_reduce_type { CARRY_REDUCE_F32, CARRY_REDUCE_F64, CARRY_REDUCE_I64 } carry_reduce_type;

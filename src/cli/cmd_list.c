@@ -37,12 +37,15 @@ static int list_deltas(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
-/* The kinds of communicators, and what runs over them. */
+/* The kinds of communicators, and the algorithms of All-Scan over them. */
 static int list_collectives(carry_ctx *ctx, bool json) {
     (void)ctx;
     const char *about = NULL, *name = NULL;
     for (int i = 0; (name = carry_comm_kind_name(i, &about)) != NULL; i++) {
         row(json, "communicator", name, about);
+    }
+    for (int i = 0; carry_all_scan_name(i) != NULL; i++) {
+        row(json, "all_scan", carry_all_scan_name(i), carry_all_scan_about(i));
     }
     return CLI_DONE;
 }

@@ -27,14 +27,38 @@ typedef struct carry_wire {
     const struct carry_comm_kind *kind;
     void *state; /* the kind's */
     int rank, size;
+    int device;                     /* whose memory it moves */
     int users;                      /* communicators */
     int groups;                     /* the highest number that a communicator of this rank has had */
     int ended_by;                   /* rank that ended it, or -1 */
     char reason[CARRY_COMM_REASON]; /* in that rank's words */
 } carry_wire;
 
+/* A collective that a kind does itself, with its arguments, which have been checked. */
+typedef struct carry_collective {
+    const char *operation;
+    enum {
+        CARRY_COLLECT_BARRIER,
+        CARRY_COLLECT_BROADCAST,
+        CARRY_COLLECT_ALL_REDUCE,
+        CARRY_COLLECT_ALL_GATHER,
+        CARRY_COLLECT_ALL_GATHERV,
+        CARRY_COLLECT_REDUCE_SCATTER,
+        CARRY_COLLECT_ALL_TO_ALL,
+    } which;
+    const void *from;
+    void *to;           /* alone where it is in place */
+    size_t bytes;       /* of a part; of all in a broadcast */
+    const size_t *each; /* of every part, in an all-gatherv */
+    int64_t count;
+    carry_reduce_type type;
+    carry_reduce reduce;
+    int root;
+} carry_collective;
+
 typedef struct carry_comm_kind {
     const char *name, *about;
+    bool on_gpu; /* options->device is a GPU and buffers are its memory: opened over another, not split */
     /* Sets state, rank and size. */
     carry_status (*open)(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options);
     /* Starts a request that is PENDING; it may be in any state afterwards but NONE. */
@@ -42,6 +66,8 @@ typedef struct carry_comm_kind {
     /* Until the request is neither PENDING nor BUSY, or carry_seconds() has passed `until`; 0 looks once. Sets ended_by
        and reason when the wire has ended. */
     void (*progress)(carry_wire *wire, carry_request *request, double until);
+    /* Starts a collective, all of whose ranks are those of the wire, as a request without a peer. NULL: messages do. */
+    void (*collect)(carry_wire *wire, carry_request *request, const carry_collective *what);
     /* Of a request that is PENDING or BUSY: it becomes NONE, or DONE where it was too late. */
     void (*cancel)(carry_wire *wire, carry_request *request);
     /* Tells the other ranks; does not wait. */
@@ -63,7 +89,7 @@ struct carry_comm {
     int *members;            /* [size], ranks on the wire */
 };
 
-extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi;
+extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_nccl;
 
 /* NULL: there is none of this name in this build. */
 const carry_comm_kind *carry_comm_find(const char *name);
@@ -97,6 +123,7 @@ void carry_comm_post_send(carry_comm *comm, carry_request *request, const char *
                           size_t bytes, int peer, int tag);
 void carry_comm_post_recv(carry_comm *comm, carry_request *request, const char *operation, void *to, size_t bytes,
                           int peer, int tag);
+void carry_comm_post_collective(carry_comm *comm, carry_request *request, const carry_collective *what);
 /* All of them, in order. On failure the rest is withdrawn. */
 carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int count, const carry_deadline *deadline);
 

@@ -4,11 +4,13 @@
    everybody: every byte crosses once, and nothing is passed on. A reduction has each rank reduce one slice, in the
    order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
    would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
-   reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. */
+   reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A
+   kind that moves the memory of GPUs has collectives of its own. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "comm/backend.h"
 #include "core/clock.h"
 #include "core/context.h"
@@ -47,6 +49,19 @@ static size_t part_bytes(const layout *l, int rank) {
         return part_offset(l, rank + 1) - part_offset(l, rank);
     }
     return l->each != NULL ? l->each[rank] : l->bytes;
+}
+
+/* The kind does it itself. What it is given must be where it reads. */
+static carry_status collect(carry_comm *comm, const carry_collective *what) {
+    const carry_deadline deadline = carry_deadline_from_now(comm, what->operation);
+    CARRY_TRY(carry_device_check_pointer(comm->ctx, what->operation, what->from, comm->wire->device));
+    CARRY_TRY(carry_device_check_pointer(comm->ctx, what->operation, what->to, comm->wire->device));
+    carry_comm_post_collective(comm, comm->requests, what);
+    return carry_comm_wait_all(comm, comm->requests, 1, &deadline);
+}
+
+static bool is_native(const carry_comm *comm) {
+    return comm->wire->kind->collect != NULL;
 }
 
 /* What one rank gives and gets in an exchange. The own part is not moved. */
@@ -240,6 +255,9 @@ static carry_status gather_parts(carry_comm *comm, const char *operation, char *
 
 carry_status carry_barrier(carry_comm *comm) {
     CARRY_SPAN(comm->ctx, "comm", "barrier");
+    if (is_native(comm)) {
+        return collect(comm, &(carry_collective){.operation = "barrier", .which = CARRY_COLLECT_BARRIER});
+    }
     const carry_deadline deadline = carry_deadline_from_now(comm, "barrier");
     for (int distance = 1; distance < comm->size; distance *= 2) {
         const int ahead = (comm->rank + distance) % comm->size;
@@ -256,6 +274,12 @@ carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int roo
     CARRY_SPAN(comm->ctx, "comm", "broadcast");
     if (root < 0 || root >= comm->size) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "broadcast: there is no rank %d among %d", root, comm->size);
+    }
+    if (is_native(comm)) {
+        return collect(
+            comm,
+            &(carry_collective){
+                .operation = "broadcast", .which = CARRY_COLLECT_BROADCAST, .to = data, .bytes = bytes, .root = root});
     }
     const carry_deadline deadline = carry_deadline_from_now(comm, "broadcast");
     const int place = (comm->rank + comm->size - root) % comm->size; /* the root is at 0 */
@@ -283,6 +307,14 @@ carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry
     CARRY_SPAN(comm->ctx, "comm", "all-reduce");
     size_t element;
     CARRY_TRY(check_reduction(comm->ctx, "all-reduce", count, 1, type, reduce, &element));
+    if (is_native(comm)) {
+        return collect(comm, &(carry_collective){.operation = "all-reduce",
+                                                 .which = CARRY_COLLECT_ALL_REDUCE,
+                                                 .to = data,
+                                                 .count = count,
+                                                 .type = type,
+                                                 .reduce = reduce});
+    }
     if (is_small(comm, (size_t)count * element)) {
         return reduce_small(comm, "all-reduce", data, count, element, type, reduce);
     }
@@ -294,6 +326,13 @@ carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry
 
 carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, size_t bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-gather");
+    if (is_native(comm)) {
+        return collect(comm, &(carry_collective){.operation = "all-gather",
+                                                 .which = CARRY_COLLECT_ALL_GATHER,
+                                                 .from = piece,
+                                                 .to = all,
+                                                 .bytes = bytes});
+    }
     if (is_small(comm, bytes)) {
         return gather_small(comm, "all-gather", all, piece, bytes);
     }
@@ -303,6 +342,13 @@ carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, si
 
 carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, const size_t *bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-gatherv");
+    if (is_native(comm)) {
+        return collect(comm, &(carry_collective){.operation = "all-gatherv",
+                                                 .which = CARRY_COLLECT_ALL_GATHERV,
+                                                 .from = piece,
+                                                 .to = all,
+                                                 .each = bytes});
+    }
     const layout parts = {.each = bytes, .size = comm->size};
     return gather_parts(comm, "all-gatherv", all, piece, &parts);
 }
@@ -312,12 +358,27 @@ carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all
     CARRY_SPAN(comm->ctx, "comm", "reduce-scatter");
     size_t element;
     CARRY_TRY(check_reduction(comm->ctx, "reduce-scatter", count, comm->size, type, reduce, &element));
+    if (is_native(comm)) {
+        return collect(comm, &(carry_collective){.operation = "reduce-scatter",
+                                                 .which = CARRY_COLLECT_REDUCE_SCATTER,
+                                                 .from = all,
+                                                 .to = piece,
+                                                 .count = count,
+                                                 .type = type,
+                                                 .reduce = reduce});
+    }
     const layout parts = {.count = count * comm->size, .element = element, .size = comm->size};
     return reduce_part(comm, "reduce-scatter", piece, all, &parts, element, type, reduce);
 }
 
 carry_status carry_all_to_all(carry_comm *comm, void *to, const void *from, size_t bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-to-all");
+    if (is_native(comm)) {
+        return collect(
+            comm,
+            &(carry_collective){
+                .operation = "all-to-all", .which = CARRY_COLLECT_ALL_TO_ALL, .from = from, .to = to, .bytes = bytes});
+    }
     const layout parts = {.bytes = bytes, .size = comm->size};
     const size_t own = part_offset(&parts, comm->rank);
     if (bytes > 0) {

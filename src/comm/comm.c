@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/span.h"
+#include "carry/device.h"
 
 /* Tells the other ranks what has just been said here, and returns its status. */
 static carry_status end_all(carry_comm *comm, carry_status status) {
@@ -26,6 +27,9 @@ static carry_status has_ended(carry_comm *comm, const carry_deadline *deadline) 
 
 static void count_message(carry_comm *comm, const carry_request *request) {
     carry_comm_counts *counts = &comm->counts;
+    if (request->peer < 0) {
+        return; /* a collective of the kind's own, whose messages nobody sees */
+    }
     if (request->to != NULL) {
         counts->bytes_received += (int64_t)request->bytes;
         counts->messages_received++;
@@ -33,6 +37,15 @@ static void count_message(carry_comm *comm, const carry_request *request) {
         counts->bytes_sent += (int64_t)request->bytes;
         counts->messages_sent++;
     }
+}
+
+/* Who was waited for. */
+static const char *peer_of(char text[24], const carry_request *request) {
+    if (request->peer < 0) {
+        return "a rank"; /* NCCL does not say which */
+    }
+    (void)snprintf(text, 24, "rank %d", request->peer);
+    return text;
 }
 
 /* What became of a request, in words; it is none afterwards. */
@@ -43,6 +56,7 @@ static carry_status settle(carry_comm *comm, carry_request *request, const carry
     }
     const carry_request_state state = (carry_request_state)request->state;
     const double waited = carry_seconds() - deadline->start;
+    char peer[24];
     request->state = CARRY_REQUEST_NONE;
     switch (state) {
     case CARRY_REQUEST_DONE:
@@ -54,17 +68,16 @@ static carry_status settle(carry_comm *comm, carry_request *request, const carry
                                   deadline->operation, request->peer, request->other_bytes, comm->rank, request->bytes,
                                   waited));
     case CARRY_REQUEST_GONE:
-        return end_all(comm, carry_fail(ctx, CARRY_EPEER, "%s: rank %d has left (%.3f s waited)", deadline->operation,
-                                        request->peer, waited));
+        return end_all(comm, carry_fail(ctx, CARRY_EPEER, "%s: %s has left (%.3f s waited)", deadline->operation,
+                                        peer_of(peer, request), waited));
     case CARRY_REQUEST_ENDED:
         return has_ended(comm, deadline);
     case CARRY_REQUEST_BROKEN:
-        return end_all(comm, carry_fail(ctx, CARRY_EPEER, "%s: rank %d cannot be reached (%.3f s waited): %s",
-                                        deadline->operation, request->peer, waited, comm->wire->reason));
+        return end_all(comm, carry_fail(ctx, CARRY_EPEER, "%s: %s cannot be reached (%.3f s waited): %s",
+                                        deadline->operation, peer_of(peer, request), waited, comm->wire->reason));
     default:
-        return end_all(comm,
-                       carry_fail(ctx, CARRY_ETIMEOUT, "%s: rank %d did not come within the deadline (%.3f s waited)",
-                                  deadline->operation, request->peer, waited));
+        return end_all(comm, carry_fail(ctx, CARRY_ETIMEOUT, "%s: %s did not come within the deadline (%.3f s waited)",
+                                        deadline->operation, peer_of(peer, request), waited));
     }
 }
 
@@ -96,7 +109,8 @@ static carry_status check_message(const carry_comm *comm, const char *operation,
     if (data == NULL && bytes > 0) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: %zu bytes at no address", operation, bytes);
     }
-    return CARRY_OK;
+    return comm->wire->device > 0 ? carry_device_check_pointer(comm->ctx, operation, data, comm->wire->device)
+                                  : CARRY_OK;
 }
 
 static carry_status check_deadline(carry_ctx *ctx, double seconds) {
@@ -127,6 +141,15 @@ void carry_comm_post_recv(carry_comm *comm, carry_request *request, const char *
     /* An address, used or not, is what makes it a receive. */
     *request = (carry_request){.to = to != NULL ? to : request, .bytes = bytes};
     post(comm, request, operation, peer, tag);
+}
+
+void carry_comm_post_collective(carry_comm *comm, carry_request *request, const carry_collective *what) {
+    *request = (carry_request){.comm = comm, .operation = what->operation, .peer = -1, .world = -1};
+    request->world_self = comm->wire->rank;
+    request->state = comm->wire->ended_by >= 0 ? CARRY_REQUEST_ENDED : CARRY_REQUEST_PENDING;
+    if (request->state == CARRY_REQUEST_PENDING) {
+        comm->wire->kind->collect(comm->wire, request, what);
+    }
 }
 
 carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int count, const carry_deadline *deadline) {
@@ -202,10 +225,16 @@ static carry_status open_wire(carry_ctx *ctx, carry_wire **wire, const carry_com
     return status;
 }
 
-static carry_status check_options(carry_ctx *ctx, const carry_comm_options *options) {
+static carry_status check_options(carry_ctx *ctx, const carry_comm_kind *kind, const carry_comm_options *options) {
     CARRY_TRY(check_deadline(ctx, options->deadline));
-    if (options->device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "no communicator of this build moves the memory of device %d",
+    if (kind->on_gpu && options->over != NULL && options->over->ctx != ctx) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the communicator to open \"%s\" over has another context", kind->name);
+    }
+    if (!kind->on_gpu && options->over != NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "\"%s\" is not opened over another communicator", kind->name);
+    }
+    if (!kind->on_gpu && options->device != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "\"%s\" does not move the memory of device %d", kind->name,
                           options->device);
     }
     if (options->word != NULL && strlen(options->word) >= CARRY_COMM_WORD) {
@@ -215,19 +244,32 @@ static carry_status check_options(carry_ctx *ctx, const carry_comm_options *opti
     return CARRY_OK;
 }
 
+static carry_status unknown_kind(carry_ctx *ctx, const char *kind) {
+    static const struct { const char *kind, *needs; } known[] = {{"mpi", "MPI"}, {"nccl", "CUDA and NCCL"}};
+    for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        if (strcmp(kind, known[i].kind) == 0) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                              "this build has no communicator \"%s\" (it has %s): install %s and build again", kind,
+                              carry_comm_names(ctx), known[i].needs);
+        }
+    }
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no communicator \"%s\": there are %s", kind,
+                      carry_comm_names(ctx));
+}
+
 carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind, const carry_comm_options *options) {
     const carry_comm_options defaults = {.deadline = CARRY_COMM_DEADLINE};
     const carry_comm_options *o = options != NULL ? options : &defaults;
     *comm = NULL;
     const carry_comm_kind *found = carry_comm_find(kind);
     if (found == NULL) {
-        const bool known = strcmp(kind, "mpi") == 0;
-        return carry_fail(ctx, known ? CARRY_EUNSUPPORTED : CARRY_ENOTFOUND,
-                          known ? "this build has no communicator \"%s\" (it has %s): install MPI and build again"
-                                : "there is no communicator \"%s\": there are %s",
-                          kind, carry_comm_names(ctx));
+        return unknown_kind(ctx, kind);
     }
-    CARRY_TRY(check_options(ctx, o));
+    CARRY_TRY(check_options(ctx, found, o));
+    const char *word = o->word != NULL ? o->word : "";
+    if (o->over != NULL) {
+        CARRY_TRY(carry_comm_handshake(o->over, word)); /* memory of the CPU is what it compares */
+    }
     carry_wire *wire;
     CARRY_TRY(open_wire(ctx, &wire, found, o));
     carry_status status = carry_comm_new(ctx, comm, wire, wire->rank, wire->size, 0);
@@ -237,7 +279,7 @@ carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind
         return status;
     }
     (*comm)->deadline = o->deadline;
-    status = carry_comm_handshake(*comm, o->word != NULL ? o->word : "");
+    status = found->on_gpu ? CARRY_OK : carry_comm_handshake(*comm, word);
     if (status != CARRY_OK) {
         carry_comm_free(*comm);
         *comm = NULL;
@@ -325,7 +367,7 @@ carry_status carry_test(carry_request *request, int *done) {
     }
     carry_comm *comm = request->comm;
     comm->wire->kind->progress(comm->wire, request, 0);
-    if (request->state == CARRY_REQUEST_PENDING) {
+    if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
         *done = 0;
         return CARRY_OK;
     }

@@ -59,6 +59,12 @@ static carry_status make_part(carry_comm *comm, carry_comm **part, entry *all, i
 
 carry_status carry_comm_split(carry_comm *comm, carry_comm **part, int64_t colour, int64_t key) {
     *part = NULL;
+    if (comm->wire->kind->on_gpu) {
+        return carry_fail(comm->ctx, CARRY_EUNSUPPORTED,
+                          "a communicator \"%s\" cannot be split: split the one that it was opened over, and open "
+                          "another over the part",
+                          comm->wire->kind->name);
+    }
     const entry mine = {.colour = colour, .key = key, .rank = comm->rank, .groups = comm->wire->groups};
     entry *all = calloc((size_t)comm->size, sizeof *all);
     if (all == NULL) {

@@ -12,6 +12,9 @@ static const carry_comm_kind *const kinds[] = {
 #ifdef CARRY_HAVE_MPI
     &carry_comm_mpi,
 #endif
+#ifdef CARRY_HAVE_NCCL
+    &carry_comm_nccl,
+#endif
 };
 
 enum { KINDS = sizeof kinds / sizeof kinds[0] };

@@ -1,0 +1,69 @@
+/* What the files of the kind "nccl" share: NCCL's functions, found at run time, and the state of a wire. A header that
+   needs CUDA's and NCCL's own, so only those files include it. */
+#ifndef CARRY_COMM_NCCL_H
+#define CARRY_COMM_NCCL_H
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include "comm/backend.h"
+
+/* X(name): the functions that are used. */
+#define CARRY_NCCL_FUNCTIONS(X) \
+    X(ncclGetUniqueId)          \
+    X(ncclCommInitRankConfig)   \
+    X(ncclCommFinalize)         \
+    X(ncclCommDestroy)          \
+    X(ncclCommAbort)            \
+    X(ncclCommGetAsyncError)    \
+    X(ncclGetErrorString)       \
+    X(ncclGetLastError)         \
+    X(ncclGroupStart)           \
+    X(ncclGroupEnd)             \
+    X(ncclSend)                 \
+    X(ncclRecv)                 \
+    X(ncclBroadcast)            \
+    X(ncclAllReduce)            \
+    X(ncclAllGather)            \
+    X(ncclReduceScatter)
+
+/* Of the process: the library stays open. */
+typedef struct carry_nccl_functions {
+    bool found;
+#define X(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses): it names the field */
+    CARRY_NCCL_FUNCTIONS(X)
+#undef X
+} carry_nccl_functions;
+
+extern carry_nccl_functions carry_nccl;
+
+enum { CARRY_NCCL_BATCHES = 16 /* under way at once; more are queued */ };
+
+typedef struct carry_nccl_room {
+    ncclComm_t comm; /* NULL: aborted */
+    cudaStream_t stream;
+    cudaEvent_t before; /* what the context's stream has been given */
+    cudaEvent_t after[CARRY_NCCL_BATCHES];
+    int64_t started, finished;          /* batches; those up to `finished` have happened */
+    bool launching;                     /* the last one is still being put into the stream */
+    bool broken;                        /* for the wire's reason */
+    carry_request *first, *last;        /* queued, linked by native.pointer */
+    const carry_collective *collective; /* of the one that is queued without a peer */
+    carry_ctx *ctx;
+    void *token; /* a float of the GPU, for barriers */
+    int ordinal;
+} carry_nccl_room;
+
+/* Nothing more can be done with it, for this reason. */
+void carry_nccl_break_off(carry_wire *wire, const char *reason);
+/* Else it is broken off. */
+bool carry_nccl_is_fine(carry_wire *wire, cudaError_t error);
+/* NCCL's last words say more than its code, where there are any. */
+const char *carry_nccl_words(const carry_nccl_room *r, ncclResult_t code);
+/* Aborts. Afterwards NCCL uses no buffer any more, as far as the GPU still answers. */
+void carry_nccl_give_up(carry_nccl_room *r);
+
+carry_status carry_nccl_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options);
+void carry_nccl_close(carry_wire *wire);
+
+#endif
