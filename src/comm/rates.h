@@ -6,6 +6,7 @@
 
 typedef struct carry_comm_rates {
     double latency;   /* seconds of a message of a few bytes, one way */
+    double overhead;  /* seconds that one more such message takes, under way at the same time */
     double bandwidth; /* bytes a second, messages of a megabyte, every second rank sending at once */
 } carry_comm_rates;
 

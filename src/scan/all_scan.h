@@ -17,6 +17,7 @@
 /* What a prediction is made of. */
 typedef struct carry_all_scan_machine {
     double latency;   /* seconds of a message without bytes, one way */
+    double overhead;  /* seconds that one more of them takes, under way at the same time */
     double bandwidth; /* bytes a second from one rank to the next, while all of them send */
     double product;   /* seconds of M S for one head, V columns */
     double compose;   /* seconds of M M for one head */
