@@ -133,6 +133,7 @@ static carry_status simulate_kind(carry_comm *comm, carry_all_scan_kind kind, in
                                   const carry_comm_rates *rates) {
     const carry_all_scan_problem problem = {.kind = kind, .heads = heads, .key = KEY, .value = KEY, .wire = CARRY_BF16};
     const carry_all_scan_machine machine = {.latency = rates->latency + LAUNCH,
+                                            .overhead = rates->overhead + LAUNCH,
                                             .bandwidth = rates->bandwidth,
                                             .mean_latency = rates->mean_latency + LAUNCH,
                                             .mean_bandwidth = rates->mean_bandwidth,

@@ -63,7 +63,7 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double heads = (double)p->heads, product = heads * machine->product;
     const double pair = (double)pair_bytes(p, 1), first = (double)pair_bytes(p, 0);
     const double widening = 1.0 + sizeof(float) / (double)carry_dtype_size(p->wire);
-    const double travel = machine->latency + pair / machine->bandwidth;
+    const double travel = machine->overhead + pair / machine->bandwidth; /* they set out together */
     const double apply = product + widening * pair / machine->memory;
     const double later = (double)(shape->ranks - 2);
     if (shape->ranks == 1) {
