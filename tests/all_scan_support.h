@@ -10,7 +10,7 @@
 #include "scan/all_scan.h"
 
 static const carry_all_scan_machine some_machine = {
-    .latency = 2e-6, .bandwidth = 10e9, .product = 80e-6, .compose = 80e-6, .memory = 10e9};
+    .latency = 2e-6, .overhead = 5e-7, .bandwidth = 10e9, .product = 80e-6, .compose = 80e-6, .memory = 10e9};
 
 static inline double unit(uint64_t seed, uint64_t high, uint64_t low) { /* -1 to 1 */
     return (double)draw(seed, high, low) / 2147483648.0 - 1.0;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Ranks that are processes: the tests of collectives under mpirun, and a rank that is killed.
-# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES
+# Ranks that are processes: the tests of collectives and of All-Scan under mpirun, and a rank that is killed.
+# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES PATH-OF-TEST_SCAN_ALL_SCAN
 set -u
 command -v mpirun > /dev/null || { echo "skipped: mpirun is not here"; exit 77; }
 if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
@@ -21,7 +21,7 @@ launch() {
 }
 
 for ranks in 2 3; do
-    for program in "$1" "$2"; do
+    for program in "$1" "$2" "$3"; do
         if launch 120 $ranks "$program" > "$folder/log" 2>&1; then
             echo "${program##*/} on $ranks processes: ok"
         else

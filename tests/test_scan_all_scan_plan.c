@@ -215,6 +215,7 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
                                     .product = pow(10, -5 + 2 * unit(seed, 0, 2)),
                                     .memory = 1e10};
         m.compose = m.product;
+        m.overhead = m.latency / 8;
         carry_all_scan_problem p = {.kind = (carry_all_scan_kind)(seed % 2), .heads = 1 + draw(seed, 1, 0) % 64};
         p.key = p.value = 16 << draw(seed, 2, 0) % 4;
         p.wire = seed % 3 ? CARRY_BF16 : CARRY_F32;
@@ -233,6 +234,7 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
                 assert_int_equal(given, b);
             }
             const carry_all_scan_machine slow = {.latency = 2 * m.latency,
+                                                 .overhead = 2 * m.overhead,
                                                  .bandwidth = m.bandwidth / 2,
                                                  .product = 2 * m.product,
                                                  .compose = 2 * m.compose,
@@ -257,8 +259,8 @@ static carry_status plan_measured(void *user, carry_comm *comm) {
     const carry_comm_counts before = carry_comm_counted(comm);
     TRY(carry_comm_rates_of(comm, &second));
     EXPECT(comm, carry_comm_counted(comm).messages_sent == before.messages_sent, "measured again");
-    EXPECT(comm, first.latency > 0 && first.latency < 1 && first.bandwidth > 1e5, "%g %g", first.latency,
-           first.bandwidth);
+    EXPECT(comm, first.overhead > 0 && first.overhead <= first.latency && first.latency < 1 && first.bandwidth > 1e5,
+           "%g %g", first.latency, first.bandwidth);
     EXPECT(comm, memcmp(&first, &second, sizeof first) == 0, "other numbers");
     TRY(carry_comm_split(comm, &half, rank < 2, 0));
     carry_status status = carry_comm_rates_of(half, &third);

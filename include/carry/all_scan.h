@@ -105,8 +105,8 @@ CARRY_API carry_status carry_all_scan_run(carry_all_scan_plan *plan, const carry
 
 /* What this rank did in the last scan. */
 typedef struct carry_all_scan_counts {
-    int64_t bytes_sent, bytes_received, messages;
-    int64_t products; /* of K x K by K x V or by K x K, one head each */
+    int64_t bytes_sent, bytes_received, messages; /* sent and received */
+    int64_t products;                             /* of K x K by K x V or by K x K, one head each */
     double flops;
     double waited; /* seconds in end, and in begin: what was not hidden behind other work */
 } carry_all_scan_counts;

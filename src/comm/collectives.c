@@ -3,7 +3,9 @@
    Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of everybody with
    everybody: every byte crosses once, and nothing is passed on. A reduction has each rank reduce one slice, in the
    order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
-   would. A kind that moves the memory of GPUs has collectives of its own. */
+   would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
+   reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A
+   kind that moves the memory of GPUs has collectives of its own. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,6 +15,8 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/span.h"
+
+#define SMALL 32768 /* bytes of all ranks together */
 
 /* Where the parts of a buffer are, by rank: equal ones, given ones, or slices of a count of elements. */
 typedef struct layout {
@@ -178,6 +182,60 @@ static carry_status reduce_part(carry_comm *comm, const char *operation, void *o
     return CARRY_OK;
 }
 
+static bool is_small(const carry_comm *comm, size_t bytes) {
+    return comm->size > 2 && bytes <= SMALL / (size_t)comm->size;
+}
+
+/* row: [size, bytes], this rank's piece first; afterwards those of the ranks after it, around to the one before. */
+static carry_status gather_row(carry_comm *comm, const char *operation, char *row, size_t bytes) {
+    const carry_deadline deadline = carry_deadline_from_now(comm, operation);
+    for (int distance = 1; distance < comm->size; distance *= 2) {
+        const int pieces = distance < comm->size - distance ? distance : comm->size - distance;
+        const int ahead = (comm->rank + distance) % comm->size;
+        const int behind = (comm->rank + comm->size - distance) % comm->size;
+        carry_request *r = comm->requests;
+        carry_comm_post_recv(comm, &r[0], operation, row + (size_t)distance * bytes, (size_t)pieces * bytes, ahead,
+                             CARRY_TAG_GATHER);
+        carry_comm_post_send(comm, &r[1], operation, row, (size_t)pieces * bytes, behind, CARRY_TAG_GATHER);
+        CARRY_TRY(carry_comm_wait_all(comm, r, 2, &deadline));
+    }
+    return CARRY_OK;
+}
+
+static carry_status gather_small(carry_comm *comm, const char *operation, char *all, const void *piece, size_t bytes) {
+    CARRY_TRY(grow_scratch(comm, bytes * (size_t)comm->size));
+    char *row = comm->scratch;
+    if (bytes > 0) {
+        memcpy(row, piece, bytes);
+    }
+    CARRY_TRY(gather_row(comm, operation, row, bytes));
+    for (int i = 0; i < comm->size && bytes > 0; i++) {
+        memcpy(all + (size_t)((comm->rank + i) % comm->size) * bytes, row + (size_t)i * bytes, bytes);
+    }
+    return CARRY_OK;
+}
+
+/* Everybody's data, added up by everybody in the order of ranks. */
+static carry_status reduce_small(carry_comm *comm, const char *operation, void *data, int64_t count, size_t element,
+                                 carry_reduce_type type, carry_reduce reduce) {
+    const size_t bytes = (size_t)count * element;
+    CARRY_TRY(grow_scratch(comm, bytes * (size_t)comm->size));
+    char *row = comm->scratch;
+    if (bytes > 0) {
+        memcpy(row, data, bytes);
+    }
+    CARRY_TRY(gather_row(comm, operation, row, bytes));
+    for (int rank = 0; rank < comm->size && bytes > 0; rank++) {
+        const char *from = row + (size_t)((rank + comm->size - comm->rank) % comm->size) * bytes;
+        if (rank == 0) {
+            memcpy(data, from, bytes);
+        } else {
+            reduce_into(data, from, count, type, reduce);
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status gather_parts(carry_comm *comm, const char *operation, char *all, const void *piece,
                                  const layout *parts) {
     char *own = all + part_offset(parts, comm->rank);
@@ -257,6 +315,9 @@ carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry
                                                  .type = type,
                                                  .reduce = reduce});
     }
+    if (is_small(comm, (size_t)count * element)) {
+        return reduce_small(comm, "all-reduce", data, count, element, type, reduce);
+    }
     const layout parts = {.count = count, .element = element, .size = comm->size};
     char *own = (char *)data + part_offset(&parts, comm->rank);
     CARRY_TRY(reduce_part(comm, "all-reduce", own, data, &parts, element, type, reduce));
@@ -271,6 +332,9 @@ carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, si
                                                  .from = piece,
                                                  .to = all,
                                                  .bytes = bytes});
+    }
+    if (is_small(comm, bytes)) {
+        return gather_small(comm, "all-gather", all, piece, bytes);
     }
     const layout parts = {.bytes = bytes, .size = comm->size};
     return gather_parts(comm, "all-gather", all, piece, &parts);

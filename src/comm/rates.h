@@ -5,13 +5,15 @@
 #include "carry/comm.h"
 
 typedef struct carry_comm_rates {
-    double latency;   /* seconds of a message of a few bytes, one way */
-    double bandwidth; /* bytes a second, messages of a megabyte, every second rank sending at once */
+    double latency;        /* seconds of a message of a few bytes, one way, between the slowest neighbours */
+    double overhead;       /* seconds that one more such message takes, under way at the same time */
+    double bandwidth;      /* bytes a second, messages of a megabyte, every second rank sending at once; likewise */
+    double mean_latency;   /* over all pairs of neighbours: what a way along all of them takes, by their number */
+    double mean_bandwidth; /* whose inverse is the mean of the inverses */
 } carry_comm_rates;
 
-/* A collective at the first call: a few milliseconds. The slowest pair of neighbours counts, and all ranks get the same
-   numbers. A communicator that was split off has those of its parent, where they were known. One rank: latency 0 and a
-   bandwidth of 1e12, for nothing travels. */
+/* A collective at the first call: a few milliseconds. All ranks get the same numbers. A communicator that was split off
+   has those of its parent, where they were known. One rank: latency 0 and a bandwidth of 1e12, for nothing travels. */
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates);
 
 /* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. */

@@ -16,11 +16,14 @@
 
 /* What a prediction is made of. */
 typedef struct carry_all_scan_machine {
-    double latency;   /* seconds of a message without bytes, one way */
-    double bandwidth; /* bytes a second from one rank to the next, while all of them send */
-    double product;   /* seconds of M S for one head, V columns */
-    double compose;   /* seconds of M M for one head */
-    double memory;    /* bytes a second, read and written, that one rank handles */
+    double latency;        /* seconds of a message without bytes, one way, where that takes longest */
+    double overhead;       /* seconds that one more of them takes, under way at the same time */
+    double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
+    double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
+    double mean_bandwidth; /* 0: as above, both */
+    double product;        /* seconds of M S for one head, V columns */
+    double compose;        /* seconds of M M for one head */
+    double memory;         /* bytes a second, read and written, that one rank handles */
 } carry_all_scan_machine;
 
 typedef struct carry_all_scan_shape {

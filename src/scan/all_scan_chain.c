@@ -75,7 +75,8 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits((size_t)largest_block(p, blocks) * carry_dtype_size(p->wire), why, why_size);
 }
 
-/* P-1 hops for the first block, and one more time of a hop for each block after it. */
+/* P-1 hops for the first block; for each block after it the time of a stage where that is slowest: its latency passes
+   meanwhile. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     const carry_all_scan_problem *p = &shape->problem;
     const carry_all_scan_block block = block_at(p, blocks, 0);
@@ -84,8 +85,13 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     /* Kernels take 16 columns at a time: fewer cost as much. */
     const double columns = (double)((block.columns + 15) / 16 * 16), all = (double)((p->value + 15) / 16 * 16);
     const double product = machine->product * (double)block.heads * columns / all;
-    const double hop = machine->latency + numbers * wire / machine->bandwidth + product + handled / machine->memory;
-    return shape->ranks == 1 ? product * (double)blocks : (double)(shape->ranks - 1 + blocks - 1) * hop;
+    const double work = product + handled / machine->memory;
+    const double slow = numbers * wire / machine->bandwidth + work;
+    const double hop = machine->mean_bandwidth > 0
+                           ? machine->mean_latency + numbers * wire / machine->mean_bandwidth + work
+                           : machine->latency + slow;
+    return shape->ranks == 1 ? product * (double)blocks
+                             : (double)(shape->ranks - 1) * hop + (double)(blocks - 1) * (machine->overhead + slow);
 }
 
 static int64_t requests(const carry_all_scan_shape *shape, int64_t blocks) {

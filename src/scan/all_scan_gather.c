@@ -8,6 +8,8 @@
 
 #include "scan/all_scan.h"
 
+#define AT_ONCE 4 /* sends */
+
 typedef struct layout {
     char *out;
     char *in; /* position q's pair, q > 0, is at pair_at(q) */
@@ -61,7 +63,7 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double heads = (double)p->heads, product = heads * machine->product;
     const double pair = (double)pair_bytes(p, 1), first = (double)pair_bytes(p, 0);
     const double widening = 1.0 + sizeof(float) / (double)carry_dtype_size(p->wire);
-    const double travel = machine->latency + pair / machine->bandwidth;
+    const double travel = machine->overhead + pair / machine->bandwidth; /* they set out together */
     const double apply = product + widening * pair / machine->memory;
     const double later = (double)(shape->ranks - 2);
     if (shape->ranks == 1) {
@@ -183,6 +185,24 @@ static void apply_pair(carry_all_scan_plan *plan, const layout *l, int position)
     plan->S = out;
 }
 
+/* The position that gets this one's pair in a step: the last one gets pair after pair in the order it needs them, and
+   in every step each position gets about one, so that no link has to deliver to many at once. */
+static int receiver_at(const carry_all_scan_plan *plan, int64_t step) {
+    const int64_t others = plan->shape.ranks - 1 - plan->position;
+    const int64_t before_last = (step - plan->position % others + others) % others;
+    return plan->shape.ranks - 1 - (int)before_last;
+}
+
+static carry_status send_on(carry_all_scan_plan *plan, const layout *l) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t others = plan->shape.ranks - 1 - plan->position;
+    for (; plan->posted < others && plan->posted - plan->sent < AT_ONCE; plan->posted++) {
+        CARRY_TRY(carry_all_scan_send(plan, plan->posted, l->out, pair_bytes(p, plan->position),
+                                      receiver_at(plan, plan->posted)));
+    }
+    return CARRY_OK;
+}
+
 static carry_status begin(carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const layout l = layout_of(plan);
@@ -197,11 +217,7 @@ static carry_status begin(carry_all_scan_plan *plan) {
     if (!carry_all_scan_is_last(plan)) {
         put_pair(plan, &l);
     }
-    for (int q = plan->position + 1; q < plan->shape.ranks; q++) { /* the next one first: it waits for least */
-        CARRY_TRY(carry_all_scan_send(plan, plan->posted, l.out, pair_bytes(p, plan->position), q));
-        plan->posted++;
-    }
-    return CARRY_OK;
+    return send_on(plan, &l);
 }
 
 static void finish_state(carry_all_scan_plan *plan, const layout *l) {
@@ -221,12 +237,32 @@ static void finish_state(carry_all_scan_plan *plan, const layout *l) {
     }
 }
 
+/* Sends that are over make room for others. */
+static carry_status poll_sends(carry_all_scan_plan *plan, const layout *l, bool wait, bool *over) {
+    bool here = true;
+    *over = false;
+    for (; plan->sent < plan->posted; plan->sent++) {
+        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait, &here));
+        if (!here) {
+            return CARRY_OK;
+        }
+        CARRY_TRY(send_on(plan, l));
+    }
+    *over = true;
+    return CARRY_OK;
+}
+
 static carry_status poll_pairs(carry_all_scan_plan *plan, bool wait, bool *done) {
     const layout l = layout_of(plan);
     bool here = true;
     *done = false;
     for (; plan->next < plan->position; plan->next++) {
-        CARRY_TRY(carry_all_scan_arrived(plan, &plan->receives[plan->next], wait, &here));
+        CARRY_TRY(carry_all_scan_arrived(plan, &plan->receives[plan->next], false, &here));
+        if (!here) {
+            bool over;
+            CARRY_TRY(poll_sends(plan, &l, wait, &over)); /* later positions must not wait for what comes here */
+            CARRY_TRY(carry_all_scan_arrived(plan, &plan->receives[plan->next], wait, &here));
+        }
         if (!here) {
             return CARRY_OK;
         }
@@ -236,14 +272,7 @@ static carry_status poll_pairs(carry_all_scan_plan *plan, bool wait, bool *done)
         finish_state(plan, &l);
         plan->next++;
     }
-    for (; plan->sent < plan->posted; plan->sent++) {
-        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait, &here));
-        if (!here) {
-            return CARRY_OK;
-        }
-    }
-    *done = true;
-    return CARRY_OK;
+    return poll_sends(plan, &l, wait, done);
 }
 
 const carry_all_scan_algorithm carry_all_scan_gather = {

@@ -179,7 +179,10 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
     double slowest[3] = {product / fast, compose / fast, 1.0 / (handling * fast)};
     CARRY_TRY(carry_all_reduce(plan->comm, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
     plan->machine = (carry_all_scan_machine){.latency = messages.latency,
+                                             .overhead = messages.overhead,
                                              .bandwidth = messages.bandwidth,
+                                             .mean_latency = messages.mean_latency,
+                                             .mean_bandwidth = messages.mean_bandwidth,
                                              .product = slowest[0],
                                              .compose = slowest[1],
                                              .memory = 1.0 / slowest[2]};
