@@ -59,8 +59,7 @@ static const carry_delta_method *choose(const carry_delta_problem *p) {
 static bool state_bytes(carry_delta_plan *plan) {
     carry_arena cut = carry_arena_over(NULL, 0);
     carry_arena whole = carry_arena_over(NULL, 0);
-    carry_arena identity = carry_arena_over(NULL, 0);
-    carry_arena values = carry_arena_over(NULL, 0);
+    carry_arena pair = carry_arena_over(NULL, 0);
     carry_arena backward = carry_arena_over(NULL, 0);
     carry_delta_run run = {0};
     carry_delta_back back = {0};
@@ -73,11 +72,10 @@ static bool state_bytes(carry_delta_plan *plan) {
         return false;
     }
     plan->forward_workspace = a > b ? a : b;
-    if (!carry_delta_run_take(plan, &identity, &run, p->key, true) || !carry_arena_total(&identity, &a) ||
-        !carry_delta_run_take(plan, &values, &run, p->value, true) || !carry_arena_total(&values, &b)) {
+    if (!carry_delta_run_take(plan, &pair, &run, p->value + p->key, true) ||
+        !carry_arena_total(&pair, &plan->range_workspace)) {
         return false;
     }
-    plan->range_workspace = a > b ? a : b;
     size_t states = (size_t)carry_delta_most_chunks(plan) * (size_t)(p->value_heads * p->key * p->value);
     size_t corrected = (size_t)(p->batch * p->tokens) * (size_t)(p->value_heads * p->value);
     plan->kept = (states + corrected) * sizeof(float);
