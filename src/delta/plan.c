@@ -46,7 +46,7 @@ static double cost(const carry_delta_problem *p, const carry_delta_method *metho
     return small * (6.0 * K * V + (C + 16.0) * (2.0 * K * share + 2.0 * V)) + 1000.0 + 40000.0 / C;
 }
 
-static const carry_delta_method *choose(const carry_delta_problem *p) {
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *p) {
     const carry_delta_method *best = &table[0];
     for (int i = 1; i < TABLE_COUNT; i++) {
         if (cost(p, &table[i]) < cost(p, best)) {
@@ -92,7 +92,7 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
     CARRY_SPAN(ctx, "plan", "delta");
     *plan = NULL;
     CARRY_TRY(carry_delta_check_problem(ctx, problem));
-    const carry_delta_method *found = method != NULL ? find(method) : choose(problem);
+    const carry_delta_method *found = method != NULL ? find(method) : carry_delta_choose(problem);
     if (found == NULL) {
         return carry_fail(
             ctx, CARRY_ENOTFOUND,

@@ -14,6 +14,7 @@ typedef struct carry_delta_method {
 } carry_delta_method;
 
 const carry_delta_method *carry_delta_at(int index);
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's */
 
 struct carry_delta_plan {
     carry_ctx *ctx;
