@@ -2,11 +2,6 @@
    the sequences are; and ends with a sentence where it cannot. */
 #include "delta_ranks_support.h"
 
-/* Both are f32, cut into different chunks: states go through K + V more sums of K terms for every border (M S + L), and
-   each sum rounds by 6e-8 of its terms. Of a tensor's largest element that is some 1e-6 for values; a wrong index is
-   1e-1. */
-#define TOLERANCE 4e-6
-
 static void even(split *s, int ranks) {
     for (int r = 0; r <= ranks; r++) {
         s->cut[r] = s->w->p.tokens * r / ranks;
@@ -74,11 +69,11 @@ static void every_number_of_ranks_equals_one(void **unused) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             split s = {.w = &w, .no_initial = f == 1, .no_dfinal = f == 2};
             even(&s, sizes[i]);
-            compare_split(&s, sizes[i], TOLERANCE, "even parts");
+            compare_split(&s, sizes[i], 0.0, "even parts");
             for (uint64_t seed = 0; seed < 3; seed++) {
                 s.options.groups = (int64_t)seed * 3;
                 uneven(&s, sizes[i], seed);
-                compare_split(&s, sizes[i], TOLERANCE, "uneven parts");
+                compare_split(&s, sizes[i], 0.0, "uneven parts");
             }
         }
         discard_whole(&w);
@@ -114,13 +109,13 @@ static void packed_rows_equal_one_rank(void **unused) {
         for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
             split s = {.w = &w, .no_initial = seed % 3 == 2};
             even(&s, sizes[i]);
-            compare_split(&s, sizes[i], TOLERANCE, "packed, even");
+            compare_split(&s, sizes[i], 0.0, "packed, even");
             uneven(&s, sizes[i], seed);
-            compare_split(&s, sizes[i], TOLERANCE, "packed, uneven");
+            compare_split(&s, sizes[i], 0.0, "packed, uneven");
             for (int r = 1; r < sizes[i]; r++) { /* exactly at borders, several ranks empty */
                 s.cut[r] = borders[count * r / sizes[i]];
             }
-            compare_split(&s, sizes[i], TOLERANCE, "packed, cut at borders");
+            compare_split(&s, sizes[i], 0.0, "packed, cut at borders");
         }
         discard_whole(&w);
     }
@@ -147,7 +142,7 @@ static void a_cut_may_be_at_any_token(void **unused) {
         run_whole(ctx, &w, false, false);
         for (int64_t cut = 0; cut <= 24; cut++) {
             split s = {.w = &w, .cut = {0, cut, 24}};
-            compare_split(&s, 2, TOLERANCE, "two ranks");
+            compare_split(&s, 2, 0.0, "two ranks");
         }
         discard_whole(&w);
     }
