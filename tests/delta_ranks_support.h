@@ -30,7 +30,7 @@ typedef struct split {
     int64_t cut[RANKS + 1];
     carry_delta_ranks_options options;
     bool no_initial, no_dfinal, forward_only;
-    double exposed[RANKS], seconds[RANKS];
+    int threads;
 } split;
 
 static inline float *whole_normals(carry_ctx *ctx, int64_t count, uint64_t stream, float deviation) {
@@ -236,8 +236,9 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
         c.forward.kept = NULL;
     }
     carry_status status = carry_delta_ranks_forward(plan, &c.forward, workspace, bytes);
-    s->exposed[rank] = carry_delta_ranks_exposed(plan);
-    s->seconds[rank] = carry_delta_ranks_seconds(plan);
+    double seconds = carry_delta_ranks_seconds(plan);
+    EXPECT(comm, seconds > 0.0 && carry_delta_ranks_exposed(plan) <= seconds, "exposed %g of %g seconds",
+           carry_delta_ranks_exposed(plan), seconds);
     if (status == CARRY_OK && !s->forward_only) {
         memset(workspace, 0xff, bytes);
         status = carry_delta_ranks_backward(plan, &c.backward, workspace, bytes);
@@ -260,15 +261,21 @@ static inline double tolerance_of(const whole *w, int result) {
     return 1e-6 + 4.0 * w->rounding[result];
 }
 
-/* Runs on ranks and compares with one, `more` being what is allowed besides. */
-static inline void compare_split(split *s, int ranks, double more, const char *what) {
+static inline void cut_evenly(split *s, int ranks) {
+    for (int r = 0; r <= ranks; r++) {
+        s->cut[r] = s->w->p.tokens * r / ranks;
+    }
+}
+
+/* Runs on ranks, into w->got. */
+static inline void run_on_ranks(split *s, int ranks, const char *what) {
     whole *w = s->w;
     char sentence[512];
     for (int r = 0; r < RESULTS; r++) {
         memset(w->got[r], 0xff, (size_t)w->count[r] * sizeof(float));
     }
     memset(w->heads, 0xff, (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float));
-    carry_status status = run_ranks(ranks, &world, run_split, s, sentence);
+    carry_status status = run_ranks_of(ranks, s->threads > 0 ? s->threads : 1, &world, run_split, s, sentence);
     if (status != CARRY_OK) {
         fail_msg("%s on %d ranks: %s", what, ranks, sentence);
     }
@@ -279,6 +286,12 @@ static inline void compare_split(split *s, int ranks, double more, const char *w
             w->got[9][i] += w->heads[(r * 2 + 1) * w->p.value_heads + i];
         }
     }
+}
+
+/* And compares with one, `more` being what is allowed besides. */
+static inline void compare_split(split *s, int ranks, double more, const char *what) {
+    const whole *w = s->w;
+    run_on_ranks(s, ranks, what);
     for (int r = 0; r < (s->forward_only ? 2 : RESULTS); r++) {
         if ((r == 7 && w->p.gate == CARRY_DELTA_NO_GATE) || (r >= 8 && !w->p.gate_inside)) {
             continue;
