@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "carry/comm.h"
+#include "comm/rates.h"
 
 #define CARRY_COMM_REASON 256
 
@@ -53,6 +54,7 @@ struct carry_comm {
     carry_wire *wire;
     double deadline;
     carry_comm_counts counts;
+    carry_comm_rates rates; /* latency 0: not measured yet */
     int rank, size;
     int group; /* makes its tags different from those of other communicators on the wire */
     void *scratch;
@@ -76,6 +78,7 @@ enum {
     CARRY_TAG_GATHER,
     CARRY_TAG_TO_ALL,
     CARRY_TAG_HANDSHAKE,
+    CARRY_TAG_RATES,
     CARRY_TAG_NOTICE,      /* a kind's own */
     CARRY_TAG_BITS = 11,   /* of a tag on the wire; the group is above */
     CARRY_GROUP_BITS = 17, /* together 28, which every MPI in use has */

@@ -151,6 +151,17 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
     return status;
 }
 
+void carry_comm_withdraw(carry_request *requests, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        carry_request *request = &requests[i];
+        if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
+            carry_wire *wire = request->comm->wire;
+            wire->kind->cancel(wire, request);
+        }
+        request->state = CARRY_REQUEST_NONE;
+    }
+}
+
 carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire, int rank, int size, int group) {
     carry_comm *c = calloc(1, sizeof *c);
     int *members = calloc((size_t)size, sizeof *members);

@@ -50,6 +50,7 @@ static carry_status make_part(carry_comm *comm, carry_comm **part, entry *all, i
     }
     CARRY_TRY(carry_comm_new(comm->ctx, part, comm->wire, rank, size, (int)group));
     (*part)->deadline = comm->deadline;
+    (*part)->rates = comm->rates;
     for (int i = 0; i < size; i++) {
         (*part)->members[i] = comm->members[all[i].rank];
     }

@@ -1,0 +1,157 @@
+/* The planner of All-Scan: what each algorithm would take on a machine, and which one takes least. Predictions are pure
+   functions, so that tests and simulators may feed them; all ranks are fed the same numbers. */
+#include <math.h>
+#include <stdio.h>
+
+#include "comm/rates.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "ops/rates.h"
+#include "scan/all_scan.h"
+
+#define EVERY 64 /* block counts that are all tried; above, steps of a quarter */
+
+static double cost_of(const carry_all_scan_algorithm *algorithm, const carry_all_scan_shape *shape,
+                      const carry_all_scan_machine *machine, int64_t blocks) {
+    char why[160];
+    return algorithm->applies(shape, blocks, why, sizeof why) ? algorithm->cost(shape, machine, blocks) : INFINITY;
+}
+
+/* The next number of blocks to try: up to a block a head all or many, then so many to each head. */
+static int64_t next_blocks(const carry_all_scan_problem *p, int64_t blocks) {
+    const int64_t step = blocks < EVERY ? 1 : blocks / 4;
+    if (blocks < p->heads) {
+        return p->heads - blocks < step ? p->heads : blocks + step;
+    }
+    const int64_t each = blocks / p->heads, more = each < EVERY ? 1 : each / 4;
+    return each >= p->value ? 0 : p->heads * (p->value - each < more ? p->value : each + more);
+}
+
+double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
+                              int ranks, const carry_all_scan_machine *machine, int64_t *blocks) {
+    const carry_all_scan_shape shape = {.problem = *problem, .ranks = ranks, .threads = 1};
+    if (!algorithm->cuts) {
+        *blocks = 1;
+    }
+    if (*blocks > 0) {
+        return cost_of(algorithm, &shape, machine, *blocks);
+    }
+    double best = INFINITY;
+    *blocks = 1;
+    for (int64_t tried = 1; tried > 0; tried = next_blocks(problem, tried)) {
+        const double seconds = cost_of(algorithm, &shape, machine, tried);
+        if (seconds < best) {
+            best = seconds;
+            *blocks = tried;
+        }
+    }
+    return best;
+}
+
+/* "chain in 8 blocks" */
+static void write_name(char *text, size_t size, const carry_all_scan_algorithm *algorithm, int64_t blocks) {
+    if (algorithm->cuts) {
+        (void)snprintf(text, size, "%s in %lld block%s", algorithm->name, (long long)blocks, blocks == 1 ? "" : "s");
+    } else {
+        (void)snprintf(text, size, "%s", algorithm->name);
+    }
+}
+
+static void write_about(carry_all_scan_plan *plan, const carry_all_scan_algorithm *next, int64_t next_in,
+                        double next_seconds, bool asked) {
+    char name[64], other[64] = "", times[4][32];
+    const carry_all_scan_machine *m = &plan->machine;
+    write_name(name, sizeof name, plan->algorithm, plan->blocks);
+    if (next != NULL) {
+        write_name(other, sizeof other, next, next_in);
+    }
+    (void)snprintf(plan->about, sizeof plan->about,
+                   "%s over %d rank%s (%s)%s: %s predicted (%s latency, %.3g GB/s, %s a head's product)%s%s%s%s", name,
+                   plan->shape.ranks, plan->shape.ranks == 1 ? "" : "s", carry_comm_name(plan->comm),
+                   asked ? ", as asked" : "", carry_time_text(times[0], plan->seconds),
+                   carry_time_text(times[1], m->latency), m->bandwidth * 1e-9, carry_time_text(times[2], m->product),
+                   next != NULL ? "; next " : "", other, next != NULL ? " " : "",
+                   next != NULL ? carry_time_text(times[3], next_seconds) : "");
+}
+
+static carry_status take_asked(carry_all_scan_plan *plan, const carry_all_scan_options *options) {
+    const carry_all_scan_shape *shape = &plan->shape;
+    char why[160] = "it cannot be predicted";
+    plan->algorithm = carry_all_scan_find(options->algorithm);
+    plan->blocks = options->blocks;
+    plan->seconds =
+        carry_all_scan_predict(plan->algorithm, &shape->problem, shape->ranks, &plan->machine, &plan->blocks);
+    if (!plan->algorithm->applies(shape, plan->blocks, why, sizeof why)) {
+        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "%s does not apply: %s", plan->algorithm->name, why);
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_scan_options *options) {
+    const carry_all_scan_shape *shape = &plan->shape;
+    const carry_all_scan_algorithm *candidate, *next = NULL;
+    double next_seconds = INFINITY;
+    int64_t next_in = 0;
+    if (options->algorithm != NULL) {
+        CARRY_TRY(take_asked(plan, options));
+        write_about(plan, NULL, 0, 0.0, true);
+        return CARRY_OK;
+    }
+    plan->seconds = INFINITY;
+    for (int i = 0; (candidate = carry_all_scan_at(i)) != NULL; i++) {
+        int64_t blocks = options->blocks;
+        const double seconds =
+            carry_all_scan_predict(candidate, &shape->problem, shape->ranks, &plan->machine, &blocks);
+        if (seconds < plan->seconds) {
+            next = plan->algorithm;
+            next_seconds = plan->seconds;
+            next_in = plan->blocks;
+            plan->algorithm = candidate;
+            plan->seconds = seconds;
+            plan->blocks = blocks;
+        } else if (seconds < next_seconds) {
+            next = candidate;
+            next_seconds = seconds;
+            next_in = blocks;
+        }
+    }
+    if (plan->algorithm == NULL) {
+        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "no algorithm applies: the state of a column is too large");
+    }
+    write_about(plan, next, next_in, next_seconds, false);
+    return CARRY_OK;
+}
+
+/* Threads share a head's columns or the heads; two of them are not worth two. */
+static double speed_up(int threads) {
+    return 1.0 + CARRY_TIME_SPLIT * (threads - 1);
+}
+
+carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const carry_rates_table *rates;
+    carry_comm_rates messages;
+    carry_status status = carry_rates_of(plan->ctx, &rates, false);
+    if (status != CARRY_OK) {
+        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* the others are about to compare */
+        return status;
+    }
+    CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));
+    const double fast = speed_up(plan->shape.threads);
+    double product = carry_rates_product(rates, p->key, p->value);
+    double compose = carry_rates_product(rates, p->key, p->key);
+    if (p->kind == CARRY_ALL_SCAN_DIAGONAL) {
+        product = carry_rates_diagonal(rates, p->key, p->value);
+        compose = carry_rates_diagonal(rates, p->key, 1);
+    } else if (p->kind == CARRY_ALL_SCAN_FACTORS) {
+        product *= 2.0 * (double)p->rows / (double)p->key;
+    }
+    double slowest[3] = {product / fast, compose / fast, 1.0 / carry_rates_bandwidth(rates, plan->shape.threads)};
+    CARRY_TRY(carry_all_reduce(plan->comm, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    plan->machine = (carry_all_scan_machine){.latency = messages.latency,
+                                             .bandwidth = messages.bandwidth,
+                                             .product = slowest[0],
+                                             .compose = slowest[1],
+                                             .memory = 1.0 / slowest[2]};
+    return CARRY_OK;
+}
