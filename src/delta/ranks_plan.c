@@ -107,9 +107,10 @@ static void make_groups(carry_delta_ranks_plan *plan, const record *all, int64_t
     int64_t groups = asked;
     if (groups == 0) {
         groups = plan->chains * heads / threads;
-        groups = groups < 1 ? 1 : groups > GROUPS ? GROUPS : groups;
+        groups = groups > GROUPS ? GROUPS : groups;
     }
-    groups = groups < heads ? groups : heads;
+    groups = groups > heads ? heads : groups;
+    groups = groups < 1 ? 1 : groups;
     plan->groups = (int)groups;
     for (int64_t g = 0; g <= groups; g++) {
         plan->group_head[g] = g * heads / groups;
