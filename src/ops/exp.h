@@ -1,7 +1,7 @@
 /* e^x in f32 without a branch or a call, so that loops around it become vectors.
 
    x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r with a polynomial for e^r: within 2 ulp of the true value (the
-   tests say how near). Infinite above 88.72; zero below -87.3, where the result would no longer be a normal number; NaN
+   tests say how near). Infinite above 88.72; zero below -86.9, where the result is all but no normal number; NaN
    stays NaN. */
 #ifndef CARRY_OPS_EXP_H
 #define CARRY_OPS_EXP_H
@@ -10,7 +10,7 @@
 #include <string.h>
 
 static inline float carry_exp(float x) {
-    const float lowest = -87.3f;
+    const float lowest = -86.9f;
     const float highest = 88.8f;
     const float to_integer = 12582912.0f; /* 1.5 2^23: adding it leaves the nearest integer in the lowest bits */
     float clamped = x < lowest ? lowest : x;
