@@ -55,8 +55,9 @@ static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. */
-static void backward_token(const job *j, int64_t t, float *dw) {
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. What is not
+   asked for is written beside. */
+static void backward_token(const job *j, int64_t t, float *dw, float nobody[CARRY_PIECE]) {
     const carry_kernels *kernels = j->kernels;
     float x[CARRY_PIECE];
     float w[CARRY_PIECE];
@@ -77,13 +78,19 @@ static void backward_token(const job *j, int64_t t, float *dw) {
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
         int64_t count = piece_at(at, j->n);
         int64_t here = t * j->n + at;
-        float *to = j->accumulate ? (float *)(uintptr_t)carry_piece_in(kernels, dx, &j->dx, here, count)
-                                  : carry_piece_out(dx, &j->dx, here);
-        kernels->rows->norm_backward(to, dw != NULL ? dw + at : NULL, carry_piece_out(dz, &j->dz, here),
-                                     carry_piece_in(kernels, dy, &j->dy, here, count),
-                                     carry_piece_in(kernels, x, &j->x, here, count),
-                                     carry_piece_in(kernels, w, &j->w, at, count),
-                                     carry_piece_in(kernels, z, &j->z, here, count), scale, back, j->accumulate, count);
+        float *into =
+            j->accumulate ? carry_piece_open(kernels, dx, &j->dx, here, count) : carry_piece_out(dx, &j->dx, here);
+        float *gate = carry_piece_out(dz, &j->dz, here);
+        carry_norm_backward row = {.dx = into != NULL ? into : dx,
+                                   .dw = dw != NULL ? dw + at : nobody,
+                                   .dz = gate != NULL ? gate : dz,
+                                   .dy = carry_piece_in(kernels, dy, &j->dy, here, count),
+                                   .x = carry_piece_in(kernels, x, &j->x, here, count),
+                                   .w = carry_piece_in(kernels, w, &j->w, at, count),
+                                   .z = carry_piece_in(kernels, z, &j->z, here, count),
+                                   .scale = scale,
+                                   .back = back};
+        kernels->rows->norm_backward(&row, into != NULL && j->accumulate, count);
         carry_piece_done(kernels, dx, &j->dx, here, count);
         carry_piece_done(kernels, dz, &j->dz, here, count);
     }
@@ -92,6 +99,7 @@ static void backward_token(const job *j, int64_t t, float *dw) {
 static void backward_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
+    float nobody[CARRY_PIECE] = {0};
     for (int64_t b = begin; b < end; b++) {
         float *dw = carry_is_here(&j->dw) ? j->partial + b * j->n : NULL;
         for (int64_t i = 0; dw != NULL && i < j->n; i++) {
@@ -99,7 +107,7 @@ static void backward_blocks(void *argument, int64_t begin, int64_t end, int work
         }
         int64_t last = (b + 1) * j->block < j->tokens ? (b + 1) * j->block : j->tokens;
         for (int64_t t = b * j->block; t < last; t++) {
-            backward_token(j, t, dw);
+            backward_token(j, t, dw, nobody);
         }
     }
 }

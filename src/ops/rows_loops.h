@@ -16,6 +16,8 @@
 #endif
 
 #define PARTS 16
+/* Called with constants, so that each combination is a loop without a question in it. */
+#define INLINE_ROWS static inline __attribute__((always_inline))
 
 static inline float silu(float x) {
     return x * carry_sigmoid(x);
@@ -165,9 +167,8 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
     return sum;
 }
 
-/* Constant in every call, so that each combination is a loop without a question in it. */
-static inline __attribute__((always_inline)) void norm_as(const int weighted, const int gated, float *y, const float *x,
-                                                          const float *w, const float *z, float scale, int64_t count) {
+INLINE_ROWS void norm_as(const int weighted, const int gated, float *y, const float *x, const float *w, const float *z,
+                         float scale, int64_t count) {
     INDEPENDENT
     for (int64_t i = 0; i < count; i++) {
         float value = x[i] * scale;
@@ -184,15 +185,14 @@ static void rows_norm(float *y, const float *x, const float *w, const float *z, 
     }
 }
 
-static inline __attribute__((always_inline)) float reaching(const int weighted, const int gated, const float *dy,
-                                                            const float *w, const float *z, int64_t i) {
+INLINE_ROWS float reaching(const int weighted, const int gated, const float *dy, const float *w, const float *z,
+                           int64_t i) {
     float g = weighted ? dy[i] * w[i] : dy[i];
     return gated ? g * silu(z[i]) : g;
 }
 
-static inline __attribute__((always_inline)) void norm_sums_as(const int weighted, const int gated, float sums[2],
-                                                               const float *dy, const float *x, const float *w,
-                                                               const float *z, int64_t count) {
+INLINE_ROWS void norm_sums_as(const int weighted, const int gated, float sums[2], const float *dy, const float *x,
+                              const float *w, const float *z, int64_t count) {
     float squares[PARTS] = {0};
     float dots[PARTS] = {0};
     int64_t i = 0;
@@ -219,43 +219,55 @@ static void rows_norm_sums(float sums[2], const float *dy, const float *x, const
     }
 }
 
-static inline __attribute__((always_inline)) void norm_dx(const int weighted, const int gated, float *dx,
-                                                          const float *dy, const float *x, const float *w,
-                                                          const float *z, float scale, float back, float kept,
-                                                          int64_t count) {
+INLINE_ROWS void norm_backward_as(const int weighted, const int gated, const int add, const carry_norm_backward *o,
+                                  int64_t count) {
+    float *dx = o->dx;
+    float *dw = o->dw;
+    float *dz = o->dz;
+    const float scale = o->scale;
+    const float back = o->back;
     INDEPENDENT
     for (int64_t i = 0; i < count; i++) {
-        float value = scale * reaching(weighted, gated, dy, w, z, i) - back * x[i];
-        dx[i] = kept != 0.0f ? dx[i] + value : value;
+        float x = o->x[i];
+        float dy = o->dy[i];
+        float s = gated ? carry_sigmoid(o->z[i]) : 1.0f;
+        float open = gated ? o->z[i] * s : 1.0f;
+        float g = weighted ? dy * o->w[i] : dy;
+        float value = scale * (g * open) - back * x;
+        dx[i] = add ? dx[i] + value : value;
+        dw[i] += dy * (x * scale) * open;
+        if (gated) {
+            dz[i] = g * (x * scale) * (s * (1.0f + o->z[i] * (1.0f - s)));
+        }
     }
 }
 
-static void rows_norm_backward(float *dx, float *dw, float *dz, const float *dy, const float *x, const float *w,
-                               const float *z, float scale, float back, int add, int64_t count) {
-    if (dw != NULL) {
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            float value = dy[i] * (x[i] * scale);
-            dw[i] += z != NULL ? value * silu(z[i]) : value;
-        }
-    }
-    if (dz != NULL) {
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            float value = dy[i] * (x[i] * scale) * silu_slope(z[i]);
-            dz[i] = w != NULL ? value * w[i] : value;
-        }
-    }
-    if (dx == NULL) {
+static void rows_norm_backward(const carry_norm_backward *o, int add, int64_t count) {
+    switch ((o->w != NULL ? 4 : 0) + (o->z != NULL ? 2 : 0) + (add ? 1 : 0)) {
+    case 0:
+        norm_backward_as(0, 0, 0, o, count);
         return;
-    }
-    float kept = add ? 1.0f : 0.0f;
-    if (z == NULL) {
-        w == NULL ? norm_dx(0, 0, dx, dy, x, w, z, scale, back, kept, count)
-                  : norm_dx(1, 0, dx, dy, x, w, z, scale, back, kept, count);
-    } else {
-        w == NULL ? norm_dx(0, 1, dx, dy, x, w, z, scale, back, kept, count)
-                  : norm_dx(1, 1, dx, dy, x, w, z, scale, back, kept, count);
+    case 1:
+        norm_backward_as(0, 0, 1, o, count);
+        return;
+    case 2:
+        norm_backward_as(0, 1, 0, o, count);
+        return;
+    case 3:
+        norm_backward_as(0, 1, 1, o, count);
+        return;
+    case 4:
+        norm_backward_as(1, 0, 0, o, count);
+        return;
+    case 5:
+        norm_backward_as(1, 0, 1, o, count);
+        return;
+    case 6:
+        norm_backward_as(1, 1, 0, o, count);
+        return;
+    default:
+        norm_backward_as(1, 1, 1, o, count);
+        return;
     }
 }
 
