@@ -33,9 +33,9 @@ typedef struct carry_rows {
     double (*sum_squares_double)(const float *x, int64_t count);
     /* y = x scale w silu(z); w and z may be NULL. */
     void (*norm)(float *y, const float *x, const float *w, const float *z, float scale, int64_t count);
-    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x. */
-    void (*norm_sums)(float sums[2], const float *dy, const float *x, const float *w, const float *z, int64_t count);
-    void (*norm_backward)(const carry_norm_backward *row, int add, int64_t count);
+    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x; sigmoid(z) is left in sigmoid for norm_backward. */
+    void (*norm_sums)(const carry_norm_backward *row, float *sigmoid, float sums[2], int64_t count);
+    void (*norm_backward)(const carry_norm_backward *row, const float *sigmoid, int add, int64_t count);
     /* y = sum_i taps[i * stride + c] x[i][c]. */
     void (*conv)(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width, int64_t count);
     /* sums[i * stride + c] += dy[c] x[i][c]. */

@@ -19,13 +19,85 @@
 /* Called with constants, so that each combination is a loop without a question in it. */
 #define INLINE_ROWS static inline __attribute__((always_inline))
 
-static inline float silu(float x) {
-    return x * carry_sigmoid(x);
+/* Exponentials of a span are made first, PARTS at a time, and used from the first cache: their chain of instructions is
+   so long that a processor does not see the next vector's by itself (1.13 against 1.58 ns an element). */
+#define SPAN 256
+
+INLINE_ROWS void exponentials(float *to, const float *x, float sign, float plus, int64_t count) {
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        float part[PARTS];
+        for (int l = 0; l < PARTS; l++) {
+            part[l] = carry_exp(sign * x[i + l] + plus);
+        }
+        for (int l = 0; l < PARTS; l++) {
+            to[i + l] = part[l];
+        }
+    }
+    for (; i < count; i++) {
+        to[i] = carry_exp(sign * x[i] + plus);
+    }
 }
 
-static inline float silu_slope(float x) {
-    float s = carry_sigmoid(x);
+/* 1 / (1 + e^-x): e^-x may be infinite, and then this is 0. */
+static void sigmoids(float *to, const float *x, int64_t count) {
+    exponentials(to, x, -1.0f, 0.0f, count);
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = 1.0f / (1.0f + to[i]);
+    }
+}
+
+INLINE_ROWS int64_t span_at(int64_t at, int64_t count) {
+    return count - at < SPAN ? count - at : SPAN;
+}
+
+static inline float silu_slope(float x, float s) {
     return s * (1.0f + x * (1.0f - s));
+}
+
+static void silu_span(float *y, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        y[i] = x[i] * s[i];
+    }
+}
+
+static void elu_span(float *y, const float *x, int64_t count) {
+    float e[SPAN];
+    exponentials(e, x, 1.0f, 0.0f, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        y[i] = x[i] > 0.0f ? x[i] : e[i] - 1.0f;
+    }
+}
+
+static void silu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * silu_slope(x[i], s[i]);
+    }
+}
+
+static void elu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float e[SPAN];
+    exponentials(e, x, 1.0f, 0.0f, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * (x[i] > 0.0f ? 1.0f : e[i]);
+    }
+}
+
+static void sigmoid_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * (s[i] * (1.0f - s[i]));
+    }
 }
 
 static void rows_activate(float *y, const float *x, int64_t count, carry_activation activation) {
@@ -36,9 +108,8 @@ static void rows_activate(float *y, const float *x, int64_t count, carry_activat
         }
         return;
     case CARRY_SILU:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            y[i] = silu(x[i]);
+        for (int64_t at = 0; at < count; at += SPAN) {
+            silu_span(y + at, x + at, span_at(at, count));
         }
         return;
     case CARRY_RELU:
@@ -48,16 +119,12 @@ static void rows_activate(float *y, const float *x, int64_t count, carry_activat
         }
         return;
     case CARRY_ELU:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            y[i] = x[i] > 0.0f ? x[i] : carry_exp(x[i]) - 1.0f;
+        for (int64_t at = 0; at < count; at += SPAN) {
+            elu_span(y + at, x + at, span_at(at, count));
         }
         return;
     case CARRY_SIGMOID:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            y[i] = carry_sigmoid(x[i]);
-        }
+        sigmoids(y, x, count);
         return;
     }
 }
@@ -71,9 +138,8 @@ static void rows_activate_backward(float *dx, const float *dy, const float *x, i
         }
         return;
     case CARRY_SILU:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            dx[i] = dy[i] * silu_slope(x[i]);
+        for (int64_t at = 0; at < count; at += SPAN) {
+            silu_backward_span(dx + at, dy + at, x + at, span_at(at, count));
         }
         return;
     case CARRY_RELU:
@@ -84,39 +150,44 @@ static void rows_activate_backward(float *dx, const float *dy, const float *x, i
         }
         return;
     case CARRY_ELU:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            float slope = x[i] > 0.0f ? 1.0f : carry_exp(x[i]);
-            dx[i] = dy[i] * slope;
+        for (int64_t at = 0; at < count; at += SPAN) {
+            elu_backward_span(dx + at, dy + at, x + at, span_at(at, count));
         }
         return;
     case CARRY_SIGMOID:
-        INDEPENDENT
-        for (int64_t i = 0; i < count; i++) {
-            float s = carry_sigmoid(x[i]);
-            dx[i] = dy[i] * (s * (1.0f - s));
+        for (int64_t at = 0; at < count; at += SPAN) {
+            sigmoid_backward_span(dx + at, dy + at, x + at, span_at(at, count));
         }
         return;
     }
 }
 
 static void rows_swiglu(float *y, const float *gate, const float *up, int64_t count) {
-    INDEPENDENT
-    for (int64_t i = 0; i < count; i++) {
-        y[i] = silu(gate[i]) * up[i];
+    float s[SPAN];
+    for (int64_t at = 0; at < count; at += SPAN) {
+        int64_t end = at + span_at(at, count);
+        sigmoids(s, gate + at, end - at);
+        INDEPENDENT
+        for (int64_t i = at; i < end; i++) {
+            y[i] = gate[i] * s[i - at] * up[i];
+        }
     }
 }
 
 static void rows_swiglu_backward(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
                                  int64_t count) {
-    INDEPENDENT
-    for (int64_t i = 0; i < count; i++) {
-        float g = gate[i];
-        float u = up[i];
-        float d = dy[i];
-        float s = carry_sigmoid(g);
-        dgate[i] = d * u * (s * (1.0f + g * (1.0f - s)));
-        dup[i] = d * (g * s);
+    float s[SPAN];
+    for (int64_t at = 0; at < count; at += SPAN) {
+        int64_t end = at + span_at(at, count);
+        sigmoids(s, gate + at, end - at);
+        INDEPENDENT
+        for (int64_t i = at; i < end; i++) {
+            float g = gate[i];
+            float d = dy[i];
+            float slope = d * up[i] * silu_slope(g, s[i - at]);
+            dup[i] = d * (g * s[i - at]);
+            dgate[i] = slope;
+        }
     }
 }
 
@@ -169,11 +240,18 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
 
 INLINE_ROWS void norm_as(const int weighted, const int gated, float *y, const float *x, const float *w, const float *z,
                          float scale, int64_t count) {
-    INDEPENDENT
-    for (int64_t i = 0; i < count; i++) {
-        float value = x[i] * scale;
-        value = weighted ? value * w[i] : value;
-        y[i] = gated ? value * silu(z[i]) : value;
+    float s[SPAN];
+    for (int64_t at = 0; at < count; at += SPAN) {
+        int64_t end = at + span_at(at, count);
+        if (gated) {
+            sigmoids(s, z + at, end - at);
+        }
+        INDEPENDENT
+        for (int64_t i = at; i < end; i++) {
+            float value = x[i] * scale;
+            value = weighted ? value * w[i] : value;
+            y[i] = gated ? value * (z[i] * s[i - at]) : value;
+        }
     }
 }
 
@@ -185,42 +263,42 @@ static void rows_norm(float *y, const float *x, const float *w, const float *z, 
     }
 }
 
-INLINE_ROWS float reaching(const int weighted, const int gated, const float *dy, const float *w, const float *z,
-                           int64_t i) {
-    float g = weighted ? dy[i] * w[i] : dy[i];
-    return gated ? g * silu(z[i]) : g;
-}
-
-INLINE_ROWS void norm_sums_as(const int weighted, const int gated, float sums[2], const float *dy, const float *x,
-                              const float *w, const float *z, int64_t count) {
+INLINE_ROWS void norm_sums_as(const int weighted, const int gated, const carry_norm_backward *o, float *sigmoid,
+                              float sums[2], int64_t count) {
     float squares[PARTS] = {0};
     float dots[PARTS] = {0};
+    if (gated) {
+        sigmoids(sigmoid, o->z, count);
+    }
     int64_t i = 0;
     for (; i + PARTS <= count; i += PARTS) {
         for (int l = 0; l < PARTS; l++) {
-            squares[l] += x[i + l] * x[i + l];
-            dots[l] += reaching(weighted, gated, dy, w, z, i + l) * x[i + l];
+            float g = weighted ? o->dy[i + l] * o->w[i + l] : o->dy[i + l];
+            g = gated ? g * (o->z[i + l] * sigmoid[i + l]) : g;
+            squares[l] += o->x[i + l] * o->x[i + l];
+            dots[l] += g * o->x[i + l];
         }
     }
     for (int l = 0; i < count; i++, l++) {
-        squares[l] += x[i] * x[i];
-        dots[l] += reaching(weighted, gated, dy, w, z, i) * x[i];
+        float g = weighted ? o->dy[i] * o->w[i] : o->dy[i];
+        g = gated ? g * (o->z[i] * sigmoid[i]) : g;
+        squares[l] += o->x[i] * o->x[i];
+        dots[l] += g * o->x[i];
     }
     sums[0] += parts_sum(squares);
     sums[1] += parts_sum(dots);
 }
 
-static void rows_norm_sums(float sums[2], const float *dy, const float *x, const float *w, const float *z,
-                           int64_t count) {
-    if (z == NULL) {
-        w == NULL ? norm_sums_as(0, 0, sums, dy, x, w, z, count) : norm_sums_as(1, 0, sums, dy, x, w, z, count);
+static void rows_norm_sums(const carry_norm_backward *o, float *sigmoid, float sums[2], int64_t count) {
+    if (o->z == NULL) {
+        o->w == NULL ? norm_sums_as(0, 0, o, sigmoid, sums, count) : norm_sums_as(1, 0, o, sigmoid, sums, count);
     } else {
-        w == NULL ? norm_sums_as(0, 1, sums, dy, x, w, z, count) : norm_sums_as(1, 1, sums, dy, x, w, z, count);
+        o->w == NULL ? norm_sums_as(0, 1, o, sigmoid, sums, count) : norm_sums_as(1, 1, o, sigmoid, sums, count);
     }
 }
 
 INLINE_ROWS void norm_backward_as(const int weighted, const int gated, const int add, const carry_norm_backward *o,
-                                  int64_t count) {
+                                  const float *sigmoid, int64_t count) {
     float *dx = o->dx;
     float *dw = o->dw;
     float *dz = o->dz;
@@ -230,43 +308,43 @@ INLINE_ROWS void norm_backward_as(const int weighted, const int gated, const int
     for (int64_t i = 0; i < count; i++) {
         float x = o->x[i];
         float dy = o->dy[i];
-        float s = gated ? carry_sigmoid(o->z[i]) : 1.0f;
-        float open = gated ? o->z[i] * s : 1.0f;
+        float s = gated ? sigmoid[i] : 1.0f;
+        float z = gated ? o->z[i] : 1.0f;
         float g = weighted ? dy * o->w[i] : dy;
-        float value = scale * (g * open) - back * x;
+        float value = scale * (g * (z * s)) - back * x;
+        dw[i] += dy * (x * scale) * (z * s);
         dx[i] = add ? dx[i] + value : value;
-        dw[i] += dy * (x * scale) * open;
         if (gated) {
-            dz[i] = g * (x * scale) * (s * (1.0f + o->z[i] * (1.0f - s)));
+            dz[i] = g * (x * scale) * silu_slope(z, s);
         }
     }
 }
 
-static void rows_norm_backward(const carry_norm_backward *o, int add, int64_t count) {
+static void rows_norm_backward(const carry_norm_backward *o, const float *sigmoid, int add, int64_t count) {
     switch ((o->w != NULL ? 4 : 0) + (o->z != NULL ? 2 : 0) + (add ? 1 : 0)) {
     case 0:
-        norm_backward_as(0, 0, 0, o, count);
+        norm_backward_as(0, 0, 0, o, sigmoid, count);
         return;
     case 1:
-        norm_backward_as(0, 0, 1, o, count);
+        norm_backward_as(0, 0, 1, o, sigmoid, count);
         return;
     case 2:
-        norm_backward_as(0, 1, 0, o, count);
+        norm_backward_as(0, 1, 0, o, sigmoid, count);
         return;
     case 3:
-        norm_backward_as(0, 1, 1, o, count);
+        norm_backward_as(0, 1, 1, o, sigmoid, count);
         return;
     case 4:
-        norm_backward_as(1, 0, 0, o, count);
+        norm_backward_as(1, 0, 0, o, sigmoid, count);
         return;
     case 5:
-        norm_backward_as(1, 0, 1, o, count);
+        norm_backward_as(1, 0, 1, o, sigmoid, count);
         return;
     case 6:
-        norm_backward_as(1, 1, 0, o, count);
+        norm_backward_as(1, 1, 0, o, sigmoid, count);
         return;
     default:
-        norm_backward_as(1, 1, 1, o, count);
+        norm_backward_as(1, 1, 1, o, sigmoid, count);
         return;
     }
 }
@@ -342,9 +420,9 @@ static float rows_sum_exp(const float *x, float minus, int64_t count) {
 }
 
 static void rows_softmax(float *y, const float *x, float minus, float scale, int64_t count) {
-    INDEPENDENT
+    exponentials(y, x, 1.0f, -minus, count);
     for (int64_t i = 0; i < count; i++) {
-        y[i] = scale * carry_exp(x[i] - minus);
+        y[i] *= scale;
     }
 }
 
