@@ -42,8 +42,9 @@ typedef struct carry_rows {
     void (*conv_weights)(float *sums, const float *dy, const float *const *x, int64_t stride, int64_t width,
                          int64_t count);
     float (*maximum)(const float *x, int64_t count);
-    float (*sum_exp)(const float *x, float minus, int64_t count); /* sum e^(x - minus) */
-    void (*softmax)(float *y, const float *x, float minus, float scale, int64_t count);
+    /* Sum of e^(x - minus), which are left in y unless it is NULL. */
+    float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
+    void (*scale)(float *y, float scale, int64_t count);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
 } carry_rows;
 

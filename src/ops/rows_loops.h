@@ -23,25 +23,25 @@
    so long that a processor does not see the next vector's by itself (1.13 against 1.58 ns an element). */
 #define SPAN 256
 
-INLINE_ROWS void exponentials(float *to, const float *x, float sign, float plus, int64_t count) {
+INLINE_ROWS void exponentials(float *to, const float *x, float sign, int64_t count) {
     int64_t i = 0;
     for (; i + PARTS <= count; i += PARTS) {
         float part[PARTS];
         for (int l = 0; l < PARTS; l++) {
-            part[l] = carry_exp(sign * x[i + l] + plus);
+            part[l] = carry_exp(sign * x[i + l]);
         }
         for (int l = 0; l < PARTS; l++) {
             to[i + l] = part[l];
         }
     }
     for (; i < count; i++) {
-        to[i] = carry_exp(sign * x[i] + plus);
+        to[i] = carry_exp(sign * x[i]);
     }
 }
 
 /* 1 / (1 + e^-x): e^-x may be infinite, and then this is 0. */
 static void sigmoids(float *to, const float *x, int64_t count) {
-    exponentials(to, x, -1.0f, 0.0f, count);
+    exponentials(to, x, -1.0f, count);
     for (int64_t i = 0; i < count; i++) {
         to[i] = 1.0f / (1.0f + to[i]);
     }
@@ -66,7 +66,7 @@ static void silu_span(float *y, const float *x, int64_t count) {
 
 static void elu_span(float *y, const float *x, int64_t count) {
     float e[SPAN];
-    exponentials(e, x, 1.0f, 0.0f, count);
+    exponentials(e, x, 1.0f, count);
     INDEPENDENT
     for (int64_t i = 0; i < count; i++) {
         y[i] = x[i] > 0.0f ? x[i] : e[i] - 1.0f;
@@ -84,7 +84,7 @@ static void silu_backward_span(float *dx, const float *dy, const float *x, int64
 
 static void elu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
     float e[SPAN];
-    exponentials(e, x, 1.0f, 0.0f, count);
+    exponentials(e, x, 1.0f, count);
     INDEPENDENT
     for (int64_t i = 0; i < count; i++) {
         dx[i] = dy[i] * (x[i] > 0.0f ? 1.0f : e[i]);
@@ -238,116 +238,7 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
     return sum;
 }
 
-INLINE_ROWS void norm_as(const int weighted, const int gated, float *y, const float *x, const float *w, const float *z,
-                         float scale, int64_t count) {
-    float s[SPAN];
-    for (int64_t at = 0; at < count; at += SPAN) {
-        int64_t end = at + span_at(at, count);
-        if (gated) {
-            sigmoids(s, z + at, end - at);
-        }
-        INDEPENDENT
-        for (int64_t i = at; i < end; i++) {
-            float value = x[i] * scale;
-            value = weighted ? value * w[i] : value;
-            y[i] = gated ? value * (z[i] * s[i - at]) : value;
-        }
-    }
-}
-
-static void rows_norm(float *y, const float *x, const float *w, const float *z, float scale, int64_t count) {
-    if (z == NULL) {
-        w == NULL ? norm_as(0, 0, y, x, w, z, scale, count) : norm_as(1, 0, y, x, w, z, scale, count);
-    } else {
-        w == NULL ? norm_as(0, 1, y, x, w, z, scale, count) : norm_as(1, 1, y, x, w, z, scale, count);
-    }
-}
-
-INLINE_ROWS void norm_sums_as(const int weighted, const int gated, const carry_norm_backward *o, float *sigmoid,
-                              float sums[2], int64_t count) {
-    float squares[PARTS] = {0};
-    float dots[PARTS] = {0};
-    if (gated) {
-        sigmoids(sigmoid, o->z, count);
-    }
-    int64_t i = 0;
-    for (; i + PARTS <= count; i += PARTS) {
-        for (int l = 0; l < PARTS; l++) {
-            float g = weighted ? o->dy[i + l] * o->w[i + l] : o->dy[i + l];
-            g = gated ? g * (o->z[i + l] * sigmoid[i + l]) : g;
-            squares[l] += o->x[i + l] * o->x[i + l];
-            dots[l] += g * o->x[i + l];
-        }
-    }
-    for (int l = 0; i < count; i++, l++) {
-        float g = weighted ? o->dy[i] * o->w[i] : o->dy[i];
-        g = gated ? g * (o->z[i] * sigmoid[i]) : g;
-        squares[l] += o->x[i] * o->x[i];
-        dots[l] += g * o->x[i];
-    }
-    sums[0] += parts_sum(squares);
-    sums[1] += parts_sum(dots);
-}
-
-static void rows_norm_sums(const carry_norm_backward *o, float *sigmoid, float sums[2], int64_t count) {
-    if (o->z == NULL) {
-        o->w == NULL ? norm_sums_as(0, 0, o, sigmoid, sums, count) : norm_sums_as(1, 0, o, sigmoid, sums, count);
-    } else {
-        o->w == NULL ? norm_sums_as(0, 1, o, sigmoid, sums, count) : norm_sums_as(1, 1, o, sigmoid, sums, count);
-    }
-}
-
-INLINE_ROWS void norm_backward_as(const int weighted, const int gated, const int add, const carry_norm_backward *o,
-                                  const float *sigmoid, int64_t count) {
-    float *dx = o->dx;
-    float *dw = o->dw;
-    float *dz = o->dz;
-    const float scale = o->scale;
-    const float back = o->back;
-    INDEPENDENT
-    for (int64_t i = 0; i < count; i++) {
-        float x = o->x[i];
-        float dy = o->dy[i];
-        float s = gated ? sigmoid[i] : 1.0f;
-        float z = gated ? o->z[i] : 1.0f;
-        float g = weighted ? dy * o->w[i] : dy;
-        float value = scale * (g * (z * s)) - back * x;
-        dw[i] += dy * (x * scale) * (z * s);
-        dx[i] = add ? dx[i] + value : value;
-        if (gated) {
-            dz[i] = g * (x * scale) * silu_slope(z, s);
-        }
-    }
-}
-
-static void rows_norm_backward(const carry_norm_backward *o, const float *sigmoid, int add, int64_t count) {
-    switch ((o->w != NULL ? 4 : 0) + (o->z != NULL ? 2 : 0) + (add ? 1 : 0)) {
-    case 0:
-        norm_backward_as(0, 0, 0, o, sigmoid, count);
-        return;
-    case 1:
-        norm_backward_as(0, 0, 1, o, sigmoid, count);
-        return;
-    case 2:
-        norm_backward_as(0, 1, 0, o, sigmoid, count);
-        return;
-    case 3:
-        norm_backward_as(0, 1, 1, o, sigmoid, count);
-        return;
-    case 4:
-        norm_backward_as(1, 0, 0, o, sigmoid, count);
-        return;
-    case 5:
-        norm_backward_as(1, 0, 1, o, sigmoid, count);
-        return;
-    case 6:
-        norm_backward_as(1, 1, 0, o, sigmoid, count);
-        return;
-    default:
-        norm_backward_as(1, 1, 1, o, sigmoid, count);
-        return;
-    }
-}
+#include "ops/rows_norm.h"
 
 static void rows_conv(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width,
                       int64_t count) {
@@ -405,22 +296,36 @@ static float rows_maximum(const float *x, int64_t count) {
     return part[0];
 }
 
-static float rows_sum_exp(const float *x, float minus, int64_t count) {
+INLINE_ROWS float sum_exp_as(const int kept, float *y, const float *x, float minus, int64_t count) {
     float part[PARTS] = {0};
     int64_t i = 0;
     for (; i + PARTS <= count; i += PARTS) {
+        float e[PARTS];
         for (int l = 0; l < PARTS; l++) {
-            part[l] += carry_exp(x[i + l] - minus);
+            e[l] = carry_exp(x[i + l] - minus);
+        }
+        for (int l = 0; l < PARTS; l++) {
+            part[l] += e[l];
+        }
+        for (int l = 0; kept && l < PARTS; l++) {
+            y[i + l] = e[l];
         }
     }
     for (int l = 0; i < count; i++, l++) {
-        part[l] += carry_exp(x[i] - minus);
+        float e = carry_exp(x[i] - minus);
+        part[l] += e;
+        if (kept) {
+            y[i] = e;
+        }
     }
     return parts_sum(part);
 }
 
-static void rows_softmax(float *y, const float *x, float minus, float scale, int64_t count) {
-    exponentials(y, x, 1.0f, -minus, count);
+static float rows_sum_exp(float *y, const float *x, float minus, int64_t count) {
+    return y == NULL ? sum_exp_as(0, y, x, minus, count) : sum_exp_as(1, y, x, minus, count);
+}
+
+static void rows_scale(float *y, float scale, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         y[i] *= scale;
     }
@@ -454,7 +359,7 @@ static const carry_rows row_loops = {
     .conv_weights = rows_conv_weights,
     .maximum = rows_maximum,
     .sum_exp = rows_sum_exp,
-    .softmax = rows_softmax,
+    .scale = rows_scale,
     .adamw = rows_adamw,
 };
 
