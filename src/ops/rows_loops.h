@@ -1,0 +1,366 @@
+/* The loops of rows.h in plain C. Every file of kernels includes this text and compiles it for its instruction set; the
+   compiler makes the vectors. Sums have PARTS partial sums, since a compiler may not reorder a sum by itself. */
+#ifndef CARRY_OPS_ROWS_LOOPS_H
+#define CARRY_OPS_ROWS_LOOPS_H
+
+#include <math.h>
+
+#include "ops/exp.h"
+#include "ops/rows.h"
+
+/* Outputs are inputs of the same index or apart from them: nothing that a vector could get wrong. */
+#if defined(__clang__)
+#define INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define INDEPENDENT _Pragma("GCC ivdep")
+#endif
+
+#define PARTS 16
+/* Called with constants, so that each combination is a loop without a question in it. */
+#define INLINE_ROWS static inline __attribute__((always_inline))
+
+/* Exponentials of a span are made first, PARTS at a time, and used from the first cache: their chain of instructions is
+   so long that a processor does not see the next vector's by itself (1.13 against 1.58 ns an element). */
+#define SPAN 256
+
+INLINE_ROWS void exponentials(float *to, const float *x, float sign, int64_t count) {
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        float part[PARTS];
+        for (int l = 0; l < PARTS; l++) {
+            part[l] = carry_exp(sign * x[i + l]);
+        }
+        for (int l = 0; l < PARTS; l++) {
+            to[i + l] = part[l];
+        }
+    }
+    for (; i < count; i++) {
+        to[i] = carry_exp(sign * x[i]);
+    }
+}
+
+/* 1 / (1 + e^-x): e^-x may be infinite, and then this is 0. */
+static void sigmoids(float *to, const float *x, int64_t count) {
+    exponentials(to, x, -1.0f, count);
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = 1.0f / (1.0f + to[i]);
+    }
+}
+
+INLINE_ROWS int64_t span_at(int64_t at, int64_t count) {
+    return count - at < SPAN ? count - at : SPAN;
+}
+
+static inline float silu_slope(float x, float s) {
+    return s * (1.0f + x * (1.0f - s));
+}
+
+static void silu_span(float *y, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        y[i] = x[i] * s[i];
+    }
+}
+
+static void elu_span(float *y, const float *x, int64_t count) {
+    float e[SPAN];
+    exponentials(e, x, 1.0f, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        y[i] = x[i] > 0.0f ? x[i] : e[i] - 1.0f;
+    }
+}
+
+static void silu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * silu_slope(x[i], s[i]);
+    }
+}
+
+static void elu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float e[SPAN];
+    exponentials(e, x, 1.0f, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * (x[i] > 0.0f ? 1.0f : e[i]);
+    }
+}
+
+static void sigmoid_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
+    float s[SPAN];
+    sigmoids(s, x, count);
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        dx[i] = dy[i] * (s[i] * (1.0f - s[i]));
+    }
+}
+
+static void rows_activate(float *y, const float *x, int64_t count, carry_activation activation) {
+    switch (activation) {
+    case CARRY_NO_ACTIVATION:
+        if (y != x) {
+            memcpy(y, x, (size_t)count * sizeof *y);
+        }
+        return;
+    case CARRY_SILU:
+        for (int64_t at = 0; at < count; at += SPAN) {
+            silu_span(y + at, x + at, span_at(at, count));
+        }
+        return;
+    case CARRY_RELU:
+        INDEPENDENT
+        for (int64_t i = 0; i < count; i++) {
+            y[i] = x[i] < 0.0f ? 0.0f : x[i];
+        }
+        return;
+    case CARRY_ELU:
+        for (int64_t at = 0; at < count; at += SPAN) {
+            elu_span(y + at, x + at, span_at(at, count));
+        }
+        return;
+    case CARRY_SIGMOID:
+        sigmoids(y, x, count);
+        return;
+    }
+}
+
+static void rows_activate_backward(float *dx, const float *dy, const float *x, int64_t count,
+                                   carry_activation activation) {
+    switch (activation) {
+    case CARRY_NO_ACTIVATION:
+        if (dx != dy) {
+            memcpy(dx, dy, (size_t)count * sizeof *dx);
+        }
+        return;
+    case CARRY_SILU:
+        for (int64_t at = 0; at < count; at += SPAN) {
+            silu_backward_span(dx + at, dy + at, x + at, span_at(at, count));
+        }
+        return;
+    case CARRY_RELU:
+        INDEPENDENT
+        for (int64_t i = 0; i < count; i++) {
+            float slope = x[i] > 0.0f ? 1.0f : x[i] <= 0.0f ? 0.0f : x[i];
+            dx[i] = dy[i] * slope;
+        }
+        return;
+    case CARRY_ELU:
+        for (int64_t at = 0; at < count; at += SPAN) {
+            elu_backward_span(dx + at, dy + at, x + at, span_at(at, count));
+        }
+        return;
+    case CARRY_SIGMOID:
+        for (int64_t at = 0; at < count; at += SPAN) {
+            sigmoid_backward_span(dx + at, dy + at, x + at, span_at(at, count));
+        }
+        return;
+    }
+}
+
+static void rows_swiglu(float *y, const float *gate, const float *up, int64_t count) {
+    float s[SPAN];
+    for (int64_t at = 0; at < count; at += SPAN) {
+        int64_t end = at + span_at(at, count);
+        sigmoids(s, gate + at, end - at);
+        INDEPENDENT
+        for (int64_t i = at; i < end; i++) {
+            y[i] = gate[i] * s[i - at] * up[i];
+        }
+    }
+}
+
+static void rows_swiglu_backward(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
+                                 int64_t count) {
+    float s[SPAN];
+    for (int64_t at = 0; at < count; at += SPAN) {
+        int64_t end = at + span_at(at, count);
+        sigmoids(s, gate + at, end - at);
+        INDEPENDENT
+        for (int64_t i = at; i < end; i++) {
+            float g = gate[i];
+            float d = dy[i];
+            float slope = d * up[i] * silu_slope(g, s[i - at]);
+            dup[i] = d * (g * s[i - at]);
+            dgate[i] = slope;
+        }
+    }
+}
+
+static void rows_add(float *y, const float *x, int64_t count) {
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        y[i] += x[i];
+    }
+}
+
+static inline float parts_sum(const float part[PARTS]) {
+    float four[4];
+    for (int i = 0; i < 4; i++) {
+        four[i] = part[i] + part[i + 4] + (part[i + 8] + part[i + 12]);
+    }
+    return four[0] + four[1] + (four[2] + four[3]);
+}
+
+static float rows_sum_squares(const float *x, int64_t count) {
+    float part[PARTS] = {0};
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        for (int l = 0; l < PARTS; l++) {
+            part[l] += x[i + l] * x[i + l];
+        }
+    }
+    for (int l = 0; i < count; i++, l++) {
+        part[l] += x[i] * x[i];
+    }
+    return parts_sum(part);
+}
+
+static double rows_sum_squares_double(const float *x, int64_t count) {
+    double part[PARTS] = {0};
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        for (int l = 0; l < PARTS; l++) {
+            part[l] += (double)x[i + l] * (double)x[i + l];
+        }
+    }
+    for (int l = 0; i < count; i++, l++) {
+        part[l] += (double)x[i] * (double)x[i];
+    }
+    double sum = 0.0;
+    for (int l = 0; l < PARTS; l++) {
+        sum += part[l];
+    }
+    return sum;
+}
+
+#include "ops/rows_norm.h"
+
+static void rows_conv(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width,
+                      int64_t count) {
+    if (width == 4) {
+        const float *x0 = x[0], *x1 = x[1], *x2 = x[2], *x3 = x[3];
+        INDEPENDENT
+        for (int64_t c = 0; c < count; c++) {
+            float sum = taps[c] * x0[c];
+            sum += taps[stride + c] * x1[c];
+            sum += taps[2 * stride + c] * x2[c];
+            sum += taps[3 * stride + c] * x3[c];
+            y[c] = sum;
+        }
+        return;
+    }
+    for (int64_t i = 0; i < width; i++) {
+        const float *tap = taps + i * stride;
+        const float *from = x[i];
+        INDEPENDENT
+        for (int64_t c = 0; c < count; c++) {
+            y[c] = (i == 0 ? 0.0f : y[c]) + tap[c] * from[c];
+        }
+    }
+}
+
+static void rows_conv_weights(float *sums, const float *dy, const float *const *x, int64_t stride, int64_t width,
+                              int64_t count) {
+    for (int64_t i = 0; i < width; i++) {
+        float *sum = sums + i * stride;
+        const float *from = x[i];
+        INDEPENDENT
+        for (int64_t c = 0; c < count; c++) {
+            sum[c] += dy[c] * from[c];
+        }
+    }
+}
+
+static float rows_maximum(const float *x, int64_t count) {
+    float part[PARTS];
+    for (int l = 0; l < PARTS; l++) {
+        part[l] = -INFINITY;
+    }
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        for (int l = 0; l < PARTS; l++) {
+            part[l] = x[i + l] > part[l] ? x[i + l] : part[l];
+        }
+    }
+    for (; i < count; i++) {
+        part[0] = x[i] > part[0] ? x[i] : part[0];
+    }
+    for (int l = 1; l < PARTS; l++) {
+        part[0] = part[l] > part[0] ? part[l] : part[0];
+    }
+    return part[0];
+}
+
+INLINE_ROWS float sum_exp_as(const int kept, float *y, const float *x, float minus, int64_t count) {
+    float part[PARTS] = {0};
+    int64_t i = 0;
+    for (; i + PARTS <= count; i += PARTS) {
+        float e[PARTS];
+        for (int l = 0; l < PARTS; l++) {
+            e[l] = carry_exp(x[i + l] - minus);
+        }
+        for (int l = 0; l < PARTS; l++) {
+            part[l] += e[l];
+        }
+        for (int l = 0; kept && l < PARTS; l++) {
+            y[i + l] = e[l];
+        }
+    }
+    for (int l = 0; i < count; i++, l++) {
+        float e = carry_exp(x[i] - minus);
+        part[l] += e;
+        if (kept) {
+            y[i] = e;
+        }
+    }
+    return parts_sum(part);
+}
+
+static float rows_sum_exp(float *y, const float *x, float minus, int64_t count) {
+    return y == NULL ? sum_exp_as(0, y, x, minus, count) : sum_exp_as(1, y, x, minus, count);
+}
+
+static void rows_scale(float *y, float scale, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        y[i] *= scale;
+    }
+}
+
+static void rows_adamw(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count) {
+    const carry_adam_factors f = *factors;
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        float gradient = f.factor * g[i];
+        float first = f.b1 * m[i] + f.c1 * gradient;
+        float second = f.b2 * v[i] + f.c2 * (gradient * gradient);
+        m[i] = first;
+        v[i] = second;
+        w[i] -= f.rate * first / (sqrtf(second) * f.unbias_v + f.eps) + f.decay * w[i];
+    }
+}
+
+static const carry_rows row_loops = {
+    .activate = rows_activate,
+    .activate_backward = rows_activate_backward,
+    .swiglu = rows_swiglu,
+    .swiglu_backward = rows_swiglu_backward,
+    .add = rows_add,
+    .sum_squares = rows_sum_squares,
+    .sum_squares_double = rows_sum_squares_double,
+    .norm = rows_norm,
+    .norm_sums = rows_norm_sums,
+    .norm_backward = rows_norm_backward,
+    .conv = rows_conv,
+    .conv_weights = rows_conv_weights,
+    .maximum = rows_maximum,
+    .sum_exp = rows_sum_exp,
+    .scale = rows_scale,
+    .adamw = rows_adamw,
+};
+
+#endif
