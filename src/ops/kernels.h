@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "carry/tensor.h"
+#include "ops/rows.h"
 
 /* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
    Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x
@@ -73,6 +74,7 @@ typedef struct carry_kernels {
     void (*f32_from_f16)(float *to, const uint16_t *from, int64_t count);
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);
     void (*f16_from_f32)(uint16_t *to, const float *from, int64_t count);
+    const carry_rows *rows;
 } carry_kernels;
 
 /* Slowest first; NULL past the end. */

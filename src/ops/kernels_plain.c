@@ -1,5 +1,6 @@
 /* The specification of the kernels: portable C, no tricks. */
 #include "ops/kernels.h"
+#include "ops/rows_loops.h"
 
 static bool usable(void) {
     return true;
@@ -123,4 +124,5 @@ const carry_kernels carry_kernels_plain = {
     .f32_from_f16 = f32_from_f16,
     .bf16_from_f32 = bf16_from_f32,
     .f16_from_f32 = f16_from_f32,
+    .rows = &row_loops,
 };

@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "ops/kernels.h"
+#include "ops/rows_loops.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* Loops over constant bounds must vanish, or the arrays of sums go to memory. */
@@ -104,4 +105,4 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
 #define VECTOR_KERNELS                                                                                      \
     .usable = usable, .product = product, .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, \
     .delta_token = delta_token, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16,               \
-    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32
+    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops

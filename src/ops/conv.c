@@ -1,0 +1,201 @@
+/* Causal depthwise convolution along tokens: for each token, the sum of its last `width` rows, each times a row of
+   taps. Threads take blocks of tokens and of channels. */
+#include "ops/conv.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/convert.h"
+
+#define TOKENS 64
+
+typedef struct job {
+    carry_conv_problem p;
+    carry_tensor y, after;
+    int64_t token_blocks, channel_blocks;
+} job;
+
+static carry_status expect_borders(carry_ctx *ctx, carry_conv_problem *p, const carry_tensor *cu_seqlens) {
+    CARRY_TRY(carry_expect_rank(ctx, "cu_seqlens", cu_seqlens, 1));
+    CARRY_TRY(carry_expect_i64(ctx, "cu_seqlens", cu_seqlens, cu_seqlens->shape[0]));
+    p->sequences = cu_seqlens->shape[0] - 1;
+    p->borders = cu_seqlens->data;
+    if (p->batch != 1 || p->sequences < 1) {
+        return carry_fail(ctx, CARRY_ESHAPE,
+                          "cu_seqlens has %" PRId64 " entries and x a batch of %" PRId64
+                          ": two entries at least and a batch of 1 are needed",
+                          p->sequences + 1, p->batch);
+    }
+    for (int64_t i = 0; i < p->sequences; i++) {
+        if (p->borders[i + 1] < p->borders[i] || p->borders[0] != 0) {
+            return carry_fail(ctx, CARRY_EARGUMENT,
+                              "cu_seqlens must start at 0 and not decrease; entries %" PRId64 " and %" PRId64
+                              " are %" PRId64 " and %" PRId64,
+                              i, i + 1, p->borders[i], p->borders[i + 1]);
+        }
+    }
+    if (p->borders[p->sequences] != p->tokens) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens ends at %" PRId64 " and there are %" PRId64 " tokens",
+                          p->borders[p->sequences], p->tokens);
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_conv_expect(carry_ctx *ctx, carry_conv_problem *p, const char *operator_name,
+                               const carry_tensor *cu_seqlens) {
+    CARRY_TRY(carry_nn_begin(ctx, &p->kernels, operator_name, &p->x));
+    CARRY_TRY(carry_expect_rank(ctx, "x", &p->x, 3));
+    CARRY_TRY(carry_expect_like(ctx, "x", &p->x, &p->x));
+    p->batch = p->x.shape[0];
+    p->tokens = p->x.shape[1];
+    p->channels = p->x.shape[2];
+    if (p->w.rank != 2 && p->w.rank != 3) {
+        return carry_fail(ctx, CARRY_ESHAPE, "w has rank %d where 2 or 3 is needed", p->w.rank);
+    }
+    p->width = p->w.shape[p->w.rank - 1];
+    if (p->width < 1 || p->width > CARRY_CONV_WIDTHS) {
+        return carry_fail(ctx, CARRY_ESHAPE, "w has %" PRId64 " taps: 1 to %d are possible", p->width,
+                          CARRY_CONV_WIDTHS);
+    }
+    const int64_t three[3] = {p->channels, 1, p->width};
+    const int64_t two[2] = {p->channels, p->width};
+    CARRY_TRY(carry_expect_weight(ctx, "w", &p->w, p->w.rank, p->w.rank == 3 ? three : two, p->x.dtype));
+    if (carry_is_here(&p->before)) {
+        CARRY_TRY(
+            carry_expect_f32(ctx, "before", &p->before, 3, (const int64_t[]){p->batch, p->width - 1, p->channels}));
+    }
+    if ((unsigned)p->activation > CARRY_SIGMOID) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "there is no activation number %d", (int)p->activation);
+    }
+    return carry_is_here(cu_seqlens) ? expect_borders(ctx, p, cu_seqlens) : CARRY_OK;
+}
+
+void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, int64_t *end, bool *first_sequence) {
+    *begin = 0;
+    *end = p->tokens;
+    *first_sequence = true;
+    if (p->borders == NULL) {
+        return;
+    }
+    int64_t low = 0; /* the last border that is at most t: sequences may be empty */
+    int64_t high = p->sequences;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        *(p->borders[middle] <= t ? &low : &high) = middle;
+    }
+    *begin = p->borders[low];
+    *end = p->borders[low + 1];
+    *first_sequence = low == 0;
+}
+
+void carry_conv_taps(const carry_conv_problem *p, float *taps, int64_t at, int64_t count, bool reversed) {
+    float beside[CARRY_CONV_WIDTHS];
+    for (int64_t c = 0; c < count; c++) {
+        const float *w = carry_piece_in(p->kernels, beside, &p->w, (at + c) * p->width, p->width);
+        for (int64_t i = 0; i < p->width; i++) {
+            taps[(reversed ? p->width - 1 - i : i) * CARRY_CONV_CHANNELS + c] = w[i];
+        }
+    }
+}
+
+void carry_conv_rows_start(carry_conv_rows *rows) {
+    rows->kept = INT64_MIN;
+    memset(rows->zeros, 0, sizeof rows->zeros);
+}
+
+void carry_conv_rows_of(const carry_conv_problem *p, carry_conv_rows *rows, const float *seen[CARRY_CONV_WIDTHS],
+                        int64_t b, int64_t t, int64_t at, int64_t count) {
+    int64_t begin;
+    int64_t end;
+    bool first_sequence;
+    carry_conv_borders(p, t, &begin, &end, &first_sequence);
+    for (int64_t i = 0; i < p->width; i++) {
+        int64_t s = t - (p->width - 1) + i;
+        if (s >= begin) {
+            float *beside = rows->ring + s % CARRY_CONV_RING * CARRY_CONV_CHANNELS;
+            if (p->x.dtype == CARRY_F32 || s > rows->kept) {
+                seen[i] = carry_piece_in(p->kernels, beside, &p->x, (b * p->tokens + s) * p->channels + at, count);
+                rows->kept = s;
+            } else {
+                seen[i] = beside;
+            }
+        } else if (first_sequence && carry_is_here(&p->before)) {
+            seen[i] = (const float *)p->before.data + (b * (p->width - 1) + s + p->width - 1) * p->channels + at;
+        } else {
+            seen[i] = rows->zeros;
+        }
+    }
+}
+
+static void conv_blocks(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const carry_conv_problem *p = &j->p;
+    float taps[CARRY_CONV_WIDTHS * CARRY_CONV_CHANNELS];
+    float beside[CARRY_CONV_CHANNELS];
+    const float *seen[CARRY_CONV_WIDTHS];
+    carry_conv_rows rows;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t at = block % j->channel_blocks * CARRY_CONV_CHANNELS;
+        int64_t count = p->channels - at < CARRY_CONV_CHANNELS ? p->channels - at : CARRY_CONV_CHANNELS;
+        int64_t first = block / j->channel_blocks % j->token_blocks * TOKENS;
+        int64_t last = p->tokens - first < TOKENS ? p->tokens : first + TOKENS;
+        int64_t b = block / j->channel_blocks / j->token_blocks;
+        carry_conv_taps(p, taps, at, count, false);
+        carry_conv_rows_start(&rows);
+        for (int64_t t = first; t < last; t++) {
+            int64_t here = (b * p->tokens + t) * p->channels + at;
+            float *y = carry_piece_out(beside, &j->y, here);
+            carry_conv_rows_of(p, &rows, seen, b, t, at, count);
+            p->kernels->rows->conv(y, seen, taps, CARRY_CONV_CHANNELS, p->width, count);
+            p->kernels->rows->activate(y, y, count, p->activation);
+            carry_piece_done(p->kernels, beside, &j->y, here, count);
+        }
+    }
+}
+
+/* The rows that a token after the last would see. Ascending, so that `after` may be `before`. */
+static void keep_last(const job *j) {
+    const carry_conv_problem *p = &j->p;
+    int64_t begin;
+    int64_t end;
+    bool first_sequence;
+    carry_conv_borders(p, p->tokens, &begin, &end, &first_sequence);
+    const size_t row = (size_t)p->channels * sizeof(float);
+    for (int64_t i = 0; i < p->batch * (p->width - 1); i++) {
+        int64_t b = i / (p->width - 1);
+        int64_t s = p->tokens - (p->width - 1) + i % (p->width - 1);
+        float *to = (float *)j->after.data + i * p->channels;
+        if (s >= begin) {
+            const char *from =
+                (const char *)p->x.data + (size_t)((b * p->tokens + s) * p->channels) * carry_dtype_size(p->x.dtype);
+            carry_widen(p->kernels, to, from, p->x.dtype, p->channels);
+        } else if (first_sequence && carry_is_here(&p->before)) {
+            memmove(to, (const float *)p->before.data + (b * (p->width - 1) + s + p->width - 1) * p->channels, row);
+        } else {
+            memset(to, 0, row);
+        }
+    }
+}
+
+carry_status carry_conv(carry_ctx *ctx, const carry_conv_args *args) {
+    job j = {.p = {.x = args->x, .w = args->w, .before = args->before, .activation = args->activation},
+             .y = args->y,
+             .after = args->after};
+    CARRY_TRY(carry_conv_expect(ctx, &j.p, "conv", &args->cu_seqlens));
+    CARRY_TRY(carry_expect_like(ctx, "y", &j.y, &j.p.x));
+    if (carry_is_here(&j.after)) {
+        CARRY_TRY(
+            carry_expect_f32(ctx, "after", &j.after, 3, (const int64_t[]){j.p.batch, j.p.width - 1, j.p.channels}));
+    }
+    j.token_blocks = (j.p.tokens + TOKENS - 1) / TOKENS;
+    j.channel_blocks = (j.p.channels + CARRY_CONV_CHANNELS - 1) / CARRY_CONV_CHANNELS;
+    carry_parallel(ctx, j.p.batch * j.token_blocks * j.channel_blocks, 1, conv_blocks, &j);
+    if (carry_is_here(&j.after)) {
+        keep_last(&j);
+    }
+    return CARRY_OK;
+}

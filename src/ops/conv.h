@@ -1,0 +1,40 @@
+/* What the convolution and its gradient share: checks, borders of sequences, and rows of channels as f32. */
+#ifndef CARRY_OPS_CONV_H
+#define CARRY_OPS_CONV_H
+
+#include "ops/nn.h"
+
+#define CARRY_CONV_CHANNELS 256 /* channels done together: their taps and rows stay in the first cache */
+#define CARRY_CONV_RING 32      /* a power of two, at least twice the widths */
+
+typedef struct carry_conv_problem {
+    const carry_kernels *kernels;
+    carry_tensor x, w, before;
+    const int64_t *borders; /* cu_seqlens, or NULL */
+    int64_t sequences;
+    int64_t batch, tokens, channels, width;
+    carry_activation activation;
+} carry_conv_problem;
+
+carry_status carry_conv_expect(carry_ctx *ctx, carry_conv_problem *p, const char *operator_name,
+                               const carry_tensor *cu_seqlens);
+
+/* First token of t's sequence and the one after its last; *first_sequence: may it see what is before the tokens? */
+void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, int64_t *end, bool *first_sequence);
+
+/* taps[i * CARRY_CONV_CHANNELS + c] = w[at + c][i], or w[at + c][width - 1 - i]. */
+void carry_conv_taps(const carry_conv_problem *p, float *taps, int64_t at, int64_t count, bool reversed);
+
+/* Rows of x of one sequence after another, as f32: those of 16 bits are widened once and kept in a ring. */
+typedef struct carry_conv_rows {
+    int64_t kept; /* the last token in the ring */
+    float ring[CARRY_CONV_RING * CARRY_CONV_CHANNELS];
+    float zeros[CARRY_CONV_CHANNELS];
+} carry_conv_rows;
+
+void carry_conv_rows_start(carry_conv_rows *rows);
+/* The width rows of channels at..at+count-1 that token t sees; tokens must be asked for in ascending order. */
+void carry_conv_rows_of(const carry_conv_problem *p, carry_conv_rows *rows, const float *seen[CARRY_CONV_WIDTHS],
+                        int64_t b, int64_t t, int64_t at, int64_t count);
+
+#endif

@@ -1,0 +1,89 @@
+/* Rows of a table by number, and back. Backward, threads take columns: each walks all tokens in their order, so a row
+   that is met twice gets the same sum on any number of threads. */
+#include <inttypes.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/convert.h"
+#include "ops/nn.h"
+
+#define GRAIN_ELEMENTS 16384
+#define COLUMNS 64
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor y, table;
+    const int64_t *ids;
+    int64_t tokens, n;
+} job;
+
+static void gather_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float beside[CARRY_PIECE];
+    const size_t size = carry_dtype_size(j->y.dtype);
+    for (int64_t t = begin; t < end; t++) {
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            int64_t count = j->n - at < CARRY_PIECE ? j->n - at : CARRY_PIECE;
+            const float *from = carry_piece_in(j->kernels, beside, &j->table, j->ids[t] * j->n + at, count);
+            carry_narrow(j->kernels, (char *)j->y.data + (size_t)(t * j->n + at) * size, from, j->y.dtype, count);
+        }
+    }
+}
+
+static void scatter_columns(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float beside[COLUMNS];
+    float *table = j->table.data;
+    for (int64_t block = begin; block < end; block++) {
+        int64_t at = block * COLUMNS;
+        int64_t count = j->n - at < COLUMNS ? j->n - at : COLUMNS;
+        for (int64_t t = 0; t < j->tokens; t++) {
+            const float *from = carry_piece_in(j->kernels, beside, &j->y, t * j->n + at, count);
+            j->kernels->rows->add(table + j->ids[t] * j->n + at, from, count);
+        }
+    }
+}
+
+/* y is [T, n], the table [vocabulary, n], and every id is a row of it. */
+static carry_status expect_ids(carry_ctx *ctx, job *j, const char *y_name, const carry_tensor *ids) {
+    j->tokens = j->y.shape[0];
+    j->n = j->y.shape[1];
+    CARRY_TRY(carry_expect_i64(ctx, "ids", ids, j->tokens));
+    j->ids = ids->data;
+    int64_t vocabulary = j->table.shape[0];
+    for (int64_t t = 0; t < j->tokens; t++) {
+        if (j->ids[t] < 0 || j->ids[t] >= vocabulary) {
+            return carry_fail(ctx, CARRY_ERANGE,
+                              "ids[%" PRId64 "] is %" PRId64 " and the table of %s has %" PRId64 " rows", t, j->ids[t],
+                              y_name, vocabulary);
+        }
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
+    job j = {.y = y, .table = table};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "embed", &y));
+    CARRY_TRY(carry_expect_rank(ctx, "y", &y, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "table", &table, 2));
+    CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
+    CARRY_TRY(carry_expect_weight(ctx, "table", &table, 2, (const int64_t[]){table.shape[0], y.shape[1]}, y.dtype));
+    CARRY_TRY(expect_ids(ctx, &j, "y", &ids));
+    carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, gather_range, &j);
+    return CARRY_OK;
+}
+
+carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids) {
+    job j = {.y = dy, .table = dtable};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "embed_backward", &dy));
+    CARRY_TRY(carry_expect_rank(ctx, "dy", &dy, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "dtable", &dtable, 2));
+    CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dy));
+    CARRY_TRY(carry_expect_f32(ctx, "dtable", &dtable, 2, (const int64_t[]){dtable.shape[0], dy.shape[1]}));
+    CARRY_TRY(expect_ids(ctx, &j, "dy", &ids));
+    carry_parallel(ctx, (j.n + COLUMNS - 1) / COLUMNS, 1, scatter_columns, &j);
+    return CARRY_OK;
+}

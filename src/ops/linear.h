@@ -1,0 +1,27 @@
+/* Products of rows of tokens with a weight, in any types, for callers that have checked their shapes. */
+#ifndef CARRY_OPS_LINEAR_H
+#define CARRY_OPS_LINEAR_H
+
+#include "ops/kernels.h"
+
+/* A packed matrix, `row` elements from row to row. */
+typedef struct carry_matrix {
+    const void *data;
+    carry_dtype dtype;
+    int64_t row;
+    bool transposed;
+} carry_matrix;
+
+/* c = a b, or added to c: m x n, sums over k in f32, rounded to c's type once. */
+typedef struct carry_mixed_product {
+    int64_t m, n, k;
+    carry_matrix a, b;
+    void *c;
+    carry_dtype c_dtype;
+    int64_t c_row;
+    bool accumulate;
+} carry_mixed_product;
+
+void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product);
+
+#endif

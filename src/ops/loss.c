@@ -1,0 +1,232 @@
+/* Cross entropy, of logits and of a linear layer whose logits are never whole in memory.
+
+   A row of logits is walked in pieces: the largest so far and the sum of exponentials relative to it, which is scaled
+   down when a later piece has a larger one. Losses of tokens are kept beside and added in order. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/convert.h"
+#include "ops/linear.h"
+#include "ops/nn.h"
+
+#define LEFT_OUT (-100)
+#define TOKENS 1024 /* whose losses are kept beside */
+#define GRAIN_ELEMENTS 16384
+/* Logits of a block of tokens: enough tokens that reading the weight for them costs little beside the product. */
+#define BLOCK_BYTES (16 << 20)
+#define BLOCK_LEAST 16
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor dlogits, logits;
+    const int64_t *targets;
+    int64_t vocabulary, first; /* row of the first token */
+    float scale;
+    double *losses;
+} job;
+
+static int64_t piece_at(int64_t at, int64_t end) {
+    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+}
+
+/* log sum e^x of a row, and the largest of it. */
+static double log_sum(const job *j, int64_t row, float *largest) {
+    const carry_rows *rows = j->kernels->rows;
+    float beside[CARRY_PIECE];
+    double sum = 0.0;
+    *largest = -INFINITY;
+    for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->vocabulary);
+        const float *x = carry_piece_in(j->kernels, beside, &j->logits, row + at, count);
+        float here = rows->maximum(x, count);
+        if (here > *largest) {
+            sum *= sum > 0.0 ? exp((double)*largest - (double)here) : 1.0;
+            *largest = here;
+        }
+        sum += (double)rows->sum_exp(x, *largest, count);
+    }
+    return log(sum);
+}
+
+static void loss_token(const job *j, int64_t t) {
+    int64_t row = t * j->vocabulary;
+    int64_t target = j->targets[t];
+    float beside[CARRY_PIECE];
+    float to[CARRY_PIECE];
+    float largest = 0.0f;
+    float scale = 0.0f;
+    j->losses[t - j->first] = 0.0;
+    if (target != LEFT_OUT) {
+        double log_of_sum = log_sum(j, row, &largest);
+        j->losses[t - j->first] =
+            log_of_sum + ((double)largest - (double)*carry_piece_in(j->kernels, beside, &j->logits, row + target, 1));
+        scale = (float)((double)j->scale * exp(-log_of_sum));
+    }
+    for (int64_t at = 0; carry_is_here(&j->dlogits) && at < j->vocabulary; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->vocabulary);
+        float *d = carry_piece_out(to, &j->dlogits, row + at);
+        if (target == LEFT_OUT) {
+            for (int64_t i = 0; i < count; i++) {
+                d[i] = 0.0f;
+            }
+        } else {
+            const float *x = carry_piece_in(j->kernels, beside, &j->logits, row + at, count);
+            j->kernels->rows->softmax(d, x, largest, scale, count);
+            if (target >= at && target < at + count) {
+                d[target - at] -= j->scale;
+            }
+        }
+        carry_piece_done(j->kernels, to, &j->dlogits, row + at, count);
+    }
+}
+
+static void loss_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    for (int64_t t = begin; t < end; t++) {
+        loss_token(j, j->first + t);
+    }
+}
+
+static void add_losses(carry_ctx *ctx, job *j, int64_t tokens, double *loss, int64_t *counted) {
+    double losses[TOKENS];
+    j->losses = losses;
+    for (j->first = 0; j->first < tokens; j->first += TOKENS) {
+        int64_t count = tokens - j->first < TOKENS ? tokens - j->first : TOKENS;
+        carry_parallel(ctx, count, GRAIN_ELEMENTS / (j->vocabulary + 1) + 1, loss_range, j);
+        for (int64_t t = 0; t < count; t++) {
+            if (j->targets[j->first + t] != LEFT_OUT) {
+                *loss += losses[t];
+                *counted += 1;
+            }
+        }
+    }
+}
+
+static carry_status expect_targets(carry_ctx *ctx, const carry_tensor *targets, int64_t tokens, int64_t vocabulary) {
+    CARRY_TRY(carry_expect_i64(ctx, "targets", targets, tokens));
+    const int64_t *target = targets->data;
+    for (int64_t t = 0; t < tokens; t++) {
+        if (target[t] != LEFT_OUT && (target[t] < 0 || target[t] >= vocabulary)) {
+            return carry_fail(ctx, CARRY_ERANGE, "targets[%" PRId64 "] is %" PRId64 " and the vocabulary has %" PRId64,
+                              t, target[t], vocabulary);
+        }
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dlogits,
+                                 carry_tensor logits, carry_tensor targets, float scale) {
+    job j = {.dlogits = dlogits, .logits = logits, .targets = targets.data, .scale = scale};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "cross_entropy", &logits));
+    CARRY_TRY(carry_expect_rank(ctx, "logits", &logits, 2));
+    CARRY_TRY(carry_expect_like(ctx, "logits", &logits, &logits));
+    if (carry_is_here(&dlogits)) {
+        CARRY_TRY(carry_expect_like(ctx, "dlogits", &dlogits, &logits));
+    }
+    j.vocabulary = logits.shape[1];
+    CARRY_TRY(expect_targets(ctx, &targets, logits.shape[0], j.vocabulary));
+    *loss = 0.0;
+    *counted = 0;
+    add_losses(ctx, &j, logits.shape[0], loss, counted);
+    return CARRY_OK;
+}
+
+static int64_t block_tokens(int64_t tokens, int64_t vocabulary) {
+    int64_t block = BLOCK_BYTES / (int64_t)sizeof(float) / (vocabulary > 0 ? vocabulary : 1);
+    block = block > BLOCK_LEAST ? block / BLOCK_LEAST * BLOCK_LEAST : BLOCK_LEAST;
+    return block < tokens ? block : tokens;
+}
+
+size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t vocabulary) {
+    (void)n;
+    if (tokens <= 0 || vocabulary <= 0) {
+        return 0;
+    }
+    size_t bytes;
+    return carry_size_product(&bytes, (const int64_t[]){block_tokens(tokens, vocabulary), vocabulary}, 2, sizeof(float))
+               ? bytes
+               : SIZE_MAX;
+}
+
+/* Tokens first..first+count-1: logits, their loss and gradient in place, and what reaches x and W. */
+static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const carry_tensor *dW, const carry_tensor *x,
+                         const carry_tensor *W, int64_t first, int64_t count, double *loss, int64_t *counted) {
+    const int64_t n = x->shape[1];
+    const size_t offset = (size_t)(first * n) * carry_dtype_size(x->dtype);
+    carry_matrix rows = {.data = (const char *)x->data + offset, .dtype = x->dtype, .row = n};
+    carry_matrix weight = {.data = W->data, .dtype = W->dtype, .row = n, .transposed = true};
+    carry_matrix logits = {.data = j->logits.data, .dtype = CARRY_F32, .row = j->vocabulary};
+    carry_mixed_products(ctx, j->kernels,
+                         &(carry_mixed_product){.m = count,
+                                                .n = j->vocabulary,
+                                                .k = n,
+                                                .a = rows,
+                                                .b = weight,
+                                                .c = j->logits.data,
+                                                .c_dtype = CARRY_F32,
+                                                .c_row = j->vocabulary});
+    add_losses(ctx, j, count, loss, counted);
+    if (carry_is_here(dx)) {
+        weight.transposed = false;
+        carry_mixed_products(ctx, j->kernels,
+                             &(carry_mixed_product){.m = count,
+                                                    .n = n,
+                                                    .k = j->vocabulary,
+                                                    .a = logits,
+                                                    .b = weight,
+                                                    .c = (char *)dx->data + offset,
+                                                    .c_dtype = dx->dtype,
+                                                    .c_row = n});
+    }
+    if (carry_is_here(dW)) {
+        logits.transposed = true;
+        carry_mixed_products(ctx, j->kernels,
+                             &(carry_mixed_product){.m = j->vocabulary,
+                                                    .n = n,
+                                                    .k = count,
+                                                    .a = logits,
+                                                    .b = rows,
+                                                    .c = dW->data,
+                                                    .c_dtype = CARRY_F32,
+                                                    .c_row = n,
+                                                    .accumulate = true});
+    }
+}
+
+carry_status carry_linear_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dx,
+                                        carry_tensor dW, carry_tensor x, carry_tensor W, carry_tensor targets,
+                                        float scale, void *workspace, size_t workspace_bytes) {
+    job j = {.scale = scale};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "linear_cross_entropy", &x));
+    CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "W", &W, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
+    CARRY_TRY(carry_expect_weight(ctx, "W", &W, 2, (const int64_t[]){W.shape[0], x.shape[1]}, x.dtype));
+    if (carry_is_here(&dx)) {
+        CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
+    }
+    if (carry_is_here(&dW)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dW", &dW, 2, W.shape));
+    }
+    int64_t tokens = x.shape[0];
+    j.vocabulary = W.shape[0];
+    CARRY_TRY(expect_targets(ctx, &targets, tokens, j.vocabulary));
+    CARRY_TRY(carry_expect_workspace(ctx, "linear_cross_entropy", workspace, workspace_bytes,
+                                     carry_linear_cross_entropy_workspace(tokens, x.shape[1], j.vocabulary)));
+    *loss = 0.0;
+    *counted = 0;
+    int64_t block = block_tokens(tokens, j.vocabulary);
+    for (int64_t first = 0; first < tokens; first += block) {
+        int64_t count = tokens - first < block ? tokens - first : block;
+        j.logits = carry_view_2d(workspace, CARRY_F32, count, j.vocabulary);
+        j.dlogits = carry_is_here(&dx) || carry_is_here(&dW) ? j.logits : (carry_tensor){.data = NULL};
+        j.targets = (const int64_t *)targets.data + first;
+        linear_block(ctx, &j, &dx, &dW, &x, &W, first, count, loss, counted);
+    }
+    return CARRY_OK;
+}

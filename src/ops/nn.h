@@ -1,0 +1,46 @@
+/* What the operators of carry/nn.h share: the start of each, checks that name the tensor, and pieces of rows in f32. */
+#ifndef CARRY_OPS_NN_H
+#define CARRY_OPS_NN_H
+
+#include "carry/nn.h"
+#include "ops/kernels.h"
+
+#define CARRY_PIECE 1024 /* elements that are widened beside a tensor of 16 bits at a time */
+
+/* The kernels of this context; CARRY_EUNSUPPORTED unless the tensor that says where an operator works is on the CPU. */
+carry_status carry_nn_begin(carry_ctx *ctx, const carry_kernels **kernels, const char *operator_name,
+                            const carry_tensor *tensor);
+
+/* Packed, on the CPU, of this shape; and f32, bf16 or f16 / of the activations' type / f32 or of the activations' type
+   / f32 / i64. */
+carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                                     const int64_t *shape);
+carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);
+carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                                 const int64_t *shape, carry_dtype activations);
+carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                              const int64_t *shape);
+carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count);
+carry_status carry_expect_rank(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank);
+/* Workspaces are arrays of f32: aligned to them, and large enough. */
+carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, const void *workspace, size_t bytes,
+                                    size_t needed);
+
+static inline bool carry_is_here(const carry_tensor *tensor) {
+    return tensor->data != NULL;
+}
+
+/* Elements at..at+count-1 as f32: the tensor's own memory, or widened into beside; NULL of an absent tensor. */
+const float *carry_piece_in(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
+                            int64_t count);
+/* Where to write those elements: the tensor's own memory, or beside; then carry_piece_done stores what is beside. */
+float *carry_piece_out(float *beside, const carry_tensor *tensor, int64_t at);
+void carry_piece_done(const carry_kernels *kernels, const float *beside, const carry_tensor *tensor, int64_t at,
+                      int64_t count);
+
+/* Tokens are summed in this many blocks at most, of this many tokens at least. */
+#define CARRY_TOKEN_BLOCKS 256
+#define CARRY_TOKEN_BLOCK 64
+int64_t carry_token_block(int64_t tokens); /* tokens in a block: a function of their number alone */
+
+#endif

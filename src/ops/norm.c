@@ -1,0 +1,169 @@
+/* Root-mean-square norm of rows, with a weight and a gate. Rows are walked in pieces of columns, so that rows of any
+   length and of 16 bits go through the same loops. Backward, the weight's gradient is summed in blocks of tokens, each
+   into a row of the workspace, and the rows are added in order. */
+#include <math.h>
+
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/nn.h"
+
+#define GRAIN_ELEMENTS 16384
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor y, x, w, z;     /* forward */
+    carry_tensor dx, dw, dz, dy; /* backward */
+    int64_t tokens, n, block;
+    float eps;
+    bool accumulate;
+    float *partial; /* [blocks, n] */
+} job;
+
+static float scale_of(const job *j, float squares) {
+    return 1.0f / sqrtf(squares / (float)j->n + j->eps);
+}
+
+static int64_t piece_at(int64_t at, int64_t end) {
+    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+}
+
+static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const carry_rows *rows = j->kernels->rows;
+    float x[CARRY_PIECE];
+    float w[CARRY_PIECE];
+    float z[CARRY_PIECE];
+    float y[CARRY_PIECE];
+    for (int64_t t = begin; t < end; t++) {
+        float squares = 0.0f;
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            int64_t count = piece_at(at, j->n);
+            squares += rows->sum_squares(carry_piece_in(j->kernels, x, &j->x, t * j->n + at, count), count);
+        }
+        float scale = scale_of(j, squares);
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            int64_t count = piece_at(at, j->n);
+            int64_t here = t * j->n + at;
+            rows->norm(carry_piece_out(y, &j->y, here), carry_piece_in(j->kernels, x, &j->x, here, count),
+                       carry_piece_in(j->kernels, w, &j->w, at, count),
+                       carry_piece_in(j->kernels, z, &j->z, here, count), scale, count);
+            carry_piece_done(j->kernels, y, &j->y, here, count);
+        }
+    }
+}
+
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. */
+static void backward_token(const job *j, int64_t t, float *dw) {
+    const carry_kernels *kernels = j->kernels;
+    float x[CARRY_PIECE];
+    float w[CARRY_PIECE];
+    float z[CARRY_PIECE];
+    float dy[CARRY_PIECE];
+    float dx[CARRY_PIECE];
+    float dz[CARRY_PIECE];
+    float sums[2] = {0.0f, 0.0f};
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->n);
+        int64_t here = t * j->n + at;
+        kernels->rows->norm_sums(
+            sums, carry_piece_in(kernels, dy, &j->dy, here, count), carry_piece_in(kernels, x, &j->x, here, count),
+            carry_piece_in(kernels, w, &j->w, at, count), carry_piece_in(kernels, z, &j->z, here, count), count);
+    }
+    float scale = scale_of(j, sums[0]);
+    float back = scale * scale * scale * (sums[1] / (float)j->n);
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->n);
+        int64_t here = t * j->n + at;
+        float *to = j->accumulate ? (float *)(uintptr_t)carry_piece_in(kernels, dx, &j->dx, here, count)
+                                  : carry_piece_out(dx, &j->dx, here);
+        kernels->rows->norm_backward(to, dw != NULL ? dw + at : NULL, carry_piece_out(dz, &j->dz, here),
+                                     carry_piece_in(kernels, dy, &j->dy, here, count),
+                                     carry_piece_in(kernels, x, &j->x, here, count),
+                                     carry_piece_in(kernels, w, &j->w, at, count),
+                                     carry_piece_in(kernels, z, &j->z, here, count), scale, back, j->accumulate, count);
+        carry_piece_done(kernels, dx, &j->dx, here, count);
+        carry_piece_done(kernels, dz, &j->dz, here, count);
+    }
+}
+
+static void backward_blocks(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    for (int64_t b = begin; b < end; b++) {
+        float *dw = carry_is_here(&j->dw) ? j->partial + b * j->n : NULL;
+        for (int64_t i = 0; dw != NULL && i < j->n; i++) {
+            dw[i] = 0.0f;
+        }
+        int64_t last = (b + 1) * j->block < j->tokens ? (b + 1) * j->block : j->tokens;
+        for (int64_t t = b * j->block; t < last; t++) {
+            backward_token(j, t, dw);
+        }
+    }
+}
+
+static carry_status expect_inputs(carry_ctx *ctx, job *j) {
+    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
+    j->tokens = j->x.shape[0];
+    j->n = j->x.shape[1];
+    if (carry_is_here(&j->w)) {
+        CARRY_TRY(carry_expect_weight(ctx, "w", &j->w, 1, &j->n, j->x.dtype));
+    }
+    if (carry_is_here(&j->z)) {
+        CARRY_TRY(carry_expect_like(ctx, "z", &j->z, &j->x));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps) {
+    job j = {.y = y, .x = x, .w = w, .z = z, .eps = eps};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rms_norm", &x));
+    CARRY_TRY(expect_inputs(ctx, &j));
+    CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
+    carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, norm_range, &j);
+    return CARRY_OK;
+}
+
+size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n) {
+    if (tokens <= 0 || n <= 0) {
+        return 0;
+    }
+    int64_t block = carry_token_block(tokens);
+    size_t bytes;
+    return carry_size_product(&bytes, (const int64_t[]){(tokens + block - 1) / block, n}, 2, sizeof(float)) ? bytes
+                                                                                                            : SIZE_MAX;
+}
+
+carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy,
+                                     carry_tensor x, carry_tensor w, carry_tensor z, float eps, bool accumulate,
+                                     void *workspace, size_t workspace_bytes) {
+    job j = {.dx = dx, .dw = dw, .dz = dz, .dy = dy, .x = x, .w = w, .z = z, .eps = eps, .accumulate = accumulate};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rms_norm_backward", &x));
+    CARRY_TRY(expect_inputs(ctx, &j));
+    CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &x));
+    if (carry_is_here(&dx)) {
+        CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
+    }
+    if (carry_is_here(&dw)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dw", &dw, 1, &j.n));
+        CARRY_TRY(carry_expect_workspace(ctx, "rms_norm_backward", workspace, workspace_bytes,
+                                         carry_rms_norm_backward_workspace(j.tokens, j.n)));
+        j.partial = workspace;
+    }
+    if (carry_is_here(&dz)) {
+        if (!carry_is_here(&z)) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "dz is asked for and z is absent");
+        }
+        CARRY_TRY(carry_expect_like(ctx, "dz", &dz, &x));
+    }
+    j.block = carry_token_block(j.tokens);
+    int64_t blocks = (j.tokens + j.block - 1) / j.block;
+    carry_parallel(ctx, blocks, 1, backward_blocks, &j);
+    for (int64_t b = 0; carry_is_here(&dw) && b < blocks; b++) {
+        j.kernels->rows->add(dw.data, j.partial + b * j.n, j.n);
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,93 @@
+/* AdamW in one pass, and the sum of squares that clipping by norm needs. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/nn.h"
+
+#define GRAIN 16384
+#define SUMS 256 /* sums of pieces that are kept before they are added in order */
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor w, m, v, low, g;
+    carry_adam_factors factors;
+    int64_t first, count; /* elements from the first on */
+    double *sums;
+} job;
+
+static void adamw_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float *w = j->w.data;
+    float *m = j->m.data;
+    float *v = j->v.data;
+    const float *g = j->g.data;
+    for (int64_t at = begin; at < end; at += CARRY_PIECE) {
+        int64_t count = end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+        j->kernels->rows->adamw(w + at, m + at, v + at, g + at, &j->factors, count);
+        if (carry_is_here(&j->low) && j->low.dtype == CARRY_F32) {
+            j->kernels->rows->activate((float *)j->low.data + at, w + at, count, CARRY_NO_ACTIVATION);
+        }
+        carry_piece_done(j->kernels, w + at, &j->low, at, count);
+    }
+}
+
+static void squares_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const float *x = j->g.data;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t at = i * GRAIN;
+        int64_t count = j->count - at < GRAIN ? j->count - at : GRAIN;
+        j->sums[i] = j->kernels->rows->sum_squares_double(x + j->first + at, count);
+    }
+}
+
+carry_status carry_sum_squares(carry_ctx *ctx, double *sum, carry_tensor x) {
+    double sums[SUMS];
+    job j = {.g = x, .sums = sums};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "sum_squares", &x));
+    CARRY_TRY(carry_expect_f32(ctx, "x", &x, x.rank, x.shape));
+    int64_t count = carry_tensor_count(&x);
+    *sum = 0.0;
+    for (j.first = 0; j.first < count; j.first += (int64_t)SUMS * GRAIN) {
+        j.count = count - j.first < (int64_t)SUMS * GRAIN ? count - j.first : (int64_t)SUMS * GRAIN;
+        int64_t pieces = (j.count + GRAIN - 1) / GRAIN;
+        carry_parallel(ctx, pieces, 1, squares_range, &j);
+        for (int64_t i = 0; i < pieces; i++) {
+            *sum += sums[i];
+        }
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
+                              carry_tensor g, const carry_adamw *options) {
+    job j = {.w = w, .m = m, .v = v, .low = low, .g = g};
+    const carry_adamw *o = options;
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "adamw_step", &w));
+    CARRY_TRY(carry_expect_f32(ctx, "w", &w, w.rank, w.shape));
+    CARRY_TRY(carry_expect_f32(ctx, "m", &m, w.rank, w.shape));
+    CARRY_TRY(carry_expect_f32(ctx, "v", &v, w.rank, w.shape));
+    CARRY_TRY(carry_expect_f32(ctx, "g", &g, w.rank, w.shape));
+    if (carry_is_here(&low)) {
+        CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape));
+    }
+    if (o->step < 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", o->step);
+    }
+    j.factors = (carry_adam_factors){.b1 = (float)o->b1,
+                                     .c1 = (float)(1.0 - o->b1),
+                                     .b2 = (float)o->b2,
+                                     .c2 = (float)(1.0 - o->b2),
+                                     .factor = (float)o->factor,
+                                     .rate = (float)(o->rate / (1.0 - pow(o->b1, (double)o->step))),
+                                     .unbias_v = (float)(1.0 / sqrt(1.0 - pow(o->b2, (double)o->step))),
+                                     .eps = (float)o->eps,
+                                     .decay = (float)(o->rate * o->decay)};
+    carry_parallel(ctx, carry_tensor_count(&w), GRAIN, adamw_range, &j);
+    return CARRY_OK;
+}

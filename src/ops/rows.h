@@ -1,0 +1,44 @@
+/* Runs of f32: the inner loops of the operators of carry/nn.h. Part of the table of kernels (kernels.h), so that they
+   are compiled for every instruction set; rows_loops.h has the one text. Outputs may be inputs of the same index. */
+#ifndef CARRY_OPS_ROWS_H
+#define CARRY_OPS_ROWS_H
+
+#include <stdint.h>
+
+#include "carry/nn.h"
+
+#define CARRY_CONV_WIDTHS 16
+
+typedef struct carry_adam_factors {
+    float b1, c1, b2, c2;                     /* c = 1 - b, rounded once */
+    float factor, rate, unbias_v, eps, decay; /* rate is of m: rate / (1 - b1^step); decay has the rate in it */
+} carry_adam_factors;
+
+typedef struct carry_rows {
+    void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
+    void (*activate_backward)(float *dx, const float *dy, const float *x, int64_t count, carry_activation activation);
+    void (*swiglu)(float *y, const float *gate, const float *up, int64_t count);
+    void (*swiglu_backward)(float *dgate, float *dup, const float *dy, const float *gate, const float *up,
+                            int64_t count);
+    void (*add)(float *y, const float *x, int64_t count);
+    float (*sum_squares)(const float *x, int64_t count);
+    double (*sum_squares_double)(const float *x, int64_t count);
+    /* y = x scale w silu(z); w and z may be NULL. */
+    void (*norm)(float *y, const float *x, const float *w, const float *z, float scale, int64_t count);
+    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x. */
+    void (*norm_sums)(float sums[2], const float *dy, const float *x, const float *w, const float *z, int64_t count);
+    /* dx (added to where add) = scale dy w silu(z) - back x; dw += dy x scale silu(z); dz. dx, dw, dz may be NULL. */
+    void (*norm_backward)(float *dx, float *dw, float *dz, const float *dy, const float *x, const float *w,
+                          const float *z, float scale, float back, int add, int64_t count);
+    /* y = sum_i taps[i * stride + c] x[i][c]. */
+    void (*conv)(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width, int64_t count);
+    /* sums[i * stride + c] += dy[c] x[i][c]. */
+    void (*conv_weights)(float *sums, const float *dy, const float *const *x, int64_t stride, int64_t width,
+                         int64_t count);
+    float (*maximum)(const float *x, int64_t count);
+    float (*sum_exp)(const float *x, float minus, int64_t count); /* sum e^(x - minus) */
+    void (*softmax)(float *y, const float *x, float minus, float scale, int64_t count);
+    void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
+} carry_rows;
+
+#endif
