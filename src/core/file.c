@@ -95,6 +95,13 @@ static void sync_folder_of(const char *path) {
     }
 }
 
+carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name) {
+    if (snprintf(path, CARRY_FILE_PATH, "%s/%s", folder, name) >= CARRY_FILE_PATH) {
+        return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", folder);
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit) {
     int file;
     size_t size = 0;

@@ -7,6 +7,11 @@
 
 #include "carry/context.h"
 
+#define CARRY_FILE_PATH 4096
+
+/* folder/name into path. */
+carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name);
+
 /* The whole of a regular file of at most limit bytes, with a 0 byte after its end; the caller frees *text.
    CARRY_ENOTFOUND when there is none (no sentence needed by most callers, but there is one). */
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit);
@@ -17,7 +22,6 @@ carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *by
 
 /* The same for what comes in pieces. After a begin that succeeded comes commit or abandon; a write that fails abandons
    by itself, and what follows does nothing but fail. The path is borrowed until then. */
-#define CARRY_FILE_PATH 4096
 typedef struct carry_file_writing {
     const char *path;
     int file; /* -1: abandoned */

@@ -137,7 +137,8 @@ typedef struct carry_lm_args {
 } carry_lm_args;
 
 /* Forward and, if asked for, backward. memory: carry_lm_pass_memory bytes of any alignment; nothing in it is needed
-   afterwards. Results depend neither on the number of threads nor, without packing, on neighbours in the batch. */
+   afterwards. Results do not
+   depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
 
 /* The states of `batch` sequences: for every layer the last conv_size - 1 inputs of each convolution and the state of
@@ -148,9 +149,9 @@ void carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* Generation for `batch` sequences at once. A prompt is read by chunks, then every step takes one token of each
-   sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step. Steps allocate nothing;
-   a prompt does. */
+/* Generation for `batch` sequences at once. A prompt is read by chunks, from where its sequence stands, then every step
+   takes one token of each sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step.
+   Steps allocate nothing; a prompt does. */
 typedef struct carry_lm_generator carry_lm_generator;
 carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **generator, int64_t batch, carry_dtype dtype);
 void carry_lm_generator_free(carry_lm_generator *generator);
