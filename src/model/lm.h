@@ -137,8 +137,7 @@ typedef struct carry_lm_args {
 } carry_lm_args;
 
 /* Forward and, if asked for, backward. memory: carry_lm_pass_memory bytes of any alignment; nothing in it is needed
-   afterwards. Results do not
-   depend on the number of threads. */
+   afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
 
 /* The states of `batch` sequences: for every layer the last conv_size - 1 inputs of each convolution and the state of
