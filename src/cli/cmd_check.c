@@ -120,9 +120,9 @@ static void print_golden(void *user, const carry_golden_line *line) {
         cli_json_bool("ok", ok);
         cli_json_close();
     } else {
-        (void)printf("  %-22s %-10s %-5s %-15s error %9.2e  bound %7.0e  %s%s%s\n", line->name, line->method,
-                     carry_dtype_name(line->dtype), line->tensor, line->error, line->bound,
-                     ok ? cli_green() : cli_red(), ok ? "ok" : "WRONG", cli_plain());
+        (void)printf("  %-22s %-10s %-5s %-*s error %9.2e  bound %7.0e  %s%s%s\n", line->name, line->method,
+                     carry_dtype_name(line->dtype), line->column > 0 ? line->column : 15, line->tensor, line->error,
+                     line->bound, ok ? cli_green() : cli_red(), ok ? "ok" : "WRONG", cli_plain());
     }
 }
 
@@ -130,8 +130,8 @@ static int run(int count, char **arguments) {
     cli_common common = {0};
     const char *golden = NULL;
     const cli_option own[] = {
-        {"golden", 0, CLI_TEXT, &golden, "FILE",
-         "compare with vectors made elsewhere (a .safetensors of delta-rule cases)"},
+        {"golden", 0, CLI_TEXT, &golden, "PATH",
+         "compare with vectors made elsewhere: a .safetensors of delta-rule cases, or a model's folder"},
         {0},
     };
     int words = cli_parse(&cli_check, count, arguments, own, &common);
@@ -149,7 +149,7 @@ static int run(int count, char **arguments) {
     tally t = {.json = common.json};
     carry_progress_start(&t.bar, stderr, "checking", 0);
     int code = CLI_DONE;
-    if (golden != NULL && carry_golden_delta(ctx, golden, print_golden, &t) != CARRY_OK) {
+    if (golden != NULL && carry_golden(ctx, golden, print_golden, &t) != CARRY_OK) {
         code = cli_failed(ctx);
     }
     for (int i = 0; i < words && code == CLI_DONE && !cli_interrupted(); i++) {

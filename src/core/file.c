@@ -13,7 +13,7 @@
 #include "core/error.h"
 
 #define CRC32C_POLYNOMIAL 0x82F63B78u /* bit-reversed */
-#define PATH_LIMIT 4096
+#define PATH_LIMIT CARRY_FILE_PATH
 
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
@@ -95,6 +95,13 @@ static void sync_folder_of(const char *path) {
     }
 }
 
+carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name) {
+    if (snprintf(path, CARRY_FILE_PATH, "%s/%s", folder, name) >= CARRY_FILE_PATH) {
+        return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", folder);
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit) {
     int file;
     size_t size = 0;
@@ -114,12 +121,18 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
     return CARRY_OK;
 }
 
-carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length) {
-    char beside[PATH_LIMIT];
+static carry_status cannot_write(carry_ctx *ctx, carry_file_writing *writing, int code) {
+    carry_file_abandon(writing);
+    return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", writing->path, strerror(code));
+}
+
+carry_status carry_file_begin(carry_ctx *ctx, carry_file_writing *writing, const char *path) {
+    writing->path = path;
+    writing->file = -1;
     if (*path == '\0') {
         return carry_fail(ctx, CARRY_EIO, "a file cannot be written without a name");
     }
-    if (snprintf(beside, sizeof beside, "%s.XXXXXX", path) >= (int)sizeof beside) {
+    if (snprintf(writing->beside, sizeof writing->beside, "%s.XXXXXX", path) >= (int)sizeof writing->beside) {
         return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is longer than %d characters", path, PATH_LIMIT - 8);
     }
     struct stat about;
@@ -127,26 +140,46 @@ carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *by
         return carry_fail(ctx, CARRY_EIO, "%s is not a regular file", path);
     }
     make_folders(path);
-    int file = mkostemp(beside, O_CLOEXEC);
-    if (file < 0) {
-        return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+    writing->file = mkostemp(writing->beside, O_CLOEXEC);
+    return writing->file >= 0 ? CARRY_OK
+                              : carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+}
+
+carry_status carry_file_write(carry_ctx *ctx, carry_file_writing *writing, const void *bytes, size_t length) {
+    if (writing->file < 0 || !write_fully(writing->file, bytes, length)) {
+        return cannot_write(ctx, writing, writing->file < 0 ? EBADF : errno);
     }
-    bool written = write_fully(file, bytes, length) && fchmod(file, 0644) == 0 && fsync(file) == 0;
-    int code = errno;
-    if (close(file) != 0 && written) {
-        written = false;
-        code = errno;
-    }
-    if (written && rename(beside, path) != 0) {
-        written = false;
-        code = errno;
-    }
-    if (!written) {
-        (void)unlink(beside);
-        return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(code));
-    }
-    sync_folder_of(path);
     return CARRY_OK;
+}
+
+carry_status carry_file_commit(carry_ctx *ctx, carry_file_writing *writing) {
+    if (writing->file < 0 || fchmod(writing->file, 0644) != 0 || fsync(writing->file) != 0) {
+        return cannot_write(ctx, writing, writing->file < 0 ? EBADF : errno);
+    }
+    int file = writing->file;
+    writing->file = -1;
+    if (close(file) != 0 || rename(writing->beside, writing->path) != 0) {
+        int code = errno;
+        (void)unlink(writing->beside);
+        return cannot_write(ctx, writing, code);
+    }
+    sync_folder_of(writing->path);
+    return CARRY_OK;
+}
+
+void carry_file_abandon(carry_file_writing *writing) {
+    if (writing->file >= 0) {
+        (void)close(writing->file);
+        (void)unlink(writing->beside);
+        writing->file = -1;
+    }
+}
+
+carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length) {
+    carry_file_writing writing;
+    CARRY_TRY(carry_file_begin(ctx, &writing, path));
+    CARRY_TRY(carry_file_write(ctx, &writing, bytes, length));
+    return carry_file_commit(ctx, &writing);
 }
 
 uint32_t carry_crc32c(uint32_t crc, const void *bytes, size_t length) {

@@ -7,6 +7,11 @@
 
 #include "carry/context.h"
 
+#define CARRY_FILE_PATH 4096
+
+/* folder/name into path. */
+carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name);
+
 /* The whole of a regular file of at most limit bytes, with a 0 byte after its end; the caller frees *text.
    CARRY_ENOTFOUND when there is none (no sentence needed by most callers, but there is one). */
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit);
@@ -14,6 +19,19 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
 /* Replaces path by these bytes: written beside it, synced, renamed. A crash leaves the old file or the new one. Missing
    folders are made. */
 carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length);
+
+/* The same for what comes in pieces. After a begin that succeeded comes commit or abandon; a write that fails abandons
+   by itself, and what follows does nothing but fail. The path is borrowed until then. */
+typedef struct carry_file_writing {
+    const char *path;
+    int file; /* -1: abandoned */
+    char beside[CARRY_FILE_PATH];
+} carry_file_writing;
+
+carry_status carry_file_begin(carry_ctx *ctx, carry_file_writing *writing, const char *path);
+carry_status carry_file_write(carry_ctx *ctx, carry_file_writing *writing, const void *bytes, size_t length);
+carry_status carry_file_commit(carry_ctx *ctx, carry_file_writing *writing);
+void carry_file_abandon(carry_file_writing *writing);
 
 /* CRC-32C (Castagnoli), of bytes after `crc` (0 at the start). */
 uint32_t carry_crc32c(uint32_t crc, const void *bytes, size_t length);

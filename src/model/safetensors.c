@@ -1,5 +1,4 @@
-/* Reading safetensors files. The header's JSON has one form only, so the reader knows that form and refuses all else.
- */
+/* Reading safetensors files. The header is JSON of one form only: all else is refused. */
 #include "model/safetensors.h"
 
 #include <errno.h>
@@ -14,149 +13,82 @@
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/tensor.h"
+#include "model/json.h"
 
 #define HEADER_LIMIT ((uint64_t)100 << 20)
 #define ENTRY_LIMIT ((int64_t)1 << 20)
 
 typedef struct reader {
     carry_ctx *ctx;
-    const char *start, *at, *end;
     const unsigned char *data; /* what follows the header */
     size_t data_bytes;
     carry_safetensors *file;
-    int64_t room, note_room;
 } reader;
 
-static carry_status bad(const reader *r, const char *what) {
-    return carry_fail(r->ctx, CARRY_EFORMAT, "the safetensors header is damaged at byte %lld: %s",
-                      (long long)(8 + (r->at - r->start)), what);
+static carry_status bad(const reader *r, const carry_json *node, const char *what) {
+    return carry_fail(r->ctx, CARRY_EFORMAT, "the safetensors header is damaged at line %u, column %u: %s", node->line,
+                      node->column, what);
 }
 
-static void skip_space(reader *r) {
-    while (r->at < r->end && (*r->at == ' ' || *r->at == '\n' || *r->at == '\t' || *r->at == '\r')) {
-        r->at++;
+/* A name of ours: no zeros inside, and short enough. */
+static carry_status take_name(const reader *r, char name[CARRY_SAFETENSORS_NAME], const carry_json *node) {
+    if (node->key_length >= CARRY_SAFETENSORS_NAME || strlen(node->key) != node->key_length) {
+        return bad(r, node, "a name is too long, or has a zero inside");
     }
+    memcpy(name, node->key, node->key_length + 1);
+    return CARRY_OK;
 }
 
-static bool take(reader *r, char c) {
-    skip_space(r);
-    if (r->at < r->end && *r->at == c) {
-        r->at++;
-        return true;
-    }
-    return false;
-}
-
-/* A string into text; escapes other than \uXXXX are undone, that one is kept as it stands. */
-static carry_status take_string(reader *r, char *text, size_t size) {
-    if (!take(r, '"')) {
-        return bad(r, "a string is expected");
-    }
-    size_t used = 0;
-    while (r->at < r->end && *r->at != '"') {
-        char c = *r->at++;
-        if ((unsigned char)c < 0x20) {
-            return bad(r, "a control character inside a string");
-        }
-        if (c == '\\') {
-            if (r->at == r->end) {
-                break;
-            }
-            const char *escapes = "\"\\/bfnrtu";
-            const char *meant = "\"\\/\b\f\n\r\tu";
-            const char *found = strchr(escapes, *r->at);
-            if (found == NULL || *found == '\0') {
-                return bad(r, "an unknown escape");
-            }
-            c = meant[found - escapes];
-            r->at++;
-        }
-        if (used + 1 >= size) {
-            return bad(r, "a string is too long");
-        }
-        text[used++] = c;
-    }
-    text[used] = '\0';
-    return take(r, '"') ? CARRY_OK : bad(r, "a string does not end");
-}
-
-static carry_status take_number(reader *r, int64_t *number) {
-    skip_space(r);
-    int64_t value = 0;
-    const char *first = r->at;
-    while (r->at < r->end && *r->at >= '0' && *r->at <= '9') {
-        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *r->at - '0', &value)) {
-            return bad(r, "a number is too large");
-        }
-        r->at++;
-    }
-    *number = value;
-    return r->at > first ? CARRY_OK : bad(r, "a number is expected");
-}
-
-static carry_status take_numbers(reader *r, int64_t *numbers, int most, int *count) {
+static carry_status take_numbers(const reader *r, int64_t *numbers, int most, int *count, const carry_json *list) {
     *count = 0;
-    if (!take(r, '[')) {
-        return bad(r, "a list of numbers is expected");
+    if (list->kind != CARRY_JSON_ARRAY || list->as.inside.count > most) {
+        return bad(r, list, "a list of numbers is expected, or it is too long");
     }
-    if (take(r, ']')) {
-        return CARRY_OK;
-    }
-    do {
-        if (*count == most) {
-            return bad(r, "a list is too long");
+    for (const carry_json *node = list->as.inside.first; node != NULL; node = node->next) {
+        if (node->kind != CARRY_JSON_NUMBER || !node->whole || node->as.number.integer < 0) {
+            return bad(r, node, "a whole number from 0 on is expected");
         }
-        CARRY_TRY(take_number(r, &numbers[(*count)++]));
-    } while (take(r, ','));
-    return take(r, ']') ? CARRY_OK : bad(r, "a list does not end");
+        numbers[(*count)++] = node->as.number.integer;
+    }
+    return CARRY_OK;
 }
 
-static carry_status parse_dtype(const reader *r, const char *text, carry_dtype *dtype) {
+static carry_status parse_dtype(const reader *r, const carry_json *text, carry_dtype *dtype) {
     static const struct {
         const char *text;
         carry_dtype dtype;
     } known[] = {{"F32", CARRY_F32}, {"BF16", CARRY_BF16}, {"F16", CARRY_F16}, {"I64", CARRY_I64}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
-        if (strcmp(text, known[i].text) == 0) {
+        if (carry_json_is_text(text, known[i].text)) {
             *dtype = known[i].dtype;
             return CARRY_OK;
         }
     }
-    return carry_fail(r->ctx, CARRY_EDTYPE, "the safetensors element type '%.20s' is none of F32, BF16, F16, I64",
-                      text);
+    char shown[CARRY_JSON_SHOWN];
+    return carry_fail(r->ctx, CARRY_EDTYPE, "the safetensors element type %s is none of F32, BF16, F16, I64",
+                      carry_json_show(shown, text));
 }
 
 /* The value of one tensor's entry, in any order of its three keys. */
-static carry_status take_entry(reader *r, carry_safetensors_entry *entry) {
-    char key[32];
-    char type[32] = "";
-    int64_t shape[CARRY_MAX_RANK];
-    int64_t offsets[2];
-    int rank = -1;
-    int bounds = -1;
-    if (!take(r, '{')) {
-        return bad(r, "a tensor's entry is expected");
-    }
-    do {
-        CARRY_TRY(take_string(r, key, sizeof key));
-        if (!take(r, ':')) {
-            return bad(r, "a colon is expected");
-        }
-        if (strcmp(key, "dtype") == 0 && type[0] == '\0') {
-            CARRY_TRY(take_string(r, type, sizeof type));
-        } else if (strcmp(key, "shape") == 0 && rank < 0) {
-            CARRY_TRY(take_numbers(r, shape, CARRY_MAX_RANK, &rank));
-        } else if (strcmp(key, "data_offsets") == 0 && bounds < 0) {
-            CARRY_TRY(take_numbers(r, offsets, 2, &bounds));
-        } else {
-            return bad(r, "a key other than dtype, shape and data_offsets, or one of them twice");
-        }
-    } while (take(r, ','));
-    if (!take(r, '}') || rank < 0 || bounds != 2) {
-        return bad(r, "an entry is not complete");
+static carry_status take_entry(const reader *r, carry_safetensors_entry *entry, const carry_json *node) {
+    const carry_json *type = carry_json_find(node, "dtype");
+    const carry_json *sizes = carry_json_find(node, "shape");
+    const carry_json *places = carry_json_find(node, "data_offsets");
+    if (type == NULL || sizes == NULL || places == NULL || node->as.inside.count != 3) {
+        return bad(r, node, "an entry has dtype, shape and data_offsets, once each, and nothing else");
     }
     carry_dtype dtype;
+    int64_t shape[CARRY_MAX_RANK];
+    int64_t offsets[2];
+    int rank;
+    int bounds;
     CARRY_TRY(parse_dtype(r, type, &dtype));
+    CARRY_TRY(take_numbers(r, shape, CARRY_MAX_RANK, &rank, sizes));
+    CARRY_TRY(take_numbers(r, offsets, 2, &bounds, places));
+    if (bounds != 2) {
+        return bad(r, places, "two offsets are expected");
+    }
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, carry_dtype_size(dtype)) || offsets[0] > offsets[1] ||
         (uint64_t)offsets[1] > r->data_bytes || (uint64_t)(offsets[1] - offsets[0]) != bytes) {
@@ -173,80 +105,102 @@ static carry_status take_entry(reader *r, carry_safetensors_entry *entry) {
     return CARRY_OK;
 }
 
-static carry_status take_metadata(reader *r) {
-    if (!take(r, '{')) {
-        return bad(r, "metadata must be an object");
+static carry_status take_metadata(const reader *r, const carry_json *notes) {
+    carry_safetensors *file = r->file;
+    if (notes->kind != CARRY_JSON_OBJECT || file->note != NULL) {
+        return bad(r, notes, "metadata must be an object, and one only");
     }
-    if (take(r, '}')) {
-        return CARRY_OK;
+    file->note = calloc((size_t)notes->as.inside.count + 1, sizeof *file->note);
+    if (file->note == NULL) {
+        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the metadata of a safetensors file");
     }
-    do {
-        carry_safetensors *file = r->file;
-        if (file->notes == r->note_room) {
-            int64_t room = r->note_room > 0 ? 2 * r->note_room : 16;
-            void *grown = room <= ENTRY_LIMIT ? realloc(file->note, (size_t)room * sizeof *file->note) : NULL;
-            if (grown == NULL) {
-                return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the metadata of a safetensors file");
-            }
-            file->note = grown;
-            r->note_room = room;
-        }
+    for (const carry_json *node = notes->as.inside.first; node != NULL; node = node->next) {
         carry_safetensors_note *note = &file->note[file->notes];
-        size_t most = (size_t)(r->end - r->at) + 1;
-        CARRY_TRY(take_string(r, note->key, sizeof note->key));
-        if (!take(r, ':')) {
-            return bad(r, "a colon is expected");
+        CARRY_TRY(take_name(r, note->key, node));
+        if (node->kind != CARRY_JSON_STRING) {
+            return bad(r, node, "metadata holds texts only");
         }
-        note->value = malloc(most < 65536 ? most : 65536);
+        note->value = malloc(node->as.text.length + 1);
         if (note->value == NULL) {
             return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the metadata of a safetensors file");
         }
+        memcpy(note->value, node->as.text.bytes, node->as.text.length + 1);
         file->notes++;
-        CARRY_TRY(take_string(r, note->value, most < 65536 ? most : 65536));
-    } while (take(r, ','));
-    return take(r, '}') ? CARRY_OK : bad(r, "metadata does not end");
-}
-
-static carry_status take_tensor(reader *r, const char *name) {
-    carry_safetensors *file = r->file;
-    if (carry_safetensors_find(file, name) != NULL) {
-        return bad(r, "a tensor is named twice");
     }
-    if (file->count == r->room) {
-        int64_t room = r->room > 0 ? 2 * r->room : 64;
-        void *grown = room <= ENTRY_LIMIT ? realloc(file->entries, (size_t)room * sizeof *file->entries) : NULL;
-        if (grown == NULL) {
-            return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the entries of a safetensors file");
-        }
-        file->entries = grown;
-        r->room = room;
-    }
-    carry_safetensors_entry *entry = &file->entries[file->count];
-    (void)snprintf(entry->name, sizeof entry->name, "%s", name);
-    CARRY_TRY(take_entry(r, entry));
-    file->count++;
     return CARRY_OK;
 }
 
-static carry_status take_header(reader *r) {
-    if (!take(r, '{')) {
-        return bad(r, "an object is expected");
+static int by_name(const void *left, const void *right) {
+    const carry_safetensors_entry *const *a = left;
+    const carry_safetensors_entry *const *b = right;
+    return strcmp((*a)->name, (*b)->name);
+}
+
+static size_t entry_bytes(const carry_safetensors_entry *entry) {
+    return (size_t)carry_tensor_count(&entry->view) * carry_dtype_size(entry->view.dtype);
+}
+
+/* Empty tensors first, so that one at the place where another starts does not look like an overlap. */
+static int by_place(const void *left, const void *right) {
+    const carry_safetensors_entry *const *a = left;
+    const carry_safetensors_entry *const *b = right;
+    uintptr_t first = (uintptr_t)(*a)->view.data;
+    uintptr_t second = (uintptr_t)(*b)->view.data;
+    if (first != second) {
+        return first < second ? -1 : 1;
     }
-    if (!take(r, '}')) {
-        do {
-            char name[CARRY_SAFETENSORS_NAME];
-            CARRY_TRY(take_string(r, name, sizeof name));
-            if (!take(r, ':')) {
-                return bad(r, "a colon is expected");
-            }
-            CARRY_TRY(strcmp(name, "__metadata__") == 0 ? take_metadata(r) : take_tensor(r, name));
-        } while (take(r, ','));
-        if (!take(r, '}')) {
-            return bad(r, "the object does not end");
+    return (entry_bytes(*a) > 0) - (entry_bytes(*b) > 0);
+}
+
+/* No two tensors share a byte or a name; the list by name stays, for finding. */
+static carry_status order_entries(const reader *r) {
+    carry_safetensors *file = r->file;
+    size_t count = (size_t)file->count;
+    file->by_name = malloc((count + 1) * sizeof(carry_safetensors_entry *));
+    if (file->by_name == NULL) {
+        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the entries of a safetensors file");
+    }
+    for (size_t i = 0; i < count; i++) {
+        file->by_name[i] = &file->entries[i];
+    }
+    qsort(file->by_name, count, sizeof(carry_safetensors_entry *), by_place);
+    for (size_t i = 1; i < count; i++) {
+        const carry_safetensors_entry *before = file->by_name[i - 1];
+        const unsigned char *end = (const unsigned char *)before->view.data + entry_bytes(before);
+        if (end > (const unsigned char *)file->by_name[i]->view.data) {
+            return carry_fail(r->ctx, CARRY_EFORMAT, "the tensors '%.60s' and '%.60s' share bytes of the file",
+                              before->name, file->by_name[i]->name);
         }
     }
-    skip_space(r);
-    return r->at == r->end ? CARRY_OK : bad(r, "something follows the object");
+    qsort(file->by_name, count, sizeof(carry_safetensors_entry *), by_name);
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(file->by_name[i - 1]->name, file->by_name[i]->name) == 0) {
+            return carry_fail(r->ctx, CARRY_EFORMAT, "the tensor '%.60s' is named twice", file->by_name[i]->name);
+        }
+    }
+    return CARRY_OK;
+}
+
+static carry_status take_header(const reader *r, const carry_json *header) {
+    carry_safetensors *file = r->file;
+    if (header->kind != CARRY_JSON_OBJECT || header->as.inside.count > ENTRY_LIMIT) {
+        return bad(r, header, "an object is expected, or it names too many tensors");
+    }
+    file->entries = calloc((size_t)header->as.inside.count + 1, sizeof *file->entries);
+    if (file->entries == NULL) {
+        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the entries of a safetensors file");
+    }
+    for (const carry_json *node = header->as.inside.first; node != NULL; node = node->next) {
+        carry_safetensors_entry *entry = &file->entries[file->count];
+        CARRY_TRY(take_name(r, entry->name, node));
+        if (strcmp(entry->name, "__metadata__") == 0) {
+            CARRY_TRY(take_metadata(r, node));
+        } else {
+            CARRY_TRY(take_entry(r, entry, node));
+            file->count++;
+        }
+    }
+    return order_entries(r);
 }
 
 carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, const void *data, size_t bytes) {
@@ -260,15 +214,11 @@ carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, co
         return carry_fail(ctx, CARRY_EFORMAT,
                           "this is no safetensors file: its header would have %" PRIu64 " of %zu bytes", length, bytes);
     }
-    const char *header = (const char *)raw + 8;
-    reader r = {.ctx = ctx,
-                .start = header,
-                .at = header,
-                .end = header + length,
-                .data = raw + 8 + length,
-                .data_bytes = bytes - 8 - (size_t)length,
-                .file = file};
-    carry_status status = take_header(&r);
+    carry_json *header;
+    CARRY_TRY(carry_json_parse(ctx, &header, (const char *)raw + 8, (size_t)length, "the safetensors header"));
+    reader r = {.ctx = ctx, .data = raw + 8 + length, .data_bytes = bytes - 8 - (size_t)length, .file = file};
+    carry_status status = take_header(&r, header);
+    carry_json_free(header);
     if (status != CARRY_OK) {
         carry_safetensors_close(file);
     }
@@ -309,6 +259,7 @@ void carry_safetensors_close(carry_safetensors *file) {
     }
     free(file->note);
     free(file->entries);
+    free(file->by_name);
     if (file->mapping != NULL) {
         (void)munmap(file->mapping, file->mapping_bytes);
     }
@@ -316,10 +267,16 @@ void carry_safetensors_close(carry_safetensors *file) {
 }
 
 const carry_tensor *carry_safetensors_find(const carry_safetensors *file, const char *name) {
-    for (int64_t i = 0; i < file->count; i++) {
-        if (strcmp(file->entries[i].name, name) == 0) {
-            return &file->entries[i].view;
+    int64_t first = 0;
+    int64_t end = file->count;
+    while (first < end) {
+        int64_t middle = first + (end - first) / 2;
+        int order = strcmp(file->by_name[middle]->name, name);
+        if (order == 0) {
+            return &file->by_name[middle]->view;
         }
+        first = order < 0 ? middle + 1 : first;
+        end = order < 0 ? end : middle;
     }
     return NULL;
 }

@@ -1,0 +1,22 @@
+/* The weights of a model's folder: model.safetensors, or the files that model.safetensors.index.json lists. */
+#ifndef CARRY_MODEL_WEIGHTS_H
+#define CARRY_MODEL_WEIGHTS_H
+
+#include "model/safetensors.h"
+
+typedef struct carry_weights {
+    carry_safetensors *file;
+    int64_t files;
+    int64_t count; /* tensors of all files */
+} carry_weights;
+
+/* Names in the index stand for files of the same folder: a path is refused, and so is a tensor that is not in the file
+   the index names, or in one it does not. */
+carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
+void carry_weights_close(carry_weights *weights);
+
+const carry_tensor *carry_weights_find(const carry_weights *weights, const char *name); /* NULL: none */
+/* The name of tensor `index` of all files, one after the other. */
+const char *carry_weights_name(const carry_weights *weights, int64_t index);
+
+#endif
