@@ -11,10 +11,30 @@
 #include "core/error.h"
 #include "train/utf8.h"
 
-#define SPACE "\\t-\\r\\x{85}\\p{Z}" /* within brackets: White_Space */
+/* Within brackets. White_Space; and letters and digits, with those that editions 15 to 16 of Unicode added, which older
+   ones of PCRE2 do not know and `tokenizers` 0.23 does. */
+#define SPACE "\\t-\\r\\x{85}\\p{Z}"
+#define LETTERS                                                                                           \
+    "\\p{L}"                                                                                              \
+    "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}\\x{10D4A}-\\x{10D65}" \
+    "\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}\\x{11380}-\\x{11389}\\x{1138B}"      \
+    "\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}\\x{113D3}\\x{11BC0}-\\x{11BE0}\\x{11F02}"        \
+    "\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}"      \
+    "\\x{16100}-\\x{1611D}\\x{16D40}-\\x{16D6C}\\x{18CFF}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}"       \
+    "\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}\\x{1E5D0}-\\x{1E5ED}\\x{1E5F0}\\x{2B739}"                 \
+    "\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
+#define DIGITS                                                                             \
+    "\\p{N}"                                                                               \
+    "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}" \
+    "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}" \
+    "\\x{1E4F0}-\\x{1E4F9}\\x{1E5F1}-\\x{1E5FA}"
 
-static const char pattern_text[] =
-    "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^" SPACE "\\p{L}\\p{N}]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+/* Words in ASCII are most of many texts: the first line after the contractions finds them by a table of bytes, unless a
+   letter beyond ASCII goes on there. With it cutting is about 1.3 times as fast. */
+static const char pattern_text[] = "'s|'t|'re|'ve|'m|'ll|'d|"
+                                   " ?[A-Za-z]++(?![\\x{80}-\\x{10FFFF}])|"
+                                   " ?[" LETTERS "]+| ?[" DIGITS "]+| ?[^" SPACE LETTERS DIGITS "]+|"
+                                   "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
 
 struct carry_pattern {
     pcre2_code *code;

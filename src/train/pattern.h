@@ -5,9 +5,9 @@
    It is matched by PCRE2, with its just-in-time compiler where there is one. Every character belongs to some piece. A
    run of bytes that are no UTF-8 is a piece of its own, and the text before it ends there as a text does.
 
-   Two things are spelt otherwise than in the pattern above, so that pieces equal those of the `tokenizers` library: \s
-   is the property White_Space, where PCRE2's own would add U+180E; and which characters are letters and digits is a
-   matter of PCRE2's edition of Unicode, which is younger or older by a few scripts. */
+   Classes of characters are those of the `tokenizers` library 0.23 for every character that Unicode 16 has, whatever
+   edition PCRE2 knows, from 14 on: \s is the property White_Space, where PCRE2's own would add U+180E, and letters and
+   digits younger than PCRE2 are spelt out. */
 #ifndef CARRY_TRAIN_PATTERN_H
 #define CARRY_TRAIN_PATTERN_H
 
