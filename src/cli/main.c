@@ -6,9 +6,12 @@
 #include "comm/ranks.h"
 
 const cli_verb *const cli_verbs[] = {
-    &cli_list, &cli_plan,   &cli_check, &cli_bench,
+    &cli_list,      &cli_plan,   &cli_check, &cli_bench,
 #ifdef CARRY_HAVE_LAB
-    &cli_run,  &cli_report, &cli_runs,  &cli_profile, &cli_climb, &cli_job, &cli_cards,
+    &cli_run,       &cli_report, &cli_runs,  &cli_profile, &cli_climb, &cli_job, &cli_cards,
+#endif
+#ifdef CARRY_HAVE_TRAIN
+    &cli_tokenizer,
 #endif
     NULL,
 };
@@ -27,6 +30,17 @@ static bool needs_lab(const char *name) {
         }
     }
     return false;
+}
+#endif
+
+#ifdef CARRY_HAVE_TRAIN
+static bool needs_train(const char *name) {
+    (void)name;
+    return false;
+}
+#else
+static bool needs_train(const char *name) {
+    return strcmp(name, "tokenizer") == 0;
 }
 #endif
 
@@ -97,6 +111,10 @@ static int run(int count, char **arguments) {
             "this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
             "and zlib are found",
             name);
+    }
+    if (needs_train(name)) {
+        return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",
+                          name);
     }
     return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
 }

@@ -1,0 +1,346 @@
+/* carry tokenizer train|encode|decode|show. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "core/progress.h"
+#include "train/text.h"
+#include "train/tokenizer.h"
+
+#define INPUT_MOST ((size_t)1 << 32)
+
+typedef struct desk {
+    cli_common common;
+    carry_ctx *ctx;
+    carry_tokenizer *tokenizer;
+    int64_t vocabulary, least;
+    const char *output, *added, *text;
+    bool bytes_only, binary, as_text, keep;
+} desk;
+
+static const cli_option *options_of(desk *d) {
+    static cli_option options[10];
+    const cli_option all[] = {
+        {"vocab", 0, CLI_NUMBER, &d->vocabulary, "N", "train: tokens, bytes and added ones included (4096)"},
+        {"output", 'o', CLI_TEXT, &d->output, "DIR", "train: where tokenizer.json goes (the folder tokenizer)"},
+        {"added", 0, CLI_TEXT, &d->added, "LIST", "train: added tokens, by commas (" CARRY_END_OF_TEXT ")"},
+        {"least", 0, CLI_NUMBER, &d->least, "N", "train: how often a pair must occur to be merged (2)"},
+        {"bytes", 0, CLI_FLAG, &d->bytes_only, NULL, "train: the 256 bytes alone; needs no text"},
+        {"binary", 0, CLI_FLAG, &d->binary, NULL, "train: take files that do not look like text"},
+        {"text", 't', CLI_TEXT, &d->text, "TEXT", "encode: this text instead of files"},
+        {"as-text", 0, CLI_FLAG, &d->as_text, NULL, "encode: an added token in a text is text like any other"},
+        {"keep-special", 0, CLI_FLAG, &d->keep, NULL, "decode: with the special tokens"},
+        {0},
+    };
+    memcpy(options, all, sizeof all);
+    return options;
+}
+
+static bool on_progress(void *user, int64_t done, int64_t total) {
+    carry_progress *progress = user;
+    progress->total = total;
+    carry_progress_step(progress, done);
+    return !cli_interrupted();
+}
+
+/* Cuts the list at its commas; how many. */
+static int split_added(char *list, const char **added, int most) {
+    int count = 0;
+    for (char *at = strtok(list, ","); at != NULL && count < most; at = strtok(NULL, ",")) {
+        added[count++] = at;
+    }
+    return count;
+}
+
+static carry_status train_on(desk *d, const carry_text *text, carry_trainer *trainer) {
+    carry_progress reading;
+    carry_bytes bytes = {0};
+    int64_t blocks = carry_text_blocks(text);
+    carry_status status = CARRY_OK;
+    carry_progress_start(&reading, stderr, "reading", blocks);
+    for (int64_t i = 0; i < blocks && status == CARRY_OK && !cli_interrupted(); i++) {
+        bool ends_file;
+        bytes.count = 0;
+        status = carry_text_read(d->ctx, text, i, &bytes, &ends_file);
+        if (status == CARRY_OK) {
+            status = carry_trainer_feed(d->ctx, trainer, bytes.at, bytes.count);
+        }
+        carry_progress_step(&reading, i + 1);
+    }
+    carry_progress_clear(&reading);
+    free(bytes.at);
+    return status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
+}
+
+static carry_status train(desk *d, int count, char **paths, const char *const *added, int added_count) {
+    if (d->bytes_only) {
+        return carry_tokenizer_bytes(d->ctx, &d->tokenizer, added, added_count);
+    }
+    carry_progress merging;
+    carry_progress_start(&merging, stderr, "merging", 0);
+    carry_trainer_options options = {.size = d->vocabulary,
+                                     .least = d->least,
+                                     .added = added,
+                                     .added_count = added_count,
+                                     .progress = on_progress,
+                                     .user = &merging};
+    carry_text *text = NULL;
+    carry_trainer *trainer = NULL;
+    carry_status status = carry_text_open(d->ctx, &text, (const char *const *)paths, count,
+                                          &(carry_text_options){.take_binary = d->binary});
+    if (status == CARRY_OK) {
+        status = carry_trainer_new(d->ctx, &trainer, &options);
+    }
+    if (status == CARRY_OK) {
+        status = train_on(d, text, trainer);
+    }
+    carry_progress_clear(&merging);
+    carry_trainer_free(trainer);
+    carry_text_free(text);
+    return status;
+}
+
+static void print_tokenizer(const desk *d, const char *path) {
+    const carry_tokenizer *t = d->tokenizer;
+    if (d->common.json) {
+        cli_json_open();
+        cli_json_text("tokenizer", path);
+        cli_json_integer("vocabulary", carry_tokenizer_size(t));
+        cli_json_integer("merges", carry_tokenizer_merges(t));
+        cli_json_integer("end_of_text", carry_tokenizer_end(t));
+        cli_json_close();
+    } else {
+        (void)printf("%s: %lld tokens, %lld merges\n", path, (long long)carry_tokenizer_size(t),
+                     (long long)carry_tokenizer_merges(t));
+    }
+}
+
+static int run_train(desk *d, int count, char **paths) {
+    const char *added[64];
+    char list[4096];
+    (void)snprintf(list, sizeof list, "%s", d->added != NULL ? d->added : CARRY_END_OF_TEXT);
+    if (d->added != NULL && strlen(d->added) >= sizeof list) {
+        return cli_refuse("--added is longer than %zu bytes", sizeof list);
+    }
+    int added_count = split_added(list, added, 64);
+    char path[4096];
+    int length = snprintf(path, sizeof path, "%s/tokenizer.json", d->output != NULL ? d->output : "tokenizer");
+    if (length < 0 || (size_t)length >= sizeof path) {
+        return cli_refuse("the path after --output is too long");
+    }
+    if (count == 0 && !d->bytes_only) {
+        return cli_refuse("tokenizer train needs a text: carry tokenizer train FILE... -o DIR");
+    }
+    if (train(d, count, paths, added, added_count) != CARRY_OK ||
+        carry_tokenizer_save(d->ctx, d->tokenizer, path) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
+    print_tokenizer(d, path);
+    if (!d->bytes_only && carry_tokenizer_size(d->tokenizer) < d->vocabulary && !d->common.json) {
+        (void)printf("%sthe text has no more pairs that occur %lld times%s\n", cli_dim(),
+                     (long long)(d->least > 0 ? d->least : 2), cli_plain());
+    }
+    return CLI_DONE;
+}
+
+/* All of a stream; NULL after a message. */
+static char *read_all(FILE *from, const char *name, size_t *length) {
+    size_t room = 1 << 16;
+    char *text = malloc(room);
+    *length = 0;
+    while (text != NULL) {
+        *length += fread(text + *length, 1, room - *length - 1, from);
+        if (*length < room - 1) {
+            break;
+        }
+        char *grown = room < INPUT_MOST ? realloc(text, 2 * room) : NULL;
+        if (grown == NULL) {
+            free(text);
+        }
+        text = grown;
+        room *= 2;
+    }
+    if (text == NULL) {
+        (void)cli_refuse("there is no memory for %s", name);
+    } else if (ferror(from)) {
+        (void)cli_refuse("%s cannot be read: %s", name, strerror(errno));
+        free(text);
+        return NULL;
+    } else {
+        text[*length] = '\0';
+    }
+    return text;
+}
+
+static int print_ids(const desk *d, const carry_ids *ids, size_t bytes) {
+    if (d->common.json) {
+        (void)printf("{\"bytes\": %zu, \"tokens\": %zu, \"ids\": [", bytes, ids->count);
+    }
+    for (size_t i = 0; i < ids->count; i++) {
+        (void)printf("%s%u", i == 0 ? "" : d->common.json ? ", " : " ", ids->id[i]);
+    }
+    (void)puts(d->common.json ? "]}" : "");
+    return CLI_DONE;
+}
+
+static int encode_one(desk *d, carry_encoder *encoder, const char *text, size_t length) {
+    carry_ids ids = {0};
+    carry_status status =
+        carry_encode(d->ctx, encoder, &ids, text, length, d->as_text ? CARRY_SPECIALS_AS_TEXT : CARRY_SPECIALS_FOUND);
+    int code = status == CARRY_OK ? print_ids(d, &ids, length) : cli_failed(d->ctx);
+    carry_ids_free(&ids);
+    return code;
+}
+
+static int encode_file(desk *d, carry_encoder *encoder, const char *path) {
+    bool is_input = strcmp(path, "-") == 0;
+    FILE *from = is_input ? stdin : fopen(path, "rb");
+    if (from == NULL) {
+        return cli_refuse("%s cannot be read: %s", path, strerror(errno));
+    }
+    size_t length;
+    char *text = read_all(from, is_input ? "standard input" : path, &length);
+    if (!is_input) {
+        (void)fclose(from);
+    }
+    int code = text != NULL ? encode_one(d, encoder, text, length) : CLI_IMPOSSIBLE;
+    free(text);
+    return code;
+}
+
+static int run_encode(desk *d, int count, char **words) {
+    carry_encoder *encoder;
+    if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK ||
+        carry_encoder_new(d->ctx, &encoder, d->tokenizer) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
+    int code = CLI_DONE;
+    if (d->text != NULL) {
+        code = encode_one(d, encoder, d->text, strlen(d->text));
+    } else if (count == 1) {
+        code = encode_file(d, encoder, "-");
+    }
+    for (int i = 1; i < count && code == CLI_DONE && d->text == NULL; i++) {
+        code = encode_file(d, encoder, words[i]);
+    }
+    carry_encoder_free(encoder);
+    return code;
+}
+
+/* Numbers from words, or from standard input where there are none; -1 after a message. */
+static int64_t take_numbers(uint32_t **ids, int count, char **words) {
+    size_t length = 0;
+    char *input = count == 0 ? read_all(stdin, "standard input", &length) : NULL;
+    size_t most = count > 0 ? (size_t)count : length / 2 + 1;
+    *ids = calloc(most, sizeof **ids);
+    int64_t taken = 0;
+    const char *space = " \t\r\n,[]";
+    char *rest = NULL;
+    char *word = count > 0 ? words[0] : input != NULL ? strtok_r(input, space, &rest) : NULL;
+    while (word != NULL && taken >= 0 && *ids != NULL && (size_t)taken < most) {
+        char *end;
+        unsigned long long number = strtoull(word, &end, 10);
+        if (*end != '\0' || word[0] < '0' || word[0] > '9' || number > UINT32_MAX) {
+            char shown[64];
+            (void)cli_refuse("'%s' is no number of a token", cli_shown(shown, word));
+            taken = -1;
+            break;
+        }
+        (*ids)[taken++] = (uint32_t)number;
+        word = count == 0 ? strtok_r(NULL, space, &rest) : taken < count ? words[taken] : NULL;
+    }
+    free(input);
+    return *ids == NULL ? -1 : taken;
+}
+
+static int run_decode(desk *d, int count, char **words) {
+    if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
+    uint32_t *ids;
+    int64_t taken = take_numbers(&ids, count - 1, words + 1);
+    char *text = NULL;
+    size_t length;
+    int code = CLI_IMPOSSIBLE;
+    if (taken >= 0 && carry_decode(d->ctx, d->tokenizer, &text, &length, ids, (size_t)taken, !d->keep) != CARRY_OK) {
+        (void)cli_failed(d->ctx);
+    } else if (taken >= 0 && d->common.json) {
+        char *shown = malloc(CARRY_UNFOLD_GROWTH * (length + 4) + 1);
+        carry_unfold unfold = {0};
+        if (shown != NULL) { /* JSON is UTF-8 */
+            size_t written = carry_unfold_bytes(&unfold, shown, text, length);
+            written += carry_unfold_end(&unfold, shown + written);
+            shown[written] = '\0';
+            cli_json_open();
+            cli_json_integer("tokens", taken);
+            cli_json_text("text", shown);
+            cli_json_close();
+            code = CLI_DONE;
+        }
+        free(shown);
+    } else if (taken >= 0) {
+        (void)fwrite(text, 1, length, stdout);
+        code = CLI_DONE;
+    }
+    free(text);
+    free(ids);
+    return code;
+}
+
+static int run_show(desk *d, int count, char **words) {
+    (void)count;
+    if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
+    print_tokenizer(d, words[0]);
+    return CLI_DONE;
+}
+
+static int run(int count, char **arguments) {
+    static const struct {
+        const char *name;
+        int least; /* words after it */
+        int (*run)(desk *d, int count, char **words);
+    } actions[] = {
+        {"train", 0, run_train}, {"encode", 1, run_encode}, {"decode", 1, run_decode}, {"show", 1, run_show}};
+    desk d = {.vocabulary = 4096};
+    int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
+    if (words < 0 || d.common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    for (size_t i = 0; words > 0 && i < sizeof actions / sizeof actions[0]; i++) {
+        if (strcmp(arguments[0], actions[i].name) != 0) {
+            continue;
+        }
+        if (words - 1 < actions[i].least) {
+            return cli_refuse("tokenizer %s needs a tokenizer.json or its folder", arguments[0]);
+        }
+        cli_catch_interrupt();
+        d.ctx = cli_open(&d.common);
+        int code = d.ctx != NULL ? actions[i].run(&d, words - 1, arguments + 1) : CLI_IMPOSSIBLE;
+        carry_tokenizer_free(d.tokenizer);
+        carry_ctx_free(d.ctx);
+        return code;
+    }
+    char shown[64];
+    return cli_refuse("tokenizer does train, encode, decode or show, not '%s'",
+                      words > 0 ? cli_shown(shown, arguments[0]) : "nothing");
+}
+
+const cli_verb cli_tokenizer = {
+    .name = "tokenizer",
+    .arguments = "train|encode|decode ...",
+    .summary = "train a byte-level BPE tokenizer, and use one",
+    .details =
+        "train FILE...           learn merges from text files and folders; kept as tokenizer.json\n"
+        "encode TOKENIZER FILE...  the numbers of each file's tokens, a line for each (standard input: none named)\n"
+        "decode TOKENIZER N...     the text of these numbers (standard input: none given), byte for byte\n"
+        "show TOKENIZER            how many tokens and merges it has\n\n"
+        "TOKENIZER is a tokenizer.json of Hugging Face's, or the folder that holds it: byte-level BPE with\n"
+        "the GPT-2 pattern. One that needs something else is refused, with its name.",
+    .example =
+        "carry tokenizer train book.txt --vocab 4096 -o tokenizer && carry tokenizer encode tokenizer -t 'Hello'",
+    .run = run,
+};

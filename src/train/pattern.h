@@ -1,0 +1,39 @@
+/* The GPT-2 pattern: how a text is cut into pieces before bytes are merged. No merge crosses a piece's end.
+
+       's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+
+   It is matched by PCRE2, with its just-in-time compiler where there is one. Every character belongs to some piece. A
+   run of bytes that are no UTF-8 is a piece of its own, and the text before it ends there as a text does.
+
+   Classes of characters are those of the `tokenizers` library 0.23 for every character that Unicode 16 has, whatever
+   edition PCRE2 knows, from 14 on: \s is the property White_Space, where PCRE2's own would add U+180E, and letters and
+   digits younger than PCRE2 are spelt out. */
+#ifndef CARRY_TRAIN_PATTERN_H
+#define CARRY_TRAIN_PATTERN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "carry/context.h"
+
+typedef struct carry_pattern carry_pattern; /* may be shared by threads */
+typedef struct carry_cutter carry_cutter;   /* one per thread */
+
+carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern);
+void carry_pattern_free(carry_pattern *pattern);
+bool carry_pattern_is_compiled(const carry_pattern *pattern); /* to machine code */
+
+/* NULL when there is no memory. The pattern must live as long. */
+carry_cutter *carry_cutter_new(const carry_pattern *pattern);
+void carry_cutter_free(carry_cutter *cutter);
+
+/* A text to be cut, borrowed until its last piece. */
+void carry_cutter_start(carry_cutter *cutter, const void *text, size_t length);
+/* The next piece's bytes, 0 at the end; *piece points into the text. */
+size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece);
+
+/* The largest place in text[0..length] at which it can be cut so that the pieces of both parts are those of the whole:
+   before a space or line end that follows something else. 0 when there is none. */
+size_t carry_pattern_last_cut(const void *text, size_t length);
+
+#endif

@@ -1,0 +1,13 @@
+/* Orders that are functions, not lists: place `index` of a shuffled 0..count-1, without the others. So a position in a
+   shuffled epoch is a number, and resuming needs no state. */
+#ifndef CARRY_TRAIN_SHUFFLE_H
+#define CARRY_TRAIN_SHUFFLE_H
+
+#include <stdint.h>
+
+/* A bijection of 0..count-1 for every seed and stream; 0 <= index < count. */
+int64_t carry_shuffle(uint64_t seed, uint64_t stream, int64_t count, int64_t index);
+/* A number below count, evenly: a function of its arguments. */
+int64_t carry_draw(uint64_t seed, uint64_t stream, uint64_t index, int64_t count);
+
+#endif
