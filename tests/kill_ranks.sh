@@ -106,8 +106,12 @@ disturb() {
         fail "mpirun ended with 0"
     fi
     if [ "$1" = STOP ] && ! grep -q '^told .*s waited)' "$log"; then fail "nobody said which rank did not come"; fi
-    sleep 0.2
     for process in $(processes); do
+        waited=0
+        while is_left "$process" && [ $waited -lt 30 ]; do # a large one takes the system a while to take apart
+            sleep 0.1
+            waited=$((waited + 1))
+        done
         if is_left "$process"; then
             fail "process $process is left"
             kill -9 "$process"
