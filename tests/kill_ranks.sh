@@ -49,10 +49,10 @@ processes() {
     sed -n 's/^rank [0-9]* is process //p' "$log"
 }
 
-# Until this many lines of the log match, or 15 s have passed.
+# Until this many lines of the log match, or 60 s have passed.
 await() {
     waited=0
-    while [ "$(grep -c "$2" "$log")" -lt "$1" ] && [ $waited -lt 300 ]; do
+    while [ "$(grep -c "$2" "$log")" -lt "$1" ] && [ $waited -lt 1200 ]; do
         sleep 0.05
         waited=$((waited + 1))
     done
@@ -75,7 +75,7 @@ disturb() {
     : > "$codes"
     # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
     # shellcheck disable=SC2016,SC2086
-    timeout -k 5 60 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
+    timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
         sh -c '"$0" "$1"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" > "$log" 2>&1 &
     launcher=$!
@@ -106,8 +106,12 @@ disturb() {
         fail "mpirun ended with 0"
     fi
     if [ "$1" = STOP ] && ! grep -q '^told .*s waited)' "$log"; then fail "nobody said which rank did not come"; fi
-    sleep 0.2
     for process in $(processes); do
+        waited=0
+        while is_left "$process" && [ $waited -lt 30 ]; do # a large one takes the system a while to take apart
+            sleep 0.1
+            waited=$((waited + 1))
+        done
         if is_left "$process"; then
             fail "process $process is left"
             kill -9 "$process"

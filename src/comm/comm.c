@@ -4,11 +4,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "comm/backend.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/span.h"
-#include "carry/device.h"
 
 /* Tells the other ranks what has just been said here, and returns its status. */
 static carry_status end_all(carry_comm *comm, carry_status status) {
