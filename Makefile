@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= 2
 
-.PHONY: help demo test check check-fast claims format lint install clean
+.PHONY: help demo test check check-fast claims simulate format lint install clean
 
 help:
 	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
@@ -13,6 +13,7 @@ help:
 	@echo "make format      rewrite the sources in the house's format"
 	@echo "make lint        format, floors, clang-tidy, cppcheck"
 	@echo "make claims      measure what the README claims, and fail where it does not hold here (minutes, on a quiet machine)"
+	@echo "make simulate    All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
 	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
 	@echo "make clean       remove build/"
 	@echo
@@ -32,6 +33,9 @@ check-fast:
 
 claims:
 	@tools/claims
+
+simulate:
+	@tools/simulate
 
 format:
 	clang-format -i $$(find src include tests examples -name '*.c' -o -name '*.h')

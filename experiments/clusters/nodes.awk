@@ -16,11 +16,12 @@ BEGIN {
         printf "  <cluster id=\"node%d\" prefix=\"n%dg\" suffix=\"\" radical=\"0-7\" speed=\"1Gf\" bw=\"450GBps\" lat=\"1us\" router_id=\"r%d\"/>\n", i, i, i
     }
     for (i = 0; i < nodes; i++) {
-        printf "  <link id=\"adapters%d\" bandwidth=\"400GBps\" latency=\"0.5us\"/>\n", i
+        printf "  <link id=\"adapters%d\" bandwidth=\"400GBps\" latency=\"0.5us\" sharing_policy=\"SPLITDUPLEX\"/>\n", i
         printf "  <link id=\"flow%d\" bandwidth=\"50GBps\" latency=\"0.5us\" sharing_policy=\"FATPIPE\"/>\n", i
     }
     for (i = 0; i < nodes; i++) {
-        printf "  <zoneRoute src=\"node%d\" dst=\"core\" gw_src=\"r%d\" gw_dst=\"switch\"><link_ctn id=\"flow%d\"/><link_ctn id=\"adapters%d\"/></zoneRoute>\n", i, i, i, i
+        printf "  <zoneRoute src=\"node%d\" dst=\"core\" gw_src=\"r%d\" gw_dst=\"switch\" symmetrical=\"NO\"><link_ctn id=\"flow%d\"/><link_ctn id=\"adapters%d\" direction=\"UP\"/></zoneRoute>\n", i, i, i, i
+        printf "  <zoneRoute src=\"core\" dst=\"node%d\" gw_src=\"switch\" gw_dst=\"r%d\" symmetrical=\"NO\"><link_ctn id=\"adapters%d\" direction=\"DOWN\"/><link_ctn id=\"flow%d\"/></zoneRoute>\n", i, i, i, i
     }
     print "</zone>"
     print "</platform>"

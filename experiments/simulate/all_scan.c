@@ -3,7 +3,8 @@
    conversions are not computed but charged, with the times of a GPU that were measured on one (docs/results/ranks.md).
 
    all_scan HEADS prints a line for every kind and algorithm: ranks, heads, kind, algorithm, blocks, simulated seconds,
-   predicted seconds, whether the planner chose it, bytes that the busiest rank received. */
+   predicted seconds, whether the planner chose it, bytes that the busiest rank received. A gather of more than
+   GATHER_RANKS ranks, P^2 / 2 messages, would take the simulator hours: its simulated time is then a -. */
 #include <mpi.h>
 #include <smpi/smpi.h>
 
@@ -16,6 +17,7 @@
 #include "scan/all_scan.h"
 
 #define KEY 128
+#define GATHER_RANKS 256
 #define SPEED 1e9 /* of a host in the platform file, operations a second */
 
 /* One H200, measured: 16 products of 128^3 in bf16, operands and results in its memory (docs/results/ranks.md). */
@@ -96,12 +98,25 @@ static double since_all_are_here(double *start) {
     return slowest;
 }
 
+static const char *kind_name(const carry_all_scan_problem *problem) {
+    return problem->kind == CARRY_ALL_SCAN_DIAGONAL ? "diagonal" : "wy";
+}
+
 /* One scan, and its line; *chosen is the planner's. */
 static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *problem, const char *algorithm,
                              const carry_all_scan_machine *machine, const char *chosen) {
     carry_all_scan_plan *plan;
     const carry_all_scan_options options = {.algorithm = algorithm};
     CARRY_TRY(carry_all_scan_plan_new_on(comm, &plan, problem, &options, machine));
+    if (strcmp(algorithm, "gather") == 0 && carry_comm_size(comm) > GATHER_RANKS) {
+        if (carry_comm_rank(comm) == 0) {
+            (void)printf("%d %d %s %s 1 - %.9f %s -\n", carry_comm_size(comm), (int)problem->heads, kind_name(problem),
+                         algorithm, carry_all_scan_plan_seconds(plan),
+                         strcmp(algorithm, chosen) == 0 ? "planned" : "-");
+        }
+        carry_all_scan_plan_free(plan);
+        return CARRY_OK;
+    }
     carry_all_scan_set_arith(plan, &charged);
     const size_t state = (size_t)(problem->heads * problem->key * problem->value) * sizeof(float);
     const size_t bytes = carry_all_scan_workspace(plan);
@@ -118,9 +133,8 @@ static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *pro
     MPI_Allreduce(&received, &most, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
     if (status == CARRY_OK && carry_comm_rank(comm) == 0) {
         (void)printf("%d %d %s %s %d %.9f %.9f %s %lld\n", carry_comm_size(comm), (int)problem->heads,
-                     problem->kind == CARRY_ALL_SCAN_DIAGONAL ? "diagonal" : "wy", algorithm, (int)plan->blocks,
-                     seconds, carry_all_scan_plan_seconds(plan), strcmp(algorithm, chosen) == 0 ? "planned" : "-",
-                     most);
+                     kind_name(problem), algorithm, (int)plan->blocks, seconds, carry_all_scan_plan_seconds(plan),
+                     strcmp(algorithm, chosen) == 0 ? "planned" : "-", most);
         (void)fflush(stdout);
     }
     carry_all_scan_plan_free(plan);
