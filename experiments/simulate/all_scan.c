@@ -146,14 +146,18 @@ static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *pro
 static carry_status simulate_kind(carry_comm *comm, carry_all_scan_kind kind, int64_t heads,
                                   const carry_comm_rates *rates) {
     const carry_all_scan_problem problem = {.kind = kind, .heads = heads, .key = KEY, .value = KEY, .wire = CARRY_BF16};
-    const carry_all_scan_machine machine = {.latency = rates->latency + LAUNCH,
-                                            .overhead = rates->overhead + LAUNCH,
-                                            .bandwidth = rates->bandwidth,
-                                            .mean_latency = rates->mean_latency + LAUNCH,
-                                            .mean_bandwidth = rates->mean_bandwidth,
-                                            .product = product_seconds(kind, KEY),
-                                            .compose = compose_seconds(kind),
-                                            .memory = MEMORY};
+    carry_all_scan_machine machine = {.latency = rates->latency + LAUNCH,
+                                      .overhead = rates->overhead + LAUNCH,
+                                      .bandwidth = rates->bandwidth,
+                                      .mean_latency = rates->mean_latency + LAUNCH,
+                                      .mean_bandwidth = rates->mean_bandwidth,
+                                      .product = product_seconds(kind, KEY),
+                                      .compose = compose_seconds(kind),
+                                      .memory = MEMORY};
+    carry_all_scan_put_far(&machine, rates);
+    for (int i = 0; i < CARRY_COMM_FAR; i++) {
+        machine.far_latency[i] += machine.far_latency[i] > 0 ? LAUNCH : 0;
+    }
     carry_all_scan_plan *plan;
     char chosen[16];
     CARRY_TRY(carry_all_scan_plan_new_on(comm, &plan, &problem, NULL, &machine));

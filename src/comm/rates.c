@@ -1,5 +1,5 @@
-/* Measuring latency and bandwidth: neighbours play ping-pong, first those on one side, then those on the other. All
-   pairs play at once, as the ranks of a chain do. */
+/* Measuring latency and bandwidth: neighbours play ping-pong, first those on one side, then those on the other; then
+   ranks that are 2, 4, 8, ... apart. All pairs play at once, as the ranks of a chain do. */
 #include "comm/rates.h"
 
 #include <stdlib.h>
@@ -13,6 +13,7 @@
 #define LARGE ((size_t)1 << 20)
 #define SMALL_TRIPS 15
 #define LARGE_TRIPS 3
+#define FAR_TRIPS 3
 #define BURST 16 /* messages at once */
 #define BURST_TRIPS 5
 
@@ -106,6 +107,45 @@ static double bandwidth_of(double small, double large) {
     return (double)LARGE / (large - small > 0.1 * large ? large - small : large);
 }
 
+/* Ranks that are 2^i apart, those on one side and then those on the other, as neighbours do: some of them are near each
+   other and some are not. */
+static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *rates) {
+    double times[CARRY_COMM_FAR][2] = {{rates->latency, (double)LARGE / rates->bandwidth + rates->latency}};
+    for (int i = 1, distance = 2; i < CARRY_COMM_FAR && distance < comm->size; i++, distance *= 2) {
+        for (int side = 0; side < 2; side++) {
+            const bool serves = comm->rank / distance % 2 == side;
+            const int peer = serves ? comm->rank + distance : comm->rank - distance;
+            if (peer < 0 || peer >= comm->size) {
+                continue;
+            }
+            const game g = {.comm = comm, .data = data, .peer = peer, .serves = serves};
+            double small, large;
+            CARRY_TRY(play(&g, SMALL, FAR_TRIPS, &small));
+            CARRY_TRY(play(&g, LARGE, FAR_TRIPS, &large));
+            times[i][0] = small > times[i][0] ? small : times[i][0];
+            times[i][1] = large > times[i][1] ? large : times[i][1];
+        }
+    }
+    CARRY_TRY(carry_all_reduce(comm, times, 2 * (int64_t)CARRY_COMM_FAR, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    for (int i = 0; i < CARRY_COMM_FAR && times[i][1] > 0; i++) {
+        rates->far_latency[i] = times[i][0] > 1e-9 ? times[i][0] : 1e-9;
+        rates->far_bandwidth[i] = bandwidth_of(times[i][0], times[i][1]);
+    }
+    return CARRY_OK;
+}
+
+static carry_status fill_rates(carry_comm *comm, char *data, carry_comm_rates *rates) {
+    double slowest[3] = {1e-9, 0, 1e-10}, sum[2] = {0};
+    const double pairs = comm->size - 1;
+    CARRY_TRY(measure(comm, data, slowest, sum));
+    *rates = (carry_comm_rates){.latency = slowest[0],
+                                .overhead = slowest[2] < slowest[0] ? slowest[2] : slowest[0],
+                                .bandwidth = bandwidth_of(slowest[0], slowest[1]),
+                                .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
+                                .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};
+    return measure_far(comm, data, rates);
+}
+
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
     if (comm->size == 1) {
         *rates = (carry_comm_rates){.bandwidth = 1e12, .mean_bandwidth = 1e12};
@@ -113,7 +153,7 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
     }
     if (comm->rates.latency <= 0) {
         CARRY_SPAN(comm->ctx, "plan", "rates of the communicator");
-        double slowest[3] = {1e-9, 0, 1e-10}, sum[2] = {0};
+        carry_comm_rates measured = {0};
         char *data = calloc(1, LARGE);
         if (data == NULL) {
             const carry_status status =
@@ -121,15 +161,10 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
             carry_comm_abort(comm, carry_ctx_error(comm->ctx));
             return status;
         }
-        const carry_status status = measure(comm, data, slowest, sum);
+        const carry_status status = fill_rates(comm, data, &measured);
         free(data);
         CARRY_TRY(status);
-        const double pairs = comm->size - 1;
-        comm->rates = (carry_comm_rates){.latency = slowest[0],
-                                         .bandwidth = bandwidth_of(slowest[0], slowest[1]),
-                                         .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
-                                         .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};
-        comm->rates.overhead = slowest[2] < slowest[0] ? slowest[2] : slowest[0];
+        comm->rates = measured;
         carry_log(comm->ctx, CARRY_LOG_INFO, "messages between %d ranks: %.3g us, %.3g GB/s", comm->size,
                   comm->rates.latency * 1e6, comm->rates.bandwidth * 1e-9);
     }

@@ -4,12 +4,16 @@
 
 #include "carry/comm.h"
 
+#define CARRY_COMM_FAR 16 /* distances of 1, 2, 4, ... ranks */
+
 typedef struct carry_comm_rates {
     double latency;        /* seconds of a message of a few bytes, one way, between the slowest neighbours */
     double overhead;       /* seconds that one more such message takes, under way at the same time */
     double bandwidth;      /* bytes a second, messages of a megabyte, every second rank sending at once; likewise */
     double mean_latency;   /* over all pairs of neighbours: what a way along all of them takes, by their number */
     double mean_bandwidth; /* whose inverse is the mean of the inverses */
+    /* Between ranks that are 2^i apart, all such pairs at once, the slowest; 0 where there are none. */
+    double far_latency[CARRY_COMM_FAR], far_bandwidth[CARRY_COMM_FAR];
 } carry_comm_rates;
 
 /* A collective at the first call: a few milliseconds. All ranks get the same numbers. A communicator that was split off

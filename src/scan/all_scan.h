@@ -10,6 +10,7 @@
 #define CARRY_SCAN_ALL_SCAN_H
 
 #include "carry/all_scan.h"
+#include "comm/rates.h"
 #include "core/memory.h"
 #include "core/span.h"
 #include "ops/kernels.h"
@@ -21,9 +22,11 @@ typedef struct carry_all_scan_machine {
     double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
     double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
     double mean_bandwidth; /* 0: as above, both */
-    double product;        /* seconds of M S for one head, V columns */
-    double compose;        /* seconds of M M for one head */
-    double memory;         /* bytes a second, read and written, that one rank handles */
+    double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as above, both */
+    double far_bandwidth[CARRY_COMM_FAR];
+    double product; /* seconds of M S for one head, V columns */
+    double compose; /* seconds of M M for one head */
+    double memory;  /* bytes a second, read and written, that one rank handles */
 } carry_all_scan_machine;
 
 typedef struct carry_all_scan_shape {
@@ -120,11 +123,23 @@ struct carry_all_scan_plan {
 const carry_all_scan_algorithm *carry_all_scan_at(int index);
 const carry_all_scan_algorithm *carry_all_scan_find(const char *name);
 
+/* Seconds of a message between ranks that are 2^i apart: without bytes, and of each byte. */
+static inline double carry_all_scan_far_latency(const carry_all_scan_machine *m, int i) {
+    const bool known = i < CARRY_COMM_FAR && m->far_latency[i] > 0;
+    return known ? m->far_latency[i] : m->latency;
+}
+
+static inline double carry_all_scan_far_byte(const carry_all_scan_machine *m, int i) {
+    const bool known = i < CARRY_COMM_FAR && m->far_bandwidth[i] > 0;
+    return 1.0 / (known ? m->far_bandwidth[i] : m->bandwidth);
+}
+
 /* all_scan_plan.c: seconds. *blocks 0: chosen, where the algorithm cuts. Pure. */
 double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
                               int ranks, const carry_all_scan_machine *machine, int64_t *blocks);
 /* Sets algorithm, blocks, seconds and about of a plan whose machine is known. */
 carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_scan_options *options);
+void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_rates *rates);
 /* Collective: the slowest of the ranks counts. */
 carry_status carry_all_scan_measure(carry_all_scan_plan *plan);
 

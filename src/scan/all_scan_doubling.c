@@ -100,22 +100,26 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits(carry_all_scan_pair_bytes(&shape->problem, numbers), why, why_size);
 }
 
+/* A message of a round, at both ends. */
+static double message_cost(const carry_all_scan_problem *p, const carry_all_scan_machine *machine, int round,
+                           int64_t numbers) {
+    const double widening = 2.0 * (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire));
+    const double per_byte = carry_all_scan_far_byte(machine, round) + widening / machine->memory;
+    return carry_all_scan_far_latency(machine, round) + (double)carry_all_scan_pair_bytes(p, numbers) * per_byte;
+}
+
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
     const double heads = (double)p->heads, product = heads * machine->product;
-    const double widening = 2.0 * (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire)); /* at both ends */
-    const double per_byte = 1.0 / machine->bandwidth + widening / machine->memory;
-    const double state = machine->latency + (double)carry_all_scan_pair_bytes(p, 0) * per_byte;
-    const double pair =
-        machine->latency + (double)carry_all_scan_pair_bytes(p, carry_all_scan_map_floats(p)) * per_byte;
     if (shape->ranks == 1) {
         return product;
     }
-    double seconds = product + state; /* folding in, handing over */
+    double seconds = product + message_cost(p, machine, 0, 0); /* folding in, handing over */
     for (int round = 0; round < rounds_of(shape->ranks); round++) {
         const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* somebody does */
-        seconds += product + (composes ? pair + heads * machine->compose : state);
+        const int64_t numbers = composes ? carry_all_scan_map_floats(p) : 0;
+        seconds += product + (composes ? heads * machine->compose : 0.0) + message_cost(p, machine, round, numbers);
     }
     return seconds;
 }

@@ -8,7 +8,7 @@
 
 #include "scan/all_scan.h"
 
-#define AT_ONCE 4 /* sends */
+#define AT_ONCE 2 /* sends */
 
 typedef struct layout {
     char *out;
@@ -56,22 +56,35 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits(pair_bytes(&shape->problem, shape->ranks > 1), why, why_size);
 }
 
-/* The last position: its P-1 pairs come over one link, and are applied while later ones come. */
+/* The way of one more pair: AT_ONCE of them are under way at a time, so each waits its part of the latency. */
+static double travel_cost(const carry_all_scan_machine *machine, int far, double bytes) {
+    return machine->overhead + carry_all_scan_far_latency(machine, far) / AT_ONCE +
+           bytes * carry_all_scan_far_byte(machine, far);
+}
+
+/* The last position: its P-1 pairs come over one link, from near and far, and are applied while later ones come. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
     const double heads = (double)p->heads, product = heads * machine->product;
     const double pair = (double)pair_bytes(p, 1), first = (double)pair_bytes(p, 0);
-    const double widening = 1.0 + sizeof(float) / (double)carry_dtype_size(p->wire);
-    const double travel = machine->overhead + pair / machine->bandwidth; /* they set out together */
-    const double apply = product + widening * pair / machine->memory;
-    const double later = (double)(shape->ranks - 2);
+    const double handled = (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire)) / machine->memory;
+    const double apply = product + handled * pair, later = (double)(shape->ranks - 2);
     if (shape->ranks == 1) {
         return product;
     }
-    const double start = product + widening * pair / machine->memory + machine->latency + first / machine->bandwidth +
-                         widening * first / machine->memory;
-    return later > 0 ? start + travel + (later - 1) * (travel > apply ? travel : apply) + apply : start;
+    double travel = 0, last = 0;
+    int far = 0;
+    for (int64_t distance = 1; distance <= shape->ranks - 2; distance *= 2, far++) {
+        const int64_t beyond = shape->ranks - 1 - distance, some = beyond < distance ? beyond : distance;
+        last = travel_cost(machine, far, pair);
+        travel += (double)some * last;
+    }
+    far = far > 0 ? far - 1 : 0;
+    const double start = product + handled * (pair + first) + carry_all_scan_far_latency(machine, far) +
+                         first * carry_all_scan_far_byte(machine, far);
+    const double applied = later * apply;
+    return later > 0 ? start + (travel + apply > applied + last ? travel + apply : applied + last) : start;
 }
 
 static int64_t requests(const carry_all_scan_shape *shape, int64_t blocks) {

@@ -2,6 +2,7 @@
    functions, so that tests and simulators may feed them; all ranks are fed the same numbers. */
 #include <math.h>
 #include <stdio.h>
+#include <string.h>
 #include <stdlib.h>
 
 #include "comm/rates.h"
@@ -153,6 +154,11 @@ static carry_status measure_handling(carry_all_scan_plan *plan, double *rate) {
     return CARRY_OK;
 }
 
+void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_rates *rates) {
+    memcpy(machine->far_latency, rates->far_latency, sizeof machine->far_latency);
+    memcpy(machine->far_bandwidth, rates->far_bandwidth, sizeof machine->far_bandwidth);
+}
+
 carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_rates_table *rates;
@@ -186,5 +192,6 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
                                              .product = slowest[0],
                                              .compose = slowest[1],
                                              .memory = 1.0 / slowest[2]};
+    carry_all_scan_put_far(&plan->machine, &messages);
     return CARRY_OK;
 }
