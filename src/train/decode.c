@@ -39,8 +39,9 @@ carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char
 }
 
 static size_t put_replacement(char *to) {
-    memcpy(to, "\xEF\xBF\xBD", 3);
-    return 3;
+    static const unsigned char replacement[3] = {0xEF, 0xBF, 0xBD}; /* U+FFFD */
+    memcpy(to, replacement, sizeof replacement);
+    return sizeof replacement;
 }
 
 size_t carry_unfold_bytes(carry_unfold *unfold, char *to, const void *bytes, size_t length) {

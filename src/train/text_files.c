@@ -16,14 +16,16 @@
 #define FILES_MOST ((int64_t)1 << 24)
 
 static carry_status add_file(carry_ctx *ctx, carry_file_list *list, const char *path, int64_t bytes) {
-    char *copy = strdup(path);
-    if (copy == NULL || list->count >= FILES_MOST ||
+    if (list->count >= FILES_MOST ||
         !carry_list_grow(&list->file, &list->room, (size_t)list->count, 1, sizeof *list->file)) {
-        free(copy);
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the names of more than %lld files",
                           (long long)list->count);
     }
-    list->file[list->count++] = (carry_listed_file){copy, bytes};
+    list->file[list->count] = (carry_listed_file){strdup(path), bytes};
+    if (list->file[list->count].path == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the name of %.200s", path);
+    }
+    list->count++;
     return CARRY_OK;
 }
 

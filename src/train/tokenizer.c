@@ -8,6 +8,7 @@
 #include "train/utf8.h"
 
 #define FIRST_NAMES 1024
+#define FIRST_TOKENS 512
 
 static bool stands_for_itself(unsigned byte) {
     return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
@@ -82,8 +83,12 @@ carry_tokenizer *carry_tokenizer_new(void) {
     made->end = -1;
     made->names = FIRST_NAMES;
     made->name = calloc(made->names, sizeof *made->name);
-    if (made->name == NULL) {
-        free(made);
+    made->token = calloc(FIRST_TOKENS, sizeof *made->token);
+    made->room = FIRST_TOKENS;
+    made->text = malloc(FIRST_TOKENS);
+    made->text_room = FIRST_TOKENS;
+    if (made->name == NULL || made->token == NULL || made->text == NULL) {
+        carry_tokenizer_free(made);
         return NULL;
     }
     return made;

@@ -1,0 +1,55 @@
+#!/bin/sh
+# carry tokenizer: train, encode, decode; what it refuses, and how it ends. Usage: test_tokenizer.sh CARRY SOURCE
+set -u
+carry=$1
+source=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+bad=0
+
+fails() {
+    echo "failed: $1"
+    bad=1
+}
+# refuses WORDS COMMAND...: exit 2, one sentence with these words.
+refuses() {
+    words=$1
+    shift
+    "$@" > "$work/out" 2> "$work/err" < /dev/null
+    code=$?
+    [ $code = 2 ] || fails "$* ended with $code, not 2"
+    grep -q -- "$words" "$work/err" || fails "$* says: $(cat "$work/err")"
+    [ "$(wc -l < "$work/err")" = 1 ] || fails "$* says more than a sentence"
+}
+
+golden=$source/tests/golden/tokenizer
+"$carry" tokenizer train "$golden/text.txt" --vocab 600 --added '<|endoftext|>,<|pad|>' -o "$work/t" > "$work/out" || fails train
+"$carry" tokenizer encode "$golden" "$golden/text.txt" > "$work/theirs" || fails "encode with the golden tokenizer"
+"$carry" tokenizer encode "$work/t" "$golden/text.txt" > "$work/ours" || fails "encode with the new tokenizer"
+cmp -s "$work/theirs" "$work/ours" || fails "the trained tokenizer gives other numbers"
+"$carry" tokenizer decode "$work/t" --keep-special < "$work/ours" > "$work/text" || fails decode
+cmp -s "$work/text" "$golden/text.txt" || fails "the decoded text is another"
+[ "$("$carry" tokenizer encode "$golden" -t '<|endoftext|>')" = 0 ] || fails "the special token has another number"
+[ "$("$carry" tokenizer decode "$golden" 0 66)" = a ] || fails "special tokens are left out, and 66 is a"
+"$carry" tokenizer encode "$golden" -t abc --json | grep -q '"bytes": 3, "tokens": ' || fails "encode --json"
+"$carry" tokenizer train --bytes -o "$work/b" --json | grep -q '"vocabulary": 257, "merges": 0' || fails "train --bytes"
+head -c 3000 /dev/urandom > "$work/random"
+"$carry" tokenizer encode "$work/b" "$work/random" --as-text | "$carry" tokenizer decode "$work/b" > "$work/again"
+cmp -s "$work/random" "$work/again" || fails "random bytes come back changed"
+"$carry" tokenizer --help | grep -q '^Example' || fails "--help has no example"
+
+: > "$work/empty"
+printf 'a\0b' > "$work/zero"
+refuses 'is empty' "$carry" tokenizer train "$work/empty"
+refuses '0 byte' "$carry" tokenizer train "$work/zero"
+refuses 'cannot be read' "$carry" tokenizer train "$work/none"
+refuses 'vocabulary of 9' "$carry" tokenizer train "$golden/text.txt" --vocab 9
+refuses 'needs a text' "$carry" tokenizer train
+refuses 'needs a tokenizer.json' "$carry" tokenizer encode
+refuses 'cannot be read' "$carry" tokenizer encode "$work/none"
+refuses 'no tokenizer.json\|line 1' "$carry" tokenizer encode "$golden/text.txt"
+refuses 'token 0 is 600' "$carry" tokenizer decode "$golden" 600
+refuses 'no number' "$carry" tokenizer decode "$golden" 1 x
+refuses 'train, encode, decode' "$carry" tokenizer sing
+[ $bad = 0 ] && echo "carry tokenizer does what it says"
+exit $bad
