@@ -38,6 +38,18 @@ typedef struct carry_delta_back {
     float *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
 } carry_delta_back;
 
+/* One head of q and k of one sequence. */
+typedef struct carry_delta_back_unit {
+    const carry_delta_back *back;
+    carry_delta_back_scratch *s;
+    const carry_delta_sequence *sequence;
+    int64_t head;
+    bool pauses; /* it runs in the thread that called */
+} carry_delta_back_unit;
+
+/* backward_chunk.c: tokens t..t+tokens-1 of it, a chunk: dS of its value heads goes from behind it to before it. */
+void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
+
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
 void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */
 void carry_delta_back_part(carry_delta_back *back);   /* what back->part says */
