@@ -10,6 +10,7 @@
 
 #define GRAIN_ELEMENTS 16384
 #define COLUMNS 64
+#define AHEAD 4 /* tokens: rows lie anywhere in the table, so their addresses are told early */
 
 typedef struct job {
     const carry_kernels *kernels;
@@ -18,12 +19,24 @@ typedef struct job {
     int64_t tokens, n;
 } job;
 
+static void prefetch(const job *j, int64_t t, int64_t at, int64_t count) {
+    if (t + AHEAD >= j->tokens) {
+        return;
+    }
+    const size_t size = carry_dtype_size(j->table.dtype);
+    const char *row = (const char *)j->table.data + (size_t)(j->ids[t + AHEAD] * j->n + at) * size;
+    for (size_t line = 0; line < (size_t)count * size && line < 4096; line += 64) {
+        __builtin_prefetch(row + line);
+    }
+}
+
 static void gather_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     float beside[CARRY_PIECE];
     const size_t size = carry_dtype_size(j->y.dtype);
     for (int64_t t = begin; t < end; t++) {
+        prefetch(j, t, 0, j->n);
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
             int64_t count = j->n - at < CARRY_PIECE ? j->n - at : CARRY_PIECE;
             const float *from = carry_piece_in(j->kernels, beside, &j->table, j->ids[t] * j->n + at, count);
@@ -41,6 +54,7 @@ static void scatter_columns(void *argument, int64_t begin, int64_t end, int work
         int64_t at = block * COLUMNS;
         int64_t count = j->n - at < COLUMNS ? j->n - at : COLUMNS;
         for (int64_t t = 0; t < j->tokens; t++) {
+            prefetch(j, t, at, count);
             const float *from = carry_piece_in(j->kernels, beside, &j->y, t * j->n + at, count);
             j->kernels->rows->add(table + j->ids[t] * j->n + at, from, count);
         }

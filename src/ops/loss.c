@@ -1,9 +1,10 @@
 /* Cross entropy, of logits and of a linear layer whose logits are never whole in memory.
 
-   A row of logits is walked in pieces: the largest so far and the sum of exponentials relative to it, which is scaled
-   down when a later piece has a larger one. Losses of tokens are kept beside and added in order. */
+   A row of logits is walked three times while it is in a cache: its largest, the sum of exponentials relative to that,
+   and the gradient. Losses of tokens are kept beside and added in order. */
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/memory.h"
@@ -33,54 +34,65 @@ static int64_t piece_at(int64_t at, int64_t end) {
     return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
 }
 
-/* log sum e^x of a row, and the largest of it. */
-static double log_sum(const job *j, int64_t row, float *largest) {
-    const carry_rows *rows = j->kernels->rows;
+static float largest_of(const job *j, int64_t row) {
+    float beside[CARRY_PIECE];
+    float largest = -INFINITY;
+    for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->vocabulary);
+        float here = j->kernels->rows->maximum(carry_piece_in(j->kernels, beside, &j->logits, row + at, count), count);
+        largest = here > largest ? here : largest;
+    }
+    return largest;
+}
+
+/* Sum of e^(x - minus) over a row. Where the gradient is f32 the exponentials are left in it. */
+static double sum_of(const job *j, int64_t row, float minus, bool kept) {
     float beside[CARRY_PIECE];
     double sum = 0.0;
-    *largest = -INFINITY;
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
         int64_t count = piece_at(at, j->vocabulary);
         const float *x = carry_piece_in(j->kernels, beside, &j->logits, row + at, count);
-        float here = rows->maximum(x, count);
-        if (here > *largest) {
-            sum *= sum > 0.0 ? exp((double)*largest - (double)here) : 1.0;
-            *largest = here;
-        }
-        sum += (double)rows->sum_exp(x, *largest, count);
+        sum += (double)j->kernels->rows->sum_exp(kept ? (float *)j->dlogits.data + row + at : NULL, x, minus, count);
     }
-    return log(sum);
+    return sum;
+}
+
+/* scale softmax of a row; in 16 bits the exponentials are made again, since they would be rounded twice. */
+static void softmax_row(const job *j, int64_t row, float minus, float scale, bool kept) {
+    float beside[CARRY_PIECE];
+    for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
+        int64_t count = piece_at(at, j->vocabulary);
+        float *d = carry_piece_out(beside, &j->dlogits, row + at);
+        if (!kept) {
+            (void)j->kernels->rows->sum_exp(d, carry_piece_in(j->kernels, beside, &j->logits, row + at, count), minus,
+                                            count);
+        }
+        j->kernels->rows->scale(d, scale, count);
+        carry_piece_done(j->kernels, beside, &j->dlogits, row + at, count);
+    }
 }
 
 static void loss_token(const job *j, int64_t t) {
-    int64_t row = t * j->vocabulary;
-    int64_t target = j->targets[t];
-    float beside[CARRY_PIECE];
-    float to[CARRY_PIECE];
-    float largest = 0.0f;
-    float scale = 0.0f;
+    const int64_t row = t * j->vocabulary;
+    const int64_t target = j->targets[t];
+    const size_t size = carry_dtype_size(j->logits.dtype);
+    const bool asked = carry_is_here(&j->dlogits);
+    const bool kept = asked && j->logits.dtype == CARRY_F32;
     j->losses[t - j->first] = 0.0;
-    if (target != LEFT_OUT) {
-        double log_of_sum = log_sum(j, row, &largest);
-        j->losses[t - j->first] =
-            log_of_sum + ((double)largest - (double)*carry_piece_in(j->kernels, beside, &j->logits, row + target, 1));
-        scale = (float)((double)j->scale * exp(-log_of_sum));
-    }
-    for (int64_t at = 0; carry_is_here(&j->dlogits) && at < j->vocabulary; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->vocabulary);
-        float *d = carry_piece_out(to, &j->dlogits, row + at);
-        if (target == LEFT_OUT) {
-            for (int64_t i = 0; i < count; i++) {
-                d[i] = 0.0f;
-            }
-        } else {
-            const float *x = carry_piece_in(j->kernels, beside, &j->logits, row + at, count);
-            j->kernels->rows->softmax(d, x, largest, scale, count);
-            if (target >= at && target < at + count) {
-                d[target - at] -= j->scale;
-            }
+    if (target == LEFT_OUT) {
+        if (asked) {
+            memset((char *)j->dlogits.data + (size_t)row * size, 0, (size_t)j->vocabulary * size);
         }
-        carry_piece_done(j->kernels, to, &j->dlogits, row + at, count);
+        return;
+    }
+    const double at_target = carry_tensor_at(&j->logits, row + target); /* dlogits may be logits */
+    const float largest = largest_of(j, row);
+    const double sum = sum_of(j, row, largest, kept);
+    j->losses[t - j->first] = log(sum) + ((double)largest - at_target);
+    if (asked) {
+        softmax_row(j, row, largest, (float)((double)j->scale / sum), kept);
+        float one = (float)((double)j->scale * (exp(at_target - (double)largest) / sum - 1.0));
+        carry_narrow(j->kernels, (char *)j->dlogits.data + (size_t)(row + target) * size, &one, j->logits.dtype, 1);
     }
 }
 

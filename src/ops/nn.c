@@ -111,6 +111,15 @@ float *carry_piece_out(float *beside, const carry_tensor *tensor, int64_t at) {
     return tensor->dtype == CARRY_F32 ? (float *)tensor->data + at : beside;
 }
 
+float *carry_piece_open(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
+                        int64_t count) {
+    float *to = carry_piece_out(beside, tensor, at);
+    if (to != NULL) {
+        (void)carry_piece_in(kernels, beside, tensor, at, count);
+    }
+    return to;
+}
+
 void carry_piece_done(const carry_kernels *kernels, const float *beside, const carry_tensor *tensor, int64_t at,
                       int64_t count) {
     if (tensor->data != NULL && tensor->dtype != CARRY_F32) {

@@ -2,6 +2,7 @@
    length and of 16 bits go through the same loops. Backward, the weight's gradient is summed in blocks of tokens, each
    into a row of the workspace, and the rows are added in order. */
 #include <math.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/memory.h"
@@ -55,43 +56,60 @@ static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. */
-static void backward_token(const job *j, int64_t t, float *dw) {
-    const carry_kernels *kernels = j->kernels;
-    float x[CARRY_PIECE];
-    float w[CARRY_PIECE];
-    float z[CARRY_PIECE];
-    float dy[CARRY_PIECE];
-    float dx[CARRY_PIECE];
-    float dz[CARRY_PIECE];
+/* What a thread keeps beside while it walks rows backward. */
+typedef struct beside {
+    float x[CARRY_PIECE], w[CARRY_PIECE], z[CARRY_PIECE], dy[CARRY_PIECE], dx[CARRY_PIECE], dz[CARRY_PIECE];
+    float sigmoid[CARRY_PIECE];
+    float nobody[CARRY_PIECE]; /* dw that is not asked for */
+} beside;
+
+static carry_norm_backward open_piece(const job *j, beside *k, int64_t t, int64_t at, int64_t count) {
+    const int64_t here = t * j->n + at;
+    return (carry_norm_backward){.dy = carry_piece_in(j->kernels, k->dy, &j->dy, here, count),
+                                 .x = carry_piece_in(j->kernels, k->x, &j->x, here, count),
+                                 .w = carry_piece_in(j->kernels, k->w, &j->w, at, count),
+                                 .z = carry_piece_in(j->kernels, k->z, &j->z, here, count)};
+}
+
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. What is not
+   asked for is written beside. */
+static void backward_token(const job *j, beside *k, int64_t t, float *dw) {
+    const carry_rows *rows = j->kernels->rows;
+    carry_norm_backward row = {.dy = NULL};
     float sums[2] = {0.0f, 0.0f};
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
         int64_t count = piece_at(at, j->n);
-        int64_t here = t * j->n + at;
-        kernels->rows->norm_sums(
-            sums, carry_piece_in(kernels, dy, &j->dy, here, count), carry_piece_in(kernels, x, &j->x, here, count),
-            carry_piece_in(kernels, w, &j->w, at, count), carry_piece_in(kernels, z, &j->z, here, count), count);
+        row = open_piece(j, k, t, at, count);
+        rows->norm_sums(&row, k->sigmoid, sums, count);
     }
-    float scale = scale_of(j, sums[0]);
-    float back = scale * scale * scale * (sums[1] / (float)j->n);
+    const float scale = scale_of(j, sums[0]);
+    const float back = scale * scale * scale * (sums[1] / (float)j->n);
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
         int64_t count = piece_at(at, j->n);
         int64_t here = t * j->n + at;
-        float *to = j->accumulate ? (float *)(uintptr_t)carry_piece_in(kernels, dx, &j->dx, here, count)
-                                  : carry_piece_out(dx, &j->dx, here);
-        kernels->rows->norm_backward(to, dw != NULL ? dw + at : NULL, carry_piece_out(dz, &j->dz, here),
-                                     carry_piece_in(kernels, dy, &j->dy, here, count),
-                                     carry_piece_in(kernels, x, &j->x, here, count),
-                                     carry_piece_in(kernels, w, &j->w, at, count),
-                                     carry_piece_in(kernels, z, &j->z, here, count), scale, back, j->accumulate, count);
-        carry_piece_done(kernels, dx, &j->dx, here, count);
-        carry_piece_done(kernels, dz, &j->dz, here, count);
+        if (j->n > CARRY_PIECE) { /* what is beside is of the last piece */
+            row = open_piece(j, k, t, at, count);
+            rows->norm_sums(&row, k->sigmoid, sums, count);
+        }
+        float *dx = j->accumulate ? carry_piece_open(j->kernels, k->dx, &j->dx, here, count)
+                                  : carry_piece_out(k->dx, &j->dx, here);
+        float *dz = carry_piece_out(k->dz, &j->dz, here);
+        row.dx = dx != NULL ? dx : k->dx;
+        row.dw = dw != NULL ? dw + at : k->nobody;
+        row.dz = dz != NULL ? dz : k->dz;
+        row.scale = scale;
+        row.back = back;
+        rows->norm_backward(&row, k->sigmoid, dx != NULL && j->accumulate, count);
+        carry_piece_done(j->kernels, k->dx, &j->dx, here, count);
+        carry_piece_done(j->kernels, k->dz, &j->dz, here, count);
     }
 }
 
 static void backward_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
+    beside k;
+    memset(k.nobody, 0, sizeof k.nobody);
     for (int64_t b = begin; b < end; b++) {
         float *dw = carry_is_here(&j->dw) ? j->partial + b * j->n : NULL;
         for (int64_t i = 0; dw != NULL && i < j->n; i++) {
@@ -99,7 +117,7 @@ static void backward_blocks(void *argument, int64_t begin, int64_t end, int work
         }
         int64_t last = (b + 1) * j->block < j->tokens ? (b + 1) * j->block : j->tokens;
         for (int64_t t = b * j->block; t < last; t++) {
-            backward_token(j, t, dw);
+            backward_token(j, &k, t, dw);
         }
     }
 }

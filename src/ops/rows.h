@@ -14,6 +14,14 @@ typedef struct carry_adam_factors {
     float factor, rate, unbias_v, eps, decay; /* rate is of m: rate / (1 - b1^step); decay has the rate in it */
 } carry_adam_factors;
 
+/* dx (added to where asked) = scale dy w silu(z) - back x;  dw += dy x scale silu(z);  dz = dy x scale w silu'(z).
+   w and z may be NULL, and dz with z. */
+typedef struct carry_norm_backward {
+    float *dx, *dw, *dz;
+    const float *dy, *x, *w, *z;
+    float scale, back;
+} carry_norm_backward;
+
 typedef struct carry_rows {
     void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
     void (*activate_backward)(float *dx, const float *dy, const float *x, int64_t count, carry_activation activation);
@@ -25,19 +33,18 @@ typedef struct carry_rows {
     double (*sum_squares_double)(const float *x, int64_t count);
     /* y = x scale w silu(z); w and z may be NULL. */
     void (*norm)(float *y, const float *x, const float *w, const float *z, float scale, int64_t count);
-    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x. */
-    void (*norm_sums)(float sums[2], const float *dy, const float *x, const float *w, const float *z, int64_t count);
-    /* dx (added to where add) = scale dy w silu(z) - back x; dw += dy x scale silu(z); dz. dx, dw, dz may be NULL. */
-    void (*norm_backward)(float *dx, float *dw, float *dz, const float *dy, const float *x, const float *w,
-                          const float *z, float scale, float back, int add, int64_t count);
+    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x; sigmoid(z) is left in sigmoid for norm_backward. */
+    void (*norm_sums)(const carry_norm_backward *row, float *sigmoid, float sums[2], int64_t count);
+    void (*norm_backward)(const carry_norm_backward *row, const float *sigmoid, int add, int64_t count);
     /* y = sum_i taps[i * stride + c] x[i][c]. */
     void (*conv)(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width, int64_t count);
     /* sums[i * stride + c] += dy[c] x[i][c]. */
     void (*conv_weights)(float *sums, const float *dy, const float *const *x, int64_t stride, int64_t width,
                          int64_t count);
     float (*maximum)(const float *x, int64_t count);
-    float (*sum_exp)(const float *x, float minus, int64_t count); /* sum e^(x - minus) */
-    void (*softmax)(float *y, const float *x, float minus, float scale, int64_t count);
+    /* Sum of e^(x - minus), which are left in y unless it is NULL. */
+    float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
+    void (*scale)(float *y, float scale, int64_t count);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
 } carry_rows;
 
