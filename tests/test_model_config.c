@@ -158,14 +158,15 @@ static void what_is_written_reads_back_the_same(void **unused) {
         c.pad_token_id = i == 0 ? 5 : -1;
         c.eos_token_id = i == 1 ? -1 : 2;
         assert_ok(ctx, carry_lm_config_finish(ctx, &c));
-        assert_ok(ctx, carry_lm_config_write(ctx, &c, path));
+        assert_ok(ctx, carry_lm_config_write(ctx, &c, CARRY_F32, path));
         assert_ok(ctx, carry_lm_config_read(ctx, &back, path));
         carry_json *root; /* padding inside the structs may differ: compare what a second writing would say */
         char second[64];
         (void)snprintf(second, sizeof second, "%s.2", path);
-        assert_ok(ctx, carry_lm_config_write(ctx, &back, second));
+        assert_ok(ctx, carry_lm_config_write(ctx, &back, CARRY_BF16, second));
         assert_ok(ctx, carry_json_read(ctx, &root, second, 1 << 20));
         assert_true(carry_json_find(root, "num_heads")->as.number.integer == 3);
+        assert_true(carry_json_is_text(carry_json_find(root, "dtype"), "bfloat16"));
         carry_json_free(root);
         assert_true(back.kind == c.kind && back.norm_eps == c.norm_eps && back.allow_neg_eigval == c.allow_neg_eigval);
         assert_true(back.value == c.value && back.key == c.key && back.intermediate == c.intermediate);

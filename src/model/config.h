@@ -50,7 +50,8 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
 
-/* Replaces path, with the keys that flash-linear-attention writes. */
-carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, const char *path);
+/* Replaces path, with the keys that flash-linear-attention writes; dtype is what the weights beside it are stored as.
+ */
+carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path);
 
 #endif

@@ -297,7 +297,7 @@ static void put_field(carry_json_text *text, const carry_lm_config *config, cons
     }
 }
 
-carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, const char *path) {
+carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path) {
     bool delta = config->kind == CARRY_LM_DELTA_NET;
     carry_json_text text = {0};
     carry_json_put_raw(&text,
@@ -308,8 +308,11 @@ carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config
             put_field(&text, config, &fields[i]);
         }
     }
-    carry_json_put_raw(&text, "%s,\n  \"hidden_act\": \"swish\",\n  \"attn\": null,\n  \"dtype\": \"float32\"\n}\n",
-                       delta ? ",\n  \"qk_norm\": \"l2\"" : "");
+    carry_json_put_raw(&text, "%s,\n  \"hidden_act\": \"swish\",\n  \"attn\": null,\n  \"dtype\": \"%s\"\n}\n",
+                       delta ? ",\n  \"qk_norm\": \"l2\"" : "",
+                       dtype == CARRY_BF16  ? "bfloat16"
+                       : dtype == CARRY_F16 ? "float16"
+                                            : "float32");
     carry_status status;
     if (text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);

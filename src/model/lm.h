@@ -74,7 +74,7 @@ typedef struct carry_lm {
 } carry_lm;
 
 /* The weights of a new model are zero: load or init. The model uses ctx. */
-carry_status carry_lm_new(carry_ctx *ctx, carry_lm **lm, const carry_lm_config *config);
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
@@ -111,7 +111,7 @@ typedef struct carry_lm_pass carry_lm_pass;
 typedef struct carry_lm_state carry_lm_state;
 
 /* The pass uses lm and is freed before it. */
-carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **pass, const carry_lm_pass_options *options);
+carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options);
 void carry_lm_pass_free(carry_lm_pass *pass);
 size_t carry_lm_pass_memory(const carry_lm_pass *pass); /* bytes a call needs: activations and workspace */
 const char *carry_lm_pass_about(const carry_lm_pass *pass);
@@ -142,7 +142,7 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
 
 /* The states of `batch` sequences: for every layer the last conv_size - 1 inputs of each convolution and the state of
    the delta rule, in f32. A new one is zero: nothing was read. */
-carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **state, int64_t batch);
+carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
 void carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
@@ -152,11 +152,11 @@ carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_
    takes one token of each sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step.
    Steps allocate nothing; a prompt does. */
 typedef struct carry_lm_generator carry_lm_generator;
-carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **generator, int64_t batch, carry_dtype dtype);
-void carry_lm_generator_free(carry_lm_generator *generator);
-carry_status carry_lm_generator_prompt(carry_lm_generator *generator, int64_t sequence, const int64_t *ids,
-                                       int64_t count, float *logits);
-carry_status carry_lm_generator_step(carry_lm_generator *generator, const int64_t *ids, float *logits);
-carry_lm_state *carry_lm_generator_state(carry_lm_generator *generator);
+carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype);
+void carry_lm_generator_free(carry_lm_generator *g);
+carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
+                                       float *logits);
+carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits);
+carry_lm_state *carry_lm_generator_state(carry_lm_generator *g);
 
 #endif

@@ -88,7 +88,7 @@ carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype d
     static const char *const notes[] = {"format", "pt", NULL}; /* transformers asks for it */
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(lm->ctx, path, folder, "config.json"));
-    CARRY_TRY(carry_lm_config_write(lm->ctx, &lm->config, path));
+    CARRY_TRY(carry_lm_config_write(lm->ctx, &lm->config, dtype, path));
     CARRY_TRY(carry_file_in(lm->ctx, path, folder, "model.safetensors"));
     carry_safetensors_item *items = calloc((size_t)lm->parameters, sizeof *items);
     if (items == NULL) {

@@ -33,7 +33,7 @@ typedef struct carry_lm_mixer {
    A head of v that is wider than CARRY_DELTA_MAX_DIM is done in slices: the columns of a state do not see each other.
    Its states are then [slices][N, HV, K, V / slices]. */
 extern const carry_lm_mixer carry_lm_mixer_chunk;
-/* How many slices a value head of this width has: the fewest of equal width; 0 when it cannot be cut so. */
+/* How many slices a value head of this width has: the fewest of equal width. */
 int64_t carry_lm_mixer_slices(int64_t value);
 
 #endif

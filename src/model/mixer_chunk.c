@@ -26,12 +26,11 @@ typedef struct sums {
 } sums;
 
 int64_t carry_lm_mixer_slices(int64_t value) {
-    for (int64_t slices = (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM; slices <= value; slices++) {
-        if (value % slices == 0) {
-            return slices;
-        }
+    int64_t slices = value > CARRY_DELTA_MAX_DIM ? (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM : 1;
+    while (value % slices != 0) {
+        slices++;
     }
-    return 0;
+    return slices;
 }
 
 static carry_tensor take_rows(carry_arena *arena, const carry_delta_problem *p, int64_t heads, int64_t width) {

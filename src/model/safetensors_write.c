@@ -138,7 +138,7 @@ carry_status carry_safetensors_write(carry_ctx *ctx, const char *path, const car
     }
     carry_json_text header = {0};
     carry_file_writing writing = {.file = -1};
-    const carry_safetensors_item **order = malloc(((size_t)count + 1) * sizeof *order);
+    const carry_safetensors_item **order = malloc(((size_t)count + 1) * sizeof(const carry_safetensors_item *));
     void *block = carry_aligned_new(BLOCK * sizeof(float));
     carry_status status = CARRY_OK;
     if (order == NULL || block == NULL) {
@@ -148,7 +148,7 @@ carry_status carry_safetensors_write(carry_ctx *ctx, const char *path, const car
     for (int64_t i = 0; i < count; i++) {
         order[i] = &items[i];
     }
-    qsort(order, (size_t)count, sizeof *order, by_width_and_name);
+    qsort(order, (size_t)count, sizeof(const carry_safetensors_item *), by_width_and_name);
     status = make_header(ctx, &header, order, count, notes);
     status = status == CARRY_OK ? carry_file_begin(ctx, &writing, path) : status;
     status = status == CARRY_OK ? write_all(ctx, &writing, &header, order, count, block) : status;
