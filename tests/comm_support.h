@@ -40,12 +40,12 @@ static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
         }                                       \
     } while (0)
 
-/* Runs the function on ranks of every kind; *sentence gets what rank 0 was told. */
-static inline carry_status run_ranks(int ranks, const carry_comm_options *options, carry_comm_function function,
-                                     void *user, char sentence[512]) {
+/* Runs the function on ranks of every kind, each with so many threads; *sentence gets what rank 0 was told. */
+static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm_options *options,
+                                        carry_comm_function function, void *user, char sentence[512]) {
     carry_ctx *ctxs[RANKS];
     for (int r = 0; r < ranks; r++) {
-        ctxs[r] = support_ctx(1, NULL, NULL);
+        ctxs[r] = support_ctx(threads, NULL, NULL);
     }
     carry_status status;
     if (is_under_mpi() || ranks == 1) {
@@ -68,6 +68,11 @@ static inline carry_status run_ranks(int ranks, const carry_comm_options *option
         carry_ctx_free(ctxs[r]);
     }
     return status;
+}
+
+static inline carry_status run_ranks(int ranks, const carry_comm_options *options, carry_comm_function function,
+                                     void *user, char sentence[512]) {
+    return run_ranks_of(ranks, 1, options, function, user, sentence);
 }
 
 /* Around a ring with tags taken in another order than sent; counters count it. */

@@ -12,7 +12,8 @@
    cuts the chain. initial_state is [N, HV, K, V] for all N sequences, read where a sequence starts; final_state is
    written where one ends and left alone elsewhere; of their gradients likewise. Not packed: the batch's sequences all
    start in the first rank that has tokens and end in the last one. A sequence that has no tokens starts and ends in
-   the rank where its first token would be (rank 0 when there are none at all). */
+   the rank where its first token would be (behind all tokens: the last rank that has any; rank 0 when there are none at
+   all). */
 #ifndef CARRY_DELTA_RANKS_H
 #define CARRY_DELTA_RANKS_H
 
@@ -58,7 +59,8 @@ CARRY_API double carry_delta_ranks_exposed(const carry_delta_ranks_plan *plan);
 /* The halo of a causal convolution of width W: `before` ([B, W-1, channels], packed, f32) gets the last W-1 tokens
    before this rank's, over as many ranks as that takes, zeros before the beginning; x is [B, n, channels]. Packed
    sequences need no other halo: the convolution itself stops at a sequence's start. Backward: dbefore is what this
-   rank's outputs give to those tokens; it is added to dx of the ranks that hold them. Collectives, both. */
+   rank's outputs give to those tokens; it is added to dx of the ranks that hold them. Collectives, both, with the last
+   tag. */
 CARRY_API carry_status carry_halo_forward(carry_comm *comm, carry_tensor before, carry_tensor x);
 CARRY_API carry_status carry_halo_backward(carry_comm *comm, carry_tensor dx, carry_tensor dbefore);
 

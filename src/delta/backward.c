@@ -25,7 +25,8 @@ typedef struct unit {
     const carry_delta_back *back;
     carry_delta_back_scratch *s;
     const carry_delta_sequence *sequence;
-    int64_t index, head;
+    int64_t head;
+    bool pauses; /* it runs in the thread that called */
 } unit;
 
 static void product(const carry_delta_plan *plan, carry_product p) {
@@ -42,16 +43,19 @@ static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     int64_t first = u->sequence->start + t;
     float *dO = s->gradients + tokens * p->value;
     carry_delta_head_load(plan, &u->back->in, u->sequence->batch, first, value_head, &s->rows, &s->heads);
-    carry_delta_load(plan, s->v, u->back->in.v, u->sequence->batch, first, value_head, tokens, 0, p->value);
     carry_delta_load(plan, dO, &u->back->args->grad_o, u->sequence->batch, first, value_head, tokens, 0, p->value);
+    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
+    carry_delta_scale_rows(plan, s->weighed + tokens * p->key, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
+    carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
+    if (u->back->states_only) {
+        return;
+    }
+    carry_delta_load(plan, s->v, u->back->in.v, u->sequence->batch, first, value_head, tokens, 0, p->value);
     for (int64_t i = 0; i < tokens; i++) {
         int64_t token = u->sequence->batch * p->tokens + first + i;
         memcpy(s->values + i * p->value, carry_delta_kept_values(plan, u->back->kept, token, value_head),
                (size_t)p->value * sizeof(float));
     }
-    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
-    carry_delta_scale_rows(plan, s->weighed + tokens * p->key, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
-    carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
 }
 
 /* dV' = P^T dO + (left K) dS, by blocks since P is a triangle; then dR. */
@@ -243,7 +247,7 @@ static void store_scalars(const unit *u, int64_t t, int64_t tokens, int64_t valu
             float bias = ((const float *)back->in.dt_bias->data)[value_head];
             float a = carry_delta_scalar(back->in.g, u->sequence->batch, first + i, value_head);
             given = dg * rate * sigmoid(a + bias);
-            int64_t at = u->index * p->value_heads + value_head;
+            int64_t at = (u->sequence - back->sequences) * p->value_heads + value_head;
             back->on_A_log[at] += dg * s->heads.g[i];
             back->on_dt_bias[at] += given;
         }
@@ -259,10 +263,14 @@ static void value_head_chunk(const unit *u, int64_t t, int64_t tokens, int64_t m
     carry_delta_back_scratch *s = u->s;
     int64_t value_head = u->head * plan->group + member;
     float *dS = s->dS + member * p->key * p->value;
-    const float *S =
-        carry_delta_kept_state(plan, u->back->kept, u->sequence->chunk_start + t / plan->chunk, value_head);
     load_chunk(u, t, tokens, value_head);
     solve_back(u, tokens, dS);
+    if (u->back->states_only) {
+        pass_on(u, tokens, dS);
+        return;
+    }
+    const float *S =
+        carry_delta_kept_state(plan, u->back->kept, u->sequence->chunk_start + t / plan->chunk, value_head);
     spread_gradients(u, tokens, S, dS);
     through_states(u, tokens, S, dS);
     through_triangles(u, tokens);
@@ -328,7 +336,11 @@ static void one_chunk(const unit *u, int64_t t, int64_t tokens) {
     carry_delta_back_scratch *s = u->s;
     size_t square = (size_t)(tokens * plan->chunk) * sizeof(float);
     size_t rows = (size_t)(tokens * plan->problem.key) * sizeof(float);
+    s->rows.with_q = true;
     carry_delta_rows_load(plan, &u->back->in, u->sequence->batch, u->sequence->start + t, u->head, tokens, &s->rows);
+    if (u->back->states_only) {
+        square = rows = 0;
+    }
     memset(s->on_kk, 0, square);
     memset(s->on_qk, 0, square);
     memset(s->dq, 0, rows);
@@ -336,33 +348,63 @@ static void one_chunk(const unit *u, int64_t t, int64_t tokens) {
     for (int64_t member = 0; member < plan->group; member++) {
         value_head_chunk(u, t, tokens, member);
     }
-    store_rows(u, t, tokens);
+    if (!u->back->states_only) {
+        store_rows(u, t, tokens);
+    }
+}
+
+/* The gradient of the state that leaves the sequence's last chunk. */
+static void start(const unit *u) {
+    const carry_delta_back *back = u->back;
+    const carry_delta_plan *plan = back->plan;
+    const carry_delta_problem *p = &plan->problem;
+    for (int64_t member = 0; member < plan->group; member++) {
+        float *dS = u->s->dS + member * p->key * p->value;
+        int64_t value_head = u->head * plan->group + member;
+        if (u->sequence->leaves && back->arriving != NULL) {
+            carry_delta_state_load(plan, dS, p->value, back->arriving,
+                                   carry_delta_chain_at(plan, &back->part, u->sequence, value_head), 0, p->value);
+        } else if (!u->sequence->leaves && back->args->dfinal_state != NULL) {
+            carry_delta_state_load(plan, dS, p->value, back->args->dfinal_state->data,
+                                   carry_delta_state_at(plan, u->sequence, value_head), 0, p->value);
+        } else {
+            memset(dS, 0, (size_t)(p->key * p->value) * sizeof *dS);
+        }
+    }
+}
+
+/* The gradient of the state that entered its first chunk. */
+static void finish(const unit *u) {
+    const carry_delta_back *back = u->back;
+    const carry_delta_plan *plan = back->plan;
+    const carry_delta_problem *p = &plan->problem;
+    for (int64_t member = 0; member < plan->group; member++) {
+        const float *dS = u->s->dS + member * p->key * p->value;
+        int64_t value_head = u->head * plan->group + member;
+        if (u->sequence->enters && back->departing != NULL) {
+            carry_delta_state_store(plan, back->departing,
+                                    carry_delta_chain_at(plan, &back->part, u->sequence, value_head), dS, p->value, 0,
+                                    p->value);
+        } else if (!u->sequence->enters && back->args->dinitial_state != NULL) {
+            carry_delta_state_store(plan, back->args->dinitial_state->data,
+                                    carry_delta_state_at(plan, u->sequence, value_head), dS, p->value, 0, p->value);
+        }
+    }
 }
 
 static void run_unit(const unit *u) {
     const carry_delta_plan *plan = u->back->plan;
     CARRY_SPAN(plan->ctx, "delta", "walk back");
-    const carry_delta_problem *p = &plan->problem;
-    const carry_delta_backward_args *args = u->back->args;
-    int64_t size = p->key * p->value;
-    int64_t at = u->index * p->value_heads + u->head * plan->group;
-    for (int64_t member = 0; member < plan->group; member++) {
-        float *dS = u->s->dS + member * size;
-        if (args->dfinal_state != NULL) {
-            carry_delta_state_load(plan, dS, p->value, args->dfinal_state, at + member, 0, p->value);
-        } else {
-            memset(dS, 0, (size_t)size * sizeof *dS);
-        }
-    }
+    start(u);
     for (int64_t chunk = (u->sequence->length + plan->chunk - 1) / plan->chunk - 1; chunk >= 0; chunk--) {
         int64_t t = chunk * plan->chunk;
         int64_t rest = u->sequence->length - t;
         one_chunk(u, t, rest < plan->chunk ? rest : plan->chunk);
+        if (u->pauses) {
+            u->back->part.pause(u->back->part.user);
+        }
     }
-    for (int64_t member = 0; args->dinitial_state != NULL && member < plan->group; member++) {
-        carry_delta_state_store(plan, args->dinitial_state, at + member, u->s->dS + member * size, p->value, 0,
-                                p->value);
-    }
+    finish(u);
 }
 
 static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
@@ -370,9 +412,9 @@ static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         unit u = {.back = back,
                   .s = &back->scratch[worker],
-                  .index = i / back->plan->problem.heads,
-                  .head = i % back->plan->problem.heads};
-        u.sequence = &back->sequences[u.index];
+                  .sequence = &back->part.sequences[i / back->part.heads],
+                  .head = back->part.first_head + i % back->part.heads,
+                  .pauses = worker == 0 && back->part.pause != NULL};
         run_unit(&u);
     }
 }
@@ -412,6 +454,8 @@ bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, car
     size_t heads = (size_t)(plan->sequences * plan->problem.value_heads);
     back->plan = plan;
     back->sequences = carry_arena_take(arena, (size_t)plan->sequences, sizeof *back->sequences);
+    back->part =
+        (carry_delta_part){.sequences = back->sequences, .count = plan->sequences, .heads = plan->problem.heads};
     back->on_A_log = carry_arena_take(arena, heads, sizeof(float));
     back->on_dt_bias = carry_arena_take(arena, heads, sizeof(float));
     back->scratch = carry_arena_take(arena, (size_t)threads, sizeof *back->scratch);
@@ -422,22 +466,18 @@ bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, car
     return !arena->overflowed;
 }
 
-static carry_status check(carry_delta_plan *plan, const carry_delta_backward_args *args, const carry_delta_inputs *in,
-                          const void *workspace, size_t workspace_bytes) {
-    carry_ctx *ctx = plan->ctx;
-    const carry_delta_problem *p = &plan->problem;
-    if (p->gate == CARRY_DELTA_KEY_GATE) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the backward pass has no key gate (KDA) in this build");
-    }
-    CARRY_TRY(carry_delta_check_inputs(ctx, p, in));
+carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *p,
+                                         const carry_delta_backward_args *args) {
     CARRY_TRY(carry_delta_check_like(ctx, p, "do", &args->grad_o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_like(ctx, p, "dq", &args->dq, p->heads, p->key));
     CARRY_TRY(carry_delta_check_like(ctx, p, "dk", &args->dk, p->heads, p->key));
     CARRY_TRY(carry_delta_check_like(ctx, p, "dv", &args->dv, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_like(ctx, p, "dbeta", &args->dbeta, p->value_heads, 0));
-    if (args->dg != NULL) {
-        CARRY_TRY(carry_delta_check_like(ctx, p, "dg", args->dg, p->value_heads, 0));
-    }
+    return args->dg != NULL ? carry_delta_check_like(ctx, p, "dg", args->dg, p->value_heads, 0) : CARRY_OK;
+}
+
+carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *p,
+                                               const carry_delta_backward_args *args) {
     if (args->dfinal_state != NULL) {
         CARRY_TRY(carry_delta_check_state(ctx, p, "dfinal_state", args->dfinal_state));
     }
@@ -447,9 +487,19 @@ static carry_status check(carry_delta_plan *plan, const carry_delta_backward_arg
     if (args->dA_log != NULL) {
         CARRY_TRY(carry_delta_check_heads(ctx, p, "dA_log", args->dA_log));
     }
-    if (args->ddt_bias != NULL) {
-        CARRY_TRY(carry_delta_check_heads(ctx, p, "ddt_bias", args->ddt_bias));
+    return args->ddt_bias != NULL ? carry_delta_check_heads(ctx, p, "ddt_bias", args->ddt_bias) : CARRY_OK;
+}
+
+static carry_status check(carry_delta_plan *plan, const carry_delta_backward_args *args, const carry_delta_inputs *in,
+                          const void *workspace, size_t workspace_bytes) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_delta_problem *p = &plan->problem;
+    if (p->gate == CARRY_DELTA_KEY_GATE) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the backward pass has no key gate (KDA) in this build");
     }
+    CARRY_TRY(carry_delta_check_inputs(ctx, p, in));
+    CARRY_TRY(carry_delta_check_gradients(ctx, p, args));
+    CARRY_TRY(carry_delta_check_state_gradients(ctx, p, args));
     return carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->backward_workspace);
 }
 
@@ -473,7 +523,7 @@ static void sum_heads(const carry_delta_plan *plan, const carry_tensor *to, cons
     }
 }
 
-static double backward_flops(const carry_delta_plan *plan, bool again) {
+double carry_delta_backward_flops(const carry_delta_plan *plan, bool again) {
     const carry_delta_problem *p = &plan->problem;
     double tokens = (double)(p->batch * p->tokens);
     double C = (double)plan->chunk;
@@ -486,20 +536,37 @@ static double backward_flops(const carry_delta_plan *plan, bool again) {
     return again ? total + carry_delta_forward_flops(plan) : total;
 }
 
+void carry_delta_back_start(carry_delta_back *back) {
+    size_t heads = (size_t)(back->plan->sequences * back->plan->problem.value_heads);
+    memset(back->on_A_log, 0, heads * sizeof(float));
+    memset(back->on_dt_bias, 0, heads * sizeof(float));
+}
+
+void carry_delta_back_part(carry_delta_back *back) {
+    carry_parallel(back->plan->ctx, back->part.count * back->part.heads, 1, run_units, back);
+}
+
+void carry_delta_back_finish(carry_delta_back *back) {
+    sum_heads(back->plan, back->args->dA_log, back->on_A_log);
+    sum_heads(back->plan, back->args->ddt_bias, back->on_dt_bias);
+}
+
+carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args) {
+    return (carry_delta_inputs){.q = &args->q,
+                                .k = &args->k,
+                                .v = &args->v,
+                                .beta = &args->beta,
+                                .g = args->g,
+                                .initial_state = args->initial_state,
+                                .cu_seqlens = args->cu_seqlens,
+                                .A_log = args->A_log,
+                                .dt_bias = args->dt_bias};
+}
+
 carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                                   size_t workspace_bytes) {
     CARRY_SPAN(plan->ctx, "delta", "backward");
-    carry_delta_back back = {.args = args,
-                             .in = {.q = &args->q,
-                                    .k = &args->k,
-                                    .v = &args->v,
-                                    .beta = &args->beta,
-                                    .g = args->g,
-                                    .initial_state = args->initial_state,
-                                    .cu_seqlens = args->cu_seqlens,
-                                    .A_log = args->A_log,
-                                    .dt_bias = args->dt_bias},
-                             .kept = args->kept};
+    carry_delta_back back = {.args = args, .in = carry_delta_back_inputs_of(args), .kept = args->kept};
     CARRY_TRY(check(plan, args, &back.in, workspace, workspace_bytes));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_back_take(plan, &arena, &back);
@@ -508,14 +575,11 @@ carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_back
         make_kept(plan, &back.in, &arena, kept);
         back.kept = kept;
     }
-    size_t heads = (size_t)(plan->sequences * plan->problem.value_heads);
-    memset(back.on_A_log, 0, heads * sizeof(float));
-    memset(back.on_dt_bias, 0, heads * sizeof(float));
+    carry_delta_back_start(&back);
     carry_delta_sequences(plan, &back.in, back.sequences);
-    carry_parallel(plan->ctx, plan->sequences * plan->problem.heads, 1, run_units, &back);
-    sum_heads(plan, args->dA_log, back.on_A_log);
-    sum_heads(plan, args->ddt_bias, back.on_dt_bias);
-    plan->flops = backward_flops(plan, args->kept == NULL);
+    carry_delta_back_part(&back);
+    carry_delta_back_finish(&back);
+    plan->flops = carry_delta_backward_flops(plan, args->kept == NULL);
     carry_span_work(plan->ctx, plan->flops, (double)(plan->problem.batch * plan->problem.tokens));
     return CARRY_OK;
 }

@@ -1,4 +1,4 @@
-/* The backward pass's memory, for the plan. */
+/* The backward machinery that the plan, backward and the ranks share. */
 #ifndef CARRY_DELTA_BACKWARD_H
 #define CARRY_DELTA_BACKWARD_H
 
@@ -27,11 +27,28 @@ typedef struct carry_delta_back {
     const carry_delta_backward_args *args;
     carry_delta_inputs in;
     const void *kept;
-    carry_delta_sequence *sequences;
+    /* Gradients of states that travel between ranks, as in carry_delta_run: they arrive for sequences that leave (which
+       may be NULL: zero), and depart from those that enter. */
+    const float *arriving;
+    float *departing;
+    bool states_only; /* nothing but the gradients of states is made */
+    carry_delta_part part;
+    carry_delta_sequence *sequences; /* all of the rank's; the part's are some of them */
     carry_delta_back_scratch *scratch;
     float *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
 } carry_delta_back;
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
+void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */
+void carry_delta_back_part(carry_delta_back *back);   /* what back->part says */
+void carry_delta_back_finish(carry_delta_back *back); /* after the last: dA_log and ddt_bias */
+
+carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args);
+/* Every tensor of a call but for those that carry_delta_check_inputs looks at. */
+carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *problem,
+                                         const carry_delta_backward_args *args);
+carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *problem,
+                                               const carry_delta_backward_args *args);
+double carry_delta_backward_flops(const carry_delta_plan *plan, bool again);
 
 #endif

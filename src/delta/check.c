@@ -120,7 +120,8 @@ carry_status carry_delta_check_heads(carry_ctx *ctx, const carry_delta_problem *
     return check_f32(ctx, name, tensor, 1, &p->value_heads);
 }
 
-static carry_status check_borders(carry_ctx *ctx, const carry_delta_problem *p, const carry_tensor *cu_seqlens) {
+carry_status carry_delta_check_borders(carry_ctx *ctx, const carry_delta_problem *p, int64_t tokens,
+                                       const carry_tensor *cu_seqlens) {
     if ((cu_seqlens != NULL) != (p->sequences > 0)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens is %s and the plan has %" PRId64 " packed sequences",
                           cu_seqlens != NULL ? "given" : "missing", p->sequences);
@@ -142,14 +143,14 @@ static carry_status check_borders(carry_ctx *ctx, const carry_delta_problem *p, 
                               i, i + 1, at[i], at[i + 1]);
         }
     }
-    if (at[p->sequences] != p->tokens) {
+    if (at[p->sequences] != tokens) {
         return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens ends at %" PRId64 " and there are %" PRId64 " tokens",
-                          at[p->sequences], p->tokens);
+                          at[p->sequences], tokens);
     }
     return CARRY_OK;
 }
 
-carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *p, const carry_delta_inputs *in) {
+carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *p, const carry_delta_inputs *in) {
     CARRY_TRY(carry_delta_check_like(ctx, p, "q", in->q, p->heads, p->key));
     CARRY_TRY(carry_delta_check_like(ctx, p, "k", in->k, p->heads, p->key));
     CARRY_TRY(carry_delta_check_like(ctx, p, "v", in->v, p->value_heads, p->value));
@@ -164,6 +165,10 @@ carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem 
         const int64_t shape[] = {p->batch, p->tokens, p->value_heads, p->key};
         CARRY_TRY(check_rows(ctx, p, "g", in->g, 4, shape, true));
     }
+    return CARRY_OK;
+}
+
+carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *p, const carry_delta_inputs *in) {
     if (p->gate_inside) {
         if (in->A_log == NULL || in->dt_bias == NULL) {
             return carry_fail(ctx, CARRY_EARGUMENT, "gate_inside needs A_log and dt_bias");
@@ -174,7 +179,13 @@ carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem 
     if (in->initial_state != NULL) {
         CARRY_TRY(carry_delta_check_state(ctx, p, "initial_state", in->initial_state));
     }
-    return check_borders(ctx, p, in->cu_seqlens);
+    return CARRY_OK;
+}
+
+carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *p, const carry_delta_inputs *in) {
+    CARRY_TRY(carry_delta_check_rows(ctx, p, in));
+    CARRY_TRY(carry_delta_check_parameters(ctx, p, in));
+    return carry_delta_check_borders(ctx, p, p->tokens, in->cu_seqlens);
 }
 
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
@@ -227,15 +238,17 @@ void carry_delta_sequences(const carry_delta_plan *plan, const carry_delta_input
         } else {
             table[i] = (carry_delta_sequence){.batch = i, .length = p->tokens};
         }
+        table[i].index = i;
+        table[i].chain = i;
         table[i].chunk_start = chunks;
         chunks += (table[i].length + plan->chunk - 1) / plan->chunk;
     }
 }
 
-void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const carry_tensor *states,
+void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const float *states,
                             int64_t index, int64_t first, int64_t columns) {
     const carry_delta_problem *p = &plan->problem;
-    const float *from = (const float *)states->data + index * p->key * p->value;
+    const float *from = states + index * p->key * p->value;
     for (int64_t i = 0; i < p->key; i++) {
         for (int64_t j = 0; j < columns; j++) {
             S[i * stride + j] = p->state_transposed ? from[(first + j) * p->key + i] : from[i * p->value + first + j];
@@ -243,10 +256,10 @@ void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t st
     }
 }
 
-void carry_delta_state_store(const carry_delta_plan *plan, const carry_tensor *states, int64_t index, const float *S,
+void carry_delta_state_store(const carry_delta_plan *plan, float *states, int64_t index, const float *S,
                              ptrdiff_t stride, int64_t first, int64_t columns) {
     const carry_delta_problem *p = &plan->problem;
-    float *to = (float *)states->data + index * p->key * p->value;
+    float *to = states + index * p->key * p->value;
     for (int64_t i = 0; i < p->key; i++) {
         for (int64_t j = 0; j < columns; j++) {
             *(p->state_transposed ? &to[(first + j) * p->key + i] : &to[i * p->value + first + j]) = S[i * stride + j];

@@ -126,16 +126,22 @@ static void load_rows(const carry_delta_plan *plan, const carry_delta_inputs *in
                       int64_t head, int64_t tokens, carry_delta_rows *rows) {
     int64_t K = plan->problem.key;
     rows->tokens = tokens;
-    carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
     carry_delta_load(plan, rows->k, in->k, batch, first, head, tokens, 0, K);
     if (plan->problem.l2norm) {
-        normalise(rows->q, rows->q_norm, tokens, K);
         normalise(rows->k, rows->k_norm, tokens, K);
+    }
+    if (!rows->with_q) {
+        return;
+    }
+    carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
+    if (plan->problem.l2norm) {
+        normalise(rows->q, rows->q_norm, tokens, K);
     }
 }
 
 void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
                             int64_t head, carry_delta_rows *rows) {
+    rows->with_q = true;
     load_rows(plan, in, batch, token, head, 1, rows);
 }
 
@@ -147,7 +153,9 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
         transpose(rows->k_across, rows->k, tokens, K, plan->chunk);
         lower_products(plan, rows, rows->kk, rows->k);
-        lower_products(plan, rows, rows->qk, rows->q);
+        if (rows->with_q) {
+            lower_products(plan, rows, rows->qk, rows->q);
+        }
     }
 }
 
@@ -246,7 +254,7 @@ static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows 
     }
     for (int64_t i = 0; i < rows->tokens; i++) {
         const float *kk = rows->kk + i * C;
-        const float *qk = rows->qk + i * C;
+        const float *qk = (rows->with_q ? rows->qk : rows->kk) + i * C; /* without q nobody reads P */
         const float *D = head->D + i * C;
         float *nA = head->nA + i * C;
         float *P = head->P + i * C;
@@ -298,10 +306,12 @@ static void key_triangles(const carry_delta_plan *plan, const carry_delta_rows *
         float *P = head->P + i * C;
         int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
         key_triangle_row(plan, rows, head, i, rows->k + i * K, nA);
-        key_triangle_row(plan, rows, head, i, rows->q + i * K, P);
+        if (rows->with_q) {
+            key_triangle_row(plan, rows, head, i, rows->q + i * K, P);
+        }
         for (int64_t j = 0; j < end; j++) {
             nA[j] = j < i ? -head->beta[i] * nA[j] : 0.0f;
-            P[j] = j <= i ? plan->scale * P[j] : 0.0f;
+            P[j] = rows->with_q && j <= i ? plan->scale * P[j] : 0.0f;
         }
     }
 }

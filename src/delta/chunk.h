@@ -23,6 +23,7 @@ typedef struct carry_delta_rows {
     float *q_norm, *k_norm; /* [C]: 1/sqrt(sum of squares + 1e-6), or 1 */
     float *k_across;        /* [K, C]: k transposed */
     float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
+    bool with_q;            /* else q and qk, and P of the heads, are not made */
 } carry_delta_rows;
 
 /* What belongs to one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
@@ -58,7 +59,8 @@ static inline float carry_delta_dot(const float *a, const float *b, int64_t coun
     return sum;
 }
 
-/* Loads q and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and makes kk and qk. */
+/* Loads q (if rows->with_q) and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and makes
+   kk and qk. */
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows);
 /* The same of one token, without kk and qk; and its gate and beta without triangles: head->end and head->beta only. */

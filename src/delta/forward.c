@@ -39,9 +39,10 @@ typedef struct unit {
     const carry_delta_run *run;
     carry_delta_scratch *scratch;
     const carry_delta_sequence *sequence;
-    int64_t index;          /* of the sequence */
     int64_t head;           /* of q and k */
-    int64_t first, columns; /* of V */
+    int64_t first, columns; /* of the state */
+    int64_t values;         /* those of them that are V's; behind them are M's */
+    bool pauses;            /* it runs in the thread that called */
 } unit;
 
 static float *state_of(const unit *u, int64_t member) {
@@ -55,8 +56,9 @@ static int64_t store_snapshots(const unit *u, int64_t next, int64_t t) {
     for (; next < count && snapshot_position(plan, u->sequence->length, next) <= t; next++) {
         for (int64_t member = 0; member < plan->group; member++) {
             int64_t value_head = u->head * plan->group + member;
-            int64_t at = (u->index * count + next) * plan->problem.value_heads + value_head;
-            carry_delta_state_store(plan, u->run->snapshots, at, state_of(u, member), u->columns, u->first, u->columns);
+            int64_t at = (u->sequence->index * count + next) * plan->problem.value_heads + value_head;
+            carry_delta_state_store(plan, u->run->snapshots->data, at, state_of(u, member), u->columns, u->first,
+                                    u->columns);
         }
     }
     return next;
@@ -85,16 +87,16 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "residual");
-    if (run->no_values) {
-        memset(s->X, 0, (size_t)(tokens * u->columns) * sizeof *s->X);
-    } else {
-        carry_delta_load(plan, s->X, run->in.v, u->sequence->batch, u->sequence->start + t, value_head, tokens,
-                         u->first, u->columns);
-        for (int64_t i = 0; i < tokens; i++) {
-            for (int64_t j = 0; j < u->columns; j++) {
-                s->X[i * u->columns + j] *= s->heads.beta[i];
-            }
+    float *v = u->values == u->columns ? s->X : s->O; /* O is free: M and an output are never made together */
+    if (u->values > 0) {
+        carry_delta_load(plan, v, run->in.v, u->sequence->batch, u->sequence->start + t, value_head, tokens, u->first,
+                         u->values);
+    }
+    for (int64_t i = 0; i < tokens; i++) {
+        for (int64_t j = 0; j < u->values; j++) {
+            s->X[i * u->columns + j] = s->heads.beta[i] * v[i * u->values + j];
         }
+        memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
     }
     carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
     product(plan, tokens, u->columns, K, s->weighed, K, S, s->X, s->X);
@@ -166,6 +168,7 @@ static void one_chunk(const unit *u, int64_t t, int64_t end) {
     const carry_delta_plan *plan = run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t tokens = end - t;
+    s->rows.with_q = run->o != NULL;
     carry_delta_rows_load(plan, &run->in, u->sequence->batch, u->sequence->start + t, u->head, tokens, &s->rows);
     for (int64_t member = 0; member < plan->group; member++) {
         int64_t value_head = u->head * plan->group + member;
@@ -194,14 +197,21 @@ static void start(const unit *u) {
     int64_t K = plan->problem.key;
     for (int64_t member = 0; member < plan->group; member++) {
         float *S = state_of(u, member);
-        int64_t at = u->index * plan->problem.value_heads + u->head * plan->group + member;
-        if (run->in.initial_state != NULL) {
-            carry_delta_state_load(plan, S, u->columns, run->in.initial_state, at, u->first, u->columns);
+        int64_t value_head = u->head * plan->group + member;
+        if (run->maps == NULL && u->sequence->enters) {
+            carry_delta_state_load(plan, S, u->columns, run->entering,
+                                   carry_delta_chain_at(plan, &run->part, u->sequence, value_head), u->first,
+                                   u->columns);
+            continue;
+        }
+        if (run->maps == NULL && run->in.initial_state != NULL) {
+            carry_delta_state_load(plan, S, u->columns, run->in.initial_state->data,
+                                   carry_delta_state_at(plan, u->sequence, value_head), u->first, u->columns);
             continue;
         }
         memset(S, 0, (size_t)(K * u->columns) * sizeof *S);
-        for (int64_t i = 0; run->identity && i < u->columns; i++) {
-            S[(u->first + i) * u->columns + i] = 1.0f;
+        for (int64_t j = u->values; j < u->columns; j++) {
+            S[(u->first + j - plan->problem.value) * u->columns + j] = 1.0f;
         }
     }
 }
@@ -209,16 +219,20 @@ static void start(const unit *u) {
 static void finish(const unit *u) {
     const carry_delta_run *run = u->run;
     const carry_delta_plan *plan = run->plan;
-    for (int64_t member = 0; run->final_state != NULL && member < plan->group; member++) {
-        int64_t at = u->index * plan->problem.value_heads + u->head * plan->group + member;
-        if (!run->identity) {
-            carry_delta_state_store(plan, run->final_state, at, state_of(u, member), u->columns, u->first, u->columns);
-            continue;
+    const carry_delta_problem *p = &plan->problem;
+    for (int64_t member = 0; member < plan->group; member++) {
+        const float *S = state_of(u, member);
+        int64_t value_head = u->head * plan->group + member;
+        int64_t chain = carry_delta_chain_at(plan, &run->part, u->sequence, value_head);
+        if (u->sequence->leaves && run->leaving != NULL) {
+            carry_delta_state_store(plan, run->leaving, chain, S, u->columns, u->first, u->values);
+        } else if (!u->sequence->leaves && run->final_state != NULL) {
+            carry_delta_state_store(plan, run->final_state->data, carry_delta_state_at(plan, u->sequence, value_head),
+                                    S, u->columns, u->first, u->values);
         }
-        int64_t K = plan->problem.key;
-        float *to = (float *)run->final_state->data + at * K * K + u->first;
-        for (int64_t i = 0; i < K; i++) {
-            memcpy(to + i * K, state_of(u, member) + i * u->columns, (size_t)u->columns * sizeof *to);
+        for (int64_t i = 0; u->values < u->columns && i < p->key; i++) {
+            float *to = run->maps + (chain * p->key + i) * p->key + (u->first + u->values - p->value);
+            memcpy(to, S + i * u->columns + u->values, (size_t)(u->columns - u->values) * sizeof *to);
         }
     }
 }
@@ -239,23 +253,26 @@ static void run_unit(const unit *u) {
         }
         next = store_snapshots(u, next, end);
         t = end;
+        if (u->pauses) {
+            u->run->part.pause(u->run->part.user);
+        }
     }
     finish(u);
 }
 
 static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_delta_run *run = argument;
-    const carry_delta_problem *p = &run->plan->problem;
-    int64_t width = run->identity ? p->key : p->value;
+    int64_t V = run->plan->problem.value;
     for (int64_t i = begin; i < end; i++) {
-        int64_t block = i % run->blocks;
         unit u = {.run = run,
                   .scratch = &run->scratch[worker],
-                  .head = i / run->blocks % p->heads,
-                  .index = i / run->blocks / p->heads,
-                  .first = block * run->width};
-        u.sequence = &run->sequences[u.index];
-        u.columns = width - u.first < run->width ? width - u.first : run->width;
+                  .sequence = &run->part.sequences[i / run->blocks / run->part.heads],
+                  .head = run->part.first_head + i / run->blocks % run->part.heads,
+                  .first = i % run->blocks * run->width,
+                  .pauses = worker == 0 && run->part.pause != NULL};
+        u.columns = run->columns - u.first < run->width ? run->columns - u.first : run->width;
+        u.values = V - u.first < u.columns ? V - u.first : u.columns;
+        u.values = u.values > 0 ? u.values : 0;
         run_unit(&u);
     }
 }
@@ -273,20 +290,20 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     s->S = carry_arena_take(arena, (size_t)plan->group * K, W * sizeof(float));
 }
 
-bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
-                          bool cut) {
+bool carry_delta_run_take_part(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
+                               bool cut) {
     int threads = carry_ctx_threads(plan->ctx);
-    int64_t units = plan->sequences * plan->problem.heads;
-    int64_t wanted = cut && units < threads ? (threads + units - 1) / units : 1;
+    int64_t units = run->part.count * run->part.heads;
+    int64_t wanted = cut && units > 0 && units < threads ? (threads + units - 1) / units : 1;
     int64_t width = (columns + wanted - 1) / wanted;
     width = (width + LEAST_COLUMNS - 1) / LEAST_COLUMNS * LEAST_COLUMNS;
     while (width < columns && columns % width == 1) { /* one column alone would be summed in another order */
         width += LEAST_COLUMNS;
     }
     run->plan = plan;
+    run->columns = columns;
     run->width = width < columns ? width : columns;
     run->blocks = (columns + run->width - 1) / run->width;
-    run->sequences = carry_arena_take(arena, (size_t)plan->sequences, sizeof *run->sequences);
     run->scratch = carry_arena_take(arena, (size_t)threads, sizeof *run->scratch);
     for (int i = 0; i < threads; i++) {
         carry_delta_scratch none;
@@ -295,9 +312,20 @@ bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carr
     return !arena->overflowed;
 }
 
+bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
+                          bool cut) {
+    run->sequences = carry_arena_take(arena, (size_t)plan->sequences, sizeof *run->sequences);
+    run->part = (carry_delta_part){.sequences = run->sequences, .count = plan->sequences, .heads = plan->problem.heads};
+    return carry_delta_run_take_part(plan, arena, run, columns, cut);
+}
+
+void carry_delta_run_part(carry_delta_run *run) {
+    carry_parallel(run->plan->ctx, run->part.count * run->part.heads * run->blocks, 1, run_units, run);
+}
+
 void carry_delta_run_all(carry_delta_run *run) {
     carry_delta_sequences(run->plan, &run->in, run->sequences);
-    carry_parallel(run->plan->ctx, run->plan->sequences * run->plan->problem.heads * run->blocks, 1, run_units, run);
+    carry_delta_run_part(run);
 }
 
 /* Products as they are done, triangles by blocks; the work of one value head, and of one head shared by its group. */

@@ -19,18 +19,27 @@ typedef struct carry_delta_run {
     carry_delta_inputs in;
     const carry_tensor *o, *final_state, *snapshots; /* each may be NULL */
     void *kept;
-    bool no_values, identity; /* v is zero; the state starts as the identity, K columns (range.c) */
-    bool chunks_only;         /* chunks even when the method is token by token */
-    int64_t width, blocks;    /* columns of the state a unit takes, and units a head */
+    /* States that travel between ranks, [sequences, value heads of the part, K, V]: of sequences that enter, and of
+       those that leave, which may be NULL: not wanted. */
+    const float *entering;
+    float *leaving;
+    float *maps;      /* [sequences, value heads of the part, K, K]: M besides, from the zero state and the identity */
+    bool chunks_only; /* chunks even when the method is token by token */
+    int64_t columns, width, blocks; /* of the state: all, those that a unit takes, and units a head */
+    carry_delta_part part;
     carry_delta_sequence *sequences;
     carry_delta_scratch *scratch; /* a thread each */
 } carry_delta_run;
 
-/* Lays a run out in an arena (or counts); false on overflow. columns is V, or K with identity; cut: into blocks, where
-   there are more threads than heads of sequences. */
+/* Lays a run of all sequences and heads out in an arena (or counts); false on overflow. columns is V, or V + K with
+   maps; cut: into blocks, where there are more threads than heads of sequences. */
 bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
                           bool cut);
 void carry_delta_run_all(carry_delta_run *run);
+/* The same of the part that run->part says, whose sequences are the caller's. */
+bool carry_delta_run_take_part(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
+                               bool cut);
+void carry_delta_run_part(carry_delta_run *run);
 
 /* tokens.c: token t of a sequence for every value head of a group, token by token. The state of member m starts at
    S + m*next, its rows are `stride` apart. */

@@ -46,7 +46,7 @@ static double cost(const carry_delta_problem *p, const carry_delta_method *metho
     return small * (6.0 * K * V + (C + 16.0) * (2.0 * K * share + 2.0 * V)) + 1000.0 + 40000.0 / C;
 }
 
-static const carry_delta_method *choose(const carry_delta_problem *p) {
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *p) {
     const carry_delta_method *best = &table[0];
     for (int i = 1; i < TABLE_COUNT; i++) {
         if (cost(p, &table[i]) < cost(p, best)) {
@@ -59,8 +59,7 @@ static const carry_delta_method *choose(const carry_delta_problem *p) {
 static bool state_bytes(carry_delta_plan *plan) {
     carry_arena cut = carry_arena_over(NULL, 0);
     carry_arena whole = carry_arena_over(NULL, 0);
-    carry_arena identity = carry_arena_over(NULL, 0);
-    carry_arena values = carry_arena_over(NULL, 0);
+    carry_arena pair = carry_arena_over(NULL, 0);
     carry_arena backward = carry_arena_over(NULL, 0);
     carry_delta_run run = {0};
     carry_delta_back back = {0};
@@ -73,11 +72,10 @@ static bool state_bytes(carry_delta_plan *plan) {
         return false;
     }
     plan->forward_workspace = a > b ? a : b;
-    if (!carry_delta_run_take(plan, &identity, &run, p->key, true) || !carry_arena_total(&identity, &a) ||
-        !carry_delta_run_take(plan, &values, &run, p->value, true) || !carry_arena_total(&values, &b)) {
+    if (!carry_delta_run_take(plan, &pair, &run, p->value + p->key, true) ||
+        !carry_arena_total(&pair, &plan->range_workspace)) {
         return false;
     }
-    plan->range_workspace = a > b ? a : b;
     size_t states = (size_t)carry_delta_most_chunks(plan) * (size_t)(p->value_heads * p->key * p->value);
     size_t corrected = (size_t)(p->batch * p->tokens) * (size_t)(p->value_heads * p->value);
     plan->kept = (states + corrected) * sizeof(float);
@@ -94,7 +92,7 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
     CARRY_SPAN(ctx, "plan", "delta");
     *plan = NULL;
     CARRY_TRY(carry_delta_check_problem(ctx, problem));
-    const carry_delta_method *found = method != NULL ? find(method) : choose(problem);
+    const carry_delta_method *found = method != NULL ? find(method) : carry_delta_choose(problem);
     if (found == NULL) {
         return carry_fail(
             ctx, CARRY_ENOTFOUND,

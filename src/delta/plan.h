@@ -14,6 +14,7 @@ typedef struct carry_delta_method {
 } carry_delta_method;
 
 const carry_delta_method *carry_delta_at(int index);
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's */
 
 struct carry_delta_plan {
     carry_ctx *ctx;
@@ -29,10 +30,22 @@ struct carry_delta_plan {
     char about[192];
 };
 
-/* One sequence: where its tokens are, and where its chunks start among all chunks. */
+/* One sequence, or this rank's part of one: where its tokens are, where its chunks start among all chunks, and where
+   its states come from and go to. */
 typedef struct carry_delta_sequence {
     int64_t batch, start, length, chunk_start;
+    int64_t index;       /* of its states in a tensor of all sequences */
+    int64_t chain;       /* of its states among those that travel between ranks (ranks.c) */
+    bool enters, leaves; /* it began before this rank; it goes on after it */
 } carry_delta_sequence;
+
+/* What of a problem a pass does: some sequences, and some heads of q and k with all their value heads. */
+typedef struct carry_delta_part {
+    const carry_delta_sequence *sequences;
+    int64_t count, first_head, heads;
+    void (*pause)(void *user); /* called between chunks by the thread that called; NULL: nothing */
+    void *user;
+} carry_delta_part;
 
 /* All inputs of a call, whatever it does with them. */
 typedef struct carry_delta_inputs {
@@ -43,6 +56,13 @@ typedef struct carry_delta_inputs {
 carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);
 carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *problem,
                                       const carry_delta_inputs *inputs);
+/* Its three parts: what has tokens; A_log, dt_bias and the initial state; cu_seqlens, which ends at `tokens`. */
+carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *problem,
+                                    const carry_delta_inputs *inputs);
+carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *problem,
+                                          const carry_delta_inputs *inputs);
+carry_status carry_delta_check_borders(carry_ctx *ctx, const carry_delta_problem *problem, int64_t tokens,
+                                       const carry_tensor *cu_seqlens);
 carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                     const carry_tensor *tensor, int64_t heads, int64_t size);
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
@@ -54,11 +74,22 @@ carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, 
 /* The table of sequences, from batch or cu_seqlens (already checked), with room for plan->sequences. */
 void carry_delta_sequences(const carry_delta_plan *plan, const carry_delta_inputs *inputs, carry_delta_sequence *table);
 
-/* Where state (sequence, value head) starts in a packed [N, HV, ...] tensor, and how it lies there. */
-void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const carry_tensor *states,
+/* Columns of state `index` of packed ones, however they lie there. */
+void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const float *states,
                             int64_t index, int64_t first, int64_t columns);
-void carry_delta_state_store(const carry_delta_plan *plan, const carry_tensor *states, int64_t index, const float *S,
+void carry_delta_state_store(const carry_delta_plan *plan, float *states, int64_t index, const float *S,
                              ptrdiff_t stride, int64_t first, int64_t columns);
+
+/* Which state of a tensor of all sequences is a value head's of a sequence; and which of those that travel. */
+static inline int64_t carry_delta_state_at(const carry_delta_plan *plan, const carry_delta_sequence *sequence,
+                                           int64_t value_head) {
+    return sequence->index * plan->problem.value_heads + value_head;
+}
+
+static inline int64_t carry_delta_chain_at(const carry_delta_plan *plan, const carry_delta_part *part,
+                                           const carry_delta_sequence *sequence, int64_t value_head) {
+    return (sequence->chain * part->heads - part->first_head) * plan->group + value_head;
+}
 
 /* What forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
 static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {

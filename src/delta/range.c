@@ -1,5 +1,5 @@
 /* What a range of tokens does to a state, S -> M S + L: L is where it takes the zero state, and M where it takes the
-   identity when no values come in. Both are forward passes without output. */
+   identity when no values come in. One walk without output makes both, the columns of L and of M beside each other. */
 #include <inttypes.h>
 
 #include "core/context.h"
@@ -31,13 +31,9 @@ carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_ten
     CARRY_TRY(check_pair(ctx, p, "M", &M, p->key));
     CARRY_TRY(check_pair(ctx, p, "L", &L, p->value));
     CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->range_workspace));
-    carry_delta_run run = {.in = in, .final_state = &L, .chunks_only = true};
+    carry_delta_run run = {.in = in, .final_state = &L, .maps = M.data, .chunks_only = true};
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
-    (void)carry_delta_run_take(plan, &arena, &run, p->value, true);
-    carry_delta_run_all(&run);
-    run = (carry_delta_run){.in = in, .final_state = &M, .chunks_only = true, .no_values = true, .identity = true};
-    arena = carry_arena_over(workspace, workspace_bytes);
-    (void)carry_delta_run_take(plan, &arena, &run, p->key, true);
+    (void)carry_delta_run_take(plan, &arena, &run, p->value + p->key, true);
     carry_delta_run_all(&run);
     return CARRY_OK;
 }

@@ -59,13 +59,13 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
             continue;
         }
         for (int64_t member = 0; member < plan->group; member++) {
-            carry_delta_state_load(plan, s->S + member * p->key * p->value, p->value, run->final_state, at + member, 0,
-                                   p->value);
+            carry_delta_state_load(plan, s->S + member * p->key * p->value, p->value, run->final_state->data,
+                                   at + member, 0, p->value);
         }
         carry_delta_tokens(run, s, &run->sequences[index], head, 0, 0, p->value, s->S, p->value, p->key * p->value);
         for (int64_t member = 0; member < plan->group; member++) {
-            carry_delta_state_store(plan, run->final_state, at + member, s->S + member * p->key * p->value, p->value, 0,
-                                    p->value);
+            carry_delta_state_store(plan, run->final_state->data, at + member, s->S + member * p->key * p->value,
+                                    p->value, 0, p->value);
         }
     }
 }

@@ -1,0 +1,80 @@
+/* The inside of a plan over ranks, and what its files share: ranks_plan.c makes it, ranks_layout.c says which sequences
+   are whose, ranks.c runs. */
+#ifndef CARRY_DELTA_RANKS_PLAN_H
+#define CARRY_DELTA_RANKS_PLAN_H
+
+#include "carry/delta_ranks.h"
+#include "delta/backward.h"
+#include "delta/forward.h"
+
+/* Tags: forward's groups, backward's groups, and one each for the check of cu_seqlens. */
+#define CARRY_DELTA_RANKS_GROUPS 7
+#define CARRY_DELTA_RANKS_TAGS 16
+
+struct carry_delta_ranks_plan {
+    carry_comm *comm;
+    carry_ctx *ctx;
+    carry_delta_problem problem; /* this rank's */
+    carry_delta_plan *inner;     /* of its tokens; NULL without any */
+    int64_t first, total;        /* this rank's first token, and the tokens of all ranks (of one sequence of a batch) */
+    bool is_first, is_last;      /* of the ranks that have tokens */
+    bool chained;                /* more than one rank has */
+    int64_t chains;              /* sequences whose state may pass a rank's border: batch, or 1 when packed */
+    int groups, first_tag;
+    int64_t group_head[CARRY_DELTA_RANKS_GROUPS + 1]; /* the first head of every group; then heads */
+    carry_all_scan_plan *forward[CARRY_DELTA_RANKS_GROUPS], *backward[CARRY_DELTA_RANKS_GROUPS];
+    size_t workspace, kept;
+    double seconds, exposed;
+    bool is_broken; /* a call has failed half way */
+    char about[384];
+};
+
+/* Some entries of the table of sequences. */
+typedef struct carry_delta_span {
+    int64_t first, count;
+} carry_delta_span;
+
+/* Memory of a call. */
+typedef struct carry_delta_ranks_memory {
+    carry_delta_sequence *table;
+    float *L, *state, *M; /* by groups: [chains, value heads of the group, K, ...] */
+    void *scan[CARRY_DELTA_RANKS_GROUPS];
+    carry_delta_back back;
+    carry_arena pass; /* what is left, for one pass after the other */
+} carry_delta_ranks_memory;
+
+/* Lays the memory of a call out in an arena, or counts it; false on overflow. */
+bool carry_delta_ranks_take(const carry_delta_ranks_plan *plan, carry_arena *arena, bool backward,
+                            carry_delta_ranks_memory *memory);
+
+/* Value heads of a group, and how many there are before it, over all chains. */
+static inline int64_t carry_delta_group_heads(const carry_delta_ranks_plan *plan, int group) {
+    int64_t members = plan->problem.value_heads / plan->problem.heads;
+    return (plan->group_head[group + 1] - plan->group_head[group]) * members * plan->chains;
+}
+
+static inline int64_t carry_delta_group_before(const carry_delta_ranks_plan *plan, int group) {
+    int64_t members = plan->problem.value_heads / plan->problem.heads;
+    return plan->group_head[group] * members * plan->chains;
+}
+
+/* The parts of sequences that this rank has tokens of, in their order; how many. Room for those of plan->inner. */
+int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64_t *borders,
+                                 carry_delta_sequence *table);
+
+/* Sequences without tokens whose states this rank has: to <- from, or zero. Either may be NULL. */
+void carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
+                             const carry_tensor *from);
+
+/* Is everybody's cu_seqlens the same? A word from the rank before, under way while the call computes. */
+typedef struct carry_delta_borders_check {
+    carry_request send, receive;
+    uint64_t mine, theirs;
+    bool is_open;
+} carry_delta_borders_check;
+
+carry_status carry_delta_borders_begin(const carry_delta_ranks_plan *plan, const int64_t *borders, bool backward,
+                                       carry_delta_borders_check *check);
+carry_status carry_delta_borders_end(const carry_delta_ranks_plan *plan, carry_delta_borders_check *check);
+
+#endif

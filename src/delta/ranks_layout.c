@@ -1,0 +1,110 @@
+/* Which sequences, and which parts of them, are this rank's. */
+#include <string.h>
+
+#include "core/context.h"
+#include "core/error.h"
+#include "delta/ranks.h"
+
+int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64_t *borders,
+                                 carry_delta_sequence *table) {
+    const carry_delta_problem *p = &plan->problem;
+    int64_t count = 0;
+    int64_t chunks = 0;
+    int64_t last = plan->first + p->tokens;
+    for (int64_t i = 0; p->tokens > 0 && i < (p->sequences > 0 ? p->sequences : p->batch); i++) {
+        carry_delta_sequence part = {.batch = i,
+                                     .length = p->tokens,
+                                     .index = i,
+                                     .chain = i,
+                                     .enters = !plan->is_first,
+                                     .leaves = !plan->is_last};
+        if (p->sequences > 0) {
+            int64_t start = borders[i] > plan->first ? borders[i] : plan->first;
+            int64_t end = borders[i + 1] < last ? borders[i + 1] : last;
+            part = (carry_delta_sequence){.start = start - plan->first,
+                                          .length = end - start,
+                                          .index = i,
+                                          .enters = borders[i]<plan->first, .leaves = borders[i + 1]> last};
+        }
+        if (part.length > 0) {
+            part.chunk_start = chunks;
+            chunks += (part.length + plan->inner->chunk - 1) / plan->inner->chunk;
+            table[count++] = part;
+        }
+    }
+    return count;
+}
+
+/* Does this rank have token t, or would it? Past the last token: the last rank that has any. */
+static bool has_token(const carry_delta_ranks_plan *plan, int64_t t) {
+    if (plan->total == 0) {
+        return carry_comm_rank(plan->comm) == 0;
+    }
+    return (t >= plan->first && t < plan->first + plan->problem.tokens) || (t == plan->total && plan->is_last);
+}
+
+void carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
+                             const carry_tensor *from) {
+    const carry_delta_problem *p = &plan->problem;
+    size_t floats = (size_t)(p->value_heads * p->key * p->value);
+    for (int64_t i = 0; to != NULL && i < (p->sequences > 0 ? p->sequences : p->batch); i++) {
+        bool is_empty = p->sequences > 0 ? borders[i] == borders[i + 1] : plan->total == 0;
+        if (!is_empty || !has_token(plan, p->sequences > 0 ? borders[i] : 0)) {
+            continue;
+        }
+        float *state = (float *)to->data + (size_t)i * floats;
+        if (from != NULL) {
+            memmove(state, (const float *)from->data + (size_t)i * floats, floats * sizeof *state);
+        } else {
+            memset(state, 0, floats * sizeof *state);
+        }
+    }
+}
+
+/* FNV-1a over the borders' bytes. */
+static uint64_t sum_of(const int64_t *borders, int64_t count) {
+    uint64_t sum = 0xcbf29ce484222325u;
+    for (int64_t i = 0; i < count; i++) {
+        for (int byte = 0; byte < 64; byte += 8) {
+            sum = (sum ^ ((uint64_t)borders[i] >> byte & 0xffu)) * 0x100000001b3u;
+        }
+    }
+    return sum;
+}
+
+/* Each rank compares with the one before it: nobody waits for all, which would hold the first rank at every call until
+   the last one has come so far. */
+carry_status carry_delta_borders_begin(const carry_delta_ranks_plan *plan, const int64_t *borders, bool backward,
+                                       carry_delta_borders_check *check) {
+    *check = (carry_delta_borders_check){.is_open = borders != NULL};
+    if (!check->is_open) {
+        return CARRY_OK;
+    }
+    int rank = carry_comm_rank(plan->comm);
+    int tag = plan->first_tag + CARRY_DELTA_RANKS_TAGS - (backward ? 1 : 2);
+    check->mine = check->theirs = sum_of(borders, plan->problem.sequences + 1);
+    if (rank > 0) {
+        CARRY_TRY(carry_irecv(plan->comm, &check->receive, &check->theirs, sizeof check->theirs, rank - 1, tag));
+    }
+    if (rank < carry_comm_size(plan->comm) - 1) {
+        CARRY_TRY(carry_isend(plan->comm, &check->send, &check->mine, sizeof check->mine, rank + 1, tag));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_delta_borders_end(const carry_delta_ranks_plan *plan, carry_delta_borders_check *check) {
+    if (!check->is_open) {
+        return CARRY_OK;
+    }
+    carry_status received = carry_wait(&check->receive);
+    carry_status sent = carry_wait(&check->send);
+    CARRY_TRY(received);
+    CARRY_TRY(sent);
+    if (check->mine != check->theirs) {
+        int rank = carry_comm_rank(plan->comm);
+        return carry_fail(plan->ctx, CARRY_EARGUMENT,
+                          "cu_seqlens of rank %d is not that of rank %d: give every rank that of the whole row", rank,
+                          rank - 1);
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,312 @@
+/* The delta rule over ranks against one rank that has all tokens: what its tests share. All ranks work on views of the
+   same tensors, so that what one rank writes of another's shows. */
+#ifndef CARRY_TESTS_DELTA_RANKS_SUPPORT_H
+#define CARRY_TESTS_DELTA_RANKS_SUPPORT_H
+
+#include "comm_support.h"
+
+#include <math.h>
+
+enum { RESULTS = 10 };
+
+static const char *const result_name[RESULTS] = {"o",     "final_state", "dq", "dk", "dv",
+                                                 "dbeta", "dinitial",    "dg", "dA", "ddt"};
+
+/* Everything of the whole row or batch; f32 but for borders. */
+typedef struct whole {
+    carry_delta_problem p;
+    const int64_t *borders;
+    int64_t states;
+    float *q, *k, *v, *beta, *g, *initial, *A_log, *dt_bias, *grad_o, *dfinal;
+    float *wanted[RESULTS];
+    float *got[RESULTS];
+    int64_t count[RESULTS];
+    double rounding[RESULTS]; /* what other chunks change on one rank, of the largest element */
+    float *heads;             /* [RANKS, 2, HV]: dA_log and ddt_bias of each rank */
+} whole;
+
+typedef struct split {
+    whole *w;
+    int64_t cut[RANKS + 1];
+    carry_delta_ranks_options options;
+    bool no_initial, no_dfinal, forward_only;
+    int threads;
+} split;
+
+static inline float *whole_normals(carry_ctx *ctx, int64_t count, uint64_t stream, float deviation) {
+    float *made = malloc((size_t)(count + 1) * sizeof *made);
+    assert_non_null(made);
+    if (count > 0) {
+        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(made, CARRY_F32, count), 77, stream, 0.0f, deviation));
+    }
+    return made;
+}
+
+static inline carry_tensor rows(float *data, const carry_delta_problem *p, int64_t first, int64_t tokens, int64_t heads,
+                                int64_t size) {
+    carry_tensor t = carry_view_4d(data, CARRY_F32, p->batch, p->tokens, heads, size);
+    t.data = data + first * heads * size;
+    t.shape[1] = tokens;
+    return t;
+}
+
+static inline carry_tensor scalars(float *data, const carry_delta_problem *p, int64_t first, int64_t tokens) {
+    carry_tensor t = carry_view_3d(data, CARRY_F32, p->batch, p->tokens, p->value_heads);
+    t.data = data + first * p->value_heads;
+    t.shape[1] = tokens;
+    return t;
+}
+
+/* The arguments of tokens first..first+tokens-1, results into `to`. */
+typedef struct call {
+    carry_tensor g, initial, borders, A_log, dt_bias, final, dg, dinitial, dfinal, dA, ddt;
+    carry_delta_forward_args forward;
+    carry_delta_backward_args backward;
+} call;
+
+static inline void make_call(call *c, const whole *w, float *const to[RESULTS], int64_t first, int64_t tokens,
+                             void *kept) {
+    const carry_delta_problem *p = &w->p;
+    carry_tensor states = carry_view_4d(w->initial, CARRY_F32, w->states, p->value_heads, p->key, p->value);
+    c->initial = c->final = c->dinitial = c->dfinal = states;
+    c->final.data = to[1];
+    c->dinitial.data = to[6];
+    c->dfinal.data = w->dfinal;
+    c->g = scalars(w->g, p, first, tokens);
+    c->dg = scalars(to[7], p, first, tokens);
+    c->borders = carry_view_1d((void *)(uintptr_t)w->borders, CARRY_I64, w->states + 1);
+    c->A_log = carry_view_1d(w->A_log, CARRY_F32, p->value_heads);
+    c->dt_bias = carry_view_1d(w->dt_bias, CARRY_F32, p->value_heads);
+    c->dA = carry_view_1d(to[8], CARRY_F32, p->value_heads);
+    c->ddt = carry_view_1d(to[9], CARRY_F32, p->value_heads);
+    bool gated = p->gate != CARRY_DELTA_NO_GATE;
+    c->forward = (carry_delta_forward_args){.o = rows(to[0], p, first, tokens, p->value_heads, p->value),
+                                            .final_state = &c->final,
+                                            .kept = kept,
+                                            .q = rows(w->q, p, first, tokens, p->heads, p->key),
+                                            .k = rows(w->k, p, first, tokens, p->heads, p->key),
+                                            .v = rows(w->v, p, first, tokens, p->value_heads, p->value),
+                                            .beta = scalars(w->beta, p, first, tokens),
+                                            .g = gated ? &c->g : NULL,
+                                            .initial_state = &c->initial,
+                                            .cu_seqlens = p->sequences > 0 ? &c->borders : NULL,
+                                            .A_log = p->gate_inside ? &c->A_log : NULL,
+                                            .dt_bias = p->gate_inside ? &c->dt_bias : NULL};
+    c->backward = (carry_delta_backward_args){.dq = rows(to[2], p, first, tokens, p->heads, p->key),
+                                              .dk = rows(to[3], p, first, tokens, p->heads, p->key),
+                                              .dv = rows(to[4], p, first, tokens, p->value_heads, p->value),
+                                              .dbeta = scalars(to[5], p, first, tokens),
+                                              .dg = gated ? &c->dg : NULL,
+                                              .dinitial_state = &c->dinitial,
+                                              .dA_log = p->gate_inside ? &c->dA : NULL,
+                                              .ddt_bias = p->gate_inside ? &c->ddt : NULL,
+                                              .grad_o = rows(w->grad_o, p, first, tokens, p->value_heads, p->value),
+                                              .dfinal_state = &c->dfinal,
+                                              .kept = kept,
+                                              .q = c->forward.q,
+                                              .k = c->forward.k,
+                                              .v = c->forward.v,
+                                              .beta = c->forward.beta,
+                                              .g = c->forward.g,
+                                              .initial_state = c->forward.initial_state,
+                                              .cu_seqlens = c->forward.cu_seqlens,
+                                              .A_log = c->forward.A_log,
+                                              .dt_bias = c->forward.dt_bias};
+}
+
+/* One rank's results, with the plain functions. */
+static inline void run_method(carry_ctx *ctx, whole *w, const char *method, float *const to[RESULTS], bool no_initial,
+                              bool no_dfinal) {
+    carry_delta_plan *plan;
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, method));
+    size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
+    void *workspace = malloc(bytes);
+    void *kept = malloc(carry_delta_kept(plan));
+    assert_true(workspace != NULL && kept != NULL);
+    call c;
+    make_call(&c, w, to, 0, w->p.tokens, kept);
+    if (no_initial) {
+        c.forward.initial_state = c.backward.initial_state = NULL;
+    }
+    if (no_dfinal) {
+        c.backward.dfinal_state = NULL;
+    }
+    assert_ok(ctx, carry_delta_forward(plan, &c.forward, workspace, bytes));
+    assert_ok(ctx, carry_delta_backward(plan, &c.backward, workspace, bytes));
+    free(workspace);
+    free(kept);
+    carry_delta_plan_free(plan);
+}
+
+/* The largest difference of a result, of its largest magnitude. */
+static inline double deviation_of(const whole *w, int result) {
+    double largest = 1e-30;
+    double off = 0.0;
+    for (int64_t i = 0; i < w->count[result]; i++) {
+        largest = fmax(largest, fabs((double)w->wanted[result][i]));
+        double d = fabs((double)w->got[result][i] - (double)w->wanted[result][i]);
+        off = d <= off ? off : d; /* NaN passes */
+    }
+    return off / largest;
+}
+
+static inline void run_whole(carry_ctx *ctx, whole *w, bool no_initial, bool no_dfinal) {
+    static const char *const others[] = {"chunk16", "chunk32", "chunk128"};
+    run_method(ctx, w, "chunk64", w->wanted, no_initial, no_dfinal);
+    for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
+        run_method(ctx, w, others[i], w->got, no_initial, no_dfinal);
+        for (int r = 0; r < RESULTS; r++) {
+            w->rounding[r] = fmax(w->rounding[r], deviation_of(w, r));
+        }
+    }
+}
+
+static inline whole make_whole(carry_ctx *ctx, carry_delta_problem p, const int64_t *borders) {
+    whole w = {.p = p, .borders = borders, .states = p.sequences > 0 ? p.sequences : p.batch};
+    int64_t tokens = p.batch * p.tokens;
+    int64_t values = tokens * p.value_heads * p.value;
+    int64_t keys = tokens * p.heads * p.key;
+    int64_t scalar = tokens * p.value_heads;
+    int64_t states = w.states * p.value_heads * p.key * p.value;
+    float root = p.l2norm ? 1.0f : 1.0f / sqrtf((float)p.key);
+    w.q = whole_normals(ctx, keys, 0, root);
+    w.k = whole_normals(ctx, keys, 1, root);
+    w.v = whole_normals(ctx, values, 2, 1.0f);
+    w.beta = whole_normals(ctx, scalar, 3, 1.0f);
+    w.g = whole_normals(ctx, scalar, 4, 1.0f);
+    w.initial = whole_normals(ctx, states, 5, 0.3f);
+    w.A_log = whole_normals(ctx, p.value_heads, 6, 0.5f);
+    w.dt_bias = whole_normals(ctx, p.value_heads, 7, 0.5f);
+    w.grad_o = whole_normals(ctx, values, 8, 1.0f);
+    w.dfinal = whole_normals(ctx, states, 9, 1.0f);
+    for (int64_t i = 0; i < scalar; i++) {
+        w.beta[i] = p.beta_sigmoid ? w.beta[i] : 1.0f / (1.0f + expf(-w.beta[i]));
+        w.g[i] = p.gate_inside ? w.g[i] - 4.0f : -0.02f * fabsf(w.g[i]); /* states last over many tokens */
+    }
+    const int64_t count[RESULTS] = {values, states, keys,   keys,          values,
+                                    scalar, states, scalar, p.value_heads, p.value_heads};
+    for (int r = 0; r < RESULTS; r++) {
+        w.count[r] = count[r];
+        w.wanted[r] = calloc((size_t)count[r] + 1, sizeof(float));
+        w.got[r] = calloc((size_t)count[r] + 1, sizeof(float));
+        assert_true(w.wanted[r] != NULL && w.got[r] != NULL);
+    }
+    w.heads = calloc((size_t)(RANKS * 2 * p.value_heads), sizeof(float));
+    assert_non_null(w.heads);
+    return w;
+}
+
+static inline void discard_whole(whole *w) {
+    void *all[] = {w->q, w->k, w->v, w->beta, w->g, w->initial, w->A_log, w->dt_bias, w->grad_o, w->dfinal, w->heads};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        free(all[i]);
+    }
+    for (int r = 0; r < RESULTS; r++) {
+        free(w->wanted[r]);
+        free(w->got[r]);
+    }
+}
+
+/* What every rank does. */
+static inline carry_status run_split(void *user, carry_comm *comm) {
+    split *s = user;
+    whole *w = s->w;
+    int rank = carry_comm_rank(comm);
+    carry_delta_problem p = w->p;
+    p.tokens = s->cut[rank + 1] - s->cut[rank];
+    carry_delta_ranks_plan *plan;
+    TRY(carry_delta_ranks_plan_new(comm, &plan, &p, &s->options));
+    size_t bytes = carry_delta_ranks_workspace(plan);
+    unsigned char *workspace = malloc(bytes + 8);
+    void *kept = malloc(carry_delta_ranks_kept(plan) + 4);
+    EXPECT(comm, workspace != NULL && kept != NULL, "memory");
+    memset(workspace, 0xff, bytes);
+    memset(workspace + bytes, 0x5a, 8);
+    memset(kept, 0xff, carry_delta_ranks_kept(plan));
+    float *to[RESULTS];
+    memcpy(to, w->got, sizeof to);
+    to[8] = w->heads + rank * 2 * p.value_heads;
+    to[9] = to[8] + p.value_heads;
+    call c;
+    make_call(&c, w, to, s->cut[rank], p.tokens, kept);
+    c.forward.initial_state = s->no_initial ? NULL : c.forward.initial_state;
+    c.backward.initial_state = c.forward.initial_state;
+    c.backward.dfinal_state = s->no_dfinal ? NULL : c.backward.dfinal_state;
+    if (s->forward_only) {
+        c.forward.kept = NULL;
+    }
+    carry_status status = carry_delta_ranks_forward(plan, &c.forward, workspace, bytes);
+    double seconds = carry_delta_ranks_seconds(plan);
+    EXPECT(comm, seconds > 0.0 && carry_delta_ranks_exposed(plan) <= seconds, "exposed %g of %g seconds",
+           carry_delta_ranks_exposed(plan), seconds);
+    if (status == CARRY_OK && !s->forward_only) {
+        memset(workspace, 0xff, bytes);
+        status = carry_delta_ranks_backward(plan, &c.backward, workspace, bytes);
+    }
+    for (int i = 0; i < 8; i++) {
+        EXPECT(comm, workspace[bytes + (size_t)i] == 0x5a, "wrote behind the workspace");
+    }
+    free(workspace);
+    free(kept);
+    carry_delta_ranks_plan_free(plan);
+    return status;
+}
+
+static double worst_seen; /* over a whole program, for its last line */
+
+/* Cut among ranks, sums are cut otherwise: each rounds by 6e-8 of its terms, K + V of them more for every border (M S +
+   L). How much that is depends on the problem (with K of 1 and beta near 2 nothing fades), and other chunks on one rank
+   show it: a millionth of the largest element, and four times that. A wrong index is off by 1e-1. */
+static inline double tolerance_of(const whole *w, int result) {
+    return 1e-6 + 4.0 * w->rounding[result];
+}
+
+static inline void cut_evenly(split *s, int ranks) {
+    for (int r = 0; r <= ranks; r++) {
+        s->cut[r] = s->w->p.tokens * r / ranks;
+    }
+}
+
+/* Runs on ranks, into w->got. */
+static inline void run_on_ranks(split *s, int ranks, const char *what) {
+    whole *w = s->w;
+    char sentence[512];
+    for (int r = 0; r < RESULTS; r++) {
+        memset(w->got[r], 0xff, (size_t)w->count[r] * sizeof(float));
+    }
+    memset(w->heads, 0xff, (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float));
+    carry_status status = run_ranks_of(ranks, s->threads > 0 ? s->threads : 1, &world, run_split, s, sentence);
+    if (status != CARRY_OK) {
+        fail_msg("%s on %d ranks: %s", what, ranks, sentence);
+    }
+    for (int64_t i = 0; i < w->p.value_heads; i++) { /* the gradient is the sum over ranks */
+        w->got[8][i] = w->got[9][i] = 0.0f;
+        for (int r = 0; r < ranks; r++) {
+            w->got[8][i] += w->heads[r * 2 * w->p.value_heads + i];
+            w->got[9][i] += w->heads[(r * 2 + 1) * w->p.value_heads + i];
+        }
+    }
+}
+
+/* And compares with one, `more` being what is allowed besides. */
+static inline void compare_split(split *s, int ranks, double more, const char *what) {
+    const whole *w = s->w;
+    run_on_ranks(s, ranks, what);
+    for (int r = 0; r < (s->forward_only ? 2 : RESULTS); r++) {
+        if ((r == 7 && w->p.gate == CARRY_DELTA_NO_GATE) || (r >= 8 && !w->p.gate_inside)) {
+            continue;
+        }
+        double off = deviation_of(w, r);
+        worst_seen = fmax(worst_seen, more == 0.0 ? off : 0.0);
+        if (!(off <= tolerance_of(w, r) + more)) {
+            char cuts[160] = "";
+            for (int i = 0; i <= ranks; i++) {
+                (void)snprintf(cuts + strlen(cuts), sizeof cuts - strlen(cuts), " %lld", (long long)s->cut[i]);
+            }
+            fail_msg("%s on %d ranks cut at%s: %s is off by %.3g of its largest", what, ranks, cuts, result_name[r],
+                     off);
+        }
+    }
+}
+
+#endif
