@@ -278,7 +278,7 @@ static int refuse_bad_problems(const wish *w) {
         const carry_family *family;
         void *instance = NULL;
         status = carry_problem_parse(ctx, &problem, w->problems[i]);
-        status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
+        status = status == CARRY_OK ? carry_family_of(ctx, &family, &problem) : status;
         status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, false) : status;
         if (status == CARRY_OK) {
             family->close(instance);
