@@ -325,7 +325,7 @@ carry_status carry_test(carry_request *request, int *done) {
     }
     carry_comm *comm = request->comm;
     comm->wire->kind->progress(comm->wire, request, 0);
-    if (request->state == CARRY_REQUEST_PENDING) {
+    if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
         *done = 0;
         return CARRY_OK;
     }

@@ -244,11 +244,12 @@ void carry_hall_progress(carry_wire *wire, carry_request *request, double until)
     int code = 0;
     pthread_mutex_lock(&hall->lock);
     while (is_open(h)) {
-        if (h->what.state == CARRY_REQUEST_BUSY) { /* as long as memory takes, not as long as a peer may */
+        const bool is_busy = h->what.state == CARRY_REQUEST_BUSY;
+        if (is_busy && until > 0) { /* as long as memory takes, not as long as a peer may */
             pthread_cond_wait(&here->changed, &hall->lock);
-        } else if (hall->ended_by >= 0) {
+        } else if (!is_busy && hall->ended_by >= 0) {
             withdraw(hall, h, CARRY_REQUEST_ENDED);
-        } else if (hall->seat[h->what.world].gone) {
+        } else if (!is_busy && hall->seat[h->what.world].gone) {
             withdraw(hall, h, CARRY_REQUEST_GONE);
         } else if (code != 0 || until <= 0) {
             break;

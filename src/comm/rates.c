@@ -38,7 +38,7 @@ static int by_size(const void *a, const void *b) {
 
 /* Seconds one way: the median of the trips after the first, which finds everybody asleep. */
 static carry_status play(const game *g, size_t bytes, int trips, double *seconds) {
-    double times[SMALL_TRIPS];
+    double times[SMALL_TRIPS] = {0};
     for (int i = 0; i <= trips; i++) {
         const double start = carry_seconds();
         CARRY_TRY(move(g, g->serves, bytes));

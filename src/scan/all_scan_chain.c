@@ -24,11 +24,11 @@ static carry_all_scan_block block_at(const carry_all_scan_problem *p, int64_t bl
         return (carry_all_scan_block){
             .head = head, .heads = part_begin(p->heads, blocks, index + 1) - head, .columns = p->value};
     }
-    /* The first `rest` heads have one block more than the others. */
-    const int64_t each = blocks / p->heads, rest = blocks % p->heads;
-    const bool early = index < rest * (each + 1);
-    const int64_t head = early ? index / (each + 1) : rest + (index - rest * (each + 1)) / each;
-    const int64_t parts = early ? each + 1 : each, part = index - part_begin(blocks, p->heads, head);
+    /* The last `rest` heads have one block more than the others, so that block 0 is as large as any. */
+    const int64_t each = blocks / p->heads, few = p->heads - blocks % p->heads;
+    const bool early = index < few * each;
+    const int64_t head = early ? index / each : few + (index - few * each) / (each + 1);
+    const int64_t parts = early ? each : each + 1, part = index - head * each - (early ? 0 : head - few);
     const int64_t column = part_begin(p->value, parts, part);
     return (carry_all_scan_block){
         .head = head, .heads = 1, .column = column, .columns = part_begin(p->value, parts, part + 1) - column};
@@ -38,7 +38,6 @@ static int64_t block_floats(const carry_all_scan_problem *p, carry_all_scan_bloc
     return block.heads * p->key * block.columns;
 }
 
-/* Block 0 is as large as any. */
 static int64_t largest_block(const carry_all_scan_problem *p, int64_t blocks) {
     return block_floats(p, block_at(p, blocks, 0));
 }
