@@ -2,6 +2,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "cli/cmd_run.h"
 #include "cli/ranks.h"
 #include "core/clock.h"
 #include "core/error.h"
@@ -213,6 +214,9 @@ static carry_status measure_and_judge(show *s, carry_experiment_options *options
     }
     if (!s->prints) {
         return CARRY_OK;
+    }
+    if (!s->json && !s->quiet) {
+        cli_print_received(s->experiment);
     }
     print_criteria(s, false);
     print_criteria(s, true);

@@ -124,7 +124,7 @@ static carry_status open_local(instance *it, carry_problem *problem, uint64_t se
     carry_delta_plan *probe; /* refuses sizes before memory is asked for */
     carry_delta_problem whole = it->problem;
     whole.tokens = it->total;
-    CARRY_TRY(carry_delta_plan_new(it->ctx, &probe, &whole, "chunk16"));
+    CARRY_TRY(carry_delta_plan_new(it->ctx, &probe, &whole, it->options.method));
     carry_delta_plan_free(probe);
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
@@ -257,11 +257,15 @@ static carry_status run(void *given) {
     return status;
 }
 
-/* Of this rank, in the last run; flops are those of the rule on its tokens, without what ranks cost besides. */
+/* Of this rank, in the last run; flops without what ranks cost besides. */
 static carry_counts counts(const void *given) {
     const instance *it = given;
     const double seconds = carry_delta_ranks_seconds(it->plan);
-    return (carry_counts){.flops = it->plan->inner != NULL ? carry_delta_flops(it->plan->inner) : 0.0,
+    const carry_delta_plan *inner = it->plan->inner; /* NULL without tokens */
+    const double flops = inner == NULL   ? 0.0
+                         : it->backward ? carry_delta_backward_flops(inner, false)
+                                        : carry_delta_forward_flops(inner);
+    return (carry_counts){.flops = flops,
                           .bytes = bytes(it),
                           .workspace = (double)carry_delta_ranks_workspace(it->plan),
                           .tokens = (double)it->problem.batch * (double)it->total,
