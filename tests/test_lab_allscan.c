@@ -1,18 +1,19 @@
-/* Problems of several ranks: what they are, that all ranks go through the same calls, what is counted, and criteria over
-   it. Ranks are threads; test_allscan.sh has those of mpirun. */
+/* Problems of several ranks: what they are, that all ranks go through the same calls, what is counted, and criteria
+   over it. Ranks are threads; test_allscan.sh has those of mpirun. */
 #include "lab/bench_ranks.h"
 #include "lab/criteria.h"
 
 #include <math.h>
 
 #include "core/error.h"
+#include "ops/rates.h"
 #include "support.h"
 
 static carry_ctx *ctx;
 
 static int open_context(void **state) {
     (void)state;
-    ctx = support_ctx(2, "plain", NULL);
+    ctx = support_ctx(2, NULL, NULL);
     return 0;
 }
 
@@ -171,9 +172,9 @@ static void test_one_that_is_stopped_stops_all(void **state) {
 
 static void test_the_delta_rule_over_ranks_is_right(void **state) {
     (void)state;
-    static const char *const problems[] = {"delta:f32:t67:h2:k16:v8:p3", "delta:f32:t67:h2:k16:v8:p3:backward:initial",
-                                           "delta:f32:t2:h2:k8:v8:p5:initial", "delta:bf16:t40:hv4:h2:k8:v8:p2:wire=bf16",
-                                           "delta:f32:t33:h2:k8:v8:p2:nogate:algo=gather"};
+    static const char *const problems[] = {
+        "delta:f32:t67:h2:k16:v8:p3", "delta:f32:t67:h2:k16:v8:p3:backward:initial", "delta:f32:t2:h2:k8:v8:p5:initial",
+        "delta:bf16:t40:hv4:h2:k8:v8:p2:wire=bf16", "delta:f32:t33:h2:k8:v8:p2:nogate:algo=gather"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         carry_bench_result results[CARRY_BENCH_METHODS];
         int count = 0;
@@ -199,9 +200,8 @@ static carry_status bench_on_five(void *user, carry_comm *comm) {
     CARRY_TRY(carry_bench_problem_ranks(comm, "allscan:wy:h1:k8:v8:p3", &(carry_ceilings){1, 1},
                                         &(carry_bench_options){.repeats = 2}, results, &count));
     counts[carry_comm_rank(comm)] = count == 4 && results[3].ranks == 3 && results[3].repeats == 2 ? 4 : -1;
-    const carry_status status =
-        carry_bench_problem_ranks(comm, "allscan:wy:h1:k8:v8:p6", &(carry_ceilings){1, 1},
-                                  &(carry_bench_options){.repeats = 2}, results, &count);
+    const carry_status status = carry_bench_problem_ranks(comm, "allscan:wy:h1:k8:v8:p6", &(carry_ceilings){1, 1},
+                                                          &(carry_bench_options){.repeats = 2}, results, &count);
     if (status != CARRY_EUNSUPPORTED || strstr(carry_ctx_error(own), "more than the 5 ranks") == NULL) {
         counts[carry_comm_rank(comm)] = -2;
     }
@@ -213,7 +213,10 @@ static void test_the_first_ranks_of_many_work_and_all_know_the_figures(void **st
     carry_ctx *ctxs[5];
     int counts[5] = {0};
     for (int r = 0; r < 5; r++) {
-        ctxs[r] = support_ctx(1, "plain", NULL);
+        const carry_rates_table *rates; /* measured once, not by five at the same time */
+        ctxs[r] = support_ctx(1, NULL, NULL);
+        assert_ok(ctx, carry_rates_of(ctx, &rates, false));
+        assert_true(carry_rates_put(ctxs[r], rates));
     }
     assert_ok(ctxs[0], carry_comm_threads(ctxs, 5, NULL, bench_on_five, counts));
     for (int r = 0; r < 5; r++) {

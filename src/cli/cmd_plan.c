@@ -85,7 +85,8 @@ const cli_verb cli_plan = {
     .summary = "what would run, and why",
     .details =
         "Prints for each problem the algorithm that the planner picks, the time it expects and the next best. It\n"
-        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates). A problem\n"
+        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates). A "
+        "problem\n"
         "of several ranks (allscan:...:p8) is planned by them: those of --ranks or mpirun, else threads.",
     .example = "carry plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t1024:n32",
     .run = run,

@@ -4,8 +4,8 @@
 
 #include "lab/experiment.h"
 
-/* Bytes received per rank, a row for each problem and method, a column for each number of ranks; nothing where no problem
-   has ranks. */
+/* Bytes received per rank, a row for each problem and method, a column for each number of ranks; nothing where no
+   problem has ranks. */
 void cli_print_received(const carry_experiment *experiment);
 
 #endif

@@ -180,8 +180,8 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
         if (wanted > there && there > 0) {
             code = cli_refuse("'%s' is for %d ranks, and there are %d", problem.text, wanted, there);
         } else if (is_one && wanted == 0 && !each) {
-            code = cli_refuse("'%s' is a problem of one rank: carry %s takes it without --ranks or mpirun", problem.text,
-                              verb);
+            code = cli_refuse("'%s' is a problem of one rank: carry %s takes it without --ranks or mpirun",
+                              problem.text, verb);
         }
     }
     carry_ctx_free(ctx);

@@ -40,8 +40,8 @@ static bool asked_to_stop(const session *s) {
 }
 
 static carry_status stop_if_asked(session *s) {
-    return carry_collective_agree(
-        s->comm, asked_to_stop(s) ? carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK);
+    return carry_collective_agree(s->comm,
+                                  asked_to_stop(s) ? carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK);
 }
 
 static void keep_worst(carry_bench_result *result, const carry_deviation *deviations, int count) {
@@ -134,8 +134,7 @@ static carry_status count(session *s, carry_counts *counts) {
     }
     double most[] = {counts->flops,     counts->bytes,  (double)counts->products,
                      counts->workspace, counts->tokens, counts->received};
-    CARRY_TRY(
-        carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
     *counts = (carry_counts){.flops = most[0],
                              .bytes = most[1],
                              .products = (int64_t)most[2],
@@ -304,9 +303,8 @@ static carry_status bench(session *s, const char *problem, const carry_ceilings 
     CARRY_SPAN(s->ctx, "bench", "problem");
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     s->samples = calloc(2 * each + MOST_RUNS, sizeof *s->samples);
-    CARRY_TRY(carry_collective_agree(s->comm, s->samples != NULL
-                                                  ? CARRY_OK
-                                                  : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
+    CARRY_TRY(carry_collective_agree(
+        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
     s->exposed = s->samples + each;
     s->sorted = s->exposed + each;
     carry_status status = open_session(s, problem);
@@ -359,8 +357,8 @@ static carry_status bench_rank(void *user, carry_comm *comm) {
     carry_bench_result others[CARRY_BENCH_METHODS];
     int count;
     options.progress = is_first ? options.progress : NULL;
-    return bench_on(carry_comm_ctx(comm), comm, all->problem, all->ceilings, &options,
-                    is_first ? all->results : others, is_first ? all->count : &count);
+    return bench_on(carry_comm_ctx(comm), comm, all->problem, all->ceilings, &options, is_first ? all->results : others,
+                    is_first ? all->count : &count);
 }
 
 carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,

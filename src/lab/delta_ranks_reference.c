@@ -10,8 +10,8 @@
 
 #define TAG (CARRY_COMM_TAGS - 1)
 
-carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *r,
-                                             const carry_delta_set *set, bool backward) {
+carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *r, const carry_delta_set *set,
+                                             bool backward) {
     const size_t outputs = (size_t)carry_tensor_count(&set->o) + 1; /* a rank may have no tokens */
     const size_t states = (size_t)carry_tensor_count(&set->state);
     if (r->is_made) {

@@ -1,7 +1,7 @@
 /* The delta rule over ranks in float64: what a rank's part of a sequence should give.
 
-   Each rank waits for the state that enters its tokens, runs the recurrence, and hands its own state on. It goes on from
-   that state rounded to f32, as the reference takes it. */
+   Each rank waits for the state that enters its tokens, runs the recurrence, and hands its own state on. It goes on
+   from that state rounded to f32, as the reference takes it. */
 #ifndef CARRY_LAB_DELTA_RANKS_REFERENCE_H
 #define CARRY_LAB_DELTA_RANKS_REFERENCE_H
 
@@ -17,7 +17,7 @@ typedef struct carry_delta_ranks_reference {
 } carry_delta_ranks_reference;
 
 /* v[i] is moved by this number of grad_o: any direction will do but the one that outputs are weighed with. */
-#define CARRY_DELTA_RANKS_ALONG(i, size) (((i) * 7 + 3) % (size))
+#define CARRY_DELTA_RANKS_ALONG(i, size) (((i)*7 + 3) % (size))
 
 /* Memory, where there is none yet. */
 carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *reference,

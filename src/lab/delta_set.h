@@ -1,7 +1,7 @@
 /* Sets of inputs and outputs of a delta-rule problem.
 
-   q and k are normal (the op's own l2norm makes them of length 1), v normal, beta = sigmoid of a normal, g = log sigmoid
-   of a normal divided by 4: decays around e^-0.2. The state is 0.1 normal. */
+   q and k are normal (the op's own l2norm makes them of length 1), v normal, beta = sigmoid of a normal, g = log
+   sigmoid of a normal divided by 4: decays around e^-0.2. The state is 0.1 normal. */
 #ifndef CARRY_LAB_DELTA_SET_H
 #define CARRY_LAB_DELTA_SET_H
 

@@ -103,8 +103,8 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
                 (void)snprintf(missing, 160, "there are not several GPUs here");
             }
         } else if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
-            return carry_yaml_fail(e->ctx, need, e->path, "'%.40s' cannot be needed: known are cuda, gpus and the families",
-                                   text);
+            return carry_yaml_fail(e->ctx, need, e->path,
+                                   "'%.40s' cannot be needed: known are cuda, gpus and the families", text);
         }
     }
     return CARRY_OK;

@@ -69,7 +69,8 @@ typedef struct carry_experiment_options {
     uint64_t seed;
     carry_store *store; /* or NULL: nothing is kept */
     int64_t run;
-    carry_comm *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
+    carry_comm
+        *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
     bool (*stop)(void);
     void (*began)(void *user, int point, const char *problem);
     void (*measured)(void *user, const carry_outcome *outcome);

@@ -30,9 +30,8 @@ static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, 
 static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
     const int64_t step = o - k->e->outcome;
     CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
-    return isnan(o->exposed)
-               ? CARRY_OK
-               : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
+    return isnan(o->exposed) ? CARRY_OK
+                             : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
 }
 
 static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {

@@ -1,8 +1,8 @@
 /* The scan across ranks as problems: allscan:wy:bf16:h16:k128:v128:p8.
 
    Words: wy or dense (K x K transitions, as the WY form of a range of the delta rule gives them), factors (those forms
-   themselves, r rows), diagonal; f32 or bf16 is what travels; reversed, initial (a state), gather (LASP-2: algo=gather).
-   p ranks work on it together. Inputs as all_scan_set.h says, every rank its own. */
+   themselves, r rows), diagonal; f32 or bf16 is what travels; reversed, initial (a state), gather (LASP-2:
+   algo=gather). p ranks work on it together. Inputs as all_scan_set.h says, every rank its own. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,8 +34,9 @@ typedef struct instance {
     bool has_reference;
 } instance;
 
-static const char takes[] = "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
-                            "reversed, initial (a state), gather, algo=NAME, device=cpu";
+static const char takes[] =
+    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
+    "reversed, initial (a state), gather, algo=NAME, device=cpu";
 
 static int ranks(carry_problem *problem) {
     const int64_t p = carry_problem_size(problem, "p", 0);
@@ -49,9 +50,7 @@ static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *prob
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' must say one of wy, factors, diagonal (dense is wy)",
                           problem->text);
     }
-    it->problem.kind = factors    ? CARRY_ALL_SCAN_FACTORS
-                       : diagonal ? CARRY_ALL_SCAN_DIAGONAL
-                                  : CARRY_ALL_SCAN_DENSE;
+    it->problem.kind = factors ? CARRY_ALL_SCAN_FACTORS : diagonal ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE;
     it->problem.rows = carry_problem_size(problem, "r", factors ? CARRY_ALL_SCAN_KEYS : 0);
     if (!factors && it->problem.rows != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' has r%lld, but only factors have rows", problem->text,
@@ -124,8 +123,7 @@ static bool is_first(const instance *it) {
 }
 
 static carry_status make_plan(instance *it, const char *method) {
-    return carry_all_scan_plan_new(it->comm, &it->plan, &it->problem,
-                                   &(carry_all_scan_options){.algorithm = method});
+    return carry_all_scan_plan_new(it->comm, &it->plan, &it->problem, &(carry_all_scan_options){.algorithm = method});
 }
 
 /* Sizes are refused before memory is asked for: by a plan for one rank, which takes no ranks to make. */
@@ -171,14 +169,6 @@ static carry_status open_on(carry_ctx *ctx, carry_comm *comm, void **opened, car
     return status;
 }
 
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    if (problem->comm == NULL) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
-                          problem->text);
-    }
-    return open_on(ctx, problem->comm, opened, problem, seed, copies);
-}
-
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
     if (measure) {
         carry_log(ctx, CARRY_LOG_WARNING, "nothing is remembered for '%s': its planner measures the ranks it is given",
@@ -203,6 +193,17 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
     return status;
 }
 
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    if (problem->comm != NULL) {
+        return open_on(ctx, problem->comm, opened, problem, seed, copies);
+    }
+    CARRY_TRY(plan_instance(ctx, opened, problem, false)); /* what is wrong with the problem itself comes first */
+    close_instance(*opened);
+    *opened = NULL;
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
+                      problem->text);
+}
+
 static double bytes(const void *given) {
     return carry_all_scan_set_bytes(&((const instance *)given)->problem);
 }
@@ -216,12 +217,11 @@ static carry_status choose(void *given, const char *method) {
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
     const size_t wanted = carry_all_scan_workspace(it->plan);
     it->workspace = carry_aligned_new(wanted > 0 ? wanted : 1);
-    return carry_collective_agree(it->comm, it->workspace != NULL
-                                                ? CARRY_OK
-                                                : carry_fail(it->ctx, CARRY_EUNSUPPORTED,
-                                                             "%s needs %.3g GB of workspace, which could not be had",
-                                                             carry_all_scan_plan_algorithm(it->plan),
-                                                             1e-9 * (double)wanted));
+    return carry_collective_agree(
+        it->comm, it->workspace != NULL
+                      ? CARRY_OK
+                      : carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which could not be had",
+                                   carry_all_scan_plan_algorithm(it->plan), 1e-9 * (double)wanted));
 }
 
 static const char *chosen(const void *given) {

@@ -1,8 +1,8 @@
 /* The gated delta rule over ranks as problems: delta:f32:t32768:h16:k128:v128:p4, :backward.
 
-   t is the whole sequence; p ranks have an equal part of it each, or a token more. Methods are All-Scan's algorithms, by
-   which states go from rank to rank; method=NAME is the delta rule's, wire=bf16 what travels, groups=N of how many heads
-   at once. Inputs as delta_set.h says. */
+   t is the whole sequence; p ranks have an equal part of it each, or a token more. Methods are All-Scan's algorithms,
+   by which states go from rank to rank; method=NAME is the delta rule's, wire=bf16 what travels, groups=N of how many
+   heads at once. Inputs as delta_set.h says. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ typedef struct instance {
     carry_delta_set sets[MAX_COPIES];
     carry_delta_ranks_plan *plan;
     void *workspace, *kept;
-    int64_t received; /* bytes, in the last run */
+    int64_t received;                      /* bytes, in the last run */
     carry_delta_ranks_reference reference; /* of set 0 */
 } instance;
 
@@ -65,8 +65,9 @@ static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *
         return carry_fail(ctx, CARRY_EARGUMENT, "groups=%s in '%s' is not a number of groups", groups, problem->text);
     }
     if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': the delta rule over ranks runs on cpu in this build",
-                          device, problem->text);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "device=%s in '%s': the delta rule over ranks runs on cpu in this build", device,
+                          problem->text);
     }
     return CARRY_OK;
 }
@@ -153,14 +154,6 @@ static carry_status open_on(carry_ctx *ctx, carry_comm *comm, void **opened, car
     return status;
 }
 
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    if (problem->comm == NULL) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
-                          problem->text);
-    }
-    return open_on(ctx, problem->comm, opened, problem, seed, copies);
-}
-
 static carry_status make_plan(instance *it, const char *algorithm) {
     carry_delta_ranks_options options = it->options;
     options.algorithm = algorithm;
@@ -189,6 +182,17 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
         *opened = NULL;
     }
     return status;
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    if (problem->comm != NULL) {
+        return open_on(ctx, problem->comm, opened, problem, seed, copies);
+    }
+    CARRY_TRY(plan_instance(ctx, opened, problem, false)); /* what is wrong with the problem itself comes first */
+    close_instance(*opened);
+    *opened = NULL;
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
+                      problem->text);
 }
 
 static double bytes(const void *given) {
@@ -262,7 +266,7 @@ static carry_counts counts(const void *given) {
     const instance *it = given;
     const double seconds = carry_delta_ranks_seconds(it->plan);
     const carry_delta_plan *inner = it->plan->inner; /* NULL without tokens */
-    const double flops = inner == NULL   ? 0.0
+    const double flops = inner == NULL  ? 0.0
                          : it->backward ? carry_delta_backward_flops(inner, false)
                                         : carry_delta_forward_flops(inner);
     return (carry_counts){.flops = flops,
@@ -274,9 +278,8 @@ static carry_counts counts(const void *given) {
 }
 
 static carry_status make_reference(instance *it) {
-    CARRY_TRY(carry_collective_agree(it->comm,
-                                     carry_delta_ranks_reference_new(it->ctx, &it->reference, &it->sets[0],
-                                                                     it->backward)));
+    CARRY_TRY(carry_collective_agree(
+        it->comm, carry_delta_ranks_reference_new(it->ctx, &it->reference, &it->sets[0], it->backward)));
     return carry_delta_ranks_reference_run(it->comm, &it->reference, &it->sets[0], &it->problem, it->initial);
 }
 
