@@ -102,15 +102,18 @@ typedef struct sample {
     bool stop;
 } sample;
 
-/* All ranks get the same sample: the longest, and a stop that one of them was asked for. */
+/* All ranks get the same sample: the longest, and a stop that one of them was asked for. What is exposed of it is what
+   the busiest rank's own work does not fill: a rank with less to do waits for the others in any case. */
 static carry_status time_together(session *s, sample *one) {
     CARRY_TRY(carry_barrier(s->comm));
     double before = carry_seconds();
     CARRY_TRY(s->family->run(s->instance));
     double spent = carry_seconds() - before;
-    double most[3] = {spent, s->family->counts(s->instance).exposed, asked_to_stop(s) ? 1.0 : 0.0};
+    double waited = s->family->counts(s->instance).exposed;
+    double most[3] = {spent, spent * (1.0 - waited), asked_to_stop(s) ? 1.0 : 0.0};
     CARRY_TRY(carry_all_reduce(s->comm, most, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
-    *one = (sample){.seconds = most[0], .spent = most[0], .exposed = most[1], .stop = most[2] > 0.0};
+    double exposed = waited < 0.0 ? waited : 1.0 - most[1] / most[0];
+    *one = (sample){.seconds = most[0], .spent = most[0], .exposed = exposed, .stop = most[2] > 0.0};
     return CARRY_OK;
 }
 
