@@ -29,7 +29,7 @@ typedef struct carry_delta_ranks_options {
     const char *algorithm; /* of All-Scan; NULL: its planner's */
     carry_dtype wire;      /* f32 (0) or bf16 */
     int64_t groups;        /* of heads; 0: its own choice */
-    int first_tag;         /* it uses up to 16 tags from here */
+    int first_tag;         /* it uses up to 34 tags from here */
 } carry_delta_ranks_options;
 
 typedef struct carry_delta_ranks_plan carry_delta_ranks_plan;

@@ -8,8 +8,8 @@
 #include "delta/forward.h"
 
 /* Tags: forward's groups, backward's groups, and one each for the check of cu_seqlens. */
-#define CARRY_DELTA_RANKS_GROUPS 7
-#define CARRY_DELTA_RANKS_TAGS 16
+#define CARRY_DELTA_RANKS_GROUPS 16
+#define CARRY_DELTA_RANKS_TAGS 34
 
 struct carry_delta_ranks_plan {
     carry_comm *comm;

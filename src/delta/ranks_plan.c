@@ -9,7 +9,7 @@
 #include "core/span.h"
 #include "delta/ranks.h"
 
-#define GROUPS 4 /* unless told otherwise: the first one's exchange is exposed, and a quarter of it is little */
+#define GROUPS 16 /* unless told otherwise: a rank that has no local pass waits for the first one (docs/results/ranks.md) */
 #define WORD 224
 
 /* What a rank tells the others. */
