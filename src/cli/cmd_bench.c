@@ -84,6 +84,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
         cli_json_integer("cores", r->cores);
         cli_json_number("bytes_per_rank", r->counts.received);
         cli_json_number("exposed", r->counts.exposed >= 0.0 ? r->counts.exposed : NAN);
+        cli_json_number("waited", r->counts.waited >= 0.0 ? r->counts.waited : NAN);
     } else if (s->ranks > 1) {
         cli_json_integer("ranks", s->ranks);
         cli_json_integer("rank", r->rank);
@@ -100,13 +101,17 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     char error[32];
     (void)snprintf(error, sizeof error, "%.1e", r->worst.error);
     char together[CLI_TOGETHER];
+    char share[32] = "-";
+    if (!isnan(r->share)) {
+        (void)snprintf(share, sizeof share, "%.0f %%", 100.0 * r->share);
+    }
     bool best = r->median == fastest;
-    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %4.0f %%  %8s  %s%s%s%s\n", best ? cli_green() : "",
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %6s  %8s  %s%s%s%s\n", best ? cli_green() : "",
                  r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats,
                  (long long)r->counts.products, 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median,
-                 100.0 * r->share, s->options.unchecked ? "-" : error,
-                 cli_together(together, r->ranks, r->counts.received, r->counts.exposed), r->planned ? "planned" : "",
-                 best ? " fastest" : "", cli_plain());
+                 share, s->options.unchecked ? "-" : error,
+                 cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
+                 r->planned ? "planned" : "", best ? " fastest" : "", cli_plain());
 }
 
 static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {

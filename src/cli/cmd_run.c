@@ -65,6 +65,7 @@ static void print_outcome_json(const carry_outcome *o) {
             cli_json_integer("cores", o->cores);
             cli_json_number("bytes_per_rank", o->received);
             cli_json_number("exposed", o->exposed);
+            cli_json_number("waited", o->waited);
         }
     }
     cli_json_close();
@@ -112,11 +113,15 @@ static void measured(void *user, const carry_outcome *o) {
         (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
     } else {
         char together[CLI_TOGETHER];
+        char use[32] = "";
+        if (!isnan(o->share)) {
+            (void)snprintf(use, sizeof use, "use %3.0f %%  ", 100.0 * o->share);
+        }
         bool wrong = o->error > o->bound;
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  %serror %.1e%s%s%s\n", o->method,
-                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share,
-                     cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed), o->error,
-                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%serror %.1e%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, use,
+                     cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed, o->waited),
+                     o->error, wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }

@@ -57,10 +57,11 @@ void cli_json_close(void) {
     (void)fflush(stdout); /* a reader of a pipe sees each line when it is done */
 }
 
-const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed) {
+const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited) {
     text[0] = '\0';
     if (ranks > 0 && exposed >= 0.0) {
-        (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  waits %.1f %%  ", 1e-6 * received, 100.0 * exposed);
+        (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  exposed %.1f %%  waits %.0f %%  ", 1e-6 * received,
+                       100.0 * exposed, 100.0 * waited);
     } else if (ranks > 0) {
         (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  ", 1e-6 * received);
     }

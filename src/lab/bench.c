@@ -29,9 +29,9 @@ typedef struct session {
     int cores;        /* that those have */
     carry_bench_result *results;
     int count;
-    double *samples; /* MOST_RUNS a method */
-    double *exposed; /* likewise, the share in which a rank waited */
-    double *sorted;  /* MOST_RUNS */
+    double *samples;          /* MOST_RUNS a method */
+    double *waited, *exposed; /* likewise */
+    double *sorted;           /* MOST_RUNS */
     double spent[CARRY_BENCH_METHODS];
 } session;
 
@@ -97,23 +97,23 @@ static bool wants_more(const session *s, int i) {
 /* What one run gave. */
 typedef struct sample {
     double seconds;
-    double spent; /* with what is around it: a sample on a GPU is a graph of many runs */
-    double exposed;
+    double spent;           /* with what is around it: a sample on a GPU is a graph of many runs */
+    double waited, exposed; /* as in carry_counts */
     bool stop;
 } sample;
 
-/* All ranks get the same sample: the longest, and a stop that one of them was asked for. What is exposed of it is what
-   the busiest rank's own work does not fill: a rank with less to do waits for the others in any case. */
+/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and is still
+   done before the slowest costs nothing: exposed is what all would be done earlier by if nobody waited. */
 static carry_status time_together(session *s, sample *one) {
     CARRY_TRY(carry_barrier(s->comm));
     double before = carry_seconds();
     CARRY_TRY(s->family->run(s->instance));
     double spent = carry_seconds() - before;
-    double waited = s->family->counts(s->instance).exposed;
-    double most[3] = {spent, spent * (1.0 - waited), asked_to_stop(s) ? 1.0 : 0.0};
-    CARRY_TRY(carry_all_reduce(s->comm, most, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
-    double exposed = waited < 0.0 ? waited : 1.0 - most[1] / most[0];
-    *one = (sample){.seconds = most[0], .spent = most[0], .exposed = exposed, .stop = most[2] > 0.0};
+    const double waited = s->family->counts(s->instance).waited;
+    double most[4] = {spent, waited, spent * (1.0 - fmax(waited, 0.0)), asked_to_stop(s) ? 1.0 : 0.0};
+    CARRY_TRY(carry_all_reduce(s->comm, most, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    *one = (sample){.seconds = most[0], .spent = most[0], .waited = most[1], .stop = most[3] > 0.0};
+    one->exposed = one->waited < 0.0 ? -1.0 : fmax(0.0, 1.0 - most[2] / most[0]);
     return CARRY_OK;
 }
 
@@ -162,6 +162,7 @@ static carry_status take_turn(session *s, int i) {
     do {
         sample one = {0};
         CARRY_TRY(time_run(s, &one));
+        s->waited[i * MOST_RUNS + result->repeats] = one.waited;
         s->exposed[i * MOST_RUNS + result->repeats] = one.exposed;
         s->samples[i * MOST_RUNS + result->repeats++] = one.seconds;
         s->spent[i] += one.spent;
@@ -203,6 +204,11 @@ static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
     return (carry_ceilings){.gemm_gflops = 1e-9 * gpu->tensor_flops_s, .copy_gbytes_s = 1e-9 * gpu->copy_bytes_s};
 }
 
+static double median_of(session *s, const double *values, int count) {
+    memcpy(s->sorted, values, (size_t)count * sizeof *values);
+    return carry_summarise(s->sorted, count).median;
+}
+
 static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     carry_bench_result *result = &s->results[i];
     int n = result->repeats;
@@ -220,12 +226,15 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     result->median = summary.median;
     result->spread = summary.spread;
     if (s->comm != NULL) {
-        memcpy(s->sorted, s->exposed + (size_t)i * MOST_RUNS, (size_t)n * sizeof *samples);
-        result->counts.exposed = carry_summarise(s->sorted, n).median;
+        result->counts.waited = median_of(s, s->waited + (size_t)i * MOST_RUNS, n);
+        result->counts.exposed = median_of(s, s->exposed + (size_t)i * MOST_RUNS, n);
         result->ranks = carry_comm_size(s->comm);
         result->cores = s->cores;
     }
-    if (ceilings != NULL) {
+    if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+        result->ceilings = *ceilings;
+        result->share = NAN;
+    } else if (ceilings != NULL) {
         carry_ceilings here = ceilings_of(s, ceilings);
         double arithmetic = 1e-9 * result->counts.flops / here.gemm_gflops;
         double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
@@ -305,10 +314,11 @@ static carry_status list_methods(session *s) {
 static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
     CARRY_SPAN(s->ctx, "bench", "problem");
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
-    s->samples = calloc(2 * each + MOST_RUNS, sizeof *s->samples);
+    s->samples = calloc(3 * each + MOST_RUNS, sizeof *s->samples);
     CARRY_TRY(carry_collective_agree(
         s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
-    s->exposed = s->samples + each;
+    s->waited = s->samples + each;
+    s->exposed = s->waited + each;
     s->sorted = s->exposed + each;
     carry_status status = open_session(s, problem);
     if (status == CARRY_OK) {

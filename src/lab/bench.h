@@ -26,7 +26,7 @@ typedef struct carry_bench_result {
     double median, spread; /* seconds; share of the median */
     int repeats;
     carry_counts counts;
-    double share;            /* of the ceiling that binds */
+    double share;            /* of the ceiling that binds; NaN for a problem of several ranks */
     carry_ceilings ceilings; /* of the device it ran on */
     carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
     bool planned;            /* the planner's choice */

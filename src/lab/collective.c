@@ -13,14 +13,14 @@
 #define PATIENCE 86400.0 /* seconds that ranks without a part wait for those with one */
 #define HOST 256
 
-int carry_collective_ranks(carry_ctx *ctx, const char *text) {
-    carry_problem problem;
+int carry_collective_ranks(carry_ctx *ctx, const char *problem) {
+    carry_problem parsed;
     const carry_family *family;
-    if (carry_problem_parse(ctx, &problem, text) != CARRY_OK || carry_family_of(ctx, &family, &problem) != CARRY_OK ||
+    if (carry_problem_parse(ctx, &parsed, problem) != CARRY_OK || carry_family_of(ctx, &family, &parsed) != CARRY_OK ||
         family->ranks == NULL) {
         return 0;
     }
-    return family->ranks(&problem);
+    return family->ranks(&parsed);
 }
 
 /* The first ranks get what does not divide. Measured rates go along: every rank would measure them at the same time as
@@ -138,7 +138,7 @@ carry_status carry_collective_cores(carry_comm *comm, int *cores) {
     carry_status status = all != NULL ? CARRY_OK : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "no memory");
     status = carry_collective_agree(comm, status);
     status = status == CARRY_OK ? carry_all_gather(comm, all, &here, sizeof here) : status;
-    *cores = status == CARRY_OK ? cores_of(all, carry_comm_size(comm)) : 0;
+    *cores = status == CARRY_OK && all != NULL ? cores_of(all, carry_comm_size(comm)) : 0;
     free(all);
     return status;
 }

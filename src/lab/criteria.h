@@ -31,8 +31,8 @@ typedef struct carry_outcome {
     int repeats;
     int64_t products;
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
-    int ranks, cores;         /* of a problem of several ranks, else 0 */
-    double received, exposed; /* of such a one, else NaN: carry_counts */
+    int ranks, cores;                 /* of a problem of several ranks, else 0 */
+    double received, waited, exposed; /* of such a one, else NaN: carry_counts */
 } carry_outcome;
 
 typedef enum carry_verdict_kind { CARRY_MET, CARRY_NOT_MET, CARRY_NOT_MEASURED } carry_verdict_kind;

@@ -81,7 +81,7 @@ static const measure measures[] = {
     {"gbytes", "GB/s, inputs and outputs once", 1, LEAST, true, gbytes_of},
     {"tokens_per_s", "tokens a second", 1, LEAST, true, tokens_of},
     {"received", "bytes that a rank received, of the one that received most", 1, LARGEST, false, received_of},
-    {"exposed", "share of the time that the busiest rank's own work does not fill, 0 to 1", 1, LARGEST, true,
+    {"exposed", "share by which ranks that wait for others make all of them later, 0 to 1", 1, LARGEST, true,
      exposed_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))

@@ -89,6 +89,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->ranks = r->ranks;
     o->cores = r->cores;
     o->received = r->ranks > 0 ? r->counts.received : NAN;
+    o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
     o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;

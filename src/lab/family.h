@@ -14,7 +14,9 @@ typedef struct carry_counts {
     double tokens;    /* 0 where there are none */
     /* Of problems of several ranks: */
     double received; /* bytes that a rank got from others, of the rank that got most */
-    double exposed;  /* share of the time in which a rank had nothing to do but wait; below 0: not known */
+    double
+        waited; /* share of its time in which a rank could only wait, of the one that waited most; below 0: unknown */
+    double exposed; /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
 } carry_counts;
 
 /* How far one tensor of the result is from the float64 reference. */

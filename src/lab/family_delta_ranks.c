@@ -146,12 +146,14 @@ static carry_status open_on(carry_ctx *ctx, carry_comm *comm, void **opened, car
         status = open_local(it, problem, seed, copies);
     }
     status = carry_collective_agree(comm, status);
-    if (status != CARRY_OK && it != NULL) {
-        close_instance(it);
-        return status;
+    if (status != CARRY_OK || it == NULL) {
+        if (it != NULL) {
+            close_instance(it);
+        }
+        return status != CARRY_OK ? status : CARRY_EMEMORY;
     }
     *opened = it;
-    return status;
+    return CARRY_OK;
 }
 
 static carry_status make_plan(instance *it, const char *algorithm) {
@@ -170,11 +172,11 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
         CARRY_TRY(carry_comm_open(ctx, &alone, "self", NULL));
     }
     carry_status status = open_on(ctx, alone != NULL ? alone : problem->comm, opened, problem, 0, 0);
-    if (status != CARRY_OK) {
+    instance *it = *opened;
+    if (status != CARRY_OK || it == NULL) {
         carry_comm_free(alone);
         return status;
     }
-    instance *it = *opened;
     it->alone = alone;
     status = make_plan(it, it->only[0] != '\0' ? it->only : NULL);
     if (status != CARRY_OK) {
@@ -274,7 +276,7 @@ static carry_counts counts(const void *given) {
                           .workspace = (double)carry_delta_ranks_workspace(it->plan),
                           .tokens = (double)it->problem.batch * (double)it->total,
                           .received = (double)it->received,
-                          .exposed = seconds > 0.0 ? carry_delta_ranks_exposed(it->plan) / seconds : 0.0};
+                          .waited = seconds > 0.0 ? carry_delta_ranks_exposed(it->plan) / seconds : 0.0};
 }
 
 static carry_status make_reference(instance *it) {
