@@ -55,7 +55,7 @@ static void problems_are_refused_by_name(void **unused) {
     o.options = (carry_delta_ranks_options){.wire = CARRY_F16};
     expect_refusal(o, CARRY_EDTYPE, "not f16");
     o.options = (carry_delta_ranks_options){.groups = 17};
-    expect_refusal(o, CARRY_EARGUMENT, "8 groups");
+    expect_refusal(o, CARRY_EARGUMENT, "17 groups");
     o.options = (carry_delta_ranks_options){.first_tag = CARRY_COMM_TAGS - 15};
     expect_refusal(o, CARRY_EARGUMENT, "first_tag is 1009");
 }

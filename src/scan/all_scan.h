@@ -24,9 +24,10 @@ typedef struct carry_all_scan_machine {
     double mean_bandwidth; /* 0: as above, both */
     double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as above, both */
     double far_bandwidth[CARRY_COMM_FAR];
-    double product; /* seconds of M S for one head, V columns */
-    double compose; /* seconds of M M for one head */
-    double memory;  /* bytes a second, read and written, that one rank handles */
+    double product;     /* seconds of M S for one head, V columns, on one thread */
+    double compose;     /* seconds of M M for one head, likewise */
+    double memory;      /* bytes a second, read and written, that one thread handles */
+    double speed, fork; /* what all threads of a rank are worth, and seconds to set them to work; 0: one thread */
 } carry_all_scan_machine;
 
 typedef struct carry_all_scan_shape {
@@ -122,6 +123,15 @@ struct carry_all_scan_plan {
 /* all_scan_table.c; NULL past the end, and where there is none of that name. */
 const carry_all_scan_algorithm *carry_all_scan_at(int index);
 const carry_all_scan_algorithm *carry_all_scan_find(const char *name);
+
+/* Work of so many seconds on one thread, by all threads where that pays. */
+static inline bool carry_all_scan_spreads(const carry_all_scan_machine *m, double seconds) {
+    return m->speed > 1 && seconds / m->speed + m->fork < seconds;
+}
+
+static inline double carry_all_scan_spread(const carry_all_scan_machine *m, double seconds) {
+    return carry_all_scan_spreads(m, seconds) ? seconds / m->speed + m->fork : seconds;
+}
 
 /* Seconds of a message between ranks that are 2^i apart: without bytes, and of each byte. */
 static inline double carry_all_scan_far_latency(const carry_all_scan_machine *m, int i) {

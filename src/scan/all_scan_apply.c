@@ -103,14 +103,23 @@ static void apply_range(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
+/* On all threads, where work of so many seconds is worth it. */
+static void spread(carry_all_scan_plan *plan, double seconds, int64_t items, carry_task task, job *j) {
+    const bool spreads = carry_all_scan_spreads(&plan->machine, seconds);
+    carry_parallel(plan->ctx, items, spreads ? 1 : items, task, j);
+}
+
 static void apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,
                   carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns) {
     job j = {.plan = plan, .out = out, .S = S, .L = L, .map = *map, .columns = columns};
-    const int64_t wanted = heads < plan->shape.threads ? (plan->shape.threads + heads - 1) / heads : 1;
+    const double value = (double)plan->shape.problem.value;
+    const double seconds = plan->machine.product * (double)heads * (double)columns / value;
+    const int threads = carry_all_scan_spreads(&plan->machine, seconds) ? plan->shape.threads : 1;
+    const int64_t wanted = heads < threads ? (threads + heads - 1) / heads : 1;
     const int64_t wide = (columns + wanted - 1) / wanted;
     j.piece = (wide + COLUMNS - 1) / COLUMNS * COLUMNS;
     j.pieces = (columns + j.piece - 1) / j.piece;
-    carry_parallel(plan->ctx, heads * j.pieces, 1, apply_range, &j);
+    spread(plan, seconds, heads * j.pieces, apply_range, &j);
 }
 
 /* Transposed, stored maps multiply the other way round: M2^T M1^T = (M1 M2)^T. */
@@ -143,7 +152,7 @@ static void compose_range(void *argument, int64_t begin, int64_t end, int worker
 
 static void compose(carry_all_scan_plan *plan, float *out, const float *second, const float *first, int64_t heads) {
     job j = {.plan = plan, .out.data = out, .second = second, .first = first};
-    carry_parallel(plan->ctx, heads, 1, compose_range, &j);
+    spread(plan, plan->machine.compose * (double)heads, heads, compose_range, &j);
 }
 
 static void densify_range(void *argument, int64_t begin, int64_t end, int worker) {
@@ -175,7 +184,7 @@ static void densify_range(void *argument, int64_t begin, int64_t end, int worker
 
 static void densify(carry_all_scan_plan *plan, float *out, const carry_all_scan_map *map, int64_t heads) {
     job j = {.plan = plan, .out.data = out, .map = *map};
-    carry_parallel(plan->ctx, heads, 1, densify_range, &j);
+    spread(plan, plan->machine.compose * (double)heads, heads, densify_range, &j);
 }
 
 static void copy_row(float *to, const float *from, int64_t count) {
@@ -226,16 +235,21 @@ static void wire_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
+static double handling_seconds(const carry_all_scan_plan *plan, int64_t numbers) {
+    return (double)numbers * (sizeof(float) + (double)carry_dtype_size(plan->shape.problem.wire)) /
+           plan->machine.memory;
+}
+
 static void pack(carry_all_scan_plan *plan, void *wire, carry_all_scan_view from, int64_t heads, int64_t rows,
                  int64_t columns) {
     job j = {.plan = plan, .S = from, .wire = wire, .rows = rows, .columns = columns};
-    carry_parallel(plan->ctx, heads, 1, wire_range, &j);
+    spread(plan, handling_seconds(plan, heads * rows * columns), heads, wire_range, &j);
 }
 
 static void unpack(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
                    int64_t columns) {
     job j = {.plan = plan, .out = to, .wire = (void *)wire, .rows = rows, .columns = columns};
-    carry_parallel(plan->ctx, heads, 1, wire_range, &j);
+    spread(plan, handling_seconds(plan, heads * rows * columns), heads, wire_range, &j);
 }
 
 const carry_all_scan_arith carry_all_scan_real = {

@@ -84,7 +84,7 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double handled = is_in_place(p, block) ? 0.0 : 2.0 * numbers * (sizeof(float) + wire);
     /* Kernels take 16 columns at a time: fewer cost as much. */
     const double columns = (double)((block.columns + 15) / 16 * 16), all = (double)((p->value + 15) / 16 * 16);
-    const double product = machine->product * (double)block.heads * columns / all;
+    const double product = carry_all_scan_spread(machine, machine->product * (double)block.heads * columns / all);
     const double work = product + handled / machine->memory;
     const double slow = numbers * wire / machine->bandwidth + work;
     const double hop = machine->mean_bandwidth > 0

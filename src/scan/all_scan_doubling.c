@@ -111,7 +111,7 @@ static double message_cost(const carry_all_scan_problem *p, const carry_all_scan
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
-    const double heads = (double)p->heads, product = heads * machine->product;
+    const double heads = (double)p->heads, product = carry_all_scan_spread(machine, heads * machine->product);
     if (shape->ranks == 1) {
         return product;
     }
@@ -119,7 +119,8 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     for (int round = 0; round < rounds_of(shape->ranks); round++) {
         const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* somebody does */
         const int64_t numbers = composes ? carry_all_scan_map_floats(p) : 0;
-        seconds += product + (composes ? heads * machine->compose : 0.0) + message_cost(p, machine, round, numbers);
+        seconds += product + (composes ? carry_all_scan_spread(machine, heads * machine->compose) : 0.0) +
+                   message_cost(p, machine, round, numbers);
     }
     return seconds;
 }

@@ -66,7 +66,7 @@ static double travel_cost(const carry_all_scan_machine *machine, int far, double
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
-    const double heads = (double)p->heads, product = heads * machine->product;
+    const double product = carry_all_scan_spread(machine, (double)p->heads * machine->product);
     const double pair = (double)pair_bytes(p, 1), first = (double)pair_bytes(p, 0);
     const double handled = (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire)) / machine->memory;
     const double apply = product + handled * pair, later = (double)(shape->ranks - 2);

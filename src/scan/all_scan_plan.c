@@ -13,6 +13,7 @@
 #include "scan/all_scan.h"
 
 #define HANDLED 16384 /* numbers packed and unpacked to learn how fast that is: a head of 128 x 128 */
+#define FORKS 4       /* threads that have waited for a block are slower to start than those that rates measures */
 #define EVERY 64      /* block counts that are all tried; above, steps of a quarter */
 
 static double cost_of(const carry_all_scan_algorithm *algorithm, const carry_all_scan_shape *shape,
@@ -182,8 +183,8 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
     } else if (p->kind == CARRY_ALL_SCAN_FACTORS) {
         product *= 2.0 * (double)p->rows / (double)p->key;
     }
-    double slowest[3] = {product / fast, compose / fast, 1.0 / (handling * fast)};
-    CARRY_TRY(carry_all_reduce(plan->comm, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    double slowest[5] = {product, compose, 1.0 / handling, 1.0 / fast, FORKS * rates->fork};
+    CARRY_TRY(carry_all_reduce(plan->comm, slowest, 5, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
     plan->machine = (carry_all_scan_machine){.latency = messages.latency,
                                              .overhead = messages.overhead,
                                              .bandwidth = messages.bandwidth,
@@ -191,7 +192,9 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
                                              .mean_bandwidth = messages.mean_bandwidth,
                                              .product = slowest[0],
                                              .compose = slowest[1],
-                                             .memory = 1.0 / slowest[2]};
+                                             .memory = 1.0 / slowest[2],
+                                             .speed = 1.0 / slowest[3],
+                                             .fork = slowest[4]};
     carry_all_scan_put_far(&plan->machine, &messages);
     return CARRY_OK;
 }
