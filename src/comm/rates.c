@@ -2,6 +2,7 @@
    ranks that are 2, 4, 8, ... apart. All pairs play at once, as the ranks of a chain do. */
 #include "comm/rates.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 #include "comm/backend.h"
@@ -53,33 +54,45 @@ static carry_status play(const game *g, size_t bytes, int trips, double *seconds
     return CARRY_OK;
 }
 
-/* Many small messages at once, and one back: seconds of all of them. */
-static carry_status play_burst(const game *g, double *seconds) {
-    carry_request requests[BURST] = {{0}};
-    double times[BURST_TRIPS] = {0};
+/* So many small messages from the first rank to the last, each passed on by every rank as soon as it is there: what the
+   slowest rank needs, the least of some trips. */
+static carry_status relay(carry_comm *comm, char *data, int count, double *seconds) {
+    carry_request sends[BURST] = {{0}};
+    *seconds = INFINITY;
     for (int trip = 0; trip < BURST_TRIPS; trip++) {
-        const carry_deadline deadline = carry_deadline_from_now(g->comm, "rates");
-        const double start = carry_seconds();
-        for (int i = 0; i < BURST; i++) {
-            char *at = g->data + (size_t)i * SMALL;
-            if (g->serves) {
-                carry_comm_post_send(g->comm, &requests[i], "rates", at, SMALL, g->peer, CARRY_TAG_RATES);
-            } else {
-                carry_comm_post_recv(g->comm, &requests[i], "rates", at, SMALL, g->peer, CARRY_TAG_RATES);
+        CARRY_TRY(carry_barrier(comm));
+        const carry_deadline deadline = carry_deadline_from_now(comm, "rates");
+        double spent = carry_seconds();
+        for (int i = 0; i < count; i++) {
+            char *at = data + (size_t)i * SMALL;
+            if (comm->rank > 0) {
+                carry_comm_post_recv(comm, comm->requests, "rates", at, SMALL, comm->rank - 1, CARRY_TAG_RATES);
+                CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
+            }
+            if (comm->rank < comm->size - 1) {
+                carry_comm_post_send(comm, &sends[i], "rates", at, SMALL, comm->rank + 1, CARRY_TAG_RATES);
             }
         }
-        CARRY_TRY(carry_comm_wait_all(g->comm, requests, BURST, &deadline));
-        CARRY_TRY(move(g, !g->serves, SMALL));
-        times[trip] = carry_seconds() - start;
+        CARRY_TRY(carry_comm_wait_all(comm, sends, comm->rank < comm->size - 1 ? count : 0, &deadline));
+        spent = carry_seconds() - spent;
+        CARRY_TRY(carry_all_reduce(comm, &spent, 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        *seconds = spent < *seconds ? spent : *seconds;
     }
-    qsort(times, BURST_TRIPS, sizeof *times, by_size);
-    *seconds = times[BURST_TRIPS / 2];
     return CARRY_OK;
 }
 
-/* slowest: seconds of a small message, of a large one, and of one more small one; sum: of the first two, over all
- * pairs. */
-static carry_status measure(carry_comm *comm, char *data, double slowest[3], double sum[2]) {
+/* Seconds of one more message that is passed on behind another. */
+static carry_status measure_relay(carry_comm *comm, char *data, double *overhead) {
+    double one, many;
+    CARRY_TRY(relay(comm, data, 1, &one));
+    CARRY_TRY(relay(comm, data, BURST, &many));
+    const double more = (many - one) / (BURST - 1);
+    *overhead = more > 1e-10 ? more : 1e-10;
+    return CARRY_OK;
+}
+
+/* slowest, sum: seconds of a small message and of a large one, over all pairs. */
+static carry_status measure(carry_comm *comm, char *data, double slowest[2], double sum[2]) {
     for (int side = 0; side < 2; side++) {
         const bool serves = comm->rank % 2 == side;
         const int peer = serves ? comm->rank + 1 : comm->rank - 1;
@@ -87,19 +100,16 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[3], dou
             continue;
         }
         const game g = {.comm = comm, .data = data, .peer = peer, .serves = serves};
-        double small, large, burst;
+        double small, large;
         CARRY_TRY(play(&g, SMALL, SMALL_TRIPS, &small));
         CARRY_TRY(play(&g, LARGE, LARGE_TRIPS, &large));
-        CARRY_TRY(play_burst(&g, &burst));
-        const double more = (burst - 2 * small) / (BURST - 1);
-        slowest[2] = more > slowest[2] ? more : slowest[2];
         slowest[0] = small > slowest[0] ? small : slowest[0];
         slowest[1] = large > slowest[1] ? large : slowest[1];
         sum[0] += serves ? small : 0;
         sum[1] += serves ? large : 0;
     }
     CARRY_TRY(carry_all_reduce(comm, sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    return carry_all_reduce(comm, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
+    return carry_all_reduce(comm, slowest, 2, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
 }
 
 /* Where a small message takes nearly as long as a large one, their difference says nothing. */
@@ -135,11 +145,12 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
 }
 
 static carry_status fill_rates(carry_comm *comm, char *data, carry_comm_rates *rates) {
-    double slowest[3] = {1e-9, 0, 1e-10}, sum[2] = {0};
+    double slowest[2] = {1e-9, 0}, sum[2] = {0}, overhead;
     const double pairs = comm->size - 1;
     CARRY_TRY(measure(comm, data, slowest, sum));
+    CARRY_TRY(measure_relay(comm, data, &overhead));
     *rates = (carry_comm_rates){.latency = slowest[0],
-                                .overhead = slowest[2] < slowest[0] ? slowest[2] : slowest[0],
+                                .overhead = overhead,
                                 .bandwidth = bandwidth_of(slowest[0], slowest[1]),
                                 .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
                                 .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};

@@ -8,7 +8,7 @@
 
 typedef struct carry_comm_rates {
     double latency;        /* seconds of a message of a few bytes, one way, between the slowest neighbours */
-    double overhead;       /* seconds that one more such message takes, under way at the same time */
+    double overhead;       /* seconds that one more such message takes which ranks pass on behind another */
     double bandwidth;      /* bytes a second, messages of a megabyte, every second rank sending at once; likewise */
     double mean_latency;   /* over all pairs of neighbours: what a way along all of them takes, by their number */
     double mean_bandwidth; /* whose inverse is the mean of the inverses */

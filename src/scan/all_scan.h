@@ -18,7 +18,7 @@
 /* What a prediction is made of. */
 typedef struct carry_all_scan_machine {
     double latency;        /* seconds of a message without bytes, one way, where that takes longest */
-    double overhead;       /* seconds that one more of them takes, under way at the same time */
+    double overhead;       /* seconds that one more of them takes, passed on behind another */
     double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
     double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
     double mean_bandwidth; /* 0: as above, both */
