@@ -92,6 +92,10 @@ static carry_status start(carry_ctx *ctx) {
     }
     MPI_Initialized(&initialized);
     if (!initialized) {
+        /* Open MPI, on one machine: a block of a chain that is larger than this waits until its sender looks up from
+           its work, which makes a chain of eight ranks twice as slow (docs/results/ranks.md). Whoever has set it knows.
+         */
+        (void)setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
         if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS || atexit(finish) != 0) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
         }
