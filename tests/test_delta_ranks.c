@@ -211,7 +211,7 @@ static void states_may_travel_in_bf16(void **unused) {
     split s = {.w = &w, .options.wire = CARRY_BF16};
     cut_evenly(&s, 4);
     compare_split(&s, 4, 3.0 / 512.0, "bf16 on the wire");
-    assert_true(deviation_of(&w, 0) > 1e-5);
+    assert_true(!has_ranks(4) || deviation_of(&w, 0) > 1e-5);
     discard_whole(&w);
     carry_ctx_free(ctx);
 }
@@ -241,7 +241,7 @@ static carry_status nothing_at_all(void *user, carry_comm *comm) {
 
 static void no_tokens_at_all_leave_the_states(void **unused) {
     (void)unused;
-    for (int ranks = 1; ranks <= 3; ranks++) {
+    for (int ranks = 1; ranks <= 3 && !is_under_mpi(); ranks++) { /* threads see what one of them writes */
         float states[24];
         for (int i = 0; i < 24; i++) {
             states[i] = (float)i + 1.0f;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Ranks that are processes: the tests of collectives and of All-Scan under mpirun, and a rank that is killed.
-# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES PATH-OF-TEST_SCAN_ALL_SCAN
+# Ranks that are processes: the tests of collectives, of All-Scan and of the delta rule under mpirun, and a rank that is killed.
+# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES PATH-OF-TEST_SCAN_ALL_SCAN PATH-OF-TEST_DELTA_RANKS...
 set -u
 command -v mpirun > /dev/null || { echo "skipped: mpirun is not here"; exit 77; }
 if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
@@ -14,6 +14,8 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export TMPDIR ASAN_OPTIONS
 failures=0
 failing=$2
+delta=$4
+golden=$5
 
 launch() {
     timeout -k 5 "$1" mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
@@ -31,6 +33,26 @@ for ranks in 2 3; do
         fi
     done
 done
+
+for ranks in 5 8; do # every number of ranks up to this one, over more processes than cores
+    if launch 300 $ranks "$delta" > "$folder/log" 2>&1; then
+        echo "${delta##*/} on $ranks processes: ok"
+    else
+        echo "FAILED: ${delta##*/} on $ranks processes"
+        cat "$folder/log"
+        failures=$((failures + 1))
+    fi
+done
+launch 120 3 "$golden" > "$folder/log" 2>&1
+case $? in
+    0) echo "${golden##*/} on 3 processes: ok" ;;
+    77) echo "${golden##*/}: skipped, the vectors are not here" ;;
+    *)
+        echo "FAILED: ${golden##*/} on 3 processes"
+        cat "$folder/log"
+        failures=$((failures + 1))
+        ;;
+esac
 
 # A process that has ended and that nobody has asked after yet (Z) is not left.
 is_left() {
