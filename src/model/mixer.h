@@ -9,7 +9,7 @@
 #ifndef CARRY_MODEL_MIXER_H
 #define CARRY_MODEL_MIXER_H
 
-#include "carry/delta.h"
+#include "carry/delta_ranks.h"
 
 typedef struct carry_lm_mixer {
     const char *name, *about;
@@ -33,6 +33,16 @@ typedef struct carry_lm_mixer {
    A head of v that is wider than CARRY_DELTA_MAX_DIM is done in slices: the columns of a state do not see each other.
    Its states are then [slices][N, HV, K, V / slices]. */
 extern const carry_lm_mixer carry_lm_mixer_chunk;
+
+/* The same over tokens that are split over the ranks of a communicator (delta_ranks.h); options are of this type. The
+   problem's tokens are this rank's; cu_seqlens of a call is the whole row's. Every call is a collective: all ranks do
+   the same layers in the same order. Needs what forward kept; no states. */
+typedef struct carry_lm_ranks_options {
+    carry_comm *comm; /* outlives the mixer */
+    carry_delta_ranks_options delta;
+} carry_lm_ranks_options;
+extern const carry_lm_mixer carry_lm_mixer_ranks;
+
 /* How many slices a value head of this width has: the fewest of equal width; 0 when it cannot be cut so. */
 int64_t carry_lm_mixer_slices(int64_t value);
 
