@@ -24,9 +24,10 @@ typedef struct carry_lm_mixer {
     /* Everything is written, nothing added to: dA_log and ddt_bias too. */
     carry_status (*backward)(void *mixing, const carry_delta_backward_args *args, void *workspace, size_t bytes);
     /* For tokens that are split over ranks, else NULL: what stands before this rank's tokens ([B, W-1, channels], f32),
-       and the way back, as carry_halo_forward and carry_halo_backward have it. */
-    carry_status (*halo)(void *mixing, carry_tensor before, carry_tensor x);
-    carry_status (*halo_backward)(void *mixing, carry_tensor dx, carry_tensor dbefore);
+       and the way back, as carry_halo_forward and carry_halo_backward have it; but nothing of another sequence.
+       cu_seqlens is the whole row's, absent where not packed; halo_backward writes to dbefore. */
+    carry_status (*halo)(void *mixing, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens);
+    carry_status (*halo_backward)(void *mixing, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens);
 } carry_lm_mixer;
 
 /* carry_delta_forward, backward and step; options: the name of a method (const char *), NULL: the planner's choice.

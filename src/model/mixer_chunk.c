@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "delta/ranks.h"
 #include "model/mixer.h"
 
 typedef struct mixing {
@@ -265,12 +266,32 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
     return CARRY_OK;
 }
 
-static carry_status halo(void *opened, carry_tensor before, carry_tensor x) {
-    return carry_halo_forward(((mixing *)opened)->comm, before, x);
+/* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
+   sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
+static void forget_other_sequences(const mixing *m, carry_tensor before, carry_tensor cu_seqlens) {
+    const int64_t *starts = cu_seqlens.data;
+    int64_t window = before.shape[1];
+    int64_t others = 0;
+    for (int64_t i = 0; starts != NULL && i + 1 < cu_seqlens.shape[0]; i++) {
+        int64_t ago = m->ranks->first - starts[i];
+        if (ago >= 0 && ago < window) {
+            others = window - ago; /* starts do not fall: the last one counts */
+        }
+    }
+    memset(before.data, 0, (size_t)(others * before.shape[2]) * sizeof(float)); /* packed: a batch of one */
 }
 
-static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore) {
-    return carry_halo_backward(((mixing *)opened)->comm, dx, dbefore);
+static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
+    mixing *m = opened;
+    CARRY_TRY(carry_halo_forward(m->comm, before, x));
+    forget_other_sequences(m, before, cu_seqlens);
+    return CARRY_OK;
+}
+
+static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
+    mixing *m = opened;
+    forget_other_sequences(m, dbefore, cu_seqlens);
+    return carry_halo_backward(m->comm, dx, dbefore);
 }
 
 const carry_lm_mixer carry_lm_mixer_chunk = {
