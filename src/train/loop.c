@@ -6,10 +6,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 
 #include "core/clock.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "core/span.h"
 #include "train/training.h"
 
@@ -29,11 +29,6 @@ double carry_train_flops(const carry_lm *lm) {
     /* A head and token: k^T S, the outer product into S, q^T S. */
     const double recurrence = 3.0 * (double)(c->num_hidden_layers * c->value_heads) * (double)(c->key * c->value);
     return 3.0 * 2.0 * (products + recurrence);
-}
-
-static double peak_memory(void) {
-    struct rusage usage;
-    return getrusage(RUSAGE_SELF, &usage) == 0 ? 1024.0 * (double)usage.ru_maxrss : NAN;
 }
 
 carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args) {
@@ -118,7 +113,7 @@ static carry_status do_step(carry_training *t, carry_train_report *report, bool 
     return CARRY_OK;
 }
 
-static void tell(const carry_training *t, carry_train_report *report, double seconds, int64_t steps) {
+static void tell(carry_training *t, carry_train_report *report, double seconds, int64_t steps) {
     const carry_train_hooks *h = t->hooks;
     if (!t->speaks) {
         return;
@@ -128,7 +123,9 @@ static void tell(const carry_training *t, carry_train_report *report, double sec
     report->seen = t->seen;
     report->tokens_per_s = (double)(steps * t->options.batch * t->options.length) / seconds;
     report->mfu = h->peak > 0.0 ? report->tokens_per_s * t->flops / h->peak : NAN;
-    report->memory = peak_memory();
+    const double held = carry_resident_bytes();
+    t->most = held > t->most ? held : t->most;
+    report->memory = t->most > 0.0 ? t->most : NAN;
     report->left = t->spent / (double)t->done * (double)(t->schedule.steps - t->step);
     carry_sink_metric(&h->sink, t->step, "loss", report->loss);
     carry_sink_metric(&h->sink, t->step, "rate", report->rate);

@@ -186,9 +186,11 @@ static carry_status open_text(carry_comm *comm, carry_material *m, carry_train_o
     int64_t windows;
     CARRY_TRY(m->source.open(ctx, m->source.state, 0, 0, m->length, false, &rows, &windows));
     m->rows_of_epoch = (double)rows * share;
-    if (rows < 1 || carry_corpus_tokens(m->corpus) < 2) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the text has %lld tokens: too few to learn from",
-                          (long long)carry_corpus_tokens(m->corpus));
+    if (rows < 1 || carry_corpus_tokens(m->corpus) <= m->length) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the text has %lld tokens, too few for a row of %lld and what follows it: a longer text is "
+                          "needed, or a smaller --length",
+                          (long long)carry_corpus_tokens(m->corpus), (long long)m->length);
     }
     return CARRY_OK;
 }

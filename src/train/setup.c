@@ -37,7 +37,6 @@ static carry_status find_checkpoint(carry_training *t) {
         at.seen = t->found.seen;
         at.position = t->found.position;
         at.source = t->found.source;
-        t->folder.newest = at.step;
     }
     CARRY_TRY(carry_broadcast(t->comm, &at, sizeof at, 0));
     (void)snprintf(t->found.path, sizeof t->found.path, "%s", at.path);
@@ -217,9 +216,6 @@ carry_status carry_training_open(carry_training *t) {
     t->speaks = carry_comm_rank(t->comm) == 0;
     o->batch = o->batch > 0 ? o->batch : BATCH;
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
-    if (t->speaks) {
-        CARRY_TRY(carry_run_folder_open(t->ctx, &t->folder, o->out));
-    }
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
     CARRY_TRY(find_checkpoint(t));
     const char *has_tokenizer = t->found.step >= 0                               ? t->found.path
@@ -231,6 +227,10 @@ carry_status carry_training_open(carry_training *t) {
     CARRY_TRY(open_batches(t));
     CARRY_TRY(open_pass(t));
     CARRY_TRY(open_optimizer(t));
+    if (t->speaks) { /* the last: what is refused leaves no folder */
+        CARRY_TRY(carry_run_folder_open(t->ctx, &t->folder, o->out));
+        t->folder.newest = t->found.step;
+    }
     t->flops = carry_train_flops(t->lm);
     tell_start(t);
     return CARRY_OK;

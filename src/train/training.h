@@ -39,6 +39,7 @@ typedef struct carry_training {
     double spent;            /* seconds of steps, since the start */
     int64_t done;            /* steps since the start */
     double flops;
+    double most; /* bytes of memory that the process was seen to hold */
 } carry_training;
 
 /* Everything before the first step. t is all zero but ctx, comm, options and hooks; it is closed in any case. */
