@@ -1,7 +1,9 @@
 /* Overflow-checked sizes; arenas over borrowed blocks. */
 #include "core/memory.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 static size_t padding_for(size_t address) {
     return (CARRY_ALIGN - address % CARRY_ALIGN) % CARRY_ALIGN;
@@ -85,4 +87,19 @@ void *carry_aligned_new(size_t bytes) {
         return NULL;
     }
     return aligned_alloc(CARRY_ALIGN, padded / CARRY_ALIGN * CARRY_ALIGN);
+}
+
+double carry_resident_bytes(void) {
+    char text[128];
+    int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
+    if (file < 0) {
+        return -1.0;
+    }
+    ssize_t length = read(file, text, sizeof text - 1);
+    (void)close(file);
+    text[length > 0 ? length : 0] = '\0';
+    char *end;
+    (void)strtoll(text, &end, 10); /* the whole address space */
+    long long pages = strtoll(end, NULL, 10);
+    return pages > 0 ? (double)pages * (double)sysconf(_SC_PAGESIZE) : -1.0;
 }

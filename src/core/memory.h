@@ -35,6 +35,9 @@ void *carry_arena_take(carry_arena *arena, size_t count, size_t item);
 /* Bytes to ask for so that a block of any alignment holds what was taken; false on overflow. */
 bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 
+/* Bytes of memory that the process holds now; below 0 when that cannot be known. */
+double carry_resident_bytes(void);
+
 /* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when it cannot be had. */
 void *carry_aligned_new(size_t bytes);
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
+#include "core/memory.h"
 #include "core/threads.h"
 
 #define EVENTS 20000
@@ -45,22 +46,6 @@ static bool has_room(const carry_track *track, int depth) {
     return track->count < limit;
 }
 
-/* Bytes of memory that the process holds; below 0 when that cannot be known. */
-static double resident_bytes(void) {
-    char text[128];
-    int file = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-    if (file < 0) {
-        return -1.0;
-    }
-    ssize_t length = read(file, text, sizeof text - 1);
-    (void)close(file);
-    text[length > 0 ? length : 0] = '\0';
-    char *end;
-    (void)strtoll(text, &end, 10); /* the whole address space */
-    long long pages = strtoll(end, NULL, 10);
-    return pages > 0 ? (double)pages * (double)sysconf(_SC_PAGESIZE) : -1.0;
-}
-
 static void keep_counter(carry_track *track, const char *counter, int depth, double now, double value) {
     if (!has_room(track, depth)) {
         track->dropped++;
@@ -72,7 +57,7 @@ static void keep_counter(carry_track *track, const char *counter, int depth, dou
 static void sample(carry_track *track, double now) {
     if (track->samples && now - track->sampled >= SAMPLE_SECONDS) {
         track->sampled = now;
-        double bytes = resident_bytes();
+        double bytes = carry_resident_bytes();
         if (bytes >= 0.0) {
             keep_counter(track, "memory", OUTLINE_DEPTH, now, bytes);
         }

@@ -1,0 +1,165 @@
+#!/bin/sh
+# carry train as a person meets it: a text, bad inputs, ranks, a full disk, and kill -9 at any moment.
+# Usage: [KILLS=30] test_train.sh PATH-OF-CARRY
+set -u
+carry=$1
+kills=${KILLS:-6}
+tests=$(cd "$(dirname "$0")" && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+CARRY_WISDOM=none
+CARRY_STORE=$folder/store.db
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS
+unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMIX_RANK SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS
+. "$tests/support.sh"
+
+i=0
+while [ $i -lt 1500 ]; do
+    echo "the $((i * 7 % 13)) cats of house $((i * i % 29)) carried state along the sequence, and slept."
+    i=$((i + 1))
+done > book.txt
+small="--hidden 32 --layers 2 --head-dim 16 --batch 4 --length 32 --vocab 300"
+
+# loss FILE: that of the last step.
+loss() {
+    grep '"norm"' "$1" | tail -n 1 | sed 's/.*"loss": \([^,]*\),.*/\1/'
+}
+
+# A text alone, and what it leaves: a model folder, a run in the store, a curve.
+expect 0 "trained/book/latest" train --data book.txt $small --steps 12 --log-every 4
+grep -q "held out: " out || fail "nothing was held out"
+for file in config.json model.safetensors tokenizer.json optimizer.safetensors train.json; do
+    [ -s trained/book/latest/$file ] || fail "no $file in the checkpoint"
+done
+if "$carry" runs > runs 2> /dev/null; then
+    grep -q "train .*book" runs || fail "the run is not in the store"
+    "$carry" report last -o report.html > out 2> err || fail "no report: $(cat err)"
+    grep -q "loss" report.html || fail "the report has no loss"
+fi
+expect 0 "trained/book-2/latest" train book.txt $small --steps 2
+refused "holds a run already" train book.txt $small --steps 2 --out trained/book
+expect 0 '"step": 14' train --resume trained/book --steps 14 --json
+expect 0 "all 14 steps are done" train --resume trained/book/latest
+
+# A file of options; unknown keys and bad values have their place.
+printf 'data: book.txt\nsteps: 3\nhidden: 32\nlayers: 1\nlength: 16\nrate: 0.01\n' > run.yaml
+if "$carry" train --config run.yaml --out yaml > out 2> err; then
+    grep -q "step 3/3" out || fail "the file's steps were not done"
+    expect 0 "step 2/2" train --config run.yaml --steps 2 --out yaml-2
+    printf 'data: book.txt\n  stepz: 3\n' > bad.yaml
+    expect 2 "bad.yaml:" train --config bad.yaml
+    printf 'data: book.txt\nstepz: 3\n' > bad.yaml
+    refused "bad.yaml:2:" train --config bad.yaml
+    printf 'data: book.txt\nrate: .nan\n' > bad.yaml
+    refused "bad.yaml:2:" train --config bad.yaml
+else
+    grep -q "without the lab" err || fail "--config: $(cat err)"
+fi
+
+# Bad input: a sentence, and nothing made.
+: > empty.txt
+head -c 4000 /dev/urandom > binary.txt
+printf 'x' > one.txt
+refused "empty" train --data empty.txt --out no
+refused "binary.txt" train --data binary.txt --out no
+refused "too few" train --data one.txt --out no
+refused "nowhere.txt" train --data nowhere.txt --out no
+refused "needs a text or a task" train
+refused "two things" train --data book.txt --task copy
+refused "no task 'nap'" train --task nap --out no
+refused "no method 'magic'" train --data book.txt --method magic
+refused "no option '--stepz" train --data book.txt --stepz 3
+refused "steps is 0" train --data book.txt --steps 0
+refused "rate needs a finite number" train --data book.txt --rate nan
+refused "rate is -1" train --data book.txt --rate -1
+refused "no schedule" train --data book.txt --schedule never
+refused "no type 'f8'" train --data book.txt --dtype f8
+refused "batch of 4 rows" --ranks 3 train --data book.txt $small --out no
+refused "sequence of 33 tokens" --ranks 2 train --data book.txt $small --length 33 --sequence-ranks 2 --out no
+refused "2 ranks cannot be grouped by 3" --ranks 2 train --data book.txt --sequence-ranks 3
+refused "cannot be written" train --data book.txt --out /proc/no/such
+refused "no checkpoint" train --resume .
+refused "nowhere" train --resume nowhere
+refused "needs the run's folder" train --resume
+refused "stays" train --resume trained/book --hidden 64
+refused "is one checkpoint" train --resume trained/book/step-12
+mkdir wide && sed 's/"vocab_size": [0-9]*/"vocab_size": 77/' trained/book/latest/config.json > wide/config.json
+refused "vocabulary 77" train --data book.txt --tokenizer trained/book/latest --architecture wide/config.json --out no
+cp -r trained/book torn
+truncate -s 1000 torn/step-14/model.safetensors
+expect 0 "step 14 is not whole" train --resume torn
+[ ! -e no ] || fail "a refused run left a folder"
+
+# Ranks: the same curve.
+run="--data book.txt $small --steps 8 --json --log-every 1"
+"$carry" train $run --out one > one.json || fail "one rank"
+"$carry" --ranks 2 train $run --out two > two.json || fail "two ranks"
+"$carry" --ranks 2 train $run --sequence-ranks 2 --out split > split.json || fail "two sequence ranks"
+for other in two split; do
+    awk -v a="$(loss one.json)" -v b="$(loss $other.json)" \
+        'BEGIN { d = a - b; if (d < 0) d = -d; exit !(a > 0 && d < 2e-4 * a) }' ||
+        fail "$other: loss $(loss $other.json), one rank $(loss one.json)"
+done
+
+# Start to first step.
+"$carry" train --data book.txt --steps 1 --eval-every 0 --out quick --json > quick.json || fail "the first step"
+
+# Ctrl-C finishes the step and saves.
+"$carry" train --data book.txt $small --steps 100000 --out stopped --log-every 1 > out 2> err &
+pid=$!
+while ! grep -q "step 3/" out 2> /dev/null && kill -0 $pid 2> /dev/null; do sleep 0.05; done
+kill -INT $pid
+wait $pid
+[ $? = 2 ] || fail "Ctrl-C: exit"
+grep -q "to go on: carry train --resume stopped" err || fail "Ctrl-C: $(cat err)"
+[ -e stopped/latest/train.json ] || fail "Ctrl-C left no checkpoint"
+
+# A full disk: the old checkpoint stays. SIGXFSZ is ignored, so that the write fails as on a full disk.
+"$carry" train $run --out full > /dev/null || fail "before the disk was full"
+(trap '' XFSZ; ulimit -f 64; "$carry" train --resume full --steps 12 --no-store > out 2> err; echo $? > code)
+[ "$(cat code)" = 2 ] || fail "a full disk: exit $(cat code)"
+grep -q "that of step 8 is kept" err || fail "a full disk: $(cat err)"
+expect 0 '"step": 12' train --resume full --steps 12 --json
+
+# kill -9 at random moments: the run that is resumed until it is done ends where the undisturbed one does.
+long="--data book.txt $small --steps 60 --save-every 2 --json --log-every 1"
+"$carry" train $long --no-store --out whole > whole.json || fail "the undisturbed run"
+done=0
+rm -rf killed
+seed=$(date +%s)
+echo "kill seed $seed"
+while [ $done -lt "$kills" ]; do
+    if [ -e killed/latest ]; then
+        "$carry" train --resume killed --no-store --json > part.json 2> part.err &
+    else
+        "$carry" train $long --no-store --out killed > part.json 2> part.err &
+    fi
+    pid=$!
+    seed=$(((seed * 1103515245 + 12345) % 2147483648))
+    sleep "$(awk -v s=$seed 'BEGIN { printf "%.3f", 0.05 + s % 1000 / 1000.0 }')"
+    kill -9 $pid 2> /dev/null
+    wait $pid 2> /dev/null
+    done=$((done + 1))
+    if grep -q '"step": 60' part.json; then # it was done before: begin again
+        [ "$(loss part.json)" = "$(loss whole.json)" ] || fail "resumed: $(loss part.json), whole $(loss whole.json)"
+        rm -rf killed
+    fi
+done
+if [ ! -e killed/latest ]; then
+    "$carry" train $long --no-store --out killed > part.json 2> part.err || fail "begun again: $(cat part.err)"
+else
+    "$carry" train --resume killed --no-store --json > part.json 2> part.err || fail "resume: $(cat part.err)"
+fi
+if grep -q '"step": 60' part.json; then
+    [ "$(loss part.json)" = "$(loss whole.json)" ] || fail "after $done kills: $(loss part.json), not $(loss whole.json)"
+fi
+cmp killed/latest/model.safetensors whole/latest/model.safetensors || fail "other weights after $done kills"
+cmp killed/latest/optimizer.safetensors whole/latest/optimizer.safetensors || fail "other state after $done kills"
+
+if [ $failures != 0 ]; then
+    echo "$failures failures"
+    exit 1
+fi
+echo "carry train: all is well after $done kills"
