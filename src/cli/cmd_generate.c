@@ -117,8 +117,10 @@ static bool gather_prompts(desk *d) {
 static void show(const desk *d, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)text[i];
-        bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f;
+        bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
+        bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_long;
         (void)putchar(d->on_terminal && acts ? '?' : byte);
+        i += d->on_terminal && is_long;
     }
 }
 

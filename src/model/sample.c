@@ -104,11 +104,12 @@ static uint32_t key_of(float logit) {
 }
 
 static double weigh(carry_sampler *s, const float *logits, float largest) {
+    double rate = fmin(1.0 / s->sampling.temperature, 1e300); /* finite, so that the largest has 0 times it */
     double sum = 0.0;
     for (int64_t i = 0; i < s->vocabulary; i++) {
+        double exponent = (double)(logits[i] - largest) * rate;
         s->key[i] = key_of(logits[i]);
-        double exponent = (double)(logits[i] - largest) / s->sampling.temperature;
-        s->weight[i] = expf(exponent > -200.0 ? (float)exponent : -200.0f); /* 0 well before */
+        s->weight[i] = exponent > -104.0 ? expf((float)exponent) : 0.0f; /* the least float is e^-103.3 */
         sum += (double)s->weight[i];
     }
     return sum;

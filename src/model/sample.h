@@ -25,7 +25,7 @@ typedef struct carry_sampling {
 carry_status carry_sampling_check(carry_ctx *ctx, const carry_sampling *sampling);
 
 typedef struct carry_sampler carry_sampler; /* its workspace is for one call at a time */
-carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **sampler, int64_t vocabulary,
+carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **made, int64_t vocabulary,
                                const carry_sampling *sampling);
 void carry_sampler_free(carry_sampler *sampler);
 
