@@ -54,7 +54,8 @@ static carry_status watch_backward(void *mixing, const carry_delta_backward_args
     return carry_lm_mixer_chunk.backward(((watched *)mixing)->inner, args, workspace, bytes);
 }
 
-static carry_status watch_halo(void *mixing, carry_tensor before, carry_tensor x) {
+static carry_status watch_halo(void *mixing, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
+    (void)cu_seqlens;
     watched *w = mixing;
     w->seen->halos++;
     assert_true(before.rank == 3 && before.shape[0] == B && before.shape[1] == 3 && before.shape[2] == x.shape[2]);
@@ -64,7 +65,8 @@ static carry_status watch_halo(void *mixing, carry_tensor before, carry_tensor x
     return CARRY_OK;
 }
 
-static carry_status watch_halo_backward(void *mixing, carry_tensor dx, carry_tensor dbefore) {
+static carry_status watch_halo_backward(void *mixing, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
+    (void)cu_seqlens;
     watched *w = mixing;
     w->seen->halo_backwards++;
     assert_true(dbefore.shape[1] == 3 && dbefore.shape[2] == dx.shape[2] && dx.shape[1] == T);

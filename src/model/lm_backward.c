@@ -89,7 +89,7 @@ static carry_status convolve_backward(carry_lm_pass *pass, const carry_lm_args *
         conv.dbefore = which == 2 ? pass->back.dbefore_value : pass->back.dbefore_key;
     }
     CARRY_TRY(carry_conv_backward(pass->ctx, &conv, pass->scratch, pass->scratch_bytes));
-    return halo ? pass->mixer->halo_backward(pass->mixing, conv.dx, conv.dbefore) : CARRY_OK;
+    return halo ? pass->mixer->halo_backward(pass->mixing, conv.dx, conv.dbefore, args->cu_seqlens) : CARRY_OK;
 }
 
 static carry_status backward_mixer(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, carry_lm_rows *r) {

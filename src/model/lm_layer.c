@@ -51,7 +51,7 @@ static carry_status convolve(carry_lm_pass *pass, const carry_lm_args *args, int
         } else if (pass->mixer->halo != NULL) {
             conv.before = carry_lm_rows_of(pass, layer)->before[which];
             if (conv.before.data != NULL) {
-                CARRY_TRY(pass->mixer->halo(pass->mixing, conv.before, conv.x));
+                CARRY_TRY(pass->mixer->halo(pass->mixing, conv.before, conv.x, args->cu_seqlens));
             }
         }
         CARRY_TRY(carry_conv(ctx, &conv));

@@ -9,7 +9,7 @@
 #ifndef CARRY_MODEL_MIXER_H
 #define CARRY_MODEL_MIXER_H
 
-#include "carry/delta.h"
+#include "carry/delta_ranks.h"
 
 typedef struct carry_lm_mixer {
     const char *name, *about;
@@ -24,15 +24,26 @@ typedef struct carry_lm_mixer {
     /* Everything is written, nothing added to: dA_log and ddt_bias too. */
     carry_status (*backward)(void *mixing, const carry_delta_backward_args *args, void *workspace, size_t bytes);
     /* For tokens that are split over ranks, else NULL: what stands before this rank's tokens ([B, W-1, channels], f32),
-       and the way back, as carry_halo_forward and carry_halo_backward have it. */
-    carry_status (*halo)(void *mixing, carry_tensor before, carry_tensor x);
-    carry_status (*halo_backward)(void *mixing, carry_tensor dx, carry_tensor dbefore);
+       and the way back, as carry_halo_forward and carry_halo_backward have it; but nothing of another sequence.
+       cu_seqlens is the whole row's, absent where not packed; halo_backward writes to dbefore. */
+    carry_status (*halo)(void *mixing, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens);
+    carry_status (*halo_backward)(void *mixing, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens);
 } carry_lm_mixer;
 
 /* carry_delta_forward, backward and step; options: the name of a method (const char *), NULL: the planner's choice.
    A head of v that is wider than CARRY_DELTA_MAX_DIM is done in slices: the columns of a state do not see each other.
    Its states are then [slices][N, HV, K, V / slices]. */
 extern const carry_lm_mixer carry_lm_mixer_chunk;
+
+/* The same over tokens that are split over the ranks of a communicator (delta_ranks.h); options are of this type. The
+   problem's tokens are this rank's; cu_seqlens of a call is the whole row's. Every call is a collective: all ranks do
+   the same layers in the same order. Needs what forward kept; no states. */
+typedef struct carry_lm_ranks_options {
+    carry_comm *comm; /* outlives the mixer */
+    carry_delta_ranks_options delta;
+} carry_lm_ranks_options;
+extern const carry_lm_mixer carry_lm_mixer_ranks;
+
 /* How many slices a value head of this width has: the fewest of equal width; 0 when it cannot be cut so. */
 int64_t carry_lm_mixer_slices(int64_t value);
 

@@ -1,5 +1,6 @@
-/* The mixer of one machine: the delta rule by chunks, slice by slice where a value head is too wide for it. With more
-   than one slice the gradients of q, k, beta, g and of the gate's parameters are sums over slices. */
+/* The delta rule by chunks, on this rank's tokens alone or on tokens that are split over ranks; slice by slice where a
+   value head is too wide for it. With more than one slice the gradients of q, k, beta, g and of the gate's parameters
+   are sums over slices. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,11 +8,14 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "delta/ranks.h"
 #include "model/mixer.h"
 
 typedef struct mixing {
     carry_ctx *ctx;
-    carry_delta_plan *plan; /* of one slice */
+    carry_delta_plan *plan;        /* of one slice; */
+    carry_delta_ranks_plan *ranks; /* or this one, over comm */
+    carry_comm *comm;
     carry_delta_problem problem;
     int64_t slices, slice; /* their number and width */
     size_t delta_workspace, kept_slice, workspace;
@@ -65,12 +69,36 @@ static void close_mixing(void *opened) {
     mixing *m = opened;
     if (m != NULL) {
         carry_delta_plan_free(m->plan);
+        carry_delta_ranks_plan_free(m->ranks);
         free(m);
     }
 }
 
-static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
-                                const void *options) {
+/* Sizes, once the plan of a slice is there. */
+static carry_status measure(mixing *m) {
+    size_t kept;
+    if (m->ranks != NULL) {
+        m->keeps = true;
+        m->delta_workspace = carry_delta_ranks_workspace(m->ranks);
+        kept = carry_delta_ranks_kept(m->ranks);
+    } else {
+        m->keeps = strcmp(carry_delta_plan_method(m->plan), "recurrent") != 0;
+        size_t forward = carry_delta_forward_workspace(m->plan);
+        size_t backward = carry_delta_backward_workspace(m->plan);
+        m->delta_workspace = forward > backward ? forward : backward;
+        kept = carry_delta_kept(m->plan);
+    }
+    m->kept_slice = (kept + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
+    carry_arena count = carry_arena_over(NULL, 0);
+    take_sums(m, &count, &(sums){0});
+    return carry_arena_total(&count, &m->workspace)
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
+}
+
+/* over NULL: on this machine, by the named method. */
+static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const char *method,
+                                const carry_lm_ranks_options *over) {
     *opened = NULL;
     mixing *m = calloc(1, sizeof *m);
     if (m == NULL) {
@@ -82,18 +110,15 @@ static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta
     m->slice = problem->value / m->slices;
     carry_delta_problem one = *problem;
     one.value = m->slice;
-    carry_status status = carry_delta_plan_new(ctx, &m->plan, &one, options);
+    carry_status status;
+    if (over != NULL) {
+        m->comm = over->comm;
+        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &over->delta);
+    } else {
+        status = carry_delta_plan_new(ctx, &m->plan, &one, method);
+    }
     if (status == CARRY_OK) {
-        m->keeps = strcmp(carry_delta_plan_method(m->plan), "recurrent") != 0;
-        size_t forward = carry_delta_forward_workspace(m->plan);
-        size_t backward = carry_delta_backward_workspace(m->plan);
-        m->delta_workspace = forward > backward ? forward : backward;
-        m->kept_slice = (carry_delta_kept(m->plan) + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
-        carry_arena count = carry_arena_over(NULL, 0);
-        take_sums(m, &count, &(sums){0});
-        if (!carry_arena_total(&count, &m->workspace)) {
-            status = carry_fail(ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
-        }
+        status = measure(m);
     }
     if (status != CARRY_OK) {
         close_mixing(m);
@@ -103,8 +128,22 @@ static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta
     return CARRY_OK;
 }
 
+static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
+                                const void *options) {
+    return open_either(ctx, opened, problem, options, NULL);
+}
+
+static carry_status open_ranks(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const void *options) {
+    *opened = NULL;
+    if (options == NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a mixer over ranks needs a communicator");
+    }
+    return open_either(ctx, opened, problem, NULL, options);
+}
+
 static const char *plan_line(const void *opened) {
-    return carry_delta_plan_about(((const mixing *)opened)->plan);
+    const mixing *m = opened;
+    return m->ranks != NULL ? carry_delta_ranks_plan_about(m->ranks) : carry_delta_plan_about(m->plan);
 }
 
 static size_t workspace_bytes(const void *opened) {
@@ -147,6 +186,9 @@ static carry_status forward_slice(mixing *m, const carry_delta_forward_args *arg
         one.final_state = &final;
     }
     one.kept = args->kept != NULL && m->keeps ? (unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
+    if (m->ranks != NULL) {
+        return carry_delta_ranks_forward(m->ranks, &one, workspace, m->delta_workspace);
+    }
     bool in_place = args->initial_state != NULL && args->final_state != NULL && initial.data == final.data;
     if (m->problem.tokens == 1 && m->problem.sequences == 0 && in_place) {
         return carry_delta_step(m->plan, one.o, final, &one, workspace, m->delta_workspace);
@@ -196,7 +238,8 @@ static carry_status backward_slice(mixing *m, const carry_delta_backward_args *a
         one.dA_log = args->dA_log != NULL ? &s->dA_log : NULL;
         one.ddt_bias = args->ddt_bias != NULL ? &s->ddt_bias : NULL;
     }
-    CARRY_TRY(carry_delta_backward(m->plan, &one, s->rest, s->rest_bytes));
+    CARRY_TRY(m->ranks != NULL ? carry_delta_ranks_backward(m->ranks, &one, s->rest, s->rest_bytes)
+                               : carry_delta_backward(m->plan, &one, s->rest, s->rest_bytes));
     if (index > 0) {
         CARRY_TRY(add(m, &args->dq, s->dq));
         CARRY_TRY(add(m, &args->dk, s->dk));
@@ -223,6 +266,34 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
     return CARRY_OK;
 }
 
+/* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
+   sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
+static void forget_other_sequences(const mixing *m, carry_tensor before, carry_tensor cu_seqlens) {
+    const int64_t *starts = cu_seqlens.data;
+    int64_t window = before.shape[1];
+    int64_t others = 0;
+    for (int64_t i = 0; starts != NULL && i + 1 < cu_seqlens.shape[0]; i++) {
+        int64_t ago = m->ranks->first - starts[i];
+        if (ago >= 0 && ago < window) {
+            others = window - ago; /* starts do not fall: the last one counts */
+        }
+    }
+    memset(before.data, 0, (size_t)(others * before.shape[2]) * sizeof(float)); /* packed: a batch of one */
+}
+
+static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
+    mixing *m = opened;
+    CARRY_TRY(carry_halo_forward(m->comm, before, x));
+    forget_other_sequences(m, before, cu_seqlens);
+    return CARRY_OK;
+}
+
+static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
+    mixing *m = opened;
+    forget_other_sequences(m, dbefore, cu_seqlens);
+    return carry_halo_backward(m->comm, dx, dbefore);
+}
+
 const carry_lm_mixer carry_lm_mixer_chunk = {
     .name = "chunk",
     .about = "the delta rule by chunks, as matrix products",
@@ -233,4 +304,18 @@ const carry_lm_mixer carry_lm_mixer_chunk = {
     .kept = kept_bytes,
     .forward = forward,
     .backward = backward,
+};
+
+const carry_lm_mixer carry_lm_mixer_ranks = {
+    .name = "ranks",
+    .about = "the delta rule by chunks, tokens split over ranks",
+    .open = open_ranks,
+    .close = close_mixing,
+    .plan = plan_line,
+    .workspace = workspace_bytes,
+    .kept = kept_bytes,
+    .forward = forward,
+    .backward = backward,
+    .halo = halo,
+    .halo_backward = halo_backward,
 };
