@@ -12,7 +12,7 @@ end() {
 }
 trap end EXIT
 CARRY_WISDOM=none
-ASAN_OPTIONS=allocator_may_return_null=1
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export CARRY_WISDOM ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
@@ -103,6 +103,16 @@ expect 0 'all: loss' eval model text wiki.some.tokens
 mkdir run && cp -r model run/step-5 && cp -r model run/step-20 && printf x > run/step-20/model.safetensors
 expect 0 'step-20 is passed over' generate run -p Hello -n 2
 expect 0 'run/step-5' eval run text --json
+
+# The whole way, from a text.
+CARRY_STORE=$folder/store.db
+export CARRY_STORE
+expect 0 'carry generate' train --data text --vocab 270 --hidden 32 --layers 1 --steps 3 --length 32 --batch 2 --out trained
+expect 0 '"prompt_tokens"' generate trained -p 'The quick' -n 8 --json
+cp out from_run
+expect 0 'The quick' generate trained/latest -p 'The quick' -n 8 --json
+python "lines[0]['text'] == json.loads(open('from_run').read())['text']"
+expect 0 '"bytes": 405' eval trained text --json
 
 # Refusals.
 mkdir nothing

@@ -283,6 +283,7 @@ static int run(int count, char **arguments) {
          "0: always the likeliest token; 1: as the model has it (0.8)"},
         {"top-k", 0, CLI_NUMBER, &d.top_k, "K", "only from the K likeliest tokens (0: all)"},
         {"top-p", 0, CLI_REAL, &d.top_p, "P", "only from the likeliest that together have probability P (0.95)"},
+        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
         {"stop", 0, CLI_TEXT, &d.stop, "TEXT", "end a text before this"},
         {0},
     };
