@@ -59,7 +59,8 @@ static void keys_are_heeded(void **unused) {
                         "{\"model_type\": \"gated_deltanet\", \"hidden_size\": 64, \"expand_v\": 2, \"head_dim\": 32,"
                         "\"num_heads\": 2, \"num_v_heads\": 4, \"intermediate_size\": null, \"hidden_ratio\": null,"
                         "\"attn\": null, \"eos_token_id\": [7, 8], \"pad_token_id\": 0, \"use_gate\": false,"
-                        "\"hidden_act\": \"silu\", \"fuse_norm\": true, \"use_l2warp\": false}"));
+                        "\"hidden_act\": \"silu\", \"fuse_norm\": true, \"use_l2warp\": false, "
+                        "\"output_gate_activation\": \"swish\"}"));
     assert_true(c.value_heads == 4 && c.value == 64 && c.intermediate == 256 && c.eos_token_id == 7);
     assert_true(c.pad_token_id == 0 && !c.use_gate && c.value_width == 256);
     assert_ok(ctx,
@@ -88,6 +89,7 @@ static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
     } bad[] = {
         {"\"attn\": {\"layers\": [1]}", "\"attn\" is {...}"},
         {"\"hidden_act\": \"gelu\"", "\"hidden_act\" is \"gelu\""},
+        {"\"output_gate_activation\": \"sigmoid\"", "\"output_gate_activation\" is \"sigmoid\""},
         {"\"conv_bias\": true", "\"conv_bias\" is true"},
         {"\"use_l2warp\": true", "\"use_l2warp\" is true"},
         {"\"attnres_block_size\": 4", "\"attnres_block_size\" is 4"},

@@ -14,13 +14,19 @@ struct carry_recorder;
 /* Exit codes (carry(1)). */
 enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
 
-typedef enum cli_kind { CLI_FLAG, CLI_COUNT, CLI_NUMBER, CLI_SECONDS, CLI_TEXT } cli_kind;
+/* CLI_REAL: any finite number, for the verb to judge. CLI_TEXTS: every time it is given, empty ones too. */
+typedef enum cli_kind { CLI_FLAG, CLI_COUNT, CLI_NUMBER, CLI_SECONDS, CLI_REAL, CLI_TEXT, CLI_TEXTS } cli_kind;
+
+typedef struct cli_texts {
+    const char **text; /* room for as many as there are arguments */
+    int count;
+} cli_texts;
 
 typedef struct cli_option {
     const char *name; /* without dashes */
     char letter;      /* or 0 */
     cli_kind kind;
-    void *target;         /* bool *, int *, int64_t *, double *, const char ** */
+    void *target;         /* bool *, int *, int64_t *, double *, double *, const char **, cli_texts * */
     const char *argument; /* "N", for help; NULL for flags */
     const char *help;
 } cli_option;
@@ -45,7 +51,7 @@ typedef struct cli_verb {
 
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
-extern const cli_verb cli_tokenizer, cli_train;                                                  /* with training */
+extern const cli_verb cli_train, cli_generate, cli_eval, cli_tokenizer;                          /* with training */
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
 /* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1
@@ -73,6 +79,9 @@ int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The context's last sentence, likewise; of several processes each says its own, with its rank. */
 int cli_failed(carry_ctx *ctx);
 
+/* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
+char *cli_read_all(FILE *from, const char *name, size_t *length);
+
 /* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
@@ -84,6 +93,7 @@ int cli_finish(int code);
 /* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */
 void cli_json_open(void);
 void cli_json_text(const char *key, const char *value);
+void cli_json_bytes(const char *key, const char *value, size_t length); /* 0 bytes included; UTF-8 */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
 void cli_json_bool(const char *key, bool value);

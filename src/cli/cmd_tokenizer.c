@@ -9,8 +9,6 @@
 #include "train/text.h"
 #include "train/tokenizer.h"
 
-#define INPUT_MOST ((size_t)1 << 32)
-
 typedef struct desk {
     cli_common common;
     carry_ctx *ctx;
@@ -145,35 +143,6 @@ static int run_train(desk *d, int count, char **paths) {
     return CLI_DONE;
 }
 
-/* All of a stream; NULL after a message. */
-static char *read_all(FILE *from, const char *name, size_t *length) {
-    size_t room = 1 << 16;
-    char *text = malloc(room);
-    *length = 0;
-    while (text != NULL) {
-        *length += fread(text + *length, 1, room - *length - 1, from);
-        if (*length < room - 1) {
-            break;
-        }
-        char *grown = room < INPUT_MOST ? realloc(text, 2 * room) : NULL;
-        if (grown == NULL) {
-            free(text);
-        }
-        text = grown;
-        room *= 2;
-    }
-    if (text == NULL) {
-        (void)cli_refuse("there is no memory for %s", name);
-    } else if (ferror(from)) {
-        (void)cli_refuse("%s cannot be read: %s", name, strerror(errno));
-        free(text);
-        return NULL;
-    } else {
-        text[*length] = '\0';
-    }
-    return text;
-}
-
 static int print_ids(const desk *d, const carry_ids *ids, size_t bytes) {
     if (d->common.json) {
         (void)printf("{\"bytes\": %zu, \"tokens\": %zu, \"ids\": [", bytes, ids->count);
@@ -201,7 +170,7 @@ static int encode_file(desk *d, carry_encoder *encoder, const char *path) {
         return cli_refuse("%s cannot be read: %s", path, strerror(errno));
     }
     size_t length;
-    char *text = read_all(from, is_input ? "standard input" : path, &length);
+    char *text = cli_read_all(from, is_input ? "standard input" : path, &length);
     if (!is_input) {
         (void)fclose(from);
     }
@@ -232,7 +201,7 @@ static int run_encode(desk *d, int count, char **words) {
 /* Numbers from words, or from standard input where there are none; -1 after a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
-    char *input = count == 0 ? read_all(stdin, "standard input", &length) : NULL;
+    char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;
     size_t most = count > 0 ? (size_t)count : length / 2 + 1;
     *ids = calloc(most, sizeof **ids);
     int64_t taken = 0;

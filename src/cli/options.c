@@ -31,6 +31,11 @@ static bool store_value(const cli_option *option, const char *value) {
         *(const char **)option->target = value;
         return *value != '\0';
     }
+    if (option->kind == CLI_TEXTS) {
+        cli_texts *texts = option->target;
+        texts->text[texts->count++] = value;
+        return true;
+    }
     if (option->kind == CLI_NUMBER) {
         long long number = strtoll(value, &end, 10);
         *(int64_t *)option->target = number;
@@ -38,7 +43,7 @@ static bool store_value(const cli_option *option, const char *value) {
     }
     double number = strtod(value, &end);
     *(double *)option->target = number;
-    return errno == 0 && end != value && *end == '\0' && isfinite(number) && number > 0.0;
+    return errno == 0 && end != value && *end == '\0' && isfinite(number) && (option->kind == CLI_REAL || number > 0.0);
 }
 
 /* One option at arguments[*at]; moves *at past its value. */
@@ -79,9 +84,10 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
     }
     if (value == NULL || !store_value(option, value)) {
         (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
-                         option->kind == CLI_TEXT     ? "a value"
-                         : option->kind == CLI_NUMBER ? "a whole number, 0 or more"
-                                                      : "a positive number",
+                         option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
+                         : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
+                         : option->kind == CLI_REAL                            ? "a number"
+                                                                               : "a positive number",
                          value != NULL ? value : "nothing");
         return false;
     }

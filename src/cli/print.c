@@ -18,19 +18,24 @@ void cli_json_open(void) {
     first_field = true;
 }
 
-void cli_json_text(const char *key, const char *value) {
+void cli_json_bytes(const char *key, const char *value, size_t length) {
     key_of(key);
     (void)putchar('"');
-    for (const unsigned char *at = (const unsigned char *)value; *at != '\0'; at++) {
-        if (*at == '"' || *at == '\\') {
-            (void)printf("\\%c", *at);
-        } else if (*at < 0x20) {
-            (void)printf("\\u%04x", *at);
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)value[i];
+        if (byte == '"' || byte == '\\') {
+            (void)printf("\\%c", byte);
+        } else if (byte < 0x20) {
+            (void)printf("\\u%04x", byte);
         } else {
-            (void)putchar(*at);
+            (void)putchar(byte);
         }
     }
     (void)putchar('"');
+}
+
+void cli_json_text(const char *key, const char *value) {
+    cli_json_bytes(key, value, strlen(value));
 }
 
 void cli_json_number(const char *key, double value) {

@@ -69,6 +69,7 @@ static const field fields[] = {
     FIELD(pad_token_id, TOKEN, BOTH),
     {"qk_norm", MUST_BE_L2, DELTA, 0},
     WORD("hidden_act", MUST_BE_SILU),
+    {"output_gate_activation", MUST_BE_SILU, GATED, 0},
     WORD("attn", MUST_BE_OFF),
     WORD("attnres_block_size", MUST_BE_OFF),
     WORD("conv_bias", MUST_BE_OFF),

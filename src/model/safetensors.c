@@ -246,7 +246,9 @@ carry_status carry_safetensors_open(carry_ctx *ctx, carry_safetensors *file, con
     carry_status status = carry_safetensors_parse(ctx, file, mapping, bytes);
     if (status != CARRY_OK) {
         (void)munmap(mapping, bytes);
-        return status;
+        char why[256];
+        (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
+        return carry_fail(ctx, status, "%s: %s", path, why);
     }
     file->mapping = mapping;
     file->mapping_bytes = bytes;

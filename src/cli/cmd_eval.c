@@ -1,0 +1,137 @@
+/* carry eval: how well a model predicts files. */
+#include <math.h>
+#include <string.h>
+
+#include "cli/cli.h"
+#include "core/progress.h"
+#include "train/evaluate.h"
+#include "train/wikitext.h"
+
+typedef struct desk {
+    cli_common common;
+    carry_ctx *ctx;
+    carry_model model;
+    carry_progress progress;
+    carry_evaluate_options options;
+} desk;
+
+static bool on_progress(void *user, int64_t done, int64_t total) {
+    carry_progress *progress = user;
+    progress->total = total;
+    carry_progress_step(progress, done < total ? done : total);
+    return !cli_interrupted();
+}
+
+static void print_json(const desk *d, const char *name, const carry_evaluation *e) {
+    double loss = carry_evaluation_loss(e);
+    cli_json_open();
+    cli_json_text("file", name);
+    cli_json_text("model", d->model.folder);
+    cli_json_number("loss", loss);
+    cli_json_number("perplexity", exp(loss));
+    cli_json_number("bits_per_byte", carry_evaluation_bits_per_byte(e));
+    if (e->words > 0) {
+        cli_json_number("word_perplexity", carry_wikitext_perplexity(e->nll, e->words));
+        cli_json_integer("words", e->words);
+    }
+    cli_json_integer("tokens", e->tokens);
+    cli_json_integer("bytes", e->bytes);
+    cli_json_integer("length", d->options.length);
+    cli_json_number("seconds", e->seconds);
+    cli_json_number("tokens_per_s", (double)e->tokens / e->seconds);
+    cli_json_close();
+}
+
+static void print_evaluation(const desk *d, const char *name, const carry_evaluation *e) {
+    if (d->common.json) {
+        print_json(d, name, e);
+        return;
+    }
+    double loss = carry_evaluation_loss(e);
+    (void)printf("%s%s%s: loss %.4f, perplexity %.3f, %.4f bits per byte\n", cli_bold(), name, cli_plain(), loss,
+                 exp(loss), carry_evaluation_bits_per_byte(e));
+    if (e->words > 0) {
+        (void)printf("  perplexity per word %.2f over %lld words, ends of lines included\n",
+                     carry_wikitext_perplexity(e->nll, e->words), (long long)e->words);
+    }
+    (void)printf("  %s%lld tokens of %lld bytes in %.1f s: %.0f tokens/s%s\n", cli_dim(), (long long)e->tokens,
+                 (long long)e->bytes, e->seconds, (double)e->tokens / e->seconds, cli_plain());
+}
+
+static int refuse_interrupted(const char *name, const carry_evaluation *e) {
+    return cli_refuse("interrupted: the first %lld tokens of %s have loss %.4f", (long long)e->tokens, name,
+                      carry_evaluation_loss(e));
+}
+
+static int evaluate(desk *d, int count, char **files) {
+    carry_evaluation all = {0};
+    bool all_words = true;
+    for (int i = 0; i < count; i++) {
+        carry_evaluation one;
+        carry_progress_start(&d->progress, stderr, "evaluating", 0);
+        carry_status status = carry_evaluate(d->ctx, &d->model, files[i], &d->options, &one);
+        carry_progress_clear(&d->progress);
+        if (status != CARRY_OK) {
+            return status == CARRY_EINTERRUPTED ? refuse_interrupted(files[i], &one) : cli_failed(d->ctx);
+        }
+        if (one.tokens == 0) {
+            return cli_refuse("%s has one token, and nothing before it to predict it from", files[i]);
+        }
+        print_evaluation(d, files[i], &one);
+        all.nll += one.nll;
+        all.tokens += one.tokens;
+        all.bytes += one.bytes;
+        all.words += one.words;
+        all.seconds += one.seconds;
+        all_words = all_words && one.words > 0;
+    }
+    if (count > 1) {
+        all.words = all_words ? all.words : 0;
+        print_evaluation(d, "all", &all);
+    }
+    return CLI_DONE;
+}
+
+static int run(int count, char **arguments) {
+    desk d = {.options = {.progress = on_progress}};
+    const cli_option own[] = {
+        {"length", 0, CLI_NUMBER, &d.options.length, "N", "windows of N tokens on their own (0: one text to its end)"},
+        {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "take files that do not look like text"},
+        {0},
+    };
+    d.options.user = &d.progress;
+    int words = cli_parse(&cli_eval, count, arguments, own, &d.common);
+    if (words < 0 || d.common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (words < 2) {
+        return cli_refuse("eval needs a model's folder and a text: carry eval MODEL FILE...");
+    }
+    cli_catch_interrupt();
+    d.ctx = cli_open(&d.common);
+    if (d.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    int code = CLI_IMPOSSIBLE;
+    if (carry_model_open(d.ctx, &d.model, arguments[0]) == CARRY_OK) {
+        code = evaluate(&d, words - 1, arguments + 1);
+    } else {
+        (void)cli_failed(d.ctx);
+    }
+    carry_model_close(&d.model);
+    carry_ctx_free(d.ctx);
+    return code;
+}
+
+const cli_verb cli_eval = {
+    .name = "eval",
+    .arguments = "MODEL FILE...",
+    .summary = "loss, perplexity and bits per byte of texts",
+    .details = "MODEL is as for carry generate. FILE is a text, or a folder of them, each of which is read from its\n"
+               "start to its end with the state carried along: every token is predicted from all before it. --length\n"
+               "cuts it into windows instead. For WikiText's files perplexity per word is given too, as the\n"
+               "literature counts it: over words and ends of lines, whatever the tokens are.\n\n"
+               "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
+    .example = "carry eval model wiki.test.tokens",
+    .run = run,
+};

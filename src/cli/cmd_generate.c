@@ -1,0 +1,324 @@
+/* carry generate: a model goes on where prompts end. */
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cli.h"
+#include "core/clock.h"
+#include "train/generate.h"
+
+typedef struct desk {
+    cli_common common;
+    carry_ctx *ctx;
+    cli_texts given;
+    const char *file, *stop;
+    int64_t tokens, top_k;
+    double temperature, top_p;
+    carry_model model;
+    carry_prompt *prompts;
+    int64_t count, room;
+    char **held; /* texts that were read, which prompts point into */
+    int64_t held_count;
+    carry_continuation *results;
+    int64_t current; /* the prompt whose text is being printed */
+    size_t shown;    /* bytes of it; the prompt itself is there once `headed` */
+    bool headed, on_terminal;
+    double loading;
+} desk;
+
+static bool add_prompt(desk *d, const char *text, size_t length) {
+    if (d->count == d->room) {
+        int64_t room = d->room > 0 ? 2 * d->room : 16;
+        carry_prompt *grown = realloc(d->prompts, (size_t)room * sizeof *grown);
+        if (grown == NULL) {
+            (void)cli_refuse("there is no memory for %lld prompts", (long long)room);
+            return false;
+        }
+        d->prompts = grown;
+        d->room = room;
+    }
+    d->prompts[d->count++] = (carry_prompt){.text = text, .length = length};
+    return true;
+}
+
+/* A text that was read is kept to the end; takes it over. */
+static bool hold(desk *d, char *text) {
+    char **grown = text != NULL ? realloc(d->held, (size_t)(d->held_count + 1) * sizeof *grown) : NULL;
+    if (grown == NULL) {
+        free(text);
+        return false;
+    }
+    d->held = grown;
+    d->held[d->held_count++] = text;
+    return true;
+}
+
+static bool add_input(desk *d) {
+    size_t length;
+    char *text = cli_read_all(stdin, "standard input", &length);
+    return hold(d, text) && add_prompt(d, text, length);
+}
+
+/* A prompt for each line that is not empty. */
+static bool add_lines(desk *d, const char *path) {
+    FILE *from = fopen(path, "rbe");
+    if (from == NULL) {
+        (void)cli_refuse("%s cannot be read: %s", path, strerror(errno));
+        return false;
+    }
+    size_t length;
+    char *text = cli_read_all(from, path, &length);
+    (void)fclose(from);
+    if (!hold(d, text)) {
+        return false;
+    }
+    int64_t before = d->count;
+    for (char *at = text; at < text + length;) {
+        char *end = memchr(at, '\n', (size_t)(text + length - at));
+        end = end != NULL ? end : text + length;
+        size_t line = (size_t)(end - at);
+        line -= line > 0 && at[line - 1] == '\r';
+        if (line > 0 && !add_prompt(d, at, line)) {
+            return false;
+        }
+        at = end + 1;
+    }
+    if (d->count == before) {
+        (void)cli_refuse("%s has no prompt: one is expected in each line", path);
+    }
+    return d->count > before;
+}
+
+static bool gather_prompts(desk *d) {
+    bool input_read = false;
+    for (int i = 0; i < d->given.count; i++) {
+        const char *text = d->given.text[i];
+        bool is_input = strcmp(text, "-") == 0;
+        if (is_input && input_read) {
+            (void)cli_refuse("-p - was given twice, and standard input can be read once");
+            return false;
+        }
+        input_read = input_read || is_input;
+        if (!(is_input ? add_input(d) : add_prompt(d, text, strlen(text)))) {
+            return false;
+        }
+    }
+    if (d->file != NULL && !add_lines(d, d->file)) {
+        return false;
+    }
+    if (d->count == 0) {
+        (void)cli_refuse("generate needs a prompt: -p TEXT, -p - for standard input, or --file with one a line");
+    }
+    return d->count > 0;
+}
+
+/* Text, and on a terminal nothing that would make it do things. */
+static void show(const desk *d, const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        unsigned char byte = (unsigned char)text[i];
+        bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
+        bool acts = (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f || is_long;
+        (void)putchar(d->on_terminal && acts ? '?' : byte);
+        i += d->on_terminal && is_long;
+    }
+}
+
+/* A prompt may be no UTF-8, and what is printed is. */
+static char *prompt_text(const carry_prompt *prompt, size_t *length) {
+    char *text = malloc(CARRY_UNFOLD_GROWTH * (prompt->length + 4));
+    carry_unfold unfold = {0};
+    *length = 0;
+    if (text != NULL) {
+        *length = carry_unfold_bytes(&unfold, text, prompt->text, prompt->length);
+        *length += carry_unfold_end(&unfold, text + *length);
+    }
+    return text;
+}
+
+static void show_heading(desk *d) {
+    size_t length;
+    char *prompt = prompt_text(&d->prompts[d->current], &length);
+    if (d->count > 1) {
+        (void)printf("%s%s--- %lld of %lld ---%s\n", d->current > 0 ? "\n" : "", cli_dim(), (long long)d->current + 1,
+                     (long long)d->count, cli_plain());
+    }
+    (void)fputs(cli_bold(), stdout);
+    show(d, prompt, length);
+    (void)fputs(cli_plain(), stdout);
+    free(prompt);
+    d->headed = true;
+}
+
+static void print_object(const desk *d, const carry_continuation *c) {
+    size_t length;
+    char *prompt = prompt_text(&d->prompts[d->current], &length);
+    cli_json_open();
+    cli_json_bytes("prompt", prompt, length);
+    cli_json_bytes("text", c->text != NULL ? c->text : "", c->length);
+    cli_json_text("ended", carry_ending_name(c->ending));
+    cli_json_integer("prompt_tokens", c->prompt_tokens);
+    cli_json_integer("tokens", c->tokens);
+    cli_json_number("first_s", c->first);
+    cli_json_number("seconds", c->seconds);
+    cli_json_number("tokens_per_s", c->seconds > 0.0 ? (double)c->tokens / c->seconds : 0.0);
+    cli_json_close();
+    free(prompt);
+}
+
+/* Prints what has come of the current text, and of those after it once it has ended. */
+static bool on_token(void *user, int64_t prompt) {
+    (void)prompt;
+    desk *d = user;
+    for (; d->current < d->count; d->current++) {
+        const carry_continuation *c = &d->results[d->current];
+        bool has_ended = c->ending != CARRY_UNDER_WAY;
+        if (d->common.json && has_ended) {
+            print_object(d, c);
+        }
+        if (!d->common.json && !d->headed && (c->tokens > 0 || (has_ended && c->ending != CARRY_INTERRUPTED))) {
+            show_heading(d);
+        }
+        if (!d->common.json && c->settled > d->shown) {
+            show(d, c->text + d->shown, c->settled - d->shown);
+            d->shown = c->settled;
+        }
+        if (!has_ended) {
+            break;
+        }
+        if (d->headed) {
+            (void)putchar('\n');
+        }
+        d->shown = 0;
+        d->headed = false;
+    }
+    if (!d->common.json) {
+        (void)fflush(stdout);
+    }
+    return !cli_interrupted() && ferror(stdout) == 0;
+}
+
+static void print_rates(const desk *d, double seconds) {
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < d->count; i++) {
+        tokens += d->results[i].tokens;
+    }
+    char first[32];
+    char loading[32];
+    (void)fprintf(stderr, "%s%lld tokens in %.2f s: %.1f tokens/s, the first after %s; %s was read in %s\n",
+                  cli_interrupted() ? "interrupted: " : "", (long long)tokens, seconds, (double)tokens / seconds,
+                  carry_time_text(first, d->results[0].first), d->model.folder, carry_time_text(loading, d->loading));
+}
+
+static int generate(desk *d) {
+    const carry_generate_options options = {.sampling = {.temperature = d->temperature,
+                                                         .top_k = d->top_k,
+                                                         .top_p = d->top_p,
+                                                         .seed = (uint64_t)d->common.seed},
+                                            .tokens = d->tokens,
+                                            .stop = d->stop,
+                                            .heard = on_token,
+                                            .user = d};
+    d->on_terminal = isatty(STDOUT_FILENO) != 0;
+    d->results = calloc((size_t)d->count, sizeof *d->results);
+    if (d->results == NULL) {
+        return cli_refuse("there is no memory for %lld texts", (long long)d->count);
+    }
+    double started = carry_seconds();
+    carry_status status = carry_generate(d->ctx, &d->model, d->prompts, d->count, &options, d->results);
+    if (status != CARRY_OK) {
+        if (d->headed) {
+            (void)putchar('\n');
+        }
+        return cli_failed(d->ctx);
+    }
+    (void)on_token(d, 0); /* texts that were never begun */
+    if (d->common.verbose > 0 || (isatty(STDERR_FILENO) && !d->common.json)) {
+        print_rates(d, carry_seconds() - started);
+    }
+    return CLI_DONE;
+}
+
+static int open_and_generate(desk *d, const char *folder) {
+    const carry_sampling sampling = {.temperature = d->temperature, .top_k = d->top_k, .top_p = d->top_p};
+    d->ctx = cli_open(&d->common);
+    if (d->ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    double started = carry_seconds();
+    if (carry_sampling_check(d->ctx, &sampling) != CARRY_OK ||
+        carry_model_open(d->ctx, &d->model, folder) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
+    d->loading = carry_seconds() - started;
+    if (!gather_prompts(d)) {
+        return CLI_IMPOSSIBLE;
+    }
+    cli_catch_interrupt(); /* before that, Ctrl-C ends the wait for standard input */
+    return generate(d);
+}
+
+static void close_desk(desk *d) {
+    for (int64_t i = 0; i < d->count && d->results != NULL; i++) {
+        carry_continuation_free(&d->results[i]);
+    }
+    for (int64_t i = 0; i < d->held_count; i++) {
+        free(d->held[i]);
+    }
+    free(d->results);
+    free(d->held);
+    free(d->prompts);
+    free(d->given.text);
+    carry_model_close(&d->model);
+    carry_ctx_free(d->ctx);
+}
+
+static int run(int count, char **arguments) {
+    desk d = {.tokens = 128, .temperature = 0.8, .top_p = 0.95};
+    const cli_option own[] = {
+        {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},
+        {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one a line"},
+        {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens for each prompt, at most (128)"},
+        {"temperature", 0, CLI_REAL, &d.temperature, "T",
+         "0: always the likeliest token; 1: as the model has it (0.8)"},
+        {"top-k", 0, CLI_NUMBER, &d.top_k, "K", "only from the K likeliest tokens (0: all)"},
+        {"top-p", 0, CLI_REAL, &d.top_p, "P", "only from the likeliest that together have probability P (0.95)"},
+        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
+        {"stop", 0, CLI_TEXT, &d.stop, "TEXT", "end a text before this"},
+        {0},
+    };
+    d.given.text = calloc((size_t)count + 1, sizeof *d.given.text);
+    if (d.given.text == NULL) {
+        return cli_refuse("there is no memory");
+    }
+    int code = CLI_IMPOSSIBLE;
+    int words = cli_parse(&cli_generate, count, arguments, own, &d.common);
+    char shown[64];
+    if (words >= 0 && d.common.help) {
+        code = CLI_DONE;
+    } else if (words == 0) {
+        (void)cli_refuse("generate needs a model's folder: carry generate MODEL -p TEXT");
+    } else if (words > 1) {
+        (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
+                         cli_shown(shown, arguments[1]));
+    } else if (words == 1 && d.tokens == 0) {
+        (void)cli_refuse("-n 0 asks for no tokens: 1 or more is needed");
+    } else if (words == 1) {
+        code = open_and_generate(&d, arguments[0]);
+    }
+    close_desk(&d);
+    return code;
+}
+
+const cli_verb cli_generate = {
+    .name = "generate",
+    .arguments = "MODEL -p TEXT ...",
+    .summary = "let a language model continue prompts",
+    .details =
+        "MODEL is a folder as Hugging Face has it (config.json, model.safetensors, tokenizer.json), or a folder\n"
+        "of carry train, of which the newest whole step is taken. Text is printed as it comes, the prompt first;\n"
+        "with several prompts one text after the other, while all are generated at once. A text ends at the\n"
+        "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.",
+    .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
+    .run = run,
+};

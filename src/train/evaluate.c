@@ -1,0 +1,218 @@
+/* Evaluation: a text's tokens as they are read, some rows at a time. */
+#include "train/evaluate.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "train/text.h"
+#include "train/tokenizer_internal.h"
+#include "train/wikitext.h"
+
+#define SOME 1024 /* tokens of a call: enough for large products, little enough for memory */
+#define LENGTH_MOST ((int64_t)1 << 24)
+#define NO_LABEL (-100)
+
+typedef struct work {
+    carry_ctx *ctx;
+    const carry_model *model;
+    const carry_evaluate_options *options;
+    carry_evaluation *result;
+    const carry_text *text;
+    carry_encoder *encoder;
+    carry_bytes bytes;
+    carry_ids ids;  /* not yet predicted, but the first, which was: the last token of what came before */
+    int64_t length; /* of a row */
+    int64_t rows;
+    carry_lm_pass *pass; /* of pass_rows by pass_length */
+    int64_t pass_rows, pass_length;
+    void *memory;
+    size_t memory_bytes;
+    int64_t *input, *label; /* [rows, length] */
+    carry_lm_state *state;  /* carried along; NULL with windows */
+} work;
+
+static void close_work(work *w) {
+    carry_lm_pass_free(w->pass);
+    carry_lm_state_free(w->state);
+    carry_encoder_free(w->encoder);
+    carry_ids_free(&w->ids);
+    free(w->bytes.at);
+    free(w->memory);
+    free(w->input);
+    free(w->label);
+}
+
+static carry_status open_work(work *w) {
+    int64_t length = w->options->length;
+    if (length < 0 || length > LENGTH_MOST) {
+        return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: 1 to %" PRId64 " can be had", length,
+                          LENGTH_MOST);
+    }
+    w->length = length > 0 ? length : SOME;
+    w->rows = length > 0 && length < SOME ? SOME / length : 1;
+    size_t bytes = (size_t)(w->rows * w->length) * sizeof(int64_t);
+    w->input = malloc(bytes);
+    w->label = malloc(bytes);
+    if (w->input == NULL || w->label == NULL) {
+        return carry_fail(w->ctx, CARRY_EMEMORY, "no memory for %" PRId64 " tokens", w->rows * w->length);
+    }
+    if (length == 0) {
+        CARRY_TRY(carry_lm_state_new(w->model->lm, &w->state, 1));
+    }
+    return carry_encoder_new(w->ctx, &w->encoder, w->model->tokenizer);
+}
+
+/* A pass of this shape, and memory for it. All calls but those at the end of a file have the same. */
+static carry_status want_pass(work *w, int64_t rows, int64_t length) {
+    if (w->pass != NULL && w->pass_rows == rows && w->pass_length == length) {
+        return CARRY_OK;
+    }
+    carry_lm_pass_free(w->pass);
+    w->pass = NULL;
+    const carry_lm_pass_options options = {.batch = rows, .tokens = length, .dtype = CARRY_F32, .forward_only = true};
+    CARRY_TRY(carry_lm_pass_new(w->model->lm, &w->pass, &options));
+    w->pass_rows = rows;
+    w->pass_length = length;
+    if (carry_lm_pass_memory(w->pass) > w->memory_bytes) {
+        free(w->memory);
+        w->memory_bytes = carry_lm_pass_memory(w->pass);
+        w->memory = carry_aligned_new(w->memory_bytes);
+        if (w->memory == NULL) {
+            w->memory_bytes = 0;
+            return carry_fail(w->ctx, CARRY_EMEMORY, "no memory to evaluate %" PRId64 " tokens at once", rows * length);
+        }
+    }
+    return CARRY_OK;
+}
+
+/* The tokens after ids[at], `count` of them, each predicted from those before it in its row. */
+static carry_status predict(work *w, size_t at, int64_t count) {
+    int64_t length = count < w->length ? count : w->length;
+    int64_t rows = (count + length - 1) / length;
+    CARRY_TRY(want_pass(w, rows, length));
+    for (int64_t i = 0; i < rows * length; i++) { /* the last row may be longer than what is left */
+        w->input[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i] : 0;
+        w->label[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i + 1] : NO_LABEL;
+    }
+    double loss = 0.0;
+    int64_t counted = 0;
+    const carry_lm_args args = {.ids = carry_view_2d(w->input, CARRY_I64, rows, length),
+                                .labels = carry_view_2d(w->label, CARRY_I64, rows, length),
+                                .state = w->state,
+                                .loss = &loss,
+                                .counted = &counted};
+    CARRY_TRY(carry_lm_run(w->pass, &args, w->memory, w->memory_bytes));
+    if (!isfinite(loss)) {
+        return carry_fail(w->ctx, CARRY_ERANGE, "the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite",
+                          w->result->tokens, w->result->tokens + count - 1, loss);
+    }
+    w->result->nll += loss;
+    w->result->tokens += counted;
+    for (int64_t i = 0; i < count; i++) {
+        size_t bytes = 0;
+        (void)carry_tokenizer_token(w->model->tokenizer, w->label[i], &bytes);
+        w->result->bytes += (int64_t)bytes;
+    }
+    if (w->options->progress != NULL &&
+        !w->options->progress(w->options->user, w->result->bytes, carry_text_bytes(w->text))) {
+        return carry_fail(w->ctx, CARRY_EINTERRUPTED, "interrupted after %" PRId64 " tokens", w->result->tokens);
+    }
+    return CARRY_OK;
+}
+
+/* Predicts what there is: by full calls, and at the end of a file the rest. */
+static carry_status predict_all(work *w, bool rest) {
+    size_t some = (size_t)(w->rows * w->length);
+    size_t at = 0;
+    while (w->ids.count > at + some) {
+        CARRY_TRY(predict(w, at, (int64_t)some));
+        at += some;
+    }
+    if (rest && w->ids.count > at + 1) {
+        CARRY_TRY(predict(w, at, (int64_t)(w->ids.count - at - 1)));
+        at = w->ids.count - 1;
+    }
+    if (at > 0) {
+        memmove(w->ids.id, w->ids.id + at, (w->ids.count - at) * sizeof *w->ids.id);
+        w->ids.count -= at;
+    }
+    return CARRY_OK;
+}
+
+/* Nothing was read but the start token, where there is one. */
+static carry_status begin_file(work *w) {
+    w->ids.count = 0;
+    if (w->state != NULL) {
+        carry_lm_state_clear(w->state, 0);
+    }
+    if (w->model->start < 0) {
+        return CARRY_OK;
+    }
+    if (!carry_list_grow(&w->ids.id, &w->ids.room, 0, 1, sizeof *w->ids.id)) {
+        return carry_fail(w->ctx, CARRY_EMEMORY, "no memory for a token");
+    }
+    w->ids.id[w->ids.count++] = (uint32_t)w->model->start;
+    return CARRY_OK;
+}
+
+static carry_status read_all(work *w) {
+    int64_t blocks = carry_text_blocks(w->text);
+    bool ends_file = true;
+    for (int64_t block = 0; block < blocks; block++) {
+        if (ends_file) {
+            CARRY_TRY(begin_file(w));
+        }
+        w->bytes.count = 0;
+        CARRY_TRY(carry_text_read(w->ctx, w->text, block, &w->bytes, &ends_file));
+        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, w->bytes.at, w->bytes.count, CARRY_SPECIALS_FOUND));
+        CARRY_TRY(predict_all(w, ends_file));
+        w->result->files += ends_file;
+    }
+    return CARRY_OK;
+}
+
+static carry_status count_words(work *w) {
+    int64_t all = 0;
+    for (int64_t i = 0; i < carry_text_files(w->text); i++) {
+        bool is;
+        int64_t words;
+        CARRY_TRY(carry_wikitext_is(w->ctx, carry_text_path(w->text, i), &is));
+        if (!is) {
+            return CARRY_OK;
+        }
+        CARRY_TRY(carry_wikitext_words(w->ctx, carry_text_path(w->text, i), &words));
+        all += words;
+    }
+    w->result->words = all;
+    return CARRY_OK;
+}
+
+carry_status carry_evaluate(carry_ctx *ctx, const carry_model *model, const char *path,
+                            const carry_evaluate_options *options, carry_evaluation *result) {
+    *result = (carry_evaluation){0};
+    double started = carry_seconds();
+    carry_text *text;
+    const carry_text_options how = {.tokenizer = model->tokenizer, .take_binary = options->take_binary};
+    CARRY_TRY(carry_text_open(ctx, &text, &path, 1, &how));
+    work w = {.ctx = ctx, .model = model, .options = options, .result = result, .text = text};
+    carry_status status = open_work(&w);
+    status = status == CARRY_OK ? read_all(&w) : status;
+    status = status == CARRY_OK ? count_words(&w) : status;
+    result->seconds = carry_seconds() - started;
+    close_work(&w);
+    carry_text_free(text);
+    return status;
+}
+
+double carry_evaluation_loss(const carry_evaluation *evaluation) {
+    return evaluation->tokens > 0 ? evaluation->nll / (double)evaluation->tokens : (double)NAN;
+}
+
+double carry_evaluation_bits_per_byte(const carry_evaluation *evaluation) {
+    return evaluation->bytes > 0 ? evaluation->nll / log(2.0) / (double)evaluation->bytes : (double)NAN;
+}

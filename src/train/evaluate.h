@@ -1,0 +1,39 @@
+/* How well a model predicts a text.
+
+   Every file is a document. It is read after the model's start token where there is one, which predicts the first
+   token, and no end is predicted after the last: what is counted is the file, all of it. (Without a start token the
+   first token is not predicted, and neither it nor its bytes count.)
+
+   The state is carried along the whole document, so that every token is predicted from all before it, at the cost of
+   one pass; or the text is cut into windows of `length` tokens that know nothing of each other, as models without a
+   state are measured. Memory does not grow with the text. */
+#ifndef CARRY_TRAIN_EVALUATE_H
+#define CARRY_TRAIN_EVALUATE_H
+
+#include "train/model_folder.h"
+
+typedef struct carry_evaluation {
+    double nll;            /* the sum of -ln p over what was predicted */
+    int64_t tokens, bytes; /* that were predicted */
+    int64_t files;         /* that were read to their end */
+    int64_t words;         /* where all files are WikiText's (train/wikitext.h); else 0 */
+    double seconds;
+} carry_evaluation;
+
+typedef struct carry_evaluate_options {
+    int64_t length; /* of windows; 0: none, the state is carried along */
+    bool take_binary;
+    /* Called now and then, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
+       NULL. */
+    bool (*progress)(void *user, int64_t done, int64_t total);
+    void *user;
+} carry_evaluate_options;
+
+/* path: a file, or a folder of them (train/text.h). */
+carry_status carry_evaluate(carry_ctx *ctx, const carry_model *model, const char *path,
+                            const carry_evaluate_options *options, carry_evaluation *result);
+
+double carry_evaluation_loss(const carry_evaluation *evaluation);          /* nats a token */
+double carry_evaluation_bits_per_byte(const carry_evaluation *evaluation); /* NaN where nothing was predicted */
+
+#endif

@@ -1,0 +1,50 @@
+/* Texts continued by a model, several at once.
+
+   Each prompt is read, then every step gives one token to each text under way; when one ends, the next prompt takes its
+   place. A text is a function of model, prompt and options, not of what is generated beside it (but for the last bits
+   of the logits, whose sums may be ordered by the number of texts); the same prompt given twice gets two texts. */
+#ifndef CARRY_TRAIN_GENERATE_H
+#define CARRY_TRAIN_GENERATE_H
+
+#include "model/sample.h"
+#include "train/model_folder.h"
+
+typedef struct carry_prompt {
+    const char *text; /* any bytes; an empty one needs a model with a start */
+    size_t length;
+} carry_prompt;
+
+typedef enum carry_ending {
+    CARRY_UNDER_WAY,
+    CARRY_ENDED_BY_LENGTH,
+    CARRY_ENDED_BY_TOKEN, /* the end of the text */
+    CARRY_ENDED_BY_STOP,
+    CARRY_INTERRUPTED, /* or never begun */
+} carry_ending;
+const char *carry_ending_name(carry_ending ending); /* "length" */
+
+typedef struct carry_continuation {
+    char *text; /* UTF-8, what is none being U+FFFD; without prompt, end token and stop text */
+    size_t length, room;
+    size_t settled; /* of them, those that can no longer turn out to be the stop text */
+    int64_t prompt_tokens, tokens;
+    double seconds, first; /* from the start of the prompt: to the end, to the first token */
+    carry_ending ending;
+} carry_continuation;
+
+typedef struct carry_generate_options {
+    carry_sampling sampling;
+    int64_t tokens;   /* at most, for each prompt */
+    int64_t batch;    /* texts at once; 0: 16 */
+    const char *stop; /* a text ends before this; NULL: none */
+    /* Called after every token of a text; false stops everything. May be NULL. */
+    bool (*heard)(void *user, int64_t prompt);
+    void *user;
+} carry_generate_options;
+
+/* results: one for each prompt, zero at first; freed by the caller, after a failure too. */
+carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carry_prompt *prompts, int64_t count,
+                            const carry_generate_options *options, carry_continuation *results);
+void carry_continuation_free(carry_continuation *continuation);
+
+#endif

@@ -1,0 +1,150 @@
+/* Finding a model: the folder, the checkpoint, the tokenizer. */
+#include "train/model_folder.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/context.h"
+
+#define PADDING 128
+#define BYTES 256
+
+static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
+    char path[CARRY_FILE_PATH];
+    struct stat about;
+    return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
+}
+
+/* N of step-N; -1 for other names. */
+static int64_t step_of(const char *name) {
+    size_t digits = strncmp(name, "step-", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
+    return digits > 0 && digits <= 18 && name[5 + digits] == '\0' ? strtoll(name + 5, NULL, 10) : -1;
+}
+
+static int is_step(const struct dirent *entry) {
+    return step_of(entry->d_name) >= 0;
+}
+
+static int newest_first(const struct dirent **a, const struct dirent **b) {
+    int64_t of_a = step_of((*a)->d_name);
+    int64_t of_b = step_of((*b)->d_name);
+    return of_a < of_b ? 1 : of_a > of_b ? -1 : strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* The newest of these that loads; the sentence of the newest when none does. */
+static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *folder, struct dirent **entry,
+                                int count) {
+    char first[512] = "";
+    carry_status status = CARRY_ENOTFOUND;
+    for (int i = 0; i < count && status != CARRY_OK; i++) {
+        status = carry_file_in(ctx, model->folder, folder, entry[i]->d_name);
+        status = status == CARRY_OK ? carry_lm_load(ctx, &model->lm, model->folder) : status;
+        if (status != CARRY_OK && i + 1 < count) {
+            carry_log(ctx, CARRY_LOG_WARNING, "%.40s is passed over: %s", entry[i]->d_name, carry_ctx_error(ctx));
+        }
+        if (status != CARRY_OK && i == 0) {
+            (void)snprintf(first, sizeof first, "%s", carry_ctx_error(ctx));
+        }
+    }
+    return status == CARRY_OK
+               ? CARRY_OK
+               : carry_fail(ctx, status, "%s holds no step that is whole; the newest: %s", folder, first);
+}
+
+static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char *folder) {
+    struct stat about;
+    if (stat(folder, &about) != 0) {
+        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "the model %s cannot be read: %s", folder,
+                          strerror(errno));
+    }
+    if (!S_ISDIR(about.st_mode)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s is no folder: a model is one, with config.json and its weights",
+                          folder);
+    }
+    if (has_file(ctx, folder, "config.json")) {
+        (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
+        return carry_lm_load(ctx, &model->lm, folder);
+    }
+    struct dirent **entry;
+    int count = scandir(folder, &entry, is_step, newest_first);
+    if (count < 0) {
+        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", folder, strerror(errno));
+    }
+    carry_status status;
+    if (count == 0) {
+        status = carry_fail(ctx, CARRY_ENOTFOUND,
+                            "%s holds no model: neither a config.json nor folders of a training, named step-N", folder);
+    } else {
+        status = load_newest(ctx, model, folder, entry, count);
+    }
+    for (int i = 0; i < count; i++) {
+        free(entry[i]);
+    }
+    free(entry);
+    return status;
+}
+
+static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
+    int64_t vocabulary = model->lm->config.vocab_size;
+    if (has_file(ctx, model->folder, "tokenizer.json")) {
+        return carry_tokenizer_open(ctx, &model->tokenizer, model->folder);
+    }
+    if (has_file(ctx, folder, "tokenizer.json")) {
+        return carry_tokenizer_open(ctx, &model->tokenizer, folder);
+    }
+    if (vocabulary < BYTES || vocabulary > BYTES + PADDING) {
+        return carry_fail(ctx, CARRY_ENOTFOUND,
+                          "%s has no tokenizer.json, and a vocabulary of %" PRId64
+                          " is not that of bytes (256, or 257 with %s)",
+                          model->folder, vocabulary, CARRY_END_OF_TEXT);
+    }
+    static const char *const added[] = {CARRY_END_OF_TEXT};
+    return carry_tokenizer_bytes(ctx, &model->tokenizer, added, vocabulary > BYTES);
+}
+
+static carry_status compare_sizes(carry_ctx *ctx, const carry_model *model) {
+    int64_t has = carry_tokenizer_size(model->tokenizer);
+    int64_t vocabulary = model->lm->config.vocab_size;
+    if (has > vocabulary || (has + PADDING - 1) / PADDING * PADDING < vocabulary) {
+        return carry_fail(ctx, CARRY_EFORMAT,
+                          "%s: the model has a vocabulary of %" PRId64 " tokens, its tokenizer one of %" PRId64
+                          ": they do not belong together",
+                          model->folder, vocabulary, has);
+    }
+    return CARRY_OK;
+}
+
+/* Configurations name tokens that their tokenizer does not have as such: flash-linear-attention's defaults, 1 and 2,
+   are bytes where the vocabulary is bytes. */
+static int64_t special_or_none(const carry_model *model, int64_t id) {
+    return id >= 0 && carry_tokenizer_is_special(model->tokenizer, id) ? id : -1;
+}
+
+carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder) {
+    *model = (carry_model){.start = -1, .end = -1, .other_end = -1};
+    carry_status status = load_weights(ctx, model, folder);
+    status = status == CARRY_OK ? open_tokenizer(ctx, model, folder) : status;
+    status = status == CARRY_OK ? compare_sizes(ctx, model) : status;
+    if (status != CARRY_OK) {
+        carry_model_close(model);
+        return status;
+    }
+    model->end = carry_tokenizer_end(model->tokenizer);
+    model->other_end = special_or_none(model, model->lm->config.eos_token_id);
+    model->start = special_or_none(model, model->lm->config.bos_token_id);
+    model->start = model->start >= 0 ? model->start : model->end >= 0 ? model->end : model->other_end;
+    return CARRY_OK;
+}
+
+void carry_model_close(carry_model *model) {
+    carry_lm_free(model->lm);
+    carry_tokenizer_free(model->tokenizer);
+    model->lm = NULL;
+    model->tokenizer = NULL;
+}

@@ -1,0 +1,48 @@
+/* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
+   Usage: make_model FOLDER VOCABULARY [nan] */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "model/lm.h"
+
+static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, bool damaged) {
+    carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+    config.vocab_size = vocabulary;
+    config.hidden_size = 24;
+    config.num_hidden_layers = 2;
+    config.num_heads = 2;
+    config.head_dim = 8;
+    config.intermediate_size = 32;
+    config.norm_eps = 1e-2;
+    carry_lm *lm;
+    carry_status status = carry_lm_new(ctx, &lm, &config);
+    status = status == CARRY_OK ? carry_lm_init(lm, 5) : status;
+    for (int64_t i = 0; status == CARRY_OK && i < lm->parameters; i++) {
+        const carry_lm_parameter *p = &lm->parameter[i];
+        for (int64_t j = 0; p->start == CARRY_LM_NORMAL && j < p->count; j++) {
+            lm->weights[p->offset + j] *= 20.0f;
+        }
+    }
+    if (status == CARRY_OK && damaged) {
+        lm->weights[lm->parameter[lm->norm].offset] = NAN;
+    }
+    status = status == CARRY_OK ? carry_lm_save(lm, folder, CARRY_F32) : status;
+    carry_lm_free(lm);
+    return status;
+}
+
+int main(int count, char **arguments) {
+    carry_ctx *ctx;
+    if (count < 3 || carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+        return 2;
+    }
+    carry_status status =
+        make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 && strcmp(arguments[3], "nan") == 0);
+    if (status != CARRY_OK) {
+        (void)fprintf(stderr, "make_model: %s\n", carry_ctx_error(ctx));
+    }
+    carry_ctx_free(ctx);
+    return status == CARRY_OK ? 0 : 2;
+}

@@ -1,0 +1,159 @@
+#!/bin/sh
+# carry generate and carry eval as a person and as a script meet them. Usage: test_generate.sh PATH-OF-CARRY MAKE-MODEL
+set -u
+carry=$1
+make_model=$2
+here=$(cd "$(dirname "$0")" && pwd)
+folder=$(mktemp -d)
+process=
+end() {
+    [ -z "$process" ] || kill -KILL "$process" 2> /dev/null
+    rm -rf "$folder"
+}
+trap end EXIT
+CARRY_WISDOM=none
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export CARRY_WISDOM ASAN_OPTIONS
+cd "$folder" || exit 2
+. "$here/support.sh"
+# python EXPRESSION: over the list `lines` of the objects that were printed. Aloud where it cannot be.
+python() {
+    python3 -c "import json
+lines = [json.loads(line) for line in open('out', encoding='utf-8')]
+assert $1" 2> json_error || fail "not so: $1: $(tail -n 1 json_error) $(head -c 300 out)"
+}
+if ! command -v python3 > /dev/null; then
+    echo "skipped: without python3 no JSON is parsed here"
+    python() { [ -s out ] || fail "nothing was printed"; }
+fi
+
+"$make_model" model 257 && "$make_model" bytes 256 && "$make_model" other 1000 && "$make_model" nan 257 nan || exit 2
+printf 'The quick brown fox jumps over the lazy dog.\n%.0s' 1 2 3 4 5 6 7 8 9 > text
+printf ' = Robert = \n \n Robert <unk> is an actor . \n' > wiki.some.tokens
+
+# Text: the prompt and what follows it, the same whenever the seed is.
+expect 0 'Hello' generate model -p Hello -n 20 --seed 3
+cp out first
+expect 0 'Hello' generate model -p Hello -n 20 --seed 3
+cmp -s out first || fail "the same seed gave another text"
+expect 0 'Hello' generate model -p Hello -n 20 --seed 4
+if cmp -s out first; then fail "another seed gave the same text"; fi
+[ ! -s err ] || fail "something was said on standard error: $(cat err)"
+expect 0 'tokens/s, the first after' generate model -p Hello -n 5 -v
+
+# Several at once are as each alone; the same prompt again has another text.
+expect 0 '--- 2 of 3 ---' generate model -p Hello -p World -p Hello -n 12
+expect 0 '"prompt": "World"' generate model -p Hello -p World -p Hello -n 12 --json
+cp out three
+python "[x['prompt'] for x in lines] == ['Hello', 'World', 'Hello'] and lines[0]['text'] != lines[2]['text']"
+python "all(x['tokens'] <= 12 and x['prompt_tokens'] == 5 and x['seconds'] > 0 and x['tokens_per_s'] > 0 for x in lines)"
+expect 0 World generate model -p World -n 12 --json
+python "[x['text'] for x in lines] == [json.loads(open('three').read().splitlines()[1])['text']]"
+
+# Prompts: empty, any bytes, a file's lines, standard input.
+expect 0 '"prompt": ""' generate model -p '' -n 4 --json
+printf 'one\r\n\ntwo' > prompts
+expect 0 one generate model --file prompts -n 4 --json
+python "[x['prompt'] for x in lines] == ['one', 'two']"
+printf 'a\000b\377' | "$carry" generate model -p - -n 4 --json > out 2> err || fail "a prompt of bytes was refused: $(cat err)"
+python "lines[0]['prompt'] == 'a\\0b\\ufffd' and lines[0]['prompt_tokens'] == 4"
+expect 0 x generate model -p "$(printf 'x\377\303')" -n 60
+if command -v iconv > /dev/null; then
+    iconv -f UTF-8 -t UTF-8 out > /dev/null 2>&1 || fail "what was printed is no UTF-8"
+fi
+
+# Ends.
+expect 0 '"ended": "length"' generate model -p Hello -n 6 --temperature 0 --json
+cp out whole
+if command -v python3 > /dev/null; then
+    stop=$(python3 -c "import json; t = json.loads(open('whole').read())['text']; print(t[3:5].strip() or t[1])")
+    expect 0 '"ended": "stop"' generate model -p Hello -n 6 --temperature 0 --json --stop "$stop"
+    python "lines[0]['text'] == json.loads(open('whole').read())['text'].split('$stop')[0]"
+fi
+"$carry" generate bytes -p Hello -n 100000000 > out 2> err &
+process=$!
+for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+    [ "$(wc -c < out)" -lt 500 ] || break
+    sleep 0.1
+done
+kill -INT $process
+wait $process
+code=$?
+process=
+[ $code = 0 ] || fail "Ctrl-C: exit $code: $(cat err)"
+[ "$(head -c 5 out)" = Hello ] || fail "Ctrl-C: the text is gone"
+[ "$(wc -c < out)" -ge 500 ] || fail "Ctrl-C: the text was not printed as it came"
+if [ -e /dev/full ]; then
+    "$carry" generate bytes -p Hello -n 100000000 > /dev/full 2> err
+    [ $? = 2 ] && grep -q 'could not be written' err || fail "a full disk went unseen: $(cat err)"
+fi
+
+# Evaluation.
+expect 0 'bits per byte' eval model text
+expect 0 '"bits_per_byte"' eval model text --json
+python "lines[0]['tokens'] == lines[0]['bytes'] == 405 and abs(lines[0]['perplexity'] - 2.718281828459045 ** lines[0]['loss']) < 1e-3 * lines[0]['perplexity'] and 'words' not in lines[0]"
+expect 0 '"tokens": 404' eval bytes text --json
+expect 0 '"length": 64' eval model text --length 64 --json
+expect 0 '"words": 12' eval model wiki.some.tokens --json
+python "abs(__import__('math').log(lines[0]['word_perplexity']) * 12 / lines[0]['tokens'] - lines[0]['loss']) < 1e-4"
+expect 0 'perplexity per word' eval model wiki.some.tokens
+expect 0 'all: loss' eval model text wiki.some.tokens
+
+# A training's folder.
+mkdir run && cp -r model run/step-5 && cp -r model run/step-20 && printf x > run/step-20/model.safetensors
+expect 0 'step-20 is passed over' generate run -p Hello -n 2
+expect 0 'run/step-5' eval run text --json
+
+# The whole way, from a text.
+CARRY_STORE=$folder/store.db
+export CARRY_STORE
+expect 0 'carry generate' train --data text --vocab 270 --hidden 32 --layers 1 --steps 3 --length 32 --batch 2 --out trained
+expect 0 '"prompt_tokens"' generate trained -p 'The quick' -n 8 --json
+cp out from_run
+expect 0 'The quick' generate trained/latest -p 'The quick' -n 8 --json
+python "lines[0]['text'] == json.loads(open('from_run').read())['text']"
+expect 0 '"bytes": 405' eval trained text --json
+
+# Refusals.
+mkdir nothing
+cp -r model cut && head -c 3000 model/model.safetensors > cut/model.safetensors
+cp -r model mismatched && "$carry" tokenizer train text --vocab 300 -o mismatched > /dev/null
+head -c 3000 /dev/urandom > random
+printf 'a\000b' > zero
+: > empty
+refused 'needs a model' generate
+refused 'needs a prompt' generate model
+refused 'after -p' generate model Hello
+refused 'gone' generate gone -p x
+refused 'is no folder' generate text -p x
+refused 'holds no model' generate nothing -p x
+refused 'model.safetensors' generate cut -p x
+refused 'no tokenizer.json, and a vocabulary of 1000' generate other -p x
+refused 'do not belong together' generate mismatched -p x
+refused 'the temperature is -1' generate model -p x --temperature -1
+refused "needs a number, not 'nan'" generate model -p x --temperature nan
+refused 'top-p is 0' generate model -p x --top-p 0
+refused 'top-p is 1.5' generate model -p x --top-p 1.5
+refused "needs a number, not 'nan'" generate model -p x --top-p nan
+refused 'top-k needs a whole number' generate model -p x --top-k -3
+refused '-n 0' generate model -p x -n 0
+refused 'an empty prompt needs' generate bytes -p ''
+refused 'has no prompt' generate model --file empty
+refused 'gone cannot be read' generate model --file gone
+refused 'standard input can be read once' generate model -p - -p -
+refused 'logit of token' generate nan -p x
+refused 'needs a model' eval model
+refused 'gone' eval gone text
+refused 'empty is empty' eval model empty
+refused 'zero' eval model zero
+refused 'random' eval model random
+refused 'not finite' eval nan text
+refused 'can be had' eval model text --length 99999999
+printf a > single
+refused 'nothing before it' eval bytes single
+expect 0 'tokens of 3000 bytes' eval model random --binary
+expect 0 'Example' generate --help
+expect 0 'Example' eval --help
+
+if [ $failures = 0 ]; then echo "generate and eval: all as expected"; fi
+exit "$failures"
