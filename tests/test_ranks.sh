@@ -25,7 +25,7 @@ refused "positive number, not '0'" bench --deadline 0 $quick
 refused "positive number, not '-1'" bench --deadline -1 $quick
 refused "positive number, not 'soon'" --ranks 2 bench --deadline soon $quick
 refused "at most 1e8" bench --deadline 1e300 $quick
-refused "no option '--deadline" plan --deadline 3 scan:dense:t32:n4
+refused "no option '--deadline" list --deadline 3 scans
 
 # with VALUES WORD ARGUMENTS...: expect or refused, in an environment that has those values.
 with() {

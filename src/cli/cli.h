@@ -89,6 +89,10 @@ void cli_json_integer(const char *key, int64_t value);
 void cli_json_bool(const char *key, bool value);
 void cli_json_close(void);
 
+/* "received 0.52 MB  exposed 0.7 %  waits 20 %  ", of a problem of several ranks (ranks > 0), else "". */
+#define CLI_TOGETHER 80
+const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited);
+
 /* Escape sequences on a terminal without NO_COLOR, else "". */
 const char *cli_bold(void);
 const char *cli_green(void);

@@ -79,7 +79,13 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_number("error", s->options.unchecked ? NAN : r->worst.error);
     cli_json_number("error_absolute", s->options.unchecked ? NAN : r->worst.absolute);
     cli_json_bool("planned", r->planned);
-    if (s->ranks > 1) {
+    if (r->ranks > 0) {
+        cli_json_integer("ranks", r->ranks);
+        cli_json_integer("cores", r->cores);
+        cli_json_number("bytes_per_rank", r->counts.received);
+        cli_json_number("exposed", r->counts.exposed >= 0.0 ? r->counts.exposed : NAN);
+        cli_json_number("waited", r->counts.waited >= 0.0 ? r->counts.waited : NAN);
+    } else if (s->ranks > 1) {
         cli_json_integer("ranks", s->ranks);
         cli_json_integer("rank", r->rank);
     }
@@ -94,12 +100,18 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     char time[32];
     char error[32];
     (void)snprintf(error, sizeof error, "%.1e", r->worst.error);
+    char together[CLI_TOGETHER];
+    char share[32] = "-";
+    if (!isnan(r->share)) {
+        (void)snprintf(share, sizeof share, "%.0f %%", 100.0 * r->share);
+    }
     bool best = r->median == fastest;
-    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %4.0f %%  %8s  %s%s%s\n", best ? cli_green() : "",
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %6s  %8s  %s%s%s%s\n", best ? cli_green() : "",
                  r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats,
                  (long long)r->counts.products, 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median,
-                 100.0 * r->share, s->options.unchecked ? "-" : error, r->planned ? "planned" : "",
-                 best ? " fastest" : "", cli_plain());
+                 share, s->options.unchecked ? "-" : error,
+                 cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
+                 r->planned ? "planned" : "", best ? " fastest" : "", cli_plain());
 }
 
 static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {
@@ -122,10 +134,22 @@ static bool is_wrong(const show *s, const carry_bench_result *r) {
     return r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound);
 }
 
+/* Said once, of problems of several ranks. */
+static void print_note(const carry_bench_result *results, int count) {
+    char note[CARRY_COLLECTIVE_NOTE];
+    for (int i = 0; i < count; i++) {
+        if (results[i].ranks > 0 && carry_collective_note(note, results[i].ranks, results[i].cores)[0] != '\0') {
+            (void)printf("  %s%s%s\n", cli_dim(), note, cli_plain());
+            return;
+        }
+    }
+}
+
 static void print_results(const show *s, const char *problem, const carry_bench_result *results, int count) {
     if (!s->json && count > 0) {
         (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(),
                      "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
+        print_note(results, count);
     }
     for (int i = 0; i < count; i++) {
         const carry_bench_result *r = &results[i];
@@ -278,7 +302,7 @@ static int refuse_bad_problems(const wish *w) {
         const carry_family *family;
         void *instance = NULL;
         status = carry_problem_parse(ctx, &problem, w->problems[i]);
-        status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
+        status = status == CARRY_OK ? carry_family_of(ctx, &family, &problem) : status;
         status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, false) : status;
         if (status == CARRY_OK) {
             family->close(instance);
@@ -313,6 +337,7 @@ static int run(int count, char **arguments) {
         return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
     }
     int code = refuse_bad_problems(&w);
+    code = code == CLI_DONE ? cli_ranks_problems("bench", w.words, w.problems, true) : code;
     if (code != CLI_DONE) {
         return code;
     }
@@ -332,10 +357,11 @@ const cli_verb cli_bench = {
         "problem grammar; :algo=NAME times one algorithm.\n"
         "\n"
         "carry --ranks N bench ... and mpirun -n N carry bench ... bench on N ranks at once, each with its share of\n"
-        "the threads; the figures of an algorithm are those of the rank that was slowest at it, and --json says which "
-        "(ranks, rank). Ceilings are "
-        "what\n"
-        "the least of the ranks gets while all measure.",
+        "the threads; the figures of an algorithm are those of the rank that was slowest at it, and --json says\n"
+        "which (ranks, rank). Ceilings are what the least of the ranks gets while all measure. A problem of several\n"
+        "ranks (allscan:...:p8, delta:...:p4) is worked on by the first p of them together, and by threads when carry\n"
+        "is one process alone; the figures are then those of the rank that had most to do, the bytes those that it\n"
+        "received.",
     .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
     .run = run,
     .on_ranks = true,

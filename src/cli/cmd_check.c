@@ -2,14 +2,17 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/ranks.h"
+#include "core/error.h"
 #include "core/progress.h"
-#include "lab/family.h"
+#include "lab/collective.h"
 #include "lab/golden.h"
+
+static const char interrupted[] = "interrupted: what is printed was checked, the rest was not";
 
 typedef struct tally {
     int right, wrong, left_out;
-    bool json, titled;
+    bool json, titled, prints;
     carry_progress bar;
     int64_t done;
     const char *problem;
@@ -26,9 +29,12 @@ static void print_title(tally *t) {
 
 static void print_line(tally *t, const char *method, const carry_deviation *d) {
     bool ok = d->error <= d->bound; /* false for NaN */
-    print_title(t);
     t->right += ok;
     t->wrong += !ok;
+    if (!t->prints) {
+        return;
+    }
+    print_title(t);
     if (t->json) {
         cli_json_open();
         cli_json_text("problem", t->problem);
@@ -47,8 +53,11 @@ static void print_line(tally *t, const char *method, const carry_deviation *d) {
 }
 
 static void print_left_out(tally *t, const char *method, const char *reason) {
-    print_title(t);
     t->left_out++;
+    if (!t->prints) {
+        return;
+    }
+    print_title(t);
     if (t->json) {
         cli_json_open();
         cli_json_text("problem", t->problem);
@@ -81,27 +90,46 @@ static carry_status check_method(carry_ctx *ctx, const carry_family *family, voi
     return status;
 }
 
-static carry_status check_problem(carry_ctx *ctx, const char *text, uint64_t seed, tally *t) {
+static carry_status check_methods(carry_ctx *ctx, carry_comm *comm, const carry_family *family, void *instance,
+                                  tally *t) {
+    const char *only = family->only(instance);
+    if (only != NULL) {
+        return check_method(ctx, family, instance, only, t);
+    }
+    for (int i = 0; family->method(i) != NULL; i++) {
+        CARRY_TRY(carry_collective_agree(
+            comm, cli_interrupted() ? carry_fail(ctx, CARRY_EINTERRUPTED, "%s", interrupted) : CARRY_OK));
+        CARRY_TRY(check_method(ctx, family, instance, family->method(i), t));
+    }
+    return CARRY_OK;
+}
+
+/* On one rank, or on each of those that the problem is for. */
+static carry_status check_on(carry_ctx *ctx, carry_comm *comm, const char *text, uint64_t seed, tally *t) {
     carry_problem problem;
     const carry_family *family;
     void *instance = NULL;
-    carry_status status = carry_problem_parse(ctx, &problem, text);
-    status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
-    status = status == CARRY_OK ? family->open(ctx, &instance, &problem, seed, 1) : status;
-    if (status != CARRY_OK) {
-        return status;
-    }
+    CARRY_TRY(carry_problem_parse(ctx, &problem, text));
+    CARRY_TRY(carry_family_of(ctx, &family, &problem));
+    problem.comm = comm;
+    CARRY_TRY(family->open(ctx, &instance, &problem, seed, 1));
     t->problem = text;
     t->titled = false;
-    const char *only = family->only(instance);
-    if (only != NULL) {
-        status = check_method(ctx, family, instance, only, t);
-    }
-    for (int i = 0; only == NULL && status == CARRY_OK && family->method(i) != NULL && !cli_interrupted(); i++) {
-        status = check_method(ctx, family, instance, family->method(i), t);
-    }
+    const carry_status status = check_methods(ctx, comm, family, instance, t);
     family->close(instance);
     return status;
+}
+
+typedef struct part {
+    const char *text;
+    uint64_t seed;
+    tally *first; /* rank 0's */
+} part;
+
+static carry_status check_part(void *user, carry_comm *comm) {
+    const part *p = user;
+    tally other = {0};
+    return check_on(carry_comm_ctx(comm), comm, p->text, p->seed, carry_comm_rank(comm) == 0 ? p->first : &other);
 }
 
 static void print_golden(void *user, const carry_golden_line *line) {
@@ -126,45 +154,66 @@ static void print_golden(void *user, const carry_golden_line *line) {
     }
 }
 
+/* What was asked for, the same for every rank. */
+typedef struct wish {
+    cli_common common;
+    const char *golden;
+    int words;
+    char **problems;
+    tally first; /* rank 0's */
+} wish;
+
+static carry_status check_all(void *user, carry_comm *comm) {
+    wish *w = user;
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    tally other = {0};
+    tally *t = carry_comm_rank(comm) == 0 ? &w->first : &other;
+    t->prints = t == &w->first;
+    t->json = w->common.json;
+    if (t->prints) {
+        carry_progress_start(&t->bar, stderr, "checking", 0);
+    }
+    if (w->golden != NULL) {
+        CARRY_TRY(carry_golden(ctx, w->golden, print_golden, t));
+    }
+    for (int i = 0; i < w->words; i++) {
+        const int ranks = carry_collective_ranks(ctx, w->problems[i]);
+        part p = {.text = w->problems[i], .seed = (uint64_t)w->common.seed, .first = t};
+        CARRY_TRY(ranks > 0 ? carry_collective_run(ctx, comm, ranks, check_part, &p)
+                            : check_on(ctx, NULL, p.text, p.seed, t));
+    }
+    return CARRY_OK;
+}
+
 static int run(int count, char **arguments) {
-    cli_common common = {0};
-    const char *golden = NULL;
+    wish w = {.problems = arguments};
     const cli_option own[] = {
-        {"golden", 0, CLI_TEXT, &golden, "PATH",
+        {"golden", 0, CLI_TEXT, &w.golden, "PATH",
          "compare with vectors made elsewhere: a .safetensors of delta-rule cases, or a model's folder"},
         {0},
     };
-    int words = cli_parse(&cli_check, count, arguments, own, &common);
-    if (words < 0 || common.help) {
-        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    w.words = cli_parse(&cli_check, count, arguments, own, &w.common);
+    if (w.words < 0 || w.common.help) {
+        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (words == 0 && golden == NULL) {
+    if (w.words == 0 && w.golden == NULL) {
         return cli_refuse("check needs a problem, for example %s", cli_check.example + strlen("carry check "));
     }
-    carry_ctx *ctx = cli_open(&common);
-    if (ctx == NULL) {
-        return CLI_IMPOSSIBLE;
+    if (w.golden != NULL && cli_ranks() != 1) {
+        return cli_refuse_ranks("check --golden");
+    }
+    const int code = cli_ranks_problems("check", w.words, w.problems, false);
+    if (code != CLI_DONE) {
+        return code;
     }
     cli_catch_interrupt();
-    tally t = {.json = common.json};
-    carry_progress_start(&t.bar, stderr, "checking", 0);
-    int code = CLI_DONE;
-    if (golden != NULL && carry_golden(ctx, golden, print_golden, &t) != CARRY_OK) {
-        code = cli_failed(ctx);
+    if (cli_on_ranks(&w.common, check_all, &w) != CARRY_OK) {
+        return CLI_IMPOSSIBLE;
     }
-    for (int i = 0; i < words && code == CLI_DONE && !cli_interrupted(); i++) {
-        if (check_problem(ctx, arguments[i], (uint64_t)common.seed, &t) != CARRY_OK) {
-            code = cli_failed(ctx);
-        }
+    if (!w.common.json) {
+        (void)printf("%d right, %d wrong, %d left out\n", w.first.right, w.first.wrong, w.first.left_out);
     }
-    carry_ctx_free(ctx);
-    if (!common.json && code == CLI_DONE) {
-        (void)printf("%d right, %d wrong, %d left out\n", t.right, t.wrong, t.left_out);
-    }
-    if (cli_interrupted()) {
-        return cli_refuse("interrupted: what is printed was checked, the rest was not");
-    }
-    return code != CLI_DONE ? code : t.wrong > 0 ? CLI_WRONG : CLI_DONE;
+    return w.first.wrong > 0 ? CLI_WRONG : CLI_DONE;
 }
 
 const cli_verb cli_check = {
@@ -173,7 +222,11 @@ const cli_verb cli_check = {
     .summary = "compare every applicable algorithm with the float64 reference",
     .details =
         "The error is the largest difference over the reference's largest magnitude; the bound follows from the\n"
-        "element type and the length (the arithmetic stands in src/lab/family_*.c). Exit 1 when one is exceeded.",
+        "element type and the length (the arithmetic stands in src/lab/family_*.c). Exit 1 when one is exceeded. A "
+        "problem of\n"
+        "several ranks (allscan:...:p8, delta:...:p4) is checked by the ranks of --ranks or mpirun, else by threads;\n"
+        "its error is that of the rank that is farthest off.",
     .example = "carry check scan:diagonal:bf16:t1000:n16:w64 scan:dense:t257:n33:backward",
     .run = run,
+    .on_ranks = true,
 };

@@ -1,18 +1,29 @@
 /* carry plan PROBLEM... */
-#include "cli/cli.h"
-#include "lab/family.h"
+#include "cli/ranks.h"
+#include "core/error.h"
+#include "lab/collective.h"
 
-static carry_status plan_one(carry_ctx *ctx, const char *text, bool measure, bool json) {
+typedef struct wish {
+    cli_common common;
+    bool measure;
+    int words;
+    char **problems;
+} wish;
+
+/* On one rank, or on each of those that the problem is for. */
+static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, const wish *w) {
     carry_problem problem;
     const carry_family *family;
     void *instance = NULL;
-    carry_status status = carry_problem_parse(ctx, &problem, text);
-    status = status == CARRY_OK ? carry_family_find(ctx, &family, problem.family) : status;
-    status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, measure) : status;
-    if (status != CARRY_OK) {
-        return status;
+    CARRY_TRY(carry_problem_parse(ctx, &problem, text));
+    CARRY_TRY(carry_family_of(ctx, &family, &problem));
+    problem.comm = comm;
+    CARRY_TRY(family->plan(ctx, &instance, &problem, w->measure));
+    if (comm != NULL && carry_comm_rank(comm) > 0) {
+        family->close(instance);
+        return CARRY_OK;
     }
-    if (json) {
+    if (w->common.json) {
         cli_json_open();
         cli_json_text("problem", text);
         cli_json_text("algorithm", family->chosen(instance));
@@ -26,29 +37,46 @@ static carry_status plan_one(carry_ctx *ctx, const char *text, bool measure, boo
     return CARRY_OK;
 }
 
+typedef struct part {
+    const wish *w;
+    const char *text;
+} part;
+
+static carry_status plan_part(void *user, carry_comm *comm) {
+    const part *p = user;
+    return plan_on(carry_comm_ctx(comm), comm, p->text, p->w);
+}
+
+static carry_status plan_all(void *user, carry_comm *comm) {
+    const wish *w = user;
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    for (int i = 0; i < w->words; i++) {
+        const int ranks = carry_collective_ranks(ctx, w->problems[i]);
+        part p = {.w = w, .text = w->problems[i]};
+        CARRY_TRY(ranks > 0 ? carry_collective_run(ctx, comm, ranks, plan_part, &p)
+                            : plan_on(ctx, NULL, w->problems[i], w));
+    }
+    return CARRY_OK;
+}
+
 static int run(int count, char **arguments) {
-    cli_common common = {0};
-    bool measure = false;
+    wish w = {.problems = arguments};
     const cli_option own[] = {
-        {"measure", 0, CLI_FLAG, &measure, NULL, "time every algorithm and remember the fastest in the wisdom"},
+        {"measure", 0, CLI_FLAG, &w.measure, NULL, "time every algorithm and remember the fastest in the wisdom"},
         {0},
     };
-    int words = cli_parse(&cli_plan, count, arguments, own, &common);
-    if (words < 0 || common.help) {
-        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    w.words = cli_parse(&cli_plan, count, arguments, own, &w.common);
+    if (w.words < 0 || w.common.help) {
+        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (words == 0) {
+    if (w.words == 0) {
         return cli_refuse("plan needs a problem, for example %s", "scan:diagonal:b64:t4096:n16:w64");
     }
-    carry_ctx *ctx = cli_open(&common);
-    int code = ctx != NULL ? CLI_DONE : CLI_IMPOSSIBLE;
-    for (int i = 0; i < words && code == CLI_DONE; i++) {
-        if (plan_one(ctx, arguments[i], measure, common.json) != CARRY_OK) {
-            code = cli_failed(ctx);
-        }
+    const int code = cli_ranks_problems("plan", w.words, w.problems, false);
+    if (code != CLI_DONE) {
+        return code;
     }
-    carry_ctx_free(ctx);
-    return code;
+    return cli_on_ranks(&w.common, plan_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
 }
 
 const cli_verb cli_plan = {
@@ -57,7 +85,10 @@ const cli_verb cli_plan = {
     .summary = "what would run, and why",
     .details =
         "Prints for each problem the algorithm that the planner picks, the time it expects and the next best. It\n"
-        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates).",
+        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates). A "
+        "problem\n"
+        "of several ranks (allscan:...:p8) is planned by them: those of --ranks or mpirun, else threads.",
     .example = "carry plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t1024:n32",
     .run = run,
+    .on_ranks = true,
 };

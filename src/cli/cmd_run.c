@@ -2,21 +2,36 @@
 #include <math.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "cli/cmd_run.h"
+#include "cli/ranks.h"
 #include "core/clock.h"
+#include "core/error.h"
 #include "core/progress.h"
+#include "lab/bench_ranks.h"
 #include "lab/experiment.h"
 
 #define MOST_COMMAND 2048
 
+/* What was asked for, the same for every rank. */
+typedef struct wish {
+    cli_common common;
+    const char *path, *stage, *store;
+    bool unstored, quiet;
+    char command[MOST_COMMAND];
+    int code; /* rank 0's, in the end */
+} wish;
+
 typedef struct show {
-    carry_ctx *ctx;
+    carry_comm *comm;
+    carry_ctx *ctx; /* this rank's */
+    bool prints;    /* rank 0 does, and has the store */
     bool json, quiet;
     const char *stage; /* asked for, or NULL */
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */
     char reason[256];    /* why nothing of it was measured, once said */
+    char note[CARRY_COLLECTIVE_NOTE];
 } show;
 
 static void began(void *user, int point, const char *problem) {
@@ -45,8 +60,26 @@ static void print_outcome_json(const carry_outcome *o) {
         cli_json_number("error", o->error);
         cli_json_number("error_absolute", o->error_absolute);
         cli_json_bool("planned", o->planned);
+        if (o->ranks > 0) {
+            cli_json_integer("ranks", o->ranks);
+            cli_json_integer("cores", o->cores);
+            cli_json_number("bytes_per_rank", o->received);
+            cli_json_number("exposed", o->exposed);
+            cli_json_number("waited", o->waited);
+        }
     }
     cli_json_close();
+}
+
+/* Said when it is new. */
+static void print_note(show *s, const carry_outcome *o) {
+    char note[CARRY_COLLECTIVE_NOTE];
+    if (o->ranks > 0 && strcmp(carry_collective_note(note, o->ranks, o->cores), s->note) != 0) {
+        memcpy(s->note, note, sizeof note);
+        if (note[0] != '\0') {
+            (void)printf("  %s%s%s\n", cli_dim(), note, cli_plain());
+        }
+    }
 }
 
 static void measured(void *user, const carry_outcome *o) {
@@ -70,6 +103,7 @@ static void measured(void *user, const carry_outcome *o) {
     if (first) {
         s->reason[0] = '\0';
         (void)printf("%s%s%s\n", cli_bold(), o->problem, cli_plain());
+        print_note(s, o);
     }
     if (o->reason[0] != '\0' && strcmp(o->reason, s->reason) == 0) {
         return; /* said once for the whole problem */
@@ -78,10 +112,16 @@ static void measured(void *user, const carry_outcome *o) {
     if (o->reason[0] != '\0') {
         (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
     } else {
+        char together[CLI_TOGETHER];
+        char use[32] = "";
+        if (!isnan(o->share)) {
+            (void)snprintf(use, sizeof use, "use %3.0f %%  ", 100.0 * o->share);
+        }
         bool wrong = o->error > o->bound;
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  use %3.0f %%  error %.1e%s%s%s\n", o->method,
-                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, 100.0 * o->share, o->error,
-                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%serror %.1e%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, use,
+                     cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed, o->waited),
+                     o->error, wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }
@@ -145,99 +185,114 @@ static void print_decision(const show *s, carry_decision decision, int64_t run, 
     }
 }
 
-/* From the first figure to the decision; what was stored stays stored whatever happens. */
-static int measure_and_judge(show *s, carry_experiment_options *options) {
+static carry_status measure(show *s, const carry_experiment_options *options, carry_decision *decision) {
     carry_ceilings ceilings;
-    carry_decision decision = CARRY_INCOMPLETE;
-    carry_status status = carry_ceilings_measure(s->ctx, &ceilings);
-    if (status == CARRY_OK && !s->json) {
+    CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &ceilings));
+    if (s->prints && !s->json) {
         (void)printf("ceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n",
                      ceilings.gemm_gflops, ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
                      carry_ctx_kernels(s->ctx));
     }
-    carry_progress_start(&s->bar, stderr, s->experiment->name, s->experiment->points);
-    status = status == CARRY_OK ? carry_experiment_measure(s->experiment, &ceilings, options) : status;
-    carry_progress_clear(&s->bar);
-    if (status == CARRY_OK) {
-        status = carry_experiment_judge(s->experiment, &decision, options);
+    if (s->prints) {
+        carry_progress_start(&s->bar, stderr, s->experiment->name, s->experiment->points);
     }
+    const carry_status status = carry_experiment_measure(s->experiment, &ceilings, options);
+    if (s->prints) {
+        carry_progress_clear(&s->bar);
+    }
+    return status == CARRY_OK ? carry_experiment_judge(s->experiment, decision, options) : status;
+}
+
+/* From the first figure to the decision; what was stored stays stored whatever happens. */
+static carry_status measure_and_judge(show *s, carry_experiment_options *options, int *code) {
+    carry_decision decision = CARRY_INCOMPLETE;
+    const carry_status status = measure(s, options, &decision);
     if (status != CARRY_OK) {
-        int code = cli_failed(s->ctx);
         if (options->store != NULL) { /* on a full disk this fails as well: the run is then marked killed later */
             char note[400];
             (void)snprintf(note, sizeof note, "%.390s", carry_ctx_error(s->ctx));
             (void)carry_store_end(options->store, options->run, status == CARRY_EINTERRUPTED ? "interrupted" : "failed",
                                   "", note);
+            return carry_fail(s->ctx, status, "%s", note);
         }
-        return code;
+        return status;
+    }
+    if (!s->prints) {
+        return CARRY_OK;
+    }
+    if (!s->json && !s->quiet) {
+        cli_print_received(s->experiment);
     }
     print_criteria(s, false);
     print_criteria(s, true);
-    if (options->store != NULL &&
-        carry_store_end(options->store, options->run, "done", carry_decision_name(decision), "") != CARRY_OK) {
-        return cli_failed(s->ctx);
+    if (options->store != NULL) {
+        CARRY_TRY(carry_store_end(options->store, options->run, "done", carry_decision_name(decision), s->note));
     }
     print_decision(s, decision, options->run, options->store != NULL ? carry_store_path(options->store) : NULL);
-    return decision == CARRY_PROCEED ? CLI_DONE : CLI_WRONG;
+    *code = decision == CARRY_PROCEED ? CLI_DONE : CLI_WRONG;
+    return CARRY_OK;
 }
 
-static int run_experiment(show *s, const char *path, const char *store_path, bool unstored, const char *command,
-                          uint64_t seed) {
-    carry_experiment_options options = {
-        .stage = s->stage, .seed = seed, .stop = cli_interrupted, .began = began, .measured = measured, .user = s};
-    if (carry_experiment_load(s->ctx, &s->experiment, path) != CARRY_OK) {
-        return cli_failed(s->ctx);
-    }
-    int code = carry_experiment_stage(s->experiment, s->stage) == CARRY_OK ? CLI_DONE : cli_failed(s->ctx);
-    if (code == CLI_DONE && !unstored) {
+static carry_status run_experiment(show *s, const wish *w, int *code) {
+    carry_experiment_options options = {.stage = w->stage,
+                                        .seed = (uint64_t)w->common.seed,
+                                        .comm = s->comm,
+                                        .stop = cli_interrupted,
+                                        .began = s->prints ? began : NULL,
+                                        .measured = s->prints ? measured : NULL,
+                                        .user = s};
+    carry_status status = carry_experiment_load(s->ctx, &s->experiment, w->path);
+    status = status == CARRY_OK ? carry_experiment_stage(s->experiment, w->stage) : status;
+    if (status == CARRY_OK && s->prints && !w->unstored) {
         carry_run_start start = {
-            .kind = "experiment", .name = s->experiment->name, .command = command, .spec = s->experiment->text};
-        if (carry_store_open(s->ctx, &options.store, store_path) != CARRY_OK ||
-            carry_store_begin(options.store, &options.run, &start) != CARRY_OK) {
-            code = cli_failed(s->ctx);
-        }
+            .kind = "experiment", .name = s->experiment->name, .command = w->command, .spec = s->experiment->text};
+        status = carry_store_open(s->ctx, &options.store, w->store);
+        status = status == CARRY_OK ? carry_store_begin(options.store, &options.run, &start) : status;
     }
-    if (code == CLI_DONE) {
-        if (!s->json) {
+    if (status == CARRY_OK) {
+        if (s->prints && !s->json) {
             (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
         }
-        code = measure_and_judge(s, &options);
+        status = measure_and_judge(s, &options, code);
     }
     carry_store_close(options.store);
     carry_experiment_free(s->experiment);
-    return code;
+    return status;
+}
+
+static carry_status run_rank(void *user, carry_comm *comm) {
+    wish *w = user;
+    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .json = w->common.json, .quiet = w->quiet, .stage = w->stage};
+    s.prints = carry_comm_rank(comm) == 0;
+    int code = CLI_DONE;
+    CARRY_TRY(run_experiment(&s, w, &code));
+    CARRY_TRY(carry_broadcast(comm, &code, sizeof code, 0));
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share w */
+        w->code = code;
+    }
+    return CARRY_OK;
 }
 
 static int run(int count, char **arguments) {
-    cli_common common = {0};
-    show s = {0};
-    const char *store = NULL;
-    bool unstored = false;
-    char command[MOST_COMMAND];
-    (void)cli_command(command, sizeof command, "run", count, arguments);
+    wish w = {.code = CLI_DONE};
+    (void)cli_command(w.command, sizeof w.command, "run", count, arguments);
     const cli_option own[] = {
-        {"stage", 0, CLI_TEXT, &s.stage, "NAME", "only this stage of the grid"},
-        {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"no-store", 0, CLI_FLAG, &unstored, NULL, "keep nothing"},
-        {"quiet", 'q', CLI_FLAG, &s.quiet, NULL, "criteria and decision only"},
+        {"stage", 0, CLI_TEXT, &w.stage, "NAME", "only this stage of the grid"},
+        {"store", 0, CLI_TEXT, &w.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "keep nothing"},
+        {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "criteria and decision only"},
         {0},
     };
-    int words = cli_parse(&cli_run, count, arguments, own, &common);
-    if (words < 0 || common.help) {
+    int words = cli_parse(&cli_run, count, arguments, own, &w.common);
+    if (words < 0 || w.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (words != 1) {
         return cli_refuse("run needs one experiment, for example experiments/044-matmulscan.yaml");
     }
-    s.ctx = cli_open(&common);
-    if (s.ctx == NULL) {
-        return CLI_IMPOSSIBLE;
-    }
+    w.path = arguments[0];
     cli_catch_interrupt();
-    s.json = common.json;
-    int code = run_experiment(&s, arguments[0], store, unstored, command, (uint64_t)common.seed);
-    carry_ctx_free(s.ctx);
-    return code;
+    return cli_on_ranks(&w.common, run_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
 }
 
 const cli_verb cli_run = {
@@ -247,12 +302,15 @@ const cli_verb cli_run = {
     .details =
         "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A), each with filters (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...),\n"
-        "  grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
+        "  tokens_per_s(A)  received(A)  exposed(A), each with filters (t=128, bf16, device=cuda, stage=cpu); "
+        "min(...),\n"
+        "  max(...), log2(...), grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
         "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
         "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
         "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
-        "(stop), or something could not be measured here (incomplete).",
+        "(stop), or something could not be measured here (incomplete). Problems of several ranks (allscan:...:p8) run\n"
+        "on those of --ranks or mpirun, else on threads; rank 0 prints and stores.",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",
     .run = run,
+    .on_ranks = true,
 };

@@ -57,6 +57,17 @@ void cli_json_close(void) {
     (void)fflush(stdout); /* a reader of a pipe sees each line when it is done */
 }
 
+const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited) {
+    text[0] = '\0';
+    if (ranks > 0 && exposed >= 0.0) {
+        (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  exposed %.1f %%  waits %.0f %%  ", 1e-6 * received,
+                       100.0 * exposed, 100.0 * waited);
+    } else if (ranks > 0) {
+        (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  ", 1e-6 * received);
+    }
+    return text;
+}
+
 static const char *colour(const char *sequence) {
     const char *no_color = getenv("NO_COLOR");
     return isatty(STDOUT_FILENO) && (no_color == NULL || *no_color == '\0') ? sequence : "";

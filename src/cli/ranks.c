@@ -13,6 +13,7 @@
 #include "comm/ranks.h"
 #include "core/error.h"
 #include "core/threads.h"
+#include "lab/collective.h"
 
 #define PARTING 0.3 /* seconds */
 
@@ -160,6 +161,31 @@ int cli_ranks_check(const cli_verb *verb) {
                           launch.launcher, of);
     }
     return CLI_DONE;
+}
+
+int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each) {
+    carry_ctx *ctx;
+    const int there = cli_ranks();
+    int code = CLI_DONE;
+    if (there == 1) { /* alone: threads are started where ranks are needed */
+        return CLI_DONE;
+    }
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+        code = cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+    }
+    for (int i = 0; i < count && code == CLI_DONE; i++) {
+        carry_problem problem;
+        const bool is_one = carry_problem_parse(ctx, &problem, problems[i]) == CARRY_OK;
+        const int wanted = carry_collective_ranks(ctx, problems[i]);
+        if (wanted > there && there > 0) {
+            code = cli_refuse("'%s' is for %d ranks, and there are %d", problem.text, wanted, there);
+        } else if (is_one && wanted == 0 && !each) {
+            code = cli_refuse("'%s' is a problem of one rank: carry %s takes it without --ranks or mpirun",
+                              problem.text, verb);
+        }
+    }
+    carry_ctx_free(ctx);
+    return code;
 }
 
 static carry_status on_threads(const cli_common *common, const carry_comm_options *options, carry_comm_function work,

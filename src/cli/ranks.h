@@ -32,6 +32,10 @@ int cli_ranks_check(const cli_verb *verb);
 /* "WHAT does not run on ranks: bench does". */
 int cli_refuse_ranks(const char *what);
 
+/* CLI_DONE, or after one sentence CLI_IMPOSSIBLE: problems of more ranks than there are (lab/collective.h), and unless
+   each rank may have one for itself, problems of one on several. What is no problem is left to whoever opens it. */
+int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
+
 /* Runs work in every rank, with a communicator whose context is the rank's; only rank 0 prints results. What goes wrong
    has been said on return: by each process one sentence with its rank, of threads the first one's. */
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user);

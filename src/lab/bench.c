@@ -9,92 +9,15 @@
 #include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
-#include "core/memory.h"
 #include "core/span.h"
-#include "core/threads.h"
 #include "device/gpu.h"
 #include "lab/sample.h"
-#include "ops/matmul.h"
 
-#define GEMM_SIZE 512
-#define COPY_BYTES ((size_t)256 << 20)
-#define CEILING_RUNS 7
 #define LEAST_RUNS 5
 #define MOST_RUNS 2000
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
-
-typedef struct copy {
-    char *to;
-    const char *from;
-    size_t piece;
-} copy;
-
-static void copy_piece(void *argument, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    const copy *c = argument;
-    memcpy(c->to + (size_t)begin * c->piece, c->from + (size_t)begin * c->piece, (size_t)(end - begin) * c->piece);
-}
-
-static double copy_rate(carry_ctx *ctx, char *to, const char *from) {
-    int threads = carry_ctx_threads(ctx);
-    copy c = {.to = to, .from = from, .piece = COPY_BYTES / (size_t)threads};
-    double best = INFINITY;
-    for (int i = 0; i < CEILING_RUNS; i++) {
-        double start = carry_seconds();
-        carry_parallel(ctx, threads, 1, copy_piece, &c);
-        double spent = carry_seconds() - start;
-        best = spent < best ? spent : best;
-    }
-    return 2e-9 * (double)(c.piece * (size_t)threads) / best;
-}
-
-static double gemm_rate(carry_ctx *ctx, const carry_kernels *kernels, float *floats) {
-    const int64_t size = (int64_t)GEMM_SIZE * GEMM_SIZE;
-    double best = INFINITY;
-    carry_product p = {.m = GEMM_SIZE,
-                       .n = GEMM_SIZE,
-                       .k = GEMM_SIZE,
-                       .count = 1,
-                       .a = floats,
-                       .b = floats + size,
-                       .c = floats + 2 * size,
-                       .a_row = GEMM_SIZE,
-                       .b_row = GEMM_SIZE,
-                       .c_row = GEMM_SIZE};
-    for (int i = 0; i < 2 * CEILING_RUNS; i++) {
-        bool blas = i % 2 == 1 && carry_blas_product != NULL;
-        double start = carry_seconds();
-        carry_products_by(ctx, blas ? carry_blas_product : kernels->product, &p);
-        double spent = carry_seconds() - start;
-        best = spent < best ? spent : best;
-    }
-    return 2e-9 * GEMM_SIZE * GEMM_SIZE * GEMM_SIZE / best;
-}
-
-carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings) {
-    CARRY_SPAN(ctx, "bench", "ceilings");
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    char *from = carry_aligned_new(COPY_BYTES);
-    char *to = carry_aligned_new(COPY_BYTES);
-    if (from == NULL || to == NULL) {
-        free(from);
-        free(to);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure the ceilings (%zu bytes)", 2 * COPY_BYTES);
-    }
-    float *floats = (float *)(void *)from;
-    for (size_t i = 0; i < COPY_BYTES / sizeof *floats; i++) {
-        floats[i] = (float)(i % 13) - 6.0f;
-    }
-    memset(to, 0, COPY_BYTES);
-    ceilings->copy_gbytes_s = copy_rate(ctx, to, from);
-    ceilings->gemm_gflops = gemm_rate(ctx, kernels, floats);
-    free(from);
-    free(to);
-    return CARRY_OK;
-}
 
 /* One problem under way. */
 typedef struct session {
@@ -102,12 +25,24 @@ typedef struct session {
     const carry_family *family;
     void *instance;
     const carry_bench_options *options;
+    carry_comm *comm; /* of the ranks that work on it together, or NULL */
+    int cores;        /* that those have */
     carry_bench_result *results;
     int count;
-    double *samples; /* MOST_RUNS a method */
-    double *sorted;  /* MOST_RUNS */
+    double *samples;          /* MOST_RUNS a method */
+    double *waited, *exposed; /* likewise */
+    double *sorted;           /* MOST_RUNS */
     double spent[CARRY_BENCH_METHODS];
 } session;
+
+static bool asked_to_stop(const session *s) {
+    return s->options->stop != NULL && s->options->stop();
+}
+
+static carry_status stop_if_asked(session *s) {
+    return carry_collective_agree(s->comm,
+                                  asked_to_stop(s) ? carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK);
+}
 
 static void keep_worst(carry_bench_result *result, const carry_deviation *deviations, int count) {
     for (int i = 0; i < count; i++) {
@@ -159,13 +94,56 @@ static bool wants_more(const session *s, int i) {
     return result->repeats < least || (s->options->repeats == 0 && s->spent[i] < seconds);
 }
 
-static carry_status time_run(session *s, double *seconds) {
-    if (s->family->time != NULL) {
-        return s->family->time(s->instance, seconds);
-    }
+/* What one run gave. */
+typedef struct sample {
+    double seconds;
+    double spent;           /* with what is around it: a sample on a GPU is a graph of many runs */
+    double waited, exposed; /* as in carry_counts */
+    bool stop;
+} sample;
+
+/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and is still
+   done before the slowest costs nothing: exposed is what all would be done earlier by if nobody waited. */
+static carry_status time_together(session *s, sample *one) {
+    CARRY_TRY(carry_barrier(s->comm));
     double before = carry_seconds();
     CARRY_TRY(s->family->run(s->instance));
-    *seconds = carry_seconds() - before;
+    double spent = carry_seconds() - before;
+    const double waited = s->family->counts(s->instance).waited;
+    double most[4] = {spent, waited, spent * (1.0 - fmax(waited, 0.0)), asked_to_stop(s) ? 1.0 : 0.0};
+    CARRY_TRY(carry_all_reduce(s->comm, most, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    *one = (sample){.seconds = most[0], .spent = most[0], .waited = most[1], .stop = most[3] > 0.0};
+    one->exposed = one->waited < 0.0 ? -1.0 : fmax(0.0, 1.0 - most[2] / most[0]);
+    return CARRY_OK;
+}
+
+static carry_status time_run(session *s, sample *one) {
+    if (s->comm != NULL) {
+        return time_together(s, one);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(s->family->time != NULL ? s->family->time(s->instance, &one->seconds) : s->family->run(s->instance));
+    one->spent = carry_seconds() - before;
+    one->seconds = s->family->time != NULL ? one->seconds : one->spent;
+    one->stop = asked_to_stop(s);
+    return CARRY_OK;
+}
+
+/* Of the rank that has most of each. */
+static carry_status count(session *s, carry_counts *counts) {
+    *counts = s->family->counts(s->instance);
+    if (s->comm == NULL) {
+        return CARRY_OK;
+    }
+    double most[] = {counts->flops,     counts->bytes,  (double)counts->products,
+                     counts->workspace, counts->tokens, counts->received};
+    CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    *counts = (carry_counts){.flops = most[0],
+                             .bytes = most[1],
+                             .products = (int64_t)most[2],
+                             .workspace = most[3],
+                             .tokens = most[4],
+                             .received = most[5]};
     return CARRY_OK;
 }
 
@@ -180,19 +158,20 @@ static carry_status take_turn(session *s, int i) {
         return CARRY_OK;
     }
     CARRY_TRY(status);
-    double started = carry_seconds();
+    double spent = 0.0;
     do {
-        double seconds;
-        double before = carry_seconds(); /* a sample on a GPU is a graph of many runs: what it takes is what counts */
-        CARRY_TRY(time_run(s, &seconds));
-        s->samples[i * MOST_RUNS + result->repeats++] = seconds;
-        s->spent[i] += carry_seconds() - before;
-        if (s->options->stop != NULL && s->options->stop()) {
+        sample one = {0};
+        CARRY_TRY(time_run(s, &one));
+        s->waited[i * MOST_RUNS + result->repeats] = one.waited;
+        s->exposed[i * MOST_RUNS + result->repeats] = one.exposed;
+        s->samples[i * MOST_RUNS + result->repeats++] = one.seconds;
+        s->spent[i] += one.spent;
+        spent += one.spent;
+        if (one.stop) {
             return carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted");
         }
-    } while (wants_more(s, i) && carry_seconds() - started < 0.03);
-    result->counts = s->family->counts(s->instance);
-    return CARRY_OK;
+    } while (wants_more(s, i) && spent < 0.03);
+    return count(s, &result->counts);
 }
 
 static carry_status take_turns(session *s) {
@@ -225,6 +204,11 @@ static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
     return (carry_ceilings){.gemm_gflops = 1e-9 * gpu->tensor_flops_s, .copy_gbytes_s = 1e-9 * gpu->copy_bytes_s};
 }
 
+static double median_of(session *s, const double *values, int count) {
+    memcpy(s->sorted, values, (size_t)count * sizeof *values);
+    return carry_summarise(s->sorted, count).median;
+}
+
 static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     carry_bench_result *result = &s->results[i];
     int n = result->repeats;
@@ -241,7 +225,16 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     carry_summary summary = carry_summarise(s->sorted, n);
     result->median = summary.median;
     result->spread = summary.spread;
-    if (ceilings != NULL) {
+    if (s->comm != NULL) {
+        result->counts.waited = median_of(s, s->waited + (size_t)i * MOST_RUNS, n);
+        result->counts.exposed = median_of(s, s->exposed + (size_t)i * MOST_RUNS, n);
+        result->ranks = carry_comm_size(s->comm);
+        result->cores = s->cores;
+    }
+    if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+        result->ceilings = *ceilings;
+        result->share = NAN;
+    } else if (ceilings != NULL) {
         carry_ceilings here = ceilings_of(s, ceilings);
         double arithmetic = 1e-9 * result->counts.flops / here.gemm_gflops;
         double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
@@ -250,31 +243,38 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     }
 }
 
-/* Sets of inputs, so that together they exceed the last cache twice. */
-static int copies_for(const session *s, double bytes, bool hot) {
+/* Sets of inputs, so that together they exceed the last cache twice; ranks are taken to share it. */
+static carry_status copies_for(const session *s, int *copies) {
     carry_device_properties device;
-    if (hot || carry_device_describe(s->ctx, device_of(s), &device) != CARRY_OK) {
-        return 1;
+    double bytes = s->family->bytes(s->instance) * (s->comm != NULL ? carry_comm_size(s->comm) : 1);
+    int64_t wanted = 1;
+    if (!s->options->hot && carry_device_describe(s->ctx, device_of(s), &device) == CARRY_OK) {
+        double room = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
+        wanted = (int64_t)fmin(ceil(room / bytes), MOST_COPIES);
     }
-    double wanted = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
-    int copies = (int)fmin(ceil(wanted / bytes), MOST_COPIES);
-    return copies > 1 ? copies : 1;
+    if (s->comm != NULL) {
+        CARRY_TRY(carry_all_reduce(s->comm, &wanted, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    }
+    *copies = wanted > 1 ? (int)wanted : 1;
+    return CARRY_OK;
 }
 
 static carry_status open_session(session *s, const char *text) {
     CARRY_SPAN(s->ctx, "bench", "inputs");
     carry_problem problem;
+    int copies;
     CARRY_TRY(carry_problem_parse(s->ctx, &problem, text));
-    CARRY_TRY(carry_family_find(s->ctx, &s->family, problem.family));
+    CARRY_TRY(carry_family_of(s->ctx, &s->family, &problem));
+    problem.comm = s->comm;
     carry_problem again = problem;
     CARRY_TRY(s->family->open(s->ctx, &s->instance, &problem, s->options->seed, 1));
-    int copies = copies_for(s, s->family->bytes(s->instance), s->options->hot);
+    CARRY_TRY(copies_for(s, &copies));
     if (copies > 1) {
         s->family->close(s->instance);
         s->instance = NULL;
         CARRY_TRY(s->family->open(s->ctx, &s->instance, &again, s->options->seed, copies));
     }
-    return CARRY_OK;
+    return s->comm != NULL ? carry_collective_cores(s->comm, &s->cores) : CARRY_OK;
 }
 
 static carry_status add_method(session *s, const char *name, const char *planned) {
@@ -310,39 +310,78 @@ static carry_status list_methods(session *s) {
     return CARRY_OK;
 }
 
-carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
-                                 const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
-                                 int *count) {
-    CARRY_SPAN(ctx, "bench", "problem");
-    session s = {.ctx = ctx, .options = options, .results = results};
-    s.samples = calloc((size_t)(CARRY_BENCH_METHODS + 1) * MOST_RUNS, sizeof *s.samples);
-    if (s.samples == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for samples");
-    }
-    s.sorted = s.samples + (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
-    carry_status status = open_session(&s, problem);
+/* From the inputs to the figures, on this rank. */
+static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
+    CARRY_SPAN(s->ctx, "bench", "problem");
+    const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
+    s->samples = calloc(3 * each + MOST_RUNS, sizeof *s->samples);
+    CARRY_TRY(carry_collective_agree(
+        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
+    s->waited = s->samples + each;
+    s->exposed = s->waited + each;
+    s->sorted = s->exposed + each;
+    carry_status status = open_session(s, problem);
     if (status == CARRY_OK) {
-        status = list_methods(&s);
+        status = list_methods(s);
     }
-    for (int i = 0; status == CARRY_OK && i < s.count; i++) {
-        status = prepare(&s, &results[i]);
-        if (status == CARRY_OK && options->stop != NULL && options->stop()) {
-            status = carry_fail(ctx, CARRY_EINTERRUPTED, "interrupted");
-        }
+    for (int i = 0; status == CARRY_OK && i < s->count; i++) {
+        status = prepare(s, &s->results[i]);
+        status = status == CARRY_OK ? stop_if_asked(s) : status;
     }
     if (status == CARRY_OK) {
-        status = take_turns(&s);
+        status = take_turns(s);
     }
-    for (int i = 0; i < s.count; i++) {
-        summarise(&s, i, ceilings);
-        if (options->keep != NULL) {
-            options->keep(options->keep_user, &results[i], s.samples + (size_t)i * MOST_RUNS);
+    const bool keeps = s->options->keep != NULL && (s->comm == NULL || carry_comm_rank(s->comm) == 0);
+    for (int i = 0; i < s->count; i++) {
+        summarise(s, i, ceilings);
+        if (keeps) {
+            s->options->keep(s->options->keep_user, &s->results[i], s->samples + (size_t)i * MOST_RUNS);
         }
     }
+    return status;
+}
+
+/* One problem for one rank, or for all ranks of comm. */
+static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
+                             const carry_bench_options *options, carry_bench_result *results, int *count) {
+    session s = {.ctx = ctx, .options = options, .results = results, .comm = comm};
+    const carry_status status = bench(&s, problem, ceilings);
     free(s.samples);
     *count = s.count;
     if (s.instance != NULL) {
         s.family->close(s.instance);
     }
     return status;
+}
+
+/* What the ranks of a problem share. */
+typedef struct together {
+    const char *problem;
+    const carry_ceilings *ceilings;
+    const carry_bench_options *options;
+    carry_bench_result *results; /* rank 0's */
+    int *count;
+} together;
+
+static carry_status bench_rank(void *user, carry_comm *comm) {
+    const together *all = user;
+    const bool is_first = carry_comm_rank(comm) == 0;
+    carry_bench_options options = *all->options;
+    carry_bench_result others[CARRY_BENCH_METHODS];
+    int count;
+    options.progress = is_first ? options.progress : NULL;
+    return bench_on(carry_comm_ctx(comm), comm, all->problem, all->ceilings, &options, is_first ? all->results : others,
+                    is_first ? all->count : &count);
+}
+
+carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
+                                 const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
+                                 int *count) {
+    const int ranks = carry_collective_ranks(ctx, problem);
+    *count = 0;
+    if (ranks == 0) {
+        return bench_on(ctx, NULL, problem, ceilings, options, results, count);
+    }
+    together all = {.problem = problem, .ceilings = ceilings, .options = options, .results = results, .count = count};
+    return carry_collective_run(ctx, options->comm, ranks, bench_rank, &all);
 }

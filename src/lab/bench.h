@@ -4,11 +4,15 @@
    the last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the
    median and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take
    turns run by run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same
-   process. */
+   process.
+
+   A problem of several ranks is timed by all of them together: they start at a barrier, and a run takes as long as the
+   rank that took longest. Every rank goes by these seconds, none by a clock of its own, so that all make as many
+   runs. */
 #ifndef CARRY_LAB_BENCH_H
 #define CARRY_LAB_BENCH_H
 
-#include "lab/family.h"
+#include "lab/collective.h"
 
 typedef struct carry_ceilings {
     double gemm_gflops;   /* a 512^3 f32 product on all threads */
@@ -22,11 +26,12 @@ typedef struct carry_bench_result {
     double median, spread; /* seconds; share of the median */
     int repeats;
     carry_counts counts;
-    double share;            /* of the ceiling that binds */
+    double share;            /* of the ceiling that binds; NaN for a problem of several ranks */
     carry_ceilings ceilings; /* of the device it ran on */
     carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
     bool planned;            /* the planner's choice */
     int rank;                /* that these figures are of (bench_ranks.h) */
+    int ranks, cores;        /* that worked on it together, and of their machines; 0: it is no problem of several */
     char reason[256];        /* why there is no time, else "" */
 } carry_bench_result;
 
@@ -38,7 +43,10 @@ typedef struct carry_bench_options {
     int warm_up;                /* runs before the first timed one; 0: one */
     const char *const *methods; /* to be timed, in this order; NULL at the end; NULL: all of the family */
     uint64_t seed;
-    /* Given each result once it is whole, with its samples in the order taken. */
+    /* For problems of several ranks: those that there are, all of which call with the same arguments. NULL or one:
+       threads are started (collective.h). Rank 0 gets the results. */
+    carry_comm *comm;
+    /* Given each result once it is whole, with its samples in the order taken. Of several ranks, rank 0 is. */
     void (*keep)(void *user, const carry_bench_result *result, const double *samples);
     void *keep_user;
     bool (*stop)(void); /* asked between runs; NULL: never */

@@ -77,6 +77,20 @@ carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceil
     return CARRY_OK;
 }
 
+/* The ranks work on it together: rank 0 has the figures of all, and the others get them. */
+static carry_status bench_together(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
+                                   const carry_bench_options *options, tally *mine) {
+    carry_bench_options own = *options;
+    own.comm = comm;
+    mine->status = carry_bench_problem(carry_comm_ctx(comm), problem, ceilings, &own, mine->results, &mine->count);
+    if (mine->status == CARRY_EPEER || mine->status == CARRY_ETIMEOUT) {
+        return mine->status;
+    }
+    const carry_status status = mine->status; /* the same on all */
+    CARRY_TRY(carry_broadcast(comm, mine, sizeof *mine, 0));
+    return status;
+}
+
 carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                        const carry_bench_options *options,
                                        carry_bench_result results[CARRY_BENCH_METHODS], int *count) {
@@ -90,8 +104,13 @@ carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, co
     }
     *count = 0;
     CARRY_TRY(carry_barrier(comm));
-    mine.status = carry_bench_problem(carry_comm_ctx(comm), problem, ceilings, &own, mine.results, &mine.count);
-    const carry_status status = agree(comm, &mine);
+    carry_status status;
+    if (carry_collective_ranks(carry_comm_ctx(comm), problem) > 0) {
+        status = bench_together(comm, problem, ceilings, options, &mine);
+    } else {
+        mine.status = carry_bench_problem(carry_comm_ctx(comm), problem, ceilings, &own, mine.results, &mine.count);
+        status = agree(comm, &mine);
+    }
     *count = mine.count;
     memcpy(results, mine.results, sizeof mine.results);
     return status;

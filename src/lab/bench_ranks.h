@@ -12,7 +12,8 @@
 /* Measured by all ranks at the same time: what the least of them gets. */
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings);
 
-/* As carry_bench_problem. On several ranks, progress is rank 0's and nothing is given to options->keep. */
+/* As carry_bench_problem. On several ranks, progress is rank 0's and nothing is given to options->keep. A problem of
+   several ranks (collective.h) is worked on together, and keep is rank 0's. */
 carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                        const carry_bench_options *options,
                                        carry_bench_result results[CARRY_BENCH_METHODS], int *count);

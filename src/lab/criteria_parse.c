@@ -59,6 +59,16 @@ static double tokens_of(const carry_outcome *of, const carry_outcome *against) {
     return of->tokens / of->median;
 }
 
+static double received_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->ranks > 0 ? of->received : NAN;
+}
+
+static double exposed_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->ranks > 0 ? of->exposed : NAN;
+}
+
 static const measure measures[] = {
     {"speedup", "of a method over another on the same problem", 2, LEAST, true, speedup_of},
     {"time", "median, seconds", 1, LARGEST, true, time_of},
@@ -70,6 +80,9 @@ static const measure measures[] = {
     {"gflops", "GFLOP/s", 1, LEAST, true, gflops_of},
     {"gbytes", "GB/s, inputs and outputs once", 1, LEAST, true, gbytes_of},
     {"tokens_per_s", "tokens a second", 1, LEAST, true, tokens_of},
+    {"received", "bytes that a rank received, of the one that received most", 1, LARGEST, false, received_of},
+    {"exposed", "share by which ranks that wait for others make all of them later, 0 to 1", 1, LARGEST, true,
+     exposed_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))
 

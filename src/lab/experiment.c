@@ -98,13 +98,13 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
             if (carry_device_count() < 2) {
                 (void)snprintf(missing, 160, "there is no GPU here");
             }
-        } else if (strcmp(text, "allscan") == 0 || carry_family_find(e->ctx, &family, text) == CARRY_OK) {
-            if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
-                (void)snprintf(missing, 160, "this build has no problems of the family '%s'", text);
+        } else if (strcmp(text, "gpus") == 0) {
+            if (carry_device_count() < 3) { /* the CPU is one */
+                (void)snprintf(missing, 160, "there are not several GPUs here");
             }
-        } else {
-            return carry_yaml_fail(e->ctx, need, e->path, "'%.40s' cannot be needed: known are cuda and the families",
-                                   text);
+        } else if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
+            return carry_yaml_fail(e->ctx, need, e->path,
+                                   "'%.40s' cannot be needed: known are cuda, gpus and the families", text);
         }
     }
     return CARRY_OK;
@@ -132,7 +132,7 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
     const carry_family *family = NULL;
     void *instance = NULL;
     carry_status status = carry_problem_parse(e->ctx, &problem, point->problem);
-    if (status == CARRY_OK && carry_family_find(e->ctx, &family, problem.family) != CARRY_OK) {
+    if (status == CARRY_OK && carry_family_of(e->ctx, &family, &problem) != CARRY_OK) {
         status = point->missing[0] != '\0' ? CARRY_OK : CARRY_ENOTFOUND;
     }
     if (family != NULL) {

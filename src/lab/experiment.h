@@ -18,6 +18,10 @@
 #define CARRY_EXPERIMENT_BINDINGS 8
 #define CARRY_EXPERIMENT_WORD 40
 
+/* Metrics of a stored run, by the result's place: what problems of several ranks have besides. */
+#define CARRY_RECEIVED "received"
+#define CARRY_EXPOSED "exposed"
+
 /* One problem of the grid, with the letters that were put into its template. */
 typedef struct carry_point {
     char problem[CARRY_PROBLEM_TEXT];
@@ -65,6 +69,8 @@ typedef struct carry_experiment_options {
     uint64_t seed;
     carry_store *store; /* or NULL: nothing is kept */
     int64_t run;
+    carry_comm
+        *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
     bool (*stop)(void);
     void (*began)(void *user, int point, const char *problem);
     void (*measured)(void *user, const carry_outcome *outcome);
@@ -78,7 +84,8 @@ carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, vo
 
 /* Refuses a stage that the experiment does not have; NULL is all of them. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
-/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. */
+/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. On several ranks a
+   collective; outcomes are rank 0's, which alone has a store and is told. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);
 /* Fills in every verdict, stores them where there is a store. */

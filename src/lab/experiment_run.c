@@ -26,6 +26,14 @@ static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, 
     return NULL;
 }
 
+/* What problems of several ranks have besides. The step is the result's place among the run's results. */
+static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
+    const int64_t step = o - k->e->outcome;
+    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
+    return isnan(o->exposed) ? CARRY_OK
+                             : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
+}
+
 static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {
     if (k->options->store == NULL) {
         return CARRY_OK;
@@ -49,7 +57,8 @@ static carry_status store_outcome(const keeper *k, const carry_outcome *o, const
                                   .bound = o->bound,
                                   .gemm_gflops = k->of.gemm_gflops > 0.0 ? k->of.gemm_gflops : NAN,
                                   .copy_gbytes_s = k->of.copy_gbytes_s > 0.0 ? k->of.copy_gbytes_s : NAN};
-    return carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0);
+    CARRY_TRY(carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0));
+    return measured && o->ranks > 0 ? store_ranks(k, o) : CARRY_OK;
 }
 
 static void tell(const keeper *k, const carry_outcome *o) {
@@ -77,6 +86,11 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->workspace = r->counts.workspace;
     o->tokens = r->counts.tokens;
     o->share = r->share;
+    o->ranks = r->ranks;
+    o->cores = r->cores;
+    o->received = r->ranks > 0 ? r->counts.received : NAN;
+    o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
+    o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
@@ -105,6 +119,10 @@ static carry_status keep_reason(keeper *k, const char *reason) {
     return CARRY_OK;
 }
 
+static bool has_ranks(const carry_experiment_options *options) {
+    return options->comm != NULL && carry_comm_size(options->comm) > 1;
+}
+
 static carry_status measure_point(keeper *k) {
     const carry_stage *stage = &k->e->stage[k->point->stage];
     carry_ctx *ctx = k->e->ctx;
@@ -116,6 +134,9 @@ static carry_status measure_point(keeper *k) {
     if (k->point->missing[0] != '\0') {
         return keep_reason(k, k->point->missing);
     }
+    if (has_ranks(k->options) && carry_collective_ranks(ctx, k->point->problem) == 0) {
+        return keep_reason(k, "it is a problem of one rank, and this run is on several");
+    }
     carry_bench_result results[CARRY_BENCH_METHODS];
     int count = 0;
     carry_bench_options options = {.repeats = stage->repeats,
@@ -125,6 +146,7 @@ static carry_status measure_point(keeper *k) {
                                    .warm_up = stage->warm_up,
                                    .methods = stage->methods,
                                    .seed = k->options->seed,
+                                   .comm = k->options->comm,
                                    .keep = keep,
                                    .keep_user = k,
                                    .stop = k->options->stop};
@@ -173,9 +195,9 @@ carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings 
         carry_quiet before = carry_quiet_now();
         CARRY_TRY(measure_point(&k));
         CARRY_TRY(store_contention(&k, before));
-        if (options->stop != NULL && options->stop()) {
-            return carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted");
-        }
+        const bool stops = options->stop != NULL && options->stop();
+        CARRY_TRY(carry_collective_agree(has_ranks(options) ? options->comm : NULL,
+                                         stops ? carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK));
     }
     return CARRY_OK;
 }

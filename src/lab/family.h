@@ -12,6 +12,11 @@ typedef struct carry_counts {
     int64_t products; /* matrix products done, 0 where that says nothing */
     double workspace; /* bytes that this method asks for beside inputs and outputs */
     double tokens;    /* 0 where there are none */
+    /* Of problems of several ranks: */
+    double received; /* bytes that a rank got from others, of the rank that got most */
+    double
+        waited; /* share of its time in which a rank could only wait, of the one that waited most; below 0: unknown */
+    double exposed; /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
 } carry_counts;
 
 /* How far one tensor of the result is from the float64 reference. */
@@ -28,6 +33,11 @@ typedef struct carry_family {
     const char *name, *about;
     const char *takes;   /* for messages: words, sizes and keys */
     const char *example; /* a problem */
+    /* How many ranks work on the problem together, or 0. Each of them then has an instance of its own, and open, plan,
+       choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
+       (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */
+    int (*ranks)(carry_problem *problem);
+    const struct carry_family *over_ranks; /* what a problem of this name with a size p is; NULL: the same */
     /* Inputs made from seed, `copies` sets of them to rotate through. Nothing is chosen yet. */
     carry_status (*open)(carry_ctx *ctx, void **instance, carry_problem *problem, uint64_t seed, int copies);
     /* An instance without inputs whose plan is made: by the planner, or the method that the problem asks for. */
@@ -54,5 +64,7 @@ typedef struct carry_family {
 /* family_table.c; NULL past the end. */
 const carry_family *carry_family_at(int index);
 carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name);
+/* The one that a problem is of. */
+carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_problem *problem);
 
 #endif

@@ -1,8 +1,7 @@
 /* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
 
-   Inputs: q and k normal and normalised (the op's own l2norm), v normal, beta = sigmoid of a normal, g = log sigmoid of
-   a normal divided by 4: decays around e^-0.2. Words: backward, step, nogate (DeltaNet), keygate (KDA), initial (a
-   state). */
+   Inputs as delta_set.h says. Words: backward, step, nogate (DeltaNet), keygate (KDA), initial (a state). With p ranks
+   it is family_delta_ranks.c's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,15 +11,13 @@
 #include "core/tensor.h"
 #include "core/context.h"
 #include "core/memory.h"
+#include "lab/delta_set.h"
 #include "lab/deviation.h"
 #include "lab/family.h"
 
 #define MAX_COPIES 64
 
-typedef struct set {
-    carry_tensor q, k, v, beta, g, state, o, final;
-    carry_tensor grad_o, dq, dk, dv, dbeta, dg, dstate;
-} set;
+typedef carry_delta_set set;
 
 typedef struct instance {
     carry_ctx *ctx;
@@ -36,7 +33,8 @@ typedef struct instance {
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
-                            "backward, step, algo=NAME, device=cpu";
+                            "backward, step, algo=NAME, device=cpu; with p ranks: b, t, h, "
+                            "hv, k, v, nogate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
     carry_delta_problem *p = &it->problem;
@@ -75,85 +73,10 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
-static carry_status make(instance *it, carry_tensor *tensor, carry_dtype dtype, int rank, const int64_t *shape) {
-    size_t bytes;
-    if (!carry_size_product(&bytes, shape, rank, carry_dtype_size(dtype))) {
-        return carry_fail(it->ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce b, t, hv, k or v");
-    }
-    *tensor = carry_view(carry_aligned_new(bytes), dtype, rank, shape);
-    if (tensor->data == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, t, hv, k or v",
-                          1e-9 * (double)bytes);
-    }
-    memset(tensor->data, 0, bytes);
-    return CARRY_OK;
-}
-
-static carry_status fill(instance *it, set *s, uint64_t seed) {
-    carry_ctx *ctx = it->ctx;
-    CARRY_TRY(carry_random_normal(ctx, s->q, seed, 0, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, s->k, seed, 1, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, s->v, seed, 2, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, s->beta, seed, 3, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, s->g, seed, 4, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, s->state, seed, 5, 0.0f, 0.1f));
-    CARRY_TRY(carry_random_normal(ctx, s->grad_o, seed, 6, 0.0f, 1.0f));
-    float *beta = s->beta.data;
-    float *g = s->g.data;
-    for (int64_t i = 0; i < carry_tensor_count(&s->beta); i++) {
-        beta[i] = 1.0f / (1.0f + expf(-beta[i]));
-    }
-    for (int64_t i = 0; i < carry_tensor_count(&s->g); i++) {
-        g[i] = -0.25f * log1pf(expf(-g[i]));
-    }
-    return CARRY_OK;
-}
-
-static carry_status make_set(instance *it, set *s, uint64_t seed) {
-    const carry_delta_problem *p = &it->problem;
-    const int64_t qk[] = {p->batch, p->tokens, p->heads, p->key};
-    const int64_t vo[] = {p->batch, p->tokens, p->value_heads, p->value};
-    const int64_t gate[] = {p->batch, p->tokens, p->value_heads, p->key};
-    const int64_t state[] = {p->batch, p->value_heads, p->key, p->value};
-    const struct {
-        carry_tensor *tensor;
-        carry_dtype dtype;
-        int rank;
-        const int64_t *shape;
-        bool wanted;
-    } all[] = {{&s->q, p->dtype, 4, qk, true},
-               {&s->k, p->dtype, 4, qk, true},
-               {&s->v, p->dtype, 4, vo, true},
-               {&s->o, p->dtype, 4, vo, true},
-               {&s->grad_o, p->dtype, 4, vo, true},
-               {&s->beta, CARRY_F32, 3, vo, true},
-               {&s->g, CARRY_F32, p->gate == CARRY_DELTA_KEY_GATE ? 4 : 3, gate, true},
-               {&s->state, CARRY_F32, 4, state, true},
-               {&s->final, CARRY_F32, 4, state, true},
-               {&s->dq, p->dtype, 4, qk, it->backward},
-               {&s->dk, p->dtype, 4, qk, it->backward},
-               {&s->dv, p->dtype, 4, vo, it->backward},
-               {&s->dbeta, CARRY_F32, 3, vo, it->backward},
-               {&s->dg, CARRY_F32, 3, vo, it->backward},
-               {&s->dstate, CARRY_F32, 4, state, it->backward}};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        if (all[i].wanted) {
-            CARRY_TRY(make(it, all[i].tensor, all[i].dtype, all[i].rank, all[i].shape));
-        }
-    }
-    return fill(it, s, seed);
-}
-
 static void close_instance(void *given) {
     instance *it = given;
     for (int i = 0; i < it->copies; i++) {
-        set *s = &it->sets[i];
-        void *const all[] = {s->q.data,     s->k.data,     s->v.data,     s->beta.data,   s->g.data,
-                             s->state.data, s->o.data,     s->final.data, s->dq.data,     s->dk.data,
-                             s->dv.data,    s->dbeta.data, s->dg.data,    s->dstate.data, s->grad_o.data};
-        for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) {
-            free(all[j]);
-        }
+        carry_delta_set_free(&it->sets[i]);
     }
     carry_delta_plan_free(it->plan);
     free(it->workspace);
@@ -178,7 +101,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     }
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        status = make_set(it, &it->sets[i], seed + (uint64_t)i);
+        status = carry_delta_set_new(ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i, 0);
     }
     if (status != CARRY_OK) {
         close_instance(it);
@@ -205,15 +128,7 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
 
 /* The least that must move: inputs and outputs once; a step reads and writes the state. */
 static double bytes_of(const instance *it) {
-    const carry_delta_problem *p = &it->problem;
-    double item = (double)carry_dtype_size(p->dtype);
-    double tokens = (double)(p->batch * p->tokens);
-    double qk = 2.0 * tokens * (double)(p->heads * p->key) * item;
-    double vo = 2.0 * tokens * (double)(p->value_heads * p->value) * item;
-    double scalars = 8.0 * tokens * (double)p->value_heads;
-    double state = 4.0 * (double)(p->batch * p->value_heads * p->key * p->value);
-    double forward = qk + vo + scalars + (it->step || it->initial ? 2.0 : 1.0) * state;
-    return it->backward ? 2.0 * forward + vo : forward;
+    return carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
 }
 
 static double bytes(const void *given) {
@@ -221,14 +136,7 @@ static double bytes(const void *given) {
 }
 
 static carry_delta_forward_args args_of(const instance *it, set *s) {
-    return (carry_delta_forward_args){.o = s->o,
-                                      .final_state = &s->final,
-                                      .q = s->q,
-                                      .k = s->k,
-                                      .v = s->v,
-                                      .beta = s->beta,
-                                      .g = it->problem.gate != CARRY_DELTA_NO_GATE ? &s->g : NULL,
-                                      .initial_state = it->initial ? &s->state : NULL};
+    return carry_delta_set_forward(s, &it->problem, it->initial);
 }
 
 static carry_status run_set(instance *it, set *s) {
@@ -240,22 +148,8 @@ static carry_status run_set(instance *it, set *s) {
     if (!it->backward) {
         return carry_delta_forward(it->plan, &args, it->workspace, workspace);
     }
-    return carry_delta_backward(it->plan,
-                                &(carry_delta_backward_args){.dq = s->dq,
-                                                             .dk = s->dk,
-                                                             .dv = s->dv,
-                                                             .dbeta = s->dbeta,
-                                                             .dg = args.g != NULL ? &s->dg : NULL,
-                                                             .dinitial_state = &s->dstate,
-                                                             .grad_o = s->grad_o,
-                                                             .kept = it->kept,
-                                                             .q = s->q,
-                                                             .k = s->k,
-                                                             .v = s->v,
-                                                             .beta = s->beta,
-                                                             .g = args.g,
-                                                             .initial_state = args.initial_state},
-                                it->workspace, carry_delta_backward_workspace(it->plan));
+    carry_delta_backward_args back = carry_delta_set_backward(s, &it->problem, it->initial, it->kept);
+    return carry_delta_backward(it->plan, &back, it->workspace, carry_delta_backward_workspace(it->plan));
 }
 
 /* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
@@ -438,11 +332,14 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return status;
 }
 
+extern const carry_family carry_family_delta_ranks;
+
 const carry_family carry_family_delta = {
     .name = "delta",
     .about = "the gated delta rule: forward, backward, or one step",
     .takes = takes,
     .example = "delta:f32:t1024:h32:k128:v128",
+    .over_ranks = &carry_family_delta_ranks,
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,

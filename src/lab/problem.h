@@ -29,6 +29,7 @@ typedef struct carry_problem {
     char family[CARRY_PROBLEM_WORD];
     int items;
     carry_problem_item item[CARRY_PROBLEM_ITEMS];
+    struct carry_comm *comm; /* the ranks that work on it together (collective.h); the parser leaves NULL */
 } carry_problem;
 
 carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const char *text);

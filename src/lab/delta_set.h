@@ -1,0 +1,29 @@
+/* Sets of inputs and outputs of a delta-rule problem.
+
+   q and k are normal (the op's own l2norm makes them of length 1), v normal, beta = sigmoid of a normal, g = log
+   sigmoid of a normal divided by 4: decays around e^-0.2. The state is 0.1 normal. */
+#ifndef CARRY_LAB_DELTA_SET_H
+#define CARRY_LAB_DELTA_SET_H
+
+#include "carry/delta.h"
+
+typedef struct carry_delta_set {
+    carry_tensor q, k, v, beta, g, state, o, final;
+    carry_tensor grad_o, dq, dk, dv, dbeta, dg, dstate; /* backward only */
+} carry_delta_set;
+
+/* Ranks of one seed have tokens of their own and the same state. What was made so far is freed by carry_delta_set_free
+   after a failure too. tokens may be 0. */
+carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *set, const carry_delta_problem *problem,
+                                 bool backward, uint64_t seed, int rank);
+void carry_delta_set_free(carry_delta_set *set);
+
+/* The least that must move: inputs and outputs once; with a state, that is read besides. */
+double carry_delta_set_bytes(const carry_delta_problem *problem, bool with_state, bool backward);
+
+carry_delta_forward_args carry_delta_set_forward(carry_delta_set *set, const carry_delta_problem *problem,
+                                                 bool initial);
+carry_delta_backward_args carry_delta_set_backward(carry_delta_set *set, const carry_delta_problem *problem,
+                                                   bool initial, void *kept);
+
+#endif

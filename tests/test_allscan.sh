@@ -1,0 +1,99 @@
+#!/bin/sh
+# Problems of several ranks as a person meets them: on threads, and under mpirun where it is here.
+# Usage: test_allscan.sh PATH-OF-CARRY
+set -u
+carry=$1
+tests=$(cd "$(dirname "$0")" && pwd)
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+cd "$folder" || exit 1
+CARRY_WISDOM=none
+CARRY_STORE=$folder/store.db
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+TMPDIR=$folder
+NO_COLOR=1
+OMPI_ALLOW_RUN_AS_ROOT=1
+OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS TMPDIR NO_COLOR OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM
+. "$tests/support.sh"
+small=allscan:wy:bf16:h2:k9:v5:p3
+
+# A process alone takes threads for ranks.
+expect 0 '"bytes_per_rank": 180' bench --json --repeats 3 $small:algo=chain
+grep -q '"ranks": 3' out || fail "the ranks are not told"
+expect 0 'received 0.00018 MB' bench --repeats 3 $small
+expect 0 '"exposed": 0' bench --json --repeats 3 delta:f32:t32:h2:k8:v8:p2:algo=chain
+expect 0 '8 right, 0 wrong' check $small
+expect 0 'dv ' check delta:f32:t32:h2:k8:v8:p2:backward
+expect 0 'over 3 ranks (threads)' plan $small
+expect 0 '"algorithm": "serial"' plan --json $small:algo=lasp1
+expect 0 'over 3 ranks (threads)' --ranks 4 plan $small
+expect 0 '8 right' --ranks 3 check $small
+refused "is for 3 ranks, and there are 2" --ranks 2 bench $small
+refused "is for 3 ranks, and there are 2" --ranks 2 check $small
+refused "is a problem of one rank" --ranks 2 check scan:dense:t8:n2
+refused "check --golden does not run on ranks" --ranks 2 check --golden nothing
+refused "'p0'" bench allscan:wy:p0
+refused "p1 to p1024" check allscan:wy:p1025
+refused "only factors have rows" plan allscan:wy:r3:p2
+
+cat > tiny.yaml << 'END'
+name: tiny
+hypothesis: What a rank receives does not grow.
+repeats: 3
+grid:
+  - stage: ranks
+    problem: allscan:{kind}:bf16:h2:k8:v8:p{p}
+    kind: [wy, diagonal]
+    p: [2, 3]
+    methods: [chain, gather]
+  - stage: gpus
+    problem: allscan:wy:h2:k8:v8:p2:device=cuda
+    methods: [chain]
+    needs: [gpus]
+success:
+  - received(chain, wy, p=3, stage=ranks) == received(chain, wy, p=2, stage=ranks)
+failure:
+  - error(chain, stage=ranks) > 0.1
+END
+expect 0 "decision: proceed" run tiny.yaml
+grep -q '^  allscan:wy:bf16:h2:k8:v8  *chain  *256  *256$' out || fail "no table of what is received"
+grep -q 'not measured: ' out || fail "no reason where GPUs are missing"
+expect 0 "decision: proceed" --ranks 3 run tiny.yaml
+[ "$(grep -c '^decision' out)" = 1 ] || fail "not rank 0 alone printed"
+expect 1 "more than the 2 ranks" --ranks 2 run tiny.yaml --no-store
+
+if ! "$carry" list collectives | grep -q '^mpi ' || ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
+    echo "skipped: a build with MPI and Open MPI's mpirun are not both here"
+    [ $failures = 0 ] && exit 77
+    exit 1
+fi
+
+# launch CODE WORDS N ARGUMENTS...: as expect, as N processes.
+launch() {
+    code=$1
+    words=$2
+    ranks=$3
+    shift 3
+    timeout -k 5 200 mpirun --oversubscribe --mca btl_vader_single_copy_mechanism none -n "$ranks" "$carry" "$@" \
+        > out 2> err < /dev/null
+    got=$?
+    if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then
+        fail "mpirun -n $ranks carry $*: exit $got (expected $code), expected to read '$words', read:"
+        tail -n 8 out err
+    fi
+}
+launch 0 '"bytes_per_rank": 180' 3 bench --json --repeats 3 $small
+[ "$(grep -c '"algorithm": "chain"' out)" = 1 ] || fail "not rank 0 alone printed"
+launch 0 '8 right, 0 wrong' 4 check $small
+launch 0 'over 3 ranks (mpi)' 3 plan $small
+launch 0 'dv ' 2 check delta:f32:t32:h2:k8:v8:p2:backward
+launch 0 'decision: proceed' 3 run tiny.yaml
+[ "$(grep -c 'stored as run' out)" = 1 ] || fail "not rank 0 alone stored"
+launch 2 'is for 3 ranks, and there are 2' 2 bench $small
+[ "$(grep -c '^carry: ' err)" = 1 ] || fail "not one sentence"
+launch 1 'more than the 2 ranks' 2 run tiny.yaml --no-store
+"$carry" runs list > out || fail "runs list"
+[ "$(grep -c tiny out)" = 3 ] || fail "three runs were to be stored"
+[ $failures = 0 ] && echo "ranks work together"
+exit $((failures > 0))
