@@ -6,12 +6,12 @@
 #include "comm/ranks.h"
 
 const cli_verb *const cli_verbs[] = {
-    &cli_list,      &cli_plan,   &cli_check, &cli_bench,
+    &cli_list,  &cli_plan,      &cli_check, &cli_bench,
 #ifdef CARRY_HAVE_LAB
-    &cli_run,       &cli_report, &cli_runs,  &cli_profile, &cli_climb, &cli_job, &cli_cards,
+    &cli_run,   &cli_report,    &cli_runs,  &cli_profile, &cli_climb, &cli_job, &cli_cards,
 #endif
 #ifdef CARRY_HAVE_TRAIN
-    &cli_tokenizer,
+    &cli_train, &cli_tokenizer,
 #endif
     NULL,
 };
@@ -40,7 +40,7 @@ static bool needs_train(const char *name) {
 }
 #else
 static bool needs_train(const char *name) {
-    return strcmp(name, "tokenizer") == 0;
+    return strcmp(name, "tokenizer") == 0 || strcmp(name, "train") == 0;
 }
 #endif
 

@@ -88,8 +88,12 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
     return true;
 }
 
-static void print_options(const cli_option *options) {
+/* Of common ones, those that the verb has itself are left out. */
+static void print_options(const cli_option *options, const cli_option *own) {
     for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
+        if (find(own, o->name, strlen(o->name), 0) != NULL) {
+            continue;
+        }
         char left[48];
         (void)snprintf(left, sizeof left, "%s%c%s--%s%s%s", o->letter != 0 ? "-" : " ",
                        o->letter != 0 ? o->letter : ' ', o->letter != 0 ? ", " : "  ", o->name,
@@ -101,8 +105,8 @@ static void print_options(const cli_option *options) {
 static void print_help(const cli_verb *verb, const cli_option *own, const cli_option *common) {
     (void)printf("carry %s %s\n\n%s\n\n%s\n", verb->name, verb->arguments, verb->summary, verb->details);
     (void)printf("\nOptions:\n");
-    print_options(own);
-    print_options(common);
+    print_options(own, NULL);
+    print_options(common, own);
     (void)printf("\nExample:\n  %s\n", verb->example);
 }
 

@@ -20,6 +20,8 @@ typedef struct carry_ceilings {
 } carry_ceilings;
 
 carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings);
+/* The first of them alone, in some hundredths of a second. */
+carry_status carry_ceilings_gemm(carry_ctx *ctx, double *gflops);
 
 typedef struct carry_bench_result {
     char algorithm[24];

@@ -85,3 +85,19 @@ carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings) {
     free(to);
     return CARRY_OK;
 }
+
+carry_status carry_ceilings_gemm(carry_ctx *ctx, double *gflops) {
+    const carry_kernels *kernels;
+    const size_t count = (size_t)3 * GEMM_SIZE * GEMM_SIZE;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
+    float *floats = carry_aligned_new(count * sizeof *floats);
+    if (floats == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product");
+    }
+    for (size_t i = 0; i < count; i++) {
+        floats[i] = 1e-3f * (float)(i % 1000);
+    }
+    *gflops = gemm_rate(ctx, kernels, floats);
+    free(floats);
+    return CARRY_OK;
+}

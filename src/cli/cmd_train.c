@@ -1,0 +1,260 @@
+/* carry train. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cmd_train.h"
+#include "core/error.h"
+#include "lab/bench.h"
+#include "train/checkpoint.h"
+
+#define KEYS 64
+#define OWN 5 /* options that are no keys, and the end */
+
+/* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
+typedef struct typed {
+    const char *text[KEYS];
+    bool flag[KEYS];
+    cli_option option[KEYS + OWN];
+} typed;
+
+static void list_options(typed *t, train_desk *desk) {
+    int n = 0;
+    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+        const carry_train_key *key = &carry_train_keys[i];
+        const bool is_flag = key->kind == CARRY_TRAIN_FLAG;
+        t->option[n++] = (cli_option){
+            key->name,     0,        is_flag ? CLI_FLAG : CLI_TEXT, is_flag ? (void *)&t->flag[i] : (void *)&t->text[i],
+            key->argument, key->help};
+    }
+    const cli_option own[OWN] = {
+        {"config", 0, CLI_TEXT, &desk->config, "FILE", "these options from a YAML file: a line each, batch: 8"},
+        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
+        {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
+        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store"},
+        {0},
+    };
+    memcpy(t->option + n, own, sizeof own);
+}
+
+/* What was typed wins over the file and the checkpoint. */
+static int set_typed(train_desk *desk, const typed *t) {
+    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+        const carry_train_key *key = &carry_train_keys[i];
+        const char *value = t->flag[i] ? "true" : t->text[i];
+        if (value == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {
+            continue;
+        }
+        if (desk->resume && key->fixed) {
+            return cli_refuse("--%s is what the run was started with, and stays: a new run may start from its weights "
+                              "with --model %s/latest",
+                              key->name, desk->options.out);
+        }
+        if (strcmp(key->name, "steps") == 0 || strcmp(key->name, "tokens") == 0 || strcmp(key->name, "epochs") == 0) {
+            desk->options.steps = desk->options.tokens = 0; /* of the checkpoint or the file */
+            desk->options.epochs = 0.0;
+        }
+        if (carry_train_set(desk->ctx, &desk->options, key->name, value) != CARRY_OK) {
+            return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+        }
+    }
+    return CLI_DONE;
+}
+
+/* Words are texts, after the one that --data names. */
+static int add_data(train_desk *desk, int count, char **words) {
+    char *data = desk->options.data;
+    size_t used = strlen(data);
+    for (int i = 0; i < count; i++) {
+        if (strchr(words[i], '\n') != NULL || used + strlen(words[i]) + 2 > sizeof desk->options.data) {
+            return cli_refuse("the paths of the texts are too long, or one has a line end in it");
+        }
+        used += (size_t)snprintf(data + used, sizeof desk->options.data - used, "%s%s", used > 0 ? "\n" : "", words[i]);
+    }
+    return CLI_DONE;
+}
+
+/* The folder of the run that goes on, and what it was started with. */
+static int take_checkpoint(train_desk *desk, const char *folder) {
+    carry_found found;
+    if (folder == NULL) {
+        return cli_refuse("--resume needs the run's folder: carry train --resume DIR");
+    }
+    char out[CARRY_TRAIN_PATH];
+    (void)snprintf(out, sizeof out, "%s", folder);
+    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/'; n = strlen(out)) {
+        out[n - 1] = '\0';
+    }
+    char *last = strrchr(out, '/');
+    if (last != NULL && strcmp(last, "/latest") == 0) {
+        *last = '\0';
+    }
+    carry_status status = carry_checkpoint_find(desk->ctx, &found, out, NULL); /* what is damaged is said later */
+    if (status == CARRY_OK && strcmp(found.path, out) == 0) {
+        carry_found_free(&found);
+        return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
+                          out);
+    }
+    if (status == CARRY_OK) {
+        status = carry_train_options_read(desk->ctx, &desk->options, carry_json_find(found.document, "options"));
+        carry_found_free(&found);
+    }
+    (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+}
+
+/* The text's name without folders and ending, or the task's. */
+static void name_run(train_desk *desk) {
+    const carry_train_options *o = &desk->options;
+    char path[CARRY_TRAIN_PATHS];
+    (void)snprintf(path, sizeof path, "%s", o->task[0] != '\0' ? o->task : o->data);
+    path[strcspn(path, "\n")] = '\0';
+    for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n = strlen(path)) {
+        path[n - 1] = '\0';
+    }
+    const char *slash = strrchr(path, '/');
+    const char *from = slash != NULL ? slash + 1 : path;
+    (void)snprintf(desk->name, sizeof desk->name, "%.60s", *from != '\0' ? from : "text");
+    char *dot = strrchr(desk->name, '.');
+    if (dot != NULL && dot != desk->name) {
+        *dot = '\0';
+    }
+}
+
+/* A folder of one's own where none is named; one that is named must be free. */
+static int choose_out(train_desk *desk) {
+    char *out = desk->options.out;
+    if (out[0] != '\0') {
+        return desk->resume || !carry_run_folder_is_used(out)
+                   ? CLI_DONE
+                   : cli_refuse("%s holds a run already: carry train --resume %s goes on with it, or give another "
+                                "--out",
+                                out, out);
+    }
+    for (int i = 1; i < 10000; i++) {
+        (void)snprintf(out, sizeof desk->options.out, i == 1 ? "trained/%s" : "trained/%s-%d", desk->name, i);
+        if (!carry_run_folder_is_used(out)) {
+            return CLI_DONE;
+        }
+    }
+    return cli_refuse("trained/ holds too many runs named %s: give --out", desk->name);
+}
+
+static carry_status train_rank(void *user, carry_comm *comm) {
+    train_desk *desk = user;
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    double peak;
+    CARRY_TRY(carry_ceilings_gemm(ctx, &peak));
+    peak *= 1e9;
+    CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    carry_train_hooks hooks = desk->hooks; /* threads share the desk */
+    hooks.peak = peak;
+    hooks.resume = desk->resume;
+    if (carry_comm_rank(comm) == 0) {
+        desk->peak = peak;
+    }
+    carry_status status = carry_train_run(comm, &desk->options, &hooks);
+    if (carry_comm_rank(comm) == 0) {
+        train_show_end(desk);
+        train_store_end(desk, status, status != CARRY_OK ? carry_ctx_error(ctx) : "");
+    }
+    return status;
+}
+
+static void print_end(const train_desk *desk) {
+    if (!desk->common.json) {
+        (void)printf("the model is in %s/latest", desk->options.out);
+        if (desk->options.task[0] == '\0') {
+            (void)printf(":\n  carry generate %s/latest -p \"...\"", desk->options.out);
+        }
+        (void)putchar('\n');
+        if (!desk->unstored) {
+            (void)printf("the loss curve:\n  carry report %lld -o report.html\n", (long long)desk->run);
+        }
+    }
+}
+
+static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {
+    const char *folder = words > 0 ? arguments[0] : NULL;
+    for (int i = 0; carry_train_keys[i].name != NULL && folder == NULL; i++) {
+        folder = strcmp(carry_train_keys[i].name, "out") == 0 ? t->text[i] : NULL;
+    }
+    int code = desk->config != NULL ? train_read_config(desk, desk->config) : CLI_DONE;
+    if (code == CLI_DONE && desk->resume) {
+        code = take_checkpoint(desk, folder != NULL ? folder : desk->options.out[0] != '\0' ? desk->options.out : NULL);
+    }
+    code = code == CLI_DONE ? set_typed(desk, t) : code;
+    code = code == CLI_DONE && !desk->resume ? add_data(desk, words, arguments) : code;
+    if (code == CLI_DONE && carry_train_options_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
+        code = cli_refuse("%s", carry_ctx_error(desk->ctx));
+    }
+    if (code == CLI_DONE) {
+        name_run(desk);
+        code = choose_out(desk);
+    }
+    return code;
+}
+
+static int run(int count, char **arguments) {
+    train_desk *desk = calloc(1, sizeof *desk);
+    typed *t = calloc(1, sizeof *t);
+    int code = CLI_IMPOSSIBLE;
+    if (desk == NULL || t == NULL) {
+        (void)cli_refuse("there is no memory");
+        goto done;
+    }
+    desk->options = carry_train_options_default();
+    list_options(t, desk);
+    (void)cli_command(desk->command, sizeof desk->command, "train", count, arguments);
+    const int words = cli_parse(&cli_train, count, arguments, t->option, &desk->common);
+    if (words < 0 || desk->common.help) {
+        code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+        goto done;
+    }
+    if (desk->resume && words > 1) {
+        (void)cli_refuse("--resume takes one folder, and %d words are there", words);
+        goto done;
+    }
+    if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+        (void)cli_refuse("there is no memory");
+        goto done;
+    }
+    cli_catch_interrupt();
+    train_show_hooks(desk);
+    code = prepare(desk, t, words, arguments);
+    code = code == CLI_DONE ? train_store_begin(desk) : code;
+    if (code == CLI_DONE) {
+        const carry_status status = cli_on_ranks(&desk->common, train_rank, desk);
+        train_store_end(desk, status, ""); /* where no rank came to it */
+        code = status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
+        if (code == CLI_DONE && cli_process_rank() <= 0) {
+            print_end(desk);
+        }
+    }
+done:
+    if (desk != NULL) {
+        carry_ctx_free(desk->ctx);
+    }
+    free(desk);
+    free(t);
+    return code;
+}
+
+const cli_verb cli_train = {
+    .name = "train",
+    .arguments = "--data FILE | --task NAME",
+    .summary = "train a language model: Gated DeltaNet or DeltaNet",
+    .details =
+        "Learns a text (files and folders) or a synthetic task, and keeps checkpoints: folders step-N as Hugging Face\n"
+        "lays models out, with the optimizer's state beside; latest points to the newest. Alone with --data it trains\n"
+        "a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of some 2 M parameters, in a minute or two on two\n"
+        "cores, and keeps the last twentieth of the text back to be examined with.\n"
+        "\n"
+        "--resume DIR goes on where a run stopped, was interrupted (Ctrl-C finishes the step and saves) or killed: to\n"
+        "the same bits on the same ranks. Options given with it win over those it was started with.\n"
+        "\n"
+        "carry --ranks N train ... and mpirun -n N carry train ... share each batch among N ranks, or with\n"
+        "--sequence-ranks P each row among P of them. MFU is of the peak of a 512^3 product measured at the start.",
+    .example = "carry train --data book.txt --steps 400 --out trained/book",
+    .run = run,
+    .on_ranks = true,
+};

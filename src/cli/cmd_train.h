@@ -1,0 +1,40 @@
+/* What the files of carry train share. */
+#ifndef CARRY_CLI_CMD_TRAIN_H
+#define CARRY_CLI_CMD_TRAIN_H
+
+#include "cli/ranks.h"
+#include "train/loop.h"
+
+struct carry_store;
+
+/* One run, as rank 0 sees it. */
+typedef struct train_desk {
+    cli_common common;
+    carry_train_options options;
+    carry_train_hooks hooks;
+    bool resume, unstored;
+    const char *store_path, *config;
+    char name[64]; /* of the run: the text's or the task's */
+    char command[1024];
+    carry_ctx *ctx; /* for the store and for files that are read before the ranks are there */
+    struct carry_store *store;
+    int64_t run;
+    bool store_failed;
+    bool redraws;     /* lines replace each other, on a terminal */
+    bool has_unended; /* such a line stands there */
+    double last_loss, last_exam;
+    double peak; /* flop/s of all ranks */
+} train_desk;
+
+/* Keys of a YAML file into options. */
+int train_read_config(train_desk *desk, const char *path);
+/* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
+int train_store_begin(train_desk *desk);
+void train_store_metric(train_desk *desk, int64_t step, const char *name, double value);
+void train_store_end(train_desk *desk, carry_status status, const char *note);
+
+/* Hooks that print, for people or as JSON. */
+void train_show_hooks(train_desk *desk);
+void train_show_end(train_desk *desk);
+
+#endif

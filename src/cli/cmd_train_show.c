@@ -1,0 +1,156 @@
+/* What carry train prints: lines for people, on a terminal one that is redrawn; or JSON. */
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cmd_train.h"
+
+static const char *duration(char text[32], double seconds) {
+    const long long s = seconds < 1e9 ? (long long)(seconds + 0.5) : 0;
+    if (s >= 3600) {
+        (void)snprintf(text, 32, "%lldh%02lldm", s / 3600, s / 60 % 60);
+    } else if (s >= 60) {
+        (void)snprintf(text, 32, "%lldm%02llds", s / 60, s % 60);
+    } else {
+        (void)snprintf(text, 32, "%llds", s);
+    }
+    return text;
+}
+
+static const char *count_text(char text[32], double count) {
+    if (count >= 1e6) {
+        (void)snprintf(text, 32, "%.1f M", 1e-6 * count);
+    } else if (count >= 1e4) {
+        (void)snprintf(text, 32, "%.1f k", 1e-3 * count);
+    } else {
+        (void)snprintf(text, 32, "%.0f", count);
+    }
+    return text;
+}
+
+/* What is printed next starts on a line of its own. */
+static void end_line(train_desk *desk) {
+    if (desk->has_unended) {
+        (void)putchar('\n');
+        desk->has_unended = false;
+    }
+}
+
+static void on_start(void *user, const carry_train_start *s) {
+    train_desk *desk = user;
+    const carry_lm_config *c = &s->lm->config;
+    char parameters[32];
+    char tokens[32];
+    if (desk->common.json) {
+        return;
+    }
+    if (s->resumed != NULL) {
+        (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
+    }
+    (void)printf("%s%s%s: %s parameters, %lld layers, hidden %lld, %lld heads of %lld, vocabulary %lld\n", cli_bold(),
+                 carry_lm_kind_name(c->kind), cli_plain(), count_text(parameters, (double)s->lm->trained),
+                 (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_heads, (long long)c->key,
+                 (long long)c->vocab_size);
+    (void)printf("%lld steps of %lld x %lld = %s tokens", (long long)s->steps, (long long)s->options->batch,
+                 (long long)s->options->length, count_text(tokens, (double)s->tokens));
+    if (isfinite(s->rows_of_epoch)) {
+        (void)printf(", %.2g times through the text",
+                     (double)s->steps * (double)s->options->batch / fmax(1.0, s->rows_of_epoch));
+    }
+    (void)printf("; seed %lld\n", (long long)s->options->seed);
+    if (s->ranks * s->parts > 1) {
+        (void)printf("%d data ranks x %d sequence ranks\n", s->ranks, s->parts);
+    }
+    (void)printf("%s%s\npeak %.1f GFLOP/s, of a 512^3 product now%s\n", cli_dim(), s->plan, 1e-9 * desk->peak,
+                 cli_plain());
+    (void)fflush(stdout);
+}
+
+static void print_json(const train_desk *desk, const carry_train_report *r) {
+    cli_json_open();
+    cli_json_integer("step", r->step);
+    cli_json_number("loss", r->loss);
+    cli_json_number("tokens_per_s", r->tokens_per_s);
+    cli_json_number("mfu", r->mfu);
+    cli_json_number("memory", r->memory);
+    cli_json_integer("steps", r->steps);
+    cli_json_integer("tokens", r->seen);
+    cli_json_number("rate", r->rate);
+    cli_json_number("norm", r->norm);
+    cli_json_number("left_s", r->left);
+    cli_json_number("peak_gflops", 1e-9 * desk->peak);
+    cli_json_close();
+    (void)fflush(stdout);
+}
+
+static void on_report(void *user, const carry_train_report *r) {
+    train_desk *desk = user;
+    char left[32];
+    char rate[32];
+    desk->last_loss = r->loss;
+    if (desk->common.json) {
+        print_json(desk, r);
+        return;
+    }
+    (void)printf("%sstep %lld/%lld  loss %.4f  rate %.2e  %s tokens/s  MFU %.0f %%  %.0f MB  %s left",
+                 desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate,
+                 count_text(rate, r->tokens_per_s), 100.0 * r->mfu, 1e-6 * r->memory, duration(left, r->left));
+    desk->has_unended = true;
+    if (!desk->redraws) {
+        end_line(desk);
+    }
+    (void)fflush(stdout);
+}
+
+static void on_exam(void *user, const carry_train_exam *e) {
+    train_desk *desk = user;
+    desk->last_exam = e->loss;
+    if (desk->common.json) {
+        cli_json_open();
+        cli_json_integer("step", e->step);
+        cli_json_number("eval_loss", e->loss);
+        cli_json_integer("eval_labels", e->labels);
+        if (isfinite(e->accuracy)) {
+            cli_json_number("accuracy", e->accuracy);
+        }
+        cli_json_close();
+    } else {
+        end_line(desk);
+        (void)printf("step %lld  held out: %sloss %.4f%s", (long long)e->step, cli_green(), e->loss, cli_plain());
+        if (isfinite(e->accuracy)) {
+            (void)printf("  %.2f %% right", 100.0 * e->accuracy);
+        } else {
+            (void)printf("  perplexity %.2f", exp(e->loss));
+        }
+        (void)putchar('\n');
+    }
+    (void)fflush(stdout);
+}
+
+static void on_metric(void *user, int64_t step, const char *name, double value) {
+    train_store_metric(user, step, name, value);
+}
+
+static void on_note(void *user, int64_t step, const char *line) {
+    train_desk *desk = user;
+    (void)step;
+    end_line(desk);
+    (void)fflush(stdout);
+    (void)fprintf(stderr, "carry: %s\n", line);
+}
+
+void train_show_hooks(train_desk *desk) {
+    desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
+    desk->last_loss = desk->last_exam = NAN;
+    desk->hooks = (carry_train_hooks){.sink = {.user = desk, .metric = on_metric, .note = on_note},
+                                      .stop = cli_interrupted,
+                                      .started = on_start,
+                                      .report = on_report,
+                                      .examined = on_exam,
+                                      .user = desk};
+}
+
+void train_show_end(train_desk *desk) {
+    end_line(desk);
+    (void)fflush(stdout);
+}

@@ -1,0 +1,28 @@
+/* Where metrics go: floors below the program report to a sink, and the program plugs its run store in. A sink is called
+   by one thread. Names are short and stay the same from run to run: loss, tokens_per_s. */
+#ifndef CARRY_CORE_SINK_H
+#define CARRY_CORE_SINK_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* Either function may be NULL: not wanted. */
+typedef struct carry_sink {
+    void *user;
+    void (*metric)(void *user, int64_t step, const char *name, double value);
+    void (*note)(void *user, int64_t step, const char *line); /* what a person should know, without a newline */
+} carry_sink;
+
+static inline void carry_sink_metric(const carry_sink *sink, int64_t step, const char *name, double value) {
+    if (sink != NULL && sink->metric != NULL) {
+        sink->metric(sink->user, step, name, value);
+    }
+}
+
+static inline void carry_sink_note(const carry_sink *sink, int64_t step, const char *line) {
+    if (sink != NULL && sink->note != NULL) {
+        sink->note(sink->user, step, line);
+    }
+}
+
+#endif

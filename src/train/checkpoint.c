@@ -1,0 +1,195 @@
+/* Writing checkpoints. */
+#include "train/checkpoint.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/error.h"
+#include "core/span.h"
+#include "model/json_write.h"
+#include "model/safetensors.h"
+#include "train/checkpoint_files.h"
+
+static carry_status cannot(carry_ctx *ctx, const char *path) {
+    return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+}
+
+static carry_status make_folders(carry_ctx *ctx, const char *path) {
+    char partial[CARRY_FILE_PATH];
+    if (snprintf(partial, sizeof partial, "%s", path) >= (int)sizeof partial) {
+        return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", path);
+    }
+    for (char *slash = strchr(partial + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        (void)mkdir(partial, 0777); /* what cannot be made shows at the last one */
+        *slash = '/';
+    }
+    return mkdir(path, 0777) == 0 || errno == EEXIST ? CARRY_OK : cannot(ctx, path);
+}
+
+static carry_status lock(carry_ctx *ctx, carry_run_folder *folder) {
+    char path[CARRY_FILE_PATH];
+    CARRY_TRY(carry_file_in(ctx, path, folder->path, ".lock"));
+    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (folder->lock < 0) {
+        return cannot(ctx, folder->path);
+    }
+    struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+    if (fcntl(folder->lock, F_OFD_SETLK, &whole) != 0 && (errno == EAGAIN || errno == EACCES)) {
+        (void)close(folder->lock);
+        folder->lock = -1;
+        return carry_fail(ctx, CARRY_EIO, "another process trains into %s: wait for it, or give another --out",
+                          folder->path);
+    }
+    return CARRY_OK; /* a file system without locks does without */
+}
+
+carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, const char *path) {
+    *folder = (carry_run_folder){.lock = -1, .newest = -1};
+    CARRY_TRY(make_folders(ctx, path));
+    (void)snprintf(folder->path, sizeof folder->path, "%s", path);
+    CARRY_TRY(lock(ctx, folder));
+    carry_checkpoint_sweep(folder->path);
+    return CARRY_OK;
+}
+
+void carry_run_folder_close(carry_run_folder *folder) {
+    if (folder->lock >= 0) {
+        (void)close(folder->lock);
+        folder->lock = -1;
+    }
+}
+
+static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_checkpoint *c) {
+    char path[CARRY_FILE_PATH];
+    const int64_t n = c->lm->parameters;
+    CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_STATE_FILE));
+    carry_safetensors_item *items = calloc((size_t)n, 2 * sizeof *items);
+    char(*names)[CARRY_STATE_NAME] = calloc((size_t)n, 2 * sizeof *names);
+    carry_status status =
+        items != NULL && names != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+    for (int64_t i = 0; i < 2 * n && status == CARRY_OK; i++) {
+        const carry_lm_parameter *p = &c->lm->parameter[i % n];
+        const float *from = (i < n ? c->m : c->v) + p->offset;
+        (void)snprintf(names[i], sizeof names[i], "%c.%s", i < n ? 'm' : 'v', p->name);
+        items[i] = (carry_safetensors_item){
+            .name = names[i], .tensor = carry_view((float *)from, CARRY_F32, p->rank, p->shape), .dtype = CARRY_F32};
+    }
+    status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, 2 * n, NULL) : status;
+    free(items);
+    free(names);
+    return status;
+}
+
+static carry_status put_files(carry_ctx *ctx, carry_json_text *text, const char *folder, bool has_tokenizer) {
+    const char *before = "";
+    for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
+        int64_t bytes;
+        uint32_t crc;
+        char path[CARRY_FILE_PATH];
+        if (!has_tokenizer && strcmp(carry_checkpoint_files[i], CARRY_TOKENIZER_FILE) == 0) {
+            continue;
+        }
+        CARRY_TRY(carry_file_in(ctx, path, folder, carry_checkpoint_files[i]));
+        CARRY_TRY(carry_checkpoint_sum(ctx, path, &bytes, &crc));
+        carry_json_put_raw(text, "%s\n    {\"name\": \"%s\", \"bytes\": %lld, \"crc32c\": %lu}", before,
+                           carry_checkpoint_files[i], (long long)bytes, (unsigned long)crc);
+        before = ",";
+    }
+    return CARRY_OK;
+}
+
+static carry_status save_note(carry_ctx *ctx, const char *folder, const carry_checkpoint *c) {
+    char path[CARRY_FILE_PATH];
+    carry_json_text text = {0};
+    CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_NOTE_FILE));
+    carry_json_put_raw(&text, "{\n  \"format\": %d,\n  \"step\": %lld,\n  \"tokens\": %lld,\n", CARRY_CHECKPOINT_FORMAT,
+                       (long long)c->step, (long long)c->seen);
+    carry_json_put_raw(&text, "  \"position\": {\"epoch\": %lld, \"window\": %lld, \"row\": %lld},\n",
+                       (long long)c->position.epoch, (long long)c->position.window, (long long)c->position.row);
+    carry_json_put_raw(&text, "  \"source\": %lu,\n  \"options\": %s,\n  \"files\": [", (unsigned long)c->source,
+                       c->options);
+    carry_status status = put_files(ctx, &text, folder, c->tokenizer != NULL);
+    carry_json_put_raw(&text, "\n  ]\n}\n");
+    if (status == CARRY_OK && text.failed) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+    }
+    status = status == CARRY_OK ? carry_file_replace(ctx, path, text.bytes, text.length) : status;
+    carry_json_text_free(&text);
+    return status;
+}
+
+static carry_status write_all(carry_ctx *ctx, const char *folder, const carry_checkpoint *c) {
+    if (mkdir(folder, 0777) != 0) {
+        return cannot(ctx, folder);
+    }
+    CARRY_TRY(carry_lm_save(c->lm, folder, CARRY_F32));
+    if (c->tokenizer != NULL) {
+        char path[CARRY_FILE_PATH];
+        CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_TOKENIZER_FILE));
+        CARRY_TRY(carry_tokenizer_save(ctx, c->tokenizer, path));
+    }
+    CARRY_TRY(save_state(ctx, folder, c));
+    CARRY_TRY(save_note(ctx, folder, c)); /* the last: it vouches for the others */
+    return carry_checkpoint_sync(ctx, folder);
+}
+
+/* The hidden folder takes its place. One of the same step that is in the way was damaged, or of another run. */
+static carry_status take_place(carry_ctx *ctx, const carry_run_folder *folder, const char *hidden, const char *path) {
+    if (rename(hidden, path) != 0) {
+        char aside[CARRY_FILE_PATH];
+        CARRY_TRY(carry_file_in(ctx, aside, folder->path, ".step-aside"));
+        carry_checkpoint_remove(aside);
+        if (rename(path, aside) != 0 || rename(hidden, path) != 0) {
+            return cannot(ctx, path);
+        }
+        carry_checkpoint_remove(aside);
+    }
+    return carry_checkpoint_sync(ctx, folder->path);
+}
+
+/* A link to the newest, replaced as a whole; a file system without links does without. */
+static void point_to(const carry_run_folder *folder, int64_t step) {
+    char link[CARRY_FILE_PATH];
+    char hidden[CARRY_FILE_PATH];
+    char name[32];
+    if (snprintf(link, sizeof link, "%s/latest", folder->path) < (int)sizeof link &&
+        snprintf(hidden, sizeof hidden, "%s/.latest", folder->path) < (int)sizeof hidden) {
+        (void)snprintf(name, sizeof name, "step-%lld", (long long)step);
+        (void)unlink(hidden);
+        if (symlink(name, hidden) == 0) {
+            (void)rename(hidden, link);
+        }
+    }
+}
+
+carry_status carry_checkpoint_save(carry_ctx *ctx, carry_run_folder *folder, const carry_checkpoint *c) {
+    CARRY_SPAN(ctx, "train", "checkpoint");
+    char name[64];
+    char hidden[CARRY_FILE_PATH];
+    char path[CARRY_FILE_PATH];
+    (void)snprintf(name, sizeof name, ".step-%lld", (long long)c->step);
+    CARRY_TRY(carry_file_in(ctx, hidden, folder->path, name));
+    CARRY_TRY(carry_file_in(ctx, path, folder->path, name + 1));
+    carry_checkpoint_remove(hidden);
+    carry_status status = write_all(ctx, hidden, c);
+    status = status == CARRY_OK ? take_place(ctx, folder, hidden, path) : status;
+    if (status != CARRY_OK) {
+        char why[384];
+        (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
+        carry_checkpoint_remove(hidden);
+        return folder->newest >= 0
+                   ? carry_fail(ctx, status,
+                                "the checkpoint of step %lld is not written, that of step %lld is kept: %s",
+                                (long long)c->step, (long long)folder->newest, why)
+                   : carry_fail(ctx, status, "the checkpoint of step %lld is not written: %s", (long long)c->step, why);
+    }
+    folder->newest = c->step;
+    point_to(folder, c->step);
+    return carry_checkpoint_prune(ctx, folder->path, c->step, c->keep);
+}

@@ -1,0 +1,66 @@
+/* Checkpoints: a training run's folder holds step-N folders, the newest of which `latest` points to.
+
+       step-400/config.json, model.safetensors, tokenizer.json    a model as Hugging Face has it
+       step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME
+       step-400/train.json                                        step, place in the data, options; size and CRC-32C of
+                                                                  each of the other files
+       latest -> step-400
+
+   A checkpoint is written in a hidden folder beside it, every file and folder synced, and renamed: it is there whole or
+   not at all. Older ones are removed only then. Loading compares every file with train.json; a folder that is not whole
+   is passed over, aloud, for the one before it.
+
+   The folder is locked while a run writes to it. */
+#ifndef CARRY_TRAIN_CHECKPOINT_H
+#define CARRY_TRAIN_CHECKPOINT_H
+
+#include "core/file.h"
+#include "core/sink.h"
+#include "model/json.h"
+#include "train/batches.h"
+#include "train/optimizer.h"
+#include "train/tokenizer.h"
+
+typedef struct carry_run_folder {
+    char path[CARRY_FILE_PATH];
+    int lock;       /* a file that is open while it is ours; -1: none */
+    int64_t newest; /* the step that was saved or found last; -1: none */
+} carry_run_folder;
+
+/* Makes the folder where it is missing and removes what a killed run left half-written. CARRY_EIO when it cannot be
+   written or another process trains into it. */
+carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, const char *path);
+void carry_run_folder_close(carry_run_folder *folder);
+/* Does it hold checkpoints, whole or not? */
+bool carry_run_folder_is_used(const char *path);
+
+typedef struct carry_checkpoint {
+    int64_t step, seen; /* steps done, tokens seen */
+    carry_position position;
+    uint32_t source;     /* tells what it was trained on apart; 0: a task */
+    const char *options; /* a JSON object */
+    const carry_lm *lm;
+    const carry_tokenizer *tokenizer; /* NULL: none */
+    const float *m, *v;               /* [lm->count] */
+    int64_t keep;
+} carry_checkpoint;
+
+/* One rank does it. On failure the older ones are as they were. */
+carry_status carry_checkpoint_save(carry_ctx *ctx, carry_run_folder *folder, const carry_checkpoint *checkpoint);
+
+typedef struct carry_found {
+    char path[CARRY_FILE_PATH]; /* of the checkpoint */
+    int64_t step, seen;
+    carry_position position;
+    uint32_t source;
+    carry_json *document; /* train.json; "options" is in it */
+} carry_found;
+
+/* The newest whole checkpoint of a run's folder (or path is a checkpoint itself); damaged ones are noted, with what is
+   wrong. CARRY_ENOTFOUND when there is none. */
+carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink);
+void carry_found_free(carry_found *found);
+/* The slice's m and v, from the checkpoint. */
+carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *optimizer);
+
+#endif

@@ -1,0 +1,29 @@
+/* The files and folders of checkpoints: listing, comparing, removing. */
+#ifndef CARRY_TRAIN_CHECKPOINT_FILES_H
+#define CARRY_TRAIN_CHECKPOINT_FILES_H
+
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_CHECKPOINT_FORMAT 1
+#define CARRY_NOTE_FILE "train.json"
+#define CARRY_STATE_FILE "optimizer.safetensors"
+#define CARRY_TOKENIZER_FILE "tokenizer.json"
+#define CARRY_STATE_NAME 72 /* of a tensor: a parameter's, and two more */
+
+/* Those that train.json vouches for; NULL at the end. */
+extern const char *const carry_checkpoint_files[];
+
+/* The steps of the step-N folders in a folder, the newest first; the caller frees *steps. */
+carry_status carry_checkpoint_steps(carry_ctx *ctx, int64_t **steps, int64_t *count, const char *folder);
+carry_status carry_checkpoint_sum(carry_ctx *ctx, const char *path, int64_t *bytes, uint32_t *crc);
+carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder);
+/* A folder and the files in it; what cannot be removed stays. */
+void carry_checkpoint_remove(const char *folder);
+/* What a killed run left: hidden step folders. */
+void carry_checkpoint_sweep(const char *folder);
+/* All but the keep newest up to `newest`; those behind it are of another run, and go first. */
+carry_status carry_checkpoint_prune(carry_ctx *ctx, const char *folder, int64_t newest, int64_t keep);
+
+#endif

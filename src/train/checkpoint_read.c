@@ -1,0 +1,189 @@
+/* Finding and reading checkpoints. */
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/error.h"
+#include "model/safetensors.h"
+#include "train/checkpoint.h"
+#include "train/checkpoint_files.h"
+
+#define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
+
+bool carry_run_folder_is_used(const char *path) {
+    carry_ctx *ctx = NULL;
+    int64_t *steps = NULL;
+    int64_t count = 0;
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) == CARRY_OK) {
+        (void)carry_checkpoint_steps(ctx, &steps, &count, path);
+    }
+    free(steps);
+    carry_ctx_free(ctx);
+    return count > 0;
+}
+
+void carry_found_free(carry_found *found) {
+    carry_json_free(found->document);
+    found->document = NULL;
+}
+
+static carry_status take_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,
+                               const char *path) {
+    const carry_json *node = carry_json_find(object, key);
+    if (node == NULL || node->kind != CARRY_JSON_NUMBER || !node->whole || node->as.number.integer < 0) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s has no whole number '%s'", path, key);
+    }
+    *to = node->as.number.integer;
+    return CARRY_OK;
+}
+
+static carry_status take_note(carry_ctx *ctx, carry_found *found, const char *path) {
+    const carry_json *root = found->document;
+    const carry_json *position = carry_json_find(root, "position");
+    int64_t format;
+    int64_t source;
+    CARRY_TRY(take_whole(ctx, &format, root, "format", path));
+    if (format != CARRY_CHECKPOINT_FORMAT) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is of format %" PRId64 ", and this carry knows %d", path, format,
+                          CARRY_CHECKPOINT_FORMAT);
+    }
+    CARRY_TRY(take_whole(ctx, &found->step, root, "step", path));
+    CARRY_TRY(take_whole(ctx, &found->seen, root, "tokens", path));
+    CARRY_TRY(take_whole(ctx, &found->position.epoch, position, "epoch", path));
+    CARRY_TRY(take_whole(ctx, &found->position.window, position, "window", path));
+    CARRY_TRY(take_whole(ctx, &found->position.row, position, "row", path));
+    CARRY_TRY(take_whole(ctx, &source, root, "source", path));
+    found->source = (uint32_t)source;
+    return CARRY_OK;
+}
+
+/* Is this one of the files that a checkpoint has? Names in a file from elsewhere are not paths to follow. */
+static bool is_known(const carry_json *name) {
+    for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
+        if (carry_json_is_text(name, carry_checkpoint_files[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static carry_status check_file(carry_ctx *ctx, const carry_json *entry, const char *folder, const char *note) {
+    const carry_json *name = carry_json_find(entry, "name");
+    char path[CARRY_FILE_PATH];
+    int64_t bytes;
+    int64_t crc;
+    int64_t has_bytes;
+    uint32_t has_crc;
+    if (!is_known(name)) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s lists a file that checkpoints do not have", note);
+    }
+    CARRY_TRY(take_whole(ctx, &bytes, entry, "bytes", note));
+    CARRY_TRY(take_whole(ctx, &crc, entry, "crc32c", note));
+    CARRY_TRY(carry_file_in(ctx, path, folder, name->as.text.bytes));
+    CARRY_TRY(carry_checkpoint_sum(ctx, path, &has_bytes, &has_crc));
+    if (bytes != has_bytes) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s has %" PRId64 " bytes, and %" PRId64 " were written", path, has_bytes,
+                          bytes);
+    }
+    return (uint32_t)crc == has_crc ? CARRY_OK
+                                    : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
+}
+
+/* One folder: whole, or a sentence. */
+static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const char *folder) {
+    char note[CARRY_FILE_PATH];
+    CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
+    CARRY_TRY(carry_json_read(ctx, &found->document, note, NOTE_BYTES));
+    carry_status status = take_note(ctx, found, note);
+    const carry_json *files = carry_json_find(found->document, "files");
+    int64_t count = 0;
+    if (status == CARRY_OK && files != NULL && files->kind == CARRY_JSON_ARRAY) {
+        for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
+            status = check_file(ctx, f, folder, note);
+            count++;
+        }
+    }
+    if (status == CARRY_OK && count < 3) { /* configuration, weights, state */
+        status = carry_fail(ctx, CARRY_EFORMAT, "%s lists %" PRId64 " files: three are needed", note, count);
+    }
+    if (status != CARRY_OK) {
+        carry_found_free(found);
+        return status;
+    }
+    (void)snprintf(found->path, sizeof found->path, "%s", folder);
+    return CARRY_OK;
+}
+
+static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {
+    int64_t *steps;
+    int64_t count;
+    CARRY_TRY(carry_checkpoint_steps(ctx, &steps, &count, path));
+    carry_status status = CARRY_ENOTFOUND;
+    int64_t damaged = 0;
+    for (int64_t i = 0; i < count && status != CARRY_OK; i++) {
+        char folder[CARRY_FILE_PATH];
+        char name[64];
+        (void)snprintf(name, sizeof name, "step-%" PRId64, steps[i]);
+        status = carry_file_in(ctx, folder, path, name);
+        status = status == CARRY_OK ? check_checkpoint(ctx, found, folder) : status;
+        if (status != CARRY_OK) {
+            char line[640];
+            (void)snprintf(line, sizeof line, "the checkpoint of step %" PRId64 " is not whole and is passed over: %s",
+                           steps[i], carry_ctx_error(ctx));
+            carry_sink_note(sink, steps[i], line);
+            damaged++;
+        }
+    }
+    free(steps);
+    if (status != CARRY_OK) {
+        return damaged > 0 ? carry_fail(ctx, CARRY_ENOTFOUND, "%s has no whole checkpoint: %" PRId64 " are damaged",
+                                        path, damaged)
+                           : carry_fail(ctx, CARRY_ENOTFOUND, "%s has no checkpoint: no folder step-N is in it", path);
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {
+    char note[CARRY_FILE_PATH];
+    struct stat about;
+    *found = (carry_found){.step = -1};
+    CARRY_TRY(carry_file_in(ctx, note, path, CARRY_NOTE_FILE));
+    return stat(note, &about) == 0 ? check_checkpoint(ctx, found, path) : find_newest(ctx, found, path, sink);
+}
+
+/* The part of parameter p that the slice holds, from the tensor that is stored for it. */
+static carry_status load_part(carry_optimizer *o, float *to, char which, const carry_lm_parameter *p,
+                              const carry_safetensors *file) {
+    char name[CARRY_STATE_NAME];
+    (void)snprintf(name, sizeof name, "%c.%s", which, p->name);
+    const carry_tensor *tensor = carry_safetensors_find(file, name);
+    if (tensor == NULL || tensor->dtype != CARRY_F32 || tensor->rank != p->rank ||
+        memcmp(tensor->shape, p->shape, (size_t)p->rank * sizeof *p->shape) != 0) {
+        return carry_fail(o->lm->ctx, CARRY_EFORMAT, "the optimizer's state has no f32 tensor %s of the model's shape",
+                          name);
+    }
+    const int64_t begin = p->offset > o->first ? p->offset : o->first;
+    const int64_t end = p->offset + p->count < o->first + o->count ? p->offset + p->count : o->first + o->count;
+    if (end > begin) {
+        memcpy(to + (begin - o->first), (const float *)tensor->data + (begin - p->offset),
+               (size_t)(end - begin) * sizeof(float));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *o) {
+    char name[CARRY_FILE_PATH];
+    carry_safetensors file;
+    CARRY_TRY(carry_file_in(o->lm->ctx, name, path, CARRY_STATE_FILE));
+    CARRY_TRY(carry_safetensors_open(o->lm->ctx, &file, name));
+    carry_status status = CARRY_OK;
+    for (int64_t i = 0; i < o->lm->parameters && status == CARRY_OK; i++) {
+        status = load_part(o, o->m, 'm', &o->lm->parameter[i], &file);
+        status = status == CARRY_OK ? load_part(o, o->v, 'v', &o->lm->parameter[i], &file) : status;
+    }
+    carry_safetensors_close(&file);
+    return status;
+}

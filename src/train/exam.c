@@ -1,0 +1,194 @@
+/* What a run does now and then: examinations and checkpoints. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "train/training.h"
+
+#define SAVE_SECONDS 3600.0 /* that other ranks wait for a disk */
+
+static carry_status open_exam(carry_training *t) {
+    carry_source source;
+    bool is_there;
+    CARRY_TRY(carry_material_examined(t->ctx, &t->material, &t->options, &source, &is_there));
+    t->has_no_exam = !is_there;
+    if (!is_there) {
+        if (t->speaks) {
+            carry_sink_note(&t->hooks->sink, t->step,
+                            "the text is too large or too short to keep a part of it back: --eval-data FILE names "
+                            "another to be examined with");
+        }
+        return CARRY_OK;
+    }
+    if (t->material.task != NULL) {
+        const int64_t sizes[] = {t->rows, t->material.length / t->grid.parts, t->lm->config.vocab_size};
+        carry_dtype dtype;
+        size_t bytes;
+        CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
+        if (carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype))) {
+            t->logits = carry_aligned_new(bytes);
+            t->chosen = calloc((size_t)(sizes[0] * sizes[1]), sizeof *t->chosen);
+        }
+        if (t->logits == NULL || t->chosen == NULL) {
+            return carry_fail(t->ctx, CARRY_EMEMORY, "no memory for the predictions of an examination");
+        }
+    }
+    return carry_batches_new(t->ctx, &t->exam, &source,
+                             &(carry_batches_options){.rows = t->options.batch,
+                                                      .length = t->material.length,
+                                                      .rank = t->grid.rank,
+                                                      .ranks = t->grid.ranks,
+                                                      .part = t->grid.part,
+                                                      .parts = t->grid.parts,
+                                                      .once = t->material.task == NULL,
+                                                      .seed = (uint64_t)t->options.seed});
+}
+
+/* The largest logit of each row. */
+static void choose(carry_training *t, const carry_tensor *logits) {
+    const int64_t width = logits->shape[2];
+    const int64_t rows = logits->shape[0] * logits->shape[1];
+    for (int64_t r = 0; r < rows; r++) {
+        int64_t best = 0;
+        for (int64_t i = 1; i < width; i++) {
+            best = carry_tensor_at(logits, r * width + i) > carry_tensor_at(logits, r * width + best) ? i : best;
+        }
+        t->chosen[r] = best;
+    }
+}
+
+/* Adds loss, labels, right ones and asked ones of a batch to sums[4]. */
+static carry_status examine_batch(carry_training *t, const carry_batch *batch, double *sums) {
+    for (int64_t part = 0; part < t->options.accumulate; part++) {
+        double loss = 0.0;
+        int64_t counted = 0;
+        carry_lm_args args = {.loss = &loss, .counted = &counted};
+        if (t->logits != NULL) {
+            carry_dtype dtype;
+            CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
+            args.logits = carry_view_3d(t->logits, dtype, t->rows, batch->length, t->lm->config.vocab_size);
+        }
+        CARRY_TRY(carry_training_pass(t, batch, part, &args));
+        sums[0] += loss;
+        sums[1] += (double)counted;
+        if (t->logits != NULL) {
+            int64_t asked = 0;
+            choose(t, &args.logits);
+            sums[2] += (double)t->material.task->score(t->chosen, batch->label + part * t->rows * batch->length,
+                                                       t->rows * batch->length, &asked);
+            sums[3] += (double)asked;
+        }
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_training_examine(carry_training *t) {
+    CARRY_SPAN(t->ctx, "train", "examine");
+    double sums[4] = {0.0};
+    if (t->exam == NULL && !t->has_no_exam) {
+        CARRY_TRY(open_exam(t));
+    }
+    if (t->has_no_exam) {
+        return CARRY_OK;
+    }
+    carry_batches_seek(t->exam, (carry_position){0});
+    for (int64_t i = 0; i < t->options.eval_batches; i++) {
+        const carry_batch *batch;
+        CARRY_TRY(carry_batches_next(t->ctx, t->exam, &batch));
+        if (batch->rows == 0) {
+            break;
+        }
+        CARRY_TRY(examine_batch(t, batch, sums));
+    }
+    CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    if (t->speaks) {
+        const carry_train_exam exam = {.step = t->step,
+                                       .labels = (int64_t)sums[1],
+                                       .loss = sums[0] / sums[1],
+                                       .accuracy = sums[3] > 0.0 ? sums[2] / sums[3] : NAN};
+        carry_sink_metric(&t->hooks->sink, t->step, "eval_loss", exam.loss);
+        if (sums[3] > 0.0) {
+            carry_sink_metric(&t->hooks->sink, t->step, "accuracy", exam.accuracy);
+        }
+        if (t->hooks->examined != NULL) {
+            t->hooks->examined(t->hooks->user, &exam);
+        }
+    }
+    return CARRY_OK;
+}
+
+/* m and v of all ranks, on rank 0; its own where it is alone. */
+static carry_status gather_state(carry_training *t, const float **m, const float **v) {
+    const int64_t count[] = {2, t->lm->count};
+    size_t bytes;
+    *m = t->optimizer->m;
+    *v = t->optimizer->v;
+    if (carry_comm_size(t->comm) == 1) {
+        return CARRY_OK;
+    }
+    if (t->speaks && t->gathered == NULL && carry_size_product(&bytes, count, 2, sizeof(float))) {
+        t->gathered = carry_aligned_new(bytes);
+    }
+    if (t->speaks && t->gathered == NULL) {
+        return carry_fail(t->ctx, CARRY_EMEMORY, "no memory to gather the optimizer's state of %" PRId64 " elements",
+                          t->lm->count);
+    }
+    CARRY_TRY(carry_optimizer_gather(t->optimizer, t->gathered, t->speaks ? t->gathered + t->lm->count : NULL));
+    *m = t->gathered;
+    *v = t->speaks ? t->gathered + t->lm->count : NULL;
+    return CARRY_OK;
+}
+
+static carry_status write_checkpoint(carry_training *t, const float *m, const float *v) {
+    carry_json_text options = {0};
+    carry_train_options_write(&options, &t->options);
+    carry_status status = CARRY_OK;
+    if (options.failed) {
+        status = carry_fail(t->ctx, CARRY_EMEMORY, "no memory to write a checkpoint");
+    } else {
+        status = carry_checkpoint_save(t->ctx, &t->folder,
+                                       &(carry_checkpoint){.step = t->step,
+                                                           .seen = t->seen,
+                                                           .position = t->position,
+                                                           .source = t->material.crc,
+                                                           .options = options.bytes,
+                                                           .lm = t->lm,
+                                                           .tokenizer = t->material.tokenizer,
+                                                           .m = m,
+                                                           .v = v,
+                                                           .keep = t->options.keep});
+    }
+    carry_json_text_free(&options);
+    return status;
+}
+
+carry_status carry_training_save(carry_training *t) {
+    const double deadline = carry_comm_deadline(t->comm);
+    const float *m;
+    const float *v;
+    int64_t status = CARRY_OK;
+    int64_t newest = t->folder.newest;
+    CARRY_TRY(carry_broadcast(t->comm, &newest, sizeof newest, 0));
+    if (newest == t->step) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(gather_state(t, &m, &v));
+    if (t->speaks) {
+        status = write_checkpoint(t, m, v);
+        if (status == CARRY_OK && t->hooks->saved != NULL) {
+            t->hooks->saved(t->hooks->user, t->step, t->folder.path);
+        }
+    }
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline > SAVE_SECONDS ? deadline : SAVE_SECONDS));
+    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline));
+    if (status != CARRY_OK && !t->speaks) {
+        return carry_fail(t->ctx, CARRY_EPEER, "rank 0 could not write the checkpoint of step %" PRId64, t->step);
+    }
+    return (carry_status)status;
+}

@@ -1,0 +1,66 @@
+/* Training: the loop over steps, with its examinations, checkpoints and words.
+
+       rows of a step -> forward and backward, in parts -> sum over ranks -> clip -> AdamW -> weights to all ranks
+
+   The loss of a step is the mean over the labels of its whole batch, whatever ranks and parts it is split into; what is
+   reported is the same on all numbers of ranks but for the order of sums.
+
+   A loss or gradient that is not finite ends the run before it reaches the weights: the state before that step is
+   saved, and the sentence says which tensor had it first. An interrupted run finishes its step and saves. */
+#ifndef CARRY_TRAIN_LOOP_H
+#define CARRY_TRAIN_LOOP_H
+
+#include "carry/comm.h"
+#include "core/sink.h"
+#include "model/lm.h"
+#include "train/options.h"
+
+/* What is about to be trained. */
+typedef struct carry_train_start {
+    const carry_lm *lm;
+    const carry_train_options *options; /* with all that was filled in */
+    const char *plan;                   /* of the recurrence */
+    const char *resumed;                /* the checkpoint's folder; NULL: from the start */
+    int64_t step, steps;                /* done, and to be done in all */
+    int64_t tokens;                     /* of a step */
+    double flops;                       /* of a token */
+    double rows_of_epoch;               /* about */
+    int ranks, parts;
+    size_t memory; /* bytes of activations, of a rank */
+} carry_train_start;
+
+typedef struct carry_train_report {
+    int64_t step, steps, seen; /* seen: tokens */
+    double loss, rate, norm;
+    double tokens_per_s; /* since the last report, of all ranks, without checkpoints and examinations */
+    double mfu;          /* of the peak; NaN when that is unknown */
+    double memory;       /* bytes that this process holds, at most so far */
+    double left;         /* seconds */
+} carry_train_report;
+
+typedef struct carry_train_exam {
+    int64_t step, labels;
+    double loss, accuracy; /* of predictions, of a task; NaN for a text */
+} carry_train_exam;
+
+/* For rank 0, except stop, which each rank asks. Any may be NULL. */
+typedef struct carry_train_hooks {
+    carry_sink sink;
+    bool (*stop)(void);
+    void (*started)(void *user, const carry_train_start *start);
+    void (*report)(void *user, const carry_train_report *report);
+    void (*examined)(void *user, const carry_train_exam *exam);
+    void (*saved)(void *user, int64_t step, const char *folder);
+    void *user;
+    double peak; /* flop/s of all ranks together; 0: unknown */
+    bool resume; /* go on from the newest whole checkpoint in options->out */
+} carry_train_hooks;
+
+/* A collective; the options are the same on every rank. CARRY_EINTERRUPTED after Ctrl-C, with everything saved. */
+carry_status carry_train_run(carry_comm *comm, const carry_train_options *options, const carry_train_hooks *hooks);
+
+/* Multiply-adds count two. Linear layers and the recurrence, in its sequential form, forward and backward: three times
+   the forward's. What an algorithm does on top (recomputation, chunks) is not counted. */
+double carry_train_flops(const carry_lm *lm);
+
+#endif

@@ -1,0 +1,58 @@
+/* AdamW over a model's flat buffers, its state split over ranks.
+
+   Every rank has all weights and the gradients of its own tokens. Rank r owns the r-th of as many contiguous slices of
+   the flat buffers as there are ranks: it gets the sum of everybody's gradients there, keeps m and v of it, and updates
+   its weights, which all ranks then gather. Which rows and columns of a batch a rank has makes no difference here, so
+   ranks of data and of sequences alike take a share.
+
+   The exchange goes on beside backward: as soon as a range of the gradients is complete (carry_lm_args.ready), its
+   parts are sent to their owners, and nobody waits before the end. The owner adds in the order of ranks whatever
+   arrives first, so the same ranks give the same bits. */
+#ifndef CARRY_TRAIN_OPTIMIZER_H
+#define CARRY_TRAIN_OPTIMIZER_H
+
+#include "carry/comm.h"
+#include "model/lm.h"
+
+typedef struct carry_optimizer_options {
+    double b1, b2, eps;
+    double decay; /* only where the parameter list says so */
+    double clip;  /* the largest norm of all gradients together; 0: any */
+} carry_optimizer_options;
+
+typedef struct carry_optimizer {
+    carry_lm *lm;
+    carry_comm *comm;
+    carry_optimizer_options options;
+    int rank, ranks;
+    int64_t first, count; /* this rank's slice */
+    float *m, *v;         /* [count] */
+    float *received;      /* [ranks - 1][count]: the slice's gradients of the other ranks */
+    double *sums;         /* of squares, by blocks */
+    carry_request *request;
+    int64_t requests, room;
+} carry_optimizer;
+
+/* The model has gradients already; it and comm outlive the optimizer. */
+carry_status carry_optimizer_new(carry_optimizer **optimizer, carry_lm *lm, carry_comm *comm,
+                                 const carry_optimizer_options *options);
+void carry_optimizer_free(carry_optimizer *optimizer);
+
+/* Elements [*first, *first + *count) of the flat buffers are rank's. */
+void carry_optimizer_slice(const carry_lm *lm, int rank, int ranks, int64_t *first, int64_t *count);
+
+/* A carry_lm_args.ready, with the optimizer as user: in the backward after which these gradients are complete. All
+   ranks report the same ranges in the same order. */
+carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count);
+/* After that backward: the gradients of the slice become the sum over ranks; *squares the sum of their squares, of this
+   rank's slice alone. */
+carry_status carry_optimizer_collect(carry_optimizer *optimizer, double *squares);
+/* The parameter whose gradient was not finite first, in the order of backward; -1: all are finite. A collective. */
+carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter);
+/* step counts from 1; norm is that of all gradients. A collective: afterwards all ranks have the same weights. */
+carry_status carry_optimizer_step(carry_optimizer *optimizer, int64_t step, double rate, double norm);
+
+/* m and v of the whole model, [lm->count] each, to rank 0; the others may give NULL. A collective. */
+carry_status carry_optimizer_gather(carry_optimizer *optimizer, float *m, float *v);
+
+#endif

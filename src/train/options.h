@@ -1,0 +1,82 @@
+/* What a training run is told: one table of keys serves the command line, the YAML file, and train.json in a
+   checkpoint, from which a run is resumed. */
+#ifndef CARRY_TRAIN_OPTIONS_H
+#define CARRY_TRAIN_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+#include "model/config.h"
+#include "model/json_write.h"
+#include "train/schedule.h"
+
+#define CARRY_TRAIN_PATH 4096
+#define CARRY_TRAIN_PATHS 16384 /* of the data: paths with a newline between them */
+
+/* 0, "" and false are what was not said; carry_train_options_default and the text's or task's own sizes fill in. */
+typedef struct carry_train_options {
+    /* What to learn: either of the two. */
+    char data[CARRY_TRAIN_PATHS];
+    char task[32];
+    int64_t pairs;                    /* of associative recall */
+    char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, where it fits one window */
+    char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": trained on the start of the text */
+    int64_t vocab;                    /* of that tokenizer, or of the task */
+    bool binary;                      /* take files that do not look like text */
+    /* The model. */
+    char model[CARRY_TRAIN_PATH];        /* a folder whose weights are the start */
+    char architecture[CARRY_TRAIN_PATH]; /* a config.json; its vocabulary must be the tokenizer's */
+    char type[24];
+    int64_t hidden, layers, heads, head_dim, conv;
+    double expand_v;
+    bool neg_eigval, tie;
+    /* A step. */
+    int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; parts a rank does them in */
+    int64_t sequence_ranks;
+    char dtype[8], method[24];
+    bool recompute;
+    /* All of them. */
+    int64_t steps, tokens;
+    double epochs;
+    double rate, final_rate, clip, decay, beta1, beta2, epsilon;
+    int64_t warmup; /* -1: a twentieth of the steps, 100 at most */
+    char schedule[16];
+    int64_t seed;
+    /* What is kept and said. */
+    char out[CARRY_TRAIN_PATH];
+    int64_t save_every, keep, eval_every, eval_batches, log_every;
+} carry_train_options;
+
+typedef enum carry_train_kind {
+    CARRY_TRAIN_WHOLE, /* int64_t */
+    CARRY_TRAIN_REAL,  /* double */
+    CARRY_TRAIN_TEXT,  /* char[] */
+    CARRY_TRAIN_FLAG   /* bool */
+} carry_train_kind;
+
+typedef struct carry_train_key {
+    const char *name;
+    carry_train_kind kind;
+    size_t offset, size; /* of the field; size of a text */
+    double least, most;
+    bool fixed; /* a resumed run keeps the one it was started with */
+    const char *argument, *help;
+} carry_train_key;
+
+extern const carry_train_key carry_train_keys[]; /* NULL name at the end */
+const carry_train_key *carry_train_key_find(const char *name);
+
+carry_train_options carry_train_options_default(void);
+/* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
+carry_status carry_train_set(carry_ctx *ctx, carry_train_options *options, const char *name, const char *value);
+
+/* As a JSON object of texts, and back; keys that are not known are passed over, so that newer files can be read. */
+void carry_train_options_write(carry_json_text *text, const carry_train_options *options);
+carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *options, const carry_json *object);
+
+/* Refuses what no run could do, whatever the data: before ranks, files and folders are touched. */
+carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *options, int ranks);
+
+#endif

@@ -1,0 +1,21 @@
+/* Ranks as a grid: data ranks have other rows of a batch, sequence ranks other tokens of the same rows.
+
+   Rank r of the communicator is sequence rank r % parts of data rank r / parts: the ranks that share a sequence are
+   neighbours, since they talk in every layer. */
+#ifndef CARRY_TRAIN_PARALLEL_H
+#define CARRY_TRAIN_PARALLEL_H
+
+#include "carry/comm.h"
+
+typedef struct carry_grid {
+    carry_comm *world;    /* borrowed */
+    carry_comm *sequence; /* the ranks that share this rank's rows; NULL when it has them alone */
+    int rank, ranks;      /* of data */
+    int part, parts;      /* of sequences */
+} carry_grid;
+
+/* A collective. CARRY_EARGUMENT when parts does not divide the number of ranks. */
+carry_status carry_grid_open(carry_comm *world, carry_grid *grid, int parts);
+void carry_grid_close(carry_grid *grid);
+
+#endif

@@ -1,0 +1,253 @@
+/* Everything before the first step. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/memory.h"
+#include "train/training.h"
+
+#define STEPS 400
+#define BATCH 8
+#define HIDDEN 192
+#define LAYERS 4
+#define WARMUP_MOST 100
+
+/* What rank 0 found, for the others. */
+typedef struct place {
+    char path[CARRY_FILE_PATH];
+    int64_t step, seen;
+    carry_position position;
+    uint32_t source;
+} place;
+
+/* The newest whole checkpoint: rank 0 looks, all go on from the same. */
+static carry_status find_checkpoint(carry_training *t) {
+    place at = {0};
+    t->found.step = -1;
+    if (!t->hooks->resume) {
+        return CARRY_OK;
+    }
+    if (t->speaks) {
+        CARRY_TRY(carry_checkpoint_find(t->ctx, &t->found, t->options.out, &t->hooks->sink));
+        (void)snprintf(at.path, sizeof at.path, "%s", t->found.path);
+        at.step = t->found.step;
+        at.seen = t->found.seen;
+        at.position = t->found.position;
+        at.source = t->found.source;
+        t->folder.newest = at.step;
+    }
+    CARRY_TRY(carry_broadcast(t->comm, &at, sizeof at, 0));
+    (void)snprintf(t->found.path, sizeof t->found.path, "%s", at.path);
+    t->found.step = t->step = at.step;
+    t->found.source = at.source;
+    t->seen = at.seen;
+    t->position = at.position;
+    return CARRY_OK;
+}
+
+static void choose_sizes(carry_train_options *o) {
+    o->hidden = o->hidden > 0 ? o->hidden : HIDDEN;
+    o->layers = o->layers > 0 ? o->layers : LAYERS;
+    if (o->head_dim == 0) {
+        o->head_dim = o->heads > 0 && o->hidden % o->heads == 0 ? o->hidden / o->heads : o->hidden % 64 == 0 ? 64 : 32;
+    }
+    if (o->heads == 0) {
+        o->heads = o->hidden >= o->head_dim ? o->hidden / o->head_dim : 1;
+    }
+}
+
+static carry_status configure(carry_training *t, carry_lm_config *config) {
+    carry_train_options *o = &t->options;
+    char path[CARRY_FILE_PATH];
+    if (t->found.step >= 0 || o->model[0] != '\0') {
+        CARRY_TRY(carry_file_in(t->ctx, path, t->found.step >= 0 ? t->found.path : o->model, "config.json"));
+        return carry_lm_config_read(t->ctx, config, path);
+    }
+    if (o->architecture[0] != '\0') {
+        return carry_lm_config_read(t->ctx, config, o->architecture);
+    }
+    choose_sizes(o);
+    const bool is_gated = strcmp(o->type, "gated_deltanet") == 0;
+    *config = carry_lm_config_default(is_gated ? CARRY_LM_GATED_DELTANET : CARRY_LM_DELTA_NET);
+    config->vocab_size = t->material.source.vocabulary;
+    config->hidden_size = o->hidden;
+    config->num_hidden_layers = o->layers;
+    config->num_heads = o->heads;
+    config->head_dim = o->head_dim;
+    config->expand_k = (double)(o->heads * o->head_dim) / (double)o->hidden;
+    config->expand_v = is_gated ? o->expand_v : o->expand_v * config->expand_k;
+    config->use_short_conv = o->conv > 0;
+    config->conv_size = o->conv > 0 ? o->conv : config->conv_size;
+    config->allow_neg_eigval = o->neg_eigval;
+    config->tie_word_embeddings = o->tie;
+    config->eos_token_id = t->material.source.end;
+    config->bos_token_id = config->pad_token_id = -1;
+    config->max_position_embeddings = t->material.length;
+    return carry_lm_config_finish(t->ctx, config);
+}
+
+static carry_status make_model(carry_training *t) {
+    carry_lm_config config;
+    CARRY_TRY(configure(t, &config));
+    const int64_t tokens = t->material.source.vocabulary;
+    if (tokens > config.vocab_size) {
+        return carry_fail(t->ctx, CARRY_EARGUMENT,
+                          "the %s has %" PRId64 " tokens and the model's vocabulary %" PRId64
+                          ": the model must have at least as many",
+                          t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
+    }
+    CARRY_TRY(carry_lm_new(t->ctx, &t->lm, &config));
+    CARRY_TRY(carry_lm_want_gradients(t->lm));
+    if (t->found.step >= 0 || t->options.model[0] != '\0') {
+        return carry_lm_load_weights(t->lm, t->found.step >= 0 ? t->found.path : t->options.model);
+    }
+    return carry_lm_init(t->lm, (uint64_t)t->options.seed);
+}
+
+static carry_status choose_steps(carry_training *t) {
+    carry_train_options *o = &t->options;
+    const double each = (double)o->batch * (double)o->length;
+    double steps = o->steps > 0 ? (double)o->steps : STEPS;
+    if (o->tokens > 0) {
+        steps = ceil((double)o->tokens / each);
+    } else if (o->epochs > 0.0) {
+        steps = ceil(o->epochs * t->material.rows_of_epoch / (double)o->batch);
+    }
+    if (!(steps < 9e15)) {
+        return carry_fail(t->ctx, CARRY_EARGUMENT, "%s has no epochs: say how many steps or tokens to train",
+                          t->material.task != NULL ? "a task" : "this");
+    }
+    t->schedule = (carry_schedule){.rate = o->rate, .final = o->final_rate, .steps = (int64_t)steps};
+    CARRY_TRY(carry_schedule_parse(t->ctx, &t->schedule.kind, o->schedule));
+    const int64_t own = t->schedule.steps / 20 < WARMUP_MOST ? t->schedule.steps / 20 : WARMUP_MOST;
+    t->schedule.warmup = o->warmup >= 0 ? o->warmup : own;
+    return CARRY_OK;
+}
+
+static carry_status split_rows(carry_training *t) {
+    const carry_train_options *o = &t->options;
+    const int64_t share = o->batch / t->grid.ranks;
+    if (o->batch % t->grid.ranks != 0 || share % o->accumulate != 0) {
+        return carry_fail(t->ctx, CARRY_EARGUMENT,
+                          "a batch of %" PRId64 " rows cannot be split over %d data ranks in %" PRId64
+                          " parts each: give a multiple of %" PRId64,
+                          o->batch, t->grid.ranks, o->accumulate, t->grid.ranks * o->accumulate);
+    }
+    t->rows = share / o->accumulate;
+    return CARRY_OK;
+}
+
+static carry_status open_batches(carry_training *t) {
+    const carry_train_options *o = &t->options;
+    CARRY_TRY(split_rows(t));
+    CARRY_TRY(carry_batches_new(t->ctx, &t->batches, &t->material.source,
+                                &(carry_batches_options){.rows = o->batch,
+                                                         .length = t->material.length,
+                                                         .rank = t->grid.rank,
+                                                         .ranks = t->grid.ranks,
+                                                         .part = t->grid.part,
+                                                         .parts = t->grid.parts,
+                                                         .shuffle = !t->material.source.is_endless,
+                                                         .seed = (uint64_t)o->seed}));
+    if (t->found.step >= 0) {
+        if (t->found.source != t->material.crc) {
+            return carry_fail(t->ctx, CARRY_EARGUMENT,
+                              "the text is not the one that %s was trained on, so its place in it means nothing: to "
+                              "train on with another text, start from these weights with --model %s",
+                              t->options.out, t->found.path);
+        }
+        carry_batches_seek(t->batches, t->position);
+    }
+    return CARRY_OK;
+}
+
+static carry_status open_pass(carry_training *t) {
+    const carry_train_options *o = &t->options;
+    carry_lm_pass_options pass = {
+        .batch = t->rows, .tokens = t->material.length / t->grid.parts, .recompute = o->recompute};
+    CARRY_TRY(carry_dtype_parse(&pass.dtype, o->dtype));
+    CARRY_TRY(carry_train_mixer(t->ctx, o->method, t->grid.sequence, &t->mixing));
+    pass.mixer = t->mixing.mixer;
+    pass.mixer_options = t->mixing.options;
+    CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
+    t->bytes = carry_lm_pass_memory(t->pass);
+    t->memory = carry_aligned_new(t->bytes);
+    return t->memory != NULL ? CARRY_OK
+                             : carry_fail(t->ctx, CARRY_EMEMORY,
+                                          "no memory for the activations of %" PRId64 " rows of %" PRId64
+                                          " tokens, %zu bytes: use a smaller --batch, --accumulate or --recompute",
+                                          t->rows, pass.tokens, t->bytes);
+}
+
+static carry_status open_optimizer(carry_training *t) {
+    const carry_train_options *o = &t->options;
+    CARRY_TRY(carry_optimizer_new(
+        &t->optimizer, t->lm, t->comm,
+        &(carry_optimizer_options){
+            .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip}));
+    return t->found.step >= 0 ? carry_checkpoint_load_state(t->found.path, t->optimizer) : CARRY_OK;
+}
+
+static void tell_start(const carry_training *t) {
+    if (!t->speaks || t->hooks->started == NULL) {
+        return;
+    }
+    t->hooks->started(t->hooks->user, &(carry_train_start){.lm = t->lm,
+                                                           .options = &t->options,
+                                                           .plan = carry_lm_pass_about(t->pass),
+                                                           .resumed = t->found.step >= 0 ? t->found.path : NULL,
+                                                           .step = t->step,
+                                                           .steps = t->schedule.steps,
+                                                           .tokens = t->options.batch * t->options.length,
+                                                           .flops = t->flops,
+                                                           .rows_of_epoch = t->material.rows_of_epoch,
+                                                           .ranks = t->grid.ranks,
+                                                           .parts = t->grid.parts,
+                                                           .memory = t->bytes});
+}
+
+carry_status carry_training_open(carry_training *t) {
+    carry_train_options *o = &t->options;
+    t->folder.lock = -1;
+    t->folder.newest = -1;
+    t->found.step = -1;
+    t->speaks = carry_comm_rank(t->comm) == 0;
+    o->batch = o->batch > 0 ? o->batch : BATCH;
+    CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
+    if (t->speaks) {
+        CARRY_TRY(carry_run_folder_open(t->ctx, &t->folder, o->out));
+    }
+    CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
+    CARRY_TRY(find_checkpoint(t));
+    const char *has_tokenizer = t->found.step >= 0                               ? t->found.path
+                                : o->model[0] != '\0' && o->tokenizer[0] == '\0' ? o->model
+                                                                                 : NULL;
+    CARRY_TRY(carry_material_open(t->comm, &t->material, o, has_tokenizer));
+    CARRY_TRY(make_model(t));
+    CARRY_TRY(choose_steps(t));
+    CARRY_TRY(open_batches(t));
+    CARRY_TRY(open_pass(t));
+    CARRY_TRY(open_optimizer(t));
+    t->flops = carry_train_flops(t->lm);
+    tell_start(t);
+    return CARRY_OK;
+}
+
+void carry_training_close(carry_training *t) {
+    carry_optimizer_free(t->optimizer);
+    carry_batches_free(t->batches);
+    carry_batches_free(t->exam);
+    carry_lm_pass_free(t->pass);
+    carry_lm_free(t->lm);
+    carry_material_close(&t->material);
+    carry_grid_close(&t->grid);
+    carry_run_folder_close(&t->folder);
+    carry_found_free(&t->found);
+    free(t->memory);
+    free(t->logits);
+    free(t->chosen);
+    free(t->gathered);
+}

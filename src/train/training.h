@@ -1,0 +1,54 @@
+/* The inside of a run. */
+#ifndef CARRY_TRAIN_TRAINING_H
+#define CARRY_TRAIN_TRAINING_H
+
+#include "train/batches.h"
+#include "train/checkpoint.h"
+#include "train/loop.h"
+#include "train/material.h"
+#include "train/mixers.h"
+#include "train/optimizer.h"
+#include "train/parallel.h"
+
+typedef struct carry_training {
+    carry_ctx *ctx;
+    carry_comm *comm;
+    carry_train_options options;
+    const carry_train_hooks *hooks;
+    bool speaks; /* rank 0 */
+    carry_grid grid;
+    carry_material material;
+    carry_lm *lm;
+    carry_train_mixing mixing;
+    carry_lm_pass *pass;
+    carry_optimizer *optimizer;
+    carry_batches *batches;
+    carry_batches *exam; /* NULL until the first */
+    bool has_no_exam;
+    void *memory;
+    size_t bytes;
+    void *logits; /* of an examination, of a task */
+    int64_t *chosen;
+    float *gathered; /* m and v of the whole model, on rank 0 of several */
+    carry_run_folder folder;
+    carry_found found;
+    carry_schedule schedule;
+    int64_t rows; /* of a part of a rank's rows */
+    int64_t step, seen;
+    carry_position position; /* where the step after `step` begins */
+    double spent;            /* seconds of steps, since the start */
+    int64_t done;            /* steps since the start */
+    double flops;
+} carry_training;
+
+/* Everything before the first step. t is all zero but ctx, comm, options and hooks; it is closed in any case. */
+carry_status carry_training_open(carry_training *t);
+void carry_training_close(carry_training *t);
+
+carry_status carry_training_examine(carry_training *t);
+/* A collective; nothing is done when this step is saved. */
+carry_status carry_training_save(carry_training *t);
+/* One part of a batch: rows [part * rows, ...). */
+carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args);
+
+#endif
