@@ -20,6 +20,7 @@
 #include "lab/sample.h"
 #include "model/mixer.h"
 #include "train/loop.h"
+#include "train/tasks.h"
 
 #define METHODS 8
 #define MOST_STEPS 100000
@@ -107,6 +108,12 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     if (o->steps > MOST_STEPS) {
         return carry_fail(it->ctx, CARRY_ESIZE, "steps%lld in '%s': at most %d are trained to be measured",
                           (long long)o->steps, problem->text, MOST_STEPS);
+    }
+    if (o->task[0] != '\0') {
+        carry_task_rows rows;
+        carry_source source;
+        const carry_task_size size = {.length = o->length, .vocabulary = o->vocab, .pairs = o->pairs};
+        CARRY_TRY(carry_task_open(it->ctx, &rows, &source, o->task, size, 0));
     }
     struct stat status;
     if (data != NULL && stat(data, &status) != 0) {
