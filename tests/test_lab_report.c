@@ -135,6 +135,18 @@ static int64_t put_training(carry_ctx *ctx, carry_store *store, const char *name
     return run;
 }
 
+/* Two trainings in one run, and a metric of the same beginning that belongs to neither. */
+static int64_t put_pair(carry_ctx *ctx, carry_store *store) {
+    int64_t run = begin(ctx, store, "experiment", "pair", NULL);
+    for (int step = 1; step <= 30; step++) {
+        assert_ok(ctx, carry_store_metric(store, run, step, "loss:cyclic, cpu", 5.0 - 0.1 * step));
+        assert_ok(ctx, carry_store_metric(store, run, step, "loss:scan, cpu", 5.1 - 0.1 * step));
+        assert_ok(ctx, carry_store_metric(store, run, step, "losses", 1.0 * step));
+    }
+    assert_ok(ctx, carry_store_end(store, run, "done", NULL, NULL));
+    return run;
+}
+
 static int64_t put_hostile(carry_ctx *ctx, carry_store *store) {
     uint32_t state = 3;
     int64_t run = 0;
@@ -386,6 +398,27 @@ static void test_curves_of_several_runs_are_overlaid(void **unused) {
     carry_ctx_free(ctx);
 }
 
+static void test_curves_of_one_name_share_a_plot(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_store *store;
+    char path[64];
+    (void)snprintf(path, sizeof path, "%s/store.db", folder);
+    assert_ok(ctx, carry_store_open(ctx, &store, path));
+    int64_t run = put_pair(ctx, store);
+    carry_store_close(store);
+    carry_report report = report_of(ctx, &run, 1, &(carry_report_options){0});
+    if (report.plots > 0) {
+        assert_int_equal(report.plots, 2);
+        assert_has(&report, "<b>loss over steps</b>");
+        assert_has(&report, "<b>losses over steps</b>");
+        assert_has(&report, " cyclic, cpu</li>");
+        assert_has(&report, " scan, cpu</li>");
+    }
+    free(report.html);
+    carry_ctx_free(ctx);
+}
+
 static void test_hostile_texts_stay_texts(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -503,6 +536,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_experiment_has_its_decision_first),
         cmocka_unit_test(test_several_runs_are_compared),
         cmocka_unit_test(test_curves_of_several_runs_are_overlaid),
+        cmocka_unit_test(test_curves_of_one_name_share_a_plot),
         cmocka_unit_test(test_hostile_texts_stay_texts),
         cmocka_unit_test(test_without_gnuplot_the_page_says_so),
         cmocka_unit_test(test_what_cannot_be_reported_is_refused),

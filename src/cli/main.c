@@ -2,6 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef CARRY_HAVE_TRAIN
+#include "cli/family_train.h"
+#endif
 #include "cli/ranks.h"
 #include "comm/ranks.h"
 
@@ -127,5 +130,8 @@ static int run(int count, char **arguments) {
 
 int main(int count, char **arguments) {
     cli_ranks_start(count, arguments);
+#ifdef CARRY_HAVE_TRAIN
+    carry_family_register(&carry_family_train);
+#endif
     return cli_ranks_leave(run(count, arguments));
 }

@@ -310,6 +310,13 @@ static carry_status list_methods(session *s) {
     return CARRY_OK;
 }
 
+static void find_curve(session *s, carry_bench_result *result) {
+    if (s->family != NULL && s->family->curve != NULL && result->reason[0] == '\0' &&
+        s->family->choose(s->instance, result->algorithm) == CARRY_OK) {
+        result->curve = s->family->curve(s->instance, &result->curve_count);
+    }
+}
+
 /* From the inputs to the figures, on this rank. */
 static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
     CARRY_SPAN(s->ctx, "bench", "problem");
@@ -335,7 +342,9 @@ static carry_status bench(session *s, const char *problem, const carry_ceilings 
     for (int i = 0; i < s->count; i++) {
         summarise(s, i, ceilings);
         if (keeps) {
+            find_curve(s, &s->results[i]);
             s->options->keep(s->options->keep_user, &s->results[i], s->samples + (size_t)i * MOST_RUNS);
+            s->results[i].curve = NULL;
         }
     }
     return status;

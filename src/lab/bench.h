@@ -35,6 +35,8 @@ typedef struct carry_bench_result {
     int rank;                /* that these figures are of (bench_ranks.h) */
     int ranks, cores;        /* that worked on it together, and of their machines; 0: it is no problem of several */
     char reason[256];        /* why there is no time, else "" */
+    const double *curve;     /* for keep, while it is called: the family's, or NULL */
+    int curve_count;
 } carry_bench_result;
 
 typedef struct carry_bench_options {

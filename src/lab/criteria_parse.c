@@ -69,6 +69,11 @@ static double exposed_of(const carry_outcome *of, const carry_outcome *against) 
     return of->ranks > 0 ? of->exposed : NAN;
 }
 
+static double perplexity_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->perplexity > 0.0 ? of->perplexity : NAN;
+}
+
 static const measure measures[] = {
     {"speedup", "of a method over another on the same problem", 2, LEAST, true, speedup_of},
     {"time", "median, seconds", 1, LARGEST, true, time_of},
@@ -83,6 +88,7 @@ static const measure measures[] = {
     {"received", "bytes that a rank received, of the one that received most", 1, LARGEST, false, received_of},
     {"exposed", "share by which ranks that wait for others make all of them later, 0 to 1", 1, LARGEST, true,
      exposed_of},
+    {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))
 

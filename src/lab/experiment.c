@@ -102,9 +102,13 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
             if (carry_device_count() < 3) { /* the CPU is one */
                 (void)snprintf(missing, 160, "there are not several GPUs here");
             }
+        } else if (strcmp(text, "train") == 0) { /* which the program brings, where it is built with training */
+            if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
+                (void)snprintf(missing, 160, "this build has no training");
+            }
         } else if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
             return carry_yaml_fail(e->ctx, need, e->path,
-                                   "'%.40s' cannot be needed: known are cuda, gpus and the families", text);
+                                   "'%.40s' cannot be needed: known are cuda, gpus, train and the families", text);
         }
     }
     return CARRY_OK;

@@ -21,6 +21,10 @@
 /* Metrics of a stored run, by the result's place: what problems of several ranks have besides. */
 #define CARRY_RECEIVED "received"
 #define CARRY_EXPOSED "exposed"
+#define CARRY_PERPLEXITY "perplexity"
+
+/* Curves are metrics too, named WHAT:WHICH; those of the same WHAT are drawn in one plot. */
+#define CARRY_LOSS "loss"
 
 /* One problem of the grid, with the letters that were put into its template. */
 typedef struct carry_point {

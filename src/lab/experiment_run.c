@@ -34,6 +34,35 @@ static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
                              : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
 }
 
+/* The losses of a training, over its steps. Points of the same stage are told apart by their place in it. */
+static carry_status store_curve(const keeper *k, const carry_bench_result *r) {
+    int place = 0;
+    for (const carry_point *p = k->e->point; p < k->point; p++) {
+        place += p->stage == k->point->stage;
+    }
+    char name[96];
+    int used = snprintf(name, sizeof name, CARRY_LOSS ":%.24s, %.40s", r->algorithm, k->e->stage[k->point->stage].name);
+    if (place > 0) {
+        (void)snprintf(name + used, sizeof name - (size_t)used, ", %d", place + 1);
+    }
+    for (int i = 0; i < r->curve_count; i++) {
+        CARRY_TRY(carry_store_metric(k->options->store, k->options->run, i + 1, name, r->curve[i]));
+    }
+    return CARRY_OK;
+}
+
+static carry_status store_training(const keeper *k, const carry_outcome *o, const carry_bench_result *r) {
+    if (k->options->store == NULL) {
+        return CARRY_OK;
+    }
+    if (r->curve != NULL) {
+        CARRY_TRY(store_curve(k, r));
+    }
+    return o->perplexity > 0.0 ? carry_store_metric(k->options->store, k->options->run, o - k->e->outcome,
+                                                    CARRY_PERPLEXITY, o->perplexity)
+                               : CARRY_OK;
+}
+
 static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {
     if (k->options->store == NULL) {
         return CARRY_OK;
@@ -91,6 +120,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->received = r->ranks > 0 ? r->counts.received : NAN;
     o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
     o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
+    o->perplexity = r->counts.perplexity;
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
@@ -100,6 +130,9 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     k->kept = true;
     if (k->status == CARRY_OK) {
         k->status = store_outcome(k, o, samples);
+    }
+    if (k->status == CARRY_OK && r->reason[0] == '\0') {
+        k->status = store_training(k, o, r);
     }
     tell(k, o);
 }

@@ -1,5 +1,6 @@
 /* A family of problems: what bench, check and plan need of it. One const struct per family; family_table.c is the only
-   list, and a new family appears in every verb by adding one file and one line. */
+   list, and a new family appears in every verb by adding one file and one line. What the lab may not know of, because
+   it stands beside it or above, is registered by the program when it starts. */
 #ifndef CARRY_LAB_FAMILY_H
 #define CARRY_LAB_FAMILY_H
 
@@ -7,11 +8,12 @@
 
 /* What one run of the chosen method does. */
 typedef struct carry_counts {
-    double flops;     /* done by this method */
-    double bytes;     /* the least that must be read and written: inputs and outputs once */
-    int64_t products; /* matrix products done, 0 where that says nothing */
-    double workspace; /* bytes that this method asks for beside inputs and outputs */
-    double tokens;    /* 0 where there are none */
+    double flops;      /* done by this method */
+    double bytes;      /* the least that must be read and written: inputs and outputs once */
+    int64_t products;  /* matrix products done, 0 where that says nothing */
+    double workspace;  /* bytes that this method asks for beside inputs and outputs */
+    double tokens;     /* 0 where there are none */
+    double perplexity; /* of a model that was trained to its end, else 0 */
     /* Of problems of several ranks: */
     double received; /* bytes that a rank got from others, of the rank that got most */
     double
@@ -57,11 +59,16 @@ typedef struct carry_family {
     carry_counts (*counts)(const void *instance);
     /* Runs once on poisoned outputs and compares. */
     carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
+    /* What the chosen method's last run gave step by step: the losses of a training. NULL: families that have none. */
+    const double *(*curve)(const void *instance, int *count);
     /* Puts the chosen method into the wisdom as this problem's plan. NULL: the family's planner does not ask there. */
     carry_status (*remember)(void *instance, double seconds);
 } carry_family;
 
-/* family_table.c; NULL past the end. */
+/* family_table.c; NULL past the end, which is where those that are registered stand. Before any thread is started; at
+   most CARRY_FAMILIES of them. */
+#define CARRY_FAMILIES 8
+void carry_family_register(const carry_family *family);
 const carry_family *carry_family_at(int index);
 carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name);
 /* The one that a problem is of. */

@@ -10,18 +10,36 @@ extern const carry_family carry_family_scan, carry_family_delta, carry_family_ma
 static const carry_family *const table[] = {&carry_family_scan, &carry_family_delta, &carry_family_matmul,
                                             &carry_family_allscan};
 
+#define TABLE ((int)(sizeof table / sizeof table[0]))
+
+static const carry_family *registered[CARRY_FAMILIES + 1];
+
+void carry_family_register(const carry_family *family) {
+    for (int i = 0; i < CARRY_FAMILIES; i++) {
+        if (registered[i] == NULL || registered[i] == family) {
+            registered[i] = family;
+            return;
+        }
+    }
+}
+
 const carry_family *carry_family_at(int index) {
-    return index >= 0 && index < (int)(sizeof table / sizeof table[0]) ? table[index] : NULL;
+    if (index < 0 || index >= TABLE + CARRY_FAMILIES) {
+        return NULL;
+    }
+    return index < TABLE ? table[index] : registered[index - TABLE];
 }
 
 carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name) {
-    char all[128] = "";
+    char all[256] = "";
     size_t used = 0;
     for (int i = 0; (*family = carry_family_at(i)) != NULL; i++) {
         if (strcmp((*family)->name, name) == 0) {
             return CARRY_OK;
         }
-        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", (*family)->name);
+        used += used >= sizeof all
+                    ? 0
+                    : (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", (*family)->name);
     }
     return carry_fail(ctx, CARRY_ENOTFOUND, "there is no problem family '%s': this build has %s", name, all);
 }

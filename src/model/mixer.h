@@ -44,6 +44,11 @@ typedef struct carry_lm_ranks_options {
 } carry_lm_ranks_options;
 extern const carry_lm_mixer carry_lm_mixer_ranks;
 
+/* The mixers that need no ranks: chunk, and the recurrence as a dense scan by cyclic, scan (hillis_steele), blelloch or
+   sequential (mixer_scan.c; no options). NULL past the end, and where there is none of that name. */
+const carry_lm_mixer *carry_lm_mixer_at(int index);
+const carry_lm_mixer *carry_lm_mixer_named(const char *name);
+
 /* How many slices a value head of this width has: the fewest of equal width; 0 when it cannot be cut so. */
 int64_t carry_lm_mixer_slices(int64_t value);
 

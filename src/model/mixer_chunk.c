@@ -106,7 +106,7 @@ static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta
     m->ctx = ctx;
     m->problem = *problem;
     m->slices = carry_lm_mixer_slices(problem->value);
-    m->slice = problem->value / m->slices;
+    m->slice = m->slices > 0 ? problem->value / m->slices : problem->value;
     carry_delta_problem one = *problem;
     one.value = m->slice;
     carry_status status;

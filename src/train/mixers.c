@@ -1,16 +1,28 @@
 /* Which mixer a method is. */
 #include "train/mixers.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/error.h"
 
 carry_status carry_train_mixer(carry_ctx *ctx, const char *method, carry_comm *sequence, carry_train_mixing *mixing) {
-    *mixing = (carry_train_mixing){.mixer = &carry_lm_mixer_chunk};
-    if (strcmp(method, "chunk") != 0) {
-        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no method '%.40s' in training: chunk there is", method);
+    *mixing = (carry_train_mixing){.mixer = carry_lm_mixer_named(method)};
+    if (mixing->mixer == NULL) {
+        char all[128] = "";
+        size_t used = 0;
+        for (int i = 0; carry_lm_mixer_at(i) != NULL && used < sizeof all; i++) {
+            used +=
+                (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_lm_mixer_at(i)->name);
+        }
+        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no method '%.40s' in training: choose one of %s", method,
+                          all);
     }
     if (sequence != NULL) {
+        if (mixing->mixer != &carry_lm_mixer_chunk) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                              "rows that are split over ranks are done by chunk alone, not by %s", method);
+        }
         *mixing = (carry_train_mixing){
             .mixer = &carry_lm_mixer_ranks, .options = &mixing->ranks, .ranks = {.comm = sequence}};
     }

@@ -1,0 +1,360 @@
+/* Training as a problem of the lab: methods are ways to run the layers' recurrence, and a run is a whole training. It
+   stands here because the lab and training do not know each other.
+
+       train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
+
+   A sample is the median time of a step of one training, so what disturbed single steps is not in it; trainings of the
+   methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of the last.
+   Checkpoints go to a temporary folder. */
+#include <dirent.h>
+#include <ftw.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "cli/family_train.h"
+#include "core/context.h"
+#include "lab/sample.h"
+#include "model/mixer.h"
+#include "train/loop.h"
+#include "train/tasks.h"
+
+#define METHODS 8
+#define MOST_STEPS 100000
+/* Losses of the first two steps, of which the second has seen gradients, against another method's: f32 sums in another
+   order make some 1e-6 of a loss, and AdamW's first step divides gradients by their own size, noise included. */
+#define COMPARED 2
+#define BOUND 1e-4
+
+/* What one training of a method gave. */
+typedef struct trained {
+    int steps; /* done so far */
+    double *loss, *seconds;
+    double perplexity;
+    double tokens, flops, memory;
+} trained;
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_train_options options;
+    char only[CARRY_PROBLEM_WORD], about[160];
+    const carry_lm_mixer *mixer;
+    trained of[METHODS]; /* as carry_lm_mixer_at counts */
+} instance;
+
+/* A training under way. */
+typedef struct session {
+    const instance *it;
+    trained *to;
+    int64_t steps;
+    double exam; /* the loss; NaN: there was none */
+} session;
+
+static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
+                            "step), stepsN, vocabN, pairsN; bf16, f16; delta_net; recompute; data=PATH or "
+                            "task=NAME, algo=METHOD, device=cpu";
+
+static const char *method(int index) {
+    const carry_lm_mixer *mixer = carry_lm_mixer_at(index);
+    return mixer != NULL && index < METHODS ? mixer->name : NULL;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    if (it != NULL) {
+        for (int i = 0; i < METHODS; i++) {
+            free(it->of[i].loss);
+            free(it->of[i].seconds);
+        }
+        free(it);
+    }
+}
+
+static carry_status read_problem(instance *it, carry_problem *problem) {
+    carry_train_options *o = &it->options;
+    int device;
+    *o = carry_train_options_default();
+    o->layers = carry_problem_size(problem, "layers", 2);
+    o->hidden = carry_problem_size(problem, "hidden", 64);
+    o->heads = carry_problem_size(problem, "heads", 4);
+    o->head_dim = carry_problem_size(problem, "state", 0);
+    o->length = carry_problem_size(problem, "t", 128);
+    o->batch = carry_problem_size(problem, "b", 1);
+    o->steps = carry_problem_size(problem, "steps", 20);
+    o->vocab = carry_problem_size(problem, "vocab", 0);
+    o->pairs = carry_problem_size(problem, "pairs", 0);
+    o->recompute = carry_problem_has(problem, "recompute");
+    const char *type = carry_problem_has(problem, "bf16") ? "bf16" : carry_problem_has(problem, "f16") ? "f16" : "f32";
+    (void)carry_problem_has(problem, "f32");
+    (void)snprintf(o->dtype, sizeof o->dtype, "%s", type);
+    if (carry_problem_has(problem, "delta_net")) {
+        (void)snprintf(o->type, sizeof o->type, "delta_net");
+    }
+    const char *data = carry_problem_setting(problem, "data");
+    const char *task = carry_problem_setting(problem, "task");
+    const char *only = carry_problem_setting(problem, "algo");
+    (void)snprintf(o->data, sizeof o->data, "%s", data != NULL ? data : "");
+    (void)snprintf(o->task, sizeof o->task, "%s", task != NULL ? task : data != NULL ? "" : "copy");
+    (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
+    CARRY_TRY(carry_problem_device(it->ctx, &device, problem));
+    CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
+    if (device != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "training runs on the CPU in this build, not on device %d",
+                          device);
+    }
+    if (o->steps > MOST_STEPS) {
+        return carry_fail(it->ctx, CARRY_ESIZE, "steps%lld in '%s': at most %d are trained to be measured",
+                          (long long)o->steps, problem->text, MOST_STEPS);
+    }
+    if (o->task[0] != '\0') {
+        carry_task_rows rows;
+        carry_source source;
+        const carry_task_size size = {.length = o->length, .vocabulary = o->vocab, .pairs = o->pairs};
+        CARRY_TRY(carry_task_open(it->ctx, &rows, &source, o->task, size, 0));
+    }
+    struct stat status;
+    if (data != NULL && stat(data, &status) != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "there is no text '%s' here", data);
+    }
+    o->eval_every = o->save_every = o->steps;
+    o->log_every = 1;
+    return CARRY_OK;
+}
+
+static carry_status choose(void *given, const char *wanted) {
+    instance *it = given;
+    const carry_lm_mixer *mixer = carry_lm_mixer_named(wanted != NULL ? wanted : carry_lm_mixer_chunk.name);
+    if (mixer == NULL) {
+        return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no method '%.40s' of training", wanted);
+    }
+    it->mixer = mixer;
+    (void)snprintf(it->options.method, sizeof it->options.method, "%s", mixer->name);
+    (void)snprintf(it->about, sizeof it->about, "%s: %s; %lld steps", mixer->name, mixer->about,
+                   (long long)it->options.steps);
+    return CARRY_OK;
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    (void)copies; /* a training reads far more than any cache holds */
+    *opened = NULL;
+    instance *it = calloc(1, sizeof *it);
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a training");
+    }
+    it->ctx = ctx;
+    carry_status status = read_problem(it, problem);
+    it->options.seed = (int64_t)(seed & INT32_MAX);
+    if (status == CARRY_OK) {
+        (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* until there is one */
+        status = carry_train_options_check(ctx, &it->options, 1);
+    }
+    if (status == CARRY_OK) {
+        status = choose(it, it->only[0] != '\0' ? it->only : NULL);
+    }
+    if (status != CARRY_OK) {
+        close_instance(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    (void)measure; /* chunk is what there is to be chosen; the others are to be compared with it */
+    return open_instance(ctx, opened, problem, 1, 0);
+}
+
+static double bytes(const void *given) {
+    (void)given;
+    return INFINITY; /* never more than one set */
+}
+
+static const char *chosen(const void *given) {
+    return ((const instance *)given)->mixer->name;
+}
+
+static const char *about_plan(const void *given) {
+    return ((const instance *)given)->about;
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+static int remove_one(const char *path, const struct stat *status, int kind, struct FTW *where) {
+    (void)status;
+    (void)kind;
+    (void)where;
+    return remove(path);
+}
+
+static void hear_start(void *user, const carry_train_start *start) {
+    session *s = user;
+    s->to->tokens = (double)start->tokens;
+    s->to->flops = start->flops * (double)start->tokens;
+    /* Activations with the mixer's workspace; weights, gradients and AdamW's two, f32 each. */
+    s->to->memory = (double)start->memory + 16.0 * (double)start->lm->count;
+}
+
+static void hear_step(void *user, const carry_train_report *report) {
+    session *s = user;
+    if (s->to->steps < s->steps) {
+        s->to->loss[s->to->steps] = report->loss;
+        s->to->seconds[s->to->steps] = s->to->tokens / report->tokens_per_s;
+        s->to->steps++;
+    }
+}
+
+static void hear_exam(void *user, const carry_train_exam *exam) {
+    ((session *)user)->exam = exam->loss;
+}
+
+/* Of the held-out rows, or where there are none of the last tenth of the steps. */
+static double perplexity_of(const session *s) {
+    double loss = s->exam;
+    if (isnan(loss)) {
+        int last = s->to->steps / 10 > 0 ? s->to->steps / 10 : 1;
+        loss = 0.0;
+        for (int i = s->to->steps - last; i < s->to->steps; i++) {
+            loss += s->to->loss[i] / last;
+        }
+    }
+    return exp(loss);
+}
+
+static carry_status train_into(session *s, const char *folder) {
+    const instance *it = s->it;
+    carry_comm *comm;
+    carry_train_options options = it->options;
+    (void)snprintf(options.out, sizeof options.out, "%s", folder);
+    options.steps = s->steps;
+    options.eval_every = s->steps == it->options.steps ? s->steps : 0;
+    const carry_train_hooks hooks = {
+        .stop = cli_interrupted, .started = hear_start, .report = hear_step, .examined = hear_exam, .user = s};
+    CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
+    carry_status status = carry_train_run(comm, &options, &hooks);
+    carry_comm_free(comm);
+    return status;
+}
+
+/* Trains by the chosen method, from the start; to has room for so many steps. */
+static carry_status train(const instance *it, trained *to, int64_t steps) {
+    const char *above = getenv("TMPDIR");
+    char folder[CARRY_TRAIN_PATH];
+    session s = {.it = it, .to = to, .steps = steps, .exam = NAN};
+    to->steps = 0;
+    (void)snprintf(folder, sizeof folder, "%s/carry-train-XXXXXX", above != NULL && *above != '\0' ? above : "/tmp");
+    if (mkdtemp(folder) == NULL) {
+        return carry_fail(it->ctx, CARRY_EIO, "no temporary folder %s can be made for a training", folder);
+    }
+    carry_status status = train_into(&s, folder);
+    (void)nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+    if (status == CARRY_OK && to->steps < steps) {
+        status = carry_fail(it->ctx, CARRY_EINTERRUPTED, "the training ended after %d of %lld steps", to->steps,
+                            (long long)steps);
+    }
+    if (status == CARRY_OK) {
+        to->perplexity = perplexity_of(&s);
+    }
+    return status;
+}
+
+static trained *record_of(const instance *it) {
+    int at = 0;
+    while (carry_lm_mixer_at(at) != it->mixer) {
+        at++;
+    }
+    return (trained *)(uintptr_t)&it->of[at];
+}
+
+static carry_status make_room(const instance *it, trained *to) {
+    if (to->loss == NULL) {
+        to->loss = calloc((size_t)it->options.steps, sizeof *to->loss);
+    }
+    if (to->seconds == NULL) {
+        to->seconds = calloc((size_t)it->options.steps, sizeof *to->seconds);
+    }
+    return to->loss != NULL && to->seconds != NULL
+               ? CARRY_OK
+               : carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the losses of %lld steps",
+                            (long long)it->options.steps);
+}
+
+/* What is not timed warms up: one step. */
+static carry_status run(void *given) {
+    double loss, seconds;
+    trained one = {.loss = &loss, .seconds = &seconds};
+    return train(given, &one, 1);
+}
+
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    trained *to = record_of(it);
+    CARRY_TRY(make_room(it, to));
+    CARRY_TRY(train(it, to, it->options.steps));
+    int first = to->steps > 2 ? 1 : 0; /* the first step touches its memory for the first time */
+    *seconds = carry_summarise(to->seconds + first, to->steps - first).median;
+    return CARRY_OK;
+}
+
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    const trained *to = record_of(it);
+    return (carry_counts){
+        .flops = to->flops, .tokens = to->tokens, .workspace = to->memory, .perplexity = to->perplexity};
+}
+
+static const double *curve(const void *given, int *count) {
+    const trained *to = record_of(given);
+    *count = to->steps;
+    return to->steps > 0 ? to->loss : NULL;
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    const carry_lm_mixer *own = it->mixer;
+    const char *other = own == &carry_lm_mixer_chunk ? "sequential" : carry_lm_mixer_chunk.name;
+    int64_t steps = it->options.steps < COMPARED ? it->options.steps : COMPARED;
+    double loss[2][COMPARED], seconds[COMPARED];
+    carry_status status = CARRY_OK;
+    for (int i = 0; i < 2 && status == CARRY_OK; i++) {
+        trained one = {.loss = loss[i], .seconds = seconds};
+        status = choose(it, i == 0 ? own->name : other);
+        status = status == CARRY_OK ? train(it, &one, steps) : status;
+    }
+    (void)choose(it, own->name);
+    CARRY_TRY(status);
+    deviations[0] = (carry_deviation){.tensor = "loss", .bound = BOUND};
+    for (int64_t i = 0; i < steps; i++) {
+        double apart = fabs(loss[0][i] - loss[1][i]);
+        deviations[0].absolute = isnan(apart) ? NAN : fmax(deviations[0].absolute, apart);
+        deviations[0].error = isnan(apart) ? NAN : fmax(deviations[0].error, apart / fabs(loss[1][i]));
+    }
+    *count = 1;
+    return CARRY_OK;
+}
+
+const carry_family carry_family_train = {
+    .name = "train",
+    .about = "a language model trained, its layers' recurrence by several methods; a sample is a step's median time",
+    .takes = takes,
+    .example = "train:layers2:hidden32:heads2:t64:steps5:task=copy",
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = method,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .time = time_run,
+    .counts = counts,
+    .curve = curve,
+    .compare = compare,
+};
