@@ -38,6 +38,7 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("head-dim", head_dim, 1, 4096, true, "keys of a head (64, or 32 where hidden is no multiple)"),
     WHOLE("conv", conv, 0, 16, true, "width of the short convolutions; 0: none (4)"),
     REAL("expand-v", expand_v, 1e-3, 1e3, "values of a head over its keys (1)"),
+    REAL("init", init, 1e-6, 1e3, "standard deviation of start weights (0.02)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "the output layer is the embeddings"),
     WHOLE("batch", batch, 1, MOST, false, "rows of a step, over all ranks (8)"),
