@@ -23,7 +23,7 @@
 
 const carry_train_key carry_train_keys[] = {
     TEXT("data", data, false, "PATH", "text to learn: a file or a folder; more may follow as words"),
-    TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, copy"),
+    TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),
     TEXT("eval-data", eval_data, false, "FILE", "held-out text (the last twentieth of the text)"),
     TEXT("tokenizer", tokenizer, true, "PATH", "a tokenizer.json or its folder (trained on the text)"),
@@ -38,6 +38,7 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("head-dim", head_dim, 1, 4096, true, "keys of a head (64, or 32 where hidden is no multiple)"),
     WHOLE("conv", conv, 0, 16, true, "width of the short convolutions; 0: none (4)"),
     REAL("expand-v", expand_v, 1e-3, 1e3, "values of a head over its keys (1)"),
+    REAL("init", init, 1e-6, 1e3, "standard deviation of start weights (0.02)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "the output layer is the embeddings"),
     WHOLE("batch", batch, 1, MOST, false, "rows of a step, over all ranks (8)"),
@@ -45,7 +46,7 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("accumulate", accumulate, 1, MOST, false, "parts in which a rank does its rows, to save memory (1)"),
     WHOLE("sequence-ranks", sequence_ranks, 1, 4096, false, "ranks that share a row; the others share the batch (1)"),
     TEXT("dtype", dtype, false, "TYPE", "of activations: f32, bf16 or f16; weights stay f32 (f32)"),
-    TEXT("method", method, false, "NAME", "of the recurrence (chunk)"),
+    TEXT("method", method, false, "NAME", "of the recurrence (chunk); linear: a model without the delta rule"),
     FLAG("recompute", recompute, false, "keep less from forward for backward: slower, less memory"),
     WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (400)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),

@@ -80,7 +80,9 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     config->expand_v = is_gated ? o->expand_v : o->expand_v * config->expand_k;
     config->use_short_conv = o->conv > 0;
     config->conv_size = o->conv > 0 ? o->conv : config->conv_size;
+    config->initializer_range = o->init > 0.0 ? o->init : config->initializer_range;
     config->allow_neg_eigval = o->neg_eigval;
+    config->use_delta_rule = strcmp(o->method, carry_lm_mixer_linear.name) != 0;
     config->tie_word_embeddings = o->tie;
     config->eos_token_id = t->material.source.end;
     config->bos_token_id = config->pad_token_id = -1;
