@@ -19,7 +19,7 @@ typedef struct typed {
 
 static void list_options(typed *t, train_desk *desk) {
     int n = 0;
-    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+    for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const bool is_flag = key->kind == CARRY_TRAIN_FLAG;
         t->option[n++] = (cli_option){
@@ -38,7 +38,7 @@ static void list_options(typed *t, train_desk *desk) {
 
 /* What was typed wins over the file and the checkpoint. */
 static int set_typed(train_desk *desk, const typed *t) {
-    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+    for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const char *value = t->flag[i] ? "true" : t->text[i];
         if (value == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {

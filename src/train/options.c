@@ -83,6 +83,7 @@ carry_train_options carry_train_options_default(void) {
         .type = "gated_deltanet",
         .expand_v = 1.0,
         .conv = 4,
+        .batch = 8,
         .accumulate = 1,
         .sequence_ranks = 1,
         .dtype = "f32",
@@ -232,6 +233,19 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
                           "%d ranks cannot be grouped by %lld sequence ranks: the number must "
                           "divide that of ranks",
                           ranks, (long long)o->sequence_ranks);
+    }
+    const int64_t share = (ranks > 0 ? ranks / o->sequence_ranks : 1) * o->accumulate;
+    if (o->batch % share != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a batch of %lld rows cannot be split over %lld data ranks in %lld parts each: give a "
+                          "multiple of %lld",
+                          (long long)o->batch, (long long)(share / o->accumulate), (long long)o->accumulate,
+                          (long long)share);
+    }
+    if (o->length % o->sequence_ranks != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a sequence of %lld tokens cannot be split over %lld sequence ranks evenly",
+                          (long long)o->length, (long long)o->sequence_ranks);
     }
     if (o->model[0] != '\0' && o->architecture[0] != '\0') {
         return carry_fail(ctx, CARRY_EARGUMENT, "a model has its own architecture: give --model or --architecture");
