@@ -47,7 +47,7 @@ const carry_train_key carry_train_keys[] = {
     TEXT("dtype", dtype, false, "TYPE", "of activations: f32, bf16 or f16; weights stay f32 (f32)"),
     TEXT("method", method, false, "NAME", "of the recurrence (chunk)"),
     FLAG("recompute", recompute, false, "keep less from forward for backward: slower, less memory"),
-    WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (400)"),
+    WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
     REAL("epochs", epochs, 1e-9, 1e9, "times through the text (about), instead of steps"),
     REAL("rate", rate, 1e-30, 1e3, "the learning rate at its highest (0.002)"),

@@ -9,7 +9,7 @@
 #include "core/memory.h"
 #include "train/training.h"
 
-#define STEPS 400
+#define STEPS 250
 #define HIDDEN 192
 #define LAYERS 4
 #define WARMUP_MOST 100
