@@ -10,7 +10,7 @@
 #include "core/rng.h"
 #include "ops/rates.h"
 
-enum { RANKS = 8 };
+enum { RANKS = 16 }; /* that there is room for */
 
 static const int sizes[] = {1, 2, 3, 4, 5, 8};
 static const carry_comm_options world = {.deadline = 20};

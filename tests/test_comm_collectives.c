@@ -84,6 +84,37 @@ static carry_status reduce_all(void *user, carry_comm *comm) {
     return status;
 }
 
+/* Messages are others where all pieces together pass 32768 bytes: on either side the bits are those of the plain loop,
+   and the piece may lie in its place. Then again, for what one way leaves behind must not reach the other. */
+static carry_status cross_over(void *user, carry_comm *comm) {
+    (void)user;
+    const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
+    const int64_t most = 32768 / size / 4;
+    float *all = malloc((size_t)(most + 2) * sizeof(float) * (size_t)size), *sum = malloc((size_t)(most + 2) * 4);
+    carry_status status = CARRY_OK;
+    for (int c = 0; c < 12 && status == CARRY_OK; c++) {
+        const int64_t n = most - 1 + c % 4;
+        float *own = all + rank * n;
+        memset(all, 0xff, (size_t)(n * size) * sizeof(float));
+        for (int64_t i = 0; i < n; i++) {
+            own[i] = sum[i] = (float)value((uint64_t)c, rank, i);
+        }
+        status = carry_all_reduce(comm, sum, n, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+        status = status == CARRY_OK ? carry_all_gather(comm, all, own, (size_t)n * sizeof(float)) : status;
+        for (int64_t i = 0; i < n * size && status == CARRY_OK; i++) {
+            const bool is_moved = all[i] == (float)value((uint64_t)c, (int)(i / n), i % n);
+            const double wanted = reduced((uint64_t)c, size, i % n, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+            if (!is_moved || (double)sum[i % n] != wanted) {
+                print_error("%lld floats on %d ranks: number %lld differs\n", (long long)n, size, (long long)i);
+                status = CARRY_EFORMAT;
+            }
+        }
+    }
+    free(all);
+    free(sum);
+    return status;
+}
+
 static unsigned char byte_of(int round, int from, int to, size_t i) {
     return (unsigned char)draw((uint64_t)round, (uint64_t)(from * 16 + to), i);
 }
@@ -161,6 +192,14 @@ static void test_reductions_equal_a_plain_loop_over_the_ranks(void **state) {
     run_every_size(reduce_all, NULL);
 }
 
+static void test_small_and_large_pieces_have_the_same_bits(void **state) {
+    (void)state;
+    run_every_size(cross_over, NULL);
+    for (int ranks = 6; ranks <= 7 && !is_under_mpi(); ranks++) {
+        assert_int_equal(run_ranks(ranks, &world, cross_over, NULL, NULL), CARRY_OK);
+    }
+}
+
 static void test_what_is_moved_arrives(void **state) {
     (void)state;
     run_every_size(move_all, NULL);
@@ -179,6 +218,7 @@ static void test_parts_work_beside_the_whole(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reductions_equal_a_plain_loop_over_the_ranks),
+        cmocka_unit_test(test_small_and_large_pieces_have_the_same_bits),
         cmocka_unit_test(test_what_is_moved_arrives),
         cmocka_unit_test(test_messages_keep_their_order_and_are_counted),
         cmocka_unit_test(test_parts_work_beside_the_whole),

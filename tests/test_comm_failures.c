@@ -101,7 +101,8 @@ static void test_every_wait_ends_at_the_deadline(void **state) {
 
 static carry_status misfit(void *user, carry_comm *comm) {
     const int which = *(int *)user, rank = carry_comm_rank(comm), odd = rank == 1;
-    float data[64] = {0}, out[64 * RANKS];
+    enum { LARGE = 10000 }; /* floats, where a reduction among three sends other messages than of 10 */
+    static _Thread_local float data[LARGE], out[LARGE * 3];
     size_t each[RANKS] = {4, odd ? 4 : 8, 4};
     switch (which) {
     case 0:
@@ -116,6 +117,10 @@ static carry_status misfit(void *user, carry_comm *comm) {
         return carry_reduce_scatter(comm, data, out, 10 + odd, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
     case 5:
         return carry_all_to_all(comm, out, data, odd ? 0 : 4);
+    case 6:
+        return carry_all_reduce(comm, data, odd ? LARGE : 10, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+    case 7:
+        return carry_all_gather(comm, out, data, odd ? LARGE * sizeof(float) : 12);
     default:
         return rank == 0 ? carry_send(comm, data, 8, 1, 0) : odd ? carry_recv(comm, data, 4, 0, 0) : CARRY_OK;
     }
@@ -123,7 +128,7 @@ static carry_status misfit(void *user, carry_comm *comm) {
 
 static void test_sizes_that_differ_are_refused(void **state) {
     (void)state;
-    for (int which = 0; which < 7; which++) {
+    for (int which = 0; which < 9; which++) {
         char sentence[512];
         assert_int_equal(run_ranks(3, &world, misfit, &which, sentence), CARRY_ESHAPE);
         assert_non_null(strstr(sentence, "bytes where rank"));
@@ -201,7 +206,7 @@ static void test_bad_arguments_are_refused(void **state) {
 static void test_processes_end_with_a_sentence(void **state) {
     (void)state;
     char sentence[512];
-    for (int which = 0; which < 7; which++) {
+    for (int which = 0; which < 9; which++) {
         const carry_status status = run_ranks(1, &world, misfit, &which, sentence);
         assert_true(status == CARRY_OK || strstr(sentence, "bytes where rank") != NULL);
     }

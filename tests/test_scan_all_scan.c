@@ -128,14 +128,26 @@ static carry_status try_everything(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
+static void try_on(int ranks, int rounds) {
+    char sentence[512];
+    if (run_ranks(ranks, &world, try_everything, &rounds, sentence) != CARRY_OK) {
+        fail_msg("%d ranks: %s", ranks, sentence);
+    }
+}
+
 static void test_every_algorithm_is_the_recurrence_over_ranks(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        char sentence[512];
-        int rounds = 6;
-        if (run_ranks(sizes[i], &world, try_everything, &rounds, sentence) != CARRY_OK) {
-            fail_msg("%d ranks: %s", sizes[i], sentence);
-        }
+        try_on(sizes[i], 6);
+    }
+}
+
+/* Many more sends than are under way at once, to receivers that come in any order. */
+static void test_every_algorithm_works_on_many_ranks(void **state) {
+    (void)state;
+    static const int many[] = {7, 9, 13, RANKS};
+    for (size_t i = 0; i < (is_under_mpi() ? 1 : sizeof many / sizeof many[0]); i++) {
+        try_on(many[i], 1);
     }
 }
 
@@ -234,6 +246,7 @@ static void test_several_scans_are_under_way_at_once(void **state) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         assert_int_equal(run_ranks(sizes[i], &world, several, NULL, NULL), CARRY_OK);
     }
+    assert_int_equal(run_ranks(RANKS, &world, several, NULL, NULL), CARRY_OK);
 }
 
 /* Ranks with two threads each split heads and columns. */
@@ -253,6 +266,7 @@ static void test_threads_of_a_rank_split_its_products(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_algorithm_is_the_recurrence_over_ranks),
+        cmocka_unit_test(test_every_algorithm_works_on_many_ranks),
         cmocka_unit_test(test_the_bits_do_not_depend_on_timing),
         cmocka_unit_test(test_several_scans_are_under_way_at_once),
         cmocka_unit_test(test_threads_of_a_rank_split_its_products),

@@ -259,8 +259,9 @@ static carry_status plan_measured(void *user, carry_comm *comm) {
     const carry_comm_counts before = carry_comm_counted(comm);
     TRY(carry_comm_rates_of(comm, &second));
     EXPECT(comm, carry_comm_counted(comm).messages_sent == before.messages_sent, "measured again");
-    EXPECT(comm, first.overhead > 0 && first.overhead <= first.latency && first.latency < 1 && first.bandwidth > 1e5,
-           "%g %g", first.latency, first.bandwidth);
+    /* Where ranks outnumber cores the overhead may be more than the latency. */
+    EXPECT(comm, first.overhead > 0 && first.overhead < 1 && first.latency < 1 && first.bandwidth > 1e5, "%g %g %g",
+           first.overhead, first.latency, first.bandwidth);
     EXPECT(comm, memcmp(&first, &second, sizeof first) == 0, "other numbers");
     TRY(carry_comm_split(comm, &half, rank < 2, 0));
     carry_status status = carry_comm_rates_of(half, &third);

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "cli/ranks.h"
 
 static bool first_field;
 
@@ -73,9 +74,11 @@ const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, do
     return text;
 }
 
+/* Launchers give a process a terminal of their own and pass on what it prints, to wherever that goes. */
 static const char *colour(const char *sequence) {
     const char *no_color = getenv("NO_COLOR");
-    return isatty(STDOUT_FILENO) && (no_color == NULL || *no_color == '\0') ? sequence : "";
+    const bool is_plain = (no_color != NULL && *no_color != '\0') || cli_process_rank() >= 0;
+    return isatty(STDOUT_FILENO) && !is_plain ? sequence : "";
 }
 
 const char *cli_bold(void) {

@@ -175,11 +175,13 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
     }
     for (int i = 0; i < count && code == CLI_DONE; i++) {
         carry_problem problem;
-        const bool is_one = carry_problem_parse(ctx, &problem, problems[i]) == CARRY_OK;
+        const carry_family *family;
+        const bool is_one = carry_problem_parse(ctx, &problem, problems[i]) == CARRY_OK &&
+                            carry_family_of(ctx, &family, &problem) == CARRY_OK && family->ranks == NULL;
         const int wanted = carry_collective_ranks(ctx, problems[i]);
         if (wanted > there && there > 0) {
             code = cli_refuse("'%s' is for %d ranks, and there are %d", problem.text, wanted, there);
-        } else if (is_one && wanted == 0 && !each) {
+        } else if (is_one && !each) {
             code = cli_refuse("'%s' is a problem of one rank: carry %s takes it without --ranks or mpirun",
                               problem.text, verb);
         }

@@ -187,7 +187,7 @@ static bool is_small(const carry_comm *comm, size_t bytes) {
 }
 
 /* row: [size, bytes], this rank's piece first; afterwards those of the ranks after it, around to the one before. */
-static carry_status gather_row(carry_comm *comm, const char *operation, char *row, size_t bytes) {
+static carry_status gather_row(carry_comm *comm, const char *operation, int tag, char *row, size_t bytes) {
     const carry_deadline deadline = carry_deadline_from_now(comm, operation);
     for (int distance = 1; distance < comm->size; distance *= 2) {
         const int pieces = distance < comm->size - distance ? distance : comm->size - distance;
@@ -195,8 +195,8 @@ static carry_status gather_row(carry_comm *comm, const char *operation, char *ro
         const int behind = (comm->rank + comm->size - distance) % comm->size;
         carry_request *r = comm->requests;
         carry_comm_post_recv(comm, &r[0], operation, row + (size_t)distance * bytes, (size_t)pieces * bytes, ahead,
-                             CARRY_TAG_GATHER);
-        carry_comm_post_send(comm, &r[1], operation, row, (size_t)pieces * bytes, behind, CARRY_TAG_GATHER);
+                             tag);
+        carry_comm_post_send(comm, &r[1], operation, row, (size_t)pieces * bytes, behind, tag);
         CARRY_TRY(carry_comm_wait_all(comm, r, 2, &deadline));
     }
     return CARRY_OK;
@@ -208,14 +208,15 @@ static carry_status gather_small(carry_comm *comm, const char *operation, char *
     if (bytes > 0) {
         memcpy(row, piece, bytes);
     }
-    CARRY_TRY(gather_row(comm, operation, row, bytes));
+    CARRY_TRY(gather_row(comm, operation, CARRY_TAG_GATHER, row, bytes));
     for (int i = 0; i < comm->size && bytes > 0; i++) {
         memcpy(all + (size_t)((comm->rank + i) % comm->size) * bytes, row + (size_t)i * bytes, bytes);
     }
     return CARRY_OK;
 }
 
-/* Everybody's data, added up by everybody in the order of ranks. */
+/* Everybody's data, added up by everybody in the order of ranks. The tag is that of reductions which are not small: a
+   rank that has more elements is then told of the difference at once, and does not wait. */
 static carry_status reduce_small(carry_comm *comm, const char *operation, void *data, int64_t count, size_t element,
                                  carry_reduce_type type, carry_reduce reduce) {
     const size_t bytes = (size_t)count * element;
@@ -224,7 +225,7 @@ static carry_status reduce_small(carry_comm *comm, const char *operation, void *
     if (bytes > 0) {
         memcpy(row, data, bytes);
     }
-    CARRY_TRY(gather_row(comm, operation, row, bytes));
+    CARRY_TRY(gather_row(comm, operation, CARRY_TAG_REDUCE, row, bytes));
     for (int rank = 0; rank < comm->size && bytes > 0; rank++) {
         const char *from = row + (size_t)((rank + comm->size - comm->rank) % comm->size) * bytes;
         if (rank == 0) {

@@ -54,26 +54,35 @@ static carry_status play(const game *g, size_t bytes, int trips, double *seconds
     return CARRY_OK;
 }
 
-/* So many small messages from the first rank to the last, each passed on by every rank as soon as it is there: what the
-   slowest rank needs, the least of some trips. */
-static carry_status relay(carry_comm *comm, char *data, int count, double *seconds) {
+/* So many small messages from the first rank to the last, each passed on by every rank as soon as it is there. */
+static carry_status pass_on(carry_comm *comm, char *data, int count) {
+    const carry_deadline deadline = carry_deadline_from_now(comm, "rates");
     carry_request sends[BURST] = {{0}};
+    carry_status status = CARRY_OK;
+    for (int i = 0; i < count && status == CARRY_OK; i++) {
+        char *at = data + (size_t)i * SMALL;
+        if (comm->rank > 0) {
+            carry_comm_post_recv(comm, comm->requests, "rates", at, SMALL, comm->rank - 1, CARRY_TAG_RATES);
+            status = carry_comm_wait_all(comm, comm->requests, 1, &deadline);
+        }
+        if (comm->rank < comm->size - 1 && status == CARRY_OK) {
+            carry_comm_post_send(comm, &sends[i], "rates", at, SMALL, comm->rank + 1, CARRY_TAG_RATES);
+        }
+    }
+    if (status != CARRY_OK) {
+        carry_comm_withdraw(sends, BURST); /* data is about to be freed */
+        return status;
+    }
+    return carry_comm_wait_all(comm, sends, count, &deadline);
+}
+
+/* What the slowest rank needs for that, the least of some trips. */
+static carry_status relay(carry_comm *comm, char *data, int count, double *seconds) {
     *seconds = INFINITY;
     for (int trip = 0; trip < BURST_TRIPS; trip++) {
         CARRY_TRY(carry_barrier(comm));
-        const carry_deadline deadline = carry_deadline_from_now(comm, "rates");
         double spent = carry_seconds();
-        for (int i = 0; i < count; i++) {
-            char *at = data + (size_t)i * SMALL;
-            if (comm->rank > 0) {
-                carry_comm_post_recv(comm, comm->requests, "rates", at, SMALL, comm->rank - 1, CARRY_TAG_RATES);
-                CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
-            }
-            if (comm->rank < comm->size - 1) {
-                carry_comm_post_send(comm, &sends[i], "rates", at, SMALL, comm->rank + 1, CARRY_TAG_RATES);
-            }
-        }
-        CARRY_TRY(carry_comm_wait_all(comm, sends, comm->rank < comm->size - 1 ? count : 0, &deadline));
+        CARRY_TRY(pass_on(comm, data, count));
         spent = carry_seconds() - spent;
         CARRY_TRY(carry_all_reduce(comm, &spent, 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
         *seconds = spent < *seconds ? spent : *seconds;

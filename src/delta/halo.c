@@ -222,6 +222,8 @@ static carry_status run(halo *h, const char *before_name, const char *name, carr
     carry_status status = take(h);
     if (status == CARRY_OK) { /* a rank that refuses says so, else the others would wait for it */
         status = carry_all_gather(h->comm, h->all, &mine, sizeof mine);
+    } else {
+        carry_comm_abort(h->comm, carry_ctx_error(h->ctx));
     }
     if (status == CARRY_OK && mine.status == CARRY_OK) {
         status = compare(h);

@@ -16,9 +16,8 @@ typedef struct carry_counts {
     double perplexity; /* of a model that was trained to its end, else 0 */
     /* Of problems of several ranks: */
     double received; /* bytes that a rank got from others, of the rank that got most */
-    double
-        waited; /* share of its time in which a rank could only wait, of the one that waited most; below 0: unknown */
-    double exposed; /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
+    double waited;   /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */
+    double exposed;  /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
 } carry_counts;
 
 /* How far one tensor of the result is from the float64 reference. */
