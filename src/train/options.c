@@ -23,7 +23,7 @@
 
 const carry_train_key carry_train_keys[] = {
     TEXT("data", data, false, "PATH", "text to learn: a file or a folder; more may follow as words"),
-    TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, copy"),
+    TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),
     TEXT("eval-data", eval_data, false, "FILE", "held-out text (the last twentieth of the text)"),
     TEXT("tokenizer", tokenizer, true, "PATH", "a tokenizer.json or its folder (trained on the text)"),
