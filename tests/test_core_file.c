@@ -102,6 +102,23 @@ static void test_crc32c_gives_the_published_answers(void **state) {
     assert_int_equal(carry_crc32c(0, bytes, sizeof bytes), 0x46dd794e);
 }
 
+/* Long inputs go through tables; the same bytes in short parts do not. */
+static void test_crc32c_of_long_inputs_is_that_of_their_parts(void **state) {
+    (void)state;
+    static unsigned char bytes[20011];
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (unsigned char)(i * i / 7 + 3 * i);
+    }
+    static const size_t lengths[] = {4095, 4096, 4097, 4103, 8192, 20011};
+    for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+        uint32_t crc = 0;
+        for (size_t at = 0; at < lengths[l]; at += 997) {
+            crc = carry_crc32c(crc, bytes + at, lengths[l] - at < 997 ? lengths[l] - at : 997);
+        }
+        assert_int_equal(carry_crc32c(0, bytes, lengths[l]), crc);
+    }
+}
+
 static void test_crc32c_of_parts_is_that_of_the_whole(void **state) {
     (void)state;
     for (size_t cut = 0; cut <= 9; cut++) {
@@ -241,6 +258,7 @@ static void test_a_failed_replacement_leaves_nothing_beside(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_crc32c_gives_the_published_answers),
+        cmocka_unit_test(test_crc32c_of_long_inputs_is_that_of_their_parts),
         cmocka_unit_test(test_crc32c_of_parts_is_that_of_the_whole),
         cmocka_unit_test(test_what_is_written_is_read),
         cmocka_unit_test(test_a_reader_of_the_old_file_keeps_it),

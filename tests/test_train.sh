@@ -103,6 +103,11 @@ for other in two split; do
         fail "$other: loss $(loss $other.json), one rank $(loss one.json)"
 done
 
+# A rate that is too high: the step and the tensor are named, the state before is saved.
+expect 2 "the first tensor that was not finite" train --data book.txt $small --rate 1000 --decay 1000 --warmup 0 \
+    --clip 0 --steps 60 --out blown
+[ -e blown/latest/train.json ] || fail "a loss that is not finite left no checkpoint"
+
 # Start to first step.
 "$carry" train --data book.txt --steps 1 --eval-every 0 --out quick --json > quick.json || fail "the first step"
 

@@ -43,7 +43,12 @@ typedef struct session {
 } session;
 
 static const cli_verb *find_verb(const char *name) {
-    static const cli_verb *const verbs[] = {&cli_plan, &cli_check, &cli_bench, &cli_run};
+    static const cli_verb *const verbs[] = {
+        &cli_plan,  &cli_check, &cli_bench, &cli_run,
+#ifdef CARRY_HAVE_TRAIN
+        &cli_train,
+#endif
+    };
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
         if (strcmp(name, verbs[i]->name) == 0) {
             return verbs[i];

@@ -19,7 +19,7 @@ typedef struct typed {
 
 static void list_options(typed *t, train_desk *desk) {
     int n = 0;
-    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+    for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const bool is_flag = key->kind == CARRY_TRAIN_FLAG;
         t->option[n++] = (cli_option){
@@ -38,7 +38,7 @@ static void list_options(typed *t, train_desk *desk) {
 
 /* What was typed wins over the file and the checkpoint. */
 static int set_typed(train_desk *desk, const typed *t) {
-    for (int i = 0; carry_train_keys[i].name != NULL && i < KEYS; i++) {
+    for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const char *value = t->flag[i] ? "true" : t->text[i];
         if (value == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {
@@ -246,7 +246,7 @@ const cli_verb cli_train = {
     .details =
         "Learns a text (files and folders) or a synthetic task, and keeps checkpoints: folders step-N as Hugging Face\n"
         "lays models out, with the optimizer's state beside; latest points to the newest. Alone with --data it trains\n"
-        "a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of some 2 M parameters, in a minute or two on two\n"
+        "a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of 2 to 4 M parameters, in some two minutes on two\n"
         "cores, and keeps the last twentieth of the text back to be examined with.\n"
         "\n"
         "--resume DIR goes on where a run stopped, was interrupted (Ctrl-C finishes the step and saves) or killed: to\n"
@@ -254,7 +254,7 @@ const cli_verb cli_train = {
         "\n"
         "carry --ranks N train ... and mpirun -n N carry train ... share each batch among N ranks, or with\n"
         "--sequence-ranks P each row among P of them. MFU is of the peak of a 512^3 product measured at the start.",
-    .example = "carry train --data book.txt --steps 400 --out trained/book",
+    .example = "carry train --data book.txt --steps 250 --out trained/book",
     .run = run,
     .on_ranks = true,
 };

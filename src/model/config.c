@@ -34,6 +34,7 @@ carry_lm_config carry_lm_config_default(carry_lm_kind kind) {
         .use_gate = gated,
         .use_short_conv = true,
         .use_beta = true,
+        .use_delta_rule = true,
         .use_output_norm = true,
         .qk_activation = CARRY_SILU,
         .norm_eps = 1e-6,

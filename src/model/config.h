@@ -28,6 +28,7 @@ typedef struct carry_lm_config {
     bool use_gate, use_short_conv, allow_neg_eigval, tie_word_embeddings;
     bool use_beta;                  /* delta_net; without it beta is 1, or 2 with allow_neg_eigval */
     bool use_output_norm;           /* delta_net; kept for the file: o_norm is there either way, as it is there */
+    bool use_delta_rule;            /* false: gated linear attention (mixer.h); written only where it is false */
     carry_activation qk_activation; /* delta_net; CARRY_ELU is elu(x) + 1 */
     double norm_eps, initializer_range;
     int64_t max_position_embeddings;

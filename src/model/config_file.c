@@ -60,6 +60,7 @@ static const field fields[] = {
     FIELD(tie_word_embeddings, TRUTH, BOTH),
     FIELD(use_beta, TRUTH, DELTA),
     FIELD(use_output_norm, TRUTH, DELTA),
+    FIELD(use_delta_rule, TRUTH, BOTH),
     FIELD(qk_activation, ACTIVATION, DELTA),
     FIELD(norm_eps, NUMBER, BOTH),
     FIELD(initializer_range, NUMBER, BOTH),
@@ -305,7 +306,9 @@ carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config
                        "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\",\n  \"attn_mode\": \"chunk\"",
                        delta ? "DeltaNetForCausalLM" : "GatedDeltaNetForCausalLM", carry_lm_kind_name(config->kind));
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
-        if ((fields[i].kinds & (delta ? DELTA : GATED)) != 0 && fields[i].form < READ_OVER) {
+        /* A key that is not known there appears only where it means something. */
+        bool untold = config->use_delta_rule && fields[i].offset == offsetof(carry_lm_config, use_delta_rule);
+        if ((fields[i].kinds & (delta ? DELTA : GATED)) != 0 && fields[i].form < READ_OVER && !untold) {
             put_field(&text, config, &fields[i]);
         }
     }

@@ -103,7 +103,7 @@ typedef struct carry_lm_pass_options {
     carry_dtype dtype;           /* of activations: f32, bf16 or f16; weights are f32 */
     bool forward_only;           /* no gradients will be asked for: layers share their memory */
     bool recompute;              /* keep only what enters a layer and do its forward again in backward: the same bits */
-    const carry_lm_mixer *mixer; /* NULL: carry_lm_mixer_chunk */
+    const carry_lm_mixer *mixer; /* NULL: chunk, or linear without the delta rule */
     const void *mixer_options;
 } carry_lm_pass_options;
 

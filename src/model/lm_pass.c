@@ -55,10 +55,25 @@ static carry_delta_problem problem_of(const carry_lm_config *c, const carry_lm_p
                                  .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f};
 }
 
+/* A model is run by the recurrence that it was trained with. */
+static carry_status check_mixer(carry_ctx *ctx, const carry_lm_config *config, const carry_lm_mixer *mixer) {
+    if (mixer == NULL || (mixer == &carry_lm_mixer_linear) == !config->use_delta_rule) {
+        return CARRY_OK;
+    }
+    return config->use_delta_rule ? carry_fail(ctx, CARRY_EUNSUPPORTED,
+                                               "linear is no method for a model with the delta rule: its config says "
+                                               "use_delta_rule true, or nothing of it")
+                                  : carry_fail(ctx, CARRY_EUNSUPPORTED,
+                                               "%s is no method for a model without the delta rule (use_delta_rule is "
+                                               "false in its config): linear is",
+                                               mixer->name);
+}
+
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options) {
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
     CARRY_TRY(check_options(ctx, options));
+    CARRY_TRY(check_mixer(ctx, &lm->config, options->mixer));
     carry_lm_pass *pass = calloc(1, sizeof *pass);
     if (pass == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
@@ -68,7 +83,9 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->options = *options;
     pass->tokens = options->batch * options->tokens;
     pass->problem = problem_of(&lm->config, options);
-    pass->mixer = options->mixer != NULL ? options->mixer : &carry_lm_mixer_chunk;
+    pass->mixer = options->mixer != NULL      ? options->mixer
+                  : lm->config.use_delta_rule ? &carry_lm_mixer_chunk
+                                              : &carry_lm_mixer_linear;
     pass->layers_kept = options->recompute || options->forward_only ? 1 : lm->config.num_hidden_layers;
     pass->layer = calloc((size_t)pass->layers_kept, sizeof *pass->layer);
     pass->h = calloc((size_t)lm->config.num_hidden_layers + 1, sizeof *pass->h);

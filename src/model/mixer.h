@@ -44,6 +44,11 @@ typedef struct carry_lm_ranks_options {
 } carry_lm_ranks_options;
 extern const carry_lm_mixer carry_lm_mixer_ranks;
 
+/* Another recurrence, S <- e^g S + beta k v^T: gated linear attention, the same layer without the delta rule, for
+   comparison with it. It is for models whose config says so (use_delta_rule), and stands in no list: what stands there
+   is one recurrence in many ways. */
+extern const carry_lm_mixer carry_lm_mixer_linear;
+
 /* The mixers that need no ranks: chunk, and the recurrence as a dense scan by cyclic, scan (hillis_steele), blelloch or
    sequential (mixer_scan.c; no options). NULL past the end, and where there is none of that name. */
 const carry_lm_mixer *carry_lm_mixer_at(int index);

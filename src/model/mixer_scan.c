@@ -3,8 +3,9 @@
        S[t] = A[t] S[t-1] + b[t],   A[t] = e^g (I - beta k k^T),   b[t] = beta k v^T,   o[t] = scale S[t]^T q[t]
 
    with A written out, K x K a token, and the scan done by one of scan/'s algorithms: all of them do the same work
-   around it, so what differs between them is the scan. Where a sequence starts, A is 0, and b holds what its initial
-   state, if there is one, becomes.
+   around it, so what differs between them is the scan. The mixer `linear` is another model, gated linear attention: the
+   correction is left out, A is e^g I and the scan a diagonal one. Where a sequence starts, A is 0, and b holds what its
+   initial state, if there is one, becomes.
 
    States are not kept for the backward pass, which makes them again: kept for all heads of all layers they would be
    most of a run's memory. */
@@ -50,7 +51,7 @@ void carry_mixer_scan_take(const carry_mixer_scan *m, carry_arena *arena, carry_
     const carry_delta_problem *p = &m->problem;
     int threads = carry_ctx_threads(m->ctx);
     w->starts = carry_arena_take(arena, p->sequences > 0 ? (size_t)p->tokens : 0, sizeof *w->starts);
-    w->A = take(arena, m->together, p->tokens, p->key, p->key);
+    w->A = take(arena, 1, m->together, p->tokens, m->transition);
     w->S = take(arena, m->together, p->tokens, p->key, p->value);
     w->dS = take(arena, m->together, p->tokens, p->key, p->value);
     w->dq = take(arena, p->batch, p->tokens, p->heads, p->key);
@@ -77,7 +78,7 @@ static void close_scan(void *mixing) {
 
 static carry_status plan_scans(carry_mixer_scan *m) {
     const carry_delta_problem *p = &m->problem;
-    carry_scan_problem scan = {.kind = CARRY_SCAN_DENSE,
+    carry_scan_problem scan = {.kind = m->linear ? CARRY_SCAN_DIAGONAL : CARRY_SCAN_DENSE,
                                .batch = m->together,
                                .steps = p->tokens,
                                .n = p->key,
@@ -109,13 +110,13 @@ static int64_t share_units(int64_t units, int threads) {
     return most;
 }
 
-static carry_status open_scan(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
-                              const char *algorithm) {
+static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
+                                const char *algorithm, bool linear) {
     *mixing = NULL;
     if (problem->gate == CARRY_DELTA_KEY_GATE || problem->state_transposed || problem->snapshot_every > 0 ||
         problem->snapshot_last > 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "a layer as a dense scan has no key gate, no transposed states and no snapshots");
+                          "a layer as a scan has no key gate, no transposed states and no snapshots");
     }
     carry_mixer_scan *m = calloc(1, sizeof *m);
     if (m == NULL) {
@@ -124,6 +125,7 @@ static carry_status open_scan(carry_ctx *ctx, void **mixing, const carry_delta_p
     m->ctx = ctx;
     m->algorithm = algorithm;
     m->problem = *problem;
+    m->linear = linear;
     m->slices = carry_lm_mixer_slices(problem->value);
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
@@ -131,6 +133,7 @@ static carry_status open_scan(carry_ctx *ctx, void **mixing, const carry_delta_p
     carry_status status = carry_delta_plan_new(ctx, &m->delta, &narrow, "recurrent");
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
+        m->transition = linear ? problem->key : problem->key * problem->key;
         m->together = share_units(m->units, carry_ctx_threads(ctx));
         status = plan_scans(m);
     }
@@ -179,12 +182,13 @@ void carry_mixer_scan_load(const carry_mixer_scan_work *w, int64_t item, carry_m
     carry_delta_load(w->m->delta, token->v, w->in.v, b, t, value_head, 1, 0, p->value);
 }
 
-/* b = beta k v^T + e^g (S0 - beta k (k^T S0)) for the first token of a sequence with an initial state: A S0 beside. */
+/* b = beta k v^T + e^g (S0 - erased k (k^T S0)) for the first token of a sequence with an initial state: A S0 beside.
+ */
 static void add_initial(const carry_mixer_scan_work *w, const carry_mixer_token *x, int64_t sequence,
                         int64_t value_head, float *b) {
     const carry_mixer_scan *m = w->m;
     float decay = x->head.end[0];
-    float beta = x->head.beta[0];
+    float erased = carry_mixer_scan_erased(m, x);
     for (int64_t slice = 0; slice < m->slices; slice++) {
         float *seen = x->sum[0];
         memset(seen, 0, (size_t)m->slice * sizeof *seen);
@@ -198,7 +202,7 @@ static void add_initial(const carry_mixer_scan_work *w, const carry_mixer_token 
             const float *S0 = carry_mixer_scan_state(m, w->in.initial_state, sequence, value_head, r, slice);
             float *to = b + r * m->problem.value + slice * m->slice;
             for (int64_t j = 0; j < m->slice; j++) {
-                to[j] += decay * (S0[j] - beta * x->rows.k[r] * seen[j]);
+                to[j] += decay * (S0[j] - erased * x->rows.k[r] * seen[j]);
             }
         }
     }
@@ -215,14 +219,18 @@ static void write_steps(void *argument, int64_t begin, int64_t end, int worker) 
         int64_t sequence = carry_mixer_scan_starts(w, unit / p->value_heads, item % p->tokens);
         carry_mixer_scan_load(w, item, x);
         float decay = sequence < 0 ? x->head.end[0] : 0.0f;
-        float *A = w->A + item * K * K;
+        float *A = w->A + item * w->m->transition;
         float *b = w->S + item * K * V;
         for (int64_t r = 0; r < K; r++) {
             float along = x->head.beta[0] * x->rows.k[r];
-            for (int64_t j = 0; j < K; j++) {
+            for (int64_t j = 0; j < K && !w->m->linear; j++) {
                 A[r * K + j] = -decay * along * x->rows.k[j];
             }
-            A[r * K + r] += decay;
+            if (w->m->linear) {
+                A[r] = decay;
+            } else {
+                A[r * K + r] += decay;
+            }
             for (int64_t j = 0; j < V; j++) {
                 b[r * V + j] = along * x->v[j];
             }
@@ -238,6 +246,13 @@ static int64_t grain(const carry_delta_problem *p) {
     return 16384 / (p->key * (p->key + p->value)) + 1;
 }
 
+carry_tensor carry_mixer_scan_transitions(const carry_mixer_scan_work *w) {
+    const carry_mixer_scan *m = w->m;
+    const carry_delta_problem *p = &m->problem;
+    return m->linear ? carry_view_3d(w->A, CARRY_F32, m->together, p->tokens, p->key)
+                     : carry_view_4d(w->A, CARRY_F32, m->together, p->tokens, p->key, p->key);
+}
+
 carry_status carry_mixer_scan_states(carry_mixer_scan_work *w) {
     const carry_mixer_scan *m = w->m;
     const carry_delta_problem *p = &m->problem;
@@ -245,7 +260,7 @@ carry_status carry_mixer_scan_states(carry_mixer_scan_work *w) {
         CARRY_SPAN(m->ctx, "model", "scan steps");
         carry_parallel(m->ctx, m->together * p->tokens, grain(p), write_steps, w);
     }
-    carry_tensor A = carry_view_4d(w->A, CARRY_F32, m->together, p->tokens, p->key, p->key);
+    carry_tensor A = carry_mixer_scan_transitions(w);
     carry_tensor S = carry_view_4d(w->S, CARRY_F32, m->together, p->tokens, p->key, p->value);
     return carry_scan_run(m->forward, S, A, S, NULL, w->scan, m->scan_bytes);
 }
@@ -323,6 +338,17 @@ static carry_status forward(void *mixing, const carry_delta_forward_args *args, 
     return CARRY_OK;
 }
 
+static carry_status open_scan(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
+                              const char *algorithm) {
+    return open_either(ctx, mixing, problem, algorithm, false);
+}
+
+static carry_status open_linear(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
+                                const void *options) {
+    (void)options;
+    return open_either(ctx, mixing, problem, "sequential", true);
+}
+
 static carry_status open_sequential(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
                                     const void *options) {
     (void)options;
@@ -359,3 +385,5 @@ const carry_lm_mixer carry_lm_mixer_doubling =
 const carry_lm_mixer carry_lm_mixer_blelloch = SCAN("blelloch", "as a dense scan, up and down a tree", open_blelloch);
 const carry_lm_mixer carry_lm_mixer_sequential =
     SCAN("sequential", "as a dense recurrence, token after token", open_sequential);
+const carry_lm_mixer carry_lm_mixer_linear =
+    SCAN("linear", "no delta rule: gated linear attention, as a diagonal scan", open_linear);

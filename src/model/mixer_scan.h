@@ -16,6 +16,8 @@ typedef struct carry_mixer_scan {
     carry_delta_problem problem;
     carry_delta_plan *delta; /* for what it knows of a token: norms, gates, types. It runs nothing */
     carry_scan_plan *forward, *backward;
+    bool linear;        /* without the delta rule's correction: A = e^g I */
+    int64_t transition; /* numbers of one A: K x K, or K */
     int64_t units, together;
     int64_t slices, slice; /* of a state of the caller's (mixer.h) */
     size_t scan_bytes, workspace;
@@ -37,7 +39,7 @@ typedef struct carry_mixer_scan_work {
     const carry_delta_backward_args *backward; /* this one */
     int64_t first;                             /* unit */
     int64_t *starts;                           /* [T]: the sequence that starts at a token of a packed row, or -1 */
-    float *A;                                  /* [together, T, K, K] */
+    float *A;                                  /* [together, T, K, K], or [together, T, K]: its diagonal */
     float *S;                                  /* [together, T, K, V]: b, then the states */
     float *dS;                                 /* the same of gradients */
     float *dq, *dk;                            /* [B, T, H, K]: sums over value heads, before the norm */
@@ -52,12 +54,18 @@ void carry_mixer_scan_take(const carry_mixer_scan *m, carry_arena *arena, carry_
 void carry_mixer_scan_start(carry_mixer_scan_work *w);
 /* The states after every token of units first..first+together-1, into S; and A. */
 carry_status carry_mixer_scan_states(carry_mixer_scan_work *w);
+carry_tensor carry_mixer_scan_transitions(const carry_mixer_scan_work *w); /* A */
 /* Loads one token; item counts tokens of unit after unit, from the first one. */
 void carry_mixer_scan_load(const carry_mixer_scan_work *w, int64_t item, carry_mixer_token *token);
 
 /* The sequence that starts at token t of row b, or -1. */
 static inline int64_t carry_mixer_scan_starts(const carry_mixer_scan_work *w, int64_t b, int64_t t) {
     return w->m->problem.sequences > 0 ? w->starts[t] : t == 0 ? b : -1;
+}
+
+/* How much of what a key reads is taken out before its value is written: beta, by the delta rule. */
+static inline float carry_mixer_scan_erased(const carry_mixer_scan *m, const carry_mixer_token *token) {
+    return m->linear ? 0.0f : token->head.beta[0];
 }
 
 /* Row r of a slice of a state of the caller's. */

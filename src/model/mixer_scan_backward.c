@@ -5,6 +5,8 @@
        dbeta = k^T L v - e^g k^T dA k            dk = beta L v - beta e^g (dA k + dA^T k)
        dg    = e^g (tr dA - beta k^T dA k)
 
+   Without the delta rule A is e^g I, and of dA only its trace is wanted.
+
    dA itself is not written: dA k = L (P^T k), dA^T k = P (L^T k) and tr dA is the sum of L times P. */
 #include <math.h>
 #include <string.h>
@@ -53,6 +55,19 @@ static void add_row(float *to, float factor, const float *from, int64_t count) {
     for (int64_t j = 0; j < count; j++) {
         to[j] += factor * from[j];
     }
+}
+
+static float trace_of(const carry_mixer_scan_work *w, int64_t item, int64_t sequence) {
+    const carry_mixer_scan *m = w->m;
+    const float *L = w->dS + item * m->problem.key * m->problem.value;
+    float trace = 0.0f;
+    for (int64_t i = 0; i < m->problem.key * m->slices; i++) {
+        int64_t r = i / m->slices;
+        int64_t slice = i % m->slices;
+        trace += carry_delta_dot(L + r * m->problem.value + slice * m->slice, row_before(w, item, sequence, r, slice),
+                                 m->slice);
+    }
+    return trace;
 }
 
 /* dA's part: (dA k + dA^T k) into on_k[1], k^T dA k and tr dA. */
@@ -134,7 +149,10 @@ static void one_token(const carry_mixer_scan_work *w, int64_t unit, int64_t t, c
     int64_t sequence = carry_mixer_scan_starts(w, b, t);
     float along = 0.0f;
     float trace = 0.0f;
-    if (sequence < 0 || w->in.initial_state != NULL) {
+    const bool is_first = sequence >= 0 && w->in.initial_state == NULL;
+    if (!is_first && m->linear) {
+        trace = trace_of(w, item, sequence);
+    } else if (!is_first) {
         through_transition(w, item, sequence, x, &along, &trace);
         add_row(dk, -decay * beta, x->on_k[1], p->key);
     }
@@ -219,7 +237,7 @@ static carry_status backward_units(carry_mixer_scan_work *w) {
     carry_tensor dS = carry_view_4d(w->dS, CARRY_F32, m->together, p->tokens, p->key, p->value);
     const carry_scan_gradients gradients = {
         .db = dS,
-        .A = carry_view_4d(w->A, CARRY_F32, m->together, p->tokens, p->key, p->key),
+        .A = carry_mixer_scan_transitions(w),
         .h = carry_view_4d(w->S, CARRY_F32, m->together, p->tokens, p->key, p->value),
         .g = dS};
     CARRY_TRY(carry_scan_backward(m->backward, &gradients, w->scan, m->scan_bytes));

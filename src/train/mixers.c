@@ -7,7 +7,8 @@
 #include "core/error.h"
 
 carry_status carry_train_mixer(carry_ctx *ctx, const char *method, carry_comm *sequence, carry_train_mixing *mixing) {
-    *mixing = (carry_train_mixing){.mixer = carry_lm_mixer_named(method)};
+    const bool is_linear = strcmp(method, carry_lm_mixer_linear.name) == 0;
+    *mixing = (carry_train_mixing){.mixer = is_linear ? &carry_lm_mixer_linear : carry_lm_mixer_named(method)};
     if (mixing->mixer == NULL) {
         char all[128] = "";
         size_t used = 0;
@@ -15,8 +16,9 @@ carry_status carry_train_mixer(carry_ctx *ctx, const char *method, carry_comm *s
             used +=
                 (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_lm_mixer_at(i)->name);
         }
-        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no method '%.40s' in training: choose one of %s", method,
-                          all);
+        return carry_fail(ctx, CARRY_ENOTFOUND,
+                          "there is no method '%.40s' in training: choose one of %s; or %s, without the delta rule",
+                          method, all, carry_lm_mixer_linear.name);
     }
     if (sequence != NULL) {
         if (mixing->mixer != &carry_lm_mixer_chunk) {

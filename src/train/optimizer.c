@@ -11,7 +11,7 @@
 #include "core/threads.h"
 
 #define UNIT 16        /* elements: slices begin where parameters may, so that vectors stay whole */
-#define BLOCK 8192     /* elements whose squares are added in one go */
+#define BLOCK 4096     /* elements whose squares are added in one go */
 #define GRADIENT_TAG 1 /* of the communicator */
 #define STATE_TAG 2
 
@@ -132,7 +132,34 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
     return CARRY_OK;
 }
 
-/* Blocks begin..end-1 of the slice: the sum over ranks in their order, and its squares. */
+/* own becomes the sum over ranks, in their order: ((x0 + x1) + x2) + ... */
+static void add_ranks(const carry_optimizer *o, float *own, int64_t from, int64_t n) {
+    float sum[BLOCK];
+    memcpy(sum, o->rank == 0 ? own : received_from(o, 0) + from, (size_t)n * sizeof *sum);
+    for (int r = 1; r < o->ranks; r++) {
+        const float *x = r == o->rank ? own : received_from(o, r) + from;
+        for (int64_t i = 0; i < n; i++) {
+            sum[i] += x[i];
+        }
+    }
+    memcpy(own, sum, (size_t)n * sizeof *sum);
+}
+
+static double squares_of(const float *x, int64_t n) {
+    double lane[8] = {0.0}; /* sums that do not wait for each other */
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        for (int l = 0; l < 8; l++) {
+            lane[l] += (double)x[i + l] * (double)x[i + l];
+        }
+    }
+    for (; i < n; i++) {
+        lane[0] += (double)x[i] * (double)x[i];
+    }
+    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
+}
+
+/* Blocks begin..end-1 of the slice. */
 static void add_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_optimizer *o = argument;
     (void)worker;
@@ -140,16 +167,10 @@ static void add_blocks(void *argument, int64_t begin, int64_t end, int worker) {
         const int64_t from = b * BLOCK;
         const int64_t n = o->count - from < BLOCK ? o->count - from : BLOCK;
         float *own = o->lm->gradients + o->first + from;
-        double squares = 0.0;
-        for (int64_t i = 0; i < n; i++) {
-            float sum = o->rank == 0 || o->ranks == 1 ? own[i] : o->received[from + i];
-            for (int r = 1; r < o->ranks; r++) {
-                sum += r == o->rank ? own[i] : received_from(o, r)[from + i];
-            }
-            own[i] = sum;
-            squares += (double)sum * (double)sum;
+        if (o->ranks > 1) {
+            add_ranks(o, own, from, n);
         }
-        o->sums[b] = squares;
+        o->sums[b] = squares_of(own, n);
     }
 }
 

@@ -38,6 +38,7 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("head-dim", head_dim, 1, 4096, true, "keys of a head (64, or 32 where hidden is no multiple)"),
     WHOLE("conv", conv, 0, 16, true, "width of the short convolutions; 0: none (4)"),
     REAL("expand-v", expand_v, 1e-3, 1e3, "values of a head over its keys (1)"),
+    REAL("init", init, 1e-6, 1e3, "standard deviation of start weights (0.02)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "the output layer is the embeddings"),
     WHOLE("batch", batch, 1, MOST, false, "rows of a step, over all ranks (8)"),
@@ -45,9 +46,9 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("accumulate", accumulate, 1, MOST, false, "parts in which a rank does its rows, to save memory (1)"),
     WHOLE("sequence-ranks", sequence_ranks, 1, 4096, false, "ranks that share a row; the others share the batch (1)"),
     TEXT("dtype", dtype, false, "TYPE", "of activations: f32, bf16 or f16; weights stay f32 (f32)"),
-    TEXT("method", method, false, "NAME", "of the recurrence (chunk)"),
+    TEXT("method", method, false, "NAME", "of the recurrence (chunk); linear: a model without the delta rule"),
     FLAG("recompute", recompute, false, "keep less from forward for backward: slower, less memory"),
-    WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (400)"),
+    WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
     REAL("epochs", epochs, 1e-9, 1e9, "times through the text (about), instead of steps"),
     REAL("rate", rate, 1e-30, 1e3, "the learning rate at its highest (0.002)"),
@@ -83,6 +84,7 @@ carry_train_options carry_train_options_default(void) {
         .type = "gated_deltanet",
         .expand_v = 1.0,
         .conv = 4,
+        .batch = 8,
         .accumulate = 1,
         .sequence_ranks = 1,
         .dtype = "f32",
@@ -232,6 +234,19 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
                           "%d ranks cannot be grouped by %lld sequence ranks: the number must "
                           "divide that of ranks",
                           ranks, (long long)o->sequence_ranks);
+    }
+    const int64_t share = (ranks > 0 ? ranks / o->sequence_ranks : 1) * o->accumulate;
+    if (o->batch % share != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a batch of %lld rows cannot be split over %lld data ranks in %lld parts each: give a "
+                          "multiple of %lld",
+                          (long long)o->batch, (long long)(share / o->accumulate), (long long)o->accumulate,
+                          (long long)share);
+    }
+    if (o->length % o->sequence_ranks != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a sequence of %lld tokens cannot be split over %lld sequence ranks evenly",
+                          (long long)o->length, (long long)o->sequence_ranks);
     }
     if (o->model[0] != '\0' && o->architecture[0] != '\0') {
         return carry_fail(ctx, CARRY_EARGUMENT, "a model has its own architecture: give --model or --architecture");

@@ -9,8 +9,7 @@
 #include "core/memory.h"
 #include "train/training.h"
 
-#define STEPS 400
-#define BATCH 8
+#define STEPS 250
 #define HIDDEN 192
 #define LAYERS 4
 #define WARMUP_MOST 100
@@ -80,7 +79,9 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     config->expand_v = is_gated ? o->expand_v : o->expand_v * config->expand_k;
     config->use_short_conv = o->conv > 0;
     config->conv_size = o->conv > 0 ? o->conv : config->conv_size;
+    config->initializer_range = o->init > 0.0 ? o->init : config->initializer_range;
     config->allow_neg_eigval = o->neg_eigval;
+    config->use_delta_rule = strcmp(o->method, carry_lm_mixer_linear.name) != 0;
     config->tie_word_embeddings = o->tie;
     config->eos_token_id = t->material.source.end;
     config->bos_token_id = config->pad_token_id = -1;
@@ -126,22 +127,9 @@ static carry_status choose_steps(carry_training *t) {
     return CARRY_OK;
 }
 
-static carry_status split_rows(carry_training *t) {
-    const carry_train_options *o = &t->options;
-    const int64_t share = o->batch / t->grid.ranks;
-    if (o->batch % t->grid.ranks != 0 || share % o->accumulate != 0) {
-        return carry_fail(t->ctx, CARRY_EARGUMENT,
-                          "a batch of %" PRId64 " rows cannot be split over %d data ranks in %" PRId64
-                          " parts each: give a multiple of %" PRId64,
-                          o->batch, t->grid.ranks, o->accumulate, t->grid.ranks * o->accumulate);
-    }
-    t->rows = share / o->accumulate;
-    return CARRY_OK;
-}
-
 static carry_status open_batches(carry_training *t) {
     const carry_train_options *o = &t->options;
-    CARRY_TRY(split_rows(t));
+    t->rows = o->batch / t->grid.ranks / o->accumulate; /* whole: options were checked */
     CARRY_TRY(carry_batches_new(t->ctx, &t->batches, &t->material.source,
                                 &(carry_batches_options){.rows = o->batch,
                                                          .length = t->material.length,
@@ -214,7 +202,6 @@ carry_status carry_training_open(carry_training *t) {
     t->folder.newest = -1;
     t->found.step = -1;
     t->speaks = carry_comm_rank(t->comm) == 0;
-    o->batch = o->batch > 0 ? o->batch : BATCH;
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
     CARRY_TRY(find_checkpoint(t));
