@@ -302,9 +302,8 @@ const cli_verb cli_run = {
     .details =
         "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A), each with filters (t=128, bf16, device=cuda, stage=cpu); "
-        "min(...),\n"
-        "  max(...), log2(...), grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A), each with filters (t=128, bf16, device=cuda,\n"
+        "  stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
         "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
         "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
         "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
