@@ -34,17 +34,21 @@ for ranks in 2 3; do
     done
 done
 
-# Every number of ranks up to eight, on eight processes.
-CMOCKA_TEST_FILTER=every_number_of_ranks_equals_one
-export CMOCKA_TEST_FILTER
-if launch 300 8 "$delta" > "$folder/log" 2>&1; then
-    echo "${delta##*/} on 8 processes: ok"
-else
-    echo "FAILED: ${delta##*/} on 8 processes"
-    cat "$folder/log"
-    failures=$((failures + 1))
-fi
-unset CMOCKA_TEST_FILTER
+# one RANKS PROGRAM TEST: one test of it alone, on more processes than there are cores.
+one() {
+    CMOCKA_TEST_FILTER=$3
+    export CMOCKA_TEST_FILTER
+    if launch 300 "$1" "$2" > "$folder/log" 2>&1; then
+        echo "${2##*/} on $1 processes: ok"
+    else
+        echo "FAILED: ${2##*/} on $1 processes"
+        cat "$folder/log"
+        failures=$((failures + 1))
+    fi
+    unset CMOCKA_TEST_FILTER
+}
+one 8 "$delta" every_number_of_ranks_equals_one
+one 9 "$3" test_every_algorithm_works_on_many_ranks
 launch 120 3 "$golden" > "$folder/log" 2>&1
 case $? in
     0) echo "${golden##*/} on 3 processes: ok" ;;

@@ -9,7 +9,8 @@
 #include "core/span.h"
 #include "delta/ranks.h"
 
-#define GROUPS 16 /* unless told otherwise: a rank that has no local pass waits for the first one (docs/results/ranks.md) */
+/* Unless told otherwise. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
+#define GROUPS 16
 #define WORD 224
 
 /* What a rank tells the others. */
