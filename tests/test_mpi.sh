@@ -70,6 +70,7 @@ is_left() {
 disturb() {
     signal=$1
     ranks=$2
+    : > "$folder/log" # the ranks of the last one are not to be taken for those of this one
     launch 60 "$ranks" "$failing" wait > "$folder/log" 2>&1 &
     launcher=$!
     waited=0
@@ -80,7 +81,7 @@ disturb() {
     victim=$(sed -n 's/^rank 1 is process //p' "$folder/log")
     if [ -z "$victim" ]; then
         echo "FAILED: rank 1 of $ranks did not start"
-        kill $launcher
+        wait $launcher # until its timeout: killing this shell would leave what it started
         return 1
     fi
     kill "-$signal" "$victim"
