@@ -19,6 +19,11 @@ static inline bool is_under_mpi(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_RANK") != NULL;
 }
 
+/* One test of a program alone, which cmocka does not take from the environment. */
+static inline void take_filter(void) {
+    cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+}
+
 static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
     return carry_philox(key, high, low).word[0];
 }

@@ -263,6 +263,7 @@ int main(void) {
         cmocka_unit_test(forward_alone_equals_one_rank),    cmocka_unit_test(every_algorithm_equals_one_rank),
         cmocka_unit_test(states_may_travel_in_bf16),        cmocka_unit_test(no_tokens_at_all_leave_the_states),
     };
+    take_filter();
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     print_message("largest difference from one rank: %.2g of a tensor's largest element\n", worst_seen);
     return failed;

@@ -271,5 +271,6 @@ int main(void) {
         cmocka_unit_test(test_several_scans_are_under_way_at_once),
         cmocka_unit_test(test_threads_of_a_rank_split_its_products),
     };
+    take_filter();
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

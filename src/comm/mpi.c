@@ -26,6 +26,7 @@ typedef struct line {
     MPI_Request notice; /* that a peer has ended it */
     char incoming[CARRY_COMM_REASON], outgoing[CARRY_COMM_REASON];
     MPI_Request *told; /* [size], the notices of this rank; NULL before there are any */
+    double parting;    /* when what is given up after the end is waited for no more; 0 before */
 } line;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((carry_request *)NULL)->native), "a request of MPI fits into ours");
@@ -191,9 +192,19 @@ static void complete(carry_wire *wire, carry_request *request, const MPI_Status 
     }
 }
 
+/* After the end all that is given up has one time together: a chain has a message for each of its blocks. */
+static double patience(const carry_wire *wire) {
+    line *l = wire->state;
+    const double now = carry_seconds();
+    if (wire->ended_by < 0) {
+        return now + PARTING / wire->size;
+    }
+    l->parting = l->parting > 0 ? l->parting : now + PARTING;
+    return l->parting;
+}
+
 /* Leaves nothing of it with MPI, or as little as can be: a peer that is dead cannot finish what it began. */
 static void cancel(carry_wire *wire, carry_request *request) {
-    (void)wire;
     MPI_Request native = get_native(request);
     int done = 0;
     MPI_Test(&native, &done, MPI_STATUS_IGNORE);
@@ -204,7 +215,7 @@ static void cancel(carry_wire *wire, carry_request *request) {
     if (request->to != NULL) {
         MPI_Cancel(&native);
     }
-    if (!wait_until(&native, carry_seconds() + PARTING / wire->size)) {
+    if (!wait_until(&native, patience(wire))) {
         MPI_Request_free(&native);
     }
 }

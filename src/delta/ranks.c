@@ -129,8 +129,8 @@ static carry_status begin(job *j, int group) {
 
 static carry_status end(job *j, int group) {
     CARRY_SPAN(j->plan->ctx, "delta", "ranks exposed");
+    CARRY_TRY(j->polled); /* of another group, maybe: this one is still under way */
     j->ended++;
-    CARRY_TRY(j->polled);
     CARRY_TRY(carry_all_scan_end(j->scans[group]));
     j->plan->exposed += carry_all_scan_counted(j->scans[group]).waited;
     return CARRY_OK;

@@ -19,12 +19,12 @@ int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64
                                      .enters = !plan->is_first,
                                      .leaves = !plan->is_last};
         if (p->sequences > 0) {
-            int64_t start = borders[i] > plan->first ? borders[i] : plan->first;
-            int64_t end = borders[i + 1] < last ? borders[i + 1] : last;
-            part = (carry_delta_sequence){.start = start - plan->first,
-                                          .length = end - start,
-                                          .index = i,
-                                          .enters = borders[i]<plan->first, .leaves = borders[i + 1]> last};
+            bool enters = borders[i] < plan->first;
+            bool leaves = borders[i + 1] > last;
+            int64_t start = enters ? plan->first : borders[i];
+            int64_t end = leaves ? last : borders[i + 1];
+            part = (carry_delta_sequence){
+                .start = start - plan->first, .length = end - start, .index = i, .enters = enters, .leaves = leaves};
         }
         if (part.length > 0) {
             part.chunk_start = chunks;

@@ -9,7 +9,8 @@
 #include "core/span.h"
 #include "delta/ranks.h"
 
-#define GROUPS 16 /* unless told otherwise: a rank that has no local pass waits for the first one (docs/results/ranks.md) */
+/* Unless told otherwise. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
+#define GROUPS 16
 #define WORD 224
 
 /* What a rank tells the others. */
@@ -182,7 +183,6 @@ static carry_status state_bytes(carry_delta_ranks_plan *plan) {
 
 static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const carry_delta_ranks_options *options) {
     const carry_delta_problem *p = &plan->problem;
-    CARRY_TRY(compare(plan, all));
     plan->chains = p->sequences > 0 ? 1 : p->batch;
     plan->first_tag = options->first_tag;
     make_groups(plan, all, options->groups);
@@ -199,6 +199,17 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
                    plan->groups == 1 ? "" : "s",
                    plan->chained ? carry_all_scan_plan_about(plan->forward[0]) : "one rank has all tokens");
     return CARRY_OK;
+}
+
+/* The others wait for a rank that fails alone, unless it tells them. That no algorithm applies all of them say. */
+static carry_status fill_together(carry_delta_ranks_plan *plan, const record *all,
+                                  const carry_delta_ranks_options *options) {
+    CARRY_TRY(compare(plan, all));
+    const carry_status status = fill(plan, all, options);
+    if (status != CARRY_OK && status != CARRY_EUNSUPPORTED) {
+        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx));
+    }
+    return status;
 }
 
 carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan **plan,
@@ -222,12 +233,17 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
         (void)snprintf(mine.word, sizeof mine.word, "%s", carry_ctx_error(ctx));
     }
     /* A rank that refuses says so, else the others would wait for it. */
-    carry_status gathered = all != NULL ? carry_all_gather(comm, all, &mine, sizeof mine) : CARRY_EMEMORY;
+    carry_status gathered = status;
+    if (all != NULL) {
+        gathered = carry_all_gather(comm, all, &mine, sizeof mine);
+    } else {
+        carry_comm_abort(comm, carry_ctx_error(ctx));
+    }
     if (status == CARRY_OK && (status = gathered) == CARRY_OK) {
         made->comm = comm;
         made->ctx = ctx;
         made->problem = *problem;
-        status = fill(made, all, options);
+        status = fill_together(made, all, options);
     }
     free(all);
     if (status != CARRY_OK) {

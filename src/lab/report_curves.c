@@ -10,7 +10,7 @@
 #include "lab/report_parts.h"
 
 #define METRICS 8
-#define CURVES 32 /* of a plot */
+#define CURVES 32  /* of a plot */
 #define POINTS 300 /* more than a screen shows; longer curves are means over as many equal stretches */
 
 typedef struct stretch {

@@ -2,8 +2,8 @@
    functions, so that tests and simulators may feed them; all ranks are fed the same numbers. */
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "comm/rates.h"
 #include "core/clock.h"
