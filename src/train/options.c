@@ -25,6 +25,7 @@ const carry_train_key carry_train_keys[] = {
     TEXT("data", data, false, "PATH", "text to learn: a file or a folder; more may follow as words"),
     TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),
+    WHOLE("fewest-pairs", fewest_pairs, 1, MOST, true, "mqar: rows to learn from have N, 2N, ... pairs (all have all)"),
     TEXT("eval-data", eval_data, false, "FILE", "held-out text (the last twentieth of the text)"),
     TEXT("tokenizer", tokenizer, true, "PATH", "a tokenizer.json or its folder (trained on the text)"),
     WHOLE("vocab", vocab, 2, 1 << 21, true, "tokens: of the tokenizer that is trained, or of the task"),

@@ -20,7 +20,7 @@ typedef struct carry_train_options {
     /* What to learn: either of the two. */
     char data[CARRY_TRAIN_PATHS];
     char task[32];
-    int64_t pairs;                    /* of associative recall */
+    int64_t pairs, fewest_pairs;      /* of associative recall */
     char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, where it fits one window */
     char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": trained on the start of the text */
     int64_t vocab;                    /* of that tokenizer, or of the task */
