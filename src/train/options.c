@@ -40,6 +40,7 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("conv", conv, 0, 16, true, "width of the short convolutions; 0: none (4)"),
     REAL("expand-v", expand_v, 1e-3, 1e3, "values of a head over its keys (1)"),
     REAL("init", init, 1e-6, 1e3, "standard deviation of start weights (0.02)"),
+    REAL("forget", forget, 1e-6, 1e3, "at the start, heads forget so many times as fast (1: within 1 to 10000 tokens)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "the output layer is the embeddings"),
     WHOLE("batch", batch, 1, MOST, false, "rows of a step, over all ranks (8)"),

@@ -31,7 +31,8 @@ typedef struct carry_train_options {
     char type[24];
     int64_t hidden, layers, heads, head_dim, conv;
     double expand_v;
-    double init; /* standard deviation of start weights; 0: the model type's own */
+    double forget; /* the rates at which heads forget, at the start: a factor; 0: 1 */
+    double init;   /* standard deviation of start weights; 0: the model type's own */
     bool neg_eigval, tie;
     /* A step. */
     int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; parts a rank does them in */
