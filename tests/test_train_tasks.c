@@ -53,7 +53,8 @@ static void test_every_task_makes_the_same_row_again(void **state) {
 /* Each asked value is the one that stood behind the key; every pair is asked once. */
 static void test_recall_is_answered_by_its_pairs(void **state) {
     (void)state;
-    static const carry_task_size sizes[] = {{512, 256, 64}, {512, 130, 64}, {256, 131, 64}, {8, 6, 2}, {4, 4, 1}};
+    static const carry_task_size sizes[] = {
+        {512, 256, 64, 0}, {512, 130, 64, 64}, {256, 131, 64, 0}, {8, 6, 2, 0}, {4, 4, 1, 0}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         carry_task_rows rows;
         (void)open_task(&rows, "mqar", sizes[s], 5);
@@ -82,6 +83,48 @@ static void test_recall_is_answered_by_its_pairs(void **state) {
             assert_int_equal(asked, rows.size.pairs);
         }
     }
+}
+
+/* Rows of 3, 6, 12 and 20 pairs, all of them there; each with 20 questions, which share themselves out evenly. */
+static void test_rows_of_fewer_pairs_ask_as_much(void **state) {
+    (void)state;
+    carry_task_rows rows;
+    (void)open_task(&rows, "mqar", (carry_task_size){.length = 90, .vocabulary = 64, .pairs = 20, .fewest = 3}, 5);
+    int64_t rows_of[21] = {0};
+    for (int64_t index = 0; index < 400; index++) {
+        int64_t input[90];
+        int64_t label[90];
+        int64_t value_of[64] = {0};
+        int64_t asked_of[64] = {0};
+        int64_t pairs = 0;
+        int64_t asked = 0;
+        rows.task->make(&rows.size, 5, index, input, label);
+        for (; pairs < 20 && input[2 * pairs] != 0; pairs++) {
+            assert_int_equal(value_of[input[2 * pairs]], 0);
+            value_of[input[2 * pairs]] = input[2 * pairs + 1];
+        }
+        for (int64_t i = 0; i < 90; i++) {
+            if (label[i] == CARRY_NO_LABEL) {
+                assert_true(i < 2 * pairs || input[i] == 0);
+                continue;
+            }
+            assert_true(i >= 40 && value_of[input[i]] != 0);
+            assert_int_equal(label[i], value_of[input[i]]);
+            asked_of[input[i]]++;
+            asked++;
+        }
+        assert_int_equal(asked, 20);
+        for (int64_t i = 0; i < pairs; i++) {
+            assert_in_range(asked_of[input[2 * i]], 20 / pairs, (20 + pairs - 1) / pairs);
+        }
+        rows_of[pairs]++;
+    }
+    /* 100 of each are expected, with a deviation of 9. */
+    assert_true(rows_of[3] > 55 && rows_of[6] > 55 && rows_of[12] > 55 && rows_of[20] > 55);
+    assert_int_equal(rows_of[3] + rows_of[6] + rows_of[12] + rows_of[20], 400);
+    carry_source source;
+    assert_refused(ctx, CARRY_EARGUMENT, "3 at most",
+                   carry_task_open(ctx, &rows, &source, "mqar", (carry_task_size){.pairs = 3, .fewest = 4}, 1));
 }
 
 /* Found without the task's own numbers: a table of products, built from the labels, must be that of a group of 120. */
@@ -189,14 +232,14 @@ static void test_sizes_that_do_not_fit_are_refused(void **state) {
         const char *words;
     } cases[] = {
         {"recall", {0}, CARRY_ENOTFOUND, "mqar, s5, s5-swaps, copy"},
-        {"mqar", {512, 256, 129}, CARRY_EARGUMENT, "129 pairs"},
-        {"mqar", {512, 256, 128}, CARRY_EARGUMENT, "128 pairs"},
-        {"mqar", {255, 256, 64}, CARRY_EARGUMENT, "256 tokens"},
-        {"mqar", {512, 256, -1}, CARRY_EARGUMENT, "pairs"},
-        {"s5", {64, 119, 0}, CARRY_EARGUMENT, "119"},
-        {"copy", {1, 8, 0}, CARRY_EARGUMENT, "too few"},
-        {"copy", {-8, 8, 0}, CARRY_ESIZE, "out of range"},
-        {"copy", {8, INT64_MAX, 0}, CARRY_ESIZE, "out of range"},
+        {"mqar", {512, 256, 129, 0}, CARRY_EARGUMENT, "129 pairs"},
+        {"mqar", {512, 256, 128, 0}, CARRY_EARGUMENT, "128 pairs"},
+        {"mqar", {255, 256, 64, 0}, CARRY_EARGUMENT, "256 tokens"},
+        {"mqar", {512, 256, -1, 0}, CARRY_EARGUMENT, "pairs"},
+        {"s5", {64, 119, 0, 0}, CARRY_EARGUMENT, "119"},
+        {"copy", {1, 8, 0, 0}, CARRY_EARGUMENT, "too few"},
+        {"copy", {-8, 8, 0, 0}, CARRY_ESIZE, "out of range"},
+        {"copy", {8, INT64_MAX, 0, 0}, CARRY_ESIZE, "out of range"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(ctx, cases[i].status, cases[i].words,
@@ -209,6 +252,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_task_makes_the_same_row_again),
         cmocka_unit_test(test_recall_is_answered_by_its_pairs),
+        cmocka_unit_test(test_rows_of_fewer_pairs_ask_as_much),
         cmocka_unit_test(test_permutations_multiply_as_a_group),
         cmocka_unit_test(test_copies_are_copies),
         cmocka_unit_test(test_tasks_come_in_batches_like_a_corpus),

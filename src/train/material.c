@@ -196,7 +196,10 @@ static carry_status open_text(carry_comm *comm, carry_material *m, carry_train_o
 }
 
 static carry_status open_task(carry_ctx *ctx, carry_material *m, const carry_train_options *options) {
-    const carry_task_size size = {.length = options->length, .vocabulary = options->vocab, .pairs = options->pairs};
+    const carry_task_size size = {.length = options->length,
+                                  .vocabulary = options->vocab,
+                                  .pairs = options->pairs,
+                                  .fewest = options->fewest_pairs};
     CARRY_TRY(carry_task_open(ctx, &m->rows, &m->source, options->task, size, (uint64_t)options->seed));
     m->task = m->rows.task;
     m->length = m->rows.size.length;
@@ -228,7 +231,9 @@ carry_status carry_material_examined(carry_ctx *ctx, carry_material *m, const ca
                                      carry_source *source, bool *is_there) {
     *is_there = true;
     if (m->task != NULL) {
-        return carry_task_open(ctx, &m->examined_rows, source, options->task, m->rows.size,
+        carry_task_size size = m->rows.size;
+        size.fewest = 0; /* an examination asks for all */
+        return carry_task_open(ctx, &m->examined_rows, source, options->task, size,
                                (uint64_t)options->seed ^ EXAM_SEED);
     }
     if (options->eval_data[0] == '\0' && carry_corpus_windows(m->corpus) > 1) {

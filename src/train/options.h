@@ -20,7 +20,7 @@ typedef struct carry_train_options {
     /* What to learn: either of the two. */
     char data[CARRY_TRAIN_PATHS];
     char task[32];
-    int64_t pairs;                    /* of associative recall */
+    int64_t pairs, fewest_pairs;      /* of associative recall */
     char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, where it fits one window */
     char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": trained on the start of the text */
     int64_t vocab;                    /* of that tokenizer, or of the task */
@@ -31,7 +31,8 @@ typedef struct carry_train_options {
     char type[24];
     int64_t hidden, layers, heads, head_dim, conv;
     double expand_v;
-    double init; /* standard deviation of start weights; 0: the model type's own */
+    double forget; /* the rates at which heads forget, at the start: a factor; 0: 1 */
+    double init;   /* standard deviation of start weights; 0: the model type's own */
     bool neg_eigval, tie;
     /* A step. */
     int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; parts a rank does them in */

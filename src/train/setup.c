@@ -89,6 +89,16 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     return carry_lm_config_finish(t->ctx, config);
 }
 
+/* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled. */
+static void scale_decay(carry_lm *lm, double factor) {
+    for (int64_t i = 0; i < lm->parameters && factor > 0.0; i++) {
+        const carry_lm_parameter *p = &lm->parameter[i];
+        for (int64_t j = 0; p->start == CARRY_LM_DECAY_RATE && j < p->count; j++) {
+            lm->weights[p->offset + j] += (float)log(factor); /* A_log */
+        }
+    }
+}
+
 static carry_status make_model(carry_training *t) {
     carry_lm_config config;
     CARRY_TRY(configure(t, &config));
@@ -104,7 +114,9 @@ static carry_status make_model(carry_training *t) {
     if (t->found.step >= 0 || t->options.model[0] != '\0') {
         return carry_lm_load_weights(t->lm, t->found.step >= 0 ? t->found.path : t->options.model);
     }
-    return carry_lm_init(t->lm, (uint64_t)t->options.seed);
+    CARRY_TRY(carry_lm_init(t->lm, (uint64_t)t->options.seed));
+    scale_decay(t->lm, t->options.forget);
+    return CARRY_OK;
 }
 
 static carry_status choose_steps(carry_training *t) {

@@ -37,10 +37,16 @@ static void clear_row(const carry_task_size *size, int64_t *input, int64_t *labe
 }
 
 /* Multi-query associative recall: k1 v1 k2 v2 ... kN vN, then each key once more at a random even place, where its
-   value is asked for. Token 0 fills the rest; keys are 1..V/2-1, values V/2..V-1; none occurs twice among its kind. */
+   value is asked for. Token 0 fills the rest; keys are 1..V/2-1, values V/2..V-1; none occurs twice among its kind. A
+   row of fewer pairs has as many questions: each key is asked for more than once. */
 static carry_status check_recall(carry_ctx *ctx, carry_task_size *size) {
     if (size->pairs == 0) {
         size->pairs = size->length / 8 < size->vocabulary / 4 ? size->length / 8 : size->vocabulary / 4;
+    }
+    size->fewest = size->fewest != 0 ? size->fewest : size->pairs;
+    if (size->fewest > size->pairs) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "mqar: rows of %lld pairs at least cannot have %lld at most",
+                          (long long)size->fewest, (long long)size->pairs);
     }
     if (size->pairs < 1 || size->length / 4 < size->pairs || size->vocabulary / 2 - 1 < size->pairs) {
         return carry_fail(ctx, CARRY_EARGUMENT,
@@ -51,17 +57,29 @@ static carry_status check_recall(carry_ctx *ctx, carry_task_size *size) {
     return CARRY_OK;
 }
 
+/* All numbers of pairs are as likely: fewest, twice that, ..., pairs. */
+static int64_t pairs_of_row(const carry_task_size *size, uint64_t seed, int64_t index) {
+    int64_t choices = 1;
+    for (int64_t n = size->fewest; n < size->pairs; n *= 2) {
+        choices++;
+    }
+    int64_t pairs = size->fewest << carry_draw(seed, stream_of(index, SYMBOLS), 0, choices);
+    return pairs < size->pairs ? pairs : size->pairs;
+}
+
 static void make_recall(const carry_task_size *size, uint64_t seed, int64_t index, int64_t *input, int64_t *label) {
     int64_t half = size->vocabulary / 2;
     int64_t context = 2 * size->pairs;
     int64_t places = (size->length - context) / 2;
+    int64_t pairs = pairs_of_row(size, seed, index);
     clear_row(size, input, label);
     for (int64_t i = 0; i < size->pairs; i++) {
-        int64_t key = 1 + carry_shuffle(seed, stream_of(index, KEYS), half - 1, i);
-        int64_t value = half + carry_shuffle(seed, stream_of(index, VALUES), size->vocabulary - half, i);
+        int64_t pair = i % pairs;
+        int64_t key = 1 + carry_shuffle(seed, stream_of(index, KEYS), half - 1, pair);
+        int64_t value = half + carry_shuffle(seed, stream_of(index, VALUES), size->vocabulary - half, pair);
         int64_t place = context + 2 * carry_shuffle(seed, stream_of(index, PLACES), places, i);
-        input[2 * i] = key;
-        input[2 * i + 1] = value;
+        input[2 * pair] = key;
+        input[2 * pair + 1] = value;
         input[place] = key;
         label[place] = value;
     }

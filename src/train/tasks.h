@@ -11,6 +11,7 @@ typedef struct carry_task_size {
     int64_t length;     /* tokens of a row; 0: the task's own */
     int64_t vocabulary; /* 0: the task's own */
     int64_t pairs;      /* of associative recall; 0: a quarter of what fits */
+    int64_t fewest;     /* rows of recall have this many pairs, twice as many and so on up to pairs; 0: pairs, all */
 } carry_task_size;
 
 typedef struct carry_task {
