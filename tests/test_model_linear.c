@@ -1,4 +1,5 @@
-/* The layer without the delta rule: what it computes, and that no model is run by the other's recurrence. */
+/* The layer without the delta rule: what it computes, that no model is run by the other's recurrence, and that such a
+   model generates. */
 #include "mixer_support.h"
 
 /* The recurrence without the delta rule, in float64 from the inputs: sum of grad_o o, the final states beside. `nudged`
@@ -124,10 +125,41 @@ static void linear_and_the_delta_rule_are_not_mixed_up(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* A prompt and then token after token: the logits of each are those of the whole row at once. */
+static void a_model_without_the_delta_rule_generates_what_it_computes(void **unused) {
+    (void)unused;
+    enum { T = 9, PROMPT = 4, N = SUPPORT_VOCABULARY };
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+    config.use_delta_rule = false;
+    carry_lm *lm = model(ctx, config);
+    int64_t ids[T];
+    float whole[T * N], one[N];
+    for (int64_t i = 0; i < T; i++) {
+        ids[i] = (3 * i + 1) % N;
+    }
+    const carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, 1, T),
+                                .logits = carry_view_3d(whole, CARRY_F32, 1, T, N)};
+    assert_ok(ctx, run_once(lm, &(carry_lm_pass_options){.batch = 1, .tokens = T, .forward_only = true}, &args));
+    carry_lm_generator *g;
+    assert_ok(ctx, carry_lm_generator_new(lm, &g, 1, CARRY_F32));
+    assert_ok(ctx, carry_lm_generator_prompt(g, 0, ids, PROMPT, one));
+    for (int64_t t = PROMPT; t < T; t++) {
+        for (int64_t i = 0; i < N; i++) { /* the same sums, some in another order */
+            assert_true(fabsf(one[i] - whole[(t - 1) * N + i]) <= 1e-4f * (1.0f + fabsf(one[i])));
+        }
+        assert_ok(ctx, carry_lm_generator_step(g, &ids[t], one));
+    }
+    carry_lm_generator_free(g);
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_is_the_recurrence_without_its_correction),
         cmocka_unit_test(linear_and_the_delta_rule_are_not_mixed_up),
+        cmocka_unit_test(a_model_without_the_delta_rule_generates_what_it_computes),
     };
     return cmocka_run_group_tests_name("model/linear", tests, NULL, NULL);
 }
