@@ -10,8 +10,8 @@ static carry_ctx *ctx;
 static carry_safetensors file;
 
 static const carry_tensor *find(const char *name, const char *tensor) {
-    char whole_name[CARRY_SAFETENSORS_NAME];
-    (void)snprintf(whole_name, sizeof whole_name, "%s.%s", name, tensor);
+    char whole_name[2 * CARRY_SAFETENSORS_NAME];
+    (void)snprintf(whole_name, sizeof whole_name, "%.255s.%.255s", name, tensor);
     return carry_safetensors_find(&file, whole_name);
 }
 

@@ -125,8 +125,8 @@ mkdir folder.json.gz
 refused "not a regular file" profile --no-store -o folder.json.gz bench $problem
 
 # Ranks.
-refused "plan does not run on ranks" --ranks 2 plan $problem
-refused "check does not run on ranks" --ranks 2 profile check $problem
+refused "is a problem of one rank" --ranks 2 plan $problem
+refused "is a problem of one rank" --ranks 2 profile check $problem
 refused "does not run on ranks" --ranks 2 profile diff two.json.gz two.json.gz
 refused "--ranks needs a number" --ranks 0 bench $problem
 refused "--ranks needs a number" --ranks many bench $problem
