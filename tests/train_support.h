@@ -85,7 +85,7 @@ static inline carry_train_options tiny(const char *out) {
 
 static inline carry_status train_on(int ranks, const carry_train_options *options, bool resume, bool (*stop)(void),
                                     told *t) {
-    carry_ctx *ctxs[SUPPORT_RANKS];
+    carry_ctx *ctxs[SUPPORT_RANKS] = {NULL};
     carry_train_hooks hooks = {.sink = {.user = t, .note = on_note},
                                .report = on_report,
                                .examined = on_exam,
