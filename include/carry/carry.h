@@ -14,5 +14,6 @@
 #include "carry/all_scan.h"
 #include "carry/delta.h"
 #include "carry/delta_ranks.h"
+#include "carry/attention.h"
 
 #endif

@@ -1,4 +1,4 @@
-/* Operators of language models, each with its gradient.
+/* Operators of language models and video transformers, each with its gradient.
 
    Rows are tokens. Activations are f32, bf16 or f16 (one type for all activations of a call, unless said otherwise);
    sums are f32. Weights are f32, or of the activations' type; gradients of weights are f32 and are added to what is
@@ -37,13 +37,45 @@ typedef enum carry_activation {
     CARRY_SILU,
     CARRY_RELU,
     CARRY_ELU,
-    CARRY_SIGMOID
+    CARRY_SIGMOID,
+    CARRY_GELU /* by tanh: x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) */
 } carry_activation;
 
 /* y = f(x), element by element; dx = f'(x) dy. y may be x, dx may be dy. */
 CARRY_API carry_status carry_activate(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_activation activation);
 CARRY_API carry_status carry_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dy, carry_tensor x,
                                                carry_activation activation);
+
+/* y[t] += b: y [T, n], b [n]. Backward: db += sum over t of dy[t]. */
+CARRY_API carry_status carry_add_bias(carry_ctx *ctx, carry_tensor y, carry_tensor b);
+CARRY_API carry_status carry_add_bias_backward(carry_ctx *ctx, carry_tensor db, carry_tensor dy);
+
+/* x[t] += g * y[t], element by element along the row: x, y [T, n], g [n]. Backward, from dx: dy = g * dx and
+   dg += sum over t of dx[t] * y[t]; either may be absent. */
+CARRY_API carry_status carry_gated_add(carry_ctx *ctx, carry_tensor x, carry_tensor y, carry_tensor g);
+CARRY_API carry_status carry_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx,
+                                                carry_tensor y, carry_tensor g);
+
+/* y[t] = (x[t] - mean) / sqrt(variance + eps) * (w + plus) + b: x, y [T, n]; w, b [n] or absent (w absent: a factor of
+   1). plus is 1 for the modulation of a video transformer, else 0. y may be x. Backward is added to dx where asked. */
+CARRY_API carry_status carry_layer_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b,
+                                        float plus, float eps);
+/* workspace: carry_layer_norm_backward_workspace(T, n) bytes. */
+CARRY_API carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
+                                                 carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
+                                                 bool accumulate, void *workspace, size_t workspace_bytes);
+CARRY_API size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n);
+
+/* A root-mean-square norm whose rows are spread over ranks: sums[t] = sum of x[t]^2 (f32, [T]), to be added over ranks;
+   then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, whole being the length of the whole row. y may be x. */
+CARRY_API carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x);
+CARRY_API carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums,
+                                       carry_tensor w, int64_t whole, float eps);
+
+/* Rotary positions, pairs interleaved: (y[2i], y[2i+1]) = (x[2i] c - x[2i+1] s, x[2i] s + x[2i+1] c), with
+   (c, s) = table[t, i]. x, y [T, H, D]; table [T, D/2, 2], f32. inverse turns back, which is the gradient. y may be
+   x. */
+CARRY_API carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse);
 
 /* y = silu(gate) * up; dgate may be gate and dup may be up. */
 CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
