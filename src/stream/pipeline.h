@@ -37,12 +37,14 @@ typedef struct carry_pipeline_options {
 
 typedef struct carry_pipeline_hooks {
     carry_controls *controls; /* rank 0 */
-    carry_hub *hub;           /* rank 0; NULL: nobody looks */
     carry_sink sink;          /* metrics of every chunk */
     bool (*stop)(void);
-    /* Every decoded frame [frames, 3, height, width], rank 0; may be NULL. */
+    /* Of rank 0; any may be NULL. Frames that were decoded, [frames, 3, height, width], none older than the last cut.
+     */
     carry_status (*frames)(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
+    void (*cut)(void *user, uint64_t cache_epoch);
     void (*chunk)(void *user, const carry_chunk_times *times);
+    void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */
     void *user;
 } carry_pipeline_hooks;
 
