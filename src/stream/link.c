@@ -50,7 +50,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
     }
     link->ctx = ctx;
     link->options = *options;
-    link->slots = 2 * options->depth + SPARE; /* a result has what is about it behind it */
+    link->slots = 2 * options->depth + SPARE; /* a result has what is about it before it */
     if (options->depth < 1 || link->slots > MOST_SLOTS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a link for %d letters: 1 to %d", options->depth,
                           (MOST_SLOTS - SPARE) / 2);
@@ -129,6 +129,10 @@ carry_status carry_link_slot(carry_link *link, void **room) {
     }
     *room = s->bytes;
     return CARRY_OK;
+}
+
+size_t carry_link_room(const carry_link *link) {
+    return link->options.out_most;
 }
 
 carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t bytes) {

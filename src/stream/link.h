@@ -21,7 +21,7 @@ typedef enum carry_letter_kind {
     CARRY_LETTER_RESULT,
     CARRY_LETTER_PULSE,   /* i64: the call_id that was done */
     CARRY_LETTER_REFUSAL, /* a sentence */
-    CARRY_LETTER_ABOUT,   /* carry_about: comes after every result */
+    CARRY_LETTER_ABOUT,   /* carry_about: comes before every result */
     CARRY_LETTER_CLOSE,
 } carry_letter_kind;
 
@@ -59,6 +59,7 @@ void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), voi
 
 /* A slot to write the next letter into, out_most bytes; waits until there is one. Then: send it. */
 carry_status carry_link_slot(carry_link *link, void **room);
+size_t carry_link_room(const carry_link *link); /* out_most */
 carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t bytes);
 /* Both in one, of bytes that are elsewhere; those too many for a slot are left out. */
 carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const void *bytes, size_t size);

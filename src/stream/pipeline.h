@@ -32,7 +32,9 @@ typedef struct carry_pipeline_options {
     bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
     int64_t chunks;                  /* 0: until stopped */
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
+    double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */
+    uint64_t restarts;               /* so far, to be shown */
 } carry_pipeline_options;
 
 typedef struct carry_pipeline_hooks {
