@@ -16,6 +16,7 @@
 #include <stdbool.h>
 
 #include "carry/tensor.h"
+#include "core/crc32c.h"
 
 #define CARRY_ENVELOPE_VERSION 1
 #define CARRY_ENVELOPE_HEADER 32
@@ -84,7 +85,6 @@ carry_status carry_result_decode(carry_ctx *ctx, carry_result *result, const voi
 /* The bytes as two tables in Markdown, cut to room and ended with a 0; returns the length of all of it. */
 size_t carry_envelope_layout(char *text, size_t room, bool is_result);
 
-uint32_t carry_crc32c(uint32_t crc, const void *data, size_t bytes); /* starts with 0 */
 int64_t carry_stream_digest(const void *data, size_t bytes);
 
 #endif

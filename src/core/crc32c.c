@@ -2,13 +2,11 @@
 
    The instruction is written as assembly: an intrinsic would need the whole file compiled for processors that have it.
  */
-#include "stream/crc32c.h"
+#include "core/crc32c.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 #include <string.h>
-
-#include "stream/envelope.h"
 
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
@@ -101,25 +99,4 @@ const char *carry_crc32c_name(void) {
 uint32_t carry_crc32c(uint32_t crc, const void *data, size_t bytes) {
     (void)pthread_once(&made, make);
     return has_instruction ? by_instruction(crc, data, bytes) : carry_crc32c_plain(crc, data, bytes);
-}
-
-static uint64_t mix(uint64_t hash, uint64_t word) {
-    hash = (hash ^ word) * 0x9E3779B97F4A7C15ULL;
-    return hash ^ hash >> 32;
-}
-
-/* Each step is a bijection of the state for a given word, and of the word for a given state: data of the same length
-   that differ in 8 aligned bytes alone always differ in the digest. Words are read as little-endian: the digest of the
-   same bytes is the same on every machine. */
-int64_t carry_stream_digest(const void *data, size_t bytes) {
-    const unsigned char *at = data;
-    uint64_t hash = mix(0x43525945, bytes);
-    for (; bytes >= 8; bytes -= 8, at += 8) {
-        hash = mix(hash, (uint64_t)read_u32(at) | (uint64_t)read_u32(at + 4) << 32);
-    }
-    uint64_t last = 0;
-    for (size_t i = 0; i < bytes; i++) {
-        last |= (uint64_t)at[i] << 8 * i;
-    }
-    return (int64_t)mix(hash, last);
 }
