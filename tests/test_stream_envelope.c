@@ -266,7 +266,7 @@ static void test_wrong_values_are_refused_by_the_receiver_too(void **state) {
     with(INFER_FULL, METADATA + 40, 4, 4, CARRY_EARGUMENT, "latents_in has shape");
     with(INFER_FULL, METADATA + 48, 0xFFFFFFFF, 4, CARRY_EARGUMENT, "current_start_frame is -1");
     with(INFER_FULL, METADATA + 52, 0x80000000, 4, CARRY_EARGUMENT, "num_denoise_steps is -2147483648");
-    with(INFER_FULL, METADATA + 56, 5, 4, CARRY_EARGUMENT, "expected_generator_calls is 5");
+    with(INFER_FULL, METADATA + 56, 6, 4, CARRY_EARGUMENT, "expected_generator_calls is 6");
     with(INFER_FULL, METADATA + 60, 0x7FC00000, 4, CARRY_EARGUMENT, "kv_bias is nan");
     with(INFER_FULL, METADATA + 60, 0x80000000, 4, CARRY_EARGUMENT, "kv_bias is -0");
     with(INFER_FULL, METADATA + 64, 0x7F800000, 4, CARRY_EARGUMENT, "noise_scale is inf");
