@@ -34,6 +34,9 @@ static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_ten
 static carry_status check_written(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
                                   int64_t rows) {
     CARRY_TRY(check_rows(ctx, name, tensor, q, rows));
+    if (carry_tensor_count(tensor) == 0) {
+        return CARRY_OK;
+    }
     int64_t apart[2];
     for (int i = 0; i < 2; i++) {
         int64_t stride = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
@@ -152,15 +155,20 @@ carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspa
     return CARRY_OK;
 }
 
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]) {
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS], float *top) {
     int runs = 0;
+    *top = 0.0f;
     if (args->runs == 0) {
         seen[runs++] = (carry_key_run){.first = 0, .count = args->k.shape[0]};
     }
     for (int i = 0; i < args->runs; i++) {
         if (args->run[i].count > 0 && args->run[i].bias > -INFINITY) {
             seen[runs++] = args->run[i];
+            *top = runs == 1 || args->run[i].bias > *top ? args->run[i].bias : *top;
         }
+    }
+    for (int i = 0; i < runs; i++) {
+        seen[i].bias -= *top;
     }
     return runs;
 }

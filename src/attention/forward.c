@@ -26,7 +26,7 @@ typedef struct call {
     int runs;
     int64_t T, D, S;
     int64_t blocks, queries; /* of a head, and in each but the last */
-    float scale;
+    float scale, top;
 } call;
 
 typedef struct scratch {
@@ -120,7 +120,7 @@ static void store(const call *c, const scratch *s, int64_t head, int64_t first, 
         c->kernels->rows->scale(o, none ? 0.0f : 1.0f / s->sum[i], c->D);
         carry_narrow(c->kernels, carry_attention_at(&args->o, head, first + i), o, args->o.dtype, c->D);
         if (lse != NULL) {
-            lse[head * c->T + first + i] = none ? -INFINITY : s->most[i] + logf(s->sum[i]);
+            lse[head * c->T + first + i] = none ? -INFINITY : s->most[i] + logf(s->sum[i]) + c->top;
         }
     }
 }
@@ -153,7 +153,7 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
     call c;
     call_of(&c, args);
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
-    c.runs = carry_attention_runs(args, c.seen);
+    c.runs = carry_attention_runs(args, c.seen, &c.top);
     CARRY_SPAN(ctx, "attention", "forward");
     double seen = 0.0;
     for (int r = 0; r < c.runs; r++) {

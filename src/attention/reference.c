@@ -22,7 +22,8 @@ static double dot(const carry_tensor *x, int64_t x_row, const carry_tensor *y, i
 /* p[j] for every row j of the keys, zero for those that are not seen; returns lse. */
 static double probabilities(double *p, const carry_attention_args *args, int64_t t, int64_t head) {
     carry_key_run seen[CARRY_KEY_RUNS];
-    int runs = carry_attention_runs(args, seen);
+    float top;
+    int runs = carry_attention_runs(args, seen, &top);
     double scale = args->scale != 0.0f ? (double)args->scale : 1.0 / sqrt((double)args->q.shape[2]);
     double most = -INFINITY;
     double sum = 0.0;
@@ -41,7 +42,7 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
             }
         }
     }
-    return sum != 0.0 ? minus + log(sum) : -INFINITY;
+    return sum != 0.0 ? minus + log(sum) + (double)top : -INFINITY;
 }
 
 carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args) {
