@@ -107,9 +107,10 @@ static carry_status receive(carry_stage *s, carry_letter_kind kind, carry_letter
     if (letter->kind == CARRY_LETTER_REFUSAL) {
         return refused(s, letter);
     }
-    return letter->kind == kind ? CARRY_OK
-                                : carry_fail(s->ctx, CARRY_EPEER, "a letter of kind %d came where one of kind %d is due",
-                                             (int)letter->kind, (int)kind);
+    return letter->kind == kind
+               ? CARRY_OK
+               : carry_fail(s->ctx, CARRY_EPEER, "a letter of kind %d came where one of kind %d is due",
+                            (int)letter->kind, (int)kind);
 }
 
 static bool is_finite(const carry_tensor *latents, int64_t count) {

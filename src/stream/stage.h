@@ -44,8 +44,8 @@ typedef struct carry_stage {
 
     /* What the next envelope is. */
     uint64_t call_id, chunk_index, epoch, cuts_seen;
-    int64_t start;        /* frame, since the cut */
-    int64_t chunk_of;     /* chunks sent since the cut */
+    int64_t start;         /* frame, since the cut */
+    int64_t chunk_of;      /* chunks sent since the cut */
     bool is_first, is_cut; /* nothing has been sent; nothing since the cut */
 
     carry_flight flight[CARRY_STAGE_DEPTH];
@@ -88,7 +88,7 @@ carry_status carry_stage_shutdown(carry_stage *stage);
 
 /* stage_build.c */
 bool carry_stage_may_send(const carry_stage *stage);
-carry_status carry_stage_send(carry_stage *stage);               /* the next chunk */
+carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */
 void carry_stage_cut(carry_stage *stage);
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */

@@ -57,11 +57,14 @@ static carry_tensor gather_context(carry_stage *s) {
 
 void carry_stage_cut(carry_stage *s) {
     char text[CARRY_CALL_TEXT];
+    s->figures.cuts++;
+    if (s->is_cut || s->is_first) {
+        return; /* nothing has been asked for since the last one: the epoch is as new as it can be */
+    }
     s->epoch++;
     s->start = s->chunk_of = s->known = s->anchors = 0;
     s->is_cut = true;
     s->has_last = false;
-    s->figures.cuts++;
     s->figures.epoch = s->epoch;
     carry_codec_reset(s->codec);
     carry_overlap_restart(s->overlap);
@@ -172,10 +175,11 @@ carry_status carry_stage_signal(carry_stage *s, carry_action action) {
         memcpy(&done, letter.bytes, sizeof done);
     }
     if (letter.kind != CARRY_LETTER_PULSE || done != e.call_id) {
-        return carry_fail(s->ctx, CARRY_EPEER,
-                          "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: letter %d came in place of a pulse",
-                          (unsigned long long)e.call_id, (unsigned long long)s->chunk_index,
-                          (unsigned long long)s->epoch, (int)letter.kind);
+        return carry_fail(
+            s->ctx, CARRY_EPEER,
+            "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: letter %d came in place of a pulse",
+            (unsigned long long)e.call_id, (unsigned long long)s->chunk_index, (unsigned long long)s->epoch,
+            (int)letter.kind);
     }
     return CARRY_OK;
 }
