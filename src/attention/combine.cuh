@@ -1,6 +1,6 @@
 /* The end of attention in pieces: o = sum of a tile's pieces, each scaled from its own largest score to the largest of
-   all, over the sum of their exponentials scaled alike; in the order of the pieces, so that a result is always the same.
-   A warp has a query. */
+   all, over the sum of their exponentials scaled alike; in the order of the pieces, so that a result is always the
+   same. A warp has a query. */
 #ifndef CARRY_ATTENTION_COMBINE_CUH
 #define CARRY_ATTENTION_COMBINE_CUH
 
@@ -38,7 +38,7 @@ template <int D> __global__ void attention_combine(const __grid_constant__ atten
         *(uint32_t *)(to + j) = pack_bf16(o[j] / sum, o[j + 1] / sum);
     }
     if (job.lse != NULL && lane == 0) {
-        job.lse[head * job.lse_head + row * job.lse_row] = 0.6931471805599453f * (largest + log2f(sum));
+        job.lse[(int64_t)head * job.queries + row] = lse_of(job, largest, sum);
     }
 }
 

@@ -95,43 +95,44 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* d[64, N] = or += a b, over 16 of k, asynchronously. `both`: a and b in shared memory, rows of both along k. `right`: a
-   in registers, rows of b across k. One overload per N: an accumulator is as many operands of one instruction. */
-#define F8(d, i)                                                                                                  \
+/* d[64, N] = or += a b, over 16 of k, asynchronously. `both`: a and b in shared memory, rows of both along k. `right`:
+   a in registers, rows of b across k. One overload per N: an accumulator is as many operands of one instruction. */
+#define F8(d, i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define F32(d, i) F8(d, i), F8(d, i + 8), F8(d, i + 16), F8(d, i + 24)
-#define R0_31   \
+#define R0_31                                                              \
     "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define R32_63   \
+#define R32_63                                                                         \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define R64_71 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define R72_79 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define R80_87 ", %80, %81, %82, %83, %84, %85, %86, %87"
 
-#define PRODUCT_BOTH(N, REGISTERS, A, B, ADD, ...)                                                                     \
-    static __device__ __forceinline__ void product_both(float (&d)[N / 2], uint64_t a, uint64_t b, int add) {          \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                  \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B             \
-                     ", p, 1, 1, 0, 0;\n}\n"                                                                           \
-                     : __VA_ARGS__                                                                                     \
-                     : "l"(a), "l"(b), "r"(add));                                                                      \
+#define PRODUCT_BOTH(N, REGISTERS, A, B, ADD, ...)                                                           \
+    static __device__ __forceinline__ void product_both(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B   \
+                     ", p, 1, 1, 0, 0;\n}\n"                                                                 \
+                     : __VA_ARGS__                                                                           \
+                     : "l"(a), "l"(b), "r"(add));                                                            \
     }
-#define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                    \
-    static __device__ __forceinline__ void product_right(float (&d)[N / 2], const uint32_t *a, uint64_t b, int add) {  \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                  \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B           \
-                     ", p, 1, 1, 1;\n}\n"                                                                              \
-                     : __VA_ARGS__                                                                                     \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
+#define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                  \
+    static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     ", p, 1, 1, 1;\n}\n"                                                                            \
+                     : __VA_ARGS__                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
     }
 
 PRODUCT_BOTH(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_BOTH(144, R0_31 R32_63 R64_71, "%72", "%73", "%74", F32(d, 0), F32(d, 32), F8(d, 64))
 PRODUCT_BOTH(160, R0_31 R32_63 R64_71 R72_79, "%80", "%81", "%82", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72))
-PRODUCT_BOTH(176, R0_31 R32_63 R64_71 R72_79 R80_87, "%88", "%89", "%90", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72), F8(d, 80))
+PRODUCT_BOTH(176, R0_31 R32_63 R64_71 R72_79 R80_87, "%88", "%89", "%90", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72),
+             F8(d, 80))
 PRODUCT_RIGHT(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 PRODUCT_RIGHT(128, R0_31 R32_63, "%64, %65, %66, %67", "%68", "%69", F32(d, 0), F32(d, 32))
 

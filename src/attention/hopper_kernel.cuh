@@ -5,14 +5,13 @@
    the exponentials of the next tile's scores; and with TURNS the two warpgroups take turns at the tensor cores, so that
    one's exponentials run beside the other's products.
 
-   Scores are kept times log2 e, so that an exponential is one instruction after one multiply-add, and the bias of a run
-   is a part of that one's constant. The largest score that is subtracted may lag behind by 2^LAG: sums are then scaled
-   hardly ever, and no probability leaves what bf16 and f32 hold. */
+   Measured on an H200, 40 heads, 2160 queries, 4320 keys, D 128: 685 TFLOP/s, of about 790 that a large product has. */
 #ifndef CARRY_ATTENTION_HOPPER_KERNEL_CUH
 #define CARRY_ATTENTION_HOPPER_KERNEL_CUH
 
 #include "attention/hopper.cuh"
 #include "attention/kernels.cuh"
+#include "attention/rows.cuh"
 
 struct hopper_job {
     CUtensorMap q, k, v;
@@ -34,7 +33,6 @@ template <int D_, int N_, int STAGES_, bool TURNS_> struct hopper_shape {
 namespace hopper {
 
 constexpr int COPY_REGISTERS = 24, COMPUTE_REGISTERS = 240; /* 128 * 24 + 256 * 240 is what a multiprocessor has */
-constexpr float LAG = 8.0f;
 
 /* Barriers: a tile is full, a tile is empty. */
 template <int STAGES> struct barriers {
@@ -123,18 +121,8 @@ static __device__ __forceinline__ void weighted(float (&o)[Shape::D / 2], const 
     }
 }
 
-/* Columns past the run's end are not there. */
-template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUNT], int valid) {
-    int column = (int)threadIdx.x % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        if (i / 4 * 8 + i % 2 + column >= valid) {
-            s[i] = -INFINITY;
-        }
-    }
-}
-
-/* And their values are no numbers that anyone wrote: 0 times them need not be 0. Both warpgroups write the same. */
+/* Values past the run's end are no numbers that anyone wrote: 0 times them need not be 0. Both warpgroups write the
+   same. */
 template <typename Shape> static __device__ __forceinline__ void clear_values(uint32_t v, int valid, int group) {
     int words = (Shape::N - valid) * 8; /* of 16 bytes */
     for (int i = (int)threadIdx.x % 128; i < Shape::BANDS * words; i += 128) {
@@ -145,238 +133,133 @@ template <typename Shape> static __device__ __forceinline__ void clear_values(ui
     group_sync(3 + group, 128);
 }
 
-/* The softmax of a thread's two rows so far. */
-struct softmax_state {
-    float largest[2], sum[2]; /* sums of this thread's columns alone */
+/* One of the computing warpgroups, `group` 0 or 1, and where it is in the rings of keys and values. Barrier 1 + group
+   says that it is this one's turn at the tensor cores. */
+template <typename Shape> struct worker {
+    const places<Shape> &p;
+    int group;
+    uint32_t q;
+    bool speaks; /* for its warp */
+    int q_parity = 0;
+    stage<Shape::STAGES> key, value;
+
+    __device__ __forceinline__ worker(const places<Shape> &shared, int which)
+        : p(shared), group(which), q(shared.q + which * 64 * 128), speaks(threadIdx.x % 32 == 0) {
+        if (Shape::TURNS && group == 1) {
+            group_arrive(1, 256);
+        }
+    }
+    __device__ __forceinline__ void wait_queries() {
+        barrier_wait(p.q_full, q_parity);
+        q_parity ^= 1;
+    }
+    __device__ __forceinline__ void free_queries() {
+        if (speaks) {
+            barrier_arrive(p.q_empty);
+        }
+    }
+    __device__ __forceinline__ void wait_turn() {
+        if (Shape::TURNS) {
+            group_sync(1 + group, 256);
+        }
+    }
+    __device__ __forceinline__ void end_turn() {
+        if (Shape::TURNS) {
+            group_arrive(2 - group, 256);
+        }
+    }
+    __device__ __forceinline__ void wait_keys() {
+        barrier_wait(p.k_full + 8 * key.at, key.parity);
+    }
+    __device__ __forceinline__ void begin_scores(float (&s)[Shape::N / 2]) {
+        products_begin();
+        scores<Shape>(s, q, p.key(key.at));
+        products_commit();
+    }
+    __device__ __forceinline__ void free_keys() {
+        if (speaks) {
+            barrier_arrive(p.k_empty + 8 * key.at);
+        }
+        key.next();
+    }
+    __device__ __forceinline__ void begin_sums(float (&o)[Shape::D / 2], const uint32_t (&w)[Shape::N / 4], int valid,
+                                               bool add) {
+        barrier_wait(p.v_full + 8 * value.at, value.parity);
+        if (valid < Shape::N) {
+            clear_values<Shape>(p.value(value.at), valid, group);
+        }
+        products_begin();
+        weighted<Shape>(o, w, p.value(value.at), add);
+        products_commit();
+    }
+    __device__ __forceinline__ void free_values() {
+        if (speaks) {
+            barrier_arrive(p.v_empty + 8 * value.at);
+        }
+        value.next();
+    }
 };
 
-/* Scores to exponentials; the factors are for the sums so far. Returns whether any row of the warp has another one
-   than 1. */
-template <int COUNT>
-static __device__ __forceinline__ bool exponentials(float (&s)[COUNT], softmax_state &state, float (&factor)[2],
-                                                    float scale, float bias) {
-    float most[2] = {s[0], s[2]};
-#pragma unroll
-    for (int i = 1; i < COUNT / 2; i++) {
-        most[0] = fmaxf(most[0], s[i / 2 * 4 + i % 2]);
-        most[1] = fmaxf(most[1], s[i / 2 * 4 + i % 2 + 2]);
-    }
-    bool grows = false;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
-        most[r] = fmaf(most[r], scale, bias);
-        grows = grows || most[r] > state.largest[r] + LAG;
-    }
-    grows = __any_sync(0xffffffffu, grows);
-    if (grows) {
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float larger = fmaxf(state.largest[r], most[r]);
-            factor[r] = exp2_fast(state.largest[r] - larger);
-            state.largest[r] = larger;
-            state.sum[r] *= factor[r];
-        }
-    }
-    float shift[2] = {bias - state.largest[0], bias - state.largest[1]};
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
-    }
-    float part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        part[i / 2 % 2][i % 2] += s[i];
-    }
-    state.sum[0] += part[0][0] + part[0][1];
-    state.sum[1] += part[1][0] + part[1][1];
-    return grows;
-}
-
-template <int COUNT> static __device__ __forceinline__ void pack(uint32_t (&p)[COUNT / 2], const float (&s)[COUNT]) {
-#pragma unroll
-    for (int i = 0; i < COUNT / 2; i++) {
-        p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
-    }
-}
-
-template <int COUNT> static __device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&factor)[2]) {
-#pragma unroll
-    for (int i = 0; i < COUNT; i++) {
-        o[i] *= factor[i / 2 % 2];
-    }
-}
-
-/* Word j of lane t of four becomes word t of lane j. */
-static __device__ __forceinline__ void transpose4(uint32_t (&w)[4]) {
-    int lane = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int step = 1; step < 4; step *= 2) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            if ((i & step) == 0) {
-                bool high = (lane & step) != 0;
-                uint32_t other = __shfl_xor_sync(0xffffffffu, high ? w[i] : w[i + step], step);
-                w[i] = high ? other : w[i];
-                w[i + step] = high ? w[i + step] : other;
-            }
-        }
-    }
-}
-
 template <typename Shape>
-static __device__ __forceinline__ void store_whole(const attention_job &job, const attention_item &item,
-                                                   const float (&o)[Shape::D / 2], const softmax_state &state) {
-    int lane = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = item.row + ((int)threadIdx.x - 128) / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
-        float over = state.sum[r] > 0.0f || state.sum[r] != state.sum[r] ? 1.0f / state.sum[r] : 0.0f;
-        uint16_t *to = job.o + row * job.o_row + item.head * job.o_head;
-#pragma unroll
-        for (int g = 0; g < Shape::D / 32; g++) {
-            uint32_t w[4];
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int at = 16 * g + 4 * i + 2 * r;
-                w[i] = pack_bf16(o[at] * over, o[at + 1] * over);
-            }
-            transpose4(w);
-            if (row < job.queries) {
-                *(uint4 *)(to + 32 * g + 8 * lane) = make_uint4(w[0], w[1], w[2], w[3]);
-            }
+static __device__ __forceinline__ void compute_item(const attention_job &job, const attention_item &item,
+                                                    worker<Shape> &me, float (&o)[Shape::D / 2], softmax_state &state) {
+    float s[Shape::N / 2];
+    uint32_t w[Shape::N / 4];
+    float factor[2];
+    attention_cursor at = cursor_at(job, item.from);
+    int valid = at.left;
+    auto soften = [&] {
+        if (valid < Shape::N) {
+            mask(s, valid);
         }
-        if (job.lse != NULL && lane == 0 && row < job.queries) {
-            job.lse[item.head * job.lse_head + row * job.lse_row] =
-                0.6931471805599453f * (state.largest[r] + log2f(state.sum[r]));
+        return exponentials(s, state, factor, job.scale, job.run[at.run].bias);
+    };
+    me.wait_queries();
+    me.wait_keys();
+    me.begin_scores(s);
+    products_wait<0>();
+    me.free_keys();
+    (void)soften();
+    pack<Shape::N / 2>(w, s);
+    for (int tile = item.from + 1; tile < item.to; tile++) {
+        me.wait_keys();
+        me.wait_turn();
+        me.begin_scores(s);
+        me.begin_sums(o, w, valid, tile > item.from + 1);
+        me.end_turn();
+        next_tile(job, &at, Shape::N);
+        valid = at.left;
+        products_wait<1>();
+        me.free_keys();
+        bool grew = soften();
+        products_wait<0>();
+        me.free_values();
+        if (grew) {
+            scale_rows(o, factor);
         }
+        pack<Shape::N / 2>(w, s);
     }
+    me.free_queries();
+    me.begin_sums(o, w, valid, item.to - item.from > 1);
+    add_columns(state);
+    products_wait<0>();
+    me.free_values();
 }
 
-template <typename Shape>
-static __device__ __forceinline__ void store_piece(const attention_job &job, const attention_item &item,
-                                                   const float (&o)[Shape::D / 2], const softmax_state &state) {
-    int lane = (int)threadIdx.x % 4;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int64_t row = (int64_t)item.piece * Shape::ROWS + ((int)threadIdx.x - 128) / 32 * 16 +
-                      (int)threadIdx.x % 32 / 4 + 8 * r;
-        float *to = job.cut.sums + row * Shape::D;
-#pragma unroll
-        for (int i = 0; i < Shape::D / 8; i++) {
-            *(float2 *)(to + 8 * i + 2 * lane) = make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
-        }
-        if (lane == 0) {
-            *(float2 *)(job.cut.weights + 2 * row) = make_float2(state.largest[r], state.sum[r]);
-        }
-    }
-}
-
-/* One of the computing warpgroups, `group` 0 or 1. Barrier 1 + group says that it is this one's turn. */
 template <typename Shape>
 static __device__ __forceinline__ void compute_items(const hopper_job &h, const places<Shape> &p, int items,
                                                      int group) {
-    constexpr int N = Shape::N;
     const attention_job &job = h.job;
-    stage<Shape::STAGES> key, value;
-    int q_parity = 0;
-    uint32_t q = p.q + group * 64 * 128;
-    bool speaks = threadIdx.x % 32 == 0; /* for its warp */
-    if (Shape::TURNS && group == 1) {
-        group_arrive(1, 256);
-    }
+    worker<Shape> me(p, group);
+    int warp = (int)threadIdx.x / 32 - 4;
     for (int index = (int)blockIdx.x; index < items; index += (int)gridDim.x) {
         attention_item item = item_of(job.cut, index);
         float o[Shape::D / 2] = {};
         softmax_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         if (item.from < item.to) {
-            float s[N / 2];
-            uint32_t w[N / 4];
-            float factor[2];
-            attention_cursor at = cursor_at(job, item.from);
-            barrier_wait(p.q_full, q_parity);
-            q_parity ^= 1;
-            barrier_wait(p.k_full + 8 * key.at, key.parity);
-            products_begin();
-            scores<Shape>(s, q, p.key(key.at));
-            products_commit();
-            products_wait<0>();
-            if (speaks) {
-                barrier_arrive(p.k_empty + 8 * key.at);
-            }
-            key.next();
-            int valid = at.left;
-            if (valid < N) {
-                mask(s, valid);
-            }
-            (void)exponentials(s, state, factor, job.scale, job.run[at.run].bias);
-            pack<N / 2>(w, s);
-            for (int tile = item.from + 1; tile < item.to; tile++) {
-                barrier_wait(p.k_full + 8 * key.at, key.parity);
-                if (Shape::TURNS) {
-                    group_sync(1 + group, 256);
-                }
-                products_begin();
-                scores<Shape>(s, q, p.key(key.at));
-                products_commit();
-                barrier_wait(p.v_full + 8 * value.at, value.parity);
-                if (valid < N) {
-                    clear_values<Shape>(p.value(value.at), valid, group);
-                }
-                products_begin();
-                weighted<Shape>(o, w, p.value(value.at), tile > item.from + 1);
-                products_commit();
-                if (Shape::TURNS) {
-                    group_arrive(2 - group, 256);
-                }
-                next_tile(job, &at, N);
-                valid = at.left;
-                products_wait<1>();
-                if (speaks) {
-                    barrier_arrive(p.k_empty + 8 * key.at);
-                }
-                key.next();
-                if (valid < N) {
-                    mask(s, valid);
-                }
-                bool grew = exponentials(s, state, factor, job.scale, job.run[at.run].bias);
-                products_wait<0>();
-                if (speaks) {
-                    barrier_arrive(p.v_empty + 8 * value.at);
-                }
-                value.next();
-                if (grew) {
-                    scale_rows(o, factor);
-                }
-                pack<N / 2>(w, s);
-            }
-            if (speaks) {
-                barrier_arrive(p.q_empty);
-            }
-            barrier_wait(p.v_full + 8 * value.at, value.parity);
-            if (valid < N) {
-                clear_values<Shape>(p.value(value.at), valid, group);
-            }
-            products_begin();
-            weighted<Shape>(o, w, p.value(value.at), item.to - item.from > 1);
-            products_commit();
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
-                state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 2);
-            }
-            products_wait<0>();
-            if (speaks) {
-                barrier_arrive(p.v_empty + 8 * value.at);
-            }
-            value.next();
+            compute_item<Shape>(job, item, me, o, state);
         }
-        if (item.piece < 0) {
-            store_whole<Shape>(job, item, o, state);
-        } else {
-            store_piece<Shape>(job, item, o, state);
-        }
+        store<Shape::D>(job, item, warp, o, state);
     }
 }
 

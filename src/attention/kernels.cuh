@@ -8,11 +8,15 @@
 #define CARRY_ATTENTION_KERNELS_CUH
 
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <math.h>
 #include <stdint.h>
 
 #include "carry/attention.h"
 
-#define CARRY_ATTENTION_PIECES 32
+#define CARRY_ATTENTION_ROWS 128  /* queries of a tile */
+#define CARRY_ATTENTION_PIECES 32 /* of a tile, at most */
+#define CARRY_ATTENTION_ROUNDS 2  /* of the blocks over pieces, at most */
 
 struct attention_rows { /* [rows, heads, D], in elements */
     const uint16_t *data;
@@ -37,18 +41,17 @@ struct attention_job {
     attention_rows q, k, v;
     uint16_t *o;
     int64_t o_row, o_head;
-    float *lse; /* NULL: not wanted */
-    int64_t lse_head, lse_row;
+    float *lse;               /* [heads, queries], packed; NULL: not wanted */
     int queries, heads, keys; /* keys: rows of the buffers */
-    float scale;              /* times log2 e */
+    float scale, top;         /* times log2 e; what biases are less, which lse has */
     attention_cut cut;
     int runs; /* without empty ones and those whose bias is -infinity */
     attention_run run[CARRY_KEY_RUNS];
 };
 
-/* Tiles of queries that fill whole rounds of `blocks` blocks are done whole. What is left would keep a part of the blocks
-   busy for a round: it is cut into as many pieces as end soonest, where a piece costs a tile of keys more for the sums
-   that it leaves, and pieces at all cost two for combine. */
+/* Tiles of queries that fill whole rounds of `blocks` blocks are done whole. What is left would keep a part of the
+   blocks busy for a round: it is cut into as many pieces as end soonest, where a piece costs a tile of keys more for
+   the sums that it leaves, and pieces at all cost two for combine. */
 static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
     int most = c->key_tiles < CARRY_ATTENTION_PIECES ? c->key_tiles : CARRY_ATTENTION_PIECES;
     int rest = (int)(tiles % blocks), best = c->key_tiles;
@@ -57,6 +60,9 @@ static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
     c->pieces = 1;
     for (int pieces = 2; pieces <= most && rest > 0; pieces++) {
         int rounds = (rest * pieces + blocks - 1) / blocks;
+        if (rounds > CARRY_ATTENTION_ROUNDS) {
+            break;
+        }
         int cost = rounds * ((c->key_tiles + pieces - 1) / pieces + 1) + 2;
         if (cost < best) {
             best = cost;
@@ -68,9 +74,9 @@ static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
 }
 
 struct attention_item {
-    int head, row;   /* the first query */
-    int from, to;    /* tiles of keys */
-    int piece;       /* where its sums go; -1: it is whole */
+    int head, row; /* the first query */
+    int from, to;  /* tiles of keys */
+    int piece;     /* where its sums go; -1: it is whole */
 };
 
 static __device__ __forceinline__ attention_item item_of(const attention_cut &c, int index) {
@@ -132,5 +138,29 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
     return packed;
 }
+
+static __device__ __forceinline__ float lse_of(const attention_job &job, float largest, float sum) {
+    return 0.6931471805599453f * (largest + log2f(sum)) + job.top;
+}
+
+/* Tiles of keys over all runs. */
+static inline int key_tiles(const attention_job *job, int columns) {
+    int tiles = 0;
+    for (int i = 0; i < job->runs; i++) {
+        tiles += (int)(((int64_t)job->run[i].count + columns - 1) / columns);
+    }
+    return tiles;
+}
+
+/* The two ways, of hopper.cu and ampere.cu. The device is the current one. */
+struct attention_way {
+    const char *name;
+    bool (*works)(int ordinal);
+    int (*columns)(const attention_job *job, int D); /* keys of a tile */
+    carry_status (*launch)(carry_ctx *ctx, const attention_job *job, int D, int blocks, int ordinal,
+                           cudaStream_t stream);
+};
+
+extern const attention_way carry_attention_hopper, carry_attention_ampere;
 
 #endif
