@@ -30,20 +30,16 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
     for (int i = 0; i < runs; i++) {
         for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
             p[j] = scale * dot(&args->q, t, &args->k, j, head) + (double)seen[i].bias;
-            most = fmax(most, p[j]);
+            most = p[j] > most ? p[j] : most; /* GCC 12 at -O3 fails on fmax here */
         }
     }
     double minus = most > -INFINITY ? most : 0.0; /* and then exp gives zeros, or NaN for NaN */
-    for (int i = 0; i < runs; i++) {
-        for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
-            p[j] = exp(p[j] - minus);
-            sum = sum + p[j];
-        }
-    }
-    double over = sum != 0.0 ? sum : 1.0;
-    for (int i = 0; i < runs; i++) {
-        for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
-            p[j] = p[j] / over;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < runs; i++) {
+            for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
+                p[j] = pass == 0 ? exp(p[j] - minus) : p[j] / (sum != 0.0 ? sum : 1.0);
+                sum += pass == 0 ? p[j] : 0.0;
+            }
         }
     }
     return sum != 0.0 ? minus + log(sum) + (double)top : -INFINITY;
