@@ -22,6 +22,14 @@ typedef struct carry_norm_backward {
     float scale, back;
 } carry_norm_backward;
 
+/* Layer norm backward, with x' = (x - mean) scale and g = dy (w + plus), level = mean(g) and back = mean(g x'):
+   dx (added to where asked) = scale (g - level - x' back);  dw += dy x';  db += dy. w may be NULL: g = dy. */
+typedef struct carry_layer_backward {
+    float *dx, *dw, *db;
+    const float *dy, *x, *w;
+    float mean, scale, plus, level, back;
+} carry_layer_backward;
+
 typedef struct carry_rows {
     void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
     void (*activate_backward)(float *dx, const float *dy, const float *x, int64_t count, carry_activation activation);
@@ -46,6 +54,8 @@ typedef struct carry_rows {
     float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
     void (*scale)(float *y, float scale, int64_t count);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
+    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
+    void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
 } carry_rows;
 
 #endif

@@ -345,6 +345,8 @@ static void rows_adamw(float *w, float *m, float *v, const float *g, const carry
     }
 }
 
+#include "ops/rows_layer_backward.h"
+
 static const carry_rows row_loops = {
     .activate = rows_activate,
     .activate_backward = rows_activate_backward,
@@ -362,6 +364,8 @@ static const carry_rows row_loops = {
     .sum_exp = rows_sum_exp,
     .scale = rows_scale,
     .adamw = rows_adamw,
+    .layer_sums = rows_layer_sums,
+    .layer_backward = rows_layer_backward,
 };
 
 #endif
