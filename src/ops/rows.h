@@ -57,6 +57,8 @@ typedef struct carry_rows {
     float (*maximum)(const float *x, int64_t count);
     /* Sum of e^(x - minus), which are left in y unless it is NULL. */
     float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
+    /* With p = e^(x - minus): x becomes p, and y becomes p (y - mean). */
+    void (*softmax_backward)(float *x, float *y, float minus, float mean, int64_t count);
     void (*scale)(float *y, float scale, int64_t count);
     float (*sum)(const float *x, int64_t count);
     float (*sum_squares_from)(const float *x, float mean, int64_t count); /* of x - mean */

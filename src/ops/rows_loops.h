@@ -222,6 +222,15 @@ static float rows_sum_exp(float *y, const float *x, float minus, int64_t count) 
     return y == NULL ? sum_exp_as(0, y, x, minus, count) : sum_exp_as(1, y, x, minus, count);
 }
 
+static void rows_softmax_backward(float *x, float *y, float minus, float mean, int64_t count) {
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        float p = carry_exp(x[i] - minus);
+        x[i] = p;
+        y[i] = p * (y[i] - mean);
+    }
+}
+
 static void rows_scale(float *y, float scale, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         y[i] *= scale;
@@ -258,6 +267,7 @@ static const carry_rows row_loops = {
     .conv_weights = rows_conv_weights,
     .maximum = rows_maximum,
     .sum_exp = rows_sum_exp,
+    .softmax_backward = rows_softmax_backward,
     .scale = rows_scale,
     .sum = rows_sum,
     .sum_squares_from = rows_sum_squares_from,
