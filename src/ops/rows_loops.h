@@ -250,6 +250,8 @@ static void rows_adamw(float *w, float *m, float *v, const float *g, const carry
     }
 }
 
+#include "ops/rows_layer_backward.h"
+
 static const carry_rows row_loops = {
     .activate = rows_activate,
     .activate_backward = rows_activate_backward,
@@ -273,6 +275,8 @@ static const carry_rows row_loops = {
     .gated_add = rows_gated_add,
     .rotary = rows_rotary,
     .adamw = rows_adamw,
+    .layer_sums = rows_layer_sums,
+    .layer_backward = rows_layer_backward,
 };
 
 #endif
