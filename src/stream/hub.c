@@ -301,7 +301,9 @@ int carry_hub_alive(carry_hub *hub) {
     return alive;
 }
 
-double carry_hub_pace(const carry_hub *hub) {
+double carry_hub_pace(const carry_hub *hub, int *width, int *height) {
+    *width = hub->width;
+    *height = hub->height;
     return hub->fps;
 }
 
