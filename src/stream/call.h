@@ -27,8 +27,9 @@ static inline carry_status carry_call_fail(carry_ctx *ctx, carry_status status, 
     char why[sizeof ctx->error];
     char text[CARRY_CALL_TEXT];
     (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
-    return strstr(why, "call_id ") != NULL ? status
-                                           : carry_fail(ctx, status, "%s: %s", carry_call_text(text, call), why);
+    return strstr(why, "mesh: call_id ") != NULL || strstr(why, "stage0: call_id ") != NULL
+               ? status
+               : carry_fail(ctx, status, "%s: %s", carry_call_text(text, call), why);
 }
 
 #endif
