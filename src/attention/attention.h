@@ -34,7 +34,7 @@ carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, doub
 typedef struct carry_attention_job {
     void (*unit)(const void *call, void *scratch, int64_t unit);
     const void *call;
-    unsigned char *scratch; /* of place i: scratch + i * scratch_bytes */
+    unsigned char *scratch; /* of place i: scratch + i * scratch_bytes; NULL: units need none */
     size_t scratch_bytes;
     int64_t units;
 } carry_attention_job;

@@ -47,12 +47,14 @@ static void run_places(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     taken *t = argument;
     for (int64_t place = begin; place < end; place++) {
+        unsigned char *scratch =
+            t->job->scratch != NULL ? t->job->scratch + (size_t)place * t->job->scratch_bytes : NULL;
         for (;;) {
             int64_t unit = atomic_fetch_add(&t->next, 1);
             if (unit >= t->job->units) {
                 return;
             }
-            t->job->unit(t->job->call, t->job->scratch + (size_t)place * t->job->scratch_bytes, unit);
+            t->job->unit(t->job->call, scratch, unit);
         }
     }
 }

@@ -222,6 +222,15 @@ static float rows_sum_exp(float *y, const float *x, float minus, int64_t count) 
     return y == NULL ? sum_exp_as(0, y, x, minus, count) : sum_exp_as(1, y, x, minus, count);
 }
 
+static void rows_softmax_backward(float *x, float *y, float minus, float mean, int64_t count) {
+    INDEPENDENT
+    for (int64_t i = 0; i < count; i++) {
+        float p = carry_exp(x[i] - minus);
+        x[i] = p;
+        y[i] = p * (y[i] - mean);
+    }
+}
+
 static void rows_scale(float *y, float scale, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         y[i] *= scale;
@@ -241,6 +250,8 @@ static void rows_adamw(float *w, float *m, float *v, const float *g, const carry
     }
 }
 
+#include "ops/rows_layer_backward.h"
+
 static const carry_rows row_loops = {
     .activate = rows_activate,
     .activate_backward = rows_activate_backward,
@@ -256,6 +267,7 @@ static const carry_rows row_loops = {
     .conv_weights = rows_conv_weights,
     .maximum = rows_maximum,
     .sum_exp = rows_sum_exp,
+    .softmax_backward = rows_softmax_backward,
     .scale = rows_scale,
     .sum = rows_sum,
     .sum_squares_from = rows_sum_squares_from,
@@ -263,6 +275,8 @@ static const carry_rows row_loops = {
     .gated_add = rows_gated_add,
     .rotary = rows_rotary,
     .adamw = rows_adamw,
+    .layer_sums = rows_layer_sums,
+    .layer_backward = rows_layer_backward,
 };
 
 #endif
