@@ -199,9 +199,12 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention has no entry for device %d in this build", device);
     }
     CARRY_TRY(carry_attention_check(ctx, args));
-    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, carry_attention_workspace(args)));
+    size_t needed = carry_attention_workspace(args);
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
     if (there != NULL) {
-        CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
+        if (needed > 0) {
+            CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
+        }
         return there->forward(ctx, args, ordinal, carry_ctx_stream(ctx, device), workspace, workspace_bytes);
     }
     return forward_here(ctx, args, workspace);

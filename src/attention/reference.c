@@ -30,7 +30,7 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
     for (int i = 0; i < runs; i++) {
         for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
             p[j] = scale * dot(&args->q, t, &args->k, j, head) + (double)seen[i].bias;
-            most = fmax(most, p[j]);
+            most = p[j] > most ? p[j] : most; /* GCC 12 at -O3 fails on fmax here */
         }
     }
     double minus = most > -INFINITY ? most : 0.0; /* and then exp gives zeros, or NaN for NaN */

@@ -1,8 +1,8 @@
 /* The contract between the stages, version 1: envelopes from stage 0 to the mesh, results back.
 
    On the wire a message is a header of 32 bytes, metadata of a fixed size, and tensors one after the other in the order
-   of their specs. All numbers are little-endian; envelope_bytes.c lists every field with its offset, and
-   tests/golden/envelope/ keeps the bytes: they are the contract.
+   of their specs, each filled up with zeros to a multiple of 8. All numbers are little-endian; envelope_bytes.c lists
+   every field with its offset, and tests/golden/envelope/ keeps the bytes: they are the contract.
 
        header: magic "CRYE" or "CRYR", u32 version, u32 metadata bytes, u32 number of tensor specs, u64 bytes of all
                tensors, u32 CRC32C of all that follows the header, u32 CRC32C of the header's first 28 bytes
@@ -16,6 +16,7 @@
 #include <stdbool.h>
 
 #include "carry/tensor.h"
+#include "core/crc32c.h"
 
 #define CARRY_ENVELOPE_VERSION 1
 #define CARRY_ENVELOPE_HEADER 32
@@ -60,9 +61,10 @@ carry_status carry_envelope_validate(carry_ctx *ctx, const carry_envelope *envel
 carry_status carry_result_validate(carry_ctx *ctx, const carry_result *result);
 
 /* What a receiver has seen so far; all zero at the start. CARRY_EPEER: a gap or a repeat of call_id or chunk_index, an
-   epoch that falls or grows by more than one, a repeat after SHUTDOWN is fine. On CARRY_OK it has been noted. */
+   epoch that falls or grows by more than one, anything but SHUTDOWN after SHUTDOWN (a second one, with the same call_id
+   or the next, is fine). The first envelope may have any numbers. On CARRY_OK it has been noted. */
 typedef struct carry_envelope_order {
-    bool any, any_chunk;
+    bool any, any_chunk, ended;
     uint64_t call_id, chunk_index, cache_epoch;
 } carry_envelope_order;
 carry_status carry_envelope_follow(carry_ctx *ctx, carry_envelope_order *order, const carry_envelope *envelope);
@@ -80,7 +82,9 @@ carry_status carry_envelope_follows(carry_ctx *ctx, size_t *bytes, const void *h
 carry_status carry_envelope_decode(carry_ctx *ctx, carry_envelope *envelope, const void *message, size_t bytes);
 carry_status carry_result_decode(carry_ctx *ctx, carry_result *result, const void *message, size_t bytes);
 
-uint32_t carry_crc32c(uint32_t crc, const void *data, size_t bytes); /* starts with 0 */
+/* The bytes as two tables in Markdown, cut to room and ended with a 0; returns the length of all of it. */
+size_t carry_envelope_layout(char *text, size_t room, bool is_result);
+
 int64_t carry_stream_digest(const void *data, size_t bytes);
 
 #endif
