@@ -193,7 +193,9 @@ carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const car
                                float bias);
 
 /* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
-   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. */
+   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
+   shape. A shift of 0 is none. Noise is that of carry_random_normal, so element i of (seed, stream) is the same on
+   every rank; x0 of clean may be x or velocity, x of noise is not x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

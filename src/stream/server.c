@@ -120,8 +120,29 @@ static int listener_callback(struct lws *wsi, enum lws_callback_reasons reason, 
     return 0;
 }
 
+/* What does not even start as HTTP. Told so once, whatever it goes on with. */
+static int not_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t length) {
+    (void)user;
+    (void)in;
+    (void)length;
+    carry_server *server = lws_context_user(lws_get_context(wsi));
+    if (reason != LWS_CALLBACK_RAW_RX) {
+        return 0;
+    }
+    static const char answer[] = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
+                                 "Content-Length: 40\r\n\r\n{\"error\":\"this is not an HTTP request\"}\n";
+    unsigned char *out = carry_server_room(server, sizeof answer);
+    server->refused++;
+    carry_log(server->ctx, CARRY_LOG_INFO, "a request is refused with 400: it is not HTTP");
+    if (out != NULL) {
+        memcpy(out, answer, sizeof answer - 1);
+        (void)lws_write(wsi, out, sizeof answer - 1, LWS_WRITE_RAW);
+    }
+    return -1;
+}
+
 static int upgrade(carry_server *server, struct lws *wsi, const char *to) {
-    char path[8];
+    char path[8], version[8];
     if (strcasecmp(to, "websocket") != 0) { /* HTTP/2 has more to go wrong than a page needs */
         return carry_server_refuse(server, wsi, 400, "this server speaks HTTP/1.1 and WebSocket") != 0 ? -1 : 1;
     }
@@ -129,6 +150,10 @@ static int upgrade(carry_server *server, struct lws *wsi, const char *to) {
     if (refusal.status == 0 &&
         (lws_hdr_copy(wsi, path, sizeof path, WSI_TOKEN_GET_URI) < 0 || strcmp(path, "/ws") != 0)) {
         refusal = (carry_refusal){404, "WebSockets are at /ws"};
+    }
+    if (refusal.status == 0 && (lws_hdr_copy(wsi, version, sizeof version, WSI_TOKEN_VERSION) < 0 ||
+                                strcmp(version, "13") != 0)) { /* libwebsockets takes any */
+        refusal = (carry_refusal){400, "WebSockets are of version 13 here"};
     }
     if (refusal.status == 0) {
         return 0;
@@ -178,6 +203,7 @@ static bool start_lws(carry_server *server) {
     static const struct lws_protocols protocols[] = {
         {.name = "carry", .callback = callback, .per_session_data_size = sizeof(carry_peer), .rx_buffer_size = 4096},
         {.name = "listener", .callback = listener_callback},
+        {.name = "not-http", .callback = not_http_callback},
         {0},
     };
     unsigned seconds = server->patience > 1.0 ? (unsigned)server->patience : 1;
@@ -194,7 +220,9 @@ static bool start_lws(carry_server *server) {
         .keepalive_timeout = 15,
         .fd_limit_per_thread = CARRY_SERVER_CONNECTIONS + 16,
         .vhost_name = "carry",
-        .options = LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES,
+        .options = LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES | LWS_SERVER_OPTION_FALLBACK_TO_APPLY_LISTEN_ACCEPT_CONFIG,
+        .listen_accept_role = "raw-skt",
+        .listen_accept_protocol = "not-http",
     };
     server->lws = lws_create_context(&info);
     if (server->lws == NULL) {
