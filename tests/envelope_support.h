@@ -1,6 +1,6 @@
-/* What the tests of streams share: one envelope of every sort, and a result, small and fixed. */
-#ifndef CARRY_TESTS_STREAM_SUPPORT_H
-#define CARRY_TESTS_STREAM_SUPPORT_H
+/* What the tests of envelopes share: one envelope of every sort, and a result, small and fixed. */
+#ifndef CARRY_TESTS_ENVELOPE_SUPPORT_H
+#define CARRY_TESTS_ENVELOPE_SUPPORT_H
 
 #include "support.h"
 
