@@ -55,34 +55,35 @@ static int64_t place_of(const carry_dit_pass *pass, int64_t unit, bool *noisy) {
     return unit / pass->units_of * pass->options.chunks + carry_dit_pass_chunk(pass, unit, noisy);
 }
 
-typedef struct unit_job {
+typedef struct each_job {
     carry_dit_pass *pass;
-    carry_dit_unit_work work;
+    carry_dit_work work;
     const void *user;
     _Atomic int status;
-} unit_job;
+} each_job;
 
-static void run_videos(void *argument, int64_t begin, int64_t end, int worker) {
-    unit_job *j = argument;
-    const carry_dit_pass *pass = j->pass;
-    (void)worker;
-    for (int64_t video = begin; video < end; video++) {
-        for (int64_t u = video == 0 ? 1 : 0; u < pass->units_of; u++) {
-            const carry_status status =
-                j->work(pass, j->user, video * pass->units_of + u, pass->scratch + (size_t)video * pass->scratch_bytes);
-            if (status != CARRY_OK) {
-                atomic_store(&j->status, (int)status);
-                return;
-            }
+/* Index 0 is done already. */
+static void run_some(void *argument, int64_t begin, int64_t end, int worker) {
+    each_job *j = argument;
+    void *scratch = j->pass->scratch + (size_t)worker * j->pass->scratch_bytes;
+    for (int64_t i = begin; i < end; i++) {
+        const carry_status status = j->work(j->pass, j->user, i + 1, scratch);
+        if (status != CARRY_OK) {
+            atomic_store(&j->status, (int)status);
+            return;
         }
     }
 }
 
-carry_status carry_dit_pass_units(carry_dit_pass *pass, carry_dit_unit_work work, const void *user) {
-    unit_job j = {.pass = pass, .work = work, .user = user};
+carry_status carry_dit_pass_each(carry_dit_pass *pass, int64_t count, carry_dit_work work, const void *user) {
+    each_job j = {.pass = pass, .work = work, .user = user};
     CARRY_TRY(work(pass, user, 0, pass->scratch));
-    carry_parallel(pass->ctx, pass->options.videos, 1, run_videos, &j);
+    carry_parallel(pass->ctx, count - 1, 1, run_some, &j);
     return (carry_status)atomic_load(&j.status);
+}
+
+carry_status carry_dit_pass_units(carry_dit_pass *pass, carry_dit_work work, const void *user) {
+    return carry_dit_pass_each(pass, pass->units, work, user);
 }
 
 /* Rows as [rows, heads, head]. */
