@@ -17,8 +17,6 @@
 #include "core/memory.h"
 #include "core/span.h"
 
-#define MOST_CHUNKS 64 /* of a context */
-
 struct carry_generator {
     carry_dit *dit;
     carry_ctx *ctx;
@@ -76,8 +74,8 @@ carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const c
     g->options = *options;
     const carry_dit_cache_options cache = {.height = options->height,
                                            .width = options->width,
-                                           .chunk =
-                                               options->chunk > options->context ? options->chunk : options->context,
+                                           .chunk = options->chunk,
+                                           .chunks = options->context / options->chunk,
                                            .window = options->window,
                                            .sink = options->sink};
     carry_status status = allocate(g);
@@ -127,7 +125,7 @@ static carry_status check_finite(carry_generator *g, const float *values, int64_
 
 /* Chunks, one packed after the other, into the cache at t = 0: each sees what is before it. */
 static carry_status write_chunks(carry_generator *g, float *chunks, int count, int64_t start) {
-    carry_dit_chunk pieces[MOST_CHUNKS];
+    carry_dit_chunk pieces[CARRY_DIT_CHUNKS];
     for (int i = 0; i < count; i++) {
         carry_tensor view = frames_view(g, chunks, CARRY_F32, g->options.chunk);
         view.data = chunks + i * view.shape[0] * view.stride[0];
@@ -143,7 +141,7 @@ static carry_status recompute(carry_generator *g, const carry_envelope *e) {
     const int64_t frames = context->shape[1];
     const int64_t chunk = g->options.chunk;
     const int64_t piece = chunk * context->stride[1];
-    if (frames > g->options.context || frames % chunk != 0 || frames / chunk > MOST_CHUNKS) {
+    if (frames > g->options.context || frames % chunk != 0 || frames / chunk > CARRY_DIT_CHUNKS) {
         return carry_fail(g->ctx, CARRY_ESHAPE, "recompute: %lld context frames, not chunks of %lld and at most %lld",
                           (long long)frames, (long long)chunk, (long long)g->options.context);
     }

@@ -20,7 +20,7 @@ typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARR
 
 typedef struct carry_pipeline_options {
     const char *model;       /* folder; NULL: random weights of config */
-    const char *codec;       /* folder; NULL: dct */
+    const char *codec;       /* folder; NULL: model's subfolder codec where there is one, else dct */
     carry_dit_config config; /* used when model is NULL */
     int64_t height, width;   /* of pictures, pixels */
     int64_t chunk, window, sink;

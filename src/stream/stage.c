@@ -3,8 +3,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/memory.h"
 
 #define LOOK 0.1 /* seconds between two looks at whether to stop, while nothing else is done */
@@ -41,8 +43,14 @@ static carry_status allocate(carry_stage *s) {
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
-    CARRY_TRY(carry_codec_open(s->ctx, &s->codec, o->codec, &size));
-    return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, o->codec, &size)
+    char beside[CARRY_FILE_PATH];
+    const char *folder = o->codec;
+    if (folder == NULL && o->model != NULL) {
+        CARRY_TRY(carry_file_in(s->ctx, beside, o->model, "codec"));
+        folder = access(beside, F_OK) == 0 ? beside : NULL;
+    }
+    CARRY_TRY(carry_codec_open(s->ctx, &s->codec, folder, &size));
+    return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, folder, &size)
                                                   : CARRY_OK;
 }
 
