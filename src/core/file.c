@@ -12,8 +12,6 @@
 
 #include "core/error.h"
 
-#define CRC32C_POLYNOMIAL 0x82F63B78u /* bit-reversed */
-#define CRC_LONG 4096                 /* bytes from which tables pay */
 #define PATH_LIMIT CARRY_FILE_PATH
 
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
@@ -181,38 +179,4 @@ carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *by
     CARRY_TRY(carry_file_begin(ctx, &writing, path));
     CARRY_TRY(carry_file_write(ctx, &writing, bytes, length));
     return carry_file_commit(ctx, &writing);
-}
-
-static uint32_t crc_bits(uint32_t crc, const unsigned char *at, size_t length) {
-    for (size_t i = 0; i < length; i++) {
-        crc ^= at[i];
-        for (int bit = 0; bit < 8; bit++) {
-            crc = (crc >> 1) ^ (CRC32C_POLYNOMIAL & (0u - (crc & 1u)));
-        }
-    }
-    return crc;
-}
-
-/* Eight bytes at a time, through tables that are made here: worth it for long inputs alone, such as checkpoints. */
-static uint32_t crc_tables(uint32_t crc, const unsigned char *at, size_t length) {
-    uint32_t table[8][256];
-    for (uint32_t i = 0; i < 256; i++) {
-        const unsigned char byte = (unsigned char)i;
-        table[0][i] = crc_bits(0, &byte, 1);
-    }
-    for (int t = 1; t < 8; t++) {
-        for (int i = 0; i < 256; i++) {
-            table[t][i] = (table[t - 1][i] >> 8) ^ table[0][table[t - 1][i] & 0xffu];
-        }
-    }
-    for (; length >= 8; at += 8, length -= 8) {
-        crc ^= (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
-        crc = table[7][crc & 0xffu] ^ table[6][crc >> 8 & 0xffu] ^ table[5][crc >> 16 & 0xffu] ^ table[4][crc >> 24] ^
-              table[3][at[4]] ^ table[2][at[5]] ^ table[1][at[6]] ^ table[0][at[7]];
-    }
-    return crc_bits(crc, at, length);
-}
-
-uint32_t carry_crc32c(uint32_t crc, const void *bytes, size_t length) {
-    return ~(length < CRC_LONG ? crc_bits(~crc, bytes, length) : crc_tables(~crc, bytes, length));
 }

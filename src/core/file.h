@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
+#include "core/crc32c.h"
 
 #define CARRY_FILE_PATH 4096
 
@@ -32,8 +33,5 @@ carry_status carry_file_begin(carry_ctx *ctx, carry_file_writing *writing, const
 carry_status carry_file_write(carry_ctx *ctx, carry_file_writing *writing, const void *bytes, size_t length);
 carry_status carry_file_commit(carry_ctx *ctx, carry_file_writing *writing);
 void carry_file_abandon(carry_file_writing *writing);
-
-/* CRC-32C (Castagnoli), of bytes after `crc` (0 at the start). */
-uint32_t carry_crc32c(uint32_t crc, const void *bytes, size_t length);
 
 #endif

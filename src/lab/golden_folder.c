@@ -20,6 +20,7 @@ static const struct {
     {"model_type", "gated_deltanet", carry_golden_lm},
     {"model_type", "delta_net", carry_golden_lm},
     {"_class_name", "TAEHV", carry_golden_tae},
+    {"_class_name", "WanModel", carry_golden_dit},
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 

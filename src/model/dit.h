@@ -1,0 +1,204 @@
+/* The video transformer of Wan2.1's shape: weights, configurations, and the causal forward over a cache.
+
+   Tokens are patches (1, 2, 2) of latents [16, F, h, w], in the order (frame, row, column). A block:
+
+       x += gate1 SelfAttn(LN(x)(1 + scale1) + shift1);  x += CrossAttn(LN3(x), text);  x += gate2 FFN(LN(x)(1 + scale2)
+   + shift2)
+
+   with q and k normalised over the whole width, then rotary positions of frame, row and column. shared/MATH.md's
+   equations stand at the top of dit_block.c.
+
+   Over a mesh. A model may be a shard: q, k, v and the first product of the FFN by columns (whole heads), o and the
+   second product by rows. Cross-attention, embeddings, modulation and head are whole on every rank. A block then has
+   two large all-reduces, of [tokens, dim] after o and after the FFN, and one small, of the sums of squares of q and k
+   together: 120 a forward of 40 blocks, counted in carry_dit_counts as they happen. Biases of row-split products are
+   added once, after the sum.
+
+   Parameters are one flat f32 buffer with a list of what lies where, as in lm.h, so that optimizers and files see
+   arrays; a shard's list has the shard's shapes. */
+#ifndef CARRY_MODEL_DIT_H
+#define CARRY_MODEL_DIT_H
+
+#include <stdbool.h>
+
+#include "carry/comm.h"
+#include "model/parameters.h"
+
+#define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
+#define CARRY_DIT_CHUNKS 16      /* of one forward */
+
+typedef struct carry_dit_config {
+    int64_t dim, ffn_dim, num_heads, num_layers;
+    int64_t in_dim, out_dim;    /* channels of latents: 16 */
+    int64_t text_len, text_dim; /* conditioning */
+    int64_t freq_dim;           /* of the time's sinusoid */
+    int64_t patch[3];           /* 1, 2, 2 */
+    double eps;
+    bool qk_norm, cross_attn_norm;
+    /* Of a causal model, kept in config.json beside Wan's own keys: frames of a chunk, of the window and of its sink,
+       and the shift and steps of its sampler. 0 and an empty list where the file has none: 3, 21, 0... are then the
+       caller's to choose. */
+    int64_t chunk_frames, window_frames, sink_frames;
+    double shift;
+    int64_t step[16];
+    int64_t steps;
+} carry_dit_config;
+
+/* "1.3B", "14B", "shapes" (the small one of the demo); CARRY_EARGUMENT lists the names. */
+carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, const char *name);
+const char *carry_dit_config_name(int index, const char **about); /* NULL past the end */
+/* Wan's config.json; what is missing is taken from the weights' shapes where they tell. */
+carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, const char *folder);
+/* Refuses what no model can be, and a mesh that does not divide heads and ffn_dim, naming the sizes that would. */
+carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *config, int mesh);
+/* Latents of height x width (of the latent, 1/8 of the picture's): refuses what patches do not divide, with the nearest
+   that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
+carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
+
+/* The parameters of a block. X(name, key below blocks.N.) */
+#define CARRY_DIT_BLOCK_LIST(X)                 \
+    X(MODULATION, "modulation")                 \
+    X(Q, "self_attn.q.weight")                  \
+    X(Q_BIAS, "self_attn.q.bias")               \
+    X(K, "self_attn.k.weight")                  \
+    X(K_BIAS, "self_attn.k.bias")               \
+    X(V, "self_attn.v.weight")                  \
+    X(V_BIAS, "self_attn.v.bias")               \
+    X(O, "self_attn.o.weight")                  \
+    X(O_BIAS, "self_attn.o.bias")               \
+    X(NORM_Q, "self_attn.norm_q.weight")        \
+    X(NORM_K, "self_attn.norm_k.weight")        \
+    X(NORM3, "norm3.weight")                    \
+    X(NORM3_BIAS, "norm3.bias")                 \
+    X(CROSS_Q, "cross_attn.q.weight")           \
+    X(CROSS_Q_BIAS, "cross_attn.q.bias")        \
+    X(CROSS_K, "cross_attn.k.weight")           \
+    X(CROSS_K_BIAS, "cross_attn.k.bias")        \
+    X(CROSS_V, "cross_attn.v.weight")           \
+    X(CROSS_V_BIAS, "cross_attn.v.bias")        \
+    X(CROSS_O, "cross_attn.o.weight")           \
+    X(CROSS_O_BIAS, "cross_attn.o.bias")        \
+    X(CROSS_NORM_Q, "cross_attn.norm_q.weight") \
+    X(CROSS_NORM_K, "cross_attn.norm_k.weight") \
+    X(FFN_UP, "ffn.0.weight")                   \
+    X(FFN_UP_BIAS, "ffn.0.bias")                \
+    X(FFN_DOWN, "ffn.2.weight")                 \
+    X(FFN_DOWN_BIAS, "ffn.2.bias")
+
+/* The others. X(name, key) */
+#define CARRY_DIT_OUTER_LIST(X)                  \
+    X(PATCH, "patch_embedding.weight")           \
+    X(PATCH_BIAS, "patch_embedding.bias")        \
+    X(TEXT_0, "text_embedding.0.weight")         \
+    X(TEXT_0_BIAS, "text_embedding.0.bias")      \
+    X(TEXT_2, "text_embedding.2.weight")         \
+    X(TEXT_2_BIAS, "text_embedding.2.bias")      \
+    X(TIME_0, "time_embedding.0.weight")         \
+    X(TIME_0_BIAS, "time_embedding.0.bias")      \
+    X(TIME_2, "time_embedding.2.weight")         \
+    X(TIME_2_BIAS, "time_embedding.2.bias")      \
+    X(PROJECTION, "time_projection.1.weight")    \
+    X(PROJECTION_BIAS, "time_projection.1.bias") \
+    X(HEAD_MODULATION, "head.modulation")        \
+    X(HEAD, "head.head.weight")                  \
+    X(HEAD_BIAS, "head.head.bias")
+
+typedef enum carry_dit_slot {
+#define X(name, key) CARRY_DIT_##name,
+    CARRY_DIT_BLOCK_LIST(X)
+#undef X
+        CARRY_DIT_SLOTS
+} carry_dit_slot;
+
+typedef enum carry_dit_outer {
+#define X(name, key) CARRY_DIT_##name,
+    CARRY_DIT_OUTER_LIST(X)
+#undef X
+        CARRY_DIT_OUTERS
+} carry_dit_outer;
+
+typedef struct carry_dit_counts {
+    int64_t forwards;
+    int64_t large, small; /* all-reduces */
+    int64_t large_bytes, small_bytes;
+    double reduce_seconds;
+} carry_dit_counts;
+
+typedef struct carry_dit {
+    carry_ctx *ctx;
+    carry_comm *mesh; /* NULL: alone; borrowed */
+    int rank, ranks;
+    carry_dit_config config;
+    int64_t heads, ffn; /* of this shard */
+    carry_parameters own;
+    int64_t (*block)[CARRY_DIT_SLOTS]; /* indices of parameters; -1: the model has none */
+    int64_t outer[CARRY_DIT_OUTERS];
+    carry_dit_counts counts;
+} carry_dit;
+
+/* A model, or the shard of this rank of the mesh, with zero weights. Then: load or init. */
+carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh);
+void carry_dit_free(carry_dit *dit);
+/* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
+   any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */
+carry_status carry_dit_init(carry_dit *dit, uint64_t seed);
+/* What training starts from: zero where gates and the head must start at zero. */
+carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed);
+carry_status carry_dit_load(carry_dit *dit, const char *folder);
+/* config.json and model.safetensors, stored as dtype; alone only. */
+carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype);
+/* A digest of this shard's weights, and of the parts that every rank has whole: equal on all ranks of a mesh. */
+uint64_t carry_dit_fingerprint(const carry_dit *dit);
+uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
+
+/* The state that is carried over chunks: per block the keys (after rotary) and values of a window of frames, and of the
+   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. Where a forward
+   may have several chunks, the ring has room for (chunks - 1) chunk frames more than the window, so that a further step
+   of the first of them finds all that it saw. All memory of a forward is the cache's. */
+typedef struct carry_dit_cache_options {
+    int64_t height, width; /* of the latents */
+    int64_t chunk;         /* the most frames of a chunk */
+    int64_t chunks;        /* the most of them in one forward, up to CARRY_DIT_CHUNKS; 0: 1 */
+    int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
+} carry_dit_cache_options;
+
+typedef struct carry_dit_cache carry_dit_cache;
+carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options);
+void carry_dit_cache_free(carry_dit_cache *cache);
+size_t carry_dit_cache_bytes(const carry_dit_cache *cache);
+/* A hard cut: frames are forgotten, the next one is frame 0. The text stays. */
+void carry_dit_cache_reset(carry_dit_cache *cache);
+int64_t carry_dit_cache_next(const carry_dit_cache *cache); /* the frame that has not been written yet */
+int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys are there */
+
+/* conditioning: [L, text_dim], L up to text_len (filled up with zeros before the MLP): keys and values of every
+   block's cross-attention are made once. */
+carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
+
+/* One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
+   further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
+   the last chunk of a call are forgotten. */
+typedef struct carry_dit_chunk {
+    carry_tensor velocity; /* [16, F, h, w] f32; absent: only the keys are wanted (the clean pass) */
+    carry_tensor latents;  /* [16, F, h, w] f32 */
+    double t;              /* 0 to 1000 */
+    int64_t start;
+} carry_dit_chunk;
+
+/* A forward of one chunk, or of several that follow each other, each with its own t (a stream batch). A chunk sees the
+   frames of the window before it and its own, never later ones. bias: ln of the KV bias, added to the scores of the
+   cached frames other than the first frame of the window and the chunk's own; 0: none. A collective of the mesh.
+   Refuses a start that does not fit, and frames past CARRY_DIT_POSITIONS. Allocates nothing. */
+carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const carry_dit_chunk *chunk, int chunks,
+                               float bias);
+
+/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
+   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
+   shape. A shift of 0 is none. Noise is that of carry_random_normal, so element i of (seed, stream) is the same on
+   every rank; x0 of clean may be x or velocity, x of noise is not x0. */
+double carry_flow_sigma(double t, double shift);
+carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
+carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,
+                              uint64_t seed, uint64_t stream);
+
+#endif

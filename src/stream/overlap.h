@@ -1,0 +1,51 @@
+/* Is the pipeline a pipeline? Stage times, period, hidden time and the score, from durations measured where they
+   happen.
+
+       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), the first 10 left out
+
+   1: the period equals the slower stage; 0: the stages take turns. The gate is 0.30. No clocks are compared. */
+#ifndef CARRY_STREAM_OVERLAP_H
+#define CARRY_STREAM_OVERLAP_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_OVERLAP_WARMUP 10
+#define CARRY_OVERLAP_GATE 0.30
+#define CARRY_OVERLAP_KEPT 4096 /* chunks that the medians are over: the newest */
+
+/* Of one chunk; seconds. */
+typedef struct carry_chunk_times {
+    uint64_t chunk_index, cache_epoch;
+    double stage0, stage1;            /* work of each stage */
+    double decode, encode, build;     /* of stage 0: what it consists of */
+    double denoise, recompute, clean; /* of stage 1 */
+    double idle;                      /* of the mesh before this chunk */
+    double period;                    /* between this result and the one before, at stage 0 */
+    int depth;                        /* envelopes under way when this one was sent */
+} carry_chunk_times;
+
+typedef struct carry_overlap carry_overlap;
+carry_status carry_overlap_new(carry_ctx *ctx, carry_overlap **made, int depth);
+void carry_overlap_free(carry_overlap *overlap);
+void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *times);
+void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut the next period is none */
+
+typedef struct carry_overlap_summary {
+    int64_t chunks, counted;             /* counted: after the warm-up */
+    double score;                        /* NaN before the first that counts */
+    bool passes;                         /* the gate */
+    double stage0, stage1, period, idle; /* medians, seconds */
+    double decode, encode, denoise, recompute, clean;
+    double predicted; /* period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
+    double use;       /* B/(B+P-1), P = 2 stages, B = depth micro-batches under way */
+} carry_overlap_summary;
+void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary);
+
+/* B/(B+P-1) and T(B) = t0 + t1 + (B-1) max(t0, t1). */
+double carry_pipeline_use(int64_t batches, int64_t stages);
+double carry_pipeline_time(double t0, double t1, int64_t batches);
+
+#endif

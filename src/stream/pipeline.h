@@ -1,0 +1,78 @@
+/* The pipeline: stage 0 (rank 0: controls, codec, frames), the leader (rank 1) and the mesh (ranks 1..N).
+
+   Topologies: one rank is all of it; "mesh" is N ranks that share the generator, rank 0 being stage 0 as well;
+   "pipeline" is stage 0 and a mesh of N. Envelopes, generator and results are the same code in all of them, so the
+   pictures are too: without a pipeline an envelope is encoded and decoded all the same.
+
+   Rank 0 of a pipeline has no mesh communicator, and nobody uses the world's collectives once it runs: asking for
+   either fails at once, by name (carry_pipeline_mesh, carry_pipeline_world). Every wait has the communicator's
+   deadline. */
+#ifndef CARRY_STREAM_PIPELINE_H
+#define CARRY_STREAM_PIPELINE_H
+
+#include "carry/comm.h"
+#include "core/sink.h"
+#include "stream/controls.h"
+#include "stream/generator.h"
+#include "stream/hub.h"
+
+typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARRY_RECOMPUTE_LATENT } carry_recompute;
+
+typedef struct carry_pipeline_options {
+    const char *model;       /* folder; NULL: random weights of config */
+    const char *codec;       /* folder; NULL: dct */
+    carry_dit_config config; /* used when model is NULL */
+    int64_t height, width;   /* of pictures, pixels */
+    int64_t chunk, window, sink;
+    double shift;
+    int depth; /* envelopes under way: 1 to 8 */
+    carry_recompute recompute;
+    int64_t context;                 /* frames of a recompute */
+    bool clean_pass;                 /* a last pass at t = 0 */
+    bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
+    int64_t chunks;                  /* 0: until stopped */
+    double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
+    double fps;                      /* frames shown a second, at most; 0: as they come */
+    uint64_t first_epoch;            /* after a restart */
+    uint64_t restarts;               /* so far, to be shown */
+} carry_pipeline_options;
+
+typedef struct carry_pipeline_hooks {
+    carry_controls *controls; /* rank 0 */
+    carry_sink sink;          /* metrics of every chunk */
+    bool (*stop)(void);
+    /* Of rank 0; any may be NULL. Frames that were decoded, [frames, 3, height, width], none older than the last cut.
+     */
+    carry_status (*frames)(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
+    void (*cut)(void *user, uint64_t cache_epoch);
+    void (*chunk)(void *user, const carry_chunk_times *times);
+    void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */
+    void *user;
+} carry_pipeline_hooks;
+
+/* The ranks as groups. mesh is NULL on rank 0 of a pipeline. */
+typedef struct carry_pipeline_groups {
+    carry_comm *world, *mesh;
+    bool with_stage, is_running;
+} carry_pipeline_groups;
+
+/* A collective of the world. */
+carry_status carry_pipeline_split(carry_comm *world, carry_pipeline_groups *groups, bool with_stage);
+/* From here on collectives of the world fail at once, on every rank, by name; messages between two ranks go on. */
+void carry_pipeline_begin(carry_pipeline_groups *groups);
+void carry_pipeline_end(carry_pipeline_groups *groups); /* frees the mesh's communicator */
+/* For a collective of the mesh, or of the world: CARRY_EARGUMENT where this rank has no part in it, or no more. */
+carry_status carry_pipeline_mesh(const carry_pipeline_groups *groups, carry_comm **mesh);
+carry_status carry_pipeline_world(const carry_pipeline_groups *groups, carry_comm **world);
+
+/* CARRY_EARGUMENT or CARRY_ESHAPE with what is wrong and what would do; before any rank has started. ranks: of the
+   world. *config: the model's. */
+carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *options, carry_dit_config *config,
+                                  int ranks);
+
+/* A collective of the world; options are the same on every rank. Returns after SHUTDOWN has gone round, or with what
+   went wrong. CARRY_EINTERRUPTED never: Ctrl-C is a clean end. */
+carry_status carry_pipeline_run(carry_comm *world, const carry_pipeline_options *options,
+                                const carry_pipeline_hooks *hooks, carry_stream_figures *figures);
+
+#endif

@@ -1,0 +1,141 @@
+/* What the tests of the pipeline share: a small model, and a stream whose frames are remembered by their digests. */
+#ifndef CARRY_TESTS_STREAM_SUPPORT_H
+#define CARRY_TESTS_STREAM_SUPPORT_H
+
+#include "comm_support.h"
+
+#include "core/clock.h"
+#include "stream/envelope.h"
+#include "stream/pipeline.h"
+
+enum { CHUNKS = 512 };
+
+/* Heads and ffn_dim that 1, 2, 3 and 6 ranks divide; 4 patches a frame. */
+static inline carry_pipeline_options small_stream(void) {
+    return (carry_pipeline_options){
+        .config = {.dim = 48,
+                   .ffn_dim = 96,
+                   .num_heads = 6,
+                   .num_layers = 2,
+                   .in_dim = 16,
+                   .out_dim = 16,
+                   .text_len = 8,
+                   .text_dim = 16,
+                   .freq_dim = 32,
+                   .patch = {1, 2, 2},
+                   .eps = 1e-6,
+                   .qk_norm = true,
+                   .cross_attn_norm = true},
+        .height = 32,
+        .width = 32,
+        .chunk = 2,
+        .window = 7,
+        .sink = 1,
+        .shift = 3.0,
+        .depth = 2,
+        .context = 2,
+        .clean_pass = true,
+        .chunks = 6,
+    };
+}
+
+/* A stream and what was seen of it. Hooks are of rank 0. */
+typedef struct stream {
+    carry_pipeline_options options;
+    carry_controls *controls;
+    carry_stream_figures figures;
+    int ranks;
+    double deadline;
+    int64_t cut_at, stop_at, fail_at, pause_at; /* chunks that have been shown before it happens; 0: never */
+    bool is_paused;
+    double paused_since;
+    /* seen */
+    int64_t digest[CHUNKS];
+    uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
+    int shown, frames; /* calls of the hooks */
+    uint64_t last_cut;
+    int cuts, late; /* late: frames of an epoch older than the last cut */
+    double under_way_most;
+    char sentence[512];
+    carry_status status[RANKS];
+} stream;
+
+static stream *stopping; /* the one whose stop hook is asked: it has no user */
+
+static inline bool should_stop(void) {
+    return stopping != NULL && stopping->stop_at > 0 && stopping->shown >= stopping->stop_at;
+}
+
+static inline carry_status see_frames(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
+    stream *s = user;
+    const size_t bytes = (size_t)(frames.shape[0] * frames.stride[0]) * sizeof(float);
+    s->digest[s->frames % CHUNKS] = carry_stream_digest(frames.data, bytes);
+    s->chunk_index[s->frames % CHUNKS] = chunk_index;
+    s->epoch[s->frames % CHUNKS] = cache_epoch;
+    s->frames++;
+    s->late += s->cuts > 0 && cache_epoch < s->last_cut;
+    return s->fail_at > 0 && s->shown >= s->fail_at ? CARRY_EIO : CARRY_OK;
+}
+
+static inline void see_cut(void *user, uint64_t cache_epoch) {
+    stream *s = user;
+    s->cuts++;
+    s->last_cut = cache_epoch;
+}
+
+static inline void ask(carry_controls *controls, const char *json) {
+    char why[256] = "";
+    if (carry_controls_apply(controls, json, strlen(json), why, sizeof why) != CARRY_OK) {
+        print_error("%s: %s\n", json, why);
+    }
+}
+
+static inline void see_chunk(void *user, const carry_chunk_times *times) {
+    stream *s = user;
+    s->shown++;
+    s->under_way_most = times->depth > s->under_way_most ? times->depth : s->under_way_most;
+    if (s->shown == s->cut_at) {
+        ask(s->controls, "{\"cut\": true}");
+    }
+    if (s->shown == s->pause_at) {
+        ask(s->controls, "{\"pause\": true}");
+    }
+}
+
+static inline carry_status stream_rank(void *user, carry_comm *comm) {
+    stream *s = user;
+    const int rank = carry_comm_rank(comm);
+    const carry_pipeline_hooks hooks = {.controls = rank == 0 ? s->controls : NULL,
+                                        .stop = should_stop,
+                                        .frames = see_frames,
+                                        .cut = see_cut,
+                                        .chunk = see_chunk,
+                                        .user = s};
+    s->status[rank] = carry_pipeline_run(comm, &s->options, &hooks, rank == 0 ? &s->figures : NULL);
+    return s->status[rank];
+}
+
+static inline carry_status run_stream(stream *s) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_control_state start = carry_control_default();
+    const bool makes_controls = s->controls == NULL;
+    start.steps = 2;
+    start.step[0] = 1000;
+    start.step[1] = 500;
+    start.kv_bias = 0.7;
+    if (makes_controls) {
+        assert_ok(ctx, carry_controls_new(ctx, &s->controls, &start));
+    }
+    stopping = s;
+    const carry_comm_options options = {.deadline = s->deadline > 0 ? s->deadline : 20.0};
+    const carry_status status = run_ranks(s->ranks, &options, stream_rank, s, s->sentence);
+    stopping = NULL;
+    if (makes_controls) {
+        carry_controls_free(s->controls);
+        s->controls = NULL;
+    }
+    carry_ctx_free(ctx);
+    return status;
+}
+
+#endif
