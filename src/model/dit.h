@@ -2,11 +2,12 @@
 
    Tokens are patches (1, 2, 2) of latents [16, F, h, w], in the order (frame, row, column). A block:
 
-       x += gate1 SelfAttn(LN(x)(1 + scale1) + shift1);  x += CrossAttn(LN3(x), text);  x += gate2 FFN(LN(x)(1 + scale2)
-   + shift2)
+       x += gate1 SelfAttn(LN(x)(1 + scale1) + shift1)
+       x += CrossAttn(LN3(x), text)
+       x += gate2 FFN(LN(x)(1 + scale2) + shift2)
 
-   with q and k normalised over the whole width, then rotary positions of frame, row and column. shared/MATH.md's
-   equations stand at the top of dit_block.c.
+   with q and k normalised over the whole width, then rotary positions of frame, row and column; dit_block.c
+   has the equations in full.
 
    Over a mesh. A model may be a shard: q, k, v and the first product of the FFN by columns (whole heads), o and the
    second product by rows. Cross-attention, embeddings, modulation and head are whole on every rank. A block then has
