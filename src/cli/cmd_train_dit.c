@@ -37,8 +37,8 @@ static void list_options(dit_desk *desk) {
     const cli_option own[OWN] = {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
         {"eval", 0, CLI_FLAG, &desk->eval, NULL, "examine the model in DIR (a word, or --out) and train nothing"},
-        {"forms", 0, CLI_COUNT, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
-        {"stream", 0, CLI_COUNT, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
+        {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
+        {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
         {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
         {0},
     };

@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/tensor.h"
 #include "model/codec.h"
 #include "model/words.h"
 
@@ -104,7 +105,8 @@ carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames) {
         carry_dit_streamer_cut(s, s->seed + 1);
     }
     const int64_t start = s->chunk * s->frames;
-    CARRY_TRY(carry_flow_noise(ctx, x, x, 1.0, 1.0, s->seed, (uint64_t)(s->chunk * 64)));
+    memset(s->x0, 0, (size_t)carry_tensor_count(&x0) * sizeof(float)); /* nothing but noise, and no NaN times 0 */
+    CARRY_TRY(carry_flow_noise(ctx, x, x0, 1.0, 1.0, s->seed, (uint64_t)(s->chunk * 64)));
     for (int64_t i = 0; i < steps; i++) {
         const double t = c->steps > 0 ? (double)c->step[i] : 1000.0 * (double)(steps - i) / (double)steps;
         const double next = c->steps > 0 ? (double)c->step[i + 1 < steps ? i + 1 : i]

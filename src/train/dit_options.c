@@ -109,10 +109,6 @@ carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options
         return carry_fail(ctx, CARRY_EARGUMENT, "a side of %lld pixels is no multiple of 16: %lld and %lld are",
                           (long long)o->size, (long long)(o->size / 16 * 16), (long long)(o->size / 16 * 16 + 16));
     }
-    if (c.window_frames < c.chunk_frames) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a window of %lld frames does not hold a chunk of %lld",
-                          (long long)c.window_frames, (long long)c.chunk_frames);
-    }
     if (ranks > 0 && o->batch % ranks != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,
                           "a batch of %lld videos cannot be split over %d ranks: give a multiple of %d",
