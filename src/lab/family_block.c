@@ -22,33 +22,38 @@
 #define COMPARED 1e9
 #define BIASED_RUNS 3
 
-/* All tensors, weights first, in the order of carry_dit_device_args. */
+/* T(name, field of carry_dit_device_args): all tensors, weights first. */
+#define TENSOR_LIST(T)              \
+    T(QKV, w.qkv)                   \
+    T(QKV_BIAS, w.qkv_bias)         \
+    T(O, w.o)                       \
+    T(O_BIAS, w.o_bias)             \
+    T(NORM_Q, w.norm_q)             \
+    T(NORM_K, w.norm_k)             \
+    T(NORM3, w.norm3)               \
+    T(NORM3_BIAS, w.norm3_bias)     \
+    T(CROSS_Q, w.cross_q)           \
+    T(CROSS_Q_BIAS, w.cross_q_bias) \
+    T(CROSS_NORM_Q, w.cross_norm_q) \
+    T(CROSS_O, w.cross_o)           \
+    T(CROSS_O_BIAS, w.cross_o_bias) \
+    T(UP, w.up)                     \
+    T(UP_BIAS, w.up_bias)           \
+    T(DOWN, w.down)                 \
+    T(DOWN_BIAS, w.down_bias)       \
+    T(X, x)                         \
+    T(MODULATION, modulation)       \
+    T(TABLE, table)                 \
+    T(K, k)                         \
+    T(V, v)                         \
+    T(TEXT_K, text_k)               \
+    T(TEXT_V, text_v)
+
 enum {
-    QKV,
-    QKV_BIAS,
-    O,
-    O_BIAS,
-    NORM_Q,
-    NORM_K,
-    NORM3,
-    NORM3_BIAS,
-    CROSS_Q,
-    CROSS_Q_BIAS,
-    CROSS_NORM_Q,
-    CROSS_O,
-    CROSS_O_BIAS,
-    UP,
-    UP_BIAS,
-    DOWN,
-    DOWN_BIAS,
-    X,
-    MODULATION,
-    TABLE,
-    K,
-    V,
-    TEXT_K,
-    TEXT_V,
-    TENSORS
+#define T(name, field) name,
+    TENSOR_LIST(T)
+#undef T
+        TENSORS
 };
 
 typedef struct instance {
@@ -233,34 +238,12 @@ static double bytes(const void *given) {
 }
 
 static carry_dit_device_args args_of(const instance *it, const carry_tensor t[TENSORS]) {
-    return (carry_dit_device_args){.w = {.qkv = t[QKV],
-                                         .qkv_bias = t[QKV_BIAS],
-                                         .o = t[O],
-                                         .o_bias = t[O_BIAS],
-                                         .norm_q = t[NORM_Q],
-                                         .norm_k = t[NORM_K],
-                                         .norm3 = t[NORM3],
-                                         .norm3_bias = t[NORM3_BIAS],
-                                         .cross_q = t[CROSS_Q],
-                                         .cross_q_bias = t[CROSS_Q_BIAS],
-                                         .cross_norm_q = t[CROSS_NORM_Q],
-                                         .cross_o = t[CROSS_O],
-                                         .cross_o_bias = t[CROSS_O_BIAS],
-                                         .up = t[UP],
-                                         .up_bias = t[UP_BIAS],
-                                         .down = t[DOWN],
-                                         .down_bias = t[DOWN_BIAS]},
-                                   .x = t[X],
-                                   .modulation = t[MODULATION],
-                                   .table = t[TABLE],
-                                   .k = t[K],
-                                   .v = t[V],
-                                   .first = it->keys - it->queries,
-                                   .run = it->run,
-                                   .runs = it->biased ? BIASED_RUNS : 0,
-                                   .text_k = t[TEXT_K],
-                                   .text_v = t[TEXT_V],
-                                   .eps = 1e-6f};
+    carry_dit_device_args args = {
+        .first = it->keys - it->queries, .run = it->run, .runs = it->biased ? BIASED_RUNS : 0, .eps = 1e-6f};
+#define T(name, member) args.member = t[name];
+    TENSOR_LIST(T)
+#undef T
+    return args;
 }
 
 static carry_status choose(void *given, const char *wanted) {

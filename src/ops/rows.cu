@@ -1,7 +1,7 @@
 /* Passes over the rows between the products of a transformer, each of which would else be several: a gated sum with the
    norm that follows it, and the norm of queries and keys with their positions. They move memory and little else: a
-   thread has 16 elements of a row in registers, a block takes rows one after the other and loads what is the same for
-   all of them once. */
+   block has a row, a thread 16 elements of it in registers. */
+#include <limits.h>
 #include <math.h>
 
 extern "C" {
@@ -16,7 +16,6 @@ namespace {
 constexpr int ONCE = 8, VECTORS = 2; /* elements of 16 bytes, and how many of those a thread has */
 constexpr int EACH = ONCE * VECTORS;
 constexpr int64_t MOST = 1024 * EACH; /* elements of a row */
-constexpr int BLOCKS = 4;             /* of a multiprocessor */
 
 __device__ __forceinline__ void load(float (&v)[EACH], const uint16_t *row, int n) {
 #pragma unroll
@@ -30,6 +29,13 @@ __device__ __forceinline__ void load(float (&v)[EACH], const uint16_t *row, int 
             v[ONCE * i + 2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
         }
     }
+}
+
+/* By the GPU's own conversion: which NaN a NaN becomes does not matter here. */
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
 }
 
 __device__ __forceinline__ void store(uint16_t *row, const float (&v)[EACH], int n) {
@@ -51,21 +57,18 @@ __device__ __forceinline__ void store(uint16_t *row, const float (&v)[EACH], int
 /* What they will be when they are read again. */
 __device__ __forceinline__ void round_all(float (&v)[EACH]) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        v[i] = type_bf16::widen(type_bf16::narrow(v[i]));
+    for (int i = 0; i < EACH; i += 2) {
+        uint32_t both = pack(v[i], v[i + 1]);
+        v[i] = __uint_as_float(both << 16);
+        v[i + 1] = __uint_as_float(both & 0xffff0000u);
     }
 }
 
-/* A vector that all rows share; NULL: `otherwise` everywhere. */
-__device__ __forceinline__ void load_shared(float (&v)[EACH], const float *from, int n, float otherwise) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
-#pragma unroll
-        for (int j = 0; j < ONCE; j++) {
-            v[ONCE * i + j] = from != NULL && at < n ? from[at + j] : otherwise;
-        }
-    }
+/* Element i of this thread's part of a vector that all rows share, four at a time; NULL: `otherwise` everywhere. */
+__device__ __forceinline__ float4 shared_by_all(const float *from, int i, int n, float otherwise) {
+    int at = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) + i % ONCE;
+    return from != NULL && at < n ? __ldg((const float4 *)(from + at))
+                                  : make_float4(otherwise, otherwise, otherwise, otherwise);
 }
 
 /* Over the block, in one order. */
@@ -87,44 +90,49 @@ __device__ __forceinline__ float add_up(float value, float *parts) {
 
 __global__ void norm_kernel(carry_device_norm a) {
     __shared__ float parts[32];
-    float x[EACH], y[EACH], gate[EACH], w[EACH], b[EACH];
+    float x[EACH];
     int n = (int)a.n;
-    load_shared(gate, a.gate, n, 1.0f);
-    load_shared(w, a.w, n, 1.0f - a.plus);
-    load_shared(b, a.b, n, 0.0f);
-    for (int64_t t = blockIdx.x; t < a.rows; t += gridDim.x) {
-        load(x, (const uint16_t *)a.x + t * a.x_row, n);
-        if (a.y != NULL) {
-            load(y, (const uint16_t *)a.y + t * a.y_row, n);
+    int64_t t = blockIdx.x;
+    load(x, (const uint16_t *)a.x + t * a.x_row, n);
+    if (a.y != NULL) {
+        float y[EACH];
+        load(y, (const uint16_t *)a.y + t * a.y_row, n);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                x[i] = fmaf(gate[i], y[i], x[i]);
-            }
-            store((uint16_t *)a.x + t * a.x_row, x, n);
-            round_all(x);
+        for (int i = 0; i < EACH; i += 4) {
+            float4 gate = shared_by_all(a.gate, i, n, 1.0f);
+            x[i] = fmaf(gate.x, y[i], x[i]);
+            x[i + 1] = fmaf(gate.y, y[i + 1], x[i + 1]);
+            x[i + 2] = fmaf(gate.z, y[i + 2], x[i + 2]);
+            x[i + 3] = fmaf(gate.w, y[i + 3], x[i + 3]);
         }
-        if (a.h == NULL) {
-            continue;
-        }
-        float sum = 0.0f, squares = 0.0f;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            sum += x[i];
-        }
-        float mean = add_up(sum, parts) / (float)n;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            bool there = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) < n;
-            x[i] = there ? x[i] - mean : 0.0f;
-            squares = fmaf(x[i], x[i], squares);
-        }
-        float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            x[i] = fmaf(x[i] * over, w[i] + a.plus, b[i]);
-        }
-        store((uint16_t *)a.h + t * a.h_row, x, n);
+        store((uint16_t *)a.x + t * a.x_row, x, n);
+        round_all(x);
     }
+    if (a.h == NULL) {
+        return;
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        sum += x[i];
+    }
+    float mean = add_up(sum, parts) / (float)n;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        bool there = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) < n;
+        x[i] = there ? x[i] - mean : 0.0f;
+        squares = fmaf(x[i], x[i], squares);
+    }
+    float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
+#pragma unroll
+    for (int i = 0; i < EACH; i += 4) {
+        float4 w = shared_by_all(a.w, i, n, 1.0f - a.plus), b = shared_by_all(a.b, i, n, 0.0f);
+        x[i] = fmaf(x[i] * over, w.x + a.plus, b.x);
+        x[i + 1] = fmaf(x[i + 1] * over, w.y + a.plus, b.y);
+        x[i + 2] = fmaf(x[i + 2] * over, w.z + a.plus, b.z);
+        x[i + 3] = fmaf(x[i + 3] * over, w.w + a.plus, b.w);
+    }
+    store((uint16_t *)a.h + t * a.h_row, x, n);
 }
 
 /* Pairs lie together, so a thread has both of each. */
@@ -148,43 +156,38 @@ __device__ __forceinline__ void rotate(float (&x)[EACH], const float *table, int
 
 __global__ void turn_kernel(carry_device_turn a) {
     __shared__ float parts[32];
-    float x[EACH], w[EACH];
+    float x[EACH];
     int n = (int)a.n;
+    int64_t t = blockIdx.x;
     auto &part = a.part[blockIdx.y];
-    load_shared(w, part.w, n, 1.0f);
-    for (int64_t t = blockIdx.x; t < a.rows; t += gridDim.x) {
-        load(x, (const uint16_t *)part.from + t * part.from_row, n);
-        if (part.w != NULL) {
-            float squares = 0.0f;
+    load(x, (const uint16_t *)part.from + t * part.from_row, n);
+    if (part.w != NULL) {
+        float squares = 0.0f;
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                squares = fmaf(x[i], x[i], squares);
-            }
-            float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
+        for (int i = 0; i < EACH; i++) {
+            squares = fmaf(x[i], x[i], squares);
+        }
+        float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
 #pragma unroll
-            for (int i = 0; i < EACH; i++) {
-                x[i] *= over * w[i];
-            }
+        for (int i = 0; i < EACH; i += 4) {
+            float4 w = shared_by_all(part.w, i, n, 1.0f);
+            x[i] *= over * w.x;
+            x[i + 1] *= over * w.y;
+            x[i + 2] *= over * w.z;
+            x[i + 3] *= over * w.w;
         }
-        if (part.table != NULL) {
-            rotate(x, part.table + t * a.head, (int)a.head, n);
-        }
-        store((uint16_t *)part.to + t * part.to_row, x, n);
     }
-}
-
-/* Blocks along x of a grid whose `parts` rows of blocks run at once. */
-unsigned blocks_of(int64_t rows, int parts, int ordinal) {
-    int units = 1;
-    (void)cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal);
-    int64_t most = (int64_t)units * BLOCKS / parts;
-    return (unsigned)(rows < most ? rows : most);
+    if (part.table != NULL) {
+        rotate(x, part.table + t * a.head, (int)a.head, n);
+    }
+    store((uint16_t *)part.to + t * part.to_row, x, n);
 }
 
 unsigned threads_of(int64_t n) {
     return (unsigned)((n + EACH * 32 - 1) / (EACH * 32) * 32);
 }
 
+/* NULL fits. */
 bool fits(const void *pointer, int64_t row) {
     return (uintptr_t)pointer % 16 == 0 && row % 8 == 0;
 }
@@ -203,29 +206,31 @@ carry_status expect_rows(carry_ctx *ctx, int64_t n, bool aligned) {
 extern "C" carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm *norm) {
     int ordinal = norm->ordinal;
     CARRY_TRY(expect_rows(ctx, norm->n,
-                          fits(norm->x, norm->x_row) && fits(norm->h, norm->h_row) && fits(norm->y, norm->y_row)));
+                          fits(norm->x, norm->x_row) && fits(norm->h, norm->h_row) && fits(norm->y, norm->y_row) &&
+                              fits(norm->gate, 0) && fits(norm->w, 0) && fits(norm->b, 0) && norm->rows <= INT_MAX));
     if (norm->rows < 1 || norm->n < 1) {
         return CARRY_OK;
     }
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    norm_kernel<<<blocks_of(norm->rows, 1, ordinal), threads_of(norm->n), 0, (cudaStream_t)norm->stream>>>(*norm);
+    norm_kernel<<<(unsigned)norm->rows, threads_of(norm->n), 0, (cudaStream_t)norm->stream>>>(*norm);
     CARRY_CUDA_TRY(cudaGetLastError(), "a norm cannot be launched");
     return CARRY_OK;
 }
 
 extern "C" carry_status carry_cuda_turn(carry_ctx *ctx, const carry_device_turn *turn) {
     int ordinal = turn->ordinal;
-    bool aligned = turn->head % 8 == 0 && turn->head > 0;
+    bool aligned = turn->head % 8 == 0 && turn->head > 0 && turn->rows <= INT_MAX;
     for (int i = 0; i < turn->parts; i++) {
         aligned = aligned && fits(turn->part[i].to, turn->part[i].to_row) &&
-                  fits(turn->part[i].from, turn->part[i].from_row) && fits(turn->part[i].table, 0);
+                  fits(turn->part[i].from, turn->part[i].from_row) && fits(turn->part[i].w, 0) &&
+                  fits(turn->part[i].table, 0);
     }
     CARRY_TRY(expect_rows(ctx, turn->n, aligned));
     if (turn->rows < 1 || turn->n < 1 || turn->parts < 1) {
         return CARRY_OK;
     }
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    dim3 grid(blocks_of(turn->rows, turn->parts, ordinal), (unsigned)turn->parts);
+    dim3 grid((unsigned)turn->rows, (unsigned)turn->parts);
     turn_kernel<<<grid, threads_of(turn->n), 0, (cudaStream_t)turn->stream>>>(*turn);
     CARRY_CUDA_TRY(cudaGetLastError(), "positions cannot be launched");
     return CARRY_OK;
