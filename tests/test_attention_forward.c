@@ -65,9 +65,10 @@ static void check(carry_ctx **contexts, int count, problem *p, int layout) {
 }
 
 static const int64_t shapes[][4] = {
-    /* T, S, H, D; blocks are 256 queries and 128 keys */
-    {1, 1, 1, 1},     {1, 2, 3, 5},    {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 128, 3, 17}, {31, 129, 2, 33},
-    {255, 130, 1, 8}, {256, 64, 1, 3}, {257, 67, 2, 9}, {5, 300, 1, 256}, {3, 257, 5, 255}, {513, 5, 1, 16},
+    /* T, S, H, D; blocks are 256 queries, in parts of 64, and 64 keys; up to 4 queries go another way */
+    {1, 1, 1, 1},    {1, 2, 3, 5},     {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 63, 3, 17}, {31, 129, 2, 33},
+    {63, 64, 1, 20}, {64, 65, 2, 7},   {65, 128, 1, 8}, {255, 130, 1, 8}, {256, 64, 1, 3}, {257, 67, 2, 9},
+    {4, 131, 2, 48}, {5, 300, 1, 256}, {3, 65, 5, 255}, {513, 5, 1, 16},
 };
 
 static void test_attention_matches_float64_for_every_size(void **state) {

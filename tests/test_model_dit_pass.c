@@ -213,6 +213,53 @@ static void test_a_chunk_sees_the_clean_ones_before_it_and_itself(void **state) 
     close_problem(&p);
 }
 
+/* What a stream sees chunk after chunk is what it was trained on. Each side rounds in an order of its own: some 2^-24
+   times the square root of a few hundred terms, over two blocks. Positions are relative, so a video that starts at
+   frame 700 is the stream that starts at 0, to the rounding of sines and cosines. */
+static void test_the_stream_over_its_cache_is_what_is_trained(void **state) {
+    (void)state;
+    problem p;
+    open_problem(&p, 1);
+    (void)run(&p, false);
+    carry_dit_cache *cache;
+    const carry_dit_cache_options o = {.height = SIDE, .width = SIDE, .chunk = FRAMES, .window = 3};
+    const int64_t text = p.args.text.shape[1] * p.args.text.shape[2];
+    float *got = malloc(CHUNK * sizeof *got);
+    assert_non_null(got);
+    assert_ok(p.ctx, carry_dit_cache_new(p.dit, &cache, &o));
+    for (int i = 0; i < PLACES; i++) {
+        const int64_t start = i % CHUNKS * FRAMES;
+        if (start == 0) {
+            carry_dit_cache_reset(cache);
+        }
+        const int64_t caption = i / CHUNKS * TEXTS + p.caption[i];
+        assert_ok(p.ctx, carry_dit_cache_text(cache, carry_view_2d(p.text + caption * text, CARRY_F32,
+                                                                   p.args.text.shape[1], p.args.text.shape[2])));
+        const carry_dit_chunk noisy = {.velocity = carry_view_4d(got, CARRY_F32, CHANNELS, FRAMES, SIDE, SIDE),
+                                       .latents =
+                                           carry_view_4d(p.noisy + i * CHUNK, CARRY_F32, CHANNELS, FRAMES, SIDE, SIDE),
+                                       .t = p.t[i],
+                                       .start = start};
+        assert_ok(p.ctx, carry_dit_forward(p.dit, cache, &noisy, 1, 0.0f));
+        double off = 0.0;
+        double size = 0.0;
+        for (int j = 0; j < CHUNK; j++) {
+            const double want = (double)p.velocity[i * CHUNK + j];
+            off += ((double)got[j] - want) * ((double)got[j] - want);
+            size += want * want;
+        }
+        if (!(sqrt(off) <= 1e-5 * sqrt(size))) {
+            fail_msg("chunk %d of video %d is %.2g off", i % CHUNKS, i / CHUNKS, sqrt(off / size));
+        }
+        const carry_dit_chunk clean = {
+            .latents = carry_view_4d(p.clean + i * CHUNK, CARRY_F32, CHANNELS, FRAMES, SIDE, SIDE), .start = start};
+        assert_ok(p.ctx, carry_dit_forward(p.dit, cache, &clean, 1, 0.0f));
+    }
+    free(got);
+    carry_dit_cache_free(cache);
+    close_problem(&p);
+}
+
 static void test_what_does_not_fit_is_refused(void **state) {
     (void)state;
     problem p;
@@ -242,6 +289,7 @@ int main(void) {
         cmocka_unit_test(test_gradients_match_differences),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_a_chunk_sees_the_clean_ones_before_it_and_itself),
+        cmocka_unit_test(test_the_stream_over_its_cache_is_what_is_trained),
         cmocka_unit_test(test_what_does_not_fit_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -38,6 +38,10 @@ carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *nam
 carry_status carry_golden_tae(carry_ctx *ctx, const char *folder, const char *name,
                               void (*report)(void *user, const carry_golden_line *line), void *user);
 
+/* A video transformer: latents, context and t, and the velocity they give. */
+carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name,
+                              void (*report)(void *user, const carry_golden_line *line), void *user);
+
 /* Relative RMS, or the RMS of what should be zeros; both have the same number of elements. */
 double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got);
 

@@ -65,7 +65,8 @@ static carry_status gate_unit(const carry_dit_pass *pass, const void *user, int6
                                     carry_dit_pass_part(pass, r->m, unit, r->gate));
 }
 
-/* Gradients of q from d_o, and of keys and values added up over the units of a video. */
+/* Gradients of q from d_o, and of keys and values added up over the units of a video: heads and videos are what threads
+   can do side by side. */
 typedef struct attending {
     const carry_dit_rows *rows;
     const carry_dit_pass_args *args;
@@ -73,23 +74,46 @@ typedef struct attending {
     bool is_cross;
 } attending;
 
-static carry_tensor heads_like(carry_tensor like, carry_tensor rows, const carry_tensor *whole) {
-    like.data = (float *)rows.data + ((float *)like.data - (float *)whole->data);
-    return like;
+/* One head of rows [T, H, D]. */
+static carry_tensor head_of(carry_tensor rows, int64_t head) {
+    rows.data = (float *)rows.data + head * rows.stride[1];
+    rows.shape[1] = 1;
+    return rows;
 }
 
-static carry_status attend_unit(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch) {
+/* The place in `gradient` that `view` has in `rows`. */
+static carry_tensor beside(carry_tensor view, carry_tensor gradient, carry_tensor rows) {
+    view.data = (float *)gradient.data + ((float *)view.data - (float *)rows.data);
+    return view;
+}
+
+static carry_status attend_head(const carry_dit_pass *pass, const void *user, int64_t index, void *scratch) {
     const attending *a = user;
     const carry_dit_rows *r = a->rows;
-    carry_key_run runs[2];
-    const carry_attention_args call =
-        a->is_cross ? carry_dit_pass_cross(pass, r, a->args, unit, runs) : carry_dit_pass_self(pass, r, unit, runs);
-    const carry_attention_backward_args back = {.dq = heads_like(call.q, a->dq, a->is_cross ? &r->cq : &r->q),
-                                                .dk = heads_like(call.k, a->dk, a->is_cross ? &r->ck : &r->k),
-                                                .dv = heads_like(call.v, a->dv, a->is_cross ? &r->cv : &r->v),
-                                                .d_o = heads_like(call.o, a->d_o, a->is_cross ? &r->co : &r->o),
-                                                .forward = call};
-    return carry_attention_backward(pass->ctx, &back, scratch, pass->scratch_bytes);
+    const int64_t heads = pass->dit->config.num_heads;
+    const int64_t head = index % heads;
+    for (int64_t u = 0; u < pass->units_of; u++) {
+        const int64_t unit = index / heads * pass->units_of + u;
+        carry_key_run runs[2];
+        carry_attention_args call =
+            a->is_cross ? carry_dit_pass_cross(pass, r, a->args, unit, runs) : carry_dit_pass_self(pass, r, unit, runs);
+        call.q = head_of(call.q, head);
+        call.k = head_of(call.k, head);
+        call.v = head_of(call.v, head);
+        call.o = head_of(call.o, head);
+        call.lse = carry_view_2d((float *)call.lse.data + head * pass->tokens, CARRY_F32, 1, pass->tokens);
+        const carry_attention_backward_args back = {.dq = beside(call.q, a->dq, a->is_cross ? r->cq : r->q),
+                                                    .dk = beside(call.k, a->dk, a->is_cross ? r->ck : r->k),
+                                                    .dv = beside(call.v, a->dv, a->is_cross ? r->cv : r->v),
+                                                    .d_o = beside(call.o, a->d_o, a->is_cross ? r->co : r->o),
+                                                    .forward = call};
+        CARRY_TRY(carry_attention_backward(pass->ctx, &back, scratch, pass->scratch_bytes));
+    }
+    return CARRY_OK;
+}
+
+static carry_status attend_backward(carry_dit_pass *pass, const attending *a) {
+    return carry_dit_pass_each(pass, pass->options.videos * pass->dit->config.num_heads, attend_head, a);
 }
 
 static carry_status norm_backward(const carry_dit_pass *pass, int64_t block, carry_dit_slot slot, carry_tensor dx,
@@ -135,7 +159,7 @@ static carry_status backward_cross(carry_dit_pass *pass, const carry_dit_pass_ar
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_CROSS_O, b->dy, b->dx, r->co, false));
     zero(b->dck);
     zero(b->dcv);
-    CARRY_TRY(carry_dit_pass_units(pass, attend_unit, &cross));
+    CARRY_TRY(attend_backward(pass, &cross));
     CARRY_TRY(norm_backward(pass, block, CARRY_DIT_CROSS_NORM_K, b->dck_in, b->dck, r->ck_in));
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_CROSS_K, b->dtext, b->dck_in, pass->text, true));
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_CROSS_V, b->dtext, b->dcv, pass->text, true));
@@ -166,7 +190,7 @@ static carry_status backward_self(carry_dit_pass *pass, const carry_dit_pass_arg
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_O, b->dh, b->dy, r->o, false));
     zero(b->dk);
     zero(b->dv);
-    CARRY_TRY(carry_dit_pass_units(pass, attend_unit, &self));
+    CARRY_TRY(attend_backward(pass, &self));
     CARRY_TRY(turn_back(pass, b->dq));
     CARRY_TRY(turn_back(pass, b->dk));
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_V, b->dh, b->dv, r->h1, false));

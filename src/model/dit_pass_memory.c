@@ -102,7 +102,7 @@ void carry_dit_pass_lay_out(carry_dit_pass *p, carry_arena *arena) {
     p->losses = carry_arena_take(arena, (size_t)p->units, sizeof *p->losses);
     take_back(p, arena);
     p->scratch_bytes = (unit_scratch(p) + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
-    p->scratch = carry_arena_take(arena, (size_t)p->options.videos, p->scratch_bytes);
+    p->scratch = carry_arena_take(arena, (size_t)carry_ctx_threads(p->ctx), p->scratch_bytes);
     p->whole_bytes = whole_scratch(p);
     p->whole = carry_arena_take(arena, p->whole_bytes, 1);
 }

@@ -43,7 +43,7 @@ struct carry_dit_pass {
     carry_tensor head_in, out, dout;
     double *losses; /* [units] */
     carry_dit_back back;
-    unsigned char *scratch; /* of videos, scratch_bytes each, for operators that work on one unit */
+    unsigned char *scratch; /* of threads, scratch_bytes each, for operators that work on one unit */
     size_t scratch_bytes;
     void *whole; /* for operators that work on all rows */
     size_t whole_bytes;
@@ -58,10 +58,11 @@ carry_tensor carry_dit_pass_douter(const carry_dit_pass *pass, carry_dit_outer s
 carry_tensor carry_dit_pass_unit(const carry_dit_pass *pass, carry_tensor rows, int64_t unit);
 carry_tensor carry_dit_pass_part(const carry_dit_pass *pass, carry_tensor modulation, int64_t unit, int64_t part);
 
-/* Calls work for every unit, videos side by side on the context's threads; those of one video follow each other. The
-   first one is done alone: what does not fit is refused there, where no other thread is at work. */
-typedef carry_status (*carry_dit_unit_work)(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch);
-carry_status carry_dit_pass_units(carry_dit_pass *pass, carry_dit_unit_work work, const void *user);
+/* Calls work for 0..count-1, side by side on the context's threads. The first is done alone: what does not fit is
+   refused there, where no other thread is at work. scratch: of the thread, scratch_bytes. */
+typedef carry_status (*carry_dit_work)(const carry_dit_pass *pass, const void *user, int64_t index, void *scratch);
+carry_status carry_dit_pass_each(carry_dit_pass *pass, int64_t count, carry_dit_work work, const void *user);
+carry_status carry_dit_pass_units(carry_dit_pass *pass, carry_dit_work work, const void *user); /* for every unit */
 
 /* The calls of attention of a unit, but for scratch. runs: memory for two. */
 carry_attention_args carry_dit_pass_self(const carry_dit_pass *pass, const carry_dit_rows *r, int64_t unit,
@@ -76,6 +77,8 @@ carry_status carry_dit_pass_linear(const carry_dit_pass *pass, carry_tensor y, c
 void carry_dit_pass_lay_out(carry_dit_pass *pass, carry_arena *arena);
 /* The chunk of the video that a unit is; *noisy: which of the two. */
 int64_t carry_dit_pass_chunk(const carry_dit_pass *pass, int64_t unit, bool *noisy);
+/* The same as a place of [videos, chunks]. */
+int64_t carry_dit_pass_place(const carry_dit_pass *pass, int64_t unit, bool *noisy);
 
 carry_status carry_dit_pass_block(carry_dit_pass *pass, const carry_dit_pass_args *args, int64_t block);
 carry_status carry_dit_pass_backward(carry_dit_pass *pass, const carry_dit_pass_args *args);
