@@ -180,7 +180,7 @@ static carry_status open_part(part *p) {
         CARRY_TRY(open_generator(p, envelope));
     }
     if (p->is_stage) {
-        CARRY_TRY(carry_stage_open(p->ctx, &p->stage, p->options, p->hooks, &p->config, p->link,
+        CARRY_TRY(carry_stage_open(p->ctx, &p->stage, p->options, p->hooks, &p->config, p->link, p->groups.with_stage,
                                    carry_comm_deadline(p->groups.world)));
         p->stage->figures.mesh_ranks = p->mesh_ranks;
     }

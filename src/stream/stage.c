@@ -54,9 +54,21 @@ static carry_status open_codecs(carry_stage *s) {
                                                   : CARRY_OK;
 }
 
+/* How many chunks the stages can have between them at once: what the period is predicted by. */
+static int batches(const carry_stage *s, bool is_apart) {
+    const int depth = s->options->depth;
+    if (!is_apart) {
+        return 1; /* one rank takes turns with itself */
+    }
+    if (s->options->recompute == CARRY_RECOMPUTE_ANCHOR && s->context_chunks < depth) {
+        return (int)s->context_chunks;
+    }
+    return s->options->recompute == CARRY_RECOMPUTE_LATENT && depth > 2 ? 2 : depth;
+}
+
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *o,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
-                              double deadline) {
+                              bool is_apart, double deadline) {
     carry_stage *s = calloc(1, sizeof *s);
     *made = s;
     if (s == NULL) {
@@ -83,7 +95,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(allocate(s));
-    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, o->depth));
+    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
     return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim);
 }
 

@@ -78,10 +78,10 @@ typedef struct carry_stage {
     int64_t shown_count;
 } carry_stage;
 
-/* Everything that a chunk needs is allocated here. The link is borrowed. */
+/* Everything that a chunk needs is allocated here. The link is borrowed. is_apart: the mesh is of other ranks. */
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
-                              double deadline);
+                              bool is_apart, double deadline);
 void carry_stage_close(carry_stage *stage);
 
 /* Until chunks have been shown, or stop says so; then SHUTDOWN, and the link is closed. */
