@@ -131,6 +131,19 @@ static void add_to_average(training *t) {
     }
 }
 
+/* A past that the model made. The first tenth of a run has better to do than to learn from its faults. */
+static carry_status make_past(training *t) {
+    const int64_t every = t->options.own_past;
+    if (every == 0 || t->step % every != 0 || t->step < t->schedule.steps / 10) {
+        return CARRY_OK;
+    }
+    carry_dit_pass_args args = {.backward = false};
+    CARRY_TRY(carry_shapes_batch_own(t->batch, &args));
+    CARRY_TRY(carry_dit_pass_run(t->pass, &args, t->memory, carry_dit_pass_memory(t->pass)));
+    carry_shapes_batch_past(t->batch);
+    return CARRY_OK;
+}
+
 static carry_status do_step(training *t, carry_dit_train_report *report, bool *stop) {
     CARRY_SPAN(t->ctx, "train", "step");
     sums all = {.stop = t->hooks->stop != NULL && t->hooks->stop() ? 1.0 : 0.0};
@@ -139,6 +152,7 @@ static carry_status do_step(training *t, carry_dit_train_report *report, bool *s
     carry_dit_pass_args args = {.backward = true, .scale = 1.0 / (double)numbers, .loss = &all.loss};
     const int64_t first = t->step * t->options.batch + carry_comm_rank(t->comm) * t->videos;
     CARRY_TRY(carry_shapes_batch_make(t->batch, first, &args, &all.counted));
+    CARRY_TRY(make_past(t));
     memset(t->dit->own.gradients, 0, (size_t)t->dit->own.count * sizeof(float));
     if (carry_comm_size(t->comm) > 1) {
         args.ready = carry_optimizer_ready;
