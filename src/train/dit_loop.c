@@ -15,6 +15,7 @@
 #include "train/shapes_batch.h"
 
 #define EXAM_CHUNKS 4
+#define ALONE_SECONDS 600.0 /* that the others wait while rank 0 writes or examines */
 
 typedef struct training {
     carry_ctx *ctx;
@@ -42,6 +43,19 @@ typedef struct training {
 typedef struct sums {
     double loss, counted, squares, stop;
 } sums;
+
+/* What rank 0 did alone, to all. */
+static carry_status share_status(training *t, carry_status own, const char *what) {
+    const double deadline = carry_comm_deadline(t->comm);
+    int64_t status = own;
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline > ALONE_SECONDS ? deadline : ALONE_SECONDS));
+    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline));
+    if (status != CARRY_OK && !t->speaks) {
+        return carry_fail(t->ctx, CARRY_EPEER, "rank 0 could not %s after step %" PRId64, what, t->step);
+    }
+    return (carry_status)status;
+}
 
 static carry_status save_model(const void *model, const char *folder) {
     return carry_dit_save(model, folder, CARRY_F32);
@@ -84,16 +98,15 @@ static carry_status save(training *t) {
         m = t->gathered;
         v = t->speaks ? t->gathered + n : NULL;
     }
-    int64_t status = t->speaks ? write_checkpoint(t, m, v) : CARRY_OK;
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
-    if (status != CARRY_OK && !t->speaks) {
-        return carry_fail(t->ctx, (carry_status)status, "rank 0 could not write the checkpoint");
+    carry_status status = CARRY_OK;
+    if (t->speaks) {
+        status = write_checkpoint(t, m, v);
     }
-    return (carry_status)status;
+    return share_status(t, status, "write the checkpoint");
 }
 
 static carry_status examine(training *t) {
-    int64_t status = CARRY_OK;
+    carry_status status = CARRY_OK;
     if (t->speaks) {
         carry_dit_exam exam;
         const carry_dit_exam_options o = {
@@ -106,8 +119,7 @@ static carry_status examine(training *t) {
             }
         }
     }
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0)); /* the others wait, as long as a deadline lets */
-    return (carry_status)status;
+    return share_status(t, status, "examine the model");
 }
 
 /* The weights are still those of the last good step. */
@@ -199,13 +211,12 @@ static void tell(training *t, carry_dit_train_report *report, double loss, doubl
 /* What ships: the average, in the folder of the run itself. */
 static carry_status save_end(training *t) {
     carry_dtype dtype;
-    int64_t status = CARRY_OK;
+    carry_status status = CARRY_OK;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
     if (t->speaks) {
         status = carry_dit_save(&t->averaged, t->options.out, dtype);
     }
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
-    return (carry_status)status;
+    return share_status(t, status, "write the model");
 }
 
 static carry_status run_steps(training *t) {
