@@ -6,6 +6,7 @@
 
 #include "core/context.h"
 #include "core/memory.h"
+#include "stream/handshake.h"
 #include "stream/mesh.h"
 #include "stream/stage.h"
 
@@ -59,7 +60,8 @@ static carry_status check_recompute(carry_ctx *ctx, const carry_pipeline_options
     if (o->recompute == CARRY_RECOMPUTE_OFF) {
         return CARRY_OK;
     }
-    if (o->context < o->chunk || o->context % o->chunk != 0 || o->context > room || o->context / o->chunk > 64) {
+    if (o->context < o->chunk || o->context % o->chunk != 0 || o->context > room ||
+        o->context / o->chunk > CARRY_DIT_CHUNKS) {
         return carry_fail(ctx, CARRY_EARGUMENT,
                           "a recompute of %lld frames: chunks of %lld, up to %lld of them beside the chunk in a window "
                           "of %lld",
@@ -98,6 +100,10 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
         return carry_fail(ctx, CARRY_EARGUMENT, "slowed by %g and %g s, %g frames a second, %lld chunks: 0 or more",
                           o->slow_stage0, o->slow_stage1, o->fps, (long long)o->chunks);
     }
+    if (o->batch < 0 || o->batch > CARRY_GENERATOR_BATCH || (o->batch > 0 && o->recompute != CARRY_RECOMPUTE_OFF)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a stream batch of %lld steps: up to %d, and without a recompute",
+                          (long long)o->batch, CARRY_GENERATOR_BATCH);
+    }
     return check_recompute(ctx, o);
 }
 
@@ -132,6 +138,7 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .window = o->window,
                                                .sink = o->sink,
                                                .context = context,
+                                               .batch = o->batch,
                                                .shift = o->shift};
     const carry_mesh_options mesh = {.channels = p->config.in_dim,
                                      .height = o->height / 8,
@@ -173,7 +180,7 @@ static carry_status open_part(part *p) {
         CARRY_TRY(open_generator(p, envelope));
     }
     if (p->is_stage) {
-        CARRY_TRY(carry_stage_open(p->ctx, &p->stage, p->options, p->hooks, &p->config, p->link,
+        CARRY_TRY(carry_stage_open(p->ctx, &p->stage, p->options, p->hooks, &p->config, p->link, p->groups.with_stage,
                                    carry_comm_deadline(p->groups.world)));
         p->stage->figures.mesh_ranks = p->mesh_ranks;
     }
@@ -206,9 +213,27 @@ static carry_status run_part(part *p) {
     return carry_stage_run(p->stage);
 }
 
+/* Rule 7 and 8, once everything has been loaded. What is not in the handshake's own fields but changes what is
+   computed is its word. */
 static carry_status shake_hands(part *p) {
-    (void)p;
-    return CARRY_OK;
+    static const char *const modes[] = {"off", "anchor", "latent"};
+    const carry_pipeline_options *o = p->options;
+    char build[64];
+    (void)snprintf(build, sizeof build, "%s %lld%s, shift %.9g, %s", modes[o->recompute],
+                   (long long)(o->recompute != CARRY_RECOMPUTE_OFF ? o->context : 0), o->clean_pass ? ", clean" : "",
+                   o->shift, p->groups.with_stage ? "pipeline" : "mesh");
+    const carry_handshake mine = {
+        .mesh = p->mesh_ranks,
+        .model = carry_handshake_model(&p->config),
+        .dtype = CARRY_F32,
+        .cache =
+            {.height = o->height / 8, .width = o->width / 8, .chunk = o->chunk, .window = o->window, .sink = o->sink},
+        .depth = o->depth,
+        .build = build,
+        .has_weights = p->is_mesh,
+        .weights = p->is_mesh ? carry_dit_common_fingerprint(p->dit) : 0,
+    };
+    return carry_handshake_run(p->groups.world, &mine);
 }
 
 carry_status carry_pipeline_run(carry_comm *world, const carry_pipeline_options *options,

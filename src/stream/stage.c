@@ -3,8 +3,10 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/memory.h"
 
 #define LOOK 0.1 /* seconds between two looks at whether to stop, while nothing else is done */
@@ -41,14 +43,32 @@ static carry_status allocate(carry_stage *s) {
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
-    CARRY_TRY(carry_codec_open(s->ctx, &s->codec, o->codec, &size));
-    return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, o->codec, &size)
+    char beside[CARRY_FILE_PATH];
+    const char *folder = o->codec;
+    if (folder == NULL && o->model != NULL) {
+        CARRY_TRY(carry_file_in(s->ctx, beside, o->model, "codec"));
+        folder = access(beside, F_OK) == 0 ? beside : NULL;
+    }
+    CARRY_TRY(carry_codec_open(s->ctx, &s->codec, folder, &size));
+    return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, folder, &size)
                                                   : CARRY_OK;
+}
+
+/* How many chunks the stages can have between them at once: what the period is predicted by. */
+static int batches(const carry_stage *s, bool is_apart) {
+    const int depth = s->options->depth;
+    if (!is_apart) {
+        return 1; /* one rank takes turns with itself */
+    }
+    if (s->options->recompute == CARRY_RECOMPUTE_ANCHOR && s->context_chunks < depth) {
+        return (int)s->context_chunks;
+    }
+    return s->options->recompute == CARRY_RECOMPUTE_LATENT && depth > 2 ? 2 : depth;
 }
 
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *o,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
-                              double deadline) {
+                              bool is_apart, double deadline) {
     carry_stage *s = calloc(1, sizeof *s);
     *made = s;
     if (s == NULL) {
@@ -75,7 +95,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(allocate(s));
-    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, o->depth));
+    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
     return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim);
 }
 
@@ -208,6 +228,12 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     if (is_stale) {
         return CARRY_OK;
     }
+    if (flight.is_filling) {
+        s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;
+        s->under_way--;
+        return CARRY_OK;
+    }
+    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
     const double now = carry_seconds();
     const double period = s->has_last ? now - s->last_result : 0.0;
     s->last_result = now;
@@ -245,7 +271,6 @@ carry_status carry_stage_shutdown(carry_stage *s) {
 }
 
 static carry_status stream(carry_stage *s) {
-    const int64_t chunks = s->options->chunks;
     for (bool is_ending = false;;) {
         is_ending = is_ending || (s->hooks->stop != NULL && s->hooks->stop());
         if (!is_ending) {
@@ -254,7 +279,7 @@ static carry_status stream(carry_stage *s) {
         }
         if (s->under_way > 0) {
             CARRY_TRY(take_one(s, is_ending));
-        } else if (is_ending || (chunks > 0 && (int64_t)s->chunk_index >= chunks)) {
+        } else if (is_ending || carry_stage_is_done(s)) {
             return CARRY_OK;
         } else {
             CARRY_TRY(wait_paused(s));
