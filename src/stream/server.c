@@ -9,10 +9,10 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -249,6 +249,10 @@ static void *serve(void *argument) {
     while (going && !atomic_load(&server->stop)) {
         going = lws_service(server->lws, 0) >= 0;
     }
+    if (!server->failed) {
+        while (sem_wait(&server->told) != 0) { /* whoever stops us is done with the context */
+        }
+    }
     if (server->lws != NULL) {
         lws_sul_cancel(&server->tick);
         lws_sul_cancel(&server->release);
@@ -324,11 +328,7 @@ static carry_status start(carry_ctx *ctx, carry_server *server, const carry_serv
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the server");
     }
     CARRY_TRY(listen_at(ctx, server, address, options->port));
-    sigset_t all, before; /* signals are for the program's own threads; SIGPIPE is for nobody */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int bad = pthread_create(&server->thread, NULL, serve, server);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int bad = carry_film_thread(&server->thread, serve, server);
     if (bad != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "no thread for the server: %s", strerror(bad));
     }
@@ -347,6 +347,7 @@ static void server_free(carry_server *server) {
     carry_json_text_free(&server->state);
     carry_ctx_free(server->ctx);
     (void)sem_destroy(&server->ready);
+    (void)sem_destroy(&server->told);
     free(server->token);
     free(server->record_to);
     free(server->out);
@@ -367,7 +368,11 @@ carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry
     server->hub = hub;
     server->controls = controls;
     server->listener = -1;
+    if (getrandom(&server->name, sizeof server->name, 0) != (ssize_t)sizeof server->name) {
+        server->name = (uint64_t)(1e9 * carry_seconds());
+    }
     (void)sem_init(&server->ready, 0, 0);
+    (void)sem_init(&server->told, 0, 0);
     carry_status status = start(ctx, server, options);
     if (status != CARRY_OK) {
         if (server->listener >= 0) {
@@ -392,6 +397,7 @@ void carry_server_stop(carry_server *server) {
     carry_hub_set_wake(server->hub, NULL, NULL);
     atomic_store(&server->stop, true);
     lws_cancel_service(server->lws);
+    (void)sem_post(&server->told);
     (void)pthread_join(server->thread, NULL);
     server_free(server);
 }

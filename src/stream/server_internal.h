@@ -44,6 +44,7 @@ struct carry_server {
     carry_ctx *ctx; /* the thread's own */
     carry_hub *hub;
     carry_controls *controls;
+    uint64_t name; /* random: tells a server from the one before it, whose frames had other numbers */
     char *token, *record_to;
     double patience;
     bool loopback;
@@ -51,8 +52,8 @@ struct carry_server {
 
     pthread_t thread;
     atomic_bool stop;
-    sem_t ready;
-    bool failed; /* libwebsockets would not start */
+    sem_t ready, told; /* it has started; whoever stops it has said so */
+    bool failed;       /* libwebsockets would not start */
     struct lws_context *lws;
     struct lws_vhost *vhost;
     lws_sorted_usec_list_t tick, release;
@@ -103,7 +104,8 @@ bool carry_server_collect(carry_peer *peer, const void *bytes, size_t length); /
 void carry_server_forget(carry_peer *peer);                                    /* what was collected */
 
 /* server_metrics.c */
-void carry_server_state(carry_server *server, carry_json_text *text); /* {"controls", "figures", "recording"} */
+void carry_server_state(carry_server *server,
+                        carry_json_text *text); /* {"stream", "controls", "figures", "recording"} */
 void carry_server_metrics(carry_server *server, carry_json_text *text);
 bool carry_server_healthy(carry_server *server, const char **why);
 
