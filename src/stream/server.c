@@ -270,7 +270,7 @@ static carry_status listen_at(carry_ctx *ctx, carry_server *server, const char *
     if (getaddrinfo(strcmp(address, "localhost") == 0 ? "127.0.0.1" : address, number, &hints, &found) != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the address %s is none: give numbers, as 127.0.0.1 or ::1", address);
     }
-    struct sockaddr_storage bound;
+    struct sockaddr_storage bound = {0};
     socklen_t size = sizeof bound;
     int one = 1;
     server->listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
