@@ -1,5 +1,6 @@
-/* The inside of the server: one thread (server.c) that owns everything here, requests (server_http.c), who may ask
-   (server_guard.c), viewers (server_ws.c) and what is told of the stream (server_metrics.c). */
+/* The inside of the server: one thread (server.c) that owns everything here, its socket (server_listen.c),
+   requests (server_http.c), who may ask (server_guard.c), viewers (server_ws.c) and what is told of the stream
+   (server_metrics.c). */
 #ifndef CARRY_STREAM_SERVER_INTERNAL_H
 #define CARRY_STREAM_SERVER_INTERNAL_H
 
@@ -74,6 +75,11 @@ struct carry_server {
 
 /* Room for length bytes after LWS_PRE, or NULL. */
 unsigned char *carry_server_room(carry_server *server, size_t length);
+
+/* server_listen.c. server->listener and port, or why not. */
+carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const char *address, int port);
+carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *options, const char *address,
+                                bool loopback);
 
 /* server_guard.c. What is wrong with a request: an HTTP status and a sentence, or 0. */
 typedef struct carry_refusal {
