@@ -39,6 +39,7 @@ static inline double reference_activate(double x, carry_activation activation) {
         return (x > 0.0 ? x : expm1(x)) + 1.0; /* flash-linear-attention's */
     case CARRY_SIGMOID:
         return reference_sigmoid(x);
+    case CARRY_GELU: /* no language model's */
     case CARRY_NO_ACTIVATION:
         break;
     }

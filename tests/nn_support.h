@@ -158,6 +158,8 @@ static inline double activate64(double x, carry_activation activation) {
         return x > 0.0 ? x : expm1(x);
     case CARRY_SIGMOID:
         return sigmoid64(x);
+    case CARRY_GELU:
+        return x / 2.0 * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x + 0.044715 * x * x * x)));
     }
     return NAN;
 }

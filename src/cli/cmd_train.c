@@ -195,6 +195,9 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
 }
 
 static int run(int count, char **arguments) {
+    if (count > 0 && strcmp(arguments[0], "dit") == 0) {
+        return train_dit(count - 1, arguments + 1);
+    }
     train_desk *desk = calloc(1, sizeof *desk);
     typed *t = calloc(1, sizeof *t);
     int code = CLI_IMPOSSIBLE;
@@ -241,8 +244,8 @@ done:
 
 const cli_verb cli_train = {
     .name = "train",
-    .arguments = "--data FILE | --task NAME",
-    .summary = "train a language model: Gated DeltaNet or DeltaNet",
+    .arguments = "--data FILE | --task NAME | dit",
+    .summary = "train a language model (Gated DeltaNet, DeltaNet), or the video transformer of the demo",
     .details =
         "Learns a text (files and folders) or a synthetic task, and keeps checkpoints: folders step-N as Hugging Face\n"
         "lays models out, with the optimizer's state beside; latest points to the newest. Alone with --data it trains\n"
@@ -253,7 +256,9 @@ const cli_verb cli_train = {
         "the same bits on the same ranks. Options given with it win over those it was started with.\n"
         "\n"
         "carry --ranks N train ... and mpirun -n N carry train ... share each batch among N ranks, or with\n"
-        "--sequence-ranks P each row among P of them. MFU is of the peak of a 512^3 product measured at the start.",
+        "--sequence-ranks P each row among P of them. MFU is of the peak of a 512^3 product measured at the start.\n"
+        "\n"
+        "carry train dit ... trains a causal video transformer on moving shapes: carry train dit --help.",
     .example = "carry train --data book.txt --steps 250 --out trained/book",
     .run = run,
     .on_ranks = true,

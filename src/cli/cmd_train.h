@@ -37,4 +37,7 @@ void train_store_end(train_desk *desk, carry_status status, const char *note);
 void train_show_hooks(train_desk *desk);
 void train_show_end(train_desk *desk);
 
+/* carry train dit: a verb of its own behind the word. */
+int train_dit(int count, char **arguments);
+
 #endif

@@ -5,10 +5,11 @@
 #include "core/error.h"
 #include "lab/family.h"
 
-extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan;
+extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan,
+    carry_family_attention;
 
 static const carry_family *const table[] = {&carry_family_scan, &carry_family_delta, &carry_family_matmul,
-                                            &carry_family_allscan};
+                                            &carry_family_allscan, &carry_family_attention};
 
 #define TABLE ((int)(sizeof table / sizeof table[0]))
 

@@ -1,12 +1,10 @@
 /* A language model against vectors made elsewhere: a folder with config.json, model.safetensors and
    expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is the
    mean over tokens 2..T of each sequence, the labels being the inputs shifted left. */
-#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/error.h"
 #include "core/file.h"
@@ -19,7 +17,6 @@
 #define LOGITS_BOUND 1e-4
 #define LOSS_BOUND 1e-5
 #define GRADIENT_BOUND 1e-3
-#define CONFIG_LIMIT ((size_t)4 << 20)
 
 typedef struct golden_lm {
     carry_ctx *ctx;
@@ -57,15 +54,7 @@ static carry_status find(const golden_lm *g, const carry_tensor **found, const c
 static carry_status compare(const golden_lm *g, const char *name, const carry_tensor *got, double bound) {
     const carry_tensor *wanted;
     CARRY_TRY(find(g, &wanted, name, CARRY_F32, got->rank, got->shape));
-    double difference = 0.0;
-    double magnitude = 0.0;
-    for (int64_t i = 0; i < carry_tensor_count(wanted); i++) {
-        double value = carry_tensor_at(wanted, i);
-        double off = carry_tensor_at(got, i) - value;
-        difference += off * off;
-        magnitude += value * value;
-    }
-    tell(g, name, magnitude > 0.0 ? sqrt(difference / magnitude) : sqrt(difference), bound);
+    tell(g, name, carry_golden_error(wanted, got), bound);
     return CARRY_OK;
 }
 
@@ -132,40 +121,8 @@ static carry_status run_folder(golden_lm *g, const char *folder) {
     return run_case(g);
 }
 
-/* What a folder without a model_type, or with another one, is said to be. */
-static carry_status check_type(carry_ctx *ctx, const char *folder) {
-    char path[CARRY_FILE_PATH];
-    carry_json *root;
-    CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
-    CARRY_TRY(carry_json_read(ctx, &root, path, CONFIG_LIMIT));
-    const carry_json *type = carry_json_find(root, "model_type");
-    char shown[CARRY_JSON_SHOWN];
-    carry_status status = CARRY_OK;
-    if (type == NULL) {
-        status = carry_fail(ctx, CARRY_EUNSUPPORTED,
-                            "%s has no \"model_type\": only gated_deltanet and delta_net can be checked", path);
-    } else if (!carry_json_is_text(type, "gated_deltanet") && !carry_json_is_text(type, "delta_net")) {
-        status = carry_fail(ctx, CARRY_EUNSUPPORTED,
-                            "%s has model_type %s: only gated_deltanet and delta_net can be checked", path,
-                            carry_json_show(shown, type));
-    }
-    carry_json_free(root);
-    return status;
-}
-
-static carry_status golden_folder(carry_ctx *ctx, const char *folder,
-                                  void (*report)(void *user, const carry_golden_line *line), void *user) {
-    char name[64];
-    size_t length = strlen(folder);
-    while (length > 1 && folder[length - 1] == '/') {
-        length--;
-    }
-    size_t start = length;
-    while (start > 0 && folder[start - 1] != '/') {
-        start--;
-    }
-    (void)snprintf(name, sizeof name, "%.*s", (int)(length - start < 60 ? length - start : 60), folder + start);
-    CARRY_TRY(check_type(ctx, folder));
+carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *name,
+                             void (*report)(void *user, const carry_golden_line *line), void *user) {
     golden_lm g = {.ctx = ctx, .name = name, .report = report, .user = user};
     carry_status status = run_folder(&g, folder);
     carry_lm_pass_free(g.pass);
@@ -175,11 +132,4 @@ static carry_status golden_folder(carry_ctx *ctx, const char *folder,
     free(g.logits);
     free(g.memory);
     return status;
-}
-
-carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void *user, const carry_golden_line *line),
-                          void *user) {
-    struct stat about;
-    bool folder = stat(path, &about) == 0 && S_ISDIR(about.st_mode);
-    return folder ? golden_folder(ctx, path, report, user) : carry_golden_delta(ctx, path, report, user);
 }

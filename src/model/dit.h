@@ -25,6 +25,7 @@
 #include "model/parameters.h"
 
 #define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
+#define CARRY_DIT_CHUNKS 16      /* of one forward */
 
 typedef struct carry_dit_config {
     int64_t dim, ffn_dim, num_heads, num_layers;
@@ -151,11 +152,14 @@ uint64_t carry_dit_fingerprint(const carry_dit *dit);
 uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
 
 /* The state that is carried over chunks: per block the keys (after rotary) and values of a window of frames, and of the
-   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. */
+   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. Where a forward
+   may have several chunks, the ring has room for (chunks - 1) chunk frames more than the window, so that a further step
+   of the first of them finds all that it saw. All memory of a forward is the cache's. */
 typedef struct carry_dit_cache_options {
     int64_t height, width; /* of the latents */
-    int64_t chunk;         /* the most frames of one forward */
-    int64_t window, sink;  /* frames; window >= sink + chunk */
+    int64_t chunk;         /* the most frames of a chunk */
+    int64_t chunks;        /* the most of them in one forward, up to CARRY_DIT_CHUNKS; 0: 1 */
+    int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;
@@ -171,8 +175,9 @@ int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys
    block's cross-attention are made once. */
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
 
-/* One chunk of a forward: F frames from `start`, which is the next frame, or one whose frames are still the newest (a
-   further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. */
+/* One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
+   further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
+   the last chunk of a call are forgotten. */
 typedef struct carry_dit_chunk {
     carry_tensor velocity; /* [16, F, h, w] f32; absent: only the keys are wanted (the clean pass) */
     carry_tensor latents;  /* [16, F, h, w] f32 */
@@ -188,7 +193,9 @@ carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const car
                                float bias);
 
 /* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
-   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. */
+   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
+   shape. A shift of 0 is none. Noise is that of carry_random_normal, so element i of (seed, stream) is the same on
+   every rank; x0 of clean may be x or velocity, x of noise is not x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

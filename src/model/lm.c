@@ -203,6 +203,15 @@ void carry_lm_zero_gradients(carry_lm *lm) {
     memset(lm->gradients, 0, (size_t)lm->count * sizeof(float));
 }
 
+carry_parameters carry_lm_parameters(const carry_lm *lm) {
+    return (carry_parameters){.parameters = lm->parameters,
+                              .parameter = lm->parameter,
+                              .count = lm->count,
+                              .trained = lm->trained,
+                              .weights = lm->weights,
+                              .gradients = lm->gradients};
+}
+
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter) {
     const carry_lm_parameter *p = &lm->parameter[parameter];
     return carry_view(lm->weights + p->offset, CARRY_F32, p->rank, p->shape);

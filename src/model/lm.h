@@ -15,6 +15,7 @@
 
 #include "model/config.h"
 #include "model/mixer.h"
+#include "model/parameters.h"
 
 /* The parameters of a layer. X(name, key below model.layers.N.) */
 #define CARRY_LM_LAYER_LIST(X)           \
@@ -51,14 +52,7 @@ typedef enum carry_lm_start {
     CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp U(log 0.001, log 0.1) */
 } carry_lm_start;
 
-typedef struct carry_lm_parameter {
-    char name[64];
-    int rank;
-    int64_t shape[3];
-    int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */
-    bool decays;           /* does weight decay reach it? */
-    carry_lm_start start;
-} carry_lm_parameter;
+typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
 
 typedef struct carry_lm {
     carry_ctx *ctx;
@@ -81,6 +75,8 @@ carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 void carry_lm_zero_gradients(carry_lm *lm);
 
+/* A view of them, for what trains or stores models of any kind; as of now: gradients may come later. */
+carry_parameters carry_lm_parameters(const carry_lm *lm);
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
 const carry_lm_parameter *carry_lm_find(const carry_lm *lm, const char *name); /* NULL: none */

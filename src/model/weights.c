@@ -1,6 +1,7 @@
 /* One file or several. */
 #include "model/weights.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -98,13 +99,26 @@ static carry_status open_index(carry_ctx *ctx, carry_weights *w, const char *fol
 }
 
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *folder) {
-    char whole[CARRY_FILE_PATH];
-    char index[CARRY_FILE_PATH];
+    /* What transformers and what diffusers call it; the first where there is neither. */
+    static const char *const names[] = {"model.safetensors", "diffusion_pytorch_model.safetensors"};
+    char path[CARRY_FILE_PATH];
     *w = (carry_weights){0};
-    CARRY_TRY(carry_file_in(ctx, whole, folder, "model.safetensors"));
-    CARRY_TRY(carry_file_in(ctx, index, folder, "model.safetensors.index.json"));
-    bool sharded = access(whole, F_OK) != 0 && access(index, F_OK) == 0;
-    carry_status status = sharded ? open_index(ctx, w, folder, index) : open_one(ctx, w, whole);
+    carry_status status = CARRY_OK;
+    bool found = false;
+    for (int i = 0; status == CARRY_OK && !found && i < 4; i++) {
+        const bool listed = i % 2 == 1;
+        char name[64];
+        (void)snprintf(name, sizeof name, "%s%s", names[i / 2], listed ? ".index.json" : "");
+        CARRY_TRY(carry_file_in(ctx, path, folder, name));
+        found = access(path, F_OK) == 0;
+        if (found) {
+            status = listed ? open_index(ctx, w, folder, path) : open_one(ctx, w, path);
+        }
+    }
+    if (!found) {
+        CARRY_TRY(carry_file_in(ctx, path, folder, names[0]));
+        status = open_one(ctx, w, path);
+    }
     if (status != CARRY_OK) {
         carry_weights_close(w);
     }

@@ -1,4 +1,5 @@
-/* The weights of a model's folder: model.safetensors, or the files that model.safetensors.index.json lists. */
+/* The weights of a model's folder: model.safetensors, or the files that model.safetensors.index.json lists; or the same
+   with diffusion_pytorch_model for model, as diffusers has it. */
 #ifndef CARRY_MODEL_WEIGHTS_H
 #define CARRY_MODEL_WEIGHTS_H
 

@@ -79,7 +79,7 @@ static void swiglu_backward_range(void *argument, int64_t begin, int64_t end, in
 }
 
 static carry_status expect_known(carry_ctx *ctx, carry_activation activation) {
-    if ((unsigned)activation > CARRY_SIGMOID) {
+    if ((unsigned)activation > CARRY_GELU) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no activation number %d", (int)activation);
     }
     return CARRY_OK;

@@ -67,7 +67,7 @@ carry_status carry_conv_expect(carry_ctx *ctx, carry_conv_problem *p, const char
         CARRY_TRY(
             carry_expect_f32(ctx, "before", &p->before, 3, (const int64_t[]){p->batch, p->width - 1, p->channels}));
     }
-    if ((unsigned)p->activation > CARRY_SIGMOID) {
+    if ((unsigned)p->activation > CARRY_GELU) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no activation number %d", (int)p->activation);
     }
     return carry_is_here(cu_seqlens) ? expect_borders(ctx, p, cu_seqlens) : CARRY_OK;

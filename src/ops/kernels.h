@@ -67,6 +67,7 @@ typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
     carry_product_function product;
+    int columns; /* of a tile of product: b that lies in panels of so many columns is read without gaps */
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
     void (*delta_token)(const carry_delta_token *token);

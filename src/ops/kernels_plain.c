@@ -117,6 +117,7 @@ const carry_kernels carry_kernels_plain = {
     .about = "portable C, the specification",
     .usable = usable,
     .product = product,
+    .columns = 16,
     .diagonal_scan = diagonal_scan,
     .diagonal_apply = diagonal_apply,
     .delta_token = delta_token,

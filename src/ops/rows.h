@@ -22,6 +22,19 @@ typedef struct carry_norm_backward {
     float scale, back;
 } carry_norm_backward;
 
+/* Layer norm backward, with x' = (x - mean) scale and g = dy (w + plus), level = mean(g) and back = mean(g x'):
+   dx (added to where asked) = scale (g - level - x' back);  dw += dy x';  db += dy. w may be NULL: g = dy. */
+typedef struct carry_layer_backward {
+    float *dx, *dw, *db;
+    const float *dy, *x, *w;
+    float mean, scale, plus, level, back;
+} carry_layer_backward;
+
+/* What layer norm knows of a row: y = (x - mean) scale (w + plus) + b. */
+typedef struct carry_layer_row {
+    float mean, scale, plus;
+} carry_layer_row;
+
 typedef struct carry_rows {
     void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
     void (*activate_backward)(float *dx, const float *dy, const float *x, int64_t count, carry_activation activation);
@@ -44,8 +57,20 @@ typedef struct carry_rows {
     float (*maximum)(const float *x, int64_t count);
     /* Sum of e^(x - minus), which are left in y unless it is NULL. */
     float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
+    /* With p = e^(x - minus): x becomes p, and y becomes p (y - mean). */
+    void (*softmax_backward)(float *x, float *y, float minus, float mean, int64_t count);
     void (*scale)(float *y, float scale, int64_t count);
+    float (*sum)(const float *x, int64_t count);
+    float (*sum_squares_from)(const float *x, float mean, int64_t count); /* of x - mean */
+    /* w and b may be NULL; plus counts with w alone. */
+    void (*layer_norm)(float *y, const float *x, const float *w, const float *b, const carry_layer_row *row,
+                       int64_t count);
+    void (*gated_add)(float *x, const float *y, const float *g, int64_t count); /* x += g y */
+    /* Pairs turned by table[i] = (cosine, sine); sign -1 turns back. */
+    void (*rotary)(float *y, const float *x, const float *table, float sign, int64_t pairs);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
+    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
+    void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
 } carry_rows;
 
 #endif

@@ -67,20 +67,25 @@ void carry_run_folder_close(carry_run_folder *folder) {
 
 static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_checkpoint *c) {
     char path[CARRY_FILE_PATH];
-    const int64_t n = c->lm->parameters;
+    const int64_t n = c->parameters->parameters;
     CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_STATE_FILE));
-    carry_safetensors_item *items = calloc((size_t)n, 2 * sizeof *items);
-    char(*names)[CARRY_STATE_NAME] = calloc((size_t)n, 2 * sizeof *names);
+    const struct {
+        char letter;
+        const float *values;
+    } part[] = {{'m', c->m}, {'v', c->v}, {'w', c->weights}};
+    const int64_t parts = c->weights != NULL ? 3 : 2;
+    carry_safetensors_item *items = calloc((size_t)n, 3 * sizeof *items);
+    char(*names)[CARRY_STATE_NAME] = calloc((size_t)n, 3 * sizeof *names);
     carry_status status =
         items != NULL && names != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
-    for (int64_t i = 0; i < 2 * n && status == CARRY_OK; i++) {
-        const carry_lm_parameter *p = &c->lm->parameter[i % n];
-        const float *from = (i < n ? c->m : c->v) + p->offset;
-        (void)snprintf(names[i], sizeof names[i], "%c.%s", i < n ? 'm' : 'v', p->name);
+    for (int64_t i = 0; i < parts * n && status == CARRY_OK; i++) {
+        const carry_parameter *p = &c->parameters->parameter[i % n];
+        const float *from = part[i / n].values + p->offset;
+        (void)snprintf(names[i], sizeof names[i], "%c.%s", part[i / n].letter, p->name);
         items[i] = (carry_safetensors_item){
             .name = names[i], .tensor = carry_view((float *)from, CARRY_F32, p->rank, p->shape), .dtype = CARRY_F32};
     }
-    status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, 2 * n, NULL) : status;
+    status = status == CARRY_OK ? carry_safetensors_write(ctx, path, items, parts * n, NULL) : status;
     free(items);
     free(names);
     return status;
@@ -128,7 +133,7 @@ static carry_status write_all(carry_ctx *ctx, const char *folder, const carry_ch
     if (mkdir(folder, 0777) != 0) {
         return cannot(ctx, folder);
     }
-    CARRY_TRY(carry_lm_save(c->lm, folder, CARRY_F32));
+    CARRY_TRY(c->save(c->model, folder));
     if (c->tokenizer != NULL) {
         char path[CARRY_FILE_PATH];
         CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_TOKENIZER_FILE));

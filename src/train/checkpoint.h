@@ -1,7 +1,8 @@
 /* Checkpoints: a training run's folder holds step-N folders, the newest of which `latest` points to.
 
        step-400/config.json, model.safetensors, tokenizer.json    a model as Hugging Face has it
-       step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME
+       step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME; w.NAME
+                                                                  where the model is an average of weights
        step-400/train.json                                        step, place in the data, options; size and CRC-32C of
                                                                   each of the other files
        latest -> step-400
@@ -18,6 +19,7 @@
 #include "core/sink.h"
 #include "model/json.h"
 #include "train/batches.h"
+#include "model/parameters.h"
 #include "train/optimizer.h"
 #include "train/tokenizer.h"
 
@@ -39,9 +41,12 @@ typedef struct carry_checkpoint {
     carry_position position;
     uint32_t source;     /* tells what it was trained on apart; 0: a task */
     const char *options; /* a JSON object */
-    const carry_lm *lm;
+    const carry_parameters *parameters;
+    carry_status (*save)(const void *model, const char *folder); /* config.json and model.safetensors in f32 */
+    const void *model;
     const carry_tokenizer *tokenizer; /* NULL: none */
-    const float *m, *v;               /* [lm->count] */
+    const float *m, *v;               /* [parameters->count] */
+    const float *weights; /* what is being trained, where the model that is saved is an average of it; else NULL */
     int64_t keep;
 } carry_checkpoint;
 
@@ -62,5 +67,7 @@ carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const cha
 void carry_found_free(carry_found *found);
 /* The slice's m and v, from the checkpoint. */
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *optimizer);
+/* The weights that were trained, of a checkpoint whose model is their average. */
+carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, const carry_parameters *model);
 
 #endif

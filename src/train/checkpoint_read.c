@@ -154,17 +154,24 @@ carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const cha
     return stat(note, &about) == 0 ? check_checkpoint(ctx, found, path) : find_newest(ctx, found, path, sink);
 }
 
-/* The part of parameter p that the slice holds, from the tensor that is stored for it. */
-static carry_status load_part(carry_optimizer *o, float *to, char which, const carry_lm_parameter *p,
-                              const carry_safetensors *file) {
+static carry_status find_state(carry_ctx *ctx, const carry_tensor **tensor, char which, const carry_parameter *p,
+                               const carry_safetensors *file) {
     char name[CARRY_STATE_NAME];
     (void)snprintf(name, sizeof name, "%c.%s", which, p->name);
-    const carry_tensor *tensor = carry_safetensors_find(file, name);
-    if (tensor == NULL || tensor->dtype != CARRY_F32 || tensor->rank != p->rank ||
-        memcmp(tensor->shape, p->shape, (size_t)p->rank * sizeof *p->shape) != 0) {
-        return carry_fail(o->lm->ctx, CARRY_EFORMAT, "the optimizer's state has no f32 tensor %s of the model's shape",
-                          name);
+    const carry_tensor *t = carry_safetensors_find(file, name);
+    if (t == NULL || t->dtype != CARRY_F32 || t->rank != p->rank ||
+        memcmp(t->shape, p->shape, (size_t)p->rank * sizeof *p->shape) != 0) {
+        return carry_fail(ctx, CARRY_EFORMAT, "the optimizer's state has no f32 tensor %s of the model's shape", name);
     }
+    *tensor = t;
+    return CARRY_OK;
+}
+
+/* The part of parameter p that the slice holds, from the tensor that is stored for it. */
+static carry_status load_part(carry_optimizer *o, float *to, char which, const carry_parameter *p,
+                              const carry_safetensors *file) {
+    const carry_tensor *tensor;
+    CARRY_TRY(find_state(o->ctx, &tensor, which, p, file));
     const int64_t begin = p->offset > o->first ? p->offset : o->first;
     const int64_t end = p->offset + p->count < o->first + o->count ? p->offset + p->count : o->first + o->count;
     if (end > begin) {
@@ -177,12 +184,30 @@ static carry_status load_part(carry_optimizer *o, float *to, char which, const c
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *o) {
     char name[CARRY_FILE_PATH];
     carry_safetensors file;
-    CARRY_TRY(carry_file_in(o->lm->ctx, name, path, CARRY_STATE_FILE));
-    CARRY_TRY(carry_safetensors_open(o->lm->ctx, &file, name));
+    CARRY_TRY(carry_file_in(o->ctx, name, path, CARRY_STATE_FILE));
+    CARRY_TRY(carry_safetensors_open(o->ctx, &file, name));
     carry_status status = CARRY_OK;
-    for (int64_t i = 0; i < o->lm->parameters && status == CARRY_OK; i++) {
-        status = load_part(o, o->m, 'm', &o->lm->parameter[i], &file);
-        status = status == CARRY_OK ? load_part(o, o->v, 'v', &o->lm->parameter[i], &file) : status;
+    for (int64_t i = 0; i < o->model.parameters && status == CARRY_OK; i++) {
+        status = load_part(o, o->m, 'm', &o->model.parameter[i], &file);
+        status = status == CARRY_OK ? load_part(o, o->v, 'v', &o->model.parameter[i], &file) : status;
+    }
+    carry_safetensors_close(&file);
+    return status;
+}
+
+carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, const carry_parameters *model) {
+    char name[CARRY_FILE_PATH];
+    carry_safetensors file;
+    CARRY_TRY(carry_file_in(ctx, name, path, CARRY_STATE_FILE));
+    CARRY_TRY(carry_safetensors_open(ctx, &file, name));
+    carry_status status = CARRY_OK;
+    for (int64_t i = 0; i < model->parameters && status == CARRY_OK; i++) {
+        const carry_parameter *p = &model->parameter[i];
+        const carry_tensor *tensor;
+        status = find_state(ctx, &tensor, 'w', p, &file);
+        if (status == CARRY_OK) {
+            memcpy(model->weights + p->offset, tensor->data, (size_t)p->count * sizeof(float));
+        }
     }
     carry_safetensors_close(&file);
     return status;

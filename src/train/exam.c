@@ -144,8 +144,13 @@ static carry_status gather_state(carry_training *t, const float **m, const float
     return CARRY_OK;
 }
 
+static carry_status save_model(const void *lm, const char *folder) {
+    return carry_lm_save(lm, folder, CARRY_F32);
+}
+
 static carry_status write_checkpoint(carry_training *t, const float *m, const float *v) {
     carry_json_text options = {0};
+    const carry_parameters parameters = carry_lm_parameters(t->lm);
     carry_train_options_write(&options, &t->options);
     carry_status status = CARRY_OK;
     if (options.failed) {
@@ -157,7 +162,9 @@ static carry_status write_checkpoint(carry_training *t, const float *m, const fl
                                                            .position = t->position,
                                                            .source = t->material.crc,
                                                            .options = options.bytes,
-                                                           .lm = t->lm,
+                                                           .parameters = &parameters,
+                                                           .save = save_model,
+                                                           .model = t->lm,
                                                            .tokenizer = t->material.tokenizer,
                                                            .m = m,
                                                            .v = v,

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/nn.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
@@ -15,23 +16,22 @@
 #define GRADIENT_TAG 1 /* of the communicator */
 #define STATE_TAG 2
 
-void carry_optimizer_slice(const carry_lm *lm, int rank, int ranks, int64_t *first, int64_t *count) {
-    const int64_t units = (lm->count + UNIT - 1) / UNIT;
+void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count) {
+    const int64_t units = (whole + UNIT - 1) / UNIT;
     const int64_t begin = UNIT * (units * rank / ranks);
     const int64_t end = UNIT * (units * (rank + 1) / ranks);
     *first = begin;
-    *count = (end < lm->count ? end : lm->count) - begin;
+    *count = (end < whole ? end : whole) - begin;
 }
 
 static carry_status make_room(carry_optimizer *o) {
-    carry_ctx *ctx = o->lm->ctx;
+    carry_ctx *ctx = o->ctx;
     const int64_t others = o->ranks - 1;
     const int64_t each[] = {others, o->count};
-    const int64_t ranges = o->lm->config.num_hidden_layers + 2;
     size_t state;
     size_t received;
     size_t requests;
-    o->room = 2 * ranges * others;
+    o->room = 2 * o->model.parameters * others;
     if (!carry_size_product(&state, &o->count, 1, sizeof(float)) ||
         !carry_size_product(&received, each, 2, sizeof(float)) ||
         !carry_size_product(&requests, &o->room, 1, sizeof *o->request)) {
@@ -51,19 +51,20 @@ static carry_status make_room(carry_optimizer *o) {
     return CARRY_OK;
 }
 
-carry_status carry_optimizer_new(carry_optimizer **optimizer, carry_lm *lm, carry_comm *comm,
-                                 const carry_optimizer_options *options) {
+carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, const carry_parameters *model,
+                                 carry_comm *comm, const carry_optimizer_options *options) {
     carry_optimizer *o = calloc(1, sizeof *o);
     *optimizer = NULL;
     if (o == NULL) {
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory for an optimizer");
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an optimizer");
     }
-    o->lm = lm;
+    o->ctx = ctx;
+    o->model = *model;
     o->comm = comm;
     o->options = *options;
     o->rank = carry_comm_rank(comm);
     o->ranks = carry_comm_size(comm);
-    carry_optimizer_slice(lm, o->rank, o->ranks, &o->first, &o->count);
+    carry_optimizer_slice(model->count, o->rank, o->ranks, &o->first, &o->count);
     carry_status status = make_room(o);
     if (status != CARRY_OK) {
         carry_optimizer_free(o);
@@ -78,7 +79,7 @@ void carry_optimizer_free(carry_optimizer *o) {
         return;
     }
     if (o->requests > 0) { /* backward failed half-way: the others must not wait for the rest */
-        carry_comm_abort(o->comm, carry_ctx_error(o->lm->ctx));
+        carry_comm_abort(o->comm, carry_ctx_error(o->ctx));
         for (int64_t i = 0; i < o->requests; i++) {
             (void)carry_wait(&o->request[i]);
         }
@@ -95,7 +96,7 @@ void carry_optimizer_free(carry_optimizer *o) {
 static int64_t overlap(const carry_optimizer *o, int rank, int64_t first, int64_t count, int64_t *from) {
     int64_t begin;
     int64_t length;
-    carry_optimizer_slice(o->lm, rank, o->ranks, &begin, &length);
+    carry_optimizer_slice(o->model.count, rank, o->ranks, &begin, &length);
     const int64_t end = begin + length < first + count ? begin + length : first + count;
     *from = begin > first ? begin : first;
     return end > *from ? end - *from : 0;
@@ -120,7 +121,7 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
             o->requests++;
         }
         if (length > 0 && o->requests < o->room) {
-            CARRY_TRY(carry_isend(o->comm, &o->request[o->requests], o->lm->gradients + from,
+            CARRY_TRY(carry_isend(o->comm, &o->request[o->requests], o->model.gradients + from,
                                   (size_t)length * sizeof(float), to, GRADIENT_TAG));
             o->requests++;
         }
@@ -166,7 +167,7 @@ static void add_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     for (int64_t b = begin; b < end; b++) {
         const int64_t from = b * BLOCK;
         const int64_t n = o->count - from < BLOCK ? o->count - from : BLOCK;
-        float *own = o->lm->gradients + o->first + from;
+        float *own = o->model.gradients + o->first + from;
         if (o->ranks > 1) {
             add_ranks(o, own, from, n);
         }
@@ -175,7 +176,7 @@ static void add_blocks(void *argument, int64_t begin, int64_t end, int worker) {
 }
 
 carry_status carry_optimizer_collect(carry_optimizer *o, double *squares) {
-    CARRY_SPAN(o->lm->ctx, "train", "collect gradients");
+    CARRY_SPAN(o->ctx, "train", "collect gradients");
     carry_status status = CARRY_OK;
     for (int64_t i = 0; i < o->requests; i++) {
         carry_status waited = carry_wait(&o->request[i]);
@@ -184,7 +185,7 @@ carry_status carry_optimizer_collect(carry_optimizer *o, double *squares) {
     o->requests = 0;
     CARRY_TRY(status);
     const int64_t blocks = (o->count + BLOCK - 1) / BLOCK;
-    carry_parallel(o->lm->ctx, blocks, 4, add_blocks, o);
+    carry_parallel(o->ctx, blocks, 4, add_blocks, o);
     *squares = 0.0;
     for (int64_t b = 0; b < blocks; b++) {
         *squares += o->sums[b];
@@ -203,11 +204,11 @@ static bool all_finite(const float *x, int64_t count) {
 
 carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
     *parameter = -1;
-    for (int64_t i = o->lm->parameters - 1; i >= 0 && *parameter < 0;
+    for (int64_t i = o->model.parameters - 1; i >= 0 && *parameter < 0;
          i--) { /* backward goes from the last to the first */
         int64_t from;
-        const int64_t n = overlap(o, o->rank, o->lm->parameter[i].offset, o->lm->parameter[i].count, &from);
-        *parameter = n > 0 && !all_finite(o->lm->gradients + from, n) ? i : -1;
+        const int64_t n = overlap(o, o->rank, o->model.parameter[i].offset, o->model.parameter[i].count, &from);
+        *parameter = n > 0 && !all_finite(o->model.gradients + from, n) ? i : -1;
     }
     return carry_all_reduce(o->comm, parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
 }
@@ -218,30 +219,30 @@ static carry_status update(carry_optimizer *o, int64_t from, int64_t end, const 
     if (n <= 0) {
         return CARRY_OK;
     }
-    return carry_adamw_step(o->lm->ctx, carry_view_1d(o->lm->weights + from, CARRY_F32, n),
+    return carry_adamw_step(o->ctx, carry_view_1d(o->model.weights + from, CARRY_F32, n),
                             carry_view_1d(o->m + (from - o->first), CARRY_F32, n),
                             carry_view_1d(o->v + (from - o->first), CARRY_F32, n), (carry_tensor){0},
-                            carry_view_1d(o->lm->gradients + from, CARRY_F32, n), options);
+                            carry_view_1d(o->model.gradients + from, CARRY_F32, n), options);
 }
 
 static carry_status gather_weights(carry_optimizer *o) {
     size_t *bytes = calloc((size_t)o->ranks, sizeof *bytes);
     if (bytes == NULL) {
-        return carry_fail(o->lm->ctx, CARRY_EMEMORY, "no memory for the sizes of %d ranks", o->ranks);
+        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for the sizes of %d ranks", o->ranks);
     }
     for (int r = 0; r < o->ranks; r++) {
         int64_t first;
         int64_t count;
-        carry_optimizer_slice(o->lm, r, o->ranks, &first, &count);
+        carry_optimizer_slice(o->model.count, r, o->ranks, &first, &count);
         bytes[r] = (size_t)count * sizeof(float);
     }
-    carry_status status = carry_all_gatherv(o->comm, o->lm->weights, o->lm->weights + o->first, bytes);
+    carry_status status = carry_all_gatherv(o->comm, o->model.weights, o->model.weights + o->first, bytes);
     free(bytes);
     return status;
 }
 
 carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate, double norm) {
-    CARRY_SPAN(o->lm->ctx, "train", "optimizer");
+    CARRY_SPAN(o->ctx, "train", "optimizer");
     const double clip = o->options.clip;
     carry_adamw options = {.rate = rate,
                            .b1 = o->options.b1,
@@ -251,10 +252,10 @@ carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate,
                            .step = step};
     const int64_t end = o->first + o->count;
     int64_t from = o->first;
-    for (int64_t i = 0; i < o->lm->parameters && from < end; i++) { /* neighbours that decay alike are one run */
-        const carry_lm_parameter *p = &o->lm->parameter[i];
-        const bool goes_on = i + 1 < o->lm->parameters && o->lm->parameter[i + 1].decays == p->decays;
-        int64_t until = i + 1 < o->lm->parameters ? o->lm->parameter[i + 1].offset : o->lm->count;
+    for (int64_t i = 0; i < o->model.parameters && from < end; i++) { /* neighbours that decay alike are one run */
+        const carry_parameter *p = &o->model.parameter[i];
+        const bool goes_on = i + 1 < o->model.parameters && o->model.parameter[i + 1].decays == p->decays;
+        int64_t until = i + 1 < o->model.parameters ? o->model.parameter[i + 1].offset : o->model.count;
         until = until < end ? until : end;
         if ((!goes_on || until == end) && until > from) {
             options.decay = p->decays ? o->options.decay : 0.0;
@@ -275,7 +276,7 @@ carry_status carry_optimizer_gather(carry_optimizer *o, float *m, float *v) {
     for (int r = 1; r < o->ranks; r++) {
         int64_t first;
         int64_t count;
-        carry_optimizer_slice(o->lm, r, o->ranks, &first, &count);
+        carry_optimizer_slice(o->model.count, r, o->ranks, &first, &count);
         CARRY_TRY(carry_recv(o->comm, m + first, (size_t)count * sizeof(float), r, STATE_TAG));
         CARRY_TRY(carry_recv(o->comm, v + first, (size_t)count * sizeof(float), r, STATE_TAG));
     }

@@ -1,18 +1,18 @@
-/* AdamW over a model's flat buffers, its state split over ranks.
+/* AdamW over a model's flat buffers (model/parameters.h), its state split over ranks.
 
    Every rank has all weights and the gradients of its own tokens. Rank r owns the r-th of as many contiguous slices of
    the flat buffers as there are ranks: it gets the sum of everybody's gradients there, keeps m and v of it, and updates
    its weights, which all ranks then gather. Which rows and columns of a batch a rank has makes no difference here, so
    ranks of data and of sequences alike take a share.
 
-   The exchange goes on beside backward: as soon as a range of the gradients is complete (carry_lm_args.ready), its
-   parts are sent to their owners, and nobody waits before the end. The owner adds in the order of ranks whatever
-   arrives first, so the same ranks give the same bits. */
+   The exchange goes on beside backward: as soon as a range of the gradients is complete (carry_lm_args.ready,
+   carry_dit_pass_args.ready), its parts are sent to their owners, and nobody waits before the end. The owner adds in
+   the order of ranks whatever arrives first, so the same ranks give the same bits. */
 #ifndef CARRY_TRAIN_OPTIMIZER_H
 #define CARRY_TRAIN_OPTIMIZER_H
 
 #include "carry/comm.h"
-#include "model/lm.h"
+#include "model/parameters.h"
 
 typedef struct carry_optimizer_options {
     double b1, b2, eps;
@@ -21,7 +21,8 @@ typedef struct carry_optimizer_options {
 } carry_optimizer_options;
 
 typedef struct carry_optimizer {
-    carry_lm *lm;
+    carry_ctx *ctx;
+    carry_parameters model; /* borrowed */
     carry_comm *comm;
     carry_optimizer_options options;
     int rank, ranks;
@@ -33,16 +34,16 @@ typedef struct carry_optimizer {
     int64_t requests, room;
 } carry_optimizer;
 
-/* The model has gradients already; it and comm outlive the optimizer. */
-carry_status carry_optimizer_new(carry_optimizer **optimizer, carry_lm *lm, carry_comm *comm,
-                                 const carry_optimizer_options *options);
+/* The model has gradients already; its buffers and comm outlive the optimizer. */
+carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, const carry_parameters *model,
+                                 carry_comm *comm, const carry_optimizer_options *options);
 void carry_optimizer_free(carry_optimizer *optimizer);
 
-/* Elements [*first, *first + *count) of the flat buffers are rank's. */
-void carry_optimizer_slice(const carry_lm *lm, int rank, int ranks, int64_t *first, int64_t *count);
+/* Elements [*first, *first + *count) of flat buffers of `whole` elements are rank's. */
+void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count);
 
-/* A carry_lm_args.ready, with the optimizer as user: in the backward after which these gradients are complete. All
-   ranks report the same ranges in the same order. */
+/* A `ready` of a pass, with the optimizer as user: in the backward after which these gradients are complete. A range is
+   one parameter at least; all ranks report the same ranges in the same order. */
 carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count);
 /* After that backward: the gradients of the slice become the sum over ranks; *squares the sum of their squares, of this
    rank's slice alone. */
@@ -52,7 +53,7 @@ carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter)
 /* step counts from 1; norm is that of all gradients. A collective: afterwards all ranks have the same weights. */
 carry_status carry_optimizer_step(carry_optimizer *optimizer, int64_t step, double rate, double norm);
 
-/* m and v of the whole model, [lm->count] each, to rank 0; the others may give NULL. A collective. */
+/* m and v of the whole model, [model.count] each, to rank 0; the others may give NULL. A collective. */
 carry_status carry_optimizer_gather(carry_optimizer *optimizer, float *m, float *v);
 
 #endif

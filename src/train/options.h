@@ -10,6 +10,7 @@
 #include "carry/context.h"
 #include "model/config.h"
 #include "model/json_write.h"
+#include "train/keys.h"
 #include "train/schedule.h"
 
 #define CARRY_TRAIN_PATH 4096
@@ -50,22 +51,6 @@ typedef struct carry_train_options {
     char out[CARRY_TRAIN_PATH];
     int64_t save_every, keep, eval_every, eval_batches, log_every;
 } carry_train_options;
-
-typedef enum carry_train_kind {
-    CARRY_TRAIN_WHOLE, /* int64_t */
-    CARRY_TRAIN_REAL,  /* double */
-    CARRY_TRAIN_TEXT,  /* char[] */
-    CARRY_TRAIN_FLAG   /* bool */
-} carry_train_kind;
-
-typedef struct carry_train_key {
-    const char *name;
-    carry_train_kind kind;
-    size_t offset, size; /* of the field; size of a text */
-    double least, most;
-    bool fixed; /* a resumed run keeps the one it was started with */
-    const char *argument, *help;
-} carry_train_key;
 
 extern const carry_train_key carry_train_keys[]; /* NULL name at the end */
 const carry_train_key *carry_train_key_find(const char *name);

@@ -183,8 +183,9 @@ static carry_status open_pass(carry_training *t) {
 
 static carry_status open_optimizer(carry_training *t) {
     const carry_train_options *o = &t->options;
+    const carry_parameters parameters = carry_lm_parameters(t->lm);
     CARRY_TRY(carry_optimizer_new(
-        &t->optimizer, t->lm, t->comm,
+        t->ctx, &t->optimizer, &parameters, t->comm,
         &(carry_optimizer_options){
             .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip}));
     return t->found.step >= 0 ? carry_checkpoint_load_state(t->found.path, t->optimizer) : CARRY_OK;

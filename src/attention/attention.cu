@@ -1,0 +1,164 @@
+/* Attention on CUDA devices: the entry of the table. A call's arguments become a job (kernels.cuh), which one of two
+   ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. */
+#include <limits.h>
+#include <math.h>
+
+#include "device/cuda.h"
+
+extern "C" {
+#include "attention/attention.h"
+#include "attention/device.h"
+extern const carry_attention_device carry_attention_cuda;
+}
+
+#include "attention/combine.cuh"
+
+namespace {
+
+constexpr float LOG2_E = 1.4426950408889634f;
+
+/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
+carry_status check_layout(carry_ctx *ctx, const char *name, const carry_tensor *t) {
+    for (int i = 0; i < 2; i++) {
+        if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
+            return carry_fail(ctx, CARRY_ESTRIDE,
+                              "%s has stride %lld over index %d: on a GPU it must be a multiple of 8 above 0", name,
+                              (long long)t->stride[i], i);
+        }
+    }
+    if ((uintptr_t)t->data % 16 != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "%s is not aligned to 16 bytes, which a GPU wants of it", name);
+    }
+    return CARRY_OK;
+}
+
+carry_status check(carry_ctx *ctx, const carry_attention_args *args) {
+    int64_t D = args->q.shape[2];
+    if (args->q.dtype != CARRY_BF16 || (D != 64 && D != 128)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "attention on a GPU takes bf16 with D of 64 or 128: q is %s with D %lld",
+                          carry_dtype_name(args->q.dtype), (long long)D);
+    }
+    if (args->scale < 0.0f) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention on a GPU takes a scale above 0: it is %g",
+                          (double)args->scale);
+    }
+    int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
+    if (args->q.shape[0] > INT_MAX / 2 || args->k.shape[0] > INT_MAX / 2 ||
+        (tiles > 0 && args->q.shape[1] > INT_MAX / 4 / tiles)) {
+        return carry_fail(ctx, CARRY_ESIZE, "attention on a GPU takes up to 2^30 rows, and 2^29 tiles of %d queries",
+                          CARRY_ATTENTION_ROWS);
+    }
+    const struct {
+        const char *name;
+        const carry_tensor *tensor;
+    } all[] = {{"q", &args->q}, {"o", &args->o}, {"k", &args->k}, {"v", &args->v}};
+    for (int i = 0; i < (args->k.shape[0] > 0 ? 4 : 2); i++) {
+        CARRY_TRY(check_layout(ctx, all[i].name, all[i].tensor));
+    }
+    return CARRY_OK;
+}
+
+attention_rows rows_of(const carry_tensor *t) {
+    return {(const uint16_t *)t->data, t->stride[0], t->stride[1]};
+}
+
+/* Biases are at most 0; below this one nothing is left of a key in f32 either. */
+float clamp(float bias) {
+    return fmaxf(bias, -1e30f) * LOG2_E;
+}
+
+void make_job(attention_job *job, const carry_attention_args *args) {
+    carry_key_run seen[CARRY_KEY_RUNS];
+    *job = {};
+    job->q = rows_of(&args->q);
+    job->k = rows_of(&args->k);
+    job->v = rows_of(&args->v);
+    job->o = (uint16_t *)args->o.data;
+    job->o_row = args->o.stride[0];
+    job->o_head = args->o.stride[1];
+    job->lse = (float *)args->lse.data;
+    job->queries = (int)args->q.shape[0];
+    job->heads = (int)args->q.shape[1];
+    job->keys = (int)args->k.shape[0];
+    job->scale = carry_attention_scale(args) * LOG2_E;
+    int runs = carry_attention_runs(args, seen, &job->top);
+    for (int i = 0; i < runs; i++) {
+        if (seen[i].count > 0) {
+            job->run[job->runs++] = {(int)seen[i].first, (int)seen[i].count, clamp(seen[i].bias)};
+        }
+    }
+}
+
+int64_t query_tiles(const carry_attention_args *args) {
+    return (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS * args->q.shape[1];
+}
+
+/* Blocks of a grid: one per multiprocessor. */
+int blocks_of(int ordinal) {
+    int units = 0;
+    bool known = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess;
+    (void)cudaGetLastError();
+    return known && units > 0 ? units : 1;
+}
+
+/* For the pieces that there can be, whatever the runs: a cache that fills needs one workspace. */
+size_t workspace(const carry_attention_args *args) {
+    int ordinal;
+    if (carry_backend_of(args->q.device, &ordinal) == NULL || args->q.shape[0] > INT_MAX / 2 ||
+        args->q.shape[1] > INT_MAX / 2) {
+        return 0;
+    }
+    int blocks = blocks_of(ordinal);
+    int64_t pieces = query_tiles(args) % blocks * CARRY_ATTENTION_PIECES;
+    int64_t most = (int64_t)CARRY_ATTENTION_ROUNDS * blocks;
+    return (size_t)(pieces < most ? pieces : most) * CARRY_ATTENTION_ROWS * (size_t)(args->q.shape[2] + 2) *
+           sizeof(float);
+}
+
+carry_status combine(carry_ctx *ctx, const attention_job *job, int D, int ordinal, cudaStream_t stream) {
+    unsigned blocks = (unsigned)(job->cut.rest * job->cut.rows / COMBINE_WARPS);
+    if (D == 128) {
+        attention_combine<128><<<blocks, 32 * COMBINE_WARPS, 0, stream>>>(*job);
+    } else {
+        attention_combine<64><<<blocks, 32 * COMBINE_WARPS, 0, stream>>>(*job);
+    }
+    CARRY_CUDA_TRY(cudaGetLastError(), "the pieces of attention could not be combined");
+    return CARRY_OK;
+}
+
+carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordinal, carry_stream *stream, void *memory,
+                     size_t bytes) {
+    (void)bytes;
+    attention_job job;
+    attention_cut *cut = &job.cut;
+    int D = (int)args->q.shape[2];
+    int64_t tiles = query_tiles(args);
+    CARRY_TRY(check(ctx, args));
+    if (tiles == 0) {
+        return CARRY_OK;
+    }
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    const attention_way *way =
+        carry_attention_hopper.works(ordinal) ? &carry_attention_hopper : &carry_attention_ampere;
+    if (!way->works(ordinal)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d is older than Ampere, and attention needs that",
+                          ordinal);
+    }
+    int blocks = blocks_of(ordinal);
+    make_job(&job, args);
+    cut->rows = CARRY_ATTENTION_ROWS;
+    cut->columns = way->columns(&job, D);
+    cut->row_tiles = (job.queries + cut->rows - 1) / cut->rows;
+    cut->key_tiles = key_tiles(&job, cut->columns);
+    cut_queries(cut, tiles, blocks);
+    cut->sums = (float *)memory;
+    cut->weights = cut->sums + (size_t)cut->rest * (size_t)cut->pieces * (size_t)cut->rows * (size_t)D;
+    int items = cut->whole + cut->rest * cut->pieces;
+    CARRY_TRY(way->launch(ctx, &job, D, items < blocks ? items : blocks, ordinal, (cudaStream_t)stream));
+    return cut->rest > 0 ? combine(ctx, &job, D, ordinal, (cudaStream_t)stream) : CARRY_OK;
+}
+
+} // namespace
+
+const carry_attention_device carry_attention_cuda = {"cuda", workspace, forward};

@@ -1,0 +1,55 @@
+/* Attention, inside: checks, the runs of a call, the float64 reference, and what forward and backward share. */
+#ifndef CARRY_ATTENTION_ATTENTION_H
+#define CARRY_ATTENTION_ATTENTION_H
+
+#include "carry/attention.h"
+#include "core/memory.h"
+#include "ops/kernels.h"
+
+#define CARRY_ATTENTION_DIM 256 /* the largest D */
+
+/* Every refusal, before anything is written. */
+carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *args);
+carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attention_backward_args *args);
+carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
+
+/* The runs that are seen: those with keys and a bias above -infinity; all rows where a call names none. Biases are less
+   the largest of them, *top, which softmax does not notice: scores are then not rounded to the spacing of a large bias
+   that all have. lse has it. */
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS], float *top);
+float carry_attention_scale(const carry_attention_args *args);
+
+/* The specification, in float64 and without blocks: o [T, H, D], lse [H, T] (or NULL), packed. */
+carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args);
+/* dq [T, H, D]; dk and dv [S, H, D]: what backward adds, zero in rows that are not seen. Of args->forward it reads
+   inputs alone. */
+carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, double *dk, double *dv,
+                                                const carry_attention_backward_args *args);
+
+/* Scratch memory is by place, of which there are at most this many, so that a workspace depends on the call and not on
+   the threads of a context; where there are more threads, the others have nothing to do. */
+#define CARRY_ATTENTION_PLACES 64
+
+/* Units of work 0..units-1, taken in order by as many places as there are threads. */
+typedef struct carry_attention_job {
+    void (*unit)(const void *call, void *scratch, int64_t unit);
+    const void *call;
+    unsigned char *scratch; /* of place i: scratch + i * scratch_bytes; NULL: units need none */
+    size_t scratch_bytes;
+    int64_t units;
+} carry_attention_job;
+void carry_attention_parallel(carry_ctx *ctx, const carry_attention_job *job);
+int64_t carry_attention_places(int64_t units);
+
+/* Row `row` of a head of a tensor [rows, H, D]. */
+void *carry_attention_at(const carry_tensor *tensor, int64_t head, int64_t row);
+
+/* Rows first..first+count-1 of a head, packed and in f32: where they lie when they lie so, otherwise copied to `into`.
+   Rows of a wider tensor are copied too: with 40 heads of 128 they are 20 KB apart, which is 4 sets of a cache. */
+const float *carry_attention_load(const carry_kernels *kernels, const carry_tensor *tensor, int64_t head, int64_t first,
+                                  int64_t count, float *into);
+/* Likewise, always in `into` and times `factor`. */
+void carry_attention_load_scaled(const carry_kernels *kernels, const carry_tensor *tensor, int64_t head, int64_t first,
+                                 int64_t count, float factor, float *into);
+
+#endif

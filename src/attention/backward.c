@@ -1,0 +1,271 @@
+/* The backward pass by blocks. Probabilities are made again from lse; with mean[t] = dO[t].O[t]:
+
+       P = exp(scale Q K^T + bias - lse);   dP = dO V^T;   dS = P (dP - mean)
+       dV += P^T dO;   dK += scale dS^T Q;   dQ = scale dS K
+
+   A unit of work is one head and one group of blocks of keys. It holds dK and dV of a block while it walks the queries,
+   and adds to a dQ of its own, of all queries. Groups are chosen by the shape alone and their dQ are summed in order,
+   so results do not depend on the number of threads, and no product is done twice. */
+#include <math.h>
+#include <string.h>
+
+#include "attention/attention.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "ops/convert.h"
+
+#define QUERIES 128
+#define KEYS 128
+/* As many units as keep this many threads busy, where keys allow; each costs a dQ in f32. */
+#define UNITS 16
+
+typedef struct call {
+    const carry_attention_backward_args *args;
+    const carry_kernels *kernels;
+    carry_key_run seen[CARRY_KEY_RUNS];
+    int runs;
+    int64_t T, H, D, S;
+    int64_t blocks; /* of queries */
+    int64_t key_blocks, groups;
+    float scale, top;
+    float *mean; /* [H, T] */
+    float *dq;   /* [H, groups, T, D] */
+} call;
+
+typedef struct scratch {
+    float *q, *d_o, *k, *v;
+    float *p, *ds;
+    float *dk, *dv;
+} scratch;
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
+    size_t Q = (size_t)least(c->T, QUERIES);
+    size_t K = (size_t)least(c->S, KEYS);
+    size_t D = (size_t)c->D;
+    s->q = carry_arena_take(arena, Q * D, sizeof(float));
+    s->d_o = carry_arena_take(arena, Q * D, sizeof(float));
+    s->k = carry_arena_take(arena, K * D, sizeof(float));
+    s->v = carry_arena_take(arena, K * D, sizeof(float));
+    s->dk = carry_arena_take(arena, K * D, sizeof(float));
+    s->dv = carry_arena_take(arena, K * D, sizeof(float));
+    s->p = carry_arena_take(arena, Q * K, sizeof(float));
+    s->ds = carry_arena_take(arena, Q * K, sizeof(float));
+}
+
+static size_t place_bytes(const call *c) {
+    carry_arena arena = carry_arena_over(NULL, 0);
+    scratch none;
+    take_scratch(c, &arena, &none);
+    return arena.used;
+}
+
+static void call_of(call *c, const carry_attention_backward_args *args) {
+    const carry_attention_args *f = &args->forward;
+    *c = (call){.args = args,
+                .T = f->q.shape[0],
+                .H = f->q.shape[1],
+                .D = f->q.shape[2],
+                .S = f->k.shape[0],
+                .scale = carry_attention_scale(f)};
+    c->runs = carry_attention_runs(f, c->seen, &c->top);
+    for (int r = 0; r < c->runs; r++) {
+        c->key_blocks += c->seen[r].count > 0 ? (c->seen[r].count - 1) / KEYS + 1 : 0;
+    }
+    c->blocks = c->T > 0 ? (c->T - 1) / QUERIES + 1 : 0;
+    c->groups = c->H > 0 && c->H < UNITS ? least((UNITS - 1) / c->H + 1, c->key_blocks) : 1;
+    c->groups = c->groups > 0 ? c->groups : 1;
+}
+
+static unsigned char *take(call *c, carry_arena *arena) {
+    c->mean = carry_arena_take(arena, (size_t)c->H, (size_t)c->T * sizeof(float));
+    c->dq = carry_arena_take(arena, (size_t)(c->H * c->groups), (size_t)(c->T * c->D) * sizeof(float));
+    return carry_arena_take(arena, (size_t)carry_attention_places(c->H * c->groups), place_bytes(c));
+}
+
+/* mean[t] = dO[t].O[t], which is sum_j P[t,j] dP[t,j]. */
+static void mean_unit(const void *given, void *memory, int64_t unit) {
+    const call *c = given;
+    const carry_tensor *o = &c->args->forward.o;
+    int64_t head = unit / c->blocks;
+    int64_t first = unit % c->blocks * QUERIES;
+    (void)memory;
+    for (int64_t t = first; t < least(first + QUERIES, c->T); t++) {
+        float o_row[CARRY_ATTENTION_DIM];
+        float d_row[CARRY_ATTENTION_DIM];
+        double sum = 0.0;
+        carry_widen(c->kernels, o_row, carry_attention_at(o, head, t), o->dtype, c->D);
+        carry_widen(c->kernels, d_row, carry_attention_at(&c->args->d_o, head, t), o->dtype, c->D);
+        for (int64_t d = 0; d < c->D; d++) {
+            sum += (double)o_row[d] * (double)d_row[d];
+        }
+        c->mean[head * c->T + t] = (float)sum;
+    }
+}
+
+/* c [m, n] = a [m, k] b [n, k]^T. */
+static void product_transposed(const call *c, int64_t m, int64_t n, const float *a, const float *b, float *to) {
+    c->kernels->product(&(carry_product){.m = m,
+                                         .n = n,
+                                         .k = c->D,
+                                         .count = 1,
+                                         .a = a,
+                                         .b = b,
+                                         .c = to,
+                                         .a_row = c->D,
+                                         .b_row = c->D,
+                                         .c_row = n,
+                                         .b_transposed = true});
+}
+
+/* to [m, D] += a b: a [m, k], or [k, m] when transposed. */
+static void product_added(const call *c, int64_t m, int64_t k, const float *a, bool a_transposed, const float *b,
+                          float *to) {
+    c->kernels->product(&(carry_product){.m = m,
+                                         .n = c->D,
+                                         .k = k,
+                                         .count = 1,
+                                         .a = a,
+                                         .b = b,
+                                         .base = to,
+                                         .c = to,
+                                         .a_row = a_transposed ? m : k,
+                                         .b_row = c->D,
+                                         .base_row = c->D,
+                                         .c_row = c->D,
+                                         .a_transposed = a_transposed});
+}
+
+static void query_block(const call *c, const scratch *s, int64_t head, int64_t first, const float *k, const float *v,
+                        int64_t keys, float bias, float *dq) {
+    const carry_attention_args *f = &c->args->forward;
+    const float *lse = (const float *)f->lse.data + head * c->T + first;
+    const float *mean = c->mean + head * c->T + first;
+    int64_t queries = least(c->T - first, QUERIES);
+    carry_attention_load_scaled(c->kernels, &f->q, head, first, queries, c->scale, s->q);
+    const float *d_o = carry_attention_load(c->kernels, &c->args->d_o, head, first, queries, s->d_o);
+    product_transposed(c, queries, keys, s->q, k, s->p);
+    product_transposed(c, queries, keys, d_o, v, s->ds);
+    for (int64_t i = 0; i < queries; i++) { /* a query that sees nothing has a lse of -infinity, and P of zeros */
+        float minus = lse[i] > -INFINITY || isnan(lse[i]) ? lse[i] - c->top - bias : INFINITY;
+        c->kernels->rows->softmax_backward(s->p + i * keys, s->ds + i * keys, minus, mean[i], keys);
+    }
+    product_added(c, keys, queries, s->p, true, d_o, s->dv);
+    product_added(c, keys, queries, s->ds, true, s->q, s->dk);
+    product_added(c, queries, keys, s->ds, false, k, dq + first * c->D);
+}
+
+/* Adds packed f32 rows to rows of a head of a tensor. `row` is free memory. */
+static void add_rows(const call *c, const carry_tensor *to, int64_t head, int64_t first, int64_t count,
+                     const float *from, float *row) {
+    for (int64_t i = 0; i < count; i++) {
+        void *at = carry_attention_at(to, head, first + i);
+        carry_widen(c->kernels, row, at, to->dtype, c->D);
+        c->kernels->rows->add(row, from + i * c->D, c->D);
+        carry_narrow(c->kernels, at, row, to->dtype, c->D);
+    }
+}
+
+static void key_block(const call *c, const scratch *s, int64_t head, int64_t first, int64_t keys, float bias,
+                      float *dq) {
+    const carry_attention_args *f = &c->args->forward;
+    const float *k = carry_attention_load(c->kernels, &f->k, head, first, keys, s->k);
+    const float *v = carry_attention_load(c->kernels, &f->v, head, first, keys, s->v);
+    memset(s->dk, 0, (size_t)(keys * c->D) * sizeof *s->dk);
+    memset(s->dv, 0, (size_t)(keys * c->D) * sizeof *s->dv);
+    for (int64_t t = 0; t < c->T; t += QUERIES) {
+        query_block(c, s, head, t, k, v, keys, bias, dq);
+    }
+    add_rows(c, &c->args->dk, head, first, keys, s->dk, s->q);
+    add_rows(c, &c->args->dv, head, first, keys, s->dv, s->q);
+}
+
+static void keys_unit(const void *given, void *memory, int64_t unit) {
+    const call *c = given;
+    int64_t head = unit / c->groups;
+    int64_t group = unit % c->groups;
+    int64_t from = group * c->key_blocks / c->groups;
+    int64_t to = (group + 1) * c->key_blocks / c->groups;
+    float *dq = c->dq + unit * c->T * c->D;
+    carry_arena arena = carry_arena_over(memory, place_bytes(c));
+    scratch s;
+    take_scratch(c, &arena, &s);
+    memset(dq, 0, (size_t)(c->T * c->D) * sizeof *dq);
+    int64_t block = 0;
+    for (int r = 0; r < c->runs; r++) {
+        const carry_key_run *run = &c->seen[r];
+        for (int64_t done = 0; done < run->count; done += KEYS, block++) {
+            if (block >= from && block < to) {
+                key_block(c, &s, head, run->first + done, least(run->count - done, KEYS), run->bias, dq);
+            }
+        }
+    }
+}
+
+/* dq = scale times the groups' dQ, summed in order. */
+static void dq_unit(const void *given, void *memory, int64_t unit) {
+    const call *c = given;
+    int64_t head = unit / c->blocks;
+    int64_t first = unit % c->blocks * QUERIES;
+    int64_t queries = least(c->T - first, QUERIES);
+    float *sum = c->dq + (head * c->groups * c->T + first) * c->D;
+    (void)memory;
+    for (int64_t g = 1; g < c->groups; g++) {
+        c->kernels->rows->add(sum, sum + g * c->T * c->D, queries * c->D);
+    }
+    c->kernels->rows->scale(sum, c->scale, queries * c->D);
+    for (int64_t i = 0; i < queries; i++) {
+        carry_narrow(c->kernels, carry_attention_at(&c->args->dq, head, first + i), sum + i * c->D, c->args->dq.dtype,
+                     c->D);
+    }
+}
+
+/* 0 for a call that carry_attention_backward refuses before it looks at the workspace. */
+size_t carry_attention_backward_workspace(const carry_attention_backward_args *args) {
+    const carry_tensor *q = &args->forward.q;
+    const carry_tensor *k = &args->forward.k;
+    if (q->rank != 3 || k->rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || k->shape[0] < 0 || q->shape[2] < 1 ||
+        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 || args->forward.runs > CARRY_KEY_RUNS ||
+        (args->forward.runs > 0 && args->forward.run == NULL)) {
+        return 0;
+    }
+    const int64_t sizes[] = {q->shape[0], q->shape[1], q->shape[2], UNITS};
+    size_t bytes;
+    if (!carry_size_product(&bytes, sizes, 4, sizeof(float))) {
+        return 0;
+    }
+    call c;
+    call_of(&c, args);
+    carry_arena arena = carry_arena_over(NULL, 0);
+    (void)take(&c, &arena);
+    return arena.overflowed ? 0 : arena.used;
+}
+
+carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace,
+                                      size_t workspace_bytes) {
+    CARRY_TRY(carry_attention_check_backward(ctx, args));
+    size_t needed = carry_attention_backward_workspace(args);
+    if (needed == 0 && carry_tensor_count(&args->dq) > 0) {
+        return carry_fail(ctx, CARRY_ESIZE,
+                          "the gradient of q, once for each of %d parts, is larger than memory can be", UNITS);
+    }
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
+    call c;
+    call_of(&c, args);
+    CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
+    carry_arena arena = carry_arena_over(workspace, workspace_bytes);
+    unsigned char *places = take(&c, &arena);
+    CARRY_SPAN(ctx, "attention", "backward");
+    carry_attention_parallel(ctx, &(carry_attention_job){.unit = mean_unit, .call = &c, .units = c.H * c.blocks});
+    carry_attention_parallel(ctx, &(carry_attention_job){.unit = keys_unit,
+                                                         .call = &c,
+                                                         .scratch = places,
+                                                         .scratch_bytes = place_bytes(&c),
+                                                         .units = c.T > 0 ? c.H * c.groups : 0});
+    carry_attention_parallel(ctx, &(carry_attention_job){.unit = dq_unit, .call = &c, .units = c.H * c.blocks});
+    return CARRY_OK;
+}

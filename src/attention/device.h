@@ -1,0 +1,29 @@
+/* Attention on devices other than the CPU: one const struct per backend; device_table.c is the only list.
+
+   Callers have checked shapes, types, strides and runs, that all tensors and the workspace are of one device, and that
+   the workspace is as large as the entry asked. What is left to the entry is what it alone cannot do (a type, a D),
+   which it refuses with a sentence. Entries put their work into the stream and return. */
+#ifndef CARRY_ATTENTION_DEVICE_H
+#define CARRY_ATTENTION_DEVICE_H
+
+#include "carry/attention.h"
+#include "carry/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct carry_attention_device {
+    const char *backend; /* its name in the device table */
+    size_t (*workspace)(const carry_attention_args *args);
+    carry_status (*forward)(carry_ctx *ctx, const carry_attention_args *args, int ordinal, carry_stream *stream,
+                            void *workspace, size_t bytes);
+} carry_attention_device;
+
+/* NULL when there is no such device or attention has no entry for it. */
+const carry_attention_device *carry_attention_device_of(int device, int *ordinal);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

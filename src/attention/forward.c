@@ -1,0 +1,258 @@
+/* Attention by blocks with an online softmax. A unit of work is one head and one block of queries; it walks the keys
+   run by run, block by block, and holds for each query the largest score so far m, the sum l of exp(score - m), and
+   o = sum exp(score - m) v. When a block has a larger score, what was summed is scaled down to it. At the end o / l is
+   the result and m + ln l is lse. No block of keys is in two runs, so a bias is one number for a block: it shifts m.
+
+   Units do not depend on the number of threads, so neither do results. */
+#include <math.h>
+#include <string.h>
+
+#include "attention/attention.h"
+#include "attention/device.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "ops/convert.h"
+
+/* Keys are widened and transposed once for a block of queries, which is tall to pay for it. Scores are made for a few
+   rows of it at a time: those, their part of q and o, K^T and V are 32 KB each with D = 128. */
+#define QUERIES 256
+#define ROWS 64
+#define KEYS 64
+#define FEW 4
+
+typedef struct call {
+    const carry_attention_args *args;
+    const carry_kernels *kernels;
+    carry_key_run seen[CARRY_KEY_RUNS];
+    int runs;
+    int64_t T, D, S;
+    int64_t blocks, queries; /* of a head, and in each but the last */
+    float scale, top;
+} call;
+
+typedef struct scratch {
+    float *q, *o;
+    float *k, *v, *turned; /* a block of keys; turned is k^T */
+    float *scores;
+    float *most, *sum;
+} scratch;
+
+static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
+    size_t Q = (size_t)c->queries;
+    size_t D = (size_t)c->D;
+    size_t keys = (size_t)(c->S < KEYS ? c->S : KEYS);
+    s->q = carry_arena_take(arena, Q * D, sizeof(float));
+    s->o = carry_arena_take(arena, Q * D, sizeof(float));
+    s->k = carry_arena_take(arena, keys * D, sizeof(float));
+    s->v = carry_arena_take(arena, keys * D, sizeof(float));
+    s->turned = carry_arena_take(arena, keys * D, sizeof(float));
+    s->scores = carry_arena_take(arena, ROWS * keys, sizeof(float));
+    s->most = carry_arena_take(arena, Q, sizeof(float));
+    s->sum = carry_arena_take(arena, Q, sizeof(float));
+}
+
+static void call_of(call *c, const carry_attention_args *args) {
+    *c = (call){.args = args,
+                .T = args->q.shape[0],
+                .D = args->q.shape[2],
+                .S = args->k.shape[0],
+                .scale = carry_attention_scale(args)};
+    c->blocks = c->T > 0 ? (c->T - 1) / QUERIES + 1 : 0;
+    c->queries = c->T > 0 ? (c->T - 1) / c->blocks + 1 : 0; /* even: no short block is left over */
+}
+
+static size_t place_bytes(const call *c) {
+    carry_arena arena = carry_arena_over(NULL, 0);
+    scratch none;
+    take_scratch(c, &arena, &none);
+    return arena.used;
+}
+
+/* to [D, rows] = from [rows, D]^T, by squares that stay in the cache. */
+static void turn(float *to, const float *from, int64_t rows, int64_t D) {
+    const int64_t side = 16;
+    for (int64_t i = 0; i < rows; i += side) {
+        for (int64_t j = 0; j < D; j += side) {
+            for (int64_t x = i; x < rows && x < i + side; x++) {
+                for (int64_t y = j; y < D && y < j + side; y++) {
+                    to[y * rows + x] = from[x * D + y];
+                }
+            }
+        }
+    }
+}
+
+/* Scores of one query to exp(score - m), and m, l, o to the new m. The shift is chosen so that no exponent exceeds 0,
+   whatever a large bias rounded away. */
+static void soften(const call *c, const scratch *s, int64_t i, float *scores, int64_t keys, float bias) {
+    const carry_rows *rows = c->kernels->rows;
+    float most = rows->maximum(scores, keys);
+    float minus = s->most[i] - bias;
+    minus = minus > most ? minus : most;
+    if (most + bias > s->most[i]) {
+        float factor = expf(s->most[i] - (most + bias));
+        rows->scale(s->o + i * c->D, factor, c->D);
+        s->sum[i] *= factor;
+        s->most[i] = most + bias;
+        minus = most;
+    }
+    s->sum[i] += rows->sum_exp(scores, scores, minus > -INFINITY ? minus : 0.0f, keys);
+}
+
+/* scores [rows, keys] of the queries from `at` on. For a few queries k is not worth turning: each is k times a vector.
+ */
+static void make_scores(const call *c, const scratch *s, const float *k, int64_t at, int64_t rows, int64_t keys) {
+    const float *q = s->q + at * c->D;
+    carry_product all = {.m = rows,
+                         .n = keys,
+                         .k = c->D,
+                         .count = 1,
+                         .a = q,
+                         .b = s->turned,
+                         .c = s->scores,
+                         .a_row = c->D,
+                         .b_row = keys,
+                         .c_row = keys};
+    carry_product each = {.m = keys,
+                          .n = 1,
+                          .k = c->D,
+                          .count = rows,
+                          .a = k,
+                          .b = q,
+                          .c = s->scores,
+                          .a_row = c->D,
+                          .b_row = 1,
+                          .c_row = 1,
+                          .b_next = c->D,
+                          .c_next = keys};
+    c->kernels->product(c->queries > FEW ? &all : &each);
+}
+
+static void key_block(const call *c, const scratch *s, int64_t head, int64_t queries, int64_t first, int64_t keys,
+                      float bias) {
+    const carry_attention_args *args = c->args;
+    const float *k = carry_attention_load(c->kernels, &args->k, head, first, keys, s->k);
+    const float *v = carry_attention_load(c->kernels, &args->v, head, first, keys, s->v);
+    if (c->queries > FEW) {
+        turn(s->turned, k, keys, c->D);
+    }
+    for (int64_t at = 0; at < queries; at += ROWS) {
+        int64_t rows = queries - at < ROWS ? queries - at : ROWS;
+        make_scores(c, s, k, at, rows, keys);
+        for (int64_t i = 0; i < rows; i++) {
+            soften(c, s, at + i, s->scores + i * keys, keys, bias);
+        }
+        c->kernels->product(&(carry_product){.m = rows,
+                                             .n = c->D,
+                                             .k = keys,
+                                             .count = 1,
+                                             .a = s->scores,
+                                             .b = v,
+                                             .base = s->o + at * c->D,
+                                             .c = s->o + at * c->D,
+                                             .a_row = keys,
+                                             .b_row = c->D,
+                                             .base_row = c->D,
+                                             .c_row = c->D});
+    }
+}
+
+static void store(const call *c, const scratch *s, int64_t head, int64_t first, int64_t queries) {
+    const carry_attention_args *args = c->args;
+    float *lse = args->lse.data;
+    for (int64_t i = 0; i < queries; i++) {
+        bool none = s->sum[i] == 0.0f;
+        float *o = s->o + i * c->D;
+        c->kernels->rows->scale(o, none ? 0.0f : 1.0f / s->sum[i], c->D);
+        carry_narrow(c->kernels, carry_attention_at(&args->o, head, first + i), o, args->o.dtype, c->D);
+        if (lse != NULL) {
+            lse[head * c->T + first + i] = none ? -INFINITY : s->most[i] + logf(s->sum[i]) + c->top;
+        }
+    }
+}
+
+static void run_unit(const void *given, void *memory, int64_t unit) {
+    const call *c = given;
+    int64_t head = unit / c->blocks;
+    int64_t first = unit % c->blocks * c->queries;
+    int64_t queries = c->T - first < c->queries ? c->T - first : c->queries;
+    carry_arena arena = carry_arena_over(memory, place_bytes(c));
+    scratch s;
+    take_scratch(c, &arena, &s);
+    carry_attention_load_scaled(c->kernels, &c->args->q, head, first, queries, c->scale, s.q);
+    memset(s.o, 0, (size_t)(queries * c->D) * sizeof *s.o);
+    for (int64_t i = 0; i < queries; i++) {
+        s.most[i] = -INFINITY;
+        s.sum[i] = 0.0f;
+    }
+    for (int r = 0; r < c->runs; r++) {
+        const carry_key_run *run = &c->seen[r];
+        for (int64_t done = 0; done < run->count; done += KEYS) {
+            int64_t keys = run->count - done < KEYS ? run->count - done : KEYS;
+            key_block(c, &s, head, queries, run->first + done, keys, run->bias);
+        }
+    }
+    store(c, &s, head, first, queries);
+}
+
+static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, void *workspace) {
+    call c;
+    call_of(&c, args);
+    CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
+    c.runs = carry_attention_runs(args, c.seen, &c.top);
+    CARRY_SPAN(ctx, "attention", "forward");
+    double seen = 0.0;
+    for (int r = 0; r < c.runs; r++) {
+        seen += (double)c.seen[r].count;
+    }
+    int64_t H = args->q.shape[1];
+    carry_span_work(ctx, 4.0 * (double)H * (double)c.T * seen * (double)c.D, (double)c.T);
+    carry_attention_parallel(ctx, &(carry_attention_job){.unit = run_unit,
+                                                         .call = &c,
+                                                         .scratch = workspace,
+                                                         .scratch_bytes = place_bytes(&c),
+                                                         .units = H * c.blocks});
+    return CARRY_OK;
+}
+
+/* 0 for a call that carry_attention refuses before it looks at the workspace. */
+size_t carry_attention_workspace(const carry_attention_args *args) {
+    const carry_tensor *q = &args->q;
+    if (q->rank != 3 || args->k.rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || args->k.shape[0] < 0 ||
+        q->shape[2] < 1 || q->shape[2] > CARRY_ATTENTION_DIM) {
+        return 0;
+    }
+    if (q->device != 0) {
+        int ordinal;
+        const carry_attention_device *device = carry_attention_device_of(q->device, &ordinal);
+        return device != NULL ? device->workspace(args) : 0;
+    }
+    call c;
+    call_of(&c, args);
+    int64_t units;
+    if (__builtin_mul_overflow(q->shape[1], c.blocks, &units)) {
+        return 0;
+    }
+    return (size_t)carry_attention_places(units) * place_bytes(&c);
+}
+
+carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, void *workspace,
+                             size_t workspace_bytes) {
+    const int device = args->q.device;
+    int ordinal;
+    const carry_attention_device *there = device != 0 ? carry_attention_device_of(device, &ordinal) : NULL;
+    if (device != 0 && there == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention has no entry for device %d in this build", device);
+    }
+    CARRY_TRY(carry_attention_check(ctx, args));
+    size_t needed = carry_attention_workspace(args);
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
+    if (there != NULL) {
+        if (needed > 0) {
+            CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
+        }
+        return there->forward(ctx, args, ordinal, carry_ctx_stream(ctx, device), workspace, workspace_bytes);
+    }
+    return forward_here(ctx, args, workspace);
+}

@@ -1,0 +1,109 @@
+/* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
+#include "device/cuda.h"
+
+#include "attention/hopper_kernel.cuh"
+
+namespace {
+
+/* Kernels differ in the keys of a tile: what a run leaves of its last tile is computed for nothing, so the one that
+   leaves least is taken. 144 divides the 720 tokens of a frame of video, for instance. */
+struct kernel {
+    int D, columns, shared;
+    void (*run)(hopper_job);
+};
+
+template <int D, int N> constexpr kernel kernel_of() {
+    using shape = hopper_shape<D, N, 2, true>;
+    return {D, N, shape::SHARED, attention_hopper<shape>};
+}
+
+const kernel kernels[] = {kernel_of<128, 176>(), kernel_of<128, 160>(), kernel_of<128, 144>(),
+                          kernel_of<128, 128>(), kernel_of<64, 176>(),  kernel_of<64, 128>()};
+
+/* A tile costs its columns and about one more. */
+const kernel *choose(const attention_job *job, int D) {
+    const kernel *best = NULL;
+    int64_t least = INT64_MAX;
+    for (const kernel &k : kernels) {
+        int64_t cost = (int64_t)key_tiles(job, k.columns) * (k.columns + 1);
+        if (k.D == D && cost < least) {
+            least = cost;
+            best = &k;
+        }
+    }
+    return best;
+}
+
+int columns(const attention_job *job, int D) {
+    return choose(job, D)->columns;
+}
+
+/* The kernels are empty but in code for sm_90a, which a build may be without: then they have no barriers. */
+bool works(int ordinal) {
+    int major = 0, minor = 0;
+    cudaFuncAttributes attributes;
+    bool is = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
+              minor == 0 && cudaFuncGetAttributes(&attributes, kernels[0].run) == cudaSuccess &&
+              attributes.sharedSizeBytes > 0;
+    (void)cudaGetLastError();
+    return is;
+}
+
+typedef decltype(&cuTensorMapEncodeTiled) encoder;
+
+/* The driver's, which is asked for at run time so that a machine without one can load the library. */
+carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult result;
+    CARRY_CUDA_TRY(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+        "the driver has no tensor maps");
+    if (result != cudaDriverEntryPointSuccess || found == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: the driver has no tensor maps", ordinal);
+    }
+    *encode = (encoder)found;
+    return CARRY_OK;
+}
+
+/* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands. A stride over one element is
+   nobody's, but must look like one. */
+carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const attention_rows *of,
+                      int rows, int heads, int D, int box, int ordinal) {
+    const cuuint64_t shape[] = {64, (cuuint64_t)rows, (cuuint64_t)D / 64, (cuuint64_t)heads};
+    const cuuint64_t strides[] = {rows > 1 ? (cuuint64_t)of->row * 2 : 256, 128,
+                                  heads > 1 ? (cuuint64_t)of->head * 2 : 256};
+    const cuuint32_t tile[] = {64, (cuuint32_t)box, (cuuint32_t)D / 64, 1};
+    const cuuint32_t every[] = {1, 1, 1, 1};
+    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)of->data, shape, strides, tile, every,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) {
+        return carry_fail(ctx, CARRY_EDEVICE,
+                          "CUDA device %d: no tensor map of %s, %d rows of %d heads (the driver's error %d)", ordinal,
+                          name, rows, heads, (int)result);
+    }
+    return CARRY_OK;
+}
+
+carry_status launch(carry_ctx *ctx, const attention_job *job, int D, int blocks, int ordinal, cudaStream_t stream) {
+    hopper_job h = {};
+    encoder encode = NULL;
+    const kernel *k = choose(job, D);
+    CARRY_TRY(find_encoder(ctx, &encode, ordinal));
+    h.job = *job;
+    CARRY_TRY(make_map(ctx, encode, &h.q, "q", &job->q, job->queries, job->heads, D, CARRY_ATTENTION_ROWS, ordinal));
+    if (job->runs > 0) {
+        CARRY_TRY(make_map(ctx, encode, &h.k, "k", &job->k, job->keys, job->heads, D, k->columns, ordinal));
+        CARRY_TRY(make_map(ctx, encode, &h.v, "v", &job->v, job->keys, job->heads, D, k->columns, ordinal));
+    }
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(k->run, cudaFuncAttributeMaxDynamicSharedMemorySize, k->shared),
+                   "no shared memory for attention");
+    k->run<<<(unsigned)blocks, 384, (size_t)k->shared, stream>>>(h);
+    CARRY_CUDA_TRY(cudaGetLastError(), "attention could not be launched");
+    return CARRY_OK;
+}
+
+} // namespace
+
+const attention_way carry_attention_hopper = {"hopper", works, columns, launch};

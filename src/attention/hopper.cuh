@@ -1,0 +1,146 @@
+/* Instructions of Hopper GPUs that C++ has no words for: barriers in shared memory that count bytes, copies of tiles by
+   the tensor copy engine, and products of a warpgroup (four warps) with operands in shared memory.
+
+   Tiles lie in shared memory as the copy engine leaves them with its 128-byte swizzle: columns in bands of 64 elements,
+   each band a column of rows of 128 bytes; eight rows are one atom of 1024 bytes. */
+#ifndef CARRY_ATTENTION_HOPPER_CUH
+#define CARRY_ATTENTION_HOPPER_CUH
+
+#include <cuda.h>
+#include <stdint.h>
+
+namespace hopper {
+
+static __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
+static __device__ __forceinline__ void barrier_init(uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+static __device__ __forceinline__ void barrier_expect(uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+static __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/* Until the phase of this parity is over. */
+static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@done bra.uni over;\n"
+                 "bra.uni again;\n"
+                 "over:\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(parity)
+                 : "memory");
+}
+
+/* Among the `threads` that come to barrier `id` of the block; arrive does not wait. */
+static __device__ __forceinline__ void group_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void group_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+/* Ordinary writes to shared memory become visible to the copy engine and to products. */
+static __device__ __forceinline__ void fence_async() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/* The tile of all bands at (row, head) of a map of [head, band, row, 64]; rows outside come as zeros. */
+static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int head,
+                                                 uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(0), "r"(head), "r"(barrier)
+                 : "memory");
+}
+
+/* What a product is told of an operand: where it starts, bytes from one band to the next (of operands whose rows run
+   along k: not asked), and from eight rows to the next eight. */
+static __device__ __forceinline__ uint64_t describe(uint32_t address, int band) {
+    return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
+           (uint64_t)1 << 62;
+}
+
+static __device__ __forceinline__ void products_begin() {
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+static __device__ __forceinline__ void products_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int LEFT> static __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
+}
+
+template <int REGISTERS> static __device__ __forceinline__ void registers_take() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS> static __device__ __forceinline__ void registers_give() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+/* d[64, N] = or += a b, over 16 of k, asynchronously. `both`: a and b in shared memory, rows of both along k. `right`:
+   a in registers, rows of b across k. One overload per N: an accumulator is as many operands of one instruction. */
+#define F8(d, i)                                                                                                \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
+#define F32(d, i) F8(d, i), F8(d, i + 8), F8(d, i + 16), F8(d, i + 24)
+#define R0_31                                                              \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15" \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define R32_63                                                                         \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
+    ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R64_71 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define R72_79 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define R80_87 ", %80, %81, %82, %83, %84, %85, %86, %87"
+
+#define PRODUCT_BOTH(N, REGISTERS, A, B, ADD, ...)                                                           \
+    static __device__ __forceinline__ void product_both(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                        \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B   \
+                     ", p, 1, 1, 0, 0;\n}\n"                                                                 \
+                     : __VA_ARGS__                                                                           \
+                     : "l"(a), "l"(b), "r"(add));                                                            \
+    }
+#define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                  \
+    static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     ", p, 1, 1, 1;\n}\n"                                                                            \
+                     : __VA_ARGS__                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
+    }
+
+PRODUCT_BOTH(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
+PRODUCT_BOTH(144, R0_31 R32_63 R64_71, "%72", "%73", "%74", F32(d, 0), F32(d, 32), F8(d, 64))
+PRODUCT_BOTH(160, R0_31 R32_63 R64_71 R72_79, "%80", "%81", "%82", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72))
+PRODUCT_BOTH(176, R0_31 R32_63 R64_71 R72_79 R80_87, "%88", "%89", "%90", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72),
+             F8(d, 80))
+PRODUCT_RIGHT(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
+PRODUCT_RIGHT(128, R0_31 R32_63, "%64, %65, %66, %67", "%68", "%69", F32(d, 0), F32(d, 32))
+
+#undef PRODUCT_BOTH
+#undef PRODUCT_RIGHT
+#undef F8
+#undef F32
+
+} // namespace hopper
+
+#endif

@@ -1,0 +1,171 @@
+/* A thread's part of the scores and sums of 16 queries, which a warp has: rows g and g + 8 of them, g being its lane
+   over 4, and in them two columns of every eight. Both kinds of tensor-core instruction leave their results so.
+
+   Scores are kept times log2 e, so that an exponential is one instruction after one multiply-add, and the bias of a run
+   is a part of that one's constant. The largest score that is subtracted may lag behind by LAG, a factor of 2^LAG: sums
+   are then scaled hardly ever, and no probability leaves what bf16 and f32 hold. */
+#ifndef CARRY_ATTENTION_ROWS_CUH
+#define CARRY_ATTENTION_ROWS_CUH
+
+#include "attention/kernels.cuh"
+
+constexpr float LAG = 8.0f;
+
+/* Columns past the run's end are not there. */
+template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUNT], int valid) {
+    int column = (int)threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        if (i / 4 * 8 + i % 2 + column >= valid) {
+            s[i] = -INFINITY;
+        }
+    }
+}
+
+/* The softmax of a thread's two rows so far. */
+struct softmax_state {
+    float largest[2], sum[2]; /* sums of this thread's columns alone */
+};
+
+/* Scores to exponentials; the factors are for the sums so far. Returns whether any row of the warp has another one
+   than 1. */
+template <int COUNT>
+static __device__ __forceinline__ bool exponentials(float (&s)[COUNT], softmax_state &state, float (&factor)[2],
+                                                    float scale, float bias) {
+    float most[2] = {s[0], s[2]};
+#pragma unroll
+    for (int i = 1; i < COUNT / 2; i++) {
+        most[0] = fmaxf(most[0], s[i / 2 * 4 + i % 2]);
+        most[1] = fmaxf(most[1], s[i / 2 * 4 + i % 2 + 2]);
+    }
+    bool grows = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(0xffffffffu, most[r], 2));
+        most[r] = fmaf(most[r], scale, bias);
+        grows = grows || most[r] > state.largest[r] + LAG;
+    }
+    grows = __any_sync(0xffffffffu, grows);
+    if (grows) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float larger = fmaxf(state.largest[r], most[r]);
+            factor[r] = exp2_fast(state.largest[r] - larger);
+            state.largest[r] = larger;
+            state.sum[r] *= factor[r];
+        }
+    }
+    float shift[2] = {bias - state.largest[0], bias - state.largest[1]};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        s[i] = exp2_fast(fmaf(s[i], scale, shift[i / 2 % 2]));
+    }
+    float part[2][2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        part[i / 2 % 2][i % 2] += s[i];
+    }
+    state.sum[0] += part[0][0] + part[0][1];
+    state.sum[1] += part[1][0] + part[1][1];
+    return grows;
+}
+
+/* Sums of all columns of the rows. */
+static __device__ __forceinline__ void add_columns(softmax_state &state) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 1);
+        state.sum[r] += __shfl_xor_sync(0xffffffffu, state.sum[r], 2);
+    }
+}
+
+template <int COUNT> static __device__ __forceinline__ void pack(uint32_t (&p)[COUNT / 2], const float (&s)[COUNT]) {
+#pragma unroll
+    for (int i = 0; i < COUNT / 2; i++) {
+        p[i] = pack_bf16(s[2 * i], s[2 * i + 1]);
+    }
+}
+
+template <int COUNT> static __device__ __forceinline__ void scale_rows(float (&o)[COUNT], const float (&factor)[2]) {
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) {
+        o[i] *= factor[i / 2 % 2];
+    }
+}
+
+/* Word j of lane t of four becomes word t of lane j. */
+static __device__ __forceinline__ void transpose4(uint32_t (&w)[4]) {
+    int lane = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if ((i & step) == 0) {
+                bool high = (lane & step) != 0;
+                uint32_t other = __shfl_xor_sync(0xffffffffu, high ? w[i] : w[i + step], step);
+                w[i] = high ? other : w[i];
+                w[i + step] = high ? w[i + step] : other;
+            }
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void store_whole(const attention_job &job, const attention_item &item, int warp,
+                                                   const float (&o)[D / 2], const softmax_state &state) {
+    int lane = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = item.row + 16 * warp + (int)threadIdx.x % 32 / 4 + 8 * r;
+        float over = state.sum[r] > 0.0f || state.sum[r] != state.sum[r] ? 1.0f / state.sum[r] : 0.0f;
+        uint16_t *to = job.o + row * job.o_row + item.head * job.o_head;
+#pragma unroll
+        for (int g = 0; g < D / 32; g++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int at = 16 * g + 4 * i + 2 * r;
+                w[i] = pack_bf16(o[at] * over, o[at + 1] * over);
+            }
+            transpose4(w);
+            if (row < job.queries) {
+                *(uint4 *)(to + 32 * g + 8 * lane) = make_uint4(w[0], w[1], w[2], w[3]);
+            }
+        }
+        if (job.lse != NULL && lane == 0 && row < job.queries) {
+            job.lse[(int64_t)item.head * job.queries + row] = lse_of(job, state.largest[r], state.sum[r]);
+        }
+    }
+}
+
+template <int D>
+static __device__ __forceinline__ void store_piece(const attention_job &job, const attention_item &item, int warp,
+                                                   const float (&o)[D / 2], const softmax_state &state) {
+    int lane = (int)threadIdx.x % 4;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int64_t row = (int64_t)item.piece * job.cut.rows + 16 * warp + (int)threadIdx.x % 32 / 4 + 8 * r;
+        float *to = job.cut.sums + row * D;
+#pragma unroll
+        for (int i = 0; i < D / 8; i++) {
+            *(float2 *)(to + 8 * i + 2 * lane) = make_float2(o[4 * i + 2 * r], o[4 * i + 2 * r + 1]);
+        }
+        if (lane == 0) {
+            *(float2 *)(job.cut.weights + 2 * row) = make_float2(state.largest[r], state.sum[r]);
+        }
+    }
+}
+
+/* Of warp `warp` of the block: rows 16 * warp and on of the item. */
+template <int D>
+static __device__ __forceinline__ void store(const attention_job &job, const attention_item &item, int warp,
+                                             const float (&o)[D / 2], const softmax_state &state) {
+    if (item.piece < 0) {
+        store_whole<D>(job, item, warp, o, state);
+    } else {
+        store_piece<D>(job, item, warp, o, state);
+    }
+}
+
+#endif

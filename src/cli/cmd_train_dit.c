@@ -1,0 +1,364 @@
+/* carry train dit. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cmd_train.h"
+#include "core/file.h"
+#include "train/checkpoint.h"
+#include "train/dit_loop.h"
+
+#define KEYS 48
+#define OWN 6 /* options that are no keys, and the end */
+
+typedef struct dit_desk {
+    cli_common common;
+    carry_dit_train_options options;
+    carry_dit_train_hooks hooks;
+    bool resume, eval, redraws, has_unended;
+    const char *show;
+    int64_t forms, chunks; /* of an examination */
+    carry_ctx *ctx;
+    const char *text[KEYS]; /* as typed */
+    cli_option option[KEYS + OWN];
+} dit_desk;
+
+static const cli_verb verb;
+
+static void list_options(dit_desk *desk) {
+    int n = 0;
+    for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
+        const carry_train_key *key = &carry_dit_train_keys[i];
+        if (strcmp(key->name, "seed") != 0) { /* is common to all verbs */
+            desk->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &desk->text[i], key->argument, key->help};
+        }
+    }
+    const cli_option own[OWN] = {
+        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
+        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "examine the model in DIR (a word, or --out) and train nothing"},
+        {"forms", 0, CLI_COUNT, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
+        {"stream", 0, CLI_COUNT, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
+        {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
+        {0},
+    };
+    memcpy(desk->option + n, own, sizeof own);
+}
+
+static int set_typed(dit_desk *desk) {
+    for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
+        const carry_train_key *key = &carry_dit_train_keys[i];
+        if (desk->text[i] == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {
+            continue;
+        }
+        if (desk->resume && key->fixed) {
+            return cli_refuse("--%s is what the run was started with, and stays: a new run may start from its weights "
+                              "with --model %s/latest",
+                              key->name, desk->options.out);
+        }
+        if (carry_keys_set(desk->ctx, carry_dit_train_keys, &desk->options, key->name, desk->text[i]) != CARRY_OK) {
+            return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+        }
+    }
+    return CLI_DONE;
+}
+
+static void end_line(dit_desk *desk) {
+    if (desk->has_unended) {
+        (void)putchar('\n');
+        desk->has_unended = false;
+    }
+}
+
+static void on_start(void *user, const carry_dit_train_start *s) {
+    const dit_desk *desk = user;
+    const carry_dit_config *c = &s->dit->config;
+    if (desk->common.json) {
+        return;
+    }
+    if (s->resumed != NULL) {
+        (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
+    }
+    (void)printf("%svideo transformer%s: %.2f M parameters, %lld blocks, width %lld, %lld heads, FFN %lld\n",
+                 cli_bold(), cli_plain(), 1e-6 * (double)s->dit->own.trained, (long long)c->num_layers,
+                 (long long)c->dim, (long long)c->num_heads, (long long)c->ffn_dim);
+    (void)printf("%lld steps of %lld videos of %lld chunks of %lld frames, %lld x %lld pixels; a chunk sees %lld "
+                 "frames; seed %lld\n",
+                 (long long)s->options->steps, (long long)s->options->batch, (long long)s->options->chunks,
+                 (long long)c->chunk_frames, (long long)s->options->size, (long long)s->options->size,
+                 (long long)c->window_frames, (long long)s->options->seed);
+    (void)printf("%s%d rank%s, %.0f MB of activations each, %.1f GFLOP a step%s\n", cli_dim(), s->ranks,
+                 s->ranks == 1 ? "" : "s", 1e-6 * (double)s->memory, 1e-9 * s->flops, cli_plain());
+    (void)fflush(stdout);
+}
+
+static void on_report(void *user, const carry_dit_train_report *r) {
+    dit_desk *desk = user;
+    if (desk->common.json) {
+        cli_json_open();
+        cli_json_integer("step", r->step);
+        cli_json_number("loss", r->loss);
+        cli_json_number("videos_per_s", r->videos_per_s);
+        cli_json_number("memory", r->memory);
+        cli_json_integer("steps", r->steps);
+        cli_json_number("rate", r->rate);
+        cli_json_number("norm", r->norm);
+        cli_json_number("gflops", r->gflops);
+        cli_json_number("left_s", r->left);
+        cli_json_close();
+    } else {
+        const long long left = r->left < 1e9 ? (long long)(r->left + 0.5) : 0;
+        (void)printf(
+            "%sstep %lld/%lld  loss %.4f  rate %.2e  norm %.2f  %.1f videos/s  %.0f GFLOP/s  %lldm%02llds left",
+            desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate, r->norm,
+            r->videos_per_s, r->gflops, left / 60, left % 60);
+        desk->has_unended = true;
+        if (!desk->redraws) {
+            end_line(desk);
+        }
+    }
+    (void)fflush(stdout);
+}
+
+static void print_exam(const dit_desk *desk, const carry_dit_exam *e, int64_t step) {
+    if (desk->common.json) {
+        cli_json_open();
+        if (step >= 0) {
+            cli_json_integer("step", step);
+        }
+        cli_json_integer("prompts", e->prompts);
+        cli_json_integer("colours", e->colours);
+        cli_json_integer("directions", e->directions);
+        cli_json_integer("right", e->both);
+        cli_json_number("step_error", e->step_error);
+        cli_json_close();
+    } else {
+        (void)printf("%lld prompts: %s%lld right%s (colour %lld, direction %lld); steps are off by %.2f pixels a "
+                     "frame\n",
+                     (long long)e->prompts, cli_green(), (long long)e->both, cli_plain(), (long long)e->colours,
+                     (long long)e->directions, e->step_error);
+    }
+    (void)fflush(stdout);
+}
+
+static void on_exam(void *user, int64_t step, const carry_dit_exam *e) {
+    dit_desk *desk = user;
+    end_line(desk);
+    print_exam(desk, e, step);
+}
+
+static void on_note(void *user, int64_t step, const char *line) {
+    (void)step;
+    end_line(user);
+    (void)fflush(stdout);
+    (void)fprintf(stderr, "carry: %s\n", line);
+}
+
+static carry_status train_rank(void *user, carry_comm *comm) {
+    dit_desk *desk = user;
+    return carry_dit_train_run(comm, &desk->options, &desk->hooks);
+}
+
+/* Options of the run that goes on. */
+static int take_checkpoint(dit_desk *desk) {
+    carry_found found;
+    carry_status status = carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL);
+    if (status == CARRY_OK) {
+        char out[CARRY_DIT_TRAIN_PATH];
+        (void)snprintf(out, sizeof out, "%s", desk->options.out);
+        status = carry_keys_read(desk->ctx, carry_dit_train_keys, &desk->options,
+                                 carry_json_find(found.document, "options"));
+        (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
+        carry_found_free(&found);
+    }
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+}
+
+/* The frames of a prompt side by side, one row for each chunk of twelve. */
+static carry_status write_strip(dit_desk *desk, const char *prompt, const float *frames, int64_t count) {
+    const int64_t side = desk->options.size;
+    const int64_t across = count < 12 ? count : 12;
+    const int64_t down = (count + across - 1) / across;
+    const size_t size = (size_t)(across * down * side * side) * 3;
+    char name[CARRY_SHAPE_CAPTION + 8];
+    char path[CARRY_FILE_PATH];
+    unsigned char *bytes = calloc(size + 32, 1);
+    if (bytes == NULL) {
+        return carry_fail(desk->ctx, CARRY_EMEMORY, "no memory for a picture");
+    }
+    const size_t head = (size_t)snprintf((char *)bytes, 32, "P6\n%lld %lld\n255\n", (long long)(across * side),
+                                         (long long)(down * side));
+    for (int64_t f = 0; f < count; f++) {
+        for (int64_t i = 0; i < 3 * side * side; i++) {
+            const int64_t channel = i / (side * side);
+            const int64_t row = f / across * side + i / side % side;
+            const int64_t column = f % across * side + i % side;
+            const float value = frames[f * 3 * side * side + i];
+            bytes[head + (size_t)((row * across * side + column) * 3 + channel)] =
+                (unsigned char)(fminf(fmaxf(value, 0.0f), 1.0f) * 255.0f + 0.5f);
+        }
+    }
+    (void)snprintf(name, sizeof name, "%s.ppm", prompt);
+    for (char *c = name; *c != '\0'; c++) {
+        *c = *c == ' ' ? '-' : *c;
+    }
+    carry_status status = carry_file_in(desk->ctx, path, desk->show, name);
+    status = status == CARRY_OK ? carry_file_replace(desk->ctx, path, bytes, head + size) : status;
+    free(bytes);
+    return status;
+}
+
+static bool on_asked(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *v,
+                     const float *frames, int64_t count) {
+    dit_desk *desk = user;
+    const char *colour = carry_shape_colour(v->colour, NULL);
+    const char *direction = carry_shape_direction(v->direction, NULL);
+    const bool is_right = v->colour == shape.colour && v->direction == shape.direction;
+    if (desk->common.json) {
+        cli_json_open();
+        cli_json_text("prompt", prompt);
+        cli_json_text("colour", colour != NULL ? colour : "");
+        cli_json_text("direction", direction != NULL ? direction : "");
+        cli_json_number("right_px", v->right);
+        cli_json_number("down_px", v->down);
+        cli_json_number("area", v->area);
+        cli_json_bool("right", is_right);
+        cli_json_close();
+    } else if (!is_right) {
+        (void)printf("%s: shows %s, %s (%.2f right, %.2f down a frame)\n", prompt, colour != NULL ? colour : "nothing",
+                     direction != NULL ? direction : "no direction", v->right, v->down);
+    }
+    if (desk->show != NULL && write_strip(desk, prompt, frames, count) != CARRY_OK) {
+        (void)cli_failed(desk->ctx);
+        desk->show = NULL;
+    }
+    return !cli_interrupted();
+}
+
+static int examine(dit_desk *desk) {
+    carry_dit_config config;
+    carry_dit *dit = NULL;
+    carry_dit_exam exam;
+    carry_ctx *ctx = cli_open(&desk->common);
+    if (ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    const carry_dit_exam_options o = {.side = desk->options.size,
+                                      .chunks = desk->chunks,
+                                      .speed = desk->options.speed,
+                                      .forms = (int)(desk->forms < 1   ? 1
+                                                     : desk->forms > 3 ? 3
+                                                                       : desk->forms),
+                                      .seed = (uint64_t)desk->options.seed};
+    carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
+    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL) : status;
+    status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
+    status = status == CARRY_OK ? carry_dit_examine(dit, &o, &exam, on_asked, desk) : status;
+    int code = CLI_DONE;
+    if (status == CARRY_OK) {
+        print_exam(desk, &exam, -1);
+        code = exam.both == exam.prompts ? CLI_DONE : CLI_WRONG;
+    } else {
+        code = cli_failed(ctx);
+    }
+    carry_dit_free(dit);
+    carry_ctx_free(ctx);
+    return code;
+}
+
+static int train(dit_desk *desk) {
+    if (carry_dit_train_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
+        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+    }
+    if (!desk->resume && carry_run_folder_is_used(desk->options.out)) {
+        return cli_refuse("%s holds a run already: carry train dit --resume %s goes on with it, or give another --out",
+                          desk->options.out, desk->options.out);
+    }
+    const carry_status status = cli_on_ranks(&desk->common, train_rank, desk);
+    end_line(desk);
+    if (status == CARRY_OK && !desk->common.json && cli_process_rank() <= 0) {
+        (void)printf("the model is in %s:\n  carry stream --model %s -p \"red circle moving left\"\n",
+                     desk->options.out, desk->options.out);
+    }
+    return status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
+}
+
+static int prepare(dit_desk *desk, int words, char **arguments) {
+    if (words > 1) {
+        return cli_refuse("train dit takes one folder, and %d words are there", words);
+    }
+    int code = CLI_DONE;
+    for (int i = 0; carry_dit_train_keys[i].name != NULL && words == 0; i++) {
+        if (strcmp(carry_dit_train_keys[i].name, "out") == 0 && desk->text[i] != NULL) {
+            arguments = (char **)(void *)&desk->text[i];
+            words = 1;
+        }
+    }
+    if (words == 1 &&
+        carry_keys_set(desk->ctx, carry_dit_train_keys, &desk->options, "out", arguments[0]) != CARRY_OK) {
+        return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+    }
+    if ((desk->resume || desk->eval) && words == 0) {
+        return cli_refuse("%s needs the run's folder: carry train dit %s DIR", desk->resume ? "--resume" : "--eval",
+                          desk->resume ? "--resume" : "--eval");
+    }
+    code = desk->resume ? take_checkpoint(desk) : code;
+    if (!desk->resume && desk->common.seed >= 0) {
+        desk->options.seed = desk->common.seed;
+    }
+    code = code == CLI_DONE ? set_typed(desk) : code;
+    if (code == CLI_DONE && desk->options.out[0] == '\0') {
+        (void)snprintf(desk->options.out, sizeof desk->options.out, "trained/shapes");
+    }
+    return code;
+}
+
+int train_dit(int count, char **arguments) {
+    dit_desk *desk = calloc(1, sizeof *desk);
+    if (desk == NULL) {
+        return cli_refuse("there is no memory");
+    }
+    desk->options = carry_dit_train_default();
+    desk->forms = 3;
+    desk->chunks = 8;
+    desk->hooks = (carry_dit_train_hooks){.sink = {.user = desk, .note = on_note},
+                                          .stop = cli_interrupted,
+                                          .started = on_start,
+                                          .report = on_report,
+                                          .examined = on_exam,
+                                          .user = desk};
+    list_options(desk);
+    const int words = cli_parse(&verb, count, arguments, desk->option, &desk->common);
+    int code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    if (words >= 0 && !desk->common.help) {
+        if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+            code = cli_refuse("there is no memory");
+        } else {
+            cli_catch_interrupt();
+            desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
+            code = prepare(desk, words, arguments);
+            desk->hooks.resume = desk->resume;
+            code = code == CLI_DONE ? (desk->eval ? examine(desk) : train(desk)) : code;
+        }
+        carry_ctx_free(desk->ctx);
+    }
+    free(desk);
+    return code;
+}
+
+static const cli_verb verb = {
+    .name = "train dit",
+    .arguments = "[DIR]",
+    .summary = "train a causal video transformer on moving coloured shapes",
+    .details =
+        "Draws videos of moving shapes with captions, encodes them by the dct codec, and trains a transformer of\n"
+        "Wan2.1's shape by flow matching, chunk after chunk as a stream sees them. DIR gets the model (config.json,\n"
+        "model.safetensors: the running average of weights), and step-N folders from which --resume goes on.\n"
+        "\n"
+        "--eval DIR streams every colour in every direction by the few-step sampler over the cache and looks at the\n"
+        "pixels: exit 0 when all show what the prompt says.\n"
+        "\n"
+        "carry --ranks N train dit ... shares the videos of a step among N ranks.",
+    .example = "carry train dit --steps 3000 --batch 32 --out trained/shapes",
+    .on_ranks = true,
+};

@@ -1,0 +1,69 @@
+/* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them. MATH.md, section 4.
+
+   Decoder: tanh(x/3) 3; conv 16 -> c0, ReLU; three levels of three memory blocks, grow x(1, 2, 2) and a conv to the
+   next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->
+   c, ReLU; three levels of pool x(2, 2, 1), a stride-2 conv and three memory blocks; conv c -> 16.
+
+   Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), past being what x was a frame earlier. These
+   pasts are all that a stream carries from frame to frame, so frames go through one at a time and the result does not
+   depend on how a video is cut into calls. Growing is done before doubling, where it costs a quarter and gives the same
+   numbers: a 1 x 1 convolution sees one pixel. */
+#ifndef CARRY_MODEL_TAE_H
+#define CARRY_MODEL_TAE_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+#include "ops/conv2d.h"
+
+#define CARRY_TAE_LEVELS 3
+#define CARRY_TAE_BLOCKS 3
+#define CARRY_TAE_STEPS 2 /* frames that a level grows into or pools, at most */
+#define CARRY_TAE_RATIO 4 /* frames of a latent frame */
+
+typedef struct carry_tae_conv {
+    carry_tensor w, bias; /* packed (conv2d.h); bias may be absent */
+    carry_conv2d_form form;
+    int64_t in, out;
+} carry_tae_conv;
+
+typedef struct carry_tae_level {
+    int64_t width; /* of its blocks */
+    carry_tae_conv block[CARRY_TAE_BLOCKS][3];
+    int steps;
+    carry_tae_conv step[CARRY_TAE_STEPS]; /* 1 x 1, one a frame that is grown or pooled */
+    carry_tae_conv conv;                  /* decoder: out of the level; encoder: into it */
+} carry_tae_level;
+
+typedef struct carry_tae_side {
+    carry_tae_conv first, last;
+    carry_tae_level level[CARRY_TAE_LEVELS];
+} carry_tae_side;
+
+typedef struct carry_tae {
+    carry_ctx *ctx;
+    carry_tae_side decoder, encoder;
+    void *memory;
+} carry_tae;
+
+/* Names and shapes as TAEHV's files have them (decoder.1.weight, encoder.4.conv.0.bias, ...), in f32, bf16 or f16;
+   widths from the shapes. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or is too much.
+ */
+carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder);
+void carry_tae_free(carry_tae *tae);
+
+/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights outlive it. What is never used,
+   because a stream only decodes, is never touched. */
+typedef struct carry_tae_stream carry_tae_stream;
+carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **stream, int64_t height, int64_t width);
+void carry_tae_stream_free(carry_tae_stream *stream);
+void carry_tae_stream_reset(carry_tae_stream *stream); /* both ways */
+
+/* One latent frame, its 16 channels `next_channel` numbers apart; *made frames [3, height, width] are written one after
+   another: 1 of the first latent frame of a stream, then 4. */
+carry_status carry_tae_decode(carry_tae_stream *stream, float *frames, int64_t *made, const float *latent,
+                              int64_t next_channel);
+/* One frame [3, height, width]. The fourth of four writes a latent frame, 16 channels next_channel numbers apart. */
+carry_status carry_tae_encode(carry_tae_stream *stream, float *latent, int64_t next_channel, const float *frame);
+
+#endif

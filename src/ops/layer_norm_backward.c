@@ -1,0 +1,160 @@
+/* Layer norm backward. With s = 1/sqrt(variance + eps), n = (x - mean) s and g = dy (w + plus), what reaches n:
+
+       dx = s (g - mean(g) - n mean(g n));  dw += sum over tokens of dy n;  db += sum over tokens of dy
+
+   Nothing of the forward is kept: mean and variance are made again. Sums over tokens are made in blocks, each into two
+   rows of the workspace, and the rows are added in order. */
+#include <math.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/nn.h"
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor dx, dw, db, dy, x, w;
+    int64_t tokens, n, block;
+    float plus, eps;
+    bool accumulate;
+    float *partial; /* [blocks, 2, n]: dw, db */
+} job;
+
+/* What a thread keeps beside while it walks rows. */
+typedef struct beside {
+    float x[CARRY_PIECE], w[CARRY_PIECE], dy[CARRY_PIECE], dx[CARRY_PIECE];
+    float nobody[2][CARRY_PIECE]; /* sums that are not asked for */
+} beside;
+
+static int64_t piece_at(int64_t at, int64_t end) {
+    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+}
+
+static void open_piece(const job *j, beside *k, carry_layer_backward *row, int64_t t, int64_t at, int64_t count) {
+    const int64_t here = t * j->n + at;
+    row->dy = carry_piece_in(j->kernels, k->dy, &j->dy, here, count);
+    row->x = carry_piece_in(j->kernels, k->x, &j->x, here, count);
+    row->w = carry_piece_in(j->kernels, k->w, &j->w, at, count);
+}
+
+/* The mean, and then the squares of what is off it. */
+static void measure(const job *j, beside *k, carry_layer_backward *row, int64_t t) {
+    const carry_rows *rows = j->kernels->rows;
+    float sum = 0.0f;
+    float squares = 0.0f;
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        const int64_t count = piece_at(at, j->n);
+        sum += rows->sum(carry_piece_in(j->kernels, k->x, &j->x, t * j->n + at, count), count);
+    }
+    row->mean = sum / (float)j->n;
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        const int64_t count = piece_at(at, j->n);
+        const float *x = carry_piece_in(j->kernels, k->x, &j->x, t * j->n + at, count);
+        squares += rows->sum_squares_from(x, row->mean, count);
+    }
+    row->scale = 1.0f / sqrtf(squares / (float)j->n + j->eps);
+}
+
+/* sums: rows of dw and db, or NULL. */
+static void backward_token(const job *j, beside *k, int64_t t, float *sums) {
+    const carry_rows *rows = j->kernels->rows;
+    carry_layer_backward row = {.plus = j->plus};
+    float totals[2] = {0.0f, 0.0f};
+    measure(j, k, &row, t);
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        const int64_t count = piece_at(at, j->n);
+        open_piece(j, k, &row, t, at, count);
+        rows->layer_sums(&row, totals, count);
+    }
+    row.level = totals[0] / (float)j->n;
+    row.back = totals[1] / (float)j->n;
+    for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+        const int64_t count = piece_at(at, j->n);
+        const int64_t here = t * j->n + at;
+        open_piece(j, k, &row, t, at, count);
+        float *dx = j->accumulate ? carry_piece_open(j->kernels, k->dx, &j->dx, here, count)
+                                  : carry_piece_out(k->dx, &j->dx, here);
+        row.dx = dx != NULL ? dx : k->dx;
+        row.dw = sums != NULL ? sums + at : k->nobody[0];
+        row.db = sums != NULL ? sums + j->n + at : k->nobody[1];
+        rows->layer_backward(&row, dx != NULL && j->accumulate, count);
+        carry_piece_done(j->kernels, k->dx, &j->dx, here, count);
+    }
+}
+
+static void backward_blocks(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    beside k;
+    memset(k.nobody, 0, sizeof k.nobody);
+    for (int64_t b = begin; b < end; b++) {
+        float *sums = j->partial != NULL ? j->partial + b * 2 * j->n : NULL;
+        if (sums != NULL) {
+            memset(sums, 0, 2 * (size_t)j->n * sizeof *sums);
+        }
+        const int64_t last = (b + 1) * j->block < j->tokens ? (b + 1) * j->block : j->tokens;
+        for (int64_t t = b * j->block; t < last; t++) {
+            backward_token(j, &k, t, sums);
+        }
+    }
+}
+
+size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n) {
+    if (tokens <= 0 || n <= 0) {
+        return 0;
+    }
+    const int64_t block = carry_token_block(tokens);
+    const int64_t factors[] = {(tokens + block - 1) / block, 2, n};
+    size_t bytes;
+    return carry_size_product(&bytes, factors, 3, sizeof(float)) ? bytes : SIZE_MAX;
+}
+
+static carry_status expect_all(carry_ctx *ctx, job *j, void *workspace, size_t workspace_bytes) {
+    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
+    j->tokens = j->x.shape[0];
+    j->n = j->x.shape[1];
+    CARRY_TRY(carry_expect_like(ctx, "dy", &j->dy, &j->x));
+    if (carry_is_here(&j->w)) {
+        CARRY_TRY(carry_expect_weight(ctx, "w", &j->w, 1, &j->n, j->x.dtype));
+    }
+    if (carry_is_here(&j->dx)) {
+        CARRY_TRY(carry_expect_like(ctx, "dx", &j->dx, &j->x));
+    }
+    if (carry_is_here(&j->dw)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dw", &j->dw, 1, &j->n));
+    }
+    if (carry_is_here(&j->db)) {
+        CARRY_TRY(carry_expect_f32(ctx, "db", &j->db, 1, &j->n));
+    }
+    if (carry_is_here(&j->dw) || carry_is_here(&j->db)) {
+        CARRY_TRY(carry_expect_workspace(ctx, "layer_norm_backward", workspace, workspace_bytes,
+                                         carry_layer_norm_backward_workspace(j->tokens, j->n)));
+        j->partial = workspace;
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
+                                       carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
+                                       bool accumulate, void *workspace, size_t workspace_bytes) {
+    job j = {.dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = w, .plus = plus, .eps = eps};
+    j.accumulate = accumulate;
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "layer_norm_backward", &x));
+    CARRY_TRY(expect_all(ctx, &j, workspace, workspace_bytes));
+    j.block = carry_token_block(j.tokens);
+    const int64_t blocks = (j.tokens + j.block - 1) / j.block;
+    carry_parallel(ctx, blocks, 1, backward_blocks, &j);
+    for (int64_t b = 0; j.partial != NULL && b < blocks; b++) {
+        const float *sums = j.partial + b * 2 * j.n;
+        if (carry_is_here(&dw)) {
+            j.kernels->rows->add(dw.data, sums, j.n);
+        }
+        if (carry_is_here(&db)) {
+            j.kernels->rows->add(db.data, sums + j.n, j.n);
+        }
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,52 @@
+/* Rotary positions: pairs of a head's elements turned by the angle of their token, the same for every head. */
+#include <inttypes.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/nn.h"
+
+#define GRAIN_ELEMENTS 16384
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor y, x, table;
+    int64_t heads, size;
+    float sign;
+} job;
+
+static void rotary_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float x[CARRY_PIECE]; /* an even number: pairs stay together */
+    float y[CARRY_PIECE];
+    for (int64_t t = begin; t < end; t++) {
+        const float *table = (const float *)j->table.data + t * j->size;
+        for (int64_t h = 0; h < j->heads; h++) {
+            for (int64_t at = 0; at < j->size; at += CARRY_PIECE) {
+                int64_t count = j->size - at < CARRY_PIECE ? j->size - at : CARRY_PIECE;
+                int64_t here = (t * j->heads + h) * j->size + at;
+                j->kernels->rows->rotary(carry_piece_out(y, &j->y, here),
+                                         carry_piece_in(j->kernels, x, &j->x, here, count), table + at, j->sign,
+                                         count / 2);
+                carry_piece_done(j->kernels, y, &j->y, here, count);
+            }
+        }
+    }
+}
+
+carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse) {
+    job j = {.y = y, .x = x, .table = table, .sign = inverse ? -1.0f : 1.0f};
+    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rotary", &x));
+    CARRY_TRY(carry_expect_rank(ctx, "x", &x, 3));
+    CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
+    CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
+    j.heads = x.shape[1];
+    j.size = x.shape[2];
+    if (j.size % 2 != 0) {
+        return carry_fail(ctx, CARRY_ESHAPE, "x has heads of %" PRId64 ": rotary positions turn pairs", j.size);
+    }
+    CARRY_TRY(carry_expect_f32(ctx, "table", &table, 3, (const int64_t[]){x.shape[0], j.size / 2, 2}));
+    carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.heads * j.size + 1) + 1, rotary_range, &j);
+    return CARRY_OK;
+}

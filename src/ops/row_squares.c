@@ -1,0 +1,86 @@
+/* A root-mean-square norm in two steps, for rows whose columns are spread over ranks: the sums of squares, which are
+   added over ranks in between, and the scaling. */
+#include <inttypes.h>
+#include <math.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/nn.h"
+
+#define GRAIN_ELEMENTS 16384
+
+typedef struct job {
+    const carry_kernels *kernels;
+    carry_tensor y, x, sums, w;
+    int64_t n, whole;
+    float eps;
+} job;
+
+static int64_t piece_at(int64_t at, int64_t end) {
+    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+}
+
+static void squares_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float x[CARRY_PIECE];
+    for (int64_t t = begin; t < end; t++) {
+        float sum = 0.0f;
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            int64_t count = piece_at(at, j->n);
+            sum += j->kernels->rows->sum_squares(carry_piece_in(j->kernels, x, &j->x, t * j->n + at, count), count);
+        }
+        ((float *)j->sums.data)[t] = sum;
+    }
+}
+
+static void scale_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const float *sums = j->sums.data;
+    float x[CARRY_PIECE];
+    float w[CARRY_PIECE];
+    float y[CARRY_PIECE];
+    for (int64_t t = begin; t < end; t++) {
+        const float scale = 1.0f / sqrtf(sums[t] / (float)j->whole + j->eps);
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            int64_t count = piece_at(at, j->n);
+            int64_t here = t * j->n + at;
+            j->kernels->rows->norm(carry_piece_out(y, &j->y, here), carry_piece_in(j->kernels, x, &j->x, here, count),
+                                   carry_piece_in(j->kernels, w, &j->w, at, count), NULL, scale, count);
+            carry_piece_done(j->kernels, y, &j->y, here, count);
+        }
+    }
+}
+
+static carry_status expect(carry_ctx *ctx, job *j, const char *operator_name) {
+    CARRY_TRY(carry_nn_begin(ctx, &j->kernels, operator_name, &j->x));
+    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
+    j->n = j->x.shape[1];
+    return carry_expect_f32(ctx, "sums", &j->sums, 1, &j->x.shape[0]);
+}
+
+carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x) {
+    job j = {.x = x, .sums = sums};
+    CARRY_TRY(expect(ctx, &j, "row_squares"));
+    carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.n + 1) + 1, squares_range, &j);
+    return CARRY_OK;
+}
+
+carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w,
+                             int64_t whole, float eps) {
+    job j = {.y = y, .x = x, .sums = sums, .w = w, .whole = whole, .eps = eps};
+    CARRY_TRY(expect(ctx, &j, "rms_scale"));
+    CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
+    if (carry_is_here(&w)) {
+        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &j.n, x.dtype));
+    }
+    if (whole < j.n) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "rms_scale: the whole row has %" PRId64 " elements and this part of it %" PRId64, whole, j.n);
+    }
+    carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.n + 1) + 1, scale_range, &j);
+    return CARRY_OK;
+}

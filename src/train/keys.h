@@ -1,0 +1,39 @@
+/* Options as tables of keys: one table of a structure's fields serves the command line, the YAML file, and train.json
+   in a checkpoint, from which a run is resumed. */
+#ifndef CARRY_TRAIN_KEYS_H
+#define CARRY_TRAIN_KEYS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+#include "model/json.h"
+#include "model/json_write.h"
+
+typedef enum carry_train_kind {
+    CARRY_TRAIN_WHOLE, /* int64_t */
+    CARRY_TRAIN_REAL,  /* double */
+    CARRY_TRAIN_TEXT,  /* char[] */
+    CARRY_TRAIN_FLAG   /* bool */
+} carry_train_kind;
+
+typedef struct carry_train_key {
+    const char *name;
+    carry_train_kind kind;
+    size_t offset, size; /* of the field; size of a text */
+    double least, most;
+    bool fixed; /* a resumed run keeps the one it was started with */
+    const char *argument, *help;
+} carry_train_key;
+
+/* Tables end with a NULL name. NULL: there is none of this name. */
+const carry_train_key *carry_keys_find(const carry_train_key *keys, const char *name);
+/* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
+carry_status carry_keys_set(carry_ctx *ctx, const carry_train_key *keys, void *options, const char *name,
+                            const char *value);
+/* As a JSON object of texts, and back; keys that are not known are passed over, so that newer files can be read. */
+void carry_keys_write(carry_json_text *text, const carry_train_key *keys, const void *options);
+carry_status carry_keys_read(carry_ctx *ctx, const carry_train_key *keys, void *options, const carry_json *object);
+
+#endif

@@ -1,0 +1,73 @@
+/* Videos of moving coloured shapes, drawn here: what the demo's model learns.
+
+   One shape on a dark ground, moving by a fixed number of pixels a frame, or standing still. The picture is a torus: a
+   shape that leaves on one side comes in at the other, so that a stream may go on for ever. A video may change on the
+   way, at the start of a chunk, to another form, colour or direction from where the shape is then, since prompts
+   change in a stream. Edges are smooth: a pixel has the share that the shape covers, to first order. */
+#ifndef CARRY_TRAIN_SHAPES_H
+#define CARRY_TRAIN_SHAPES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* X(name, red, green, blue) */
+#define CARRY_COLOUR_LIST(X)       \
+    X(red, 0.95f, 0.12f, 0.10f)    \
+    X(green, 0.10f, 0.85f, 0.15f)  \
+    X(blue, 0.12f, 0.25f, 0.95f)   \
+    X(yellow, 0.95f, 0.90f, 0.10f) \
+    X(purple, 0.75f, 0.15f, 0.90f) \
+    X(white, 0.95f, 0.95f, 0.95f)
+
+/* X(name, words, right, down): unit steps */
+#define CARRY_DIRECTION_LIST(X)    \
+    X(left, "moving left", -1, 0)  \
+    X(right, "moving right", 1, 0) \
+    X(up, "moving up", 0, -1)      \
+    X(down, "moving down", 0, 1)   \
+    X(still, "standing still", 0, 0)
+
+enum { CARRY_SHAPE_FORMS = 3, CARRY_SHAPE_COLOURS = 6, CARRY_SHAPE_DIRECTIONS = 5 };
+
+typedef struct carry_shape {
+    int form, colour, direction;
+} carry_shape;
+
+#define CARRY_SHAPE_GROUND \
+    { 0.05f, 0.05f, 0.07f }
+
+const char *carry_shape_form(int form); /* "circle"; NULL past the end, as the next two */
+const char *carry_shape_colour(int colour, float rgb[3]);
+const char *carry_shape_direction(int direction, int step[2]); /* "left"; step: right, down */
+/* "red circle moving left" */
+#define CARRY_SHAPE_CAPTION 64
+const char *carry_shape_caption(char text[CARRY_SHAPE_CAPTION], carry_shape shape);
+
+/* The shape with its centre at x, y (pixels from the left and the top, any number: the picture is a torus), over the
+   ground: [3, side, side], 0 to 1. Its size follows from the side. */
+void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, double y);
+
+/* A video. */
+typedef struct carry_shapes_options {
+    int64_t side;            /* pixels */
+    int64_t frames;          /* of the video */
+    int64_t chunk;           /* frames: where it may change */
+    double speed;            /* pixels a frame */
+    double starts;           /* share of videos that begin as a stream does, near the middle; the others anywhere */
+    double changes, unnamed; /* share of videos that change on the way; without a caption */
+} carry_shapes_options;
+
+typedef struct carry_shapes_video {
+    carry_shape shape[2]; /* before and after the change */
+    int64_t change;       /* the first frame of the second; frames when it does not change */
+    bool is_start, is_unnamed;
+    double x, y; /* of frame 0 */
+} carry_shapes_video;
+
+/* A function of the seed and the index alone. */
+carry_shapes_video carry_shapes_video_of(const carry_shapes_options *options, uint64_t seed, int64_t index);
+/* Where the shape is in a frame, and which it is. */
+carry_shape carry_shapes_at(const carry_shapes_options *options, const carry_shapes_video *video, int64_t frame,
+                            double *x, double *y);
+
+#endif
