@@ -74,6 +74,9 @@ def frames_arrive_and_change(page):
     expect(page.value('at("video").toDataURL()') != first, "the picture does not change")
     page.wait('at("status").dataset.kind === "live"')
     page.wait('Number(at("fact-fps").textContent) > 0')
+    box = page.value("""(() => { const { width, height } = at("video").getBoundingClientRect(), screen = at("screen").getBoundingClientRect();
+      return [width - screen.width, height - screen.height]; })()""")
+    expect(box == [0, 0], f"the picture is {box} pixels larger than its screen")
 
 
 def watch_epochs(page):
@@ -121,6 +124,7 @@ def fields_act(page):
     page.type("9007199254740993")  # more than a double holds
     page.press("Enter", "Enter", "\r")
     page.wait('fetch(withToken("/api/state")).then((a) => a.text()).then((t) => t.includes(\'"seed": 9007199254740993,\'))')
+    page.wait('at("seed").value === "9007199254740993"')
     page.value("document.querySelector('[data-steps=\"2\"]').click()")
     page.wait(f'{STATE}.then((state) => state.controls.steps.join() === "1000,500")')
     page.wait('at("steps").value === "1000, 500"')
