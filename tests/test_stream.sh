@@ -1,7 +1,7 @@
 #!/bin/sh
 # carry stream as a program: what it prints and refuses, the same pictures whatever the ranks, Ctrl-C, ranks that are
 # killed, a supervisor that starts it again. Usage: test_stream.sh PATH-OF-CARRY
-# shellcheck disable=SC2086 # $small is several words
+# shellcheck disable=SC2086 # $small and $limited are several words
 set -u
 carry=$1
 folder=$(mktemp -d)
@@ -52,6 +52,7 @@ await() {
 }
 
 # Words of a command.
+limited="timeout --foreground -k 5 100" # a signal that it gets is passed on once
 small="--config shapes --size 32x32 --steps 1000,500"
 
 what_it_prints() {
@@ -94,14 +95,15 @@ what_it_refuses() {
     expect 2 'give one of them' stream --model a --config shapes
     expect 2 'options only' stream circle
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
-    expect 2 'starts the processes itself\|without' stream --config shapes --supervise --state "$folder/x"
+    expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
+    expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
 }
 
 # The same bytes, whatever the ranks, as long as as many generate.
 same_pictures() {
     for run in 1:mesh 2:pipeline; do
         timeout 60 "$carry" --ranks "${run%:*}" stream $small --chunks 3 --topology "${run#*:}" --seed 3 \
-            --prompt "$(printf 'blue \377 square')" --out "$folder/$run" > "$out" 2>&1 || fail "$run: $(cat "$out")"
+            --prompt "(blue:1.5) square \\( moving ∞" --out "$folder/$run" > "$out" 2>&1 || fail "$run: $(cat "$out")"
     done
     [ "$(find "$folder/1:mesh" -name 'frame-*.ppm' | wc -l)" = 9 ] || fail "not 9 frames"
     diff -r "$folder/1:mesh" "$folder/2:pipeline" > /dev/null || fail "a stage of its own changes the pictures"
@@ -113,7 +115,7 @@ pages() {
         return
     fi
     expect 2 'needs\|token' stream $small --serve --address 0.0.0.0
-    "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &
+    $limited "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &
     server=$!
     await "$folder/serve" 'http://127.0.0.1:[0-9]'
     port=$(sed -n 's/.*127.0.0.1:\([0-9]*\).*/\1/p' "$folder/serve" | head -1)
@@ -128,7 +130,8 @@ pages() {
 # Ctrl-C ends between chunks, with the table.
 interrupted() {
     for ranks in 1 3; do
-        "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
+        : > "$folder/log"
+        $limited "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
         process=$!
         await "$folder/log" '"chunk": 2,'
         kill -INT $process
@@ -205,7 +208,8 @@ child_rank() {
 supervised() {
     what=$1
     shift
-    "$carry" "$@" $small --supervise --json --deadline 5 --prompt "supervised-$$" > "$folder/log" 2> "$err" &
+    : > "$folder/log" # before it is looked at
+    $limited "$carry" "$@" $small --supervise --json --deadline 5 --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!
     await "$folder/log" '"epoch": 0,.*"under_way"'
     sleep 0.3
@@ -230,7 +234,8 @@ supervised() {
 # What cannot work is not tried again; what always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
-    "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
+    : > "$folder/log"
+    $limited "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!
     for life in 0 1 2 3 4 5; do
         await "$folder/log" "\"epoch\": $life,.*\"under_way\""
