@@ -10,13 +10,13 @@
 #include "train/dit_loop.h"
 
 #define KEYS 48
-#define OWN 6 /* options that are no keys, and the end */
+#define OWN 7 /* options that are no keys, and the end */
 
 typedef struct dit_desk {
     cli_common common;
     carry_dit_train_options options;
     carry_dit_train_hooks hooks;
-    bool resume, eval, redraws, has_unended;
+    bool resume, eval, turn, redraws, has_unended;
     const char *show;
     int64_t forms, chunks; /* of an examination */
     carry_ctx *ctx;
@@ -37,8 +37,9 @@ static void list_options(dit_desk *desk) {
     const cli_option own[OWN] = {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
         {"eval", 0, CLI_FLAG, &desk->eval, NULL, "examine the model in DIR (a word, or --out) and train nothing"},
-        {"forms", 0, CLI_COUNT, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
-        {"stream", 0, CLI_COUNT, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
+        {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
+        {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
+        {"turn", 0, CLI_FLAG, &desk->turn, NULL, "of --eval: then as many of another prompt, without a cut"},
         {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
         {0},
     };
@@ -130,6 +131,9 @@ static void print_exam(const dit_desk *desk, const carry_dit_exam *e, int64_t st
         cli_json_integer("colours", e->colours);
         cli_json_integer("directions", e->directions);
         cli_json_integer("right", e->both);
+        if (desk->turn) {
+            cli_json_integer("turned", e->turned);
+        }
         cli_json_number("step_error", e->step_error);
         cli_json_close();
     } else {
@@ -137,6 +141,9 @@ static void print_exam(const dit_desk *desk, const carry_dit_exam *e, int64_t st
                      "frame\n",
                      (long long)e->prompts, cli_green(), (long long)e->both, cli_plain(), (long long)e->colours,
                      (long long)e->directions, e->step_error);
+        if (desk->turn) {
+            (void)printf("%lld of them followed a second prompt as well\n", (long long)e->turned);
+        }
     }
     (void)fflush(stdout);
 }
@@ -208,8 +215,15 @@ static carry_status write_strip(dit_desk *desk, const char *prompt, const float 
     return status;
 }
 
+static void print_wrong(const char *prompt, const carry_shapes_verdict *v) {
+    const char *colour = carry_shape_colour(v->colour, NULL);
+    const char *direction = carry_shape_direction(v->direction, NULL);
+    (void)printf("%s: shows %s, %s (%.2f right, %.2f down a frame)\n", prompt, colour != NULL ? colour : "nothing",
+                 direction != NULL ? direction : "no direction", v->right, v->down);
+}
+
 static bool on_asked(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *v,
-                     const float *frames, int64_t count) {
+                     const carry_shapes_verdict *second, const float *frames, int64_t count) {
     dit_desk *desk = user;
     const char *colour = carry_shape_colour(v->colour, NULL);
     const char *direction = carry_shape_direction(v->direction, NULL);
@@ -225,8 +239,14 @@ static bool on_asked(void *user, const char *prompt, carry_shape shape, const ca
         cli_json_bool("right", is_right);
         cli_json_close();
     } else if (!is_right) {
-        (void)printf("%s: shows %s, %s (%.2f right, %.2f down a frame)\n", prompt, colour != NULL ? colour : "nothing",
-                     direction != NULL ? direction : "no direction", v->right, v->down);
+        print_wrong(prompt, v);
+    }
+    const carry_shape then = carry_dit_exam_second(shape);
+    if (second != NULL && !desk->common.json &&
+        (second->colour != then.colour || second->direction != then.direction)) {
+        char later[CARRY_SHAPE_CAPTION];
+        (void)printf("%s, then ", prompt);
+        print_wrong(carry_shape_caption(later, then), second);
     }
     if (desk->show != NULL && write_strip(desk, prompt, frames, count) != CARRY_OK) {
         (void)cli_failed(desk->ctx);
@@ -249,7 +269,8 @@ static int examine(dit_desk *desk) {
                                       .forms = (int)(desk->forms < 1   ? 1
                                                      : desk->forms > 3 ? 3
                                                                        : desk->forms),
-                                      .seed = (uint64_t)desk->options.seed};
+                                      .seed = (uint64_t)desk->options.seed,
+                                      .turns = desk->turn};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
     status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL) : status;
     status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
@@ -257,7 +278,7 @@ static int examine(dit_desk *desk) {
     int code = CLI_DONE;
     if (status == CARRY_OK) {
         print_exam(desk, &exam, -1);
-        code = exam.both == exam.prompts ? CLI_DONE : CLI_WRONG;
+        code = exam.both == exam.prompts && (!desk->turn || exam.turned == exam.prompts) ? CLI_DONE : CLI_WRONG;
     } else {
         code = cli_failed(ctx);
     }

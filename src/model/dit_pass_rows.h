@@ -77,6 +77,8 @@ carry_status carry_dit_pass_linear(const carry_dit_pass *pass, carry_tensor y, c
 void carry_dit_pass_lay_out(carry_dit_pass *pass, carry_arena *arena);
 /* The chunk of the video that a unit is; *noisy: which of the two. */
 int64_t carry_dit_pass_chunk(const carry_dit_pass *pass, int64_t unit, bool *noisy);
+/* The same as a place of [videos, chunks]. */
+int64_t carry_dit_pass_place(const carry_dit_pass *pass, int64_t unit, bool *noisy);
 
 carry_status carry_dit_pass_block(carry_dit_pass *pass, const carry_dit_pass_args *args, int64_t block);
 carry_status carry_dit_pass_backward(carry_dit_pass *pass, const carry_dit_pass_args *args);

@@ -6,7 +6,7 @@
 
    Latents travel as bf16 and are computed in f32; what is sent back is what is written to the cache by the clean pass,
    rounded, so that a cache that is rebuilt from sent frames (recompute) is the one that was. */
-#include "stream/generator.h"
+#include "stream/generator_internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -17,44 +17,37 @@
 #include "core/memory.h"
 #include "core/span.h"
 
-struct carry_generator {
-    carry_dit *dit;
-    carry_ctx *ctx;
-    carry_dit_cache *cache;
-    carry_generator_options options;
-    carry_dit_config config;
-    float *x, *velocity, *x0, *context, *text; /* f32 */
-    uint16_t *out;                             /* bf16 */
-    int64_t *digests;                          /* of every rank of the mesh */
-    int calls;
-};
-
 static bool frames_bytes(size_t *bytes, const carry_generator_options *o, int64_t channels, int64_t frames,
                          size_t unit) {
     return carry_size_product(bytes, (const int64_t[]){channels, frames, o->height, o->width}, 4, unit);
 }
 
-static carry_tensor frames_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames) {
+carry_tensor carry_generator_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames) {
     return carry_view_4d(data, dtype, g->config.in_dim, frames, g->options.height, g->options.width);
 }
 
 static carry_status allocate(carry_generator *g) {
     const carry_generator_options *o = &g->options;
-    size_t chunk, wide, context, text;
+    const int64_t side_by_side = o->batch > 0 ? o->batch : 1;
+    size_t chunk, wide, velocity, context, text;
     if (!frames_bytes(&chunk, o, g->config.in_dim, o->chunk, sizeof(uint16_t)) ||
         !frames_bytes(&wide, o, g->config.in_dim, o->chunk, sizeof(float)) ||
+        !frames_bytes(&velocity, o, g->config.in_dim, o->chunk * side_by_side, sizeof(float)) ||
         !frames_bytes(&context, o, g->config.in_dim, o->context, sizeof(float)) ||
         !carry_size_product(&text, (const int64_t[]){g->config.text_len, g->config.text_dim}, 2, sizeof(float))) {
         return carry_fail(g->ctx, CARRY_ESIZE, "chunks of %lld frames of %lld x %lld are too large",
                           (long long)o->chunk, (long long)o->height, (long long)o->width);
     }
     g->x = carry_aligned_new(wide);
-    g->velocity = carry_aligned_new(wide);
+    g->velocity = carry_aligned_new(velocity);
     g->x0 = carry_aligned_new(wide);
     g->context = carry_aligned_new(context);
     g->digests = calloc((size_t)g->dit->ranks, sizeof *g->digests);
     g->text = carry_aligned_new(text);
     g->out = carry_aligned_new(chunk);
+    if (o->batch > 0) {
+        CARRY_TRY(carry_generator_batch_new(g, wide));
+    }
     return g->x != NULL && g->velocity != NULL && g->x0 != NULL && g->context != NULL && g->text != NULL &&
                    g->out != NULL && g->digests != NULL
                ? CARRY_OK
@@ -72,10 +65,16 @@ carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const c
     g->ctx = dit->ctx;
     g->config = dit->config;
     g->options = *options;
+    if (options->batch < 0 || options->batch > CARRY_GENERATOR_BATCH) {
+        free(g);
+        return carry_fail(dit->ctx, CARRY_EARGUMENT, "a stream batch of %lld steps: up to %d",
+                          (long long)options->batch, CARRY_GENERATOR_BATCH);
+    }
     const carry_dit_cache_options cache = {.height = options->height,
                                            .width = options->width,
                                            .chunk = options->chunk,
-                                           .chunks = options->context / options->chunk,
+                                           .chunks = options->batch > 0 ? options->batch + 1
+                                                                        : options->context / options->chunk,
                                            .window = options->window,
                                            .sink = options->sink};
     carry_status status = allocate(g);
@@ -93,6 +92,7 @@ void carry_generator_free(carry_generator *g) {
         return;
     }
     carry_dit_cache_free(g->cache);
+    carry_generator_batch_free(g);
     free(g->x);
     free(g->velocity);
     free(g->x0);
@@ -103,13 +103,14 @@ void carry_generator_free(carry_generator *g) {
     free(g);
 }
 
-static void widen(float *to, const uint16_t *bits, int64_t count) {
+void carry_generator_widen(float *to, const uint16_t *bits, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         to[i] = carry_f32_from_bf16(bits[i]);
     }
 }
 
-static carry_status check_finite(carry_generator *g, const float *values, int64_t count, const char *pass, int step) {
+carry_status carry_generator_finite(carry_generator *g, const float *values, int64_t count, const char *pass,
+                                    int step) {
     for (int64_t i = 0; i < count; i++) {
         if (!isfinite(values[i])) {
             char which[32] = "";
@@ -123,11 +124,18 @@ static carry_status check_finite(carry_generator *g, const float *values, int64_
     return CARRY_OK;
 }
 
+void carry_generator_round(carry_generator *g, float *x0, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        g->out[i] = carry_bf16_from_f32(x0[i]);
+        x0[i] = carry_f32_from_bf16(g->out[i]);
+    }
+}
+
 /* Chunks, one packed after the other, into the cache at t = 0: each sees what is before it. */
 static carry_status write_chunks(carry_generator *g, float *chunks, int count, int64_t start) {
     carry_dit_chunk pieces[CARRY_DIT_CHUNKS];
     for (int i = 0; i < count; i++) {
-        carry_tensor view = frames_view(g, chunks, CARRY_F32, g->options.chunk);
+        carry_tensor view = carry_generator_view(g, chunks, CARRY_F32, g->options.chunk);
         view.data = chunks + i * view.shape[0] * view.stride[0];
         pieces[i] = (carry_dit_chunk){.latents = view, .t = 0.0, .start = start + i * g->options.chunk};
     }
@@ -148,11 +156,12 @@ static carry_status recompute(carry_generator *g, const carry_envelope *e) {
     const uint16_t *bits = context->data;
     for (int64_t i = 0; i < frames / chunk; i++) {
         for (int64_t c = 0; c < context->shape[0]; c++) {
-            widen(g->context + (i * context->shape[0] + c) * piece, bits + c * context->stride[0] + i * piece, piece);
+            carry_generator_widen(g->context + (i * context->shape[0] + c) * piece,
+                                  bits + c * context->stride[0] + i * piece, piece);
         }
     }
     carry_dit_cache_reset(g->cache);
-    CARRY_TRY(check_finite(g, g->context, context->shape[0] * context->stride[0], "recompute's context", -1));
+    CARRY_TRY(carry_generator_finite(g, g->context, context->shape[0] * context->stride[0], "recompute's context", -1));
     return write_chunks(g, g->context, (int)(frames / chunk), 0);
 }
 
@@ -167,8 +176,8 @@ static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {
                           (long long)g->config.text_dim);
     }
     const int64_t count = c->shape[0] * c->shape[1];
-    widen(g->text, c->data, count);
-    CARRY_TRY(check_finite(g, g->text, count, "conditioning", -1));
+    carry_generator_widen(g->text, c->data, count);
+    CARRY_TRY(carry_generator_finite(g, g->text, count, "conditioning", -1));
     return carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, c->shape[0], c->shape[1]));
 }
 
@@ -177,9 +186,9 @@ static carry_status denoise(carry_generator *g, const carry_envelope *e) {
     const int64_t frames = e->latents_in.shape[1];
     const int64_t *steps = e->steps.data;
     const float bias = logf(e->kv_bias);
-    carry_tensor x = frames_view(g, g->x, CARRY_F32, frames);
-    carry_tensor x0 = frames_view(g, g->x0, CARRY_F32, frames);
-    carry_tensor velocity = frames_view(g, g->velocity, CARRY_F32, frames);
+    carry_tensor x = carry_generator_view(g, g->x, CARRY_F32, frames);
+    carry_tensor x0 = carry_generator_view(g, g->x0, CARRY_F32, frames);
+    carry_tensor velocity = carry_generator_view(g, g->velocity, CARRY_F32, frames);
     const int64_t count = x.stride[0] * x.shape[0];
     for (int i = 0; i < e->num_denoise_steps; i++) {
         const double sigma = carry_flow_sigma((double)steps[i], g->options.shift);
@@ -187,18 +196,15 @@ static carry_status denoise(carry_generator *g, const carry_envelope *e) {
             .velocity = velocity, .latents = x, .t = 1000.0 * sigma, .start = e->current_start_frame};
         g->calls++;
         CARRY_TRY(carry_dit_forward(g->dit, g->cache, &chunk, 1, bias));
-        CARRY_TRY(check_finite(g, g->velocity, count, "denoising step", i));
+        CARRY_TRY(carry_generator_finite(g, g->velocity, count, "denoising step", i));
         CARRY_TRY(carry_flow_clean(g->ctx, x0, x, velocity, sigma));
         if (i + 1 < e->num_denoise_steps) {
             CARRY_TRY(carry_flow_noise(g->ctx, x, x0, carry_flow_sigma((double)steps[i + 1], g->options.shift),
                                        (double)e->noise_scale, e->seed, carry_generator_stream(e->chunk_index, i + 1)));
         }
     }
-    CARRY_TRY(check_finite(g, g->x0, count, "the last step's estimate", -1));
-    for (int64_t i = 0; i < count; i++) {
-        g->out[i] = carry_bf16_from_f32(g->x0[i]);
-        g->x0[i] = carry_f32_from_bf16(g->out[i]);
-    }
+    CARRY_TRY(carry_generator_finite(g, g->x0, count, "the last step's estimate", -1));
+    carry_generator_round(g, g->x0, count);
     return CARRY_OK;
 }
 
@@ -235,9 +241,10 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
     CARRY_TRY(check_shapes(g, e));
     if (e->init_cache || e->reset_cache) {
         carry_dit_cache_reset(g->cache);
+        g->slots = 0;
     }
     CARRY_TRY(prepare_text(g, e));
-    if (e->do_recompute) {
+    if (e->do_recompute && g->options.batch == 0) {
         CARRY_TRY(recompute(g, e));
         times->recompute = since(&mark);
     }
@@ -247,11 +254,11 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
                           e->current_start_frame, (long long)next);
     }
     const int64_t count = e->latents_in.shape[0] * e->latents_in.shape[1] * e->height * e->width;
-    widen(g->x, e->latents_in.data, count);
-    CARRY_TRY(check_finite(g, g->x, count, "latents_in", -1));
-    CARRY_TRY(denoise(g, e));
+    carry_generator_widen(g->x, e->latents_in.data, count);
+    CARRY_TRY(carry_generator_finite(g, g->x, count, "latents_in", -1));
+    CARRY_TRY(g->options.batch > 0 ? carry_generator_batch(g, e) : denoise(g, e));
     times->denoise = since(&mark);
-    if (e->expected_generator_calls > wanted) {
+    if (g->options.batch == 0 && e->expected_generator_calls > wanted) {
         CARRY_TRY(clean(g, e));
         times->clean = since(&mark);
     }
@@ -263,7 +270,7 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
         .observed_generator_calls = g->calls,
         .mesh_start_frame = (int32_t)next,
         .digest = carry_stream_digest(g->out, (size_t)count * sizeof *g->out),
-        .latents_out = frames_view(g, g->out, CARRY_BF16, e->latents_in.shape[1]),
+        .latents_out = carry_generator_view(g, g->out, CARRY_BF16, e->latents_in.shape[1]),
     };
     return CARRY_OK;
 }

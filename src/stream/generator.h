@@ -8,10 +8,13 @@
 #include "model/dit.h"
 #include "stream/envelope.h"
 
+#define CARRY_GENERATOR_BATCH 15
+
 typedef struct carry_generator_options {
     int64_t height, width; /* of the latents */
     int64_t chunk, window, sink;
     int64_t context; /* the most frames of a recompute, chunks of them; 0: none is asked for */
+    int64_t batch;   /* steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: chunk after chunk */
     double shift;
 } carry_generator_options;
 

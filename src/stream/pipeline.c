@@ -100,6 +100,10 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
         return carry_fail(ctx, CARRY_EARGUMENT, "slowed by %g and %g s, %g frames a second, %lld chunks: 0 or more",
                           o->slow_stage0, o->slow_stage1, o->fps, (long long)o->chunks);
     }
+    if (o->batch < 0 || o->batch > CARRY_GENERATOR_BATCH || (o->batch > 0 && o->recompute != CARRY_RECOMPUTE_OFF)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a stream batch of %lld steps: up to %d, and without a recompute",
+                          (long long)o->batch, CARRY_GENERATOR_BATCH);
+    }
     return check_recompute(ctx, o);
 }
 
@@ -134,6 +138,7 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .window = o->window,
                                                .sink = o->sink,
                                                .context = context,
+                                               .batch = o->batch,
                                                .shift = o->shift};
     const carry_mesh_options mesh = {.channels = p->config.in_dim,
                                      .height = o->height / 8,

@@ -27,7 +27,10 @@ typedef struct carry_pipeline_options {
     double shift;
     int depth; /* envelopes under way: 1 to 8 */
     carry_recompute recompute;
-    int64_t context;                 /* frames of a recompute */
+    int64_t context; /* frames of a recompute */
+    /* Steps of a stream batch: as many chunks at once, each at its own step; 0: chunk after chunk. It fixes the number
+       of steps, and goes without a recompute. */
+    int64_t batch;
     bool clean_pass;                 /* a last pass at t = 0 */
     bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
     int64_t chunks;                  /* 0: until stopped */

@@ -228,6 +228,12 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     if (is_stale) {
         return CARRY_OK;
     }
+    if (flight.is_filling) {
+        s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;
+        s->under_way--;
+        return CARRY_OK;
+    }
+    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
     const double now = carry_seconds();
     const double period = s->has_last ? now - s->last_result : 0.0;
     s->last_result = now;
@@ -265,7 +271,6 @@ carry_status carry_stage_shutdown(carry_stage *s) {
 }
 
 static carry_status stream(carry_stage *s) {
-    const int64_t chunks = s->options->chunks;
     for (bool is_ending = false;;) {
         is_ending = is_ending || (s->hooks->stop != NULL && s->hooks->stop());
         if (!is_ending) {
@@ -274,7 +279,7 @@ static carry_status stream(carry_stage *s) {
         }
         if (s->under_way > 0) {
             CARRY_TRY(take_one(s, is_ending));
-        } else if (is_ending || (chunks > 0 && (int64_t)s->chunk_index >= chunks)) {
+        } else if (is_ending || carry_stage_is_done(s)) {
             return CARRY_OK;
         } else {
             CARRY_TRY(wait_paused(s));

@@ -24,7 +24,8 @@
 typedef struct carry_flight {
     uint64_t call_id, chunk_index, cache_epoch;
     int32_t calls, start;
-    double build; /* seconds */
+    bool is_filling; /* a stream batch: no chunk is finished by it */
+    double build;    /* seconds */
     int depth;
 } carry_flight;
 
@@ -47,6 +48,8 @@ typedef struct carry_stage {
     int64_t start;         /* frame, since the cut */
     int64_t chunk_of;      /* chunks sent since the cut */
     bool is_first, is_cut; /* nothing has been sent; nothing since the cut */
+    int64_t step[CARRY_CONTROL_STEPS];
+    bool is_told; /* that a stream batch keeps its number of steps */
 
     carry_flight flight[CARRY_STAGE_DEPTH];
     int oldest, under_way;
@@ -87,6 +90,7 @@ carry_status carry_stage_run(carry_stage *stage);
 carry_status carry_stage_shutdown(carry_stage *stage);
 
 /* stage_build.c */
+bool carry_stage_is_done(const carry_stage *stage); /* as many chunks as were asked for have been sent */
 bool carry_stage_may_send(const carry_stage *stage);
 carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */

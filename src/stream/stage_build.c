@@ -11,9 +11,14 @@ static int64_t context_of(const carry_stage *s, int64_t k) {
     return k < s->context_chunks ? k : s->context_chunks;
 }
 
+bool carry_stage_is_done(const carry_stage *s) {
+    const int64_t unfinished = s->options->batch > 0 ? s->options->batch - 1 : 0;
+    return s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished;
+}
+
 bool carry_stage_may_send(const carry_stage *s) {
     const carry_pipeline_options *o = s->options;
-    if (s->under_way >= o->depth || s->state.paused || (o->chunks > 0 && (int64_t)s->chunk_index >= o->chunks)) {
+    if (s->under_way >= o->depth || s->state.paused || carry_stage_is_done(s)) {
         return false;
     }
     if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
@@ -94,8 +99,28 @@ static carry_status post(carry_stage *s, const carry_envelope *e) {
     return CARRY_OK;
 }
 
+/* The steps of the next envelope: all of them, or of a stream batch those of the chunks in it. A batch keeps the number
+   of steps that it was opened with. */
+static int steps_of(carry_stage *s) {
+    const int64_t n = s->options->batch;
+    if (n == 0) {
+        memcpy(s->step, s->state.step, sizeof s->step);
+        return s->state.steps;
+    }
+    if (s->state.steps == n) {
+        memcpy(s->step, s->state.step, sizeof s->step);
+    } else if (!s->is_told) {
+        s->is_told = true;
+        carry_log(s->ctx, CARRY_LOG_WARNING, "%d steps are asked for: a stream batch of %lld keeps its own",
+                  s->state.steps, (long long)n);
+    }
+    return (int)(s->chunk_of + 1 < n ? s->chunk_of + 1 : n);
+}
+
 static carry_status fill(carry_stage *s, carry_envelope *e) {
     const carry_pipeline_options *o = s->options;
+    const int steps = steps_of(s);
+    const bool has_clean = o->clean_pass && s->chunk_of >= o->batch;
     const bool does_recompute = o->recompute != CARRY_RECOMPUTE_OFF && s->chunk_of > 0;
     bool is_new = false;
     *e = (carry_envelope){
@@ -106,8 +131,8 @@ static carry_status fill(carry_stage *s, carry_envelope *e) {
         .cache_epoch = s->epoch,
         .height = (int32_t)s->height,
         .width = (int32_t)s->width,
-        .num_denoise_steps = s->state.steps,
-        .expected_generator_calls = s->state.steps + (does_recompute ? 1 : 0) + (o->clean_pass ? 1 : 0),
+        .num_denoise_steps = steps,
+        .expected_generator_calls = steps + (does_recompute ? 1 : 0) + (has_clean ? 1 : 0),
         .do_recompute = does_recompute,
         .init_cache = s->is_first,
         .reset_cache = s->is_cut,
@@ -115,7 +140,7 @@ static carry_status fill(carry_stage *s, carry_envelope *e) {
         .kv_bias = (float)s->state.kv_bias,
         .noise_scale = (float)s->state.noise,
         .latents_in = carry_view_4d(s->noise, CARRY_BF16, s->config.in_dim, o->chunk, s->height, s->width),
-        .steps = carry_view_1d(s->state.step, CARRY_I64, s->state.steps),
+        .steps = carry_view_1d(s->step, CARRY_I64, steps),
     };
     CARRY_TRY(carry_random_normal(s->ctx, e->latents_in, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f,
                                   1.0f));
@@ -149,6 +174,7 @@ carry_status carry_stage_send(carry_stage *s) {
         .cache_epoch = e.cache_epoch,
         .calls = e.expected_generator_calls,
         .start = e.current_start_frame,
+        .is_filling = o->batch > 0 && s->chunk_of + 1 < o->batch,
         .build = carry_seconds() - start,
         .depth = s->under_way + 1,
     };

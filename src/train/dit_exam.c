@@ -7,6 +7,7 @@
 
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/tensor.h"
 #include "model/codec.h"
 #include "model/words.h"
 
@@ -104,7 +105,8 @@ carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames) {
         carry_dit_streamer_cut(s, s->seed + 1);
     }
     const int64_t start = s->chunk * s->frames;
-    CARRY_TRY(carry_flow_noise(ctx, x, x, 1.0, 1.0, s->seed, (uint64_t)(s->chunk * 64)));
+    memset(s->x0, 0, (size_t)carry_tensor_count(&x0) * sizeof(float)); /* nothing but noise, and no NaN times 0 */
+    CARRY_TRY(carry_flow_noise(ctx, x, x0, 1.0, 1.0, s->seed, (uint64_t)(s->chunk * 64)));
     for (int64_t i = 0; i < steps; i++) {
         const double t = c->steps > 0 ? (double)c->step[i] : 1000.0 * (double)(steps - i) / (double)steps;
         const double next = c->steps > 0 ? (double)c->step[i + 1 < steps ? i + 1 : i]
@@ -134,10 +136,16 @@ static void mark(carry_dit_exam *exam, carry_shape shape, const carry_shapes_ver
     exam->step_error += hypot(v->right - speed * step[0], v->down - speed * step[1]);
 }
 
+carry_shape carry_dit_exam_second(carry_shape first) {
+    return (carry_shape){.form = (first.form + 1) % CARRY_SHAPE_FORMS,
+                         .colour = (first.colour + 2) % CARRY_SHAPE_COLOURS,
+                         .direction = (first.direction + 2) % CARRY_SHAPE_DIRECTIONS};
+}
+
+/* The chunks of half a stream, and what they show. */
 static carry_status ask(carry_dit_streamer *s, const carry_dit_exam_options *o, carry_shape shape, float *frames,
-                        uint64_t seed, carry_shapes_verdict *verdict) {
+                        carry_shapes_verdict *verdict) {
     char prompt[CARRY_SHAPE_CAPTION];
-    carry_dit_streamer_cut(s, seed);
     CARRY_TRY(carry_dit_streamer_prompt(s, carry_shape_caption(prompt, shape)));
     for (int64_t i = 0; i < o->chunks; i++) {
         CARRY_TRY(carry_dit_streamer_chunk(s, frames + i * s->frames * 3 * o->side * o->side));
@@ -148,16 +156,24 @@ static carry_status ask(carry_dit_streamer *s, const carry_dit_exam_options *o, 
 
 static carry_status ask_all(carry_dit_streamer *s, const carry_dit_exam_options *o, carry_dit_exam *exam, float *frames,
                             carry_dit_asked asked, void *user) {
+    const int64_t half = o->chunks * s->frames;
     for (int i = 0; i < o->forms * CARRY_SHAPE_COLOURS * CARRY_SHAPE_DIRECTIONS; i++) {
         const carry_shape shape = {.form = i / CARRY_SHAPE_DIRECTIONS / CARRY_SHAPE_COLOURS,
                                    .colour = i / CARRY_SHAPE_DIRECTIONS % CARRY_SHAPE_COLOURS,
                                    .direction = i % CARRY_SHAPE_DIRECTIONS};
+        const carry_shape then = carry_dit_exam_second(shape);
         char prompt[CARRY_SHAPE_CAPTION];
-        carry_shapes_verdict verdict;
-        CARRY_TRY(ask(s, o, shape, frames, o->seed + (uint64_t)i, &verdict));
-        mark(exam, shape, &verdict, o->speed);
-        if (asked != NULL &&
-            !asked(user, carry_shape_caption(prompt, shape), shape, &verdict, frames, o->chunks * s->frames)) {
+        carry_shapes_verdict first;
+        carry_shapes_verdict second;
+        carry_dit_streamer_cut(s, o->seed + (uint64_t)i);
+        CARRY_TRY(ask(s, o, shape, frames, &first));
+        mark(exam, shape, &first, o->speed);
+        if (o->turns) {
+            CARRY_TRY(ask(s, o, then, frames + half * 3 * o->side * o->side, &second));
+            exam->turned += second.colour == then.colour && second.direction == then.direction;
+        }
+        if (asked != NULL && !asked(user, carry_shape_caption(prompt, shape), shape, &first, o->turns ? &second : NULL,
+                                    frames, o->turns ? 2 * half : half)) {
             break;
         }
     }
@@ -169,9 +185,9 @@ carry_status carry_dit_examine(carry_dit *dit, const carry_dit_exam_options *o, 
     carry_dit_streamer *s;
     *exam = (carry_dit_exam){0};
     CARRY_TRY(carry_dit_streamer_new(dit, &s, o->side));
-    const int64_t factors[] = {o->chunks, s->frames, 3, o->side, o->side};
+    const int64_t factors[] = {o->turns ? 2 : 1, o->chunks, s->frames, 3, o->side, o->side};
     size_t bytes = 0;
-    float *frames = carry_size_product(&bytes, factors, 5, sizeof(float)) ? carry_aligned_new(bytes + 1) : NULL;
+    float *frames = carry_size_product(&bytes, factors, 6, sizeof(float)) ? carry_aligned_new(bytes + 1) : NULL;
     carry_status status = CARRY_OK;
     if (frames == NULL) {
         status = carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for %lld chunks", (long long)o->chunks);

@@ -11,12 +11,17 @@ typedef struct carry_dit_exam_options {
     double speed;
     int forms; /* of how many forms every colour and direction is asked for: 1 to 3 */
     uint64_t seed;
+    bool turns; /* half-way the prompt becomes another, in all it says, and the rest is judged by that */
 } carry_dit_exam_options;
 
 typedef struct carry_dit_exam {
     int64_t prompts, colours, directions, both; /* right */
-    double step_error;                          /* pixels a frame, in the mean */
+    int64_t turned;    /* streams that followed the second prompt as well, in colour and direction */
+    double step_error; /* pixels a frame, in the mean */
 } carry_dit_exam;
+
+/* What a stream turns to. */
+carry_shape carry_dit_exam_second(carry_shape first);
 
 /* A stream for a prompt. */
 typedef struct carry_dit_streamer carry_dit_streamer;
@@ -28,9 +33,10 @@ carry_status carry_dit_streamer_prompt(carry_dit_streamer *s, const char *prompt
 /* The next chunk's frames, [chunk_frames, 3, side, side]. A stream longer than positions are is cut. */
 carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames);
 
-/* Every colour in every direction. asked may be NULL: called after each prompt, false ends the examination. */
+/* Every colour in every direction. asked may be NULL: called after each prompt, false ends the examination. Of a stream
+   that turns, frames has both halves and second is what the second one shows; else it is NULL. */
 typedef bool (*carry_dit_asked)(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
-                                const float *frames, int64_t count);
+                                const carry_shapes_verdict *second, const float *frames, int64_t count);
 carry_status carry_dit_examine(carry_dit *dit, const carry_dit_exam_options *options, carry_dit_exam *exam,
                                carry_dit_asked asked, void *user);
 

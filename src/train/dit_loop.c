@@ -15,6 +15,7 @@
 #include "train/shapes_batch.h"
 
 #define EXAM_CHUNKS 4
+#define ALONE_SECONDS 600.0 /* that the others wait while rank 0 writes or examines */
 
 typedef struct training {
     carry_ctx *ctx;
@@ -42,6 +43,19 @@ typedef struct training {
 typedef struct sums {
     double loss, counted, squares, stop;
 } sums;
+
+/* What rank 0 did alone, to all. */
+static carry_status share_status(training *t, carry_status own, const char *what) {
+    const double deadline = carry_comm_deadline(t->comm);
+    int64_t status = own;
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline > ALONE_SECONDS ? deadline : ALONE_SECONDS));
+    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
+    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline));
+    if (status != CARRY_OK && !t->speaks) {
+        return carry_fail(t->ctx, CARRY_EPEER, "rank 0 could not %s after step %" PRId64, what, t->step);
+    }
+    return (carry_status)status;
+}
 
 static carry_status save_model(const void *model, const char *folder) {
     return carry_dit_save(model, folder, CARRY_F32);
@@ -84,16 +98,15 @@ static carry_status save(training *t) {
         m = t->gathered;
         v = t->speaks ? t->gathered + n : NULL;
     }
-    int64_t status = t->speaks ? write_checkpoint(t, m, v) : CARRY_OK;
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
-    if (status != CARRY_OK && !t->speaks) {
-        return carry_fail(t->ctx, (carry_status)status, "rank 0 could not write the checkpoint");
+    carry_status status = CARRY_OK;
+    if (t->speaks) {
+        status = write_checkpoint(t, m, v);
     }
-    return (carry_status)status;
+    return share_status(t, status, "write the checkpoint");
 }
 
 static carry_status examine(training *t) {
-    int64_t status = CARRY_OK;
+    carry_status status = CARRY_OK;
     if (t->speaks) {
         carry_dit_exam exam;
         const carry_dit_exam_options o = {
@@ -106,8 +119,7 @@ static carry_status examine(training *t) {
             }
         }
     }
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0)); /* the others wait, as long as a deadline lets */
-    return (carry_status)status;
+    return share_status(t, status, "examine the model");
 }
 
 /* The weights are still those of the last good step. */
@@ -131,6 +143,19 @@ static void add_to_average(training *t) {
     }
 }
 
+/* A past that the model made. The first tenth of a run has better to do than to learn from its faults. */
+static carry_status make_past(training *t) {
+    const int64_t every = t->options.own_past;
+    if (every == 0 || t->step % every != 0 || t->step < t->schedule.steps / 10) {
+        return CARRY_OK;
+    }
+    carry_dit_pass_args args = {.backward = false};
+    CARRY_TRY(carry_shapes_batch_own(t->batch, &args));
+    CARRY_TRY(carry_dit_pass_run(t->pass, &args, t->memory, carry_dit_pass_memory(t->pass)));
+    carry_shapes_batch_past(t->batch);
+    return CARRY_OK;
+}
+
 static carry_status do_step(training *t, carry_dit_train_report *report, bool *stop) {
     CARRY_SPAN(t->ctx, "train", "step");
     sums all = {.stop = t->hooks->stop != NULL && t->hooks->stop() ? 1.0 : 0.0};
@@ -139,6 +164,7 @@ static carry_status do_step(training *t, carry_dit_train_report *report, bool *s
     carry_dit_pass_args args = {.backward = true, .scale = 1.0 / (double)numbers, .loss = &all.loss};
     const int64_t first = t->step * t->options.batch + carry_comm_rank(t->comm) * t->videos;
     CARRY_TRY(carry_shapes_batch_make(t->batch, first, &args, &all.counted));
+    CARRY_TRY(make_past(t));
     memset(t->dit->own.gradients, 0, (size_t)t->dit->own.count * sizeof(float));
     if (carry_comm_size(t->comm) > 1) {
         args.ready = carry_optimizer_ready;
@@ -185,13 +211,12 @@ static void tell(training *t, carry_dit_train_report *report, double loss, doubl
 /* What ships: the average, in the folder of the run itself. */
 static carry_status save_end(training *t) {
     carry_dtype dtype;
-    int64_t status = CARRY_OK;
+    carry_status status = CARRY_OK;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
     if (t->speaks) {
         status = carry_dit_save(&t->averaged, t->options.out, dtype);
     }
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
-    return (carry_status)status;
+    return share_status(t, status, "write the model");
 }
 
 static carry_status run_steps(training *t) {

@@ -39,6 +39,7 @@ const carry_train_key carry_dit_train_keys[] = {
     REAL("average", average, 0, 0.999999, false, "what is saved is the running average of weights, by this factor"),
     WHOLE("seed", seed, 0, MOST, true, "of weights and videos (1)"),
     REAL("past-noise", past_noise, 0, 10, false, "noise on what a chunk sees as its past, at most (0.2)"),
+    WHOLE("own-past", own_past, 0, MOST, false, "every N-th step the past is the model's own work; 0: never (2)"),
     REAL("changes", changes, 0, 1, false, "share of videos whose caption changes on the way (0.5)"),
     REAL("unnamed", unnamed, 0, 1, false, "share of videos without a caption (0.1)"),
     TEXT("out", out, false, "DIR", "the folder of the run, and of the model at its end"),
@@ -67,6 +68,7 @@ carry_dit_train_options carry_dit_train_default(void) {
                                      .warmup = 100,
                                      .seed = 1,
                                      .past_noise = 0.2,
+                                     .own_past = 2,
                                      .changes = 0.5,
                                      .unnamed = 0.1,
                                      .dtype = "bf16",
@@ -108,10 +110,6 @@ carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options
     if (o->size % 16 != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a side of %lld pixels is no multiple of 16: %lld and %lld are",
                           (long long)o->size, (long long)(o->size / 16 * 16), (long long)(o->size / 16 * 16 + 16));
-    }
-    if (c.window_frames < c.chunk_frames) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a window of %lld frames does not hold a chunk of %lld",
-                          (long long)c.window_frames, (long long)c.chunk_frames);
     }
     if (ranks > 0 && o->batch % ranks != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,

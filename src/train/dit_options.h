@@ -18,6 +18,7 @@ typedef struct carry_dit_train_options {
     double rate, final_rate, clip, decay, beta1, beta2, average;
     int64_t warmup, seed;
     double past_noise, changes, unnamed;
+    int64_t own_past;
     char out[CARRY_DIT_TRAIN_PATH], dtype[8];
     int64_t save_every, keep, log_every, eval_every;
 } carry_dit_train_options;

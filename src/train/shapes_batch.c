@@ -19,6 +19,7 @@
 #define FIRST_FRAMES 900
 #define TIME_STREAM 0x74696d65
 #define NOISE_STREAM 0x6e6f0000
+#define OWN_STREAM 0x6f770000
 
 struct carry_shapes_batch {
     carry_ctx *ctx;
@@ -29,12 +30,13 @@ struct carry_shapes_batch {
     carry_codec **codec;   /* of each video: they are made side by side */
     float *pixels;         /* [videos, chunk, 3, side, side] */
     float *clean, *noisy, *target, *noise;
+    float *rough, *velocity; /* of the forward that makes a past */
+    double *rough_t;
     float *words, *text; /* [CAPTIONS + 1, text_len, text_dim], the last for no words; [videos * TEXTS, ...] */
     double *t;
     int64_t *caption, *start;
     float *weight;
     int64_t first;
-    _Atomic int status;
 };
 
 static int64_t text_count(const carry_dit_config *c) {
@@ -87,6 +89,9 @@ static carry_status make(carry_shapes_batch *b) {
     CARRY_TRY(take(b, &b->noisy, latents, 2, sizeof(float)));
     CARRY_TRY(take(b, &b->target, latents, 2, sizeof(float)));
     CARRY_TRY(take(b, &b->noise, latents, 2, sizeof(float)));
+    CARRY_TRY(take(b, &b->rough, latents, 2, sizeof(float)));
+    CARRY_TRY(take(b, &b->velocity, latents, 2, sizeof(float)));
+    CARRY_TRY(take(b, &b->rough_t, places, 2, sizeof *b->rough_t));
     CARRY_TRY(take(b, &b->words, words, 2, sizeof(float)));
     CARRY_TRY(take(b, &b->text, text, 3, sizeof(float)));
     CARRY_TRY(take(b, &b->t, places, 2, sizeof *b->t));
@@ -135,8 +140,8 @@ void carry_shapes_batch_free(carry_shapes_batch *b) {
     for (int64_t i = 0; b->codec != NULL && i < b->options.videos; i++) {
         carry_codec_free(b->codec[i]);
     }
-    void *const owned[] = {b->codec, b->pixels, b->clean, b->noisy,   b->target, b->noise,
-                           b->words, b->text,   b->t,     b->caption, b->weight, b->start};
+    void *const owned[] = {b->codec, b->pixels,  b->clean,  b->noisy, b->target, b->noise,    b->words,  b->text,
+                           b->t,     b->caption, b->weight, b->start, b->rough,  b->velocity, b->rough_t};
     for (size_t i = 0; i < sizeof owned / sizeof owned[0]; i++) {
         free(owned[i]);
     }
@@ -213,26 +218,34 @@ static carry_status make_video(carry_shapes_batch *b, int64_t v) {
     return CARRY_OK;
 }
 
-/* The first video is made alone: what cannot be done shows there. */
-static void make_videos(void *argument, int64_t begin, int64_t end, int worker) {
-    carry_shapes_batch *b = argument;
+typedef struct video_job {
+    carry_shapes_batch *batch;
+    carry_status (*work)(carry_shapes_batch *batch, int64_t video);
+    _Atomic int status;
+} video_job;
+
+static void run_videos(void *argument, int64_t begin, int64_t end, int worker) {
+    video_job *j = argument;
     (void)worker;
     for (int64_t v = begin; v < end; v++) {
-        const carry_status status = v > 0 ? make_video(b, v) : CARRY_OK;
+        const carry_status status = j->work(j->batch, v + 1);
         if (status != CARRY_OK) {
-            atomic_store(&b->status, (int)status);
+            atomic_store(&j->status, (int)status);
         }
     }
 }
 
-carry_status carry_shapes_batch_make(carry_shapes_batch *b, int64_t first, carry_dit_pass_args *args, double *counted) {
+/* The first video is done alone: what cannot be done shows there. */
+static carry_status each_video(carry_shapes_batch *b, carry_status (*work)(carry_shapes_batch *batch, int64_t video)) {
+    video_job j = {.batch = b, .work = work};
+    CARRY_TRY(work(b, 0));
+    carry_parallel(b->ctx, b->options.videos - 1, 1, run_videos, &j);
+    return (carry_status)atomic_load(&j.status);
+}
+
+static void fill_args(const carry_shapes_batch *b, carry_dit_pass_args *args) {
     const carry_shapes_batch_options *o = &b->options;
     const int64_t shape[] = {o->videos, o->chunks, b->config.in_dim, o->chunk, o->side / 8, o->side / 8};
-    b->first = first;
-    atomic_store(&b->status, CARRY_OK);
-    CARRY_TRY(make_video(b, 0));
-    carry_parallel(b->ctx, o->videos, 1, make_videos, b);
-    CARRY_TRY((carry_status)atomic_load(&b->status));
     args->clean = carry_view(b->clean, CARRY_F32, 6, shape);
     args->noisy = carry_view(b->noisy, CARRY_F32, 6, shape);
     args->target = carry_view(b->target, CARRY_F32, 6, shape);
@@ -241,9 +254,59 @@ carry_status carry_shapes_batch_make(carry_shapes_batch *b, int64_t first, carry
     args->caption = b->caption;
     args->start = b->start;
     args->weight = b->weight;
+}
+
+carry_status carry_shapes_batch_make(carry_shapes_batch *b, int64_t first, carry_dit_pass_args *args, double *counted) {
+    const carry_shapes_batch_options *o = &b->options;
+    b->first = first;
+    CARRY_TRY(each_video(b, make_video));
+    fill_args(b, args);
     *counted = 0.0;
     for (int64_t i = 0; i < o->videos * o->chunks; i++) {
         *counted += (double)b->weight[i] * (double)b->latent;
     }
     return CARRY_OK;
+}
+
+/* One of the sampler's last two steps: with two steps left there are faults to learn from, with one there are few. */
+static carry_status roughen_video(carry_shapes_batch *b, int64_t v) {
+    const carry_dit_config *c = &b->config;
+    for (int64_t chunk = 0; chunk < b->options.chunks; chunk++) {
+        const int64_t place = v * b->options.chunks + chunk;
+        const uint64_t stream = (uint64_t)((b->first + v) * b->options.chunks + chunk);
+        const int64_t back = 1 + (int64_t)(carry_philox(b->options.seed, OWN_STREAM, stream).word[0] & 1);
+        const double t = c->steps >= back ? (double)c->step[c->steps - back] : 250.0 * (double)back;
+        const double sigma = carry_flow_sigma(t, c->shift);
+        const double told = 1e-3 * b->t[place];
+        float *to = b->rough + place * b->latent;
+        CARRY_TRY(carry_random_normal(b->ctx, carry_view_1d(to, CARRY_F32, b->latent), b->options.seed ^ OWN_STREAM,
+                                      stream, 0.0f, 1.0f));
+        for (int64_t i = 0; i < b->latent; i++) {
+            const int64_t at = place * b->latent + i;
+            const double x = (double)b->noisy[at] - told * (double)b->target[at];
+            to[i] = (float)((1.0 - sigma) * x + sigma * (double)to[i]);
+        }
+        b->rough_t[place] = 1000.0 * sigma;
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_shapes_batch_own(carry_shapes_batch *b, carry_dit_pass_args *args) {
+    CARRY_TRY(each_video(b, roughen_video));
+    fill_args(b, args);
+    args->noisy.data = b->rough;
+    args->velocity = args->noisy;
+    args->velocity.data = b->velocity;
+    args->target = (carry_tensor){.data = NULL};
+    args->t = b->rough_t;
+    return CARRY_OK;
+}
+
+void carry_shapes_batch_past(carry_shapes_batch *b) {
+    for (int64_t place = 0; place < b->options.videos * b->options.chunks; place++) {
+        const float sigma = (float)(1e-3 * b->rough_t[place]);
+        for (int64_t i = place * b->latent; i < (place + 1) * b->latent; i++) {
+            b->clean[i] = b->rough[i] - sigma * b->velocity[i];
+        }
+    }
 }

@@ -2,8 +2,15 @@
 
    With noise e and latents x:  noisy = (1 - s) x + s e,  target = e - x,  t = 1000 s,  s = carry_flow_sigma of a time
    that is one of the sampler's own steps half the time, so that few steps are what is learnt best, and anything between
-   0 and 1000 otherwise. What a chunk sees as its past is x with a little noise, so that a long stream, whose past is
-   its own work, does not run away from what was learnt.
+   0 and 1000 otherwise.
+
+   A stream's past is its own work, so that small faults must not grow. What a chunk sees as its past is x with a little
+   noise; or, where the loop asks for it, what the model itself makes of x under the noise of the sampler's last steps:
+
+       carry_shapes_batch_make(batch, ...);
+       carry_shapes_batch_own(batch, &args);   a forward, whose velocities land in the batch
+       carry_dit_pass_run(...);
+       carry_shapes_batch_past(batch);         and become the past of the batch that was made
 
    A chunk has a loss unless it is the first of a video that does not begin as a stream does: where its shape is, nobody
    could know. Everything is a function of the seed and the video's number. */
@@ -32,5 +39,7 @@ void carry_shapes_batch_free(carry_shapes_batch *batch);
    a loss. */
 carry_status carry_shapes_batch_make(carry_shapes_batch *batch, int64_t first, carry_dit_pass_args *args,
                                      double *counted);
+carry_status carry_shapes_batch_own(carry_shapes_batch *batch, carry_dit_pass_args *args);
+void carry_shapes_batch_past(carry_shapes_batch *batch);
 
 #endif
