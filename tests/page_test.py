@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.parse
 
@@ -44,19 +45,21 @@ class Served:
             found = re.search(r"(?:port |:)(\d{2,5})\b", line)
             if found:
                 self.port = int(found.group(1))
+                threading.Thread(target=self._drain, daemon=True).start()  # or it would stop at a full pipe
                 return
         raise AssertionError(f"{command} ended with {self.process.wait()} and told no port")
 
+    def _drain(self):
+        for _ in self.process.stdout:
+            pass
+
     def stop(self):
-        self.process.send_signal(signal.SIGTERM)
+        self.process.send_signal(signal.SIGINT)
         try:
-            code = self.process.wait(timeout=20)
+            return self.process.wait(timeout=30)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise AssertionError("the server did not end within 20 s of SIGTERM") from None
-        finally:
-            self.process.stdout.close()
-        return code
+            raise AssertionError("the server did not end within 30 s of Ctrl-C") from None
 
 
 def expect(truth, sentence):
@@ -71,6 +74,9 @@ def frames_arrive_and_change(page):
     expect(page.value('at("video").toDataURL()') != first, "the picture does not change")
     page.wait('at("status").dataset.kind === "live"')
     page.wait('Number(at("fact-fps").textContent) > 0')
+    box = page.value("""(() => { const { width, height } = at("video").getBoundingClientRect(), screen = at("screen").getBoundingClientRect();
+      return [width - screen.width, height - screen.height]; })()""")
+    expect(box == [0, 0], f"the picture is {box} pixels larger than its screen")
 
 
 def watch_epochs(page):
@@ -118,6 +124,7 @@ def fields_act(page):
     page.type("9007199254740993")  # more than a double holds
     page.press("Enter", "Enter", "\r")
     page.wait('fetch(withToken("/api/state")).then((a) => a.text()).then((t) => t.includes(\'"seed": 9007199254740993,\'))')
+    page.wait('at("seed").value === "9007199254740993"')
     page.value("document.querySelector('[data-steps=\"2\"]').click()")
     page.wait(f'{STATE}.then((state) => state.controls.steps.join() === "1000,500")')
     page.wait('at("steps").value === "1000, 500"')
@@ -188,6 +195,8 @@ def run(page, served, options):
     pause_and_cut_act(page)
     if options.record:
         recording_acts(page, options.record)
+    if options.screenshot:
+        page.screenshot(options.screenshot)
     expect(page.errors == [], f"errors on the console: {page.errors}")
     if not options.brief:  # from here on the browser itself complains of what we do to it
         served = a_server_that_comes_back_is_noticed(page, served, options.command)
@@ -212,6 +221,7 @@ def main():
     try:
         page = Browser(browser)
         served = run(page, served, options)
+        expect(served.stop() == 0, "the server did not end with 0 after Ctrl-C")
     except AssertionError as failed:
         print(f"FAILED: {failed}")
         if page is not None:
@@ -219,10 +229,9 @@ def main():
         return 1
     finally:
         if page is not None:
-            if options.screenshot:
-                page.screenshot(options.screenshot)
             page.close()
-        served.stop()
+        if served.process.poll() is None:
+            served.stop()
     print("ok")
     return 0
 

@@ -24,3 +24,12 @@ trap 'rm -rf "$folder"' EXIT
 code=$?
 if [ $code != 0 ]; then exit $code; fi
 "$python" "$here/page_test.py" --token 'a+b/c' --brief -- "$stream_page" --token 'a+b/c' --seconds 240 || exit 1
+
+# A stream of the pipeline itself: random weights, so nothing is asked of what the pictures show.
+if "$carry" stream --help 2> /dev/null | grep -q -e --serve; then
+    mkdir "$folder/pipeline"
+    "$python" "$here/page_test.py" --brief --record "$folder/pipeline" -- "$carry" --ranks 2 stream --config shapes \
+        --serve --port 0 --record-to "$folder/pipeline" || exit 1
+else
+    echo "skipped: this carry serves no streams"
+fi

@@ -3,6 +3,8 @@
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <unistd.h>
+
 #include <stdio.h> /* jpeglib.h needs it and does not say so */
 
 #include <jpeglib.h>
@@ -296,6 +298,24 @@ static void test_frames_faster_than_the_pace_do_not_pile_up(void **state) {
     finish(&f);
 }
 
+/* The time of a pause is not the time of a chunk: what follows is not shown more slowly for it. */
+static void test_a_pause_does_not_slow_what_follows(void **state) {
+    (void)state;
+    const double fps = 10.0;
+    fixture f = start(fps);
+    for (uint64_t chunk = 0; chunk < 2; chunk++) {
+        for (int i = 0; i < 3; i++) {
+            assert_ok(f.ctx, carry_hub_publish(f.hub, f.pixels, chunk, 0));
+        }
+        if (chunk == 0) {
+            carry_hub_set_figures(f.hub, &(carry_stream_figures){.paused = true});
+            (void)usleep(800000); /* taken for a chunk's time, it would make the interval 0.15 s */
+        }
+    }
+    assert_true(carry_hub_next_release(f.hub) <= 1.0 / fps);
+    finish(&f);
+}
+
 static void test_absurd_hubs_are_refused(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -409,6 +429,7 @@ int main(void) {
         cmocka_unit_test(test_memory_is_flat_however_long_it_runs),
         cmocka_unit_test(test_a_burst_is_released_at_the_pace),
         cmocka_unit_test(test_frames_faster_than_the_pace_do_not_pile_up),
+        cmocka_unit_test(test_a_pause_does_not_slow_what_follows),
         cmocka_unit_test(test_absurd_hubs_are_refused),
         cmocka_unit_test(test_viewers_come_and_go_while_frames_and_cuts_are_published),
     };

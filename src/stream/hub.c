@@ -65,7 +65,7 @@ uint64_t carry_hub_released_end(const carry_hub *hub, double now) {
 }
 
 /* When the frame that comes now is to be shown. The interval follows the rate at which chunks come, a little faster,
-   so that what waits grows less; never faster than the pace that was asked for. */
+   so that what waits grows less, and sooner down than up; never faster than the pace that was asked for. */
 static double release_time(carry_hub *hub, double now, uint64_t chunk) {
     if (hub->fps <= 0.0) {
         return now;
@@ -75,7 +75,7 @@ static double release_time(carry_hub *hub, double now, uint64_t chunk) {
         if (hub->chunk_started > 0.0 && hub->chunk_frames > 0) {
             double came = 0.95 * (now - hub->chunk_started) / (double)hub->chunk_frames;
             came = fmin(fmax(came, shortest), fmax(SLOWEST, shortest));
-            hub->interval += 0.3 * (came - hub->interval);
+            hub->interval += (came < hub->interval ? 0.6 : 0.3) * (came - hub->interval);
         }
         hub->chunk = chunk;
         hub->chunk_started = now;
@@ -269,6 +269,9 @@ void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch) {
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures) {
     pthread_mutex_lock(&hub->lock);
     hub->figures = *figures;
+    if (figures->paused) {
+        hub->chunk_started = 0.0; /* the time until the next chunk is not what a chunk takes */
+    }
     pthread_mutex_unlock(&hub->lock);
 }
 

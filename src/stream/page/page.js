@@ -135,7 +135,8 @@ function takeText(text) {
     fields.forget();
   } else if (news.done) {
     at("problem").hidden = true;
-  } else {
+  } else { /* a seed may be larger than a number of this language holds: its digits, then */
+    news.controls.seed = text.match(/"seed": ?(\d+)/)?.[1] ?? news.controls.seed;
     takeState(news);
   }
 }
