@@ -199,7 +199,8 @@ static carry_status make_chunk(carry_shapes_batch *b, const carry_shapes_video *
         b->target[at + i] = noise[i] - x;
     }
     b->caption[place] = chunk * b->options.chunk < video->change ? 0 : 1;
-    b->weight[place] = chunk > 0 || video->is_start ? 1.0f : 0.0f;
+    const bool shows = chunk * b->options.chunk >= video->blank;
+    b->weight[place] = shows && (chunk > 0 || video->is_start) ? 1.0f : 0.0f;
     return CARRY_OK;
 }
 
