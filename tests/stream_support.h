@@ -1,103 +1,141 @@
-/* What the tests of streams share: one envelope of every sort, and a result, small and fixed. */
+/* What the tests of the pipeline share: a small model, and a stream whose frames are remembered by their digests. */
 #ifndef CARRY_TESTS_STREAM_SUPPORT_H
 #define CARRY_TESTS_STREAM_SUPPORT_H
 
-#include "support.h"
+#include "comm_support.h"
 
-#include <stdbool.h>
-
+#include "core/clock.h"
 #include "stream/envelope.h"
+#include "stream/pipeline.h"
 
-enum { NOOP, INFER_PLAIN, INFER_CROSS, INFER_RECOMPUTE, INFER_FULL, SHUTDOWN, RESULT, EXAMPLES };
-static const char *const example_name[EXAMPLES] = {"noop",       "infer",    "infer-cross", "infer-recompute",
-                                                   "infer-full", "shutdown", "result"};
+enum { CHUNKS = 512 };
 
-#define DIGEST_OF_123456789 INT64_C(-1972151452957542081)
+/* Heads and ffn_dim that 1, 2, 3 and 6 ranks divide; 4 patches a frame. */
+static inline carry_pipeline_options small_stream(void) {
+    return (carry_pipeline_options){
+        .config = {.dim = 48,
+                   .ffn_dim = 96,
+                   .num_heads = 6,
+                   .num_layers = 2,
+                   .in_dim = 16,
+                   .out_dim = 16,
+                   .text_len = 8,
+                   .text_dim = 16,
+                   .freq_dim = 32,
+                   .patch = {1, 2, 2},
+                   .eps = 1e-6,
+                   .qk_norm = true,
+                   .cross_attn_norm = true},
+        .height = 32,
+        .width = 32,
+        .chunk = 2,
+        .window = 7,
+        .sink = 1,
+        .shift = 3.0,
+        .depth = 2,
+        .context = 2,
+        .clean_pass = true,
+        .chunks = 6,
+    };
+}
 
-typedef struct example {
-    bool is_result;
-    carry_envelope envelope;
-    carry_result result;
-    /* Words are 30 bytes, which are filled up; the rest is 16 channels and never needs it. */
-    uint16_t latents[16 * 1 * 3 * 5], context[16 * 2 * 3 * 5], words[3 * 5];
-    int64_t step[3];
-} example;
+/* A stream and what was seen of it. Hooks are of rank 0. */
+typedef struct stream {
+    carry_pipeline_options options;
+    carry_controls *controls;
+    carry_stream_figures figures;
+    int ranks;
+    double deadline;
+    int64_t cut_at, stop_at, fail_at, pause_at; /* chunks that have been shown before it happens; 0: never */
+    bool is_paused;
+    double paused_since;
+    /* seen */
+    int64_t digest[CHUNKS];
+    uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
+    int shown, frames; /* calls of the hooks */
+    uint64_t last_cut;
+    int cuts, late; /* late: frames of an epoch older than the last cut */
+    double under_way_most;
+    char sentence[512];
+    carry_status status[RANKS];
+} stream;
 
-/* In place: tensors are views of its own memory. */
-static inline void example_make(example *e, int which) {
-    const bool has_words = which == INFER_CROSS || which == INFER_FULL;
-    const bool has_context = which == INFER_RECOMPUTE || which == INFER_FULL;
-    memset(e, 0, sizeof *e);
-    e->is_result = which == RESULT;
-    for (int i = 0; i < 16 * 3 * 5; i++) { /* numbers that bf16 holds exactly */
-        e->latents[i] = carry_bf16_from_f32((float)(i - 100) / 8);
-    }
-    for (int i = 0; i < 16 * 2 * 3 * 5; i++) {
-        e->context[i] = carry_bf16_from_f32((float)(i % 64) / -4);
-    }
-    for (int i = 0; i < 3 * 5; i++) {
-        e->words[i] = carry_bf16_from_f32((float)i);
-    }
-    const int64_t step[] = {1000, 700, 250};
-    memcpy(e->step, step, sizeof step);
-    const carry_tensor latents = carry_view_4d(e->latents, CARRY_BF16, 16, 1, 3, 5);
-    if (e->is_result) {
-        e->result = (carry_result){.version = CARRY_ENVELOPE_VERSION,
-                                   .call_id = 5,
-                                   .chunk_index = 3,
-                                   .cache_epoch = 1,
-                                   .observed_generator_calls = 4,
-                                   .mesh_start_frame = 9,
-                                   .digest = carry_stream_digest(e->latents, sizeof e->latents),
-                                   .stage1_ms = 12.5,
-                                   .mesh_idle_ms = 0.25,
-                                   .latents_out = latents};
-        return;
-    }
-    e->envelope = (carry_envelope){.version = CARRY_ENVELOPE_VERSION,
-                                   .action = which == NOOP       ? CARRY_NOOP
-                                             : which == SHUTDOWN ? CARRY_SHUTDOWN
-                                                                 : CARRY_INFER,
-                                   .call_id = 0x0102030405060708,
-                                   .chunk_index = which == NOOP || which == SHUTDOWN ? 0 : 3,
-                                   .cache_epoch = 1};
-    if (e->envelope.action != CARRY_INFER) {
-        return;
-    }
-    e->envelope.height = 3;
-    e->envelope.width = 5;
-    e->envelope.current_start_frame = 9;
-    e->envelope.num_denoise_steps = 3;
-    e->envelope.expected_generator_calls = 3 + has_context;
-    e->envelope.do_recompute = has_context;
-    e->envelope.init_cache = e->envelope.reset_cache = which == INFER_FULL;
-    e->envelope.reset_cross_cache = has_words;
-    e->envelope.seed = 0xFEDCBA9876543210;
-    e->envelope.kv_bias = 0.5F;
-    e->envelope.noise_scale = 1.25F;
-    e->envelope.conditioning = carry_view_2d(has_words ? e->words : NULL, CARRY_BF16, has_words ? 3 : 0, 5);
-    e->envelope.latents_in = latents;
-    e->envelope.steps = carry_view_1d(e->step, CARRY_I64, 3);
-    if (has_context) {
-        e->envelope.context_frames = carry_view_4d(e->context, CARRY_BF16, 16, 2, 3, 5);
+static stream *stopping; /* the one whose stop hook is asked: it has no user */
+
+static inline bool should_stop(void) {
+    return stopping != NULL && stopping->stop_at > 0 && stopping->shown >= stopping->stop_at;
+}
+
+static inline carry_status see_frames(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
+    stream *s = user;
+    const size_t bytes = (size_t)(frames.shape[0] * frames.stride[0]) * sizeof(float);
+    s->digest[s->frames % CHUNKS] = carry_stream_digest(frames.data, bytes);
+    s->chunk_index[s->frames % CHUNKS] = chunk_index;
+    s->epoch[s->frames % CHUNKS] = cache_epoch;
+    s->frames++;
+    s->late += s->cuts > 0 && cache_epoch < s->last_cut;
+    return s->fail_at > 0 && s->shown >= s->fail_at ? CARRY_EIO : CARRY_OK;
+}
+
+static inline void see_cut(void *user, uint64_t cache_epoch) {
+    stream *s = user;
+    s->cuts++;
+    s->last_cut = cache_epoch;
+}
+
+static inline void ask(carry_controls *controls, const char *json) {
+    char why[256] = "";
+    if (carry_controls_apply(controls, json, strlen(json), why, sizeof why) != CARRY_OK) {
+        print_error("%s: %s\n", json, why);
     }
 }
 
-static inline carry_status example_encode(carry_ctx *ctx, const example *e, void *to, size_t room, size_t *bytes) {
-    return e->is_result ? carry_result_encode(ctx, to, room, bytes, &e->result)
-                        : carry_envelope_encode(ctx, to, room, bytes, &e->envelope);
+static inline void see_chunk(void *user, const carry_chunk_times *times) {
+    stream *s = user;
+    s->shown++;
+    s->under_way_most = times->depth > s->under_way_most ? times->depth : s->under_way_most;
+    if (s->shown == s->cut_at) {
+        ask(s->controls, "{\"cut\": true}");
+    }
+    if (s->shown == s->pause_at) {
+        ask(s->controls, "{\"pause\": true}");
+    }
 }
 
-/* Both CRCs of a message whose bytes were changed: as a peer that means it would send it. */
-static inline void message_seal(unsigned char *message, size_t bytes) {
-    for (int which = 0; which < 2; which++) {
-        const uint32_t crc = which == 0
-                                 ? carry_crc32c(0, message + CARRY_ENVELOPE_HEADER, bytes - CARRY_ENVELOPE_HEADER)
-                                 : carry_crc32c(0, message, 28);
-        for (int i = 0; i < 4; i++) {
-            message[24 + 4 * which + i] = (unsigned char)(crc >> 8 * i);
-        }
+static inline carry_status stream_rank(void *user, carry_comm *comm) {
+    stream *s = user;
+    const int rank = carry_comm_rank(comm);
+    const carry_pipeline_hooks hooks = {.controls = rank == 0 ? s->controls : NULL,
+                                        .stop = should_stop,
+                                        .frames = see_frames,
+                                        .cut = see_cut,
+                                        .chunk = see_chunk,
+                                        .user = s};
+    s->status[rank] = carry_pipeline_run(comm, &s->options, &hooks, rank == 0 ? &s->figures : NULL);
+    return s->status[rank];
+}
+
+static inline carry_status run_stream(stream *s) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_control_state start = carry_control_default();
+    const bool makes_controls = s->controls == NULL;
+    start.steps = 2;
+    start.step[0] = 1000;
+    start.step[1] = 500;
+    start.kv_bias = 0.7;
+    if (makes_controls) {
+        assert_ok(ctx, carry_controls_new(ctx, &s->controls, &start));
     }
+    stopping = s;
+    const carry_comm_options options = {.deadline = s->deadline > 0 ? s->deadline : 20.0};
+    const carry_status status = run_ranks(s->ranks, &options, stream_rank, s, s->sentence);
+    stopping = NULL;
+    if (makes_controls) {
+        carry_controls_free(s->controls);
+        s->controls = NULL;
+    }
+    carry_ctx_free(ctx);
+    return status;
 }
 
 #endif

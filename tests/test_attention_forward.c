@@ -65,9 +65,10 @@ static void check(carry_ctx **contexts, int count, problem *p, int layout) {
 }
 
 static const int64_t shapes[][4] = {
-    /* T, S, H, D; blocks are 256 queries and 128 keys */
-    {1, 1, 1, 1},     {1, 2, 3, 5},    {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 128, 3, 17}, {31, 129, 2, 33},
-    {255, 130, 1, 8}, {256, 64, 1, 3}, {257, 67, 2, 9}, {5, 300, 1, 256}, {3, 257, 5, 255}, {513, 5, 1, 16},
+    /* T, S, H, D; blocks are 256 queries, in parts of 64, and 64 keys; up to 4 queries go another way */
+    {1, 1, 1, 1},    {1, 2, 3, 5},     {2, 1, 2, 128},  {7, 127, 1, 64},  {13, 63, 3, 17}, {31, 129, 2, 33},
+    {63, 64, 1, 20}, {64, 65, 2, 7},   {65, 128, 1, 8}, {255, 130, 1, 8}, {256, 64, 1, 3}, {257, 67, 2, 9},
+    {4, 131, 2, 48}, {5, 300, 1, 256}, {3, 65, 5, 255}, {513, 5, 1, 16},
 };
 
 static void test_attention_matches_float64_for_every_size(void **state) {
@@ -211,6 +212,31 @@ static void test_huge_scores_do_not_overflow(void **state) {
     }
 }
 
+/* Keys that hold -infinity weigh nothing, even when a whole block of them comes first; and NaN stays NaN, for its query
+   alone. */
+static void test_infinities_and_nans_stay_where_they_belong(void **state) {
+    (void)state;
+    problem p = some_problem(CARRY_F32, 6, 150, 1, 5, 0, 0);
+    for (int64_t t = 0; t < 6; t++) {
+        set_value(&p.q.t, t, 0, 0, 0.5f);
+    }
+    for (int64_t j = 0; j < 100; j++) {
+        set_value(&p.k.t, j, 0, 0, -INFINITY);
+    }
+    check(ctxs, CTXS, &p, 1);
+    set_value(&p.q.t, 2, 0, 1, NAN);
+    placed o = place(CARRY_F32, 6, 1, 5, 0);
+    array lse = poisoned(CARRY_F32, 2, SHAPE(1, 6));
+    carry_attention_args args = args_of(&p, &o.t, &lse.t);
+    run(ctxs[0], &args);
+    for (int64_t t = 0; t < 6; t++) {
+        assert_int_equal(isnan(carry_tensor_at(&lse.t, t)) != 0, t == 2);
+        for (int64_t d = 0; d < 5; d++) {
+            assert_int_equal(isnan(value(&o.t, t, 0, d)) != 0, t == 2);
+        }
+    }
+}
+
 /* A bias that swallows every score: alone it changes nothing, beside others its keys count for nothing. */
 static void test_huge_biases_do_not_overflow(void **state) {
     (void)state;
@@ -318,6 +344,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_keys_of_no_run_are_never_read, free_kept),
         cmocka_unit_test_teardown(test_nothing_seen_gives_zeros, free_kept),
         cmocka_unit_test_teardown(test_huge_scores_do_not_overflow, free_kept),
+        cmocka_unit_test_teardown(test_infinities_and_nans_stay_where_they_belong, free_kept),
         cmocka_unit_test_teardown(test_huge_biases_do_not_overflow, free_kept),
         cmocka_unit_test_teardown(test_wrong_calls_are_refused, free_kept),
         cmocka_unit_test_teardown(test_no_queries_and_no_heads_are_nothing_to_do, free_kept),

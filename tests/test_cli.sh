@@ -61,7 +61,8 @@ for bad in "" ":" "scan" "scan:dense:diagonal" "scan:dense:" "scan::dense" "scan
     "scan:dense:t99999999999999999999" "scan:dense:t4000000000:n4000000000" "scan:dense:f32:bf16" "scan:dense:t5:t6" \
     "scan:dense:algo=quick" "scan:dense:algo=" "scan:dense:algo=matmul_log" "scan:dense:out=f16" "scan:dense:device=tpu" \
     "scan:diagonal:chunk=x" "flight:t5" "matmul:b1000000000:n1000000:k100000" "scan:diagonal:f16:deep" "delta:k257" "delta:h2:hv3" "delta:step:backward" "delta:q3" \
-    "delta:algo=chunk7"; do
+    "delta:algo=chunk7" "attention:d257" "attention:f32:bf16" "attention:q0" "attention:t5" "attention:algo=flash" \
+    "attention:h1000000:q4000000000:kv4000000000"; do
     for verb in check bench plan; do
         [ "$verb $bad" = "plan scan:diagonal:f16:deep" ] && continue
         "$carry" $verb "$bad" > "$folder/out" 2> "$folder/err"
@@ -154,7 +155,8 @@ fi
 
 # Nothing is leaked, whether it went well or was refused (this says something in the asan preset only).
 ASAN_OPTIONS=detect_leaks=1
-expect 0 "0 wrong" check scan:dense:t20:n3 scan:diagonal:t20:backward matmul:n5
+expect 0 "0 wrong" check scan:dense:t20:n3 scan:diagonal:t20:backward matmul:n5 \
+    attention:h2:q5:kv9:d3:bias attention:bf16:h2:q5:kv9:d3:backward
 expect 0 "sequential" bench --repeats 2 --seconds 0.01 scan:dense:t20:n3
 refused "no scan algorithm" plan scan:dense:algo=quick
 [ $failures = 0 ] && echo "the program behaves"

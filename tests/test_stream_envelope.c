@@ -1,7 +1,7 @@
 /* Envelopes and results: what is encoded is decoded, what is damaged, cut, false or out of order is refused, and the
    bytes are those of tests/golden/envelope. With one argument, a folder, the program writes the golden files instead.
  */
-#include "stream_support.h"
+#include "envelope_support.h"
 
 #include <math.h>
 

@@ -4,12 +4,15 @@
 #ifndef CARRY_ATTENTION_COMBINE_CUH
 #define CARRY_ATTENTION_COMBINE_CUH
 
+#include <type_traits>
+
 #include "attention/kernels.cuh"
 
 constexpr int COMBINE_WARPS = 8;
 
 template <int D> __global__ void attention_combine(const __grid_constant__ attention_job job) {
     constexpr int EACH = D / 32;
+    using vector = std::conditional_t<EACH == 4, float4, float2>;
     const attention_cut &c = job.cut;
     int lane = (int)threadIdx.x % 32;
     int index = (int)blockIdx.x * COMBINE_WARPS + (int)threadIdx.x / 32;
@@ -19,17 +22,22 @@ template <int D> __global__ void attention_combine(const __grid_constant__ atten
         return;
     }
     int64_t first = (int64_t)(index / c.rows) * c.pieces * c.rows + index % c.rows;
+    const float2 *weights = (const float2 *)c.weights;
+    const vector *sums = (const vector *)c.sums + lane;
     float largest = -INFINITY, sum = 0.0f, o[EACH] = {};
+#pragma unroll 8
     for (int i = 0; i < c.pieces; i++) {
-        largest = fmaxf(largest, c.weights[2 * (first + i * c.rows)]);
+        largest = fmaxf(largest, weights[first + i * c.rows].x);
     }
+#pragma unroll 8 /* loads of many pieces at once */
     for (int i = 0; i < c.pieces; i++) {
-        int64_t at = first + i * c.rows;
-        float factor = exp2_fast(c.weights[2 * at] - largest);
-        sum = fmaf(factor, c.weights[2 * at + 1], sum);
+        float2 weight = weights[first + i * c.rows];
+        vector part = sums[(first + i * c.rows) * 32];
+        float factor = exp2_fast(weight.x - largest);
+        sum = fmaf(factor, weight.y, sum);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            o[j] = fmaf(factor, c.sums[at * D + lane * EACH + j], o[j]);
+            o[j] = fmaf(factor, ((const float *)&part)[j], o[j]);
         }
     }
     uint16_t *to = job.o + row * job.o_row + head * job.o_head + lane * EACH;

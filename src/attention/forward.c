@@ -14,10 +14,12 @@
 #include "core/tensor.h"
 #include "ops/convert.h"
 
-/* The product K^T is packed anew for every block of queries, which a tall block hides; scores and o of a unit stay in
-   the cache of a core: 450 KB for D = 128. */
+/* Keys are widened and transposed once for a block of queries, which is tall to pay for it. Scores are made for a few
+   rows of it at a time: those, their part of q and o, K^T and V are 32 KB each with D = 128. */
 #define QUERIES 256
-#define KEYS 128
+#define ROWS 64
+#define KEYS 64
+#define FEW 4
 
 typedef struct call {
     const carry_attention_args *args;
@@ -30,7 +32,9 @@ typedef struct call {
 } call;
 
 typedef struct scratch {
-    float *q, *rows, *scores, *o;
+    float *q, *o;
+    float *k, *v, *turned; /* a block of keys; turned is k^T */
+    float *scores;
     float *most, *sum;
 } scratch;
 
@@ -40,8 +44,10 @@ static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
     size_t keys = (size_t)(c->S < KEYS ? c->S : KEYS);
     s->q = carry_arena_take(arena, Q * D, sizeof(float));
     s->o = carry_arena_take(arena, Q * D, sizeof(float));
-    s->scores = carry_arena_take(arena, Q * keys, sizeof(float));
-    s->rows = carry_arena_take(arena, keys * D, sizeof(float));
+    s->k = carry_arena_take(arena, keys * D, sizeof(float));
+    s->v = carry_arena_take(arena, keys * D, sizeof(float));
+    s->turned = carry_arena_take(arena, keys * D, sizeof(float));
+    s->scores = carry_arena_take(arena, ROWS * keys, sizeof(float));
     s->most = carry_arena_take(arena, Q, sizeof(float));
     s->sum = carry_arena_take(arena, Q, sizeof(float));
 }
@@ -63,6 +69,20 @@ static size_t place_bytes(const call *c) {
     return arena.used;
 }
 
+/* to [D, rows] = from [rows, D]^T, by squares that stay in the cache. */
+static void turn(float *to, const float *from, int64_t rows, int64_t D) {
+    const int64_t side = 16;
+    for (int64_t i = 0; i < rows; i += side) {
+        for (int64_t j = 0; j < D; j += side) {
+            for (int64_t x = i; x < rows && x < i + side; x++) {
+                for (int64_t y = j; y < D && y < j + side; y++) {
+                    to[y * rows + x] = from[x * D + y];
+                }
+            }
+        }
+    }
+}
+
 /* Scores of one query to exp(score - m), and m, l, o to the new m. The shift is chosen so that no exponent exceeds 0,
    whatever a large bias rounded away. */
 static void soften(const call *c, const scratch *s, int64_t i, float *scores, int64_t keys, float bias) {
@@ -80,35 +100,62 @@ static void soften(const call *c, const scratch *s, int64_t i, float *scores, in
     s->sum[i] += rows->sum_exp(scores, scores, minus > -INFINITY ? minus : 0.0f, keys);
 }
 
+/* scores [rows, keys] of the queries from `at` on. For a few queries k is not worth turning: each is k times a vector.
+ */
+static void make_scores(const call *c, const scratch *s, const float *k, int64_t at, int64_t rows, int64_t keys) {
+    const float *q = s->q + at * c->D;
+    carry_product all = {.m = rows,
+                         .n = keys,
+                         .k = c->D,
+                         .count = 1,
+                         .a = q,
+                         .b = s->turned,
+                         .c = s->scores,
+                         .a_row = c->D,
+                         .b_row = keys,
+                         .c_row = keys};
+    carry_product each = {.m = keys,
+                          .n = 1,
+                          .k = c->D,
+                          .count = rows,
+                          .a = k,
+                          .b = q,
+                          .c = s->scores,
+                          .a_row = c->D,
+                          .b_row = 1,
+                          .c_row = 1,
+                          .b_next = c->D,
+                          .c_next = keys};
+    c->kernels->product(c->queries > FEW ? &all : &each);
+}
+
 static void key_block(const call *c, const scratch *s, int64_t head, int64_t queries, int64_t first, int64_t keys,
                       float bias) {
     const carry_attention_args *args = c->args;
-    c->kernels->product(&(carry_product){.m = queries,
-                                         .n = keys,
-                                         .k = c->D,
-                                         .count = 1,
-                                         .a = s->q,
-                                         .b = carry_attention_load(c->kernels, &args->k, head, first, keys, s->rows),
-                                         .c = s->scores,
-                                         .a_row = c->D,
-                                         .b_row = c->D,
-                                         .c_row = keys,
-                                         .b_transposed = true});
-    for (int64_t i = 0; i < queries; i++) {
-        soften(c, s, i, s->scores + i * keys, keys, bias);
+    const float *k = carry_attention_load(c->kernels, &args->k, head, first, keys, s->k);
+    const float *v = carry_attention_load(c->kernels, &args->v, head, first, keys, s->v);
+    if (c->queries > FEW) {
+        turn(s->turned, k, keys, c->D);
     }
-    c->kernels->product(&(carry_product){.m = queries,
-                                         .n = c->D,
-                                         .k = keys,
-                                         .count = 1,
-                                         .a = s->scores,
-                                         .b = carry_attention_load(c->kernels, &args->v, head, first, keys, s->rows),
-                                         .base = s->o,
-                                         .c = s->o,
-                                         .a_row = keys,
-                                         .b_row = c->D,
-                                         .base_row = c->D,
-                                         .c_row = c->D});
+    for (int64_t at = 0; at < queries; at += ROWS) {
+        int64_t rows = queries - at < ROWS ? queries - at : ROWS;
+        make_scores(c, s, k, at, rows, keys);
+        for (int64_t i = 0; i < rows; i++) {
+            soften(c, s, at + i, s->scores + i * keys, keys, bias);
+        }
+        c->kernels->product(&(carry_product){.m = rows,
+                                             .n = c->D,
+                                             .k = keys,
+                                             .count = 1,
+                                             .a = s->scores,
+                                             .b = v,
+                                             .base = s->o + at * c->D,
+                                             .c = s->o + at * c->D,
+                                             .a_row = keys,
+                                             .b_row = c->D,
+                                             .base_row = c->D,
+                                             .c_row = c->D});
+    }
 }
 
 static void store(const call *c, const scratch *s, int64_t head, int64_t first, int64_t queries) {

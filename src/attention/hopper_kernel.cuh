@@ -219,6 +219,9 @@ static __device__ __forceinline__ void compute_item(const attention_job &job, co
     me.begin_scores(s);
     products_wait<0>();
     me.free_keys();
+    if (item.from + 1 == item.to) {
+        me.free_queries();
+    }
     (void)soften();
     pack<Shape::N / 2>(w, s);
     for (int tile = item.from + 1; tile < item.to; tile++) {
@@ -231,6 +234,9 @@ static __device__ __forceinline__ void compute_item(const attention_job &job, co
         valid = at.left;
         products_wait<1>();
         me.free_keys();
+        if (tile + 1 == item.to) {
+            me.free_queries();
+        }
         bool grew = soften();
         products_wait<0>();
         me.free_values();
@@ -239,7 +245,6 @@ static __device__ __forceinline__ void compute_item(const attention_job &job, co
         }
         pack<Shape::N / 2>(w, s);
     }
-    me.free_queries();
     me.begin_sums(o, w, valid, item.to - item.from > 1);
     add_columns(state);
     products_wait<0>();

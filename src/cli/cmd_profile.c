@@ -44,7 +44,7 @@ typedef struct session {
 
 static const cli_verb *find_verb(const char *name) {
     static const cli_verb *const verbs[] = {
-        &cli_plan,  &cli_check, &cli_bench, &cli_run,
+        &cli_plan,  &cli_check, &cli_bench, &cli_run, &cli_stream,
 #ifdef CARRY_HAVE_TRAIN
         &cli_train,
 #endif

@@ -87,6 +87,7 @@ struct carry_comm {
     size_t scratch_bytes;
     carry_request *requests; /* [2 size], for collectives */
     int *members;            /* [size], ranks on the wire */
+    const char *barred;      /* why there are no collectives now (rates.h), or NULL; the caller's */
 };
 
 extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_nccl;

@@ -254,8 +254,19 @@ static carry_status gather_parts(carry_comm *comm, const char *operation, char *
     return run(comm, &x);
 }
 
+static carry_status check_open(const carry_comm *comm, const char *operation) {
+    return comm->barred == NULL ? CARRY_OK
+                                : carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: rank %d of %d: %s", operation, comm->rank,
+                                             comm->size, comm->barred);
+}
+
+void carry_comm_bar(carry_comm *comm, const char *why) {
+    comm->barred = why;
+}
+
 carry_status carry_barrier(carry_comm *comm) {
     CARRY_SPAN(comm->ctx, "comm", "barrier");
+    CARRY_TRY(check_open(comm, "barrier"));
     if (is_native(comm)) {
         return collect(comm, &(carry_collective){.operation = "barrier", .which = CARRY_COLLECT_BARRIER});
     }
@@ -273,6 +284,7 @@ carry_status carry_barrier(carry_comm *comm) {
 
 carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int root) {
     CARRY_SPAN(comm->ctx, "comm", "broadcast");
+    CARRY_TRY(check_open(comm, "broadcast"));
     if (root < 0 || root >= comm->size) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "broadcast: there is no rank %d among %d", root, comm->size);
     }
@@ -306,6 +318,7 @@ carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int roo
 carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_reduce_type type,
                               carry_reduce reduce) {
     CARRY_SPAN(comm->ctx, "comm", "all-reduce");
+    CARRY_TRY(check_open(comm, "all-reduce"));
     size_t element;
     CARRY_TRY(check_reduction(comm->ctx, "all-reduce", count, 1, type, reduce, &element));
     if (is_native(comm)) {
@@ -327,6 +340,7 @@ carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry
 
 carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, size_t bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-gather");
+    CARRY_TRY(check_open(comm, "all-gather"));
     if (is_native(comm)) {
         return collect(comm, &(carry_collective){.operation = "all-gather",
                                                  .which = CARRY_COLLECT_ALL_GATHER,
@@ -343,6 +357,7 @@ carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, si
 
 carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, const size_t *bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-gatherv");
+    CARRY_TRY(check_open(comm, "all-gatherv"));
     if (is_native(comm)) {
         return collect(comm, &(carry_collective){.operation = "all-gatherv",
                                                  .which = CARRY_COLLECT_ALL_GATHERV,
@@ -357,6 +372,7 @@ carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, c
 carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count, carry_reduce_type type,
                                   carry_reduce reduce) {
     CARRY_SPAN(comm->ctx, "comm", "reduce-scatter");
+    CARRY_TRY(check_open(comm, "reduce-scatter"));
     size_t element;
     CARRY_TRY(check_reduction(comm->ctx, "reduce-scatter", count, comm->size, type, reduce, &element));
     if (is_native(comm)) {
@@ -374,6 +390,7 @@ carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all
 
 carry_status carry_all_to_all(carry_comm *comm, void *to, const void *from, size_t bytes) {
     CARRY_SPAN(comm->ctx, "comm", "all-to-all");
+    CARRY_TRY(check_open(comm, "all-to-all"));
     if (is_native(comm)) {
         return collect(
             comm,

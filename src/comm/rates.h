@@ -1,4 +1,5 @@
-/* What a communicator does per second, and requests that are given up: for what is written over it. */
+/* What a communicator does per second, requests that are given up, collectives that are none's now: for what is written
+   over it. */
 #ifndef CARRY_COMM_RATES_H
 #define CARRY_COMM_RATES_H
 
@@ -22,5 +23,9 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates);
 
 /* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. */
 void carry_comm_withdraw(carry_request *requests, int64_t count);
+
+/* From now on collectives of this rank fail at once with this reason, which is borrowed; messages go on. NULL: no more.
+   For those who share a communicator and must not wait for each other in it. */
+void carry_comm_bar(carry_comm *comm, const char *why);
 
 #endif

@@ -3,6 +3,7 @@
    Inputs are normal, [rows, h, d] packed. bias: keys in three runs, the first eighth, the middle and the last half,
    with ln 0.5 on the middle one. backward: the gradients of one forward pass, which is not timed; dk and dv add up over
    the runs. */
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,28 +14,22 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/tensor.h"
+#include "lab/attention_set.h"
 #include "lab/deviation.h"
 #include "lab/family.h"
 #include "lab/timer.h"
 
 #define MAX_COPIES 64
-#define BIASED_RUNS 3
 /* Products that the float64 reference may do, about a second's worth: of larger problems a part is compared. */
 #define COMPARED 1e8
 
-enum { Q, K, V, O, LSE, D_O, DQ, DK, DV, TENSORS };
-
 typedef struct instance {
     carry_ctx *ctx;
-    carry_dtype dtype;
-    int64_t heads, queries, keys, dim;
-    bool biased, backward;
-    int device;
+    carry_attention_problem p;
     char only[CARRY_PROBLEM_WORD];
-    carry_key_run run[BIASED_RUNS];
     int copies, current;
-    carry_tensor set[MAX_COPIES][TENSORS]; /* on the device; those of backward only where it is asked for */
-    carry_tensor here[TENSORS];            /* set 0 on the CPU */
+    carry_tensor set[MAX_COPIES][SET_TENSORS]; /* on the device */
+    carry_tensor here[SET_TENSORS];            /* set 0 on the CPU */
     void *workspace;
     size_t workspace_bytes;
     double *reference;  /* of what is compared */
@@ -50,91 +45,62 @@ static const char *method(int index) {
     return index >= 0 && index < 2 ? methods[index] : NULL;
 }
 
-static const char *own_method(const instance *it) {
-    return methods[it->device != 0 ? 1 : 0];
+static const char *chosen(const void *given) {
+    return methods[((const instance *)given)->p.device != 0 ? 1 : 0];
 }
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    int types = 0;
     for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
-        it->dtype = carry_problem_has(problem, carry_dtype_name(dtype)) ? dtype : it->dtype;
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            it->p.dtype = dtype;
+            types++;
+        }
     }
-    it->heads = carry_problem_size(problem, "h", 4);
-    it->queries = carry_problem_size(problem, "q", 720);
-    it->keys = carry_problem_size(problem, "kv", it->queries);
-    it->dim = carry_problem_size(problem, "d", 128);
-    it->biased = carry_problem_has(problem, "bias");
-    it->backward = carry_problem_has(problem, "backward");
+    it->p.heads = carry_problem_size(problem, "h", 4);
+    it->p.queries = carry_problem_size(problem, "q", 720);
+    it->p.keys = carry_problem_size(problem, "kv", it->p.queries);
+    it->p.dim = carry_problem_size(problem, "d", 128);
+    it->p.biased = carry_problem_has(problem, "bias");
+    it->p.backward = carry_problem_has(problem, "backward");
     const char *algorithm = carry_problem_setting(problem, "algo");
     (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
-    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    CARRY_TRY(carry_problem_device(ctx, &it->p.device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
-    if (it->backward && it->device != 0) {
+    if (types > 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for %d types: give one", problem->text, types);
+    }
+    if (it->p.backward && it->p.device != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': the backward pass of attention runs on cpu in this build",
                           problem->text);
     }
-    const int64_t all[] = {it->heads, it->queries > it->keys ? it->queries : it->keys, it->dim};
+    if (it->p.dim < 1 || it->p.dim > CARRY_ATTENTION_DIM) {
+        return carry_fail(ctx, CARRY_ESIZE, "d is %" PRId64 " in '%s': attention takes 1 to %d", it->p.dim,
+                          problem->text, CARRY_ATTENTION_DIM);
+    }
+    const int64_t all[] = {it->p.heads, it->p.queries > it->p.keys ? it->p.queries : it->p.keys, it->p.dim};
     size_t bytes;
     if (!carry_size_product(&bytes, all, 3, 64)) {
         return carry_fail(ctx, CARRY_ESIZE, "'%s' has sizes that multiply to more than memory can be", problem->text);
     }
-    int64_t eighth = it->keys / 8;
-    int64_t half = it->keys / 2;
-    it->run[0] = (carry_key_run){.first = 0, .count = eighth};
-    it->run[1] = (carry_key_run){.first = eighth, .count = it->keys - half - eighth, .bias = logf(0.5f)};
-    it->run[2] = (carry_key_run){.first = it->keys - half, .count = half};
+    int64_t eighth = it->p.keys / 8;
+    int64_t half = it->p.keys / 2;
+    it->p.run[0] = (carry_key_run){.first = 0, .count = eighth};
+    it->p.run[1] = (carry_key_run){.first = eighth, .count = it->p.keys - half - eighth, .bias = logf(0.5f)};
+    it->p.run[2] = (carry_key_run){.first = it->p.keys - half, .count = half};
     return CARRY_OK;
-}
-
-static carry_tensor shape_of(const instance *it, int tensor) {
-    if (tensor == LSE) {
-        return carry_view_2d(NULL, CARRY_F32, it->heads, it->queries);
-    }
-    bool of_keys = tensor == K || tensor == V || tensor == DK || tensor == DV;
-    return carry_view_3d(NULL, it->dtype, of_keys ? it->keys : it->queries, it->heads, it->dim);
-}
-
-static size_t tensor_bytes(const carry_tensor *tensor) {
-    return (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype);
-}
-
-/* Normal on the CPU, and copied when the device is another one. */
-static carry_status make(instance *it, int at, int tensor, uint64_t seed) {
-    carry_tensor made = shape_of(it, tensor);
-    size_t bytes = tensor_bytes(&made);
-    made.data = carry_aligned_new(bytes);
-    if (made.data == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce h, q, kv or d",
-                          1e-9 * (double)bytes);
-    }
-    carry_status status = carry_random_normal(it->ctx, made, seed, (uint64_t)tensor, 0.0f, 1.0f);
-    carry_tensor *there = &it->set[at][tensor];
-    *there = made;
-    if (it->device != 0) {
-        there->device = it->device;
-        there->data = NULL;
-        status = status == CARRY_OK ? carry_device_alloc(it->ctx, &there->data, it->device, bytes) : status;
-        status = status == CARRY_OK ? carry_device_copy(it->ctx, there->data, it->device, made.data, 0, bytes, NULL)
-                                    : status;
-        status = status == CARRY_OK ? carry_stream_wait(it->ctx, it->device, NULL) : status;
-    }
-    if (at == 0) {
-        it->here[tensor] = made;
-    } else if (it->device != 0) {
-        free(made.data);
-    }
-    return status;
 }
 
 static void close_instance(void *given) {
     instance *it = given;
     carry_timer_free(it->timer);
-    for (int i = 0; i < it->copies * TENSORS; i++) {
-        carry_device_free(it->ctx, it->device, it->set[i / TENSORS][i % TENSORS].data);
+    for (int i = 0; i < it->copies; i++) {
+        carry_attention_set_free(it->ctx, it->set[i], it->p.device);
     }
-    for (int i = 0; it->device != 0 && i < TENSORS; i++) { /* else they are set 0 itself */
-        free(it->here[i].data);
+    if (it->p.device != 0) { /* else it is set 0 itself */
+        carry_attention_set_free(it->ctx, it->here, 0);
     }
-    carry_device_free(it->ctx, it->device, it->workspace);
+    carry_device_free(it->ctx, it->p.device, it->workspace);
     free(it->reference);
     free(it);
 }
@@ -149,12 +115,10 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = parse(ctx, it, problem);
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        for (int tensor = 0; status == CARRY_OK && tensor < (it->backward ? TENSORS : D_O); tensor++) {
-            status = make(it, i, tensor, seed + (uint64_t)i);
-        }
+        status = carry_attention_set_new(ctx, it->set[i], i == 0 ? it->here : NULL, &it->p, seed + (uint64_t)i);
     }
-    if (status == CARRY_OK && it->device != 0 && copies > 0) {
-        status = carry_timer_new(ctx, &it->timer, it->device);
+    if (status == CARRY_OK && it->p.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->p.device);
     }
     if (status != CARRY_OK) {
         close_instance(it);
@@ -164,86 +128,46 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     return CARRY_OK;
 }
 
-/* Inputs and outputs once; dk and dv are read and written. */
 static double bytes(const void *given) {
-    const instance *it = given;
-    static const double times[TENSORS] = {
-        [Q] = 1, [K] = 1, [V] = 1, [O] = 1, [LSE] = 1, [D_O] = 1, [DQ] = 1, [DK] = 2, [DV] = 2};
-    double sum = 0.0;
-    for (int i = 0; i < (it->backward ? TENSORS : D_O); i++) {
-        carry_tensor tensor = shape_of(it, i);
-        sum += times[i] * (double)tensor_bytes(&tensor);
-    }
-    return sum;
-}
-
-static carry_attention_backward_args args_of(const instance *it, const carry_tensor tensors[TENSORS]) {
-    return (carry_attention_backward_args){.dq = tensors[DQ],
-                                           .dk = tensors[DK],
-                                           .dv = tensors[DV],
-                                           .d_o = tensors[D_O],
-                                           .forward = {.o = tensors[O],
-                                                       .lse = tensors[LSE],
-                                                       .q = tensors[Q],
-                                                       .k = tensors[K],
-                                                       .v = tensors[V],
-                                                       .run = it->run,
-                                                       .runs = it->biased ? BIASED_RUNS : 0}};
-}
-
-/* Shapes alone, so that a workspace is known before there are inputs. */
-static size_t workspace_of(const instance *it) {
-    carry_tensor tensors[TENSORS];
-    for (int i = 0; i < TENSORS; i++) {
-        tensors[i] = shape_of(it, i);
-        tensors[i].device = it->device;
-    }
-    carry_attention_backward_args args = args_of(it, tensors);
-    size_t forward = carry_attention_workspace(&args.forward);
-    size_t backward = it->backward ? carry_attention_backward_workspace(&args) : 0;
-    return forward > backward ? forward : backward;
+    return carry_attention_set_moved(&((const instance *)given)->p);
 }
 
 static carry_status forward_on(instance *it, int at) {
-    carry_attention_backward_args args = args_of(it, it->set[at]);
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
     return carry_attention(it->ctx, &args.forward, it->workspace, it->workspace_bytes);
 }
 
 static carry_status run_on(instance *it, int at) {
-    if (!it->backward) {
+    if (!it->p.backward) {
         return forward_on(it, at);
     }
-    carry_attention_backward_args args = args_of(it, it->set[at]);
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
     return carry_attention_backward(it->ctx, &args, it->workspace, it->workspace_bytes);
 }
 
 static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
-    if (wanted != NULL && strcmp(wanted, own_method(it)) != 0) {
-        bool known = strcmp(wanted, methods[0]) == 0 || strcmp(wanted, methods[1]) == 0;
-        return carry_fail(it->ctx, known ? CARRY_EUNSUPPORTED : CARRY_ENOTFOUND,
-                          known ? "%s is for %s" : "there is no attention '%s' in this build%s", wanted,
-                          known ? (it->device != 0 ? "the CPU" : "a GPU") : "");
+    if (wanted != NULL && strcmp(wanted, methods[0]) != 0 && strcmp(wanted, methods[1]) != 0) {
+        return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no attention '%s' in this build", wanted);
     }
-    it->workspace_bytes = workspace_of(it);
+    if (wanted != NULL && strcmp(wanted, chosen(it)) != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for %s", wanted, it->p.device != 0 ? "the CPU" : "a GPU");
+    }
+    it->workspace_bytes = carry_attention_set_workspace(&it->p);
     if (it->workspace != NULL || it->copies == 0) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_device_alloc(it->ctx, &it->workspace, it->device, it->workspace_bytes));
-    for (int i = 0; it->backward && i < it->copies; i++) { /* o and lse of every set, as backward wants them */
+    CARRY_TRY(carry_device_alloc(it->ctx, &it->workspace, it->p.device, it->workspace_bytes));
+    for (int i = 0; it->p.backward && i < it->copies; i++) { /* o and lse of every set, as backward wants them */
         CARRY_TRY(forward_on(it, i));
     }
     return CARRY_OK;
 }
 
-static const char *chosen(const void *given) {
-    return own_method(given);
-}
-
 static const char *about_plan(const void *given) {
     const instance *it = given;
-    return it->device != 0 ? "fused: one kernel of the device with an online softmax"
-                           : "blocks: blocks of queries over blocks of keys with an online softmax";
+    return it->p.device != 0 ? "fused: one kernel of the device with an online softmax"
+                             : "blocks: blocks of queries over blocks of keys with an online softmax";
 }
 
 static const char *only(const void *given) {
@@ -269,16 +193,16 @@ static carry_status time_run(void *given, double *seconds) {
 }
 
 static int device_of(const void *given) {
-    return ((const instance *)given)->device;
+    return ((const instance *)given)->p.device;
 }
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    double scores = (double)it->heads * (double)it->queries * (double)it->keys;
-    return (carry_counts){.flops = (it->backward ? 10.0 : 4.0) * scores * (double)it->dim,
+    double scores = (double)it->p.heads * (double)it->p.queries * (double)it->p.keys;
+    return (carry_counts){.flops = (it->p.backward ? 10.0 : 4.0) * scores * (double)it->p.dim,
                           .bytes = bytes(it),
                           .workspace = (double)it->workspace_bytes,
-                          .tokens = (double)it->queries};
+                          .tokens = (double)it->p.queries};
 }
 
 /* A part of a tensor [rows, h, d] of set 0: every step-th row of the first heads. */
@@ -311,60 +235,64 @@ static carry_status reserve(instance *it, int64_t count) {
 /* Some queries of all heads: they are independent of each other. Errors of scores, exponentials and sums are a few
    2^-24 times sqrt(d); a device rounds probabilities to its 16 bits before they meet v. */
 static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
-    double each = (double)it->heads * (double)it->keys * (double)it->dim;
-    int64_t step = 1 + (int64_t)((double)it->queries * each / COMPARED);
-    int64_t rows = (it->queries + step - 1) / step;
-    carry_poison(&it->here[O]);
-    size_t size = tensor_bytes(&it->here[O]);
-    carry_stream *stream = it->device != 0 ? carry_ctx_stream(it->ctx, it->device) : NULL;
-    if (it->device != 0) {
-        CARRY_TRY(carry_device_copy(it->ctx, it->set[0][O].data, it->device, it->here[O].data, 0, size, stream));
+    double each = (double)it->p.heads * (double)it->p.keys * (double)it->p.dim;
+    int64_t step = 1 + (int64_t)((double)it->p.queries * each / COMPARED);
+    int64_t rows = (it->p.queries + step - 1) / step;
+    carry_poison(&it->here[SET_O]);
+    size_t size = carry_attention_set_bytes(&it->here[SET_O]);
+    carry_stream *stream = it->p.device != 0 ? carry_ctx_stream(it->ctx, it->p.device) : NULL;
+    if (it->p.device != 0) {
+        CARRY_TRY(
+            carry_device_copy(it->ctx, it->set[0][SET_O].data, it->p.device, it->here[SET_O].data, 0, size, stream));
     }
     CARRY_TRY(forward_on(it, 0));
-    if (it->device != 0) {
-        CARRY_TRY(carry_device_copy(it->ctx, it->here[O].data, 0, it->set[0][O].data, it->device, size, stream));
-        CARRY_TRY(carry_stream_wait(it->ctx, it->device, stream));
+    if (it->p.device != 0) {
+        CARRY_TRY(
+            carry_device_copy(it->ctx, it->here[SET_O].data, 0, it->set[0][SET_O].data, it->p.device, size, stream));
+        CARRY_TRY(carry_stream_wait(it->ctx, it->p.device, stream));
     }
-    carry_attention_args args = args_of(it, it->here).forward;
-    args.o = part_of(it, O, rows, step, it->heads);
-    args.q = part_of(it, Q, rows, step, it->heads);
+    carry_attention_args args = carry_attention_set_args(&it->p, it->here).forward;
+    args.o = part_of(it, SET_O, rows, step, it->p.heads);
+    args.q = part_of(it, SET_Q, rows, step, it->p.heads);
     args.lse = (carry_tensor){.data = NULL};
     CARRY_TRY(reserve(it, carry_tensor_count(&args.o)));
     CARRY_TRY(carry_attention_reference(it->ctx, it->reference, NULL, &args));
-    double unit = carry_unit_roundoff(it->dtype);
+    double unit = carry_unit_roundoff(it->p.dtype);
     deviations[0] = deviation_of("o", args.o, it->reference,
-                                 (64.0 + 16.0 * sqrt((double)it->dim)) * 0x1p-24 + (it->dtype == CARRY_F32 ? 1.0
-                                                                                    : it->device != 0      ? 4.0
-                                                                                                           : 2.0) *
-                                                                                       unit);
+                                 (64.0 + 16.0 * sqrt((double)it->p.dim)) * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 1.0
+                                                                                      : it->p.device != 0      ? 4.0
+                                                                                                               : 2.0) *
+                                                                                         unit);
     *count = 1;
     return CARRY_OK;
 }
 
 /* The first heads. mean = dO.O is of the stored o: its rounding is in every gradient. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
-    double each = (double)it->queries * (double)it->keys * (double)it->dim;
+    double each = (double)it->p.queries * (double)it->p.keys * (double)it->p.dim;
     int64_t heads = 1 + (int64_t)(COMPARED / each);
-    heads = heads < it->heads ? heads : it->heads;
+    heads = heads < it->p.heads ? heads : it->p.heads;
     CARRY_TRY(forward_on(it, 0));
-    carry_poison(&it->here[DQ]);
-    memset(it->here[DK].data, 0, tensor_bytes(&it->here[DK]));
-    memset(it->here[DV].data, 0, tensor_bytes(&it->here[DV]));
+    carry_poison(&it->here[SET_DQ]);
+    memset(it->here[SET_DK].data, 0, carry_attention_set_bytes(&it->here[SET_DK]));
+    memset(it->here[SET_DV].data, 0, carry_attention_set_bytes(&it->here[SET_DV]));
     CARRY_TRY(run_on(it, 0));
-    carry_tensor parts[TENSORS];
-    for (int i = 0; i < TENSORS; i++) {
-        parts[i] = i == LSE ? (carry_tensor){.data = NULL} : part_of(it, i, it->here[i].shape[0], 1, heads);
+    carry_tensor parts[SET_TENSORS] = {{.data = NULL}};
+    for (int i = 0; i < SET_TENSORS; i++) {
+        if (i != SET_LSE) {
+            parts[i] = part_of(it, i, it->here[i].shape[0], 1, heads);
+        }
     }
-    carry_attention_backward_args args = args_of(it, parts);
-    int64_t of_queries = carry_tensor_count(&parts[Q]);
-    int64_t of_keys = carry_tensor_count(&parts[K]);
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, parts);
+    int64_t of_queries = carry_tensor_count(&parts[SET_Q]);
+    int64_t of_keys = carry_tensor_count(&parts[SET_K]);
     CARRY_TRY(reserve(it, of_queries + 2 * of_keys));
     double *dk = it->reference + of_queries;
     CARRY_TRY(carry_attention_reference_backward(it->ctx, it->reference, dk, dk + of_keys, &args));
-    double bound = 1024.0 * 0x1p-24 + (it->dtype == CARRY_F32 ? 0.0 : 4.0) * carry_unit_roundoff(it->dtype);
-    deviations[0] = deviation_of("dq", parts[DQ], it->reference, bound);
-    deviations[1] = deviation_of("dk", parts[DK], dk, bound);
-    deviations[2] = deviation_of("dv", parts[DV], dk + of_keys, bound);
+    double bound = 1024.0 * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 0.0 : 4.0) * carry_unit_roundoff(it->p.dtype);
+    deviations[0] = deviation_of("dq", parts[SET_DQ], it->reference, bound);
+    deviations[1] = deviation_of("dk", parts[SET_DK], dk, bound);
+    deviations[2] = deviation_of("dv", parts[SET_DV], dk + of_keys, bound);
     *count = 3;
     return CARRY_OK;
 }
@@ -372,7 +300,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     *count = 0;
-    return it->backward ? compare_backward(it, deviations, count) : compare_forward(it, deviations, count);
+    return it->p.backward ? compare_backward(it, deviations, count) : compare_forward(it, deviations, count);
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {

@@ -6,10 +6,10 @@
 #include "lab/family.h"
 
 extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan,
-    carry_family_attention;
+    carry_family_attention, carry_family_block;
 
-static const carry_family *const table[] = {&carry_family_scan, &carry_family_delta, &carry_family_matmul,
-                                            &carry_family_allscan, &carry_family_attention};
+static const carry_family *const table[] = {&carry_family_scan,    &carry_family_delta,     &carry_family_matmul,
+                                            &carry_family_allscan, &carry_family_attention, &carry_family_block};
 
 #define TABLE ((int)(sizeof table / sizeof table[0]))
 

@@ -63,7 +63,6 @@ static carry_status refuse(carry_ctx *ctx, const carry_json *root, const char *p
 static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const char *folder) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
-    carry_status status = CARRY_OK;
     *check = NULL;
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_json_read(ctx, &root, path, CONFIG_LIMIT));
@@ -72,9 +71,7 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const ch
             *check = kinds[i].check;
         }
     }
-    if (*check == NULL) {
-        status = refuse(ctx, root, path);
-    }
+    carry_status status = *check != NULL ? CARRY_OK : refuse(ctx, root, path);
     carry_json_free(root);
     return status;
 }
@@ -82,7 +79,7 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const ch
 carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void *user, const carry_golden_line *line),
                           void *user) {
     struct stat about;
-    carry_golden_folder check;
+    carry_golden_folder check = NULL;
     char name[64];
     if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) {
         return carry_golden_delta(ctx, path, report, user);
@@ -96,6 +93,6 @@ carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void 
         start--;
     }
     (void)snprintf(name, sizeof name, "%.*s", (int)(length - start < 60 ? length - start : 60), path + start);
-    CARRY_TRY(kind_of(ctx, &check, path));
-    return check(ctx, path, name, report, user);
+    carry_status status = kind_of(ctx, &check, path);
+    return check != NULL ? check(ctx, path, name, report, user) : status;
 }

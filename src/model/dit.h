@@ -2,11 +2,12 @@
 
    Tokens are patches (1, 2, 2) of latents [16, F, h, w], in the order (frame, row, column). A block:
 
-       x += gate1 SelfAttn(LN(x)(1 + scale1) + shift1);  x += CrossAttn(LN3(x), text);  x += gate2 FFN(LN(x)(1 + scale2)
-   + shift2)
+       x += gate1 SelfAttn(LN(x)(1 + scale1) + shift1)
+       x += CrossAttn(LN3(x), text)
+       x += gate2 FFN(LN(x)(1 + scale2) + shift2)
 
-   with q and k normalised over the whole width, then rotary positions of frame, row and column. shared/MATH.md's
-   equations stand at the top of dit_block.c.
+   with q and k normalised over the whole width, then rotary positions of frame, row and column; dit_block.c
+   has the equations in full.
 
    Over a mesh. A model may be a shard: q, k, v and the first product of the FFN by columns (whole heads), o and the
    second product by rows. Cross-attention, embeddings, modulation and head are whole on every rank. A block then has
@@ -25,7 +26,7 @@
 #include "model/parameters.h"
 
 #define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
-#define CARRY_DIT_CHUNKS 16      /* of one forward */
+#define CARRY_DIT_CHUNKS 64      /* the most of one forward */
 
 typedef struct carry_dit_config {
     int64_t dim, ffn_dim, num_heads, num_layers;
@@ -152,13 +153,13 @@ uint64_t carry_dit_fingerprint(const carry_dit *dit);
 uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
 
 /* The state that is carried over chunks: per block the keys (after rotary) and values of a window of frames, and of the
-   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. Where a forward
-   may have several chunks, the ring has room for (chunks - 1) chunk frames more than the window, so that a further step
-   of the first of them finds all that it saw. All memory of a forward is the cache's. */
+   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. The ring has room
+   for (chunks - 1) chunk frames more than the window, so that a stream batch, which does its chunks again one further
+   each time, finds all that the first of them saw. All memory of a forward is the cache's. */
 typedef struct carry_dit_cache_options {
     int64_t height, width; /* of the latents */
     int64_t chunk;         /* the most frames of a chunk */
-    int64_t chunks;        /* the most of them in one forward, up to CARRY_DIT_CHUNKS; 0: 1 */
+    int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
     int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
 } carry_dit_cache_options;
 

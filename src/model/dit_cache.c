@@ -55,7 +55,7 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     const int64_t head = carry_dit_head(dit);
     const int64_t slots = cache->options.sink + cache->ring;
     const int64_t tokens = cache->tokens;
-    const int64_t chunks = cache->options.chunks;
+    const int64_t chunks = CARRY_DIT_CHUNKS;
     const int64_t patch = larger(c->in_dim, c->out_dim) * c->patch[1] * c->patch[2];
     cache->keys = TAKE(arena, c->num_layers, slots, cache->per_frame, dit->heads, head);
     cache->values = TAKE(arena, c->num_layers, slots, cache->per_frame, dit->heads, head);
@@ -71,7 +71,7 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     cache->time = TAKE(arena, 2, chunks, c->dim);
     cache->projected = TAKE(arena, chunks, 6, c->dim);
     cache->modulation = TAKE(arena, chunks, 6, c->dim);
-    cache->head_modulation = TAKE(arena, chunks, 2, c->dim);
+    cache->head_modulation = TAKE(arena, 2, c->dim);
     cache->text = TAKE(arena, c->text_len, c->text_dim);
     cache->text_hidden = TAKE(arena, c->text_len, c->dim);
     cache->text_embedded = TAKE(arena, c->text_len, c->dim);

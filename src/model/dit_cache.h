@@ -19,7 +19,8 @@ struct carry_dit_cache {
     float *keys, *values, *text_keys, *text_values;
     /* Of a forward. wide is q, k, v and o, or what is between the products of the FFN, or patches. */
     float *positions, *table, *x, *normed, *wide, *sums;
-    float *sinusoid, *time, *projected, *modulation, *head_modulation; /* of every chunk */
+    float *sinusoid, *time, *projected, *modulation; /* of every chunk */
+    float *head_modulation;                          /* of one */
     float *text, *text_hidden, *text_embedded;
     void *attention;
     size_t attention_bytes;

@@ -80,9 +80,9 @@ static carry_status check_call(carry_dit_call *call) {
     if (!cache->has_text) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the cache has no text: carry_dit_cache_text comes first");
     }
-    if (call->chunks < 1 || call->chunks > cache->options.chunks) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%d chunks in a forward: 1 to %" PRId64 " fit the cache", call->chunks,
-                          cache->options.chunks);
+    if (call->chunks < 1 || call->chunks > CARRY_DIT_CHUNKS) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%d chunks in a forward: 1 to %d are possible", call->chunks,
+                          CARRY_DIT_CHUNKS);
     }
     if (isnan(call->bias) || call->bias == INFINITY) {
         return carry_fail(ctx, CARRY_ERANGE, "the KV bias is %g: its logarithm must be a number", (double)call->bias);
@@ -98,6 +98,10 @@ static carry_status check_call(carry_dit_call *call) {
         }
     }
     call->tokens = call->row[call->chunks];
+    if (call->tokens > cache->tokens) {
+        return carry_fail(ctx, CARRY_ESHAPE, "a forward of %" PRId64 " frames: up to %" PRId64 " fit the cache",
+                          call->tokens / cache->per_frame, cache->frames);
+    }
     return check_start(cache, &call->chunk[0]);
 }
 

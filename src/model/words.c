@@ -1,174 +1,174 @@
-/* Prompts as rows of fixed random numbers. The text is walked once; a bracket is looked ahead from to the next one, so
-   that only what is whole, "(words:number)", weighs anything. */
+/* Words as fixed random vectors. A word is hashed as it is read, so prompts of any length need no memory. What is fixed
+   here (hash, seeds, the part of the place) is part of every model that was trained on it. */
 #include "model/words.h"
 
-#include <math.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "core/context.h"
+#include "core/error.h"
 #include "core/tensor.h"
 
-#define PLACE_PART 0.25f /* of a row that depends on its place */
-#define MOST_WEIGHT 10.0
-#define WORD_STREAM 0x776f7264u /* "word" */
-#define PLACE_STREAM 0x706c6163u
+#define WORD_SEED 0x776F726473ULL
+#define PLACE_SEED 0x706C616365ULL
+#define PLACE_PART 0.25F /* of the place, beside 1 of the word */
+#define BLOCK 256        /* numbers of the place at a time */
+#define WHOLE_DIGITS 4   /* of a weight, before its point and after it */
 
-typedef struct reading {
-    const unsigned char *text;
-    size_t length, at;
-    size_t colon, close; /* of the brackets we are in; close 0: none */
-    double weight;
-} reading;
+#define FNV_START 0xCBF29CE484222325ULL
+#define FNV_PRIME 0x100000001B3ULL
 
-static bool is_space(unsigned char c) {
-    return c == ' ' || (c >= '\t' && c <= '\r');
+typedef enum sort { SPACE, LETTER, OTHER } sort;
+
+typedef struct writer {
+    carry_ctx *ctx;
+    carry_tensor to;
+    int64_t words;
+    uint64_t hash; /* of the word under way */
+    sort sort;     /* of its bytes; SPACE: none is */
+    float weight;
+} writer;
+
+static sort sort_of(unsigned char byte) {
+    if (byte == ' ' || (byte >= '\t' && byte <= '\r')) {
+        return SPACE;
+    }
+    const unsigned char low = byte | 0x20;
+    return (low >= 'a' && low <= 'z') || (byte >= '0' && byte <= '9') ? LETTER : OTHER;
 }
 
-static bool is_letter(unsigned char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-}
-
-static bool is_escape(const reading *r, size_t at) {
-    return r->text[at] == '\\' && at + 1 < r->length &&
-           (r->text[at + 1] == '(' || r->text[at + 1] == ')' || r->text[at + 1] == '\\');
-}
-
-/* A number from..to-1, or what looks like one. */
-static bool read_weight(const reading *r, size_t from, size_t to, double *weight) {
-    char number[32];
-    char *end;
-    while (from < to && is_space(r->text[from])) {
-        from++;
-    }
-    while (to > from && is_space(r->text[to - 1])) {
-        to--;
-    }
-    if (to == from || to - from >= sizeof number) {
-        return false;
-    }
-    memcpy(number, r->text + from, to - from);
-    number[to - from] = '\0';
-    *weight = strtod(number, &end);
-    if (end != number + (to - from)) {
-        return false;
-    }
-    *weight = *weight >= 0.0 && *weight <= MOST_WEIGHT ? *weight : 1.0;
-    return true;
-}
-
-/* Do brackets with a weight open here? */
-static bool find_group(const reading *r, size_t at, size_t *colon, size_t *close, double *weight) {
-    *colon = 0;
-    if (r->text[at] != '(') {
-        return false;
-    }
-    for (size_t i = at + 1; i < r->length && r->text[i] != '('; i++) {
-        if (is_escape(r, i)) {
-            i++;
-        } else if (r->text[i] == ':') {
-            *colon = i;
-        } else if (r->text[i] == ')') {
-            *close = i;
-            return *colon > 0 && read_weight(r, *colon + 1, i, weight);
+/* The word is the same wherever it stands, but for the part of its place, which has no weight. */
+static carry_status write_row(const writer *w, int64_t row) {
+    const int64_t width = w->to.shape[1];
+    float *at = (float *)w->to.data + row * width;
+    CARRY_TRY(carry_random_normal(w->ctx, carry_view_1d(at, CARRY_F32, width), WORD_SEED, w->hash, 0, 1));
+    for (int64_t start = 0, block = 0; start < width; start += BLOCK, block++) {
+        float place[BLOCK];
+        const int64_t count = width - start < BLOCK ? width - start : BLOCK;
+        CARRY_TRY(carry_random_normal(w->ctx, carry_view_1d(place, CARRY_F32, count), PLACE_SEED,
+                                      (uint64_t)row << 32 | (uint64_t)block, 0, PLACE_PART));
+        for (int64_t i = 0; i < count; i++) {
+            at[start + i] = w->weight * at[start + i] + place[i];
         }
-    }
-    return false;
-}
-
-/* Past spaces and brackets to the next word; false at the end. */
-static bool find_word(reading *r) {
-    while (r->at < r->length) {
-        size_t colon;
-        size_t close;
-        double weight;
-        if (r->close > 0 && r->at == r->colon) {
-            r->at = r->close + 1;
-            r->close = 0;
-            r->weight = 1.0;
-        } else if (is_space(r->text[r->at])) {
-            r->at++;
-        } else if (r->close == 0 && find_group(r, r->at, &colon, &close, &weight)) {
-            r->colon = colon;
-            r->close = close;
-            r->weight = weight;
-            r->at++;
-        } else {
-            return true;
-        }
-    }
-    return false;
-}
-
-static uint64_t add_byte(uint64_t digest, unsigned char byte) {
-    return (digest ^ byte) * 0x100000001b3u; /* FNV-1a */
-}
-
-/* The digest of the word here, and past it. */
-static uint64_t take_word(reading *r) {
-    uint64_t digest = 0xcbf29ce484222325u;
-    const bool letters = is_letter(r->text[r->at]);
-    while (r->at < r->length && !is_space(r->text[r->at]) && is_letter(r->text[r->at]) == letters) {
-        unsigned char c = r->text[r->at];
-        size_t colon;
-        size_t close;
-        double weight;
-        if (r->close > 0 ? r->at == r->colon : find_group(r, r->at, &colon, &close, &weight)) {
-            break;
-        }
-        if (is_escape(r, r->at)) {
-            c = r->text[++r->at];
-        }
-        digest = add_byte(digest, c >= 'A' && c <= 'Z' ? (unsigned char)(c - 'A' + 'a') : c);
-        r->at++;
-    }
-    digest ^= digest >> 32;
-    return digest * 0x9e3779b97f4a7c15u;
-}
-
-static carry_status write_row(carry_ctx *ctx, carry_tensor row, float *place, uint64_t word, int64_t index,
-                              double weight) {
-    float *to = row.data;
-    CARRY_TRY(carry_random_normal(ctx, row, word, WORD_STREAM, 0.0f, 1.0f));
-    CARRY_TRY(carry_random_normal(ctx, carry_view_1d(place, CARRY_F32, row.shape[0]), (uint64_t)index, PLACE_STREAM,
-                                  0.0f, PLACE_PART));
-    for (int64_t i = 0; i < row.shape[0]; i++) {
-        to[i] = (float)weight * to[i] + place[i];
     }
     return CARRY_OK;
 }
 
-carry_status carry_words_encode(carry_ctx *ctx, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
-                                const char *prompt, size_t length) {
-    const int64_t places = conditioning.shape[0];
-    const int64_t dim = conditioning.shape[1];
-    if (conditioning.rank != 2 || conditioning.data == NULL || conditioning.dtype != CARRY_F32 ||
-        conditioning.device != 0 || !carry_tensor_is_packed(&conditioning, 0) || places < 0 || dim < 1) {
-        return carry_fail(ctx, CARRY_ESHAPE, "the conditioning must be packed f32 [text_len, text_dim] on the CPU");
+static carry_status end_word(writer *w) {
+    if (w->sort != SPACE) {
+        if (w->words < w->to.shape[0]) {
+            CARRY_TRY(write_row(w, w->words));
+        }
+        w->words++;
+        w->sort = SPACE;
     }
-    float *place = malloc((size_t)dim * sizeof *place);
-    if (place == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a row of %lld numbers", (long long)dim);
+    return CARRY_OK;
+}
+
+static carry_status take_byte(writer *w, unsigned char byte) {
+    const sort s = sort_of(byte);
+    if (s != w->sort) {
+        CARRY_TRY(end_word(w));
+        w->sort = s;
+        w->hash = FNV_START;
     }
-    reading r = {.text = (const unsigned char *)prompt, .length = prompt != NULL ? length : 0, .weight = 1.0};
-    memset(conditioning.data, 0, (size_t)(places * dim) * sizeof(float));
-    carry_status status = CARRY_OK;
-    int64_t words = 0;
-    for (; status == CARRY_OK && find_word(&r); words++) {
-        const double weight = r.weight;
-        const uint64_t word = take_word(&r);
-        if (words < places) {
-            float *to = (float *)conditioning.data + words * dim;
-            status = write_row(ctx, carry_view_1d(to, CARRY_F32, dim), place, word, words, weight);
+    w->hash = (w->hash ^ (byte >= 'A' && byte <= 'Z' ? (unsigned char)(byte | 0x20) : byte)) * FNV_PRIME;
+    return CARRY_OK;
+}
+
+/* "1.5", up to 4 digits before the point and 4 after it. */
+static bool read_weight(float *weight, const char *at, size_t length) {
+    double value = 0;
+    double unit = 1;
+    size_t digits[2] = {0, 0};
+    int part = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (at[i] == '.' && part == 0) {
+            part = 1;
+        } else if (at[i] >= '0' && at[i] <= '9' && digits[part] < WHOLE_DIGITS) {
+            digits[part]++;
+            unit = part == 1 ? unit / 10 : 1;
+            value = part == 1 ? value + unit * (at[i] - '0') : value * 10 + (at[i] - '0');
+        } else {
+            return false;
         }
     }
-    free(place);
+    *weight = (float)value;
+    return digits[0] > 0;
+}
+
+/* Is "(...:number)" here? *inside: bytes between the bracket and the colon; *whole: up to and with the closing one. It
+   ends at another bracket of the same kind, so that all looking ahead together reads the prompt once. */
+static bool find_group(float *weight, size_t *inside, size_t *whole, const char *at, size_t length) {
+    size_t colon = 0;
+    for (size_t i = 1; i < length && at[i] != '('; i++) {
+        if (at[i] == '\\') {
+            i++;
+        } else if (at[i] == ':') {
+            colon = i;
+        } else if (at[i] == ')') {
+            *inside = colon - 1;
+            *whole = i + 1;
+            return colon > 0 && read_weight(weight, at + colon + 1, i - colon - 1);
+        }
+    }
+    return false;
+}
+
+static carry_status take_text(writer *w, const char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        const bool is_escape =
+            text[i] == '\\' && i + 1 < length && (text[i + 1] == '(' || text[i + 1] == ')' || text[i + 1] == '\\');
+        i += is_escape;
+        CARRY_TRY(take_byte(w, (unsigned char)text[i]));
+    }
+    return CARRY_OK;
+}
+
+static carry_status take_prompt(writer *w, const char *prompt, size_t length) {
+    size_t plain = 0; /* where text that is no group starts */
+    for (size_t i = 0; i < length;) {
+        size_t inside = 0;
+        size_t whole = 1;
+        float weight = 1;
+        if (prompt[i] == '\\') {
+            i += 2;
+            continue;
+        }
+        if (prompt[i] != '(' || !find_group(&weight, &inside, &whole, prompt + i, length - i)) {
+            i++;
+            continue;
+        }
+        CARRY_TRY(take_text(w, prompt + plain, i - plain));
+        CARRY_TRY(end_word(w));
+        w->weight = weight;
+        CARRY_TRY(take_text(w, prompt + i + 1, inside));
+        CARRY_TRY(end_word(w));
+        w->weight = 1;
+        i += whole;
+        plain = i;
+    }
+    CARRY_TRY(take_text(w, prompt + plain, length - plain));
+    return end_word(w);
+}
+
+carry_status carry_words_encode(carry_ctx *ctx, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
+                                const char *prompt, size_t length) {
+    if (conditioning.rank != 2 || conditioning.dtype != CARRY_F32 || conditioning.device != 0 ||
+        !carry_tensor_is_packed(&conditioning, 0)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "conditioning is %s of rank %d: it must be f32 [text_len, text_dim], packed, on the CPU",
+                          carry_dtype_name(conditioning.dtype), conditioning.rank);
+    }
+    CARRY_TRY(carry_tensor_expect(ctx, "conditioning", &conditioning, 2, conditioning.shape));
+    writer w = {.ctx = ctx, .to = conditioning, .weight = 1};
+    memset(conditioning.data, 0, (size_t)carry_tensor_count(&conditioning) * sizeof(float));
+    CARRY_TRY(take_prompt(&w, prompt, length));
+    const int64_t fit = w.words < conditioning.shape[0] ? w.words : conditioning.shape[0];
     if (rows != NULL) {
-        *rows = words < places ? words : places;
+        *rows = fit;
     }
     if (left_out != NULL) {
-        *left_out = words > places ? words - places : 0;
+        *left_out = w.words - fit;
     }
-    return status;
+    return CARRY_OK;
 }

@@ -174,11 +174,27 @@ static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, carry_
                                                      sizeof next) == CUBLAS_STATUS_SUCCESS;
 }
 
+static cublasLtEpilogue_t epilogue(const carry_device_product *p) {
+    return p->bias != NULL ? (p->gelu ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_BIAS)
+                           : (p->gelu ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_DEFAULT);
+}
+
+/* A part of the description, but another pointer in every call. */
+static bool set_bias(const blaslt *lt, const plan *made, const carry_device_product *p) {
+    return p->bias == NULL ||
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                                   sizeof p->bias) == CUBLAS_STATUS_SUCCESS;
+}
+
 /* cuBLASLt's first operand is b and its second is a. */
 static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_product *p) {
     cublasOperation_t first = p->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t second = p->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t after = epilogue(p);
     return lt->call.cublasLtMatmulDescCreate(&made->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &after,
+                                                   sizeof after) == CUBLAS_STATUS_SUCCESS &&
+           set_bias(lt, made, p) &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) ==
                CUBLAS_STATUS_SUCCESS &&
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
@@ -249,6 +265,8 @@ static carry_device_product key_of(const carry_device_product *p, bool has_works
     key.b_transposed = p->b_transposed;
     key.accumulate =
         has_workspace; /* the sum with c is a factor, not a plan; what workspace there is decides instead */
+    key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
+    key.gelu = p->gelu;
     key.ordinal = p->ordinal;
     return key;
 }
@@ -292,7 +310,8 @@ static bool can(const carry_device_product *p) {
     int64_t b_columns = p->b_transposed ? p->k : p->n;
     return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
            p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
-           p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0;
+           p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
+           !(p->gelu && p->accumulate);
 }
 
 extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {
@@ -313,7 +332,7 @@ extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_pro
     }
     CARRY_TRY(workspace_of(ctx, lt, p, &workspace));
     const plan *found = plan_of(lt, p, workspace != NULL);
-    if (!found->usable) {
+    if (!found->usable || !set_bias(lt, found, p)) {
         return CARRY_OK;
     }
     const float one = 1.0f;

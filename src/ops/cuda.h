@@ -11,6 +11,10 @@ extern "C" {
 /* elementwise.cu */
 carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *map);
 
+/* rows.cu */
+carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm *norm);
+carry_status carry_cuda_turn(carry_ctx *ctx, const carry_device_turn *turn);
+
 /* blaslt.cu: a product through cuBLASLt, which is looked for at the first call. *done is false when the library is not
    here (a warning says so once per context) or has no way for this shape; then nothing happened. */
 carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *product, bool *done);

@@ -359,7 +359,8 @@ static carry_status product_own(carry_ctx *ctx, const carry_device_product *p) {
 
 static const char *product_choice(carry_ctx *ctx, const carry_device_product *p) {
     (void)ctx;
-    return p->k > 0 && (p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? ways[1] : ways[0];
+    bool more = p->bias != NULL || p->gelu;
+    return p->k > 0 && (more || p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? ways[1] : ways[0];
 }
 
 static carry_status product(carry_ctx *ctx, const carry_device_product *p, const char *way) {
@@ -374,12 +375,20 @@ static carry_status product(carry_ctx *ctx, const carry_device_product *p, const
     if (!done && way != NULL && strcmp(way, ways[0]) != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is not here, or not for this product", way);
     }
+    if (!done && (p->bias != NULL || p->gelu)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "a product with a bias or GELU in it goes through cuBLASLt, which is not here or does not "
+                          "take [%lld, %lld] by [%lld, %lld]",
+                          (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n);
+    }
     return done ? CARRY_OK : product_own(ctx, p);
 }
 
 const carry_device_ops carry_device_ops_cuda = {
     .backend = "cuda",
     .map = carry_cuda_map,
+    .norm = carry_cuda_norm,
+    .turn = carry_cuda_turn,
     .ways = ways,
     .product_choice = product_choice,
     .product = product,

@@ -173,24 +173,32 @@ static void rows_conv_weights(float *sums, const float *dy, const float *const *
     }
 }
 
+/* The bits of a float as an integer of the same order: those of negative numbers run backwards. Its own inverse. */
+INLINE_ROWS int32_t ordered(int32_t bits) {
+    return bits ^ ((bits >> 31) & INT32_MAX);
+}
+
+/* By integers: gcc makes a branch for each comparison of floats (1.4 against 0.25 ns an element). */
 static float rows_maximum(const float *x, int64_t count) {
-    float part[PARTS];
+    int32_t part[PARTS];
     for (int l = 0; l < PARTS; l++) {
-        part[l] = -INFINITY;
+        part[l] = ordered(carry_bits(-INFINITY));
     }
     int64_t i = 0;
     for (; i + PARTS <= count; i += PARTS) {
         for (int l = 0; l < PARTS; l++) {
-            part[l] = x[i + l] > part[l] ? x[i + l] : part[l];
+            int32_t value = ordered(carry_bits(x[i + l]));
+            part[l] = value > part[l] ? value : part[l];
         }
     }
     for (; i < count; i++) {
-        part[0] = x[i] > part[0] ? x[i] : part[0];
+        int32_t value = ordered(carry_bits(x[i]));
+        part[0] = value > part[0] ? value : part[0];
     }
     for (int l = 1; l < PARTS; l++) {
         part[0] = part[l] > part[0] ? part[l] : part[0];
     }
-    return part[0];
+    return carry_from_bits(ordered(part[0]));
 }
 
 INLINE_ROWS float sum_exp_as(const int kept, float *y, const float *x, float minus, int64_t count) {

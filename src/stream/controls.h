@@ -37,20 +37,24 @@ typedef struct carry_control_state {
 } carry_control_state;
 
 typedef struct carry_controls carry_controls;
+/* start NULL: the default. It is refused by the same rules and sentences as what is applied later. */
 carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const carry_control_state *start);
 void carry_controls_free(carry_controls *controls);
 carry_control_state carry_control_default(void);
 
-/* Snapshot; one at a time may wait for a change of `paused` or a cut, up to seconds. */
+/* Snapshot; one at a time may wait for a change of `paused` or a cut, up to seconds. A change since the last wait ends
+   it at once: none is missed between reading and waiting. */
 void carry_controls_read(carry_controls *controls, carry_control_state *state);
 void carry_controls_wait(carry_controls *controls, double seconds);
 
 /* {"prompt": "..." or [{"text": "...", "weight": 1}, ...], "transition": 4, "seed": 1, "steps": [1000, 500],
    "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1}: all or nothing. On refusal a sentence (what, its value and
-   what it may be) is in why and nothing changed. Unknown keys are refused by name. */
+   what it may be; UTF-8 on one line) is in why and nothing changed. Unknown keys are refused by name. */
 carry_status carry_controls_apply(carry_controls *controls, const char *json, size_t length, char *why,
                                   size_t why_size);
-/* The state in the same words. */
+/* The state in the same words: applied, it changes nothing. (A cut is an act, and not in it.) */
 void carry_controls_write(carry_controls *controls, carry_json_text *text);
+/* The table: keys in order, and what each may be (may_be may be NULL); NULL past the end. */
+const char *carry_control_key(int index, const char **may_be);
 
 #endif

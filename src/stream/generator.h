@@ -8,9 +8,13 @@
 #include "model/dit.h"
 #include "stream/envelope.h"
 
+#define CARRY_GENERATOR_BATCH 15
+
 typedef struct carry_generator_options {
     int64_t height, width; /* of the latents */
     int64_t chunk, window, sink;
+    int64_t context; /* the most frames of a recompute, chunks of them; 0: none is asked for */
+    int64_t batch;   /* steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: chunk after chunk */
     double shift;
 } carry_generator_options;
 
@@ -24,10 +28,15 @@ void carry_generator_free(carry_generator *generator);
 
 /* A collective of the mesh. result->latents_out is the generator's own memory, bf16, until the next call; ids and
    times of the result are filled in but for stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position is not
-   the cache's; CARRY_ENUMERIC (or the nearest status) when values are not finite, with the pass that made them. */
+   the cache's; CARRY_ERANGE when values are not finite, with the pass that made them. */
 carry_status carry_generator_run(carry_generator *generator, carry_result *result, carry_generator_times *times,
                                  const carry_envelope *envelope);
 /* The digests of all ranks' outputs, compared: CARRY_EPEER with the ranks that differ. A collective of the mesh. */
 carry_status carry_generator_agree(carry_generator *generator, const carry_result *result);
+
+/* Noise of a chunk's step: the stream of carry_random_normal. Step 0's is what latents_in are. */
+static inline uint64_t carry_generator_stream(uint64_t chunk_index, int step) {
+    return chunk_index * CARRY_ENVELOPE_STEPS + (uint64_t)step;
+}
 
 #endif

@@ -64,7 +64,7 @@ uint64_t carry_viewer_dropped(const carry_viewer *viewer);
 bool carry_viewer_wait(carry_viewer *viewer, double seconds); /* for a frame to take: true; or that long: false */
 /* Seconds until a frame is released that is not yet; below 0: there is none. */
 double carry_hub_next_release(carry_hub *hub);
-int carry_hub_alive(carry_hub *hub);         /* frames in memory: kept, in viewers' hands, spare */
+int carry_hub_alive(carry_hub *hub); /* frames in memory: kept, in viewers' hands, spare */
 double carry_hub_pace(const carry_hub *hub, int *width, int *height); /* fps and size as given */
 /* Called after every publish and cut, from the publishing thread: wakes the server. Once set_wake has returned, the
    function before it is not running and will not be called. */

@@ -27,12 +27,17 @@ typedef struct carry_pipeline_options {
     double shift;
     int depth; /* envelopes under way: 1 to 8 */
     carry_recompute recompute;
-    int64_t context;                 /* frames of a recompute */
+    int64_t context; /* frames of a recompute */
+    /* Steps of a stream batch: as many chunks at once, each at its own step; 0: chunk after chunk. It fixes the number
+       of steps, and goes without a recompute. */
+    int64_t batch;
     bool clean_pass;                 /* a last pass at t = 0 */
     bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
     int64_t chunks;                  /* 0: until stopped */
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
+    double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */
+    uint64_t restarts;               /* so far, to be shown */
 } carry_pipeline_options;
 
 typedef struct carry_pipeline_hooks {
@@ -47,6 +52,26 @@ typedef struct carry_pipeline_hooks {
     void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */
     void *user;
 } carry_pipeline_hooks;
+
+/* The ranks as groups. mesh is NULL on rank 0 of a pipeline. */
+typedef struct carry_pipeline_groups {
+    carry_comm *world, *mesh;
+    bool with_stage, is_running;
+} carry_pipeline_groups;
+
+/* A collective of the world. */
+carry_status carry_pipeline_split(carry_comm *world, carry_pipeline_groups *groups, bool with_stage);
+/* From here on collectives of the world fail at once, on every rank, by name; messages between two ranks go on. */
+void carry_pipeline_begin(carry_pipeline_groups *groups);
+void carry_pipeline_end(carry_pipeline_groups *groups); /* frees the mesh's communicator */
+/* For a collective of the mesh, or of the world: CARRY_EARGUMENT where this rank has no part in it, or no more. */
+carry_status carry_pipeline_mesh(const carry_pipeline_groups *groups, carry_comm **mesh);
+carry_status carry_pipeline_world(const carry_pipeline_groups *groups, carry_comm **world);
+
+/* CARRY_EARGUMENT or CARRY_ESHAPE with what is wrong and what would do; before any rank has started. ranks: of the
+   world. *config: the model's. */
+carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *options, carry_dit_config *config,
+                                  int ranks);
 
 /* A collective of the world; options are the same on every rank. Returns after SHUTDOWN has gone round, or with what
    went wrong. CARRY_EINTERRUPTED never: Ctrl-C is a clean end. */

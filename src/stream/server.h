@@ -23,6 +23,7 @@ typedef struct carry_server_options {
     int port;              /* 0: any that is free */
     const char *token;     /* NULL: none, which only loopback may have */
     const char *record_to; /* folder for recordings; NULL: recording is refused */
+    double patience;       /* seconds that a client may keep the server waiting; 0: 30 */
 } carry_server_options;
 
 typedef struct carry_server carry_server;

@@ -1,0 +1,227 @@
+/* carry stream. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/cmd_stream.h"
+#include "core/error.h"
+
+static carry_status on_frames(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
+    return stream_page_frames(user, frames, chunk_index, cache_epoch);
+}
+
+static void on_cut(void *user, uint64_t cache_epoch) {
+    stream_page_cut(user, cache_epoch);
+}
+
+static void on_figures(void *user, const carry_stream_figures *figures) {
+    stream_desk *desk = user;
+    desk->figures = *figures;
+    stream_page_figures(desk, figures);
+    if (figures->chunks > 0) {
+        stream_state_write(desk, desk->ctx);
+    }
+}
+
+static void on_chunk(void *user, const carry_chunk_times *times) {
+    stream_show_chunk(user, times);
+}
+
+static carry_status stream_rank(void *user, carry_comm *comm) {
+    stream_desk *desk = user;
+    const carry_pipeline_hooks none = {0};
+    if (carry_comm_rank(comm) > 0) {
+        return carry_pipeline_run(comm, &desk->options, &none, NULL);
+    }
+    const carry_pipeline_hooks hooks = {.controls = desk->controls,
+                                        .stop = cli_interrupted,
+                                        .frames = on_frames,
+                                        .cut = on_cut,
+                                        .chunk = on_chunk,
+                                        .figures = on_figures,
+                                        .user = desk};
+    carry_status status = stream_page_open(desk, carry_comm_ctx(comm));
+    status = status == CARRY_OK ? carry_pipeline_run(comm, &desk->options, &hooks, &desk->figures) : status;
+    stream_page_close(desk);
+    if (status == CARRY_OK) {
+        stream_show_end(desk);
+        desk->has_ended = true;
+    }
+    return status;
+}
+
+static int stream(stream_desk *desk) {
+    int code = stream_prepare(desk);
+    code = code == CLI_DONE ? stream_state_read(desk) : code;
+    if (code != CLI_DONE) {
+        return code;
+    }
+    cli_catch_interrupt();
+    if (cli_process_rank() <= 0) {
+        stream_show_start(desk);
+    }
+    if (cli_on_ranks(&desk->common, stream_rank, desk) != CARRY_OK) {
+        return CLI_IMPOSSIBLE;
+    }
+    return desk->wish.gate && desk->has_ended && !desk->figures.overlap.passes ? CLI_WRONG : CLI_DONE;
+}
+
+#ifdef CARRY_HAVE_LAB
+/* --trace FILE ...: what carry profile -o FILE stream ... does. */
+static int with_trace(int count, char **arguments, const char *trace) {
+    char **given = calloc((size_t)count + 5, sizeof *given);
+    int n = 0;
+    if (given == NULL) {
+        return cli_refuse("there is no memory");
+    }
+    static char words[][16] = {"--no-store", "-o", "stream"};
+    given[n++] = words[0];
+    given[n++] = words[1];
+    given[n++] = (char *)(uintptr_t)trace;
+    given[n++] = words[2];
+    for (int i = 0; i < count; i++) {
+        if (strcmp(arguments[i], "--trace") == 0) {
+            i++;
+        } else if (strncmp(arguments[i], "--trace=", 8) != 0) {
+            given[n++] = arguments[i];
+        }
+    }
+    const int code = cli_profile.run(n, given);
+    free(given);
+    return code;
+}
+#else
+static int with_trace(int count, char **arguments, const char *trace) {
+    (void)count;
+    (void)arguments;
+    return cli_refuse("this carry was built without the lab, which writes traces such as %s", trace);
+}
+#endif
+
+static const char *find_trace(int count, char **arguments) {
+    for (int i = 0; i < count && strcmp(arguments[i], "--") != 0; i++) {
+        if (strcmp(arguments[i], "--trace") == 0 && i + 1 < count) {
+            return arguments[i + 1];
+        }
+        if (strncmp(arguments[i], "--trace=", 8) == 0) {
+            return arguments[i] + 8;
+        }
+    }
+    return NULL;
+}
+
+static int parse(stream_desk *desk, int count, char **arguments) {
+    stream_wish *w = &desk->wish;
+    const char *trace = NULL; /* found before */
+    const cli_option own[] = {
+        {"model", 0, CLI_TEXT, &w->model, "FOLDER", "config.json and model.safetensors, Wan2.1's names"},
+        {"demo", 0, CLI_FLAG, &w->demo, NULL, "the model that comes with carry, models/shapes (the default)"},
+        {"config", 0, CLI_TEXT, &w->config, "NAME", "random weights of a known shape: 1.3B, 14B, shapes"},
+        {"codec", 0, CLI_TEXT, &w->codec, "FOLDER", "of the pictures (the model's subfolder codec, else dct)"},
+        {"prompt", 'p', CLI_TEXTS, &w->prompts, "TEXT", "what is shown; several are mixed (red circle moving left)"},
+        {"transition", 0, CLI_NUMBER, &w->transition, "N", "chunks over which another prompt comes in (4)"},
+        {"size", 0, CLI_TEXT, &w->size, "WxH", "of the pictures, pixels (64x64)"},
+        {"chunks", 0, CLI_NUMBER, &w->chunks, "N", "to stream; 0: until Ctrl-C (0)"},
+        {"steps", 0, CLI_TEXT, &w->steps, "T,T,...", "of denoising, falling from 1000 (the model's)"},
+        {"kv-bias", 0, CLI_REAL, &w->kv_bias, "X", "weight of older frames, above 0 up to 1 (1)"},
+        {"noise", 0, CLI_REAL, &w->noise, "X", "scale of the noise between steps, 0 to 2 (1)"},
+        {"shift", 0, CLI_REAL, &w->shift, "X", "of the sampler (the model's)"},
+        {"depth", 0, CLI_NUMBER, &w->depth, "N", "envelopes under way, 1 to 8 (2)"},
+        {"recompute", 0, CLI_TEXT, &w->recompute, "MODE", "rebuild the cache every chunk: off, anchor, latent (off)"},
+        {"context", 0, CLI_NUMBER, &w->context, "N", "frames of a recompute, chunks of them (one)"},
+        {"no-clean", 0, CLI_FLAG, &w->no_clean, NULL, "no last pass at t = 0 for the cache"},
+        {"topology", 0, CLI_TEXT, &w->topology, "NAME",
+         "pipeline: rank 0 is stage 0; mesh: it generates too (pipeline)"},
+        {"chunk", 0, CLI_NUMBER, &w->chunk, "N", "latent frames of a chunk (the model's, else 3)"},
+        {"window", 0, CLI_NUMBER, &w->window, "N", "latent frames that are seen (the model's, else 21)"},
+        {"sink", 0, CLI_NUMBER, &w->sink, "N", "first frames that stay in the window (the model's, else 0)"},
+        {"fps", 0, CLI_REAL, &w->fps, "N", "frames a second at most, 0: as they come (16 with a page, else 0)"},
+        {"serve", 0, CLI_FLAG, &w->serve, NULL, "the page: live pictures, controls, charts"},
+        {"port", 0, CLI_NUMBER, &w->port, "N", "of the page; 0: any that is free (8080)"},
+        {"address", 0, CLI_TEXT, &w->address, "A", "of the page (127.0.0.1; others need --token)"},
+        {"token", 0, CLI_TEXT, &w->token, "T", "that the page asks for"},
+        {"record", 0, CLI_TEXT, &w->record, "FILE.avi", "all frames into a video"},
+        {"record-to", 0, CLI_TEXT, &w->record_to, "FOLDER", "where the page may record to"},
+        {"quality", 0, CLI_NUMBER, &w->quality, "N", "of JPEG, 1 to 100 (85)"},
+        {"out", 0, CLI_TEXT, &w->out, "FOLDER", "every frame as a file, frame-000000.ppm"},
+        {"headless", 0, CLI_FLAG, &w->headless, NULL, "without a page (the default)"},
+        {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "add work to stage 0, for experiments"},
+        {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "add work to stage 1"},
+        {"gate", 0, CLI_FLAG, &w->gate, NULL, "exit with 1 when the overlap score is below 0.30"},
+        {"trace", 0, CLI_TEXT, &trace, "FILE", "a trace of it all, as carry profile writes them"},
+        {"supervise", 0, CLI_FLAG, &w->supervise, NULL, "start it again, at a hard cut, when it dies"},
+        {"processes", 0, CLI_NUMBER, &w->processes, "N", "with --supervise: N ranks under mpirun"},
+        {"state", 0, CLI_TEXT, &w->state, "FILE", "where the controls are kept for a restart (--supervise: its own)"},
+        {0},
+    };
+    return cli_parse(&cli_stream, count, arguments, own, &desk->common);
+}
+
+static int run(int count, char **arguments) {
+    const char *trace = find_trace(count, arguments);
+    if (trace != NULL) {
+        return with_trace(count, arguments, trace);
+    }
+    stream_desk *desk = calloc(1, sizeof *desk);
+    char **typed = calloc((size_t)count + 1, sizeof *typed);
+    const char **texts = calloc((size_t)count + 1, sizeof *texts);
+    int code = CLI_IMPOSSIBLE;
+    if (desk == NULL || typed == NULL || texts == NULL ||
+        carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+        (void)cli_refuse("there is no memory");
+        goto done;
+    }
+    for (int i = 0; i < count; i++) {
+        typed[i] = arguments[i]; /* cli_parse moves them */
+    }
+    desk->wish = (stream_wish){.prompts = {.text = texts},
+                               .size = "64x64",
+                               .recompute = "off",
+                               .topology = "pipeline",
+                               .depth = 2,
+                               .chunk = -1,
+                               .window = -1,
+                               .sink = -1,
+                               .transition = 4,
+                               .port = 8080,
+                               .quality = 85,
+                               .kv_bias = 1.0,
+                               .noise = 1.0,
+                               .fps = NAN};
+    const int words = parse(desk, count, arguments);
+    if (words != 0 || desk->common.help) {
+        char shown[64];
+        code = words < 0           ? CLI_IMPOSSIBLE
+               : desk->common.help ? CLI_DONE
+                                   : cli_refuse("stream takes options only, not '%s': a prompt comes after --prompt",
+                                                cli_shown(shown, arguments[0]));
+        goto done;
+    }
+    code = desk->wish.supervise ? stream_supervise(desk, count, typed) : stream(desk);
+done:
+    if (desk != NULL) {
+        carry_controls_free(desk->controls);
+        carry_ctx_free(desk->ctx);
+    }
+    free(desk);
+    free(typed);
+    free(texts);
+    return code;
+}
+
+const cli_verb cli_stream = {
+    .name = "stream",
+    .arguments = "[--serve] [--prompt TEXT]",
+    .summary = "stream a causal video transformer, on a page or into files",
+    .details =
+        "Generates video chunk after chunk with a key/value cache. carry --ranks N stream ... and mpirun -n N carry\n"
+        "stream ... make it a pipeline: rank 0 encodes, decodes and serves, ranks 1 to N-1 share the generator; with\n"
+        "--topology mesh all N do, and rank 0 is stage 0 as well. The pictures are the same.\n"
+        "\n"
+        "--serve opens a page with the live pictures, prompts, seed, steps, cuts, pause and charts. Ctrl-C ends "
+        "between\n"
+        "chunks. At the end: where a chunk's time went, its period beside the predicted one, the overlap score.",
+    .example = "carry --ranks 2 stream --demo --serve --prompt \"red circle moving left\"",
+    .run = run,
+    .on_ranks = true,
+};

@@ -1,0 +1,61 @@
+/* What the files of carry stream share. */
+#ifndef CARRY_CLI_CMD_STREAM_H
+#define CARRY_CLI_CMD_STREAM_H
+
+#include "cli/ranks.h"
+#include "core/file.h"
+#include "stream/pipeline.h"
+
+/* What was typed. */
+typedef struct stream_wish {
+    cli_texts prompts;
+    const char *model, *config, *codec, *size, *steps, *recompute, *topology;
+    const char *address, *token, *record, *record_to, *out, *state;
+    bool demo, serve, headless, gate, supervise, no_clean;
+    int64_t chunks, depth, chunk, window, sink, context, transition, port, processes, quality;
+    double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
+} stream_wish;
+
+struct stream_page;
+
+/* One stream, as rank 0 sees it. */
+typedef struct stream_desk {
+    cli_common common;
+    stream_wish wish;
+    carry_pipeline_options options;
+    carry_control_state start;
+    carry_controls *controls;
+    carry_stream_figures figures;
+    carry_ctx *ctx; /* for what is checked before the ranks are there */
+    carry_dit_config config;
+    char model[CARRY_FILE_PATH]; /* folder; "": random weights */
+    struct stream_page *page;    /* where frames go, made by rank 0 */
+    bool redraws, has_unended;
+    char remembered[256]; /* of the state that was written last */
+    bool has_ended;
+} stream_desk;
+
+/* cmd_stream_options.c: from words to options. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
+int stream_prepare(stream_desk *desk);
+
+/* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */
+int stream_page_check(const stream_desk *desk);
+carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx);
+carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch);
+void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);
+void stream_page_close(stream_desk *desk);
+
+/* cmd_stream_show.c: lines for people, or JSON. */
+void stream_show_start(stream_desk *desk);
+void stream_show_line(stream_desk *desk, const char *line); /* on a line of its own */
+void stream_show_chunk(stream_desk *desk, const carry_chunk_times *times);
+void stream_show_end(stream_desk *desk);
+
+/* cmd_stream_supervise.c: a child that is started again. */
+int stream_supervise(const stream_desk *desk, int count, char **arguments);
+/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. */
+int stream_state_read(stream_desk *desk);
+void stream_state_write(stream_desk *desk, carry_ctx *ctx);
+
+#endif

@@ -1,0 +1,220 @@
+/* carry stream: where frames go: to viewers and recordings, where this build has them, and into files. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+#include "cli/cmd_stream.h"
+#include "core/clock.h"
+#include "core/error.h"
+#ifdef CARRY_HAVE_PAGE
+#include "stream/recording.h"
+#include "stream/server.h"
+#endif
+
+#define DRAIN 3.0 /* seconds at most */
+
+struct stream_page {
+    carry_ctx *ctx;
+    uint64_t files; /* frames written to --out */
+    unsigned char *row;
+#ifdef CARRY_HAVE_PAGE
+    carry_hub *hub;
+    carry_server *server;
+    carry_film *film;
+#endif
+};
+
+#ifdef CARRY_HAVE_PAGE
+static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
+    const stream_wish *w = &desk->wish;
+    if (!w->serve && w->record == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_hub_new(page->ctx, &page->hub, (int)desk->options.width, (int)desk->options.height, (int)w->quality,
+                            desk->options.fps));
+    if (w->record != NULL) {
+        CARRY_TRY(carry_film_start(page->ctx, &page->film, page->hub, w->record, 0));
+    }
+    if (!w->serve) {
+        return CARRY_OK;
+    }
+    const carry_server_options options = {
+        .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
+    CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
+    char line[160];
+    (void)snprintf(line, sizeof line, "http://%s:%d/", w->address != NULL ? w->address : "127.0.0.1",
+                   carry_server_port(page->server));
+    stream_show_line(desk, line);
+    return CARRY_OK;
+}
+
+/* Frames that have a pace are released after they were made: the last ones belong to the recording too. */
+static void drain_film(stream_desk *desk, struct stream_page *page) {
+    const double start = carry_seconds();
+    double released = 0.0; /* when the last was */
+    carry_film_state state = {0};
+    while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < desk->figures.frames &&
+           (released == 0.0 || carry_seconds() - released < DRAIN / 10)) {
+        const struct timespec pause = {.tv_nsec = 5000000};
+        (void)nanosleep(&pause, NULL);
+        released = released == 0.0 && carry_hub_next_release(page->hub) < 0.0 ? carry_seconds() : released;
+        carry_film_look(page->film, &state);
+    }
+}
+
+static void close_hub(stream_desk *desk, struct stream_page *page) {
+    if (page->server != NULL) {
+        carry_server_stop(page->server);
+    }
+    if (page->film != NULL) {
+        carry_film_state state;
+        drain_film(desk, page);
+        carry_film_stop(page->film, &state);
+        char line[CARRY_FILE_PATH + 640];
+        if (state.ended) {
+            (void)fprintf(stderr, "carry: the recording ended: %s\n", state.why);
+        } else {
+            (void)snprintf(line, sizeof line, "%llu frames in %s", (unsigned long long)state.frames, state.path);
+            stream_show_line(desk, line);
+        }
+    }
+    carry_hub_free(page->hub);
+}
+
+static carry_status publish(struct stream_page *page, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch) {
+    return page->hub != NULL ? carry_hub_publish(page->hub, pixels, chunk_index, cache_epoch) : CARRY_OK;
+}
+
+int stream_page_check(const stream_desk *desk) {
+    const stream_wish *w = &desk->wish;
+    if (w->serve && w->headless) {
+        return cli_refuse("--serve has a page and --headless has none: give one of them");
+    }
+    if (w->port > 65535) {
+        return cli_refuse("--port %lld: ports are 0 (any that is free) to 65535", (long long)w->port);
+    }
+    if (w->quality < 1 || w->quality > 100) {
+        return cli_refuse("--quality %lld: of JPEG, 1 to 100", (long long)w->quality);
+    }
+    return CLI_DONE;
+}
+
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+    if (desk->page != NULL && desk->page->hub != NULL) {
+        carry_hub_cut(desk->page->hub, cache_epoch);
+    }
+}
+
+void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {
+    if (desk->page != NULL && desk->page->hub != NULL) {
+        carry_hub_set_figures(desk->page->hub, figures);
+    }
+}
+#else
+static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
+    (void)desk;
+    (void)page;
+    return CARRY_OK;
+}
+
+static void close_hub(stream_desk *desk, struct stream_page *page) {
+    (void)desk;
+    (void)page;
+}
+
+static carry_status publish(struct stream_page *page, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch) {
+    (void)page;
+    (void)pixels;
+    (void)chunk_index;
+    (void)cache_epoch;
+    return CARRY_OK;
+}
+
+int stream_page_check(const stream_desk *desk) {
+    if (desk->wish.serve || desk->wish.record != NULL) {
+        return cli_refuse("this carry was built without the page of a stream, which --serve and --record need: build "
+                          "it where libwebsockets and libjpeg are found, or write frames with --out FOLDER");
+    }
+    return CLI_DONE;
+}
+
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+    (void)desk;
+    (void)cache_epoch;
+}
+
+void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {
+    (void)desk;
+    (void)figures;
+}
+#endif
+
+carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
+    struct stream_page *page = calloc(1, sizeof *page);
+    desk->page = page;
+    if (page == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the page");
+    }
+    page->ctx = ctx;
+    if (desk->wish.out != NULL) {
+        if (mkdir(desk->wish.out, 0777) != 0 && errno != EEXIST) {
+            return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be made: %s", desk->wish.out, strerror(errno));
+        }
+        page->row = malloc((size_t)(3 * desk->options.width * desk->options.height));
+        if (page->row == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory for a picture");
+        }
+    }
+    return open_hub(desk, page);
+}
+
+/* A portable pixmap, which every viewer of pictures opens. */
+static carry_status write_picture(stream_desk *desk, const float *pixels) {
+    struct stream_page *page = desk->page;
+    const int64_t count = desk->options.width * desk->options.height;
+    char path[CARRY_FILE_PATH];
+    const int length =
+        snprintf(path, sizeof path, "%s/frame-%06llu.ppm", desk->wish.out, (unsigned long long)page->files++);
+    if (length < 0 || (size_t)length >= sizeof path) {
+        return carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
+    }
+    for (int64_t i = 0; i < count; i++) {
+        for (int64_t c = 0; c < 3; c++) {
+            const float value = pixels[c * count + i];
+            page->row[3 * i + c] = (unsigned char)(value > 0.0f ? 255.0f * (value < 1.0f ? value : 1.0f) + 0.5f : 0.0f);
+        }
+    }
+    FILE *file = fopen(path, "wb");
+    bool is_written = file != NULL;
+    if (file != NULL) {
+        is_written = fprintf(file, "P6\n%lld %lld\n255\n", (long long)desk->options.width,
+                             (long long)desk->options.height) > 0 &&
+                     fwrite(page->row, (size_t)(3 * count), 1, file) == 1;
+        is_written = fclose(file) == 0 && is_written;
+    }
+    return is_written ? CARRY_OK : carry_fail(page->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+}
+
+carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
+    const float *pixels = frames.data;
+    for (int64_t i = 0; i < frames.shape[0]; i++) {
+        const float *picture = pixels + i * frames.stride[0];
+        CARRY_TRY(publish(desk->page, picture, chunk_index, cache_epoch));
+        if (desk->wish.out != NULL) {
+            CARRY_TRY(write_picture(desk, picture));
+        }
+    }
+    return CARRY_OK;
+}
+
+void stream_page_close(stream_desk *desk) {
+    if (desk->page != NULL) {
+        close_hub(desk, desk->page);
+        free(desk->page->row);
+        free(desk->page);
+        desk->page = NULL;
+    }
+}

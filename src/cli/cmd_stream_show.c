@@ -1,0 +1,183 @@
+/* What carry stream prints: a line that is redrawn on a terminal, a table at the end; or JSON. */
+#include <math.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli/cmd_stream.h"
+#include "core/clock.h"
+
+#define RANDOM "the weights are random: what is shown means nothing"
+
+static void end_line(stream_desk *desk) {
+    if (desk->has_unended) {
+        (void)putchar('\n');
+        desk->has_unended = false;
+    }
+}
+
+void stream_show_line(stream_desk *desk, const char *line) {
+    if (desk->common.json) {
+        cli_json_open();
+        cli_json_text("note", line);
+        cli_json_close();
+    } else {
+        end_line(desk);
+        (void)printf("%s\n", line);
+    }
+    (void)fflush(stdout);
+}
+
+void stream_show_start(stream_desk *desk) {
+    const carry_pipeline_options *o = &desk->options;
+    const carry_dit_config *c = &desk->config;
+    const int ranks = cli_ranks();
+    const bool is_apart = o->with_stage && ranks > 1;
+    desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
+    const bool is_random = desk->model[0] == '\0';
+    if (desk->common.json) {
+        if (is_random) {
+            stream_show_line(desk, RANDOM);
+        }
+        return;
+    }
+    (void)printf("%s%s%s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of %lld%s%s\n",
+                 cli_bold(), desk->model[0] != '\0' ? desk->model : desk->wish.config, cli_plain(),
+                 (long long)c->num_layers, (long long)c->dim, (long long)c->num_heads, (long long)o->width,
+                 (long long)o->height, (long long)o->chunk, (long long)o->window, is_random ? "\n" : "",
+                 is_random ? RANDOM : "");
+    if (is_apart) {
+        (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
+    } else {
+        (void)printf("%d rank%s, all of the mesh: no stage is of its own, so the stages take turns\n", ranks,
+                     ranks > 1 ? "s" : "");
+    }
+    (void)fflush(stdout);
+}
+
+void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
+    const carry_stream_figures *f = &desk->figures;
+    if (desk->common.json) {
+        cli_json_open();
+        cli_json_integer("chunk", (int64_t)t->chunk_index);
+        cli_json_integer("epoch", (int64_t)t->cache_epoch);
+        cli_json_number("stage0_s", t->stage0);
+        cli_json_number("stage1_s", t->stage1);
+        cli_json_number("period_s", t->period > 0.0 ? t->period : NAN);
+        cli_json_number("decode_s", t->decode);
+        cli_json_number("encode_s", t->encode);
+        cli_json_number("build_s", t->build);
+        cli_json_number("denoise_s", t->denoise);
+        cli_json_number("recompute_s", t->recompute);
+        cli_json_number("clean_s", t->clean);
+        cli_json_number("mesh_idle_s", t->idle);
+        cli_json_integer("under_way", t->depth);
+        cli_json_integer("frames", (int64_t)f->frames);
+        cli_json_number("fps", f->fps);
+        cli_json_number("score", f->overlap.score);
+        cli_json_close();
+        (void)fflush(stdout);
+        return;
+    }
+    if (!desk->redraws) {
+        return;
+    }
+    char period[32];
+    char score[16] = "...";
+    if (!isnan(f->overlap.score)) {
+        (void)snprintf(score, sizeof score, "%.2f", f->overlap.score);
+    }
+    (void)printf("\r\033[Kchunk %llu  epoch %llu  %llu frames  %.1f frames/s  period %s  score %s  %d under way",
+                 (unsigned long long)t->chunk_index, (unsigned long long)t->cache_epoch, (unsigned long long)f->frames,
+                 f->fps, carry_time_text(period, t->period), score, f->under_way);
+    desk->has_unended = true;
+    (void)fflush(stdout);
+}
+
+static void print_json(const stream_desk *desk) {
+    const carry_stream_figures *f = &desk->figures;
+    const carry_overlap_summary *o = &f->overlap;
+    cli_json_open();
+    cli_json_bool("done", true);
+    cli_json_integer("chunks", (int64_t)f->chunks);
+    cli_json_integer("frames", (int64_t)f->frames);
+    cli_json_number("fps", f->fps);
+    cli_json_number("first_frame_s", f->first_frame_seconds);
+    cli_json_integer("epoch", (int64_t)f->epoch);
+    cli_json_integer("cuts", (int64_t)f->cuts);
+    cli_json_integer("stale_dropped", (int64_t)f->stale_dropped);
+    cli_json_integer("restarts", (int64_t)f->restarts);
+    cli_json_integer("mesh_ranks", f->mesh_ranks);
+    cli_json_integer("depth", f->depth);
+    cli_json_number("stage0_s", o->stage0);
+    cli_json_number("stage1_s", o->stage1);
+    cli_json_number("period_s", o->period);
+    cli_json_number("predicted_s", o->predicted);
+    cli_json_number("use", o->use);
+    cli_json_number("mesh_idle_s", o->idle);
+    cli_json_number("denoise_s", o->denoise);
+    cli_json_number("recompute_s", o->recompute);
+    cli_json_number("clean_s", o->clean);
+    cli_json_number("decode_s", o->decode);
+    cli_json_number("encode_s", o->encode);
+    cli_json_number("score", o->score);
+    cli_json_integer("counted", o->counted);
+    cli_json_bool("passes", o->passes);
+    cli_json_integer("reductions_large", f->reductions_large);
+    cli_json_integer("reductions_small", f->reductions_small);
+    cli_json_close();
+}
+
+static void print_block(const char *name, const char *where, double seconds, double of) {
+    char time[32];
+    if (seconds > 0.0) {
+        (void)printf("  %-10s %-8s %10s %5.0f %%\n", name, where, carry_time_text(time, seconds), 100.0 * seconds / of);
+    }
+}
+
+static void print_table(const stream_desk *desk) {
+    const carry_stream_figures *f = &desk->figures;
+    const carry_overlap_summary *o = &f->overlap;
+    char a[32];
+    char b[32];
+    const double period = o->period;
+    (void)printf("%llu chunks, %llu frames, the first after %s; %llu cuts, %llu stale results dropped\n",
+                 (unsigned long long)f->chunks, (unsigned long long)f->frames,
+                 carry_time_text(a, f->first_frame_seconds), (unsigned long long)f->cuts,
+                 (unsigned long long)f->stale_dropped);
+    if (!(period > 0.0)) {
+        return;
+    }
+    (void)printf("%sa chunk (medians)        time  of the period%s\n", cli_dim(), cli_plain());
+    print_block("denoise", "stage 1", o->denoise, period);
+    print_block("recompute", "stage 1", o->recompute, period);
+    print_block("clean pass", "stage 1", o->clean, period);
+    print_block("all", "stage 1", o->stage1, period);
+    print_block("decode", "stage 0", o->decode, period);
+    print_block("encode", "stage 0", o->encode, period);
+    print_block("all", "stage 0", o->stage0, period);
+    print_block("idle", "mesh", o->idle, period);
+    (void)printf("period %s, predicted %s; B/(B+P-1) %.1f %%\n", carry_time_text(a, period),
+                 carry_time_text(b, o->predicted), 100.0 * o->use);
+    if (f->mesh_ranks > 1) {
+        (void)printf("all-reduces of the mesh a forward: %lld (%lld large, %lld small)\n",
+                     (long long)(f->reductions_large + f->reductions_small), (long long)f->reductions_large,
+                     (long long)f->reductions_small);
+    }
+    if (o->counted > 0) {
+        (void)printf("overlap score %s%.2f%s over %lld chunks: %s the gate of %.2f\n",
+                     o->passes ? cli_green() : cli_red(), o->score, cli_plain(), (long long)o->counted,
+                     o->passes ? "passes" : "below", CARRY_OVERLAP_GATE);
+    } else {
+        (void)printf("overlap score: none before chunk %d\n", CARRY_OVERLAP_WARMUP + 1);
+    }
+}
+
+void stream_show_end(stream_desk *desk) {
+    end_line(desk);
+    if (desk->common.json) {
+        print_json(desk);
+    } else {
+        print_table(desk);
+    }
+    (void)fflush(stdout);
+}

@@ -1,0 +1,252 @@
+/* carry stream --supervise: the same command as a child, started again when it dies.
+
+   What the next child needs is in a small file that rank 0 replaces when something has changed: the epoch that it had
+   reached, how often it was started, its process, and the controls in their own words. The next one begins with the
+   epoch after it, a hard cut, and the same prompt. The child is in a process group of its own: a Ctrl-C on the terminal
+   reaches the supervisor alone, who passes it on once, to rank 0 itself, since mpirun would end its ranks by force. */
+#include <errno.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "cli/cmd_stream.h"
+#include "core/clock.h"
+#include "core/error.h"
+
+#define MOST_RESTARTS 5 /* within a minute */
+#define STATE_BYTES 131072
+#define PARTING 10.0 /* seconds that a child has to end when it was asked to */
+
+typedef struct memory {
+    unsigned long long epoch, restarts;
+    long process;
+    bool has_streamed;
+} memory;
+
+static bool read_memory(carry_ctx *ctx, const char *path, memory *m, char **controls) {
+    char *text;
+    size_t length;
+    *m = (memory){0};
+    *controls = NULL;
+    if (carry_file_read(ctx, &text, &length, path, STATE_BYTES) != CARRY_OK) {
+        return false;
+    }
+    int used = 0;
+    const bool is_read = sscanf(text, "%llu %llu %ld %n", &m->epoch, &m->restarts, &m->process, &used) == 3 && used > 0;
+    if (is_read) {
+        memmove(text, text + used, length + 1 - (size_t)used);
+        *controls = text;
+        m->has_streamed = m->process > 0;
+    } else {
+        free(text);
+    }
+    return is_read;
+}
+
+int stream_state_read(stream_desk *desk) {
+    memory m;
+    char *controls;
+    char why[256];
+    if (desk->wish.state == NULL || cli_process_rank() > 0 ||
+        !read_memory(desk->ctx, desk->wish.state, &m, &controls)) {
+        return CLI_DONE;
+    }
+    desk->options.first_epoch = m.has_streamed ? m.epoch + 1 : 0;
+    desk->options.restarts = m.has_streamed ? m.restarts + 1 : 0;
+    carry_status status = CARRY_OK;
+    if (m.has_streamed) {
+        status = carry_controls_apply(desk->controls, controls, strlen(controls), why, sizeof why);
+    }
+    free(controls);
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", desk->wish.state, why);
+}
+
+void stream_state_write(stream_desk *desk, carry_ctx *ctx) {
+    carry_json_text text = {0};
+    carry_json_text head = {0};
+    if (desk->wish.state == NULL) {
+        return;
+    }
+    carry_controls_write(desk->controls, &text);
+    carry_json_put_raw(&head, "%llu %llu %ld ", (unsigned long long)desk->figures.epoch,
+                       (unsigned long long)desk->options.restarts, (long)getpid());
+    if (!text.failed && !head.failed) {
+        char now[sizeof desk->remembered];
+        uint64_t sum = 1469598103934665603ull; /* FNV-1a */
+        for (size_t i = 0; i < text.length; i++) {
+            sum = (sum ^ (unsigned char)text.bytes[i]) * 1099511628211ull;
+        }
+        (void)snprintf(now, sizeof now, "%s%llx", head.bytes, (unsigned long long)sum);
+        carry_json_put_raw(&head, "%s\n", text.bytes);
+        if (strcmp(now, desk->remembered) != 0 && !head.failed &&
+            carry_file_replace(ctx, desk->wish.state, head.bytes, head.length) == CARRY_OK) {
+            memcpy(desk->remembered, now, sizeof now);
+        }
+    }
+    carry_json_text_free(&text);
+    carry_json_text_free(&head);
+}
+
+/* The command without what is the supervisor's, and with the file. */
+static char **make_command(const stream_desk *desk, int count, char **typed, char *state) {
+    static char words[][24] = {"mpirun", "-n",      "--oversubscribe",    "--ranks",
+                               "stream", "--state", "--allow-run-as-root"};
+    static char self[CARRY_FILE_PATH];
+    static char ranks[16];
+    const ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    char **command = calloc((size_t)count + 16, sizeof *command);
+    int n = 0;
+    if (command == NULL || length <= 0) {
+        free(command);
+        return NULL;
+    }
+    self[length] = '\0';
+    if (desk->wish.processes > 0) {
+        (void)snprintf(ranks, sizeof ranks, "%d", (int)desk->wish.processes);
+        command[n++] = words[0];
+        command[n++] = words[2];
+        if (geteuid() == 0) {
+            command[n++] = words[6];
+        }
+        command[n++] = words[1];
+        command[n++] = ranks;
+        command[n++] = self;
+    } else {
+        (void)snprintf(ranks, sizeof ranks, "%d", cli_ranks());
+        command[n++] = self;
+        command[n++] = words[3];
+        command[n++] = ranks;
+    }
+    command[n++] = words[4];
+    command[n++] = words[5];
+    command[n++] = state;
+    for (int i = 0; i < count; i++) {
+        if (strcmp(typed[i], "--processes") == 0) {
+            i++;
+        } else if (strcmp(typed[i], "--supervise") != 0 && strncmp(typed[i], "--processes=", 12) != 0) {
+            command[n++] = typed[i];
+        }
+    }
+    return command;
+}
+
+static pid_t start(char **command) {
+    const pid_t supervisor = getpid();
+    (void)fflush(stdout);
+    const pid_t child = fork();
+    if (child != 0) {
+        return child;
+    }
+    (void)setpgid(0, 0);
+    (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() == supervisor) {
+        (void)execvp(command[0], command);
+        (void)fprintf(stderr, "carry: %s cannot be started: %s\n", command[0], strerror(errno));
+    }
+    _exit(CLI_IMPOSSIBLE);
+}
+
+static void rest(double seconds) {
+    const struct timespec pause = {.tv_sec = (time_t)seconds,
+                                   .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    (void)nanosleep(&pause, NULL);
+}
+
+/* Until the child has ended; a Ctrl-C is passed on, and when it does not help, force is. */
+static int wait_for(carry_ctx *ctx, pid_t child, const char *state) {
+    int how = 0;
+    double asked = 0.0;
+    while (waitpid(child, &how, WNOHANG) == 0) {
+        if (cli_interrupted() && asked == 0.0) {
+            memory m;
+            char *controls;
+            const bool knows = read_memory(ctx, state, &m, &controls) && m.has_streamed;
+            free(controls);
+            if (!knows || kill((pid_t)m.process, SIGINT) != 0) {
+                (void)kill(child, SIGTERM);
+            }
+            asked = carry_seconds();
+        } else if (asked > 0.0 && carry_seconds() - asked > PARTING) {
+            (void)kill(-child, SIGKILL);
+            (void)kill(child, SIGKILL);
+        }
+        rest(0.02);
+    }
+    (void)kill(-child, SIGKILL); /* whoever is left of it */
+    return how;
+}
+
+static void say_how(int how, int restarts) {
+    if (WIFSIGNALED(how)) {
+        (void)fprintf(stderr, "carry: the stream was ended by signal %d; restart %d at a hard cut\n", WTERMSIG(how),
+                      restarts);
+    } else {
+        (void)fprintf(stderr, "carry: the stream ended with %d; restart %d at a hard cut\n", WEXITSTATUS(how),
+                      restarts);
+    }
+}
+
+static int supervise(carry_ctx *ctx, char **command, const char *state) {
+    double recent[MOST_RESTARTS] = {0}; /* when the last were */
+    for (int restarts = 0;; restarts++) {
+        const pid_t child = start(command);
+        if (child < 0) {
+            return cli_refuse("no process can be started: %s", strerror(errno));
+        }
+        const int how = wait_for(ctx, child, state);
+        const bool is_clean = WIFEXITED(how) && (WEXITSTATUS(how) == CLI_DONE || WEXITSTATUS(how) == CLI_WRONG);
+        if (is_clean || cli_interrupted()) {
+            return is_clean ? WEXITSTATUS(how) : CLI_DONE;
+        }
+        memory m;
+        char *controls;
+        const bool has_streamed = read_memory(ctx, state, &m, &controls) && m.has_streamed;
+        free(controls);
+        if (!has_streamed && WIFEXITED(how)) {
+            return CLI_IMPOSSIBLE; /* it never worked, and has said why */
+        }
+        const double now = carry_seconds();
+        double *slot = &recent[restarts % MOST_RESTARTS];
+        if (restarts >= MOST_RESTARTS && now - *slot < 60.0) {
+            return cli_refuse("the stream died %d times within a minute: it is not started again", MOST_RESTARTS + 1);
+        }
+        *slot = now;
+        say_how(how, restarts + 1);
+        const double before = restarts > 0 ? recent[(restarts - 1) % MOST_RESTARTS] : 0.0;
+        rest(before > 0.0 && now - before < 10.0 ? 1.0 : 0.1); /* no faster when it dies again at once */
+    }
+}
+
+int stream_supervise(const stream_desk *desk, int count, char **arguments) {
+    char folder[] = "/tmp/carry-stream-XXXXXX";
+    char state[64];
+    if (cli_process_rank() >= 0) {
+        return cli_refuse("--supervise starts the processes itself: carry stream --supervise --processes N");
+    }
+    if (desk->wish.processes > 1024) {
+        return cli_refuse("--processes %lld: up to 1024", (long long)desk->wish.processes);
+    }
+    if (desk->wish.state != NULL) {
+        return cli_refuse("--supervise keeps the state in a file of its own: leave --state out");
+    }
+    if (mkdtemp(folder) == NULL) {
+        return cli_refuse("no folder can be made in /tmp: %s", strerror(errno));
+    }
+    (void)snprintf(state, sizeof state, "%s/state", folder);
+    char **command = make_command(desk, count, arguments, state);
+    int code = CLI_IMPOSSIBLE;
+    if (command == NULL) {
+        (void)cli_refuse("there is no memory, or no /proc/self/exe");
+    } else {
+        cli_catch_interrupt();
+        code = supervise(desk->ctx, command, state);
+    }
+    free(command);
+    (void)unlink(state);
+    (void)rmdir(folder);
+    return code;
+}

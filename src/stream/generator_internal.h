@@ -1,0 +1,42 @@
+/* A generator's insides, for its two ways: chunk after chunk (generator.c) and as a stream batch (generator_batch.c).
+ */
+#ifndef CARRY_STREAM_GENERATOR_INTERNAL_H
+#define CARRY_STREAM_GENERATOR_INTERNAL_H
+
+#include "stream/generator.h"
+
+#define CARRY_GENERATOR_SLOTS (CARRY_GENERATOR_BATCH + 1) /* and one that gets its clean pass */
+
+/* A chunk in a stream batch. */
+typedef struct carry_generator_slot {
+    float *x, *x0;
+    uint64_t chunk_index, seed;
+} carry_generator_slot;
+
+struct carry_generator {
+    carry_dit *dit;
+    carry_ctx *ctx;
+    carry_dit_cache *cache;
+    carry_generator_options options;
+    carry_dit_config config;
+    float *x, *velocity, *x0, *context, *text; /* f32 */
+    uint16_t *out;                             /* bf16 */
+    int64_t *digests;                          /* of every rank of the mesh */
+    int calls;
+    carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* of a stream batch, the newest first */
+    int slots;                                        /* chunks that are in it */
+};
+
+carry_tensor carry_generator_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames);
+void carry_generator_widen(float *to, const uint16_t *bits, int64_t count);
+/* CARRY_ERANGE with the pass, and its step unless that is below 0, whose values are not finite. */
+carry_status carry_generator_finite(carry_generator *g, const float *values, int64_t count, const char *pass, int step);
+/* x0 as it is sent: rounded into out, and back. */
+void carry_generator_round(carry_generator *g, float *x0, int64_t count);
+
+/* generator_batch.c */
+carry_status carry_generator_batch_new(carry_generator *g, size_t bytes);
+void carry_generator_batch_free(carry_generator *g);
+carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e);
+
+#endif

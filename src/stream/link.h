@@ -1,0 +1,74 @@
+/* Letters between stage 0 and the leader, one end each.
+
+   A letter is a prelude of 16 bytes (what it is, how long it is), then the bytes: an envelope or a result exactly as
+   envelope.h has them, or one of the link's own, which only say that somebody is there (a pulse, after a NOOP or
+   SHUTDOWN), why a letter was refused, where a call's time went, and that the link is being closed. Sizes always agree,
+   so that damaged bytes are found by whoever decodes them, who can still tell why.
+
+   Memory is bounded and allocated when the link is opened: a box for what arrives, and `depth` slots (and two for what
+   carries no tensors) for what is on its way. Sending does not wait while a slot is free; every wait has the
+   communicator's deadline. Where stage 0 and the leader are one rank the two ends are a pair in memory: the same bytes,
+   encoded and decoded, and where stage 0 would wait it is the leader's turn. */
+#ifndef CARRY_STREAM_LINK_H
+#define CARRY_STREAM_LINK_H
+
+#include <stdbool.h>
+
+#include "carry/comm.h"
+
+typedef enum carry_letter_kind {
+    CARRY_LETTER_ENVELOPE = 1,
+    CARRY_LETTER_RESULT,
+    CARRY_LETTER_PULSE,   /* i64: the call_id that was done */
+    CARRY_LETTER_REFUSAL, /* a sentence */
+    CARRY_LETTER_ABOUT,   /* carry_about: comes before every result */
+    CARRY_LETTER_CLOSE,
+} carry_letter_kind;
+
+typedef struct carry_letter {
+    carry_letter_kind kind;
+    const void *bytes; /* aligned to 64, until the next is received */
+    size_t size;
+} carry_letter;
+
+/* What stage 0 shows of a call and the result has no room for. Both ends are of one build, which the handshake
+   compares: it travels as it is. */
+typedef struct carry_about {
+    uint64_t call_id;
+    double denoise, recompute, clean; /* seconds */
+    int64_t forwards, large, small;   /* since the start: forwards and all-reduces of the mesh */
+} carry_about;
+
+typedef struct carry_link_options {
+    int depth;         /* letters with tensors that may be on their way */
+    size_t out_most;   /* bytes of the longest letter that is sent */
+    size_t in_most;    /* and that is taken */
+    const char *group; /* who holds this end: "stage0" or "mesh" */
+} carry_link_options;
+
+typedef struct carry_link carry_link;
+carry_status carry_link_open(carry_comm *world, carry_link **made, int peer, const carry_link_options *options);
+/* Two ends of one rank. */
+carry_status carry_link_pair(carry_ctx *ctx, carry_link **stage, carry_link **leader,
+                             const carry_link_options *options);
+/* Withdraws what is on its way; waits for nothing. NULL is fine. */
+void carry_link_free(carry_link *link);
+
+/* Of a pair: what is done when this end waits and nothing is there. */
+void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), void *user);
+
+/* A slot to write the next letter into, out_most bytes; waits until there is one. Then: send it. */
+carry_status carry_link_slot(carry_link *link, void **room);
+size_t carry_link_room(const carry_link *link); /* out_most */
+carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t bytes);
+/* Both in one, of bytes that are elsewhere; those too many for a slot are left out. */
+carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const void *bytes, size_t size);
+/* Waits until everything that was sent has arrived. */
+carry_status carry_link_flush(carry_link *link);
+
+/* Moves along what is on its way; *there: a letter can be received without waiting. */
+carry_status carry_link_poll(carry_link *link, bool *there);
+/* CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
+carry_status carry_link_receive(carry_link *link, carry_letter *letter);
+
+#endif

@@ -1,0 +1,299 @@
+#include "stream/mesh.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/clock.h"
+#include "core/memory.h"
+#include "core/span.h"
+#include "stream/call.h"
+
+#define SHUTDOWN_BYTES 4096 /* an envelope without tensors is shorter */
+
+struct carry_mesh {
+    carry_ctx *ctx;
+    carry_comm *comm;
+    carry_generator *generator;
+    const carry_dit *dit;
+    carry_mesh_options options;
+    carry_envelope_order order;
+    int64_t position; /* the frame that comes next; below 0 before the first call */
+    bool is_shut;
+    double since;       /* when the leader began to wait */
+    unsigned char *box; /* of a worker */
+};
+
+carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm, carry_generator *generator,
+                            const carry_dit *dit, const carry_mesh_options *options) {
+    carry_mesh *mesh = calloc(1, sizeof *mesh);
+    unsigned char *box = carry_aligned_new(options->envelope_most);
+    *made = mesh;
+    if (mesh == NULL || box == NULL) {
+        free(mesh);
+        free(box);
+        *made = NULL;
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for envelopes of %zu bytes", options->envelope_most);
+    }
+    *mesh = (carry_mesh){.ctx = ctx,
+                         .comm = comm != NULL && carry_comm_size(comm) > 1 ? comm : NULL,
+                         .generator = generator,
+                         .dit = dit,
+                         .options = *options,
+                         .position = -1,
+                         .since = carry_seconds(),
+                         .box = box};
+    return CARRY_OK;
+}
+
+void carry_mesh_free(carry_mesh *mesh) {
+    if (mesh != NULL) {
+        free(mesh->box);
+        free(mesh);
+    }
+}
+
+static carry_call call_of(const carry_envelope *e) {
+    return (carry_call){
+        .group = "mesh", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
+}
+
+static carry_status spread(carry_mesh *mesh, const void *bytes, size_t size) {
+    uint64_t announced = size;
+    if (mesh->comm == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_broadcast(mesh->comm, &announced, sizeof announced, 0));
+    /* The root only reads it. */
+    return carry_broadcast(mesh->comm, (void *)(uintptr_t)bytes, size, 0);
+}
+
+static carry_status meet(carry_mesh *mesh) {
+    return mesh->comm != NULL ? carry_barrier(mesh->comm) : CARRY_OK;
+}
+
+static carry_status check_sizes(const carry_mesh *mesh, const carry_envelope *e) {
+    const carry_mesh_options *o = &mesh->options;
+    carry_ctx *ctx = mesh->ctx;
+    if (e->height != o->height || e->width != o->width || e->latents_in.shape[0] != o->channels ||
+        e->latents_in.shape[1] != o->chunk) {
+        return carry_fail(ctx, CARRY_ESHAPE,
+                          "latents_in is [%" PRId64 ", %" PRId64 ", %d, %d] where [%" PRId64 ", %" PRId64 ", %" PRId64
+                          ", %" PRId64 "] was agreed on",
+                          e->latents_in.shape[0], e->latents_in.shape[1], e->height, e->width, o->channels, o->chunk,
+                          o->height, o->width);
+    }
+    if (e->reset_cross_cache && (e->conditioning.shape[0] > o->text_len || e->conditioning.shape[1] != o->text_dim)) {
+        return carry_fail(ctx, CARRY_ESHAPE,
+                          "conditioning is [%" PRId64 ", %" PRId64 "] where up to %" PRId64 " rows of %" PRId64
+                          " were agreed on",
+                          e->conditioning.shape[0], e->conditioning.shape[1], o->text_len, o->text_dim);
+    }
+    if (e->do_recompute && (e->context_frames.shape[1] > o->context || e->context_frames.shape[1] % o->chunk != 0)) {
+        return carry_fail(ctx, CARRY_ESHAPE,
+                          "context_frames are %" PRId64 " where chunks of %" PRId64 ", %" PRId64 " at most, were "
+                          "agreed on",
+                          e->context_frames.shape[1], o->chunk, o->context);
+    }
+    return CARRY_OK;
+}
+
+/* The mesh knows where it is: what the flags of the envelope make of that must be where the envelope says. */
+static carry_status check_position(carry_mesh *mesh, const carry_envelope *e, bool is_new_epoch) {
+    carry_ctx *ctx = mesh->ctx;
+    if (mesh->position < 0 && !(e->init_cache && e->reset_cross_cache)) {
+        return carry_fail(ctx, CARRY_EPEER, "the first call has no init_cache or no reset_cross_cache");
+    }
+    if (is_new_epoch && !(e->reset_cache || e->init_cache)) {
+        return carry_fail(ctx, CARRY_EPEER, "a new cache_epoch without reset_cache");
+    }
+    int64_t at = e->init_cache || e->reset_cache ? 0 : mesh->position;
+    at = e->do_recompute ? e->context_frames.shape[1] : at;
+    if (e->current_start_frame != at) {
+        return carry_fail(ctx, CARRY_EPEER, "current_start_frame is %d and the mesh is at frame %" PRId64,
+                          e->current_start_frame, at);
+    }
+    if (at + mesh->options.chunk > CARRY_DIT_POSITIONS) {
+        return carry_fail(ctx, CARRY_ERANGE, "frame %" PRId64 " is past the %d that have a position",
+                          at + mesh->options.chunk - 1, CARRY_DIT_POSITIONS);
+    }
+    mesh->position = at + mesh->options.chunk;
+    return CARRY_OK;
+}
+
+static carry_status validate(carry_mesh *mesh, carry_envelope *e, const void *bytes, size_t size) {
+    const carry_envelope_order before = mesh->order;
+    CARRY_TRY(carry_envelope_decode(mesh->ctx, e, bytes, size));
+    CARRY_TRY(carry_envelope_follow(mesh->ctx, &mesh->order, e));
+    if (e->action != CARRY_INFER) {
+        return CARRY_OK;
+    }
+    if (mesh->is_shut) {
+        return carry_fail(mesh->ctx, CARRY_EPEER, "INFER after SHUTDOWN");
+    }
+    CARRY_TRY(check_sizes(mesh, e));
+    return check_position(mesh, e, before.any && e->cache_epoch != before.cache_epoch);
+}
+
+/* Nobody is left waiting: the mesh is sent home, then stage 0 is told. The sentence stays in the context. */
+static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
+    const carry_call call = call_of(e);
+    char why[512];
+    carry_call_fail(mesh->ctx, status, &call);
+    (void)snprintf(why, sizeof why, "%s", carry_ctx_error(mesh->ctx));
+    if (!mesh->is_shut) {
+        const carry_envelope shutdown = {.version = CARRY_ENVELOPE_VERSION,
+                                         .action = CARRY_SHUTDOWN,
+                                         .call_id = mesh->order.call_id + 1,
+                                         .cache_epoch = mesh->order.cache_epoch};
+        _Alignas(CARRY_ALIGN) unsigned char bytes[SHUTDOWN_BYTES];
+        size_t size;
+        if (carry_envelope_encode(mesh->ctx, bytes, sizeof bytes, &size, &shutdown) == CARRY_OK &&
+            spread(mesh, bytes, size) == CARRY_OK) {
+            (void)meet(mesh);
+        }
+        mesh->is_shut = true;
+    }
+    if (carry_link_tell(link, CARRY_LETTER_REFUSAL, why, strlen(why)) == CARRY_OK) {
+        (void)carry_link_flush(link);
+    }
+    return carry_fail(mesh->ctx, status, "%s", why);
+}
+
+/* A call that failed on the way: every rank of the mesh fails with it or is told, and so is stage 0. */
+static carry_status give_up(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
+    const carry_call call = call_of(e);
+    char why[512];
+    carry_call_fail(mesh->ctx, status, &call);
+    (void)snprintf(why, sizeof why, "%s", carry_ctx_error(mesh->ctx));
+    if (status != CARRY_ETIMEOUT && carry_link_tell(link, CARRY_LETTER_REFUSAL, why, strlen(why)) == CARRY_OK) {
+        (void)carry_link_flush(link);
+    }
+    return carry_fail(mesh->ctx, status, "%s", why);
+}
+
+static void rest(double seconds) {
+    const struct timespec pause = {.tv_sec = (time_t)seconds,
+                                   .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+    if (seconds > 0.0) {
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times,
+                          const carry_envelope *e) {
+    CARRY_SPAN(mesh->ctx, "stream", "call");
+    CARRY_TRY(carry_generator_run(mesh->generator, result, times, e));
+    CARRY_TRY(carry_generator_agree(mesh->generator, result));
+    rest(mesh->options.slow);
+    return CARRY_OK;
+}
+
+static carry_status answer(carry_mesh *mesh, carry_link *link, carry_result *result,
+                           const carry_generator_times *times) {
+    void *room;
+    size_t size;
+    const carry_dit_counts counts = mesh->dit != NULL ? mesh->dit->counts : (carry_dit_counts){0};
+    const carry_about about = {.call_id = result->call_id,
+                               .denoise = times->denoise,
+                               .recompute = times->recompute,
+                               .clean = times->clean,
+                               .forwards = counts.forwards,
+                               .large = counts.large,
+                               .small = counts.small};
+    CARRY_TRY(carry_link_tell(link, CARRY_LETTER_ABOUT, &about, sizeof about));
+    CARRY_TRY(carry_link_slot(link, &room));
+    CARRY_TRY(carry_result_encode(mesh->ctx, room, carry_link_room(link), &size, result));
+    return carry_link_send(link, CARRY_LETTER_RESULT, size);
+}
+
+static carry_status turn_infer(carry_mesh *mesh, carry_link *link, const carry_envelope *e, const carry_letter *letter,
+                               double start) {
+    char text[CARRY_CALL_TEXT];
+    const carry_call call = call_of(e);
+    carry_result result;
+    carry_generator_times times;
+    const double idle = start - mesh->since;
+    carry_status status = spread(mesh, letter->bytes, letter->size);
+    status = status == CARRY_OK ? infer(mesh, &result, &times, e) : status;
+    if (status != CARRY_OK) {
+        return give_up(mesh, link, status, e);
+    }
+    result.mesh_idle_ms = 1e3 * (idle > 0.0 ? idle : 0.0);
+    result.stage1_ms = 1e3 * (carry_seconds() - start);
+    carry_log(mesh->ctx, CARRY_LOG_DEBUG, "%s: %d calls in %.1f ms after %.1f ms of waiting",
+              carry_call_text(text, &call), result.observed_generator_calls, result.stage1_ms, result.mesh_idle_ms);
+    status = answer(mesh, link, &result, &times);
+    mesh->since = carry_seconds();
+    return status == CARRY_OK ? CARRY_OK : carry_call_fail(mesh->ctx, status, &call);
+}
+
+carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
+    carry_letter letter;
+    carry_envelope e = {0};
+    *closed = false;
+    CARRY_TRY(carry_link_receive(link, &letter));
+    const double start = carry_seconds();
+    if (letter.kind == CARRY_LETTER_CLOSE && mesh->is_shut) {
+        *closed = true;
+        return CARRY_OK;
+    }
+    carry_status status = CARRY_OK;
+    if (letter.kind == CARRY_LETTER_ENVELOPE) {
+        status = validate(mesh, &e, letter.bytes, letter.size);
+    } else {
+        status = carry_fail(mesh->ctx, CARRY_EPEER, "letter of kind %d where an envelope is needed", (int)letter.kind);
+    }
+    if (status != CARRY_OK) {
+        return refuse(mesh, link, status, &e);
+    }
+    if (e.action == CARRY_INFER) {
+        return turn_infer(mesh, link, &e, &letter, start);
+    }
+    if (!mesh->is_shut) {
+        const carry_call call = call_of(&e);
+        status = spread(mesh, letter.bytes, letter.size);
+        status = status == CARRY_OK ? meet(mesh) : status;
+        if (status != CARRY_OK) {
+            return carry_call_fail(mesh->ctx, status, &call);
+        }
+    }
+    mesh->is_shut = mesh->is_shut || e.action == CARRY_SHUTDOWN;
+    return carry_link_tell(link, CARRY_LETTER_PULSE, &e.call_id, sizeof e.call_id);
+}
+
+carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link) {
+    for (bool closed = false; !closed;) {
+        CARRY_TRY(carry_mesh_turn(mesh, link, &closed));
+    }
+    return carry_link_flush(link);
+}
+
+static carry_status take(carry_mesh *mesh, carry_envelope *e) {
+    uint64_t size;
+    CARRY_TRY(carry_broadcast(mesh->comm, &size, sizeof size, 0));
+    if (size > mesh->options.envelope_most) {
+        return carry_fail(mesh->ctx, CARRY_ERANGE, "mesh: an envelope of %" PRIu64 " bytes where %zu is the most", size,
+                          mesh->options.envelope_most);
+    }
+    CARRY_TRY(carry_broadcast(mesh->comm, mesh->box, size, 0));
+    return carry_envelope_decode(mesh->ctx, e, mesh->box, size);
+}
+
+carry_status carry_mesh_work(carry_mesh *mesh) {
+    carry_result result;
+    carry_generator_times times;
+    for (;;) {
+        carry_envelope e;
+        CARRY_TRY(take(mesh, &e));
+        const carry_call call = call_of(&e);
+        const carry_status status = e.action == CARRY_INFER ? infer(mesh, &result, &times, &e) : meet(mesh);
+        if (status != CARRY_OK) {
+            return carry_call_fail(mesh->ctx, status, &call);
+        }
+        if (e.action == CARRY_SHUTDOWN) {
+            return CARRY_OK;
+        }
+    }
+}

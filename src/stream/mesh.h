@@ -1,0 +1,36 @@
+/* Stage 1: the leader, who takes envelopes from stage 0, and the ranks that generate with it.
+
+   The leader receives and validates everything before the first broadcast: bytes, order, position, sizes against what
+   the handshake agreed on. What it refuses it answers with SHUTDOWN to the mesh, so that nobody waits, and a refusal to
+   stage 0 that says why. Workers get an envelope by two broadcasts, its size and its bytes, and decide nothing.
+
+   NOOP and SHUTDOWN go round the mesh, with a barrier, and are answered by a pulse: a rank that is gone is missed even
+   while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second SHUTDOWN is
+   answered again. */
+#ifndef CARRY_STREAM_MESH_H
+#define CARRY_STREAM_MESH_H
+
+#include "stream/generator.h"
+#include "stream/link.h"
+
+typedef struct carry_mesh_options {
+    int64_t channels, height, width, chunk; /* of latents */
+    int64_t context;                        /* the most frames of a recompute */
+    int64_t text_len, text_dim;
+    size_t envelope_most; /* bytes */
+    double slow;          /* seconds added to each call, as work */
+} carry_mesh_options;
+
+typedef struct carry_mesh carry_mesh;
+/* comm: of the mesh; NULL: alone. dit: for its counts, may be NULL. */
+carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm, carry_generator *generator,
+                            const carry_dit *dit, const carry_mesh_options *options);
+void carry_mesh_free(carry_mesh *mesh);
+
+/* The leader: one letter; *closed when stage 0 has closed the link. Every letter until then: carry_mesh_lead. */
+carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed);
+carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link);
+/* Any other rank: until SHUTDOWN. */
+carry_status carry_mesh_work(carry_mesh *mesh);
+
+#endif

@@ -1,0 +1,105 @@
+/* Stage 0: controls in, envelopes out, results back, frames to whoever looks.
+
+   An envelope is under way from when it is sent until its frames have been decoded (or its result dropped), and up to
+   `depth` are: with two, chunk k+1 has been sent before chunk k is decoded, and the stages work at the same time; with
+   one they take turns. A recompute needs what came before: in mode latent the result of the chunk before, so that the
+   next is sent as soon as a result is there, still before it is decoded; in mode anchor the first frame of the context
+   decoded and encoded again, which lets the mesh wait for the decoder.
+
+   A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
+   results of older epochs are dropped as they come and counted. */
+#ifndef CARRY_STREAM_STAGE_H
+#define CARRY_STREAM_STAGE_H
+
+#include "model/codec.h"
+#include "stream/call.h"
+#include "stream/conditioning.h"
+#include "stream/link.h"
+#include "stream/pipeline.h"
+
+#define CARRY_STAGE_DEPTH 8
+#define CARRY_STAGE_RATES 64 /* chunks that the frames a second are over, at most */
+
+/* A chunk that has been sent. */
+typedef struct carry_flight {
+    uint64_t call_id, chunk_index, cache_epoch;
+    int32_t calls, start;
+    bool is_filling; /* a stream batch: no chunk is finished by it */
+    double build;    /* seconds */
+    int depth;
+} carry_flight;
+
+typedef struct carry_stage {
+    carry_ctx *ctx;
+    const carry_pipeline_options *options;
+    const carry_pipeline_hooks *hooks;
+    carry_dit_config config;
+    carry_link *link;
+    double deadline;
+    int64_t height, width; /* of latents */
+    int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
+    carry_codec *codec, *anchor_codec;
+    carry_conditioning *conditioning;
+    carry_overlap *overlap;
+    carry_control_state state;
+
+    /* What the next envelope is. */
+    uint64_t call_id, chunk_index, epoch, cuts_seen;
+    int64_t start;         /* frame, since the cut */
+    int64_t chunk_of;      /* chunks sent since the cut */
+    bool is_first, is_cut; /* nothing has been sent; nothing since the cut */
+    int64_t step[CARRY_CONTROL_STEPS];
+    bool is_told; /* that a stream batch keeps its number of steps */
+
+    carry_flight flight[CARRY_STAGE_DEPTH];
+    int oldest, under_way;
+
+    /* Of this epoch: chunks whose latents are known, and whose anchors are. Rings of chunks of the context. */
+    int64_t known, anchors;
+    int64_t context_chunks;
+    uint16_t *past;    /* [context_chunks + 1, channels, chunk, height, width] bf16 */
+    uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
+    uint16_t *context; /* [channels, context, height, width] bf16 */
+    uint16_t *noise;   /* a chunk, bf16 */
+    float *latents;    /* a latent frame of all channels, f32 */
+    float *pixels;     /* the frames of one latent frame */
+    float *first;      /* the first frame of a chunk, to be encoded again */
+
+    /* What is shown. */
+    carry_stream_figures figures;
+    double began, last_result, last_sent;
+    double due;    /* when the next frame may be shown */
+    bool has_last; /* last_result is one that a period starts at */
+    bool is_shut;
+    struct {
+        double seconds;
+        int64_t frames;
+    } shown[CARRY_STAGE_RATES];
+    int64_t shown_count;
+} carry_stage;
+
+/* Everything that a chunk needs is allocated here. The link is borrowed. is_apart: the mesh is of other ranks. */
+carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
+                              const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
+                              bool is_apart, double deadline);
+void carry_stage_close(carry_stage *stage);
+
+/* Until chunks have been shown, or stop says so; then SHUTDOWN, and the link is closed. */
+carry_status carry_stage_run(carry_stage *stage);
+/* SHUTDOWN, answered by the mesh. Once more is harmless. */
+carry_status carry_stage_shutdown(carry_stage *stage);
+
+/* stage_build.c */
+bool carry_stage_is_done(const carry_stage *stage); /* as many chunks as were asked for have been sent */
+bool carry_stage_may_send(const carry_stage *stage);
+carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
+carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */
+void carry_stage_cut(carry_stage *stage);
+void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
+
+/* stage_show.c */
+carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,
+                              const carry_about *about, double period);
+void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to whoever looks */
+
+#endif

@@ -1,0 +1,211 @@
+/* Envelopes of stage 0: what the next chunk is asked to be. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/span.h"
+#include "stream/stage.h"
+
+/* Chunks of context that chunk k of an epoch has before it. */
+static int64_t context_of(const carry_stage *s, int64_t k) {
+    return k < s->context_chunks ? k : s->context_chunks;
+}
+
+bool carry_stage_is_done(const carry_stage *s) {
+    const int64_t unfinished = s->options->batch > 0 ? s->options->batch - 1 : 0;
+    return s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished;
+}
+
+bool carry_stage_may_send(const carry_stage *s) {
+    const carry_pipeline_options *o = s->options;
+    if (s->under_way >= o->depth || s->state.paused || carry_stage_is_done(s)) {
+        return false;
+    }
+    if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
+        return true;
+    }
+    if (s->known < s->chunk_of) {
+        return false;
+    }
+    return o->recompute == CARRY_RECOMPUTE_LATENT || s->anchors > s->chunk_of - context_of(s, s->chunk_of);
+}
+
+void carry_stage_keep(carry_stage *s, const carry_result *result) {
+    if (s->context_chunks > 0) {
+        const int64_t at = s->known % (s->context_chunks + 1);
+        memcpy(s->past + at * s->piece, result->latents_out.data, (size_t)s->piece * sizeof *s->past);
+    }
+    s->known++;
+}
+
+/* The chunks before this one, as frames one after the other in each channel. */
+static carry_tensor gather_context(carry_stage *s) {
+    const int64_t count = context_of(s, s->chunk_of);
+    const int64_t channels = s->config.in_dim;
+    const int64_t part = s->options->chunk * s->frame; /* of a chunk in one channel */
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t chunk = s->chunk_of - count + i;
+        const uint16_t *from = s->past + chunk % (s->context_chunks + 1) * s->piece;
+        for (int64_t c = 0; c < channels; c++) {
+            memcpy(s->context + (c * count + i) * part, from + c * part, (size_t)part * sizeof *from);
+        }
+    }
+    if (s->options->recompute == CARRY_RECOMPUTE_ANCHOR) {
+        const int64_t chunk = s->chunk_of - count;
+        const uint16_t *from = s->anchor + chunk % (s->context_chunks + CARRY_STAGE_DEPTH) * channels * s->frame;
+        for (int64_t c = 0; c < channels; c++) {
+            memcpy(s->context + c * count * part, from + c * s->frame, (size_t)s->frame * sizeof *from);
+        }
+    }
+    return carry_view_4d(s->context, CARRY_BF16, channels, count * s->options->chunk, s->height, s->width);
+}
+
+void carry_stage_cut(carry_stage *s) {
+    char text[CARRY_CALL_TEXT];
+    s->figures.cuts++;
+    if (s->is_cut || s->is_first) {
+        return; /* nothing has been asked for since the last one: the epoch is as new as it can be */
+    }
+    s->epoch++;
+    s->start = s->chunk_of = s->known = s->anchors = 0;
+    s->is_cut = true;
+    s->has_last = false;
+    s->figures.epoch = s->epoch;
+    carry_codec_reset(s->codec);
+    carry_overlap_restart(s->overlap);
+    const carry_call call = {
+        .group = "stage0", .call_id = s->call_id, .chunk_index = s->chunk_index, .cache_epoch = s->epoch};
+    carry_log(s->ctx, CARRY_LOG_INFO, "%s: a hard cut, %d under way are stale", carry_call_text(text, &call),
+              s->under_way);
+    if (s->hooks->cut != NULL) {
+        s->hooks->cut(s->hooks->user, s->epoch);
+    }
+}
+
+/* Encoded into a slot of the link: validated before a byte of it is sent. */
+static carry_status post(carry_stage *s, const carry_envelope *e) {
+    const carry_call call = {
+        .group = "stage0", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
+    void *room;
+    size_t size;
+    carry_status status = carry_link_slot(s->link, &room);
+    status = status == CARRY_OK ? carry_envelope_encode(s->ctx, room, carry_link_room(s->link), &size, e) : status;
+    status = status == CARRY_OK ? carry_link_send(s->link, CARRY_LETTER_ENVELOPE, size) : status;
+    if (status != CARRY_OK) {
+        return carry_call_fail(s->ctx, status, &call);
+    }
+    s->call_id++;
+    s->last_sent = carry_seconds();
+    return CARRY_OK;
+}
+
+/* The steps of the next envelope: all of them, or of a stream batch those of the chunks in it. A batch keeps the number
+   of steps that it was opened with. */
+static int steps_of(carry_stage *s) {
+    const int64_t n = s->options->batch;
+    if (n == 0) {
+        memcpy(s->step, s->state.step, sizeof s->step);
+        return s->state.steps;
+    }
+    if (s->state.steps == n) {
+        memcpy(s->step, s->state.step, sizeof s->step);
+    } else if (!s->is_told) {
+        s->is_told = true;
+        carry_log(s->ctx, CARRY_LOG_WARNING, "%d steps are asked for: a stream batch of %lld keeps its own",
+                  s->state.steps, (long long)n);
+    }
+    return (int)(s->chunk_of + 1 < n ? s->chunk_of + 1 : n);
+}
+
+static carry_status fill(carry_stage *s, carry_envelope *e) {
+    const carry_pipeline_options *o = s->options;
+    const int steps = steps_of(s);
+    const bool has_clean = o->clean_pass && s->chunk_of >= o->batch;
+    const bool does_recompute = o->recompute != CARRY_RECOMPUTE_OFF && s->chunk_of > 0;
+    bool is_new = false;
+    *e = (carry_envelope){
+        .version = CARRY_ENVELOPE_VERSION,
+        .action = CARRY_INFER,
+        .call_id = s->call_id,
+        .chunk_index = s->chunk_index,
+        .cache_epoch = s->epoch,
+        .height = (int32_t)s->height,
+        .width = (int32_t)s->width,
+        .num_denoise_steps = steps,
+        .expected_generator_calls = steps + (does_recompute ? 1 : 0) + (has_clean ? 1 : 0),
+        .do_recompute = does_recompute,
+        .init_cache = s->is_first,
+        .reset_cache = s->is_cut,
+        .seed = s->state.seed,
+        .kv_bias = (float)s->state.kv_bias,
+        .noise_scale = (float)s->state.noise,
+        .latents_in = carry_view_4d(s->noise, CARRY_BF16, s->config.in_dim, o->chunk, s->height, s->width),
+        .steps = carry_view_1d(s->step, CARRY_I64, steps),
+    };
+    CARRY_TRY(carry_random_normal(s->ctx, e->latents_in, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f,
+                                  1.0f));
+    CARRY_TRY(carry_conditioning_next(s->conditioning, &s->state, &e->conditioning, &is_new));
+    e->reset_cross_cache = is_new || s->is_first;
+    if (!e->reset_cross_cache) {
+        e->conditioning = carry_view_2d(NULL, CARRY_BF16, 0, s->config.text_dim);
+    }
+    if (does_recompute) {
+        e->context_frames = gather_context(s);
+        e->current_start_frame = (int32_t)e->context_frames.shape[1];
+    } else {
+        e->current_start_frame = (int32_t)s->start;
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_stage_send(carry_stage *s) {
+    CARRY_SPAN(s->ctx, "stream", "build");
+    const double start = carry_seconds();
+    const carry_pipeline_options *o = s->options;
+    if (s->start + o->chunk > CARRY_DIT_POSITIONS && o->recompute == CARRY_RECOMPUTE_OFF) {
+        carry_stage_cut(s); /* positions have run out */
+    }
+    carry_envelope e;
+    CARRY_TRY(fill(s, &e));
+    CARRY_TRY(post(s, &e));
+    s->flight[(s->oldest + s->under_way) % CARRY_STAGE_DEPTH] = (carry_flight){
+        .call_id = e.call_id,
+        .chunk_index = e.chunk_index,
+        .cache_epoch = e.cache_epoch,
+        .calls = e.expected_generator_calls,
+        .start = e.current_start_frame,
+        .is_filling = o->batch > 0 && s->chunk_of + 1 < o->batch,
+        .build = carry_seconds() - start,
+        .depth = s->under_way + 1,
+    };
+    s->under_way++;
+    s->chunk_index++;
+    s->chunk_of++;
+    s->start += o->chunk;
+    s->is_first = s->is_cut = false;
+    return CARRY_OK;
+}
+
+carry_status carry_stage_signal(carry_stage *s, carry_action action) {
+    const carry_envelope e = {
+        .version = CARRY_ENVELOPE_VERSION, .action = action, .call_id = s->call_id, .cache_epoch = s->epoch};
+    carry_letter letter;
+    uint64_t done = 0;
+    CARRY_TRY(post(s, &e));
+    CARRY_TRY(carry_link_receive(s->link, &letter));
+    if (letter.kind == CARRY_LETTER_REFUSAL) {
+        return carry_fail(s->ctx, CARRY_EPEER, "the leader refused: %.*s", (int)letter.size,
+                          (const char *)letter.bytes);
+    }
+    if (letter.kind == CARRY_LETTER_PULSE && letter.size == sizeof done) {
+        memcpy(&done, letter.bytes, sizeof done);
+    }
+    if (letter.kind != CARRY_LETTER_PULSE || done != e.call_id) {
+        return carry_fail(
+            s->ctx, CARRY_EPEER,
+            "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: letter %d came in place of a pulse",
+            (unsigned long long)e.call_id, (unsigned long long)s->chunk_index, (unsigned long long)s->epoch,
+            (int)letter.kind);
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,180 @@
+/* Results of stage 0: latents to frames, frames and figures to whoever looks. */
+#include <string.h>
+#include <time.h>
+
+#include "core/clock.h"
+#include "core/span.h"
+#include "stream/stage.h"
+
+#define FPS_SECONDS 5.0 /* that the frames a second are over */
+
+static void rest(double seconds) {
+    if (seconds > 0.0) {
+        const struct timespec pause = {.tv_sec = (time_t)seconds,
+                                       .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)};
+        (void)nanosleep(&pause, NULL);
+    }
+}
+
+/* With a pace: until these frames are due. Idle time, no work. */
+static double keep_pace(carry_stage *s, int64_t frames) {
+    if (!(s->options->fps > 0.0)) {
+        return 0.0;
+    }
+    const double start = carry_seconds();
+    s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
+    rest(s->due - start);
+    s->due += (double)frames / s->options->fps;
+    return carry_seconds() - start;
+}
+
+/* The first frame of a chunk, for a context that starts with it: as a picture would be encoded. */
+static carry_status encode_anchor(carry_stage *s, const float *picture) {
+    const int64_t channels = s->config.in_dim;
+    const carry_pipeline_options *o = s->options;
+    const int64_t at = s->anchors % (s->context_chunks + CARRY_STAGE_DEPTH);
+    CARRY_SPAN(s->ctx, "stream", "encode");
+    memcpy(s->first, picture, (size_t)(3 * o->height * o->width) * sizeof *picture);
+    carry_codec_reset(s->anchor_codec);
+    CARRY_TRY(carry_codec_encode(s->anchor_codec,
+                                 carry_view_4d(s->latents, CARRY_F32, channels, 1, s->height, s->width),
+                                 carry_view_4d(s->first, CARRY_F32, 1, 3, o->height, o->width)));
+    for (int64_t i = 0; i < channels * s->frame; i++) {
+        s->anchor[at * channels * s->frame + i] = carry_bf16_from_f32(s->latents[i]);
+    }
+    s->anchors++;
+    return CARRY_OK;
+}
+
+static void take_frame(carry_stage *s, const carry_result *result, int64_t frame) {
+    const uint16_t *bits = result->latents_out.data;
+    const int64_t channels = s->config.in_dim;
+    for (int64_t c = 0; c < channels; c++) {
+        const uint16_t *from = bits + (c * s->options->chunk + frame) * s->frame;
+        for (int64_t i = 0; i < s->frame; i++) {
+            s->latents[c * s->frame + i] = carry_f32_from_bf16(from[i]);
+        }
+    }
+}
+
+/* Latent frame by latent frame, so that what is on its way moves along in between. */
+static carry_status decode(carry_stage *s, const carry_flight *flight, const carry_result *result,
+                           carry_chunk_times *times, int64_t *shown) {
+    const carry_pipeline_options *o = s->options;
+    const carry_tensor latents = carry_view_4d(s->latents, CARRY_F32, s->config.in_dim, 1, s->height, s->width);
+    for (int64_t f = 0; f < o->chunk; f++) {
+        const double start = carry_seconds();
+        const int64_t count = carry_codec_frames(s->codec, 1);
+        const carry_tensor frames = carry_view_4d(s->pixels, CARRY_F32, count, 3, o->height, o->width);
+        bool there;
+        double paced = 0.0;
+        {
+            CARRY_SPAN(s->ctx, "stream", "decode");
+            take_frame(s, result, f);
+            CARRY_TRY(carry_codec_decode(s->codec, frames, latents));
+        }
+        if (s->hooks->frames != NULL && count > 0) {
+            paced = keep_pace(s, count);
+            CARRY_TRY(s->hooks->frames(s->hooks->user, frames, flight->chunk_index, flight->cache_epoch));
+        }
+        times->decode += carry_seconds() - start - paced;
+        if (s->figures.frames == 0 && count > 0) {
+            s->figures.first_frame_seconds = carry_seconds() - s->began;
+        }
+        s->figures.frames += (uint64_t)count;
+        *shown += count;
+        if (f == 0 && o->recompute == CARRY_RECOMPUTE_ANCHOR) {
+            const double before = carry_seconds();
+            CARRY_TRY(encode_anchor(s, s->pixels + (count - 1) * 3 * o->height * o->width));
+            times->encode = carry_seconds() - before;
+        }
+        CARRY_TRY(carry_link_poll(s->link, &there));
+        s->figures.decoded_waiting = there ? 1 : 0;
+    }
+    return CARRY_OK;
+}
+
+static double frames_a_second(carry_stage *s, int64_t frames) {
+    const double now = carry_seconds();
+    s->shown[s->shown_count % CARRY_STAGE_RATES].seconds = now;
+    s->shown[s->shown_count % CARRY_STAGE_RATES].frames = frames;
+    s->shown_count++;
+    const int64_t kept = s->shown_count < CARRY_STAGE_RATES ? s->shown_count : CARRY_STAGE_RATES;
+    double first = now;
+    int64_t sum = 0; /* of those after the first */
+    for (int64_t i = 1; i <= kept; i++) {
+        const int64_t at = (s->shown_count - i) % CARRY_STAGE_RATES;
+        first = s->shown[at].seconds;
+        if (i == kept || now - first > FPS_SECONDS) {
+            break;
+        }
+        sum += s->shown[at].frames;
+    }
+    return now > first ? (double)sum / (now - first) : 0.0;
+}
+
+void carry_stage_tell(carry_stage *s, const char *what) {
+    carry_stream_figures *f = &s->figures;
+    carry_overlap_read(s->overlap, &f->overlap);
+    f->under_way = s->under_way;
+    f->paused = s->state.paused;
+    (void)snprintf(f->state, sizeof f->state, "%s", what);
+    if (s->hooks->figures != NULL) {
+        s->hooks->figures(s->hooks->user, f);
+    }
+}
+
+static void report(carry_stage *s, const carry_chunk_times *t) {
+    const carry_sink *sink = &s->hooks->sink;
+    const int64_t step = (int64_t)t->chunk_index;
+    carry_sink_metric(sink, step, "stage0_s", t->stage0);
+    carry_sink_metric(sink, step, "stage1_s", t->stage1);
+    carry_sink_metric(sink, step, "decode_s", t->decode);
+    carry_sink_metric(sink, step, "denoise_s", t->denoise);
+    carry_sink_metric(sink, step, "recompute_s", t->recompute);
+    carry_sink_metric(sink, step, "mesh_idle_s", t->idle);
+    carry_sink_metric(sink, step, "under_way", t->depth);
+    if (t->period > 0.0) {
+        carry_sink_metric(sink, step, "period_s", t->period);
+    }
+    carry_sink_metric(sink, step, "fps", s->figures.fps);
+    carry_sink_metric(sink, step, "overlap_score", s->figures.overlap.score);
+    if (s->hooks->chunk != NULL) {
+        s->hooks->chunk(s->hooks->user, t);
+    }
+}
+
+carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const carry_result *result,
+                              const carry_about *about, double period) {
+    carry_chunk_times t = {
+        .chunk_index = flight->chunk_index,
+        .cache_epoch = flight->cache_epoch,
+        .stage1 = 1e-3 * result->stage1_ms,
+        .idle = 1e-3 * result->mesh_idle_ms,
+        .build = flight->build,
+        .denoise = about->denoise,
+        .recompute = about->recompute,
+        .clean = about->clean,
+        .period = period,
+        .depth = flight->depth,
+    };
+    int64_t shown = 0;
+    const double start = carry_seconds();
+    rest(s->options->slow_stage0);
+    const double slow = carry_seconds() - start;
+    CARRY_TRY(decode(s, flight, result, &t, &shown));
+    t.stage0 = slow + t.build + t.decode + t.encode;
+    s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;
+    s->under_way--;
+    s->figures.chunks++;
+    s->figures.last = t;
+    s->figures.fps = frames_a_second(s, shown);
+    if (about->forwards > 0) {
+        s->figures.reductions_large = about->large / about->forwards;
+        s->figures.reductions_small = about->small / about->forwards;
+    }
+    carry_overlap_add(s->overlap, &t);
+    carry_stage_tell(s, "streaming");
+    report(s, &t);
+    return CARRY_OK;
+}

@@ -1,0 +1,207 @@
+/* The leader and bytes that are not what they should be: every flipped bit, every truncation, every order of numbers.
+   It refuses before anybody is bothered, tells stage 0 why in the words it fails with, and never gets as far as a
+   generator: there is none here. */
+#include "envelope_support.h"
+
+#include "core/memory.h"
+#include "core/rng.h"
+#include "stream/mesh.h"
+
+enum { MOST = 8192 };
+
+static carry_ctx *ctx;
+
+/* A leader with nobody behind it, and the end that stage 0 holds. */
+typedef struct scene {
+    carry_link *stage, *leader;
+    carry_mesh *mesh;
+} scene;
+
+static scene open_scene(void) {
+    scene s;
+    assert_ok(ctx, carry_link_pair(ctx, &s.stage, &s.leader,
+                                   &(carry_link_options){.depth = 1, .out_most = MOST, .in_most = MOST, .group = "x"}));
+    assert_ok(ctx, carry_mesh_new(ctx, &s.mesh, NULL, NULL, NULL,
+                                  &(carry_mesh_options){.channels = 16,
+                                                        .height = 3,
+                                                        .width = 5,
+                                                        .chunk = 1,
+                                                        .context = 2,
+                                                        .text_len = 3,
+                                                        .text_dim = 5,
+                                                        .envelope_most = MOST}));
+    return s;
+}
+
+static void close_scene(scene *s) {
+    carry_mesh_free(s->mesh);
+    carry_link_free(s->stage);
+    carry_link_free(s->leader);
+}
+
+/* The letter goes to the leader, who must refuse it; stage 0 is told so, and may close the link. */
+static void assert_leader_refuses(const void *bytes, size_t size, carry_letter_kind kind, const char *words) {
+    scene s = open_scene();
+    carry_letter letter;
+    bool closed = true;
+    assert_ok(ctx, carry_link_tell(s.stage, kind, bytes, size));
+    const carry_status status = carry_mesh_turn(s.mesh, s.leader, &closed);
+    char says[512];
+    (void)snprintf(says, sizeof says, "%s", carry_ctx_error(ctx));
+    if (status == CARRY_OK || closed || strstr(says, words) == NULL) {
+        fail_msg("the leader says %s: %s", carry_status_name(status), says);
+    }
+    assert_ok(ctx, carry_link_receive(s.stage, &letter));
+    assert_int_equal(letter.kind, CARRY_LETTER_REFUSAL);
+    assert_int_equal(letter.size, strlen(says));
+    assert_memory_equal(letter.bytes, says, letter.size);
+    assert_ok(ctx, carry_link_tell(s.stage, CARRY_LETTER_CLOSE, NULL, 0));
+    assert_ok(ctx, carry_mesh_turn(s.mesh, s.leader, &closed));
+    assert_true(closed);
+    close_scene(&s);
+}
+
+/* One that the leader takes as it is: with a chunk the generator would be next. */
+static size_t message_of(unsigned char *to, int which) {
+    static example made;
+    size_t bytes;
+    example_make(&made, which);
+    made.envelope.current_start_frame = which == INFER_FULL ? 2 : made.envelope.current_start_frame;
+    assert_ok(ctx, example_encode(ctx, &made, to, MOST, &bytes));
+    return bytes;
+}
+
+static void test_every_flipped_bit_stops_at_the_leader(void **state) {
+    (void)state;
+    static _Alignas(64) unsigned char message[MOST];
+    const int which[] = {NOOP, SHUTDOWN, INFER_FULL};
+    for (size_t w = 0; w < sizeof which / sizeof which[0]; w++) {
+        const size_t bytes = message_of(message, which[w]);
+        for (size_t bit = 0; bit < 8 * bytes; bit++) {
+            message[bit / 8] ^= (unsigned char)(1U << bit % 8);
+            assert_leader_refuses(message, bytes, CARRY_LETTER_ENVELOPE, "mesh: call_id ");
+            message[bit / 8] ^= (unsigned char)(1U << bit % 8);
+        }
+    }
+}
+
+static void test_every_truncation_stops_at_the_leader(void **state) {
+    (void)state;
+    static _Alignas(64) unsigned char message[MOST];
+    for (int which = 0; which < RESULT; which++) {
+        const size_t bytes = message_of(message, which);
+        for (size_t cut = 0; cut < bytes; cut++) {
+            assert_leader_refuses(message, cut, CARRY_LETTER_ENVELOPE, "bytes");
+        }
+    }
+}
+
+static void test_letters_that_are_no_envelope_stop_at_the_leader(void **state) {
+    (void)state;
+    static _Alignas(64) unsigned char message[MOST];
+    const size_t result = message_of(message, RESULT);
+    assert_leader_refuses(message, result, CARRY_LETTER_ENVELOPE, "starts with CRYE");
+    assert_leader_refuses(message, result, CARRY_LETTER_RESULT, "letter of kind 2");
+    const size_t noop = message_of(message, NOOP);
+    for (int kind = CARRY_LETTER_RESULT; kind <= CARRY_LETTER_CLOSE; kind++) { /* CLOSE before SHUTDOWN as well */
+        assert_leader_refuses(message, noop, (carry_letter_kind)kind, "letter of kind");
+    }
+}
+
+/* Right bytes, wrong for this mesh: sizes and positions that were not agreed on. */
+static void test_chunks_that_do_not_fit_the_mesh_stop_at_the_leader(void **state) {
+    (void)state;
+    static _Alignas(64) unsigned char message[MOST];
+    static uint16_t wide[16 * 2 * 6 * 10];
+    static example made;
+    size_t bytes;
+#define REFUSE(words, change)                                                \
+    do {                                                                     \
+        example_make(&made, INFER_FULL);                                     \
+        carry_envelope *e = &made.envelope;                                  \
+        e->current_start_frame = 2;                                          \
+        change;                                                              \
+        assert_ok(ctx, example_encode(ctx, &made, message, MOST, &bytes));   \
+        assert_leader_refuses(message, bytes, CARRY_LETTER_ENVELOPE, words); \
+    } while (0)
+    REFUSE("first call", e->init_cache = false);
+    REFUSE("first call", example_make(&made, INFER_PLAIN));
+    REFUSE("current_start_frame is 9", e->current_start_frame = 9);
+    REFUSE("latents_in is [16, 2, 3, 5]", e->latents_in = carry_view_4d(wide, CARRY_BF16, 16, 2, 3, 5));
+    REFUSE("latents_in is [16, 1, 6, 5]", e->height = 6; e->latents_in = carry_view_4d(wide, CARRY_BF16, 16, 1, 6, 5);
+           e->context_frames = carry_view_4d(wide, CARRY_BF16, 16, 2, 6, 5));
+    REFUSE("conditioning is [4, 5]", e->conditioning = carry_view_2d(wide, CARRY_BF16, 4, 5));
+    REFUSE("conditioning is [1, 6]", e->conditioning = carry_view_2d(wide, CARRY_BF16, 1, 6));
+    REFUSE("context_frames are 3", e->context_frames = carry_view_4d(wide, CARRY_BF16, 16, 3, 3, 5));
+}
+
+typedef struct numbers {
+    bool any, ended;
+    uint64_t call_id, epoch;
+} numbers;
+
+/* The rule in other words than the code's: which numbers may come next. */
+static bool may_follow(const numbers *n, bool is_end, uint64_t call_id, uint64_t epoch) {
+    if (!n->any) {
+        return true;
+    }
+    if (epoch < n->epoch || epoch > n->epoch + 1) {
+        return false;
+    }
+    return n->ended ? is_end && (call_id == n->call_id || call_id == n->call_id + 1) : call_id == n->call_id + 1;
+}
+
+/* Walks of NOOP and SHUTDOWN with numbers that mostly are the next ones; each ends at its first refusal. */
+static void test_numbers_that_may_not_follow_stop_at_the_leader(void **state) {
+    (void)state;
+    int refused = 0, longest = 0;
+    for (uint64_t walk = 0; walk < 2000; walk++) {
+        static _Alignas(64) unsigned char message[MOST];
+        scene s = open_scene();
+        numbers n = {.call_id = 100, .epoch = 10};
+        bool goes_on = true;
+        for (int step = 0; step < 30 && goes_on; step++) {
+            const carry_words w = carry_philox(21, walk, (uint64_t)step);
+            const bool is_end = w.word[0] % 9 == 0;
+            const uint64_t call_id = n.call_id + (w.word[1] % 12 == 0 ? w.word[2] % 4 - 1ULL : 1);
+            const uint64_t epoch = n.epoch + (w.word[3] % 12 == 0 ? w.word[2] / 4 % 4 - 1ULL : 0);
+            const carry_envelope e = {.version = CARRY_ENVELOPE_VERSION,
+                                      .action = is_end ? CARRY_SHUTDOWN : CARRY_NOOP,
+                                      .call_id = call_id,
+                                      .chunk_index = w.word[0], /* of no account */
+                                      .cache_epoch = epoch};
+            size_t bytes;
+            carry_letter letter;
+            bool closed;
+            goes_on = may_follow(&n, is_end, call_id, epoch);
+            assert_ok(ctx, carry_envelope_encode(ctx, message, MOST, &bytes, &e));
+            assert_ok(ctx, carry_link_tell(s.stage, CARRY_LETTER_ENVELOPE, message, bytes));
+            const carry_status status = carry_mesh_turn(s.mesh, s.leader, &closed);
+            assert_int_equal(status, goes_on ? CARRY_OK : CARRY_EPEER);
+            assert_ok(ctx, carry_link_receive(s.stage, &letter));
+            assert_int_equal(letter.kind, goes_on ? CARRY_LETTER_PULSE : CARRY_LETTER_REFUSAL);
+            if (goes_on) {
+                assert_memory_equal(letter.bytes, &call_id, sizeof call_id);
+            }
+            n = (numbers){.any = true, .ended = is_end, .call_id = call_id, .epoch = epoch};
+            refused += !goes_on;
+            longest = step > longest ? step : longest;
+        }
+        close_scene(&s);
+    }
+    assert_true(refused > 500 && longest > 10);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_flipped_bit_stops_at_the_leader),
+        cmocka_unit_test(test_every_truncation_stops_at_the_leader),
+        cmocka_unit_test(test_letters_that_are_no_envelope_stop_at_the_leader),
+        cmocka_unit_test(test_chunks_that_do_not_fit_the_mesh_stop_at_the_leader),
+        cmocka_unit_test(test_numbers_that_may_not_follow_stop_at_the_leader),
+    };
+    ctx = support_ctx(1, NULL, NULL);
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    carry_ctx_free(ctx);
+    return failed;
+}

@@ -1,0 +1,478 @@
+/* The leader and its mesh against a stage 0 that errs: what is wrong is refused before the mesh hears of it, the mesh
+   goes home, and stage 0 is told why. Rank 0 is a script, ranks 1 and 2 are the mesh. */
+#include "stream_support.h"
+
+#include <math.h>
+#include <time.h>
+
+#include "stream/mesh.h"
+
+enum { LATENTS = 16 * 2 * 4 * 4, TEXT = 2 * 16, MOST = 65536, DEPTH = 2 };
+
+typedef struct scene scene;
+struct scene {
+    carry_status (*script)(scene *s, carry_comm *comm, carry_link *link);
+    int which;           /* of a table that the script has */
+    bool spoils_weights; /* of rank 2: a bit less is the same */
+    double slow;
+    carry_status leader, worker;
+    double leader_seconds;
+    char told[512], leader_says[512], worker_says[512];
+    uint16_t latents[LATENTS], text[TEXT];
+    int64_t steps[2];
+};
+
+static carry_envelope envelope(scene *s, uint64_t call_id) {
+    s->steps[0] = 1000;
+    s->steps[1] = 400;
+    const bool is_first = call_id == 0;
+    return (carry_envelope){
+        .version = 1,
+        .action = CARRY_INFER,
+        .call_id = call_id,
+        .chunk_index = call_id,
+        .height = 4,
+        .width = 4,
+        .current_start_frame = (int32_t)(2 * call_id),
+        .num_denoise_steps = 2,
+        .expected_generator_calls = 3,
+        .init_cache = is_first,
+        .reset_cross_cache = is_first,
+        .seed = 7,
+        .kv_bias = 1.0f,
+        .noise_scale = 1.0f,
+        .conditioning = is_first ? carry_view_2d(s->text, CARRY_BF16, 2, 16) : carry_view_2d(NULL, CARRY_BF16, 0, 16),
+        .latents_in = carry_view_4d(s->latents, CARRY_BF16, 16, 2, 4, 4),
+        .steps = carry_view_1d(s->steps, CARRY_I64, 2),
+    };
+}
+
+static carry_envelope signal_of(carry_action action, uint64_t call_id) {
+    return (carry_envelope){.version = 1, .action = action, .call_id = call_id};
+}
+
+static carry_status put(carry_comm *comm, carry_link *link, const carry_envelope *e) {
+    void *room;
+    size_t size;
+    TRY(carry_link_slot(link, &room));
+    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_room(link), &size, e));
+    return carry_link_send(link, CARRY_LETTER_ENVELOPE, size);
+}
+
+/* The next letter that is not about a call; a refusal is remembered. */
+static carry_status get(scene *s, carry_link *link, carry_letter *letter) {
+    do {
+        TRY(carry_link_receive(link, letter));
+    } while (letter->kind == CARRY_LETTER_ABOUT);
+    if (letter->kind == CARRY_LETTER_REFUSAL) {
+        (void)snprintf(s->told, sizeof s->told, "%.*s", (int)letter->size, (const char *)letter->bytes);
+    }
+    return CARRY_OK;
+}
+
+static carry_status finish(scene *s, carry_comm *comm, carry_link *link, uint64_t call_id) {
+    carry_letter letter;
+    const carry_envelope end = signal_of(CARRY_SHUTDOWN, call_id);
+    TRY(put(comm, link, &end));
+    TRY(get(s, link, &letter));
+    EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "letter %d: %s", (int)letter.kind, s->told);
+    TRY(carry_link_tell(link, CARRY_LETTER_CLOSE, NULL, 0));
+    return carry_link_flush(link);
+}
+
+static carry_status run_mesh(scene *s, const carry_pipeline_groups *groups, carry_link *link) {
+    const carry_pipeline_options o = small_stream();
+    carry_ctx *ctx = carry_comm_ctx(groups->world);
+    carry_dit *dit;
+    carry_generator *generator;
+    carry_mesh *mesh;
+    TRY(carry_dit_new(ctx, &dit, &o.config, groups->mesh));
+    TRY(carry_dit_init(dit, 3));
+    if (s->spoils_weights && link == NULL) {
+        const carry_parameter *bias = &dit->own.parameter[dit->outer[CARRY_DIT_HEAD_BIAS]];
+        dit->own.weights[bias->offset] += 0.25f;
+    }
+    TRY(carry_generator_new(
+        dit, &generator,
+        &(carry_generator_options){
+            .height = 4, .width = 4, .chunk = 2, .window = 7, .sink = 1, .context = 4, .shift = 3}));
+    TRY(carry_mesh_new(ctx, &mesh, groups->mesh, generator, dit,
+                       &(carry_mesh_options){.channels = 16,
+                                             .height = 4,
+                                             .width = 4,
+                                             .chunk = 2,
+                                             .context = 4,
+                                             .text_len = 8,
+                                             .text_dim = 16,
+                                             .envelope_most = MOST,
+                                             .slow = s->slow}));
+    const double start = carry_seconds();
+    if (link != NULL) {
+        s->leader = carry_mesh_lead(mesh, link);
+        s->leader_seconds = carry_seconds() - start;
+        (void)snprintf(s->leader_says, sizeof s->leader_says, "%s", carry_ctx_error(ctx));
+    } else {
+        s->worker = carry_mesh_work(mesh);
+        (void)snprintf(s->worker_says, sizeof s->worker_says, "%s", carry_ctx_error(ctx));
+    }
+    carry_mesh_free(mesh);
+    carry_generator_free(generator);
+    carry_dit_free(dit);
+    return CARRY_OK;
+}
+
+static carry_status scene_rank(void *user, carry_comm *comm) {
+    scene *s = user;
+    const int rank = carry_comm_rank(comm);
+    carry_pipeline_groups groups;
+    carry_link *link = NULL;
+    TRY(carry_pipeline_split(comm, &groups, true));
+    if (rank < 2) {
+        TRY(carry_link_open(comm, &link, 1 - rank,
+                            &(carry_link_options){.depth = DEPTH, .out_most = MOST, .in_most = MOST, .group = "x"}));
+    }
+    carry_pipeline_begin(&groups);
+    const carry_status status = rank == 0 ? s->script(s, comm, link) : run_mesh(s, &groups, link);
+    carry_link_free(link);
+    carry_pipeline_end(&groups);
+    return status;
+}
+
+static void play(scene *s) {
+    char sentence[512];
+    for (int i = 0; i < LATENTS; i++) {
+        s->latents[i] = carry_bf16_from_f32((float)(draw(1, 2, (uint64_t)i) % 2000) / 1000.0f - 1.0f);
+    }
+    for (int i = 0; i < TEXT; i++) {
+        s->text[i] = carry_bf16_from_f32((float)(i % 5) - 2.0f);
+    }
+    s->leader = s->worker = CARRY_EUNSUPPORTED;
+    const double start = carry_seconds();
+    const carry_status status = run_ranks(3, &world, scene_rank, s, sentence);
+    if (status != CARRY_OK) {
+        fail_msg("%s: %s", carry_status_name(status), sentence);
+    }
+    assert_true(carry_seconds() - start < world.deadline / 2); /* nobody waited for a deadline */
+}
+
+static void assert_says(const char *text, const char *part) {
+    if (strstr(text, part) == NULL) {
+        fail_msg("'%s' does not say '%s'", text, part);
+    }
+}
+
+static carry_status two_chunks(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    for (uint64_t i = 0; i < 2; i++) {
+        const carry_envelope e = envelope(s, i);
+        carry_result result;
+        TRY(put(comm, link, &e));
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+        TRY(carry_result_decode(carry_comm_ctx(comm), &result, letter.bytes, letter.size));
+        EXPECT(comm, result.call_id == i && result.observed_generator_calls == 3, "call");
+        EXPECT(comm, result.mesh_start_frame == (int)(2 * i) && result.stage1_ms > 0.0, "position");
+    }
+    return finish(s, comm, link, 2);
+}
+
+static void test_a_script_that_does_nothing_wrong(void **state) {
+    (void)state;
+    scene s = {.script = two_chunks};
+    play(&s);
+    assert_int_equal(s.leader, CARRY_OK);
+    assert_int_equal(s.worker, CARRY_OK);
+}
+
+/* What is said of the second envelope, by what is wrong with it (one_is_wrong). */
+static const char *const wrongs[] = {
+    "CRC", /* a bit of metadata or tensors */
+    "",    /* a bit of the header: magic, version, lengths, checksums */
+    "",    /* cut short */
+    "",    /* nothing at all */
+    "call_id 2 came after 0",
+    "call_id 0 came after 0",
+    "chunk_index",
+    "current_start_frame is 4 and the mesh is at frame 2",
+    "latents_in is [16, 2, 4, 2]",
+    "cache_epoch",
+    "without reset_cache",
+    "context_frames are 6",
+    "conditioning is [2, 8]",
+    "letter of kind 2",
+    "version",
+};
+
+enum { WRONGS = sizeof wrongs / sizeof wrongs[0] };
+
+static carry_status one_is_wrong(scene *s, carry_comm *comm, carry_link *link) {
+    static uint16_t context[16 * 6 * 4 * 4];
+    carry_envelope e = envelope(s, 0);
+    carry_letter letter;
+    carry_letter_kind kind = CARRY_LETTER_ENVELOPE;
+    void *room;
+    size_t size;
+    TRY(put(comm, link, &e));
+    TRY(get(s, link, &letter));
+    e = envelope(s, 1);
+    switch (s->which) {
+    case 4:
+        e.call_id = 2;
+        break;
+    case 5:
+        e.call_id = 0;
+        break;
+    case 6:
+        e.chunk_index = 3;
+        break;
+    case 7:
+        e.current_start_frame = 4;
+        break;
+    case 8:
+        e.width = 2;
+        e.latents_in = carry_view_4d(s->latents, CARRY_BF16, 16, 2, 4, 2);
+        break;
+    case 9:
+        e.cache_epoch = 2;
+        e.reset_cache = true;
+        e.current_start_frame = 0;
+        break;
+    case 10:
+        e.cache_epoch = 1;
+        break;
+    case 11:
+        e.do_recompute = true;
+        e.expected_generator_calls = 4;
+        e.context_frames = carry_view_4d(context, CARRY_BF16, 16, 6, 4, 4);
+        e.current_start_frame = 6;
+        break;
+    case 12:
+        e.reset_cross_cache = true;
+        e.conditioning = carry_view_2d(s->text, CARRY_BF16, 2, 8);
+        break;
+    case 13:
+        kind = CARRY_LETTER_RESULT;
+        break;
+    default:
+        break;
+    }
+    TRY(carry_link_slot(link, &room));
+    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_room(link), &size, &e));
+    unsigned char *bytes = room;
+    if (s->which == 0) { /* past the header: only the checksum can tell */
+        const size_t at = CARRY_ENVELOPE_HEADER + draw(11, 0, 0) % (size - CARRY_ENVELOPE_HEADER);
+        bytes[at] ^= 0x10;
+    } else if (s->which == 1) { /* anywhere in the header */
+        bytes[draw(12, 0, 0) % CARRY_ENVELOPE_HEADER] ^= 0x01;
+    } else if (s->which == 2) {
+        size -= 1 + draw(13, 0, 0) % (size - 1);
+    } else if (s->which == 3) {
+        size = 0;
+    } else if (s->which == 14) {
+        bytes[4] = 2;
+    }
+    TRY(carry_link_send(link, kind, size));
+    TRY(get(s, link, &letter));
+    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d of wrong %d", (int)letter.kind, s->which);
+    return CARRY_OK;
+}
+
+static void test_what_is_wrong_is_refused_and_the_mesh_goes_home(void **state) {
+    (void)state;
+    for (int i = 0; i < WRONGS; i++) {
+        scene s = {.script = one_is_wrong, .which = i};
+        play(&s);
+        assert_true(s.leader != CARRY_OK);
+        assert_int_equal(s.worker, CARRY_OK); /* SHUTDOWN, not an error */
+        assert_says(s.told, wrongs[i]);
+        assert_says(s.told, "mesh: call_id ");
+        assert_string_equal(s.told, s.leader_says);
+    }
+}
+
+/* Validate before you commit: what cannot be sent is refused before a byte, and the mesh has not noticed. */
+static carry_status refused_by_the_sender(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    for (int i = 0; i < 4; i++) {
+        carry_envelope e = envelope(s, 0);
+        if (i == 0) {
+            e.latents_in = carry_view_4d(s->latents, CARRY_F32, 16, 1, 4, 4); /* a type that does not travel */
+        } else if (i == 1) {
+            e.num_denoise_steps = 1; /* steps are another number */
+        } else if (i == 2) {
+            e.do_recompute = true; /* without context */
+        } else {
+            e.kv_bias = NAN;
+        }
+        EXPECT(comm, put(comm, link, &e) == CARRY_EARGUMENT, "wrong %d was sent", i);
+    }
+    const carry_envelope e = envelope(s, 0);
+    TRY(put(comm, link, &e));
+    TRY(get(s, link, &letter));
+    EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+    return finish(s, comm, link, 1);
+}
+
+static void test_the_sender_refuses_before_a_byte(void **state) {
+    (void)state;
+    scene s = {.script = refused_by_the_sender};
+    play(&s);
+    assert_int_equal(s.leader, CARRY_OK);
+    assert_int_equal(s.worker, CARRY_OK);
+}
+
+static carry_status sends_nan(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    s->latents[LATENTS / 2] = 0x7fc0; /* NaN */
+    const carry_envelope e = envelope(s, 0);
+    TRY(put(comm, link, &e));
+    TRY(get(s, link, &letter));
+    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d", (int)letter.kind);
+    return CARRY_OK;
+}
+
+static void test_nan_in_latents_is_stopped_and_said(void **state) {
+    (void)state;
+    scene s = {.script = sends_nan};
+    play(&s);
+    assert_int_equal(s.leader, CARRY_ERANGE);
+    assert_int_equal(s.worker, CARRY_ERANGE);
+    assert_says(s.told, "mesh: call_id 0, chunk_index 0, cache_epoch 0: latents_in: latent 256 is nan");
+}
+
+static carry_status sends_one(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    const carry_envelope e = envelope(s, 0);
+    TRY(put(comm, link, &e));
+    TRY(get(s, link, &letter));
+    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d", (int)letter.kind);
+    return CARRY_OK;
+}
+
+static void test_ranks_of_the_mesh_that_differ_are_found_by_their_digests(void **state) {
+    (void)state;
+    scene s = {.script = sends_one, .spoils_weights = true};
+    play(&s);
+    assert_int_equal(s.leader, CARRY_EPEER);
+    assert_int_equal(s.worker, CARRY_EPEER);
+    assert_says(s.told, "rank 1 of the mesh has digest");
+    assert_says(s.worker_says, "rank 1 of the mesh has digest");
+}
+
+/* SHUTDOWN: of an idle mesh, with a call under way, twice; then nothing else is taken. */
+static carry_status shuts_down(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    uint64_t call = 0;
+    if (s->which == 1 || s->which == 3) { /* behind a call that is under way */
+        const carry_envelope e = envelope(s, call++);
+        TRY(put(comm, link, &e));
+    }
+    const carry_envelope noop = signal_of(CARRY_NOOP, call++);
+    const carry_envelope first = signal_of(CARRY_SHUTDOWN, call++);
+    const carry_envelope second = signal_of(CARRY_SHUTDOWN, call++);
+    const carry_envelope late = {.version = 1, .action = CARRY_NOOP, .call_id = call};
+    TRY(put(comm, link, &noop));
+    TRY(put(comm, link, &first));
+    if (call == 4) {
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "the call was finished first: %d", (int)letter.kind);
+    }
+    for (int i = 0; i < 2; i++) {
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "letter %d: %s", (int)letter.kind, s->told);
+    }
+    if (s->which == 2) {
+        TRY(put(comm, link, &second));
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "a second one: letter %d: %s", (int)letter.kind, s->told);
+    }
+    if (s->which == 3) {
+        carry_envelope after = late;
+        after.call_id = second.call_id;
+        TRY(put(comm, link, &after));
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "after the end: letter %d", (int)letter.kind);
+        return CARRY_OK;
+    }
+    TRY(carry_link_tell(link, CARRY_LETTER_CLOSE, NULL, 0));
+    return carry_link_flush(link);
+}
+
+static void test_shutdown_idle_in_flight_and_twice(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        scene s = {.script = shuts_down, .which = i};
+        play(&s);
+        assert_int_equal(s.worker, CARRY_OK);
+        assert_true((s.leader == CARRY_OK) == (i < 3));
+    }
+}
+
+/* The mesh takes its time; letters wait in the slots of the sender, who then waits himself: nothing grows. */
+static carry_status floods(scene *s, carry_comm *comm, carry_link *link) {
+    const int count = 12;
+    carry_letter letter;
+    const double start = carry_seconds();
+    for (int sent = 0, taken = 0; taken < count;) {
+        bool there;
+        TRY(carry_link_poll(link, &there));
+        if (sent < count && sent - taken < 2 * DEPTH + 2 && !there) {
+            const carry_envelope e = envelope(s, (uint64_t)sent++);
+            TRY(put(comm, link, &e));
+        } else {
+            TRY(get(s, link, &letter));
+            EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+            taken++;
+        }
+    }
+    EXPECT(comm, carry_seconds() - start >= count * s->slow, "the mesh was not waited for");
+    return finish(s, comm, link, (uint64_t)count);
+}
+
+static void test_full_queues_make_the_sender_wait(void **state) {
+    (void)state;
+    scene s = {.script = floods, .slow = 0.02};
+    play(&s);
+    assert_int_equal(s.leader, CARRY_OK);
+    assert_int_equal(s.worker, CARRY_OK);
+}
+
+/* Stage 0 is there and says nothing: the mesh ends at its deadline, with a sentence. */
+static carry_status says_nothing(scene *s, carry_comm *comm, carry_link *link) {
+    (void)s;
+    (void)comm;
+    (void)link;
+    nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    return CARRY_OK;
+}
+
+static carry_status impatient_rank(void *user, carry_comm *comm) {
+    TRY(carry_comm_set_deadline(comm, 0.4));
+    return scene_rank(user, comm);
+}
+
+static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
+    (void)state;
+    char sentence[512];
+    scene s = {.script = says_nothing};
+    (void)run_ranks(3, &world, impatient_rank, &s, sentence);
+    assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
+    assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
+    assert_true(s.leader_seconds < 1.0);
+    assert_says(s.leader_says, "s waited");
+}
+
+int main(void) {
+    take_filter();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_script_that_does_nothing_wrong),
+        cmocka_unit_test(test_what_is_wrong_is_refused_and_the_mesh_goes_home),
+        cmocka_unit_test(test_the_sender_refuses_before_a_byte),
+        cmocka_unit_test(test_nan_in_latents_is_stopped_and_said),
+        cmocka_unit_test(test_ranks_of_the_mesh_that_differ_are_found_by_their_digests),
+        cmocka_unit_test(test_shutdown_idle_in_flight_and_twice),
+        cmocka_unit_test(test_full_queues_make_the_sender_wait),
+        cmocka_unit_test(test_a_silent_stage_is_missed_at_the_deadline),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
