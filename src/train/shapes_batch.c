@@ -83,7 +83,7 @@ static carry_status make(carry_shapes_batch *b) {
     const int64_t pixels[] = {o->videos, o->chunk, 3, o->side, o->side};
     const int64_t words[] = {CAPTIONS + 1, text_count(&b->config)};
     const int64_t text[] = {o->videos, TEXTS, text_count(&b->config)};
-    CARRY_TRY(take(b, &b->codec, &o->videos, 1, sizeof *b->codec));
+    CARRY_TRY(take(b, &b->codec, &o->videos, 1, sizeof(carry_codec *)));
     CARRY_TRY(take(b, &b->pixels, pixels, 5, sizeof(float)));
     CARRY_TRY(take(b, &b->clean, latents, 2, sizeof(float)));
     CARRY_TRY(take(b, &b->noisy, latents, 2, sizeof(float)));
