@@ -46,6 +46,9 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     if (status == CARRY_OK) {
         stream_show_end(desk);
         desk->has_ended = true;
+    } else {
+        stream_show_clear(desk);
+        (void)fflush(stdout);
     }
     return status;
 }

@@ -48,6 +48,7 @@ void stream_page_close(stream_desk *desk);
 
 /* cmd_stream_show.c: lines for people, or JSON. */
 void stream_show_start(stream_desk *desk);
+void stream_show_clear(stream_desk *desk);                  /* what is printed next starts on a line of its own */
 void stream_show_line(stream_desk *desk, const char *line); /* on a line of its own */
 void stream_show_chunk(stream_desk *desk, const carry_chunk_times *times);
 void stream_show_end(stream_desk *desk);

@@ -8,7 +8,7 @@
 
 #define RANDOM "the weights are random: what is shown means nothing"
 
-static void end_line(stream_desk *desk) {
+void stream_show_clear(stream_desk *desk) {
     if (desk->has_unended) {
         (void)putchar('\n');
         desk->has_unended = false;
@@ -21,7 +21,7 @@ void stream_show_line(stream_desk *desk, const char *line) {
         cli_json_text("note", line);
         cli_json_close();
     } else {
-        end_line(desk);
+        stream_show_clear(desk);
         (void)printf("%s\n", line);
     }
     (void)fflush(stdout);
@@ -160,7 +160,7 @@ static void print_table(const stream_desk *desk) {
                  carry_time_text(b, o->predicted), 100.0 * o->use);
     if (f->mesh_ranks > 1) {
         (void)printf("all-reduces of the mesh a forward: %lld (%lld large, %lld small)\n",
-                     (long long)(f->reductions_large + f->reductions_small), (long long)f->reductions_large,
+                     (long long)f->reductions_large + f->reductions_small, (long long)f->reductions_large,
                      (long long)f->reductions_small);
     }
     if (o->counted > 0) {
@@ -173,7 +173,7 @@ static void print_table(const stream_desk *desk) {
 }
 
 void stream_show_end(stream_desk *desk) {
-    end_line(desk);
+    stream_show_clear(desk);
     if (desk->common.json) {
         print_json(desk);
     } else {

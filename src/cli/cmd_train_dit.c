@@ -193,8 +193,9 @@ static carry_status write_strip(dit_desk *desk, const char *prompt, const float 
     if (bytes == NULL) {
         return carry_fail(desk->ctx, CARRY_EMEMORY, "no memory for a picture");
     }
-    const size_t head = (size_t)snprintf((char *)bytes, 32, "P6\n%lld %lld\n255\n", (long long)(across * side),
-                                         (long long)(down * side));
+    const long long width = across * side;
+    const long long height = down * side;
+    const size_t head = (size_t)snprintf((char *)bytes, 32, "P6\n%lld %lld\n255\n", width, height);
     for (int64_t f = 0; f < count; f++) {
         for (int64_t i = 0; i < 3 * side * side; i++) {
             const int64_t channel = i / (side * side);

@@ -179,6 +179,9 @@ carry_status carry_stage_send(carry_stage *s) {
         .depth = s->under_way + 1,
     };
     s->under_way++;
+    carry_log(s->ctx, CARRY_LOG_DEBUG, "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: sent, %d under way",
+              (unsigned long long)e.call_id, (unsigned long long)e.chunk_index, (unsigned long long)e.cache_epoch,
+              s->under_way);
     s->chunk_index++;
     s->chunk_of++;
     s->start += o->chunk;

@@ -11,6 +11,7 @@
 #define SQUARE 0.89       /* half a side of the square, of that: about the same area */
 #define TRIANGLE 0.80     /* inner radius of the triangle */
 #define START_SPREAD 0.1  /* how far from the middle a stream begins, of the side, each way */
+#define BLANKS 0.2        /* share of starts that come after a chunk of nothing */
 #define STREAM 0x73686170 /* of random numbers */
 
 static const char *const forms[CARRY_SHAPE_FORMS] = {"circle", "square", "triangle"};
@@ -81,14 +82,14 @@ static double around(double from, double side) {
 
 void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, double y) {
     static const float ground[3] = CARRY_SHAPE_GROUND;
-    const float *rgb = colours[shape.colour].rgb;
+    const float *rgb = colours[shape.colour].rgb; /* of nothing too: it covers no pixel */
     const double size = SIZE * (double)side;
     const double reach = 2.0 * size + 1.0;
     for (int64_t row = 0; row < side; row++) {
         const double down = around((double)row + 0.5 - y, (double)side);
         for (int64_t column = 0; column < side; column++) {
             const double right = around((double)column + 0.5 - x, (double)side);
-            const bool is_far = fabs(down) > reach || fabs(right) > reach;
+            const bool is_far = shape.form == CARRY_SHAPE_NOTHING || fabs(down) > reach || fabs(right) > reach;
             const double off = is_far ? reach : outside(shape.form, right, down, size);
             const float share = off >= 0.5 ? 0.0f : off <= -0.5 ? 1.0f : (float)(0.5 - off);
             for (int64_t i = 0; i < 3; i++) {
@@ -123,7 +124,9 @@ carry_shapes_video carry_shapes_video_of(const carry_shapes_options *o, uint64_t
     v.y = v.is_start ? 0.5 * side + near * (2.0 * y - 1.0) : side * y;
     v.shape[1] = v.shape[0];
     const int64_t chunks = o->frames / o->chunk;
-    if (chance(seed, index, 7) < o->changes && chunks > 1) {
+    if (v.is_start && chance(seed, index, 15) < BLANKS && chunks > 1) {
+        v.blank = o->chunk;
+    } else if (chance(seed, index, 7) < o->changes && chunks > 1) {
         v.change = o->chunk * (1 + pick(chance(seed, index, 8), (int)(chunks - 1)));
         if (chance(seed, index, 9) < 0.5) {
             v.shape[1].form = pick(chance(seed, index, 10), CARRY_SHAPE_FORMS);
@@ -142,8 +145,14 @@ carry_shape carry_shapes_at(const carry_shapes_options *o, const carry_shapes_vi
                             double *y) {
     const int *first = directions[v->shape[0].direction].step;
     const int *second = directions[v->shape[1].direction].step;
-    /* The step into a frame is that of the shape which the frame shows. */
-    const double before = o->speed * (double)(frame < v->change ? frame : v->change - 1);
+    if (frame < v->blank) {
+        *x = v->x;
+        *y = v->y;
+        return (carry_shape){.form = CARRY_SHAPE_NOTHING, .direction = v->shape[0].direction};
+    }
+    /* The step into a frame is that of the shape which the frame shows. What changes is never blank. */
+    const int64_t shown = frame - v->blank;
+    const double before = o->speed * (double)(frame < v->change ? shown : v->change - 1);
     const double after = o->speed * (double)(frame < v->change ? 0 : frame - v->change + 1);
     *x = v->x + before * first[0] + after * second[0];
     *y = v->y + before * first[1] + after * second[1];

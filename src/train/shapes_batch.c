@@ -83,7 +83,7 @@ static carry_status make(carry_shapes_batch *b) {
     const int64_t pixels[] = {o->videos, o->chunk, 3, o->side, o->side};
     const int64_t words[] = {CAPTIONS + 1, text_count(&b->config)};
     const int64_t text[] = {o->videos, TEXTS, text_count(&b->config)};
-    CARRY_TRY(take(b, &b->codec, &o->videos, 1, sizeof *b->codec));
+    CARRY_TRY(take(b, &b->codec, &o->videos, 1, sizeof(carry_codec *)));
     CARRY_TRY(take(b, &b->pixels, pixels, 5, sizeof(float)));
     CARRY_TRY(take(b, &b->clean, latents, 2, sizeof(float)));
     CARRY_TRY(take(b, &b->noisy, latents, 2, sizeof(float)));
@@ -199,7 +199,8 @@ static carry_status make_chunk(carry_shapes_batch *b, const carry_shapes_video *
         b->target[at + i] = noise[i] - x;
     }
     b->caption[place] = chunk * b->options.chunk < video->change ? 0 : 1;
-    b->weight[place] = chunk > 0 || video->is_start ? 1.0f : 0.0f;
+    const bool shows = chunk * b->options.chunk >= video->blank;
+    b->weight[place] = shows && (chunk > 0 || video->is_start) ? 1.0f : 0.0f;
     return CARRY_OK;
 }
 

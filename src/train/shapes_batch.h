@@ -12,8 +12,8 @@
        carry_dit_pass_run(...);
        carry_shapes_batch_past(batch);         and become the past of the batch that was made
 
-   A chunk has a loss unless it is the first of a video that does not begin as a stream does: where its shape is, nobody
-   could know. Everything is a function of the seed and the video's number. */
+   A chunk has a loss unless it shows nothing, or is the first of a video that does not begin as a stream does: where
+   its shape is, nobody could know. Everything is a function of the seed and the video's number. */
 #ifndef CARRY_TRAIN_SHAPES_BATCH_H
 #define CARRY_TRAIN_SHAPES_BATCH_H
 
