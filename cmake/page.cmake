@@ -1,8 +1,12 @@
-# The page of a stream as a C array: index.html with its style and its script in it. Called as
+# The page of a stream as a C array: index.html with its style and its scripts in it. Called as
 #   cmake -DFROM=src/stream/page -DTO=page.c -P page.cmake
 file(READ ${FROM}/index.html page)
 file(READ ${FROM}/page.css style)
-file(READ ${FROM}/page.js script)
+set(script "")
+foreach(part charts page controls) # in this order
+  file(READ ${FROM}/${part}.js text)
+  string(APPEND script "${text}")
+endforeach()
 string(REPLACE "/* STYLE */" "${style}" page "${page}")
 string(REPLACE "/* SCRIPT */" "${script}" page "${page}")
 string(HEX "${page}" bytes)

@@ -7,6 +7,16 @@
 
 #include "model/safetensors.h"
 
+/* The sanitizers end the program at a size that malloc would refuse, unless they find this and are told so. */
+__attribute__((visibility("default"))) const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return "allocator_may_return_null=1";
+}
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) {
+    return "allocator_may_return_null=1";
+}
+
 static carry_ctx *ctx;
 static char folder[64], path[128];
 

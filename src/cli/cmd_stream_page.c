@@ -4,14 +4,17 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
+#include <time.h>
 
 #include "cli/cmd_stream.h"
+#include "core/clock.h"
 #include "core/error.h"
 #ifdef CARRY_HAVE_PAGE
 #include "stream/recording.h"
 #include "stream/server.h"
 #endif
+
+#define DRAIN 3.0 /* seconds at most */
 
 struct stream_page {
     carry_ctx *ctx;
@@ -48,12 +51,27 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
     return CARRY_OK;
 }
 
+/* Frames that have a pace are released after they were made: the last ones belong to the recording too. */
+static void drain_film(stream_desk *desk, struct stream_page *page) {
+    const double start = carry_seconds();
+    double released = 0.0; /* when the last was */
+    carry_film_state state = {0};
+    while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < desk->figures.frames &&
+           (released == 0.0 || carry_seconds() - released < DRAIN / 10)) {
+        const struct timespec pause = {.tv_nsec = 5000000};
+        (void)nanosleep(&pause, NULL);
+        released = released == 0.0 && carry_hub_next_release(page->hub) < 0.0 ? carry_seconds() : released;
+        carry_film_look(page->film, &state);
+    }
+}
+
 static void close_hub(stream_desk *desk, struct stream_page *page) {
     if (page->server != NULL) {
         carry_server_stop(page->server);
     }
     if (page->film != NULL) {
         carry_film_state state;
+        drain_film(desk, page);
         carry_film_stop(page->film, &state);
         char line[CARRY_FILE_PATH + 640];
         if (state.ended) {

@@ -6,6 +6,8 @@
 #include "cli/cmd_stream.h"
 #include "core/clock.h"
 
+#define RANDOM "the weights are random: what is shown means nothing"
+
 static void end_line(stream_desk *desk) {
     if (desk->has_unended) {
         (void)putchar('\n');
@@ -31,21 +33,23 @@ void stream_show_start(stream_desk *desk) {
     const int ranks = cli_ranks();
     const bool is_apart = o->with_stage && ranks > 1;
     desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
-    if (desk->model[0] == '\0') {
-        (void)fprintf(stderr, "carry: the weights of %s are random: what is shown means nothing\n", desk->wish.config);
-    }
+    const bool is_random = desk->model[0] == '\0';
     if (desk->common.json) {
+        if (is_random) {
+            stream_show_line(desk, RANDOM);
+        }
         return;
     }
-    (void)printf("%s%s%s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of %lld\n",
+    (void)printf("%s%s%s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of %lld%s%s\n",
                  cli_bold(), desk->model[0] != '\0' ? desk->model : desk->wish.config, cli_plain(),
                  (long long)c->num_layers, (long long)c->dim, (long long)c->num_heads, (long long)o->width,
-                 (long long)o->height, (long long)o->chunk, (long long)o->window);
+                 (long long)o->height, (long long)o->chunk, (long long)o->window, is_random ? "\n" : "",
+                 is_random ? RANDOM : "");
     if (is_apart) {
         (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
     } else {
-        (void)printf("%s of %d: no stage of its own, so the stages take turns\n", ranks > 1 ? "a mesh" : "one rank",
-                     ranks);
+        (void)printf("%d rank%s, all of the mesh: no stage is of its own, so the stages take turns\n", ranks,
+                     ranks > 1 ? "s" : "");
     }
     (void)fflush(stdout);
 }

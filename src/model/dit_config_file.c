@@ -108,7 +108,7 @@ static carry_status read_list(const source *s, const carry_json *node, int64_t *
 }
 
 static carry_status read_window(const source *s, const carry_json *node) {
-    int64_t window[2];
+    int64_t window[2] = {0};
     CARRY_TRY(read_list(s, node, window, 2, true, INT64_MIN, "[-1, -1] is expected"));
     return window[0] == -1 && window[1] == -1 ? CARRY_OK : refuse(s, node, "only [-1, -1], no window, is done here");
 }

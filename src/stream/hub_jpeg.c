@@ -1,6 +1,7 @@
 /* Pictures to JPEG. libjpeg ends the process on an error unless told otherwise: here it jumps back. */
 #include "stream/hub_jpeg.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -98,7 +99,7 @@ static unsigned char to_byte(float value) {
     if (!(value > 0.0F)) { /* NaN too */
         return 0;
     }
-    return value >= 1.0F ? 255 : (unsigned char)(value * 255.0F + 0.5F);
+    return value >= 1.0F ? 255 : (unsigned char)lrintf(value * 255.0F);
 }
 
 static void encode_rows(carry_jpeg *jpeg, const float *pixels) {

@@ -112,12 +112,15 @@ static void film_free(carry_film *film) {
     free(film);
 }
 
-/* Signals are for the program's threads; and a limit on the size of files shall be an error, not the end. */
-static int start_thread(carry_film *film) {
-    sigset_t all, before;
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int bad = pthread_create(&film->thread, NULL, record, film);
+int carry_film_thread(pthread_t *thread, void *(*run)(void *argument), void *argument) {
+    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+    sigset_t most, before;
+    (void)sigfillset(&most);
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        (void)sigdelset(&most, faults[i]);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &most, &before);
+    int bad = pthread_create(thread, NULL, run, argument);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     return bad;
 }
@@ -141,7 +144,7 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
                           CARRY_HUB_VIEWERS);
     }
     CARRY_TRY(open_file(ctx, film, path));
-    if (start_thread(film) != 0) {
+    if (carry_film_thread(&film->thread, record, film) != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "no thread for the recording %s", path);
     }
     return CARRY_OK;

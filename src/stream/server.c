@@ -1,18 +1,15 @@
 /* The server's thread: connections come in, libwebsockets serves them, the hub wakes it when frames are there.
 
-   The listening socket is made here and not by libwebsockets, so that a port that is taken is told with its reason, no
+   The listening socket is our own and not libwebsockets', so that a port that is taken is told with its reason, no
    socket option lets two servers share it, and connections can be counted before they cost anything. */
 #include "stream/server_internal.h"
 
-#include <arpa/inet.h>
 #include <errno.h>
-#include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
-#include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "core/clock.h"
@@ -20,7 +17,6 @@
 
 #define TICK 500000             /* microseconds between states */
 #define SEND_BUFFER (128 << 10) /* bytes in the kernel a viewer may be behind: a few frames, not seconds */
-#define BACKLOG 128
 #define PATIENCE 30.0
 
 /* libwebsockets' log has no user pointer; a server's lines come on its own thread. */
@@ -249,6 +245,10 @@ static void *serve(void *argument) {
     while (going && !atomic_load(&server->stop)) {
         going = lws_service(server->lws, 0) >= 0;
     }
+    if (!server->failed) {
+        while (sem_wait(&server->told) != 0) { /* whoever stops us is done with the context */
+        }
+    }
     if (server->lws != NULL) {
         lws_sul_cancel(&server->tick);
         lws_sul_cancel(&server->release);
@@ -256,55 +256,6 @@ static void *serve(void *argument) {
     }
     log_to = NULL;
     return NULL;
-}
-
-/* A socket that listens, or why not. */
-static carry_status listen_at(carry_ctx *ctx, carry_server *server, const char *address, int port) {
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;
-    char number[16];
-    (void)snprintf(number, sizeof number, "%d", port);
-    if (getaddrinfo(strcmp(address, "localhost") == 0 ? "127.0.0.1" : address, number, &hints, &found) != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s is none: give numbers, as 127.0.0.1 or ::1", address);
-    }
-    struct sockaddr_storage bound;
-    socklen_t size = sizeof bound;
-    int one = 1;
-    server->listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    bool good =
-        server->listener >= 0 && setsockopt(server->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
-        bind(server->listener, found->ai_addr, found->ai_addrlen) == 0 && listen(server->listener, BACKLOG) == 0 &&
-        getsockname(server->listener, (struct sockaddr *)&bound, &size) == 0;
-    int error = errno;
-    freeaddrinfo(found);
-    if (!good) {
-        return carry_fail(ctx, CARRY_EIO, "port %d of %s cannot be had: %s", port, address, strerror(error));
-    }
-    server->port = ntohs(bound.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&bound)->sin6_port
-                                                     : ((struct sockaddr_in *)&bound)->sin_port);
-    return CARRY_OK;
-}
-
-static carry_status check(carry_ctx *ctx, const carry_server_options *options, const char *address, bool loopback) {
-    if (options->port < 0 || options->port > 65535) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "port %d is not 0 (any) to 65535", options->port);
-    }
-    if (options->token == NULL && !loopback) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from elsewhere: give a token", address);
-    }
-    size_t length = options->token != NULL ? strlen(options->token) : 1;
-    for (size_t i = 0; options->token != NULL && i < length; i++) {
-        if (options->token[i] <= ' ' || options->token[i] >= 0x7F) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "a token has visible ASCII characters only");
-        }
-    }
-    if (length < 1 || length >= CARRY_SERVER_TOKEN) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a token has 1 to %d characters, not %zu", CARRY_SERVER_TOKEN - 1,
-                          length);
-    }
-    if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a patience of %g seconds is not 0 (30) to 3600", options->patience);
-    }
-    return CARRY_OK;
 }
 
 static carry_status copy(carry_ctx *ctx, char **to, const char *from) {
@@ -315,7 +266,7 @@ static carry_status copy(carry_ctx *ctx, char **to, const char *from) {
 static carry_status start(carry_ctx *ctx, carry_server *server, const carry_server_options *options) {
     const char *address = options->address != NULL ? options->address : "127.0.0.1";
     server->loopback = carry_server_is_loopback(address, strlen(address)) || strcmp(address, "::1") == 0;
-    CARRY_TRY(check(ctx, options, address, server->loopback));
+    CARRY_TRY(carry_server_check(ctx, options, address, server->loopback));
     server->patience = options->patience > 0.0 ? options->patience : PATIENCE;
     CARRY_TRY(copy(ctx, &server->token, options->token));
     CARRY_TRY(copy(ctx, &server->record_to, options->record_to));
@@ -323,12 +274,8 @@ static carry_status start(carry_ctx *ctx, carry_server *server, const carry_serv
     if (carry_ctx_new(&server->ctx, &own) != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the server");
     }
-    CARRY_TRY(listen_at(ctx, server, address, options->port));
-    sigset_t all, before; /* signals are for the program's own threads; SIGPIPE is for nobody */
-    (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-    int bad = pthread_create(&server->thread, NULL, serve, server);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    CARRY_TRY(carry_server_listen(ctx, server, address, options->port));
+    int bad = carry_film_thread(&server->thread, serve, server);
     if (bad != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "no thread for the server: %s", strerror(bad));
     }
@@ -347,6 +294,7 @@ static void server_free(carry_server *server) {
     carry_json_text_free(&server->state);
     carry_ctx_free(server->ctx);
     (void)sem_destroy(&server->ready);
+    (void)sem_destroy(&server->told);
     free(server->token);
     free(server->record_to);
     free(server->out);
@@ -367,7 +315,11 @@ carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry
     server->hub = hub;
     server->controls = controls;
     server->listener = -1;
+    if (getrandom(&server->name, sizeof server->name, 0) != (ssize_t)sizeof server->name) {
+        server->name = (uint64_t)(1e9 * carry_seconds());
+    }
     (void)sem_init(&server->ready, 0, 0);
+    (void)sem_init(&server->told, 0, 0);
     carry_status status = start(ctx, server, options);
     if (status != CARRY_OK) {
         if (server->listener >= 0) {
@@ -392,6 +344,7 @@ void carry_server_stop(carry_server *server) {
     carry_hub_set_wake(server->hub, NULL, NULL);
     atomic_store(&server->stop, true);
     lws_cancel_service(server->lws);
+    (void)sem_post(&server->told);
     (void)pthread_join(server->thread, NULL);
     server_free(server);
 }

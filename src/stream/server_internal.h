@@ -1,5 +1,6 @@
-/* The inside of the server: one thread (server.c) that owns everything here, requests (server_http.c), who may ask
-   (server_guard.c), viewers (server_ws.c) and what is told of the stream (server_metrics.c). */
+/* The inside of the server: one thread (server.c) that owns everything here, its socket (server_listen.c),
+   requests (server_http.c), who may ask (server_guard.c), viewers (server_ws.c) and what is told of the stream
+   (server_metrics.c). */
 #ifndef CARRY_STREAM_SERVER_INTERNAL_H
 #define CARRY_STREAM_SERVER_INTERNAL_H
 
@@ -44,6 +45,7 @@ struct carry_server {
     carry_ctx *ctx; /* the thread's own */
     carry_hub *hub;
     carry_controls *controls;
+    uint64_t name; /* random: tells a server from the one before it, whose frames had other numbers */
     char *token, *record_to;
     double patience;
     bool loopback;
@@ -51,8 +53,8 @@ struct carry_server {
 
     pthread_t thread;
     atomic_bool stop;
-    sem_t ready;
-    bool failed; /* libwebsockets would not start */
+    sem_t ready, told; /* it has started; whoever stops it has said so */
+    bool failed;       /* libwebsockets would not start */
     struct lws_context *lws;
     struct lws_vhost *vhost;
     lws_sorted_usec_list_t tick, release;
@@ -73,6 +75,11 @@ struct carry_server {
 
 /* Room for length bytes after LWS_PRE, or NULL. */
 unsigned char *carry_server_room(carry_server *server, size_t length);
+
+/* server_listen.c. server->listener and port, or why not. */
+carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const char *address, int port);
+carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *options, const char *address,
+                                bool loopback);
 
 /* server_guard.c. What is wrong with a request: an HTTP status and a sentence, or 0. */
 typedef struct carry_refusal {
@@ -103,7 +110,8 @@ bool carry_server_collect(carry_peer *peer, const void *bytes, size_t length); /
 void carry_server_forget(carry_peer *peer);                                    /* what was collected */
 
 /* server_metrics.c */
-void carry_server_state(carry_server *server, carry_json_text *text); /* {"controls", "figures", "recording"} */
+void carry_server_state(carry_server *server,
+                        carry_json_text *text); /* {"stream", "controls", "figures", "recording"} */
 void carry_server_metrics(carry_server *server, carry_json_text *text);
 bool carry_server_healthy(carry_server *server, const char **why);
 

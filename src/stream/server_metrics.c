@@ -102,7 +102,7 @@ static void put_recording(carry_server *server, carry_json_text *text) {
 }
 
 void carry_server_state(carry_server *server, carry_json_text *text) {
-    carry_json_put_raw(text, "{\"controls\":");
+    carry_json_put_raw(text, "{\"stream\":\"%016llx\",\"controls\":", (unsigned long long)server->name);
     carry_controls_write(server->controls, text);
     carry_json_put_raw(text, ",\"figures\":");
     put_figures(server, text);

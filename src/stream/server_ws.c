@@ -113,6 +113,9 @@ static void obey(carry_server *server, carry_peer *peer) {
 }
 
 int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer, const void *bytes, size_t length) {
+    if (peer->viewer == NULL) {
+        return 0;
+    }
     if (lws_frame_is_binary(wsi)) {
         return hang_up(wsi, LWS_CLOSE_STATUS_UNACCEPTABLE_OPCODE, "messages are JSON, as text");
     }
@@ -169,6 +172,9 @@ static int send_frame(carry_server *server, struct lws *wsi, carry_viewer *viewe
 }
 
 int carry_server_writable(carry_server *server, struct lws *wsi, carry_peer *peer) {
+    if (peer->viewer == NULL) { /* one too many, which is being told so */
+        return 0;
+    }
     peer->waiting = 0.0;
     int sent; /* 1: something, 0: there is nothing */
     if (peer->reply != NULL) {

@@ -1,0 +1,264 @@
+#!/bin/sh
+# carry stream as a program: what it prints and refuses, the same pictures whatever the ranks, Ctrl-C, ranks that are
+# killed, a supervisor that starts it again. Usage: test_stream.sh PATH-OF-CARRY
+# shellcheck disable=SC2086 # $small is several words
+set -u
+carry=$1
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+CARRY_WISDOM=none
+NO_COLOR=1
+OMPI_MCA_btl_vader_single_copy_mechanism=none
+ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
+export CARRY_WISDOM NO_COLOR OMPI_MCA_btl_vader_single_copy_mechanism ASAN_OPTIONS
+failures=0
+out=$folder/out
+err=$folder/err
+
+fail() {
+    echo "FAILED: $*"
+    failures=$((failures + 1))
+}
+
+# expect CODE PATTERN ARGUMENTS...: ends so, and says so on standard output (code 0) or in one line on standard error.
+expect() {
+    code=$1
+    pattern=$2
+    shift 2
+    timeout 60 "$carry" "$@" > "$out" 2> "$err"
+    got=$?
+    [ $got = "$code" ] || fail "carry $* ended with $got, not $code: $(cat "$err")"
+    if [ "$code" = 0 ]; then
+        grep -q "$pattern" "$out" || fail "carry $* does not print '$pattern': $(cat "$out" "$err")"
+    else
+        [ "$(wc -l < "$err")" = 1 ] || fail "carry $* says more or less than one line: $(cat "$err")"
+        grep -q "$pattern" "$err" || fail "carry $* does not say '$pattern': $(cat "$err")"
+    fi
+}
+
+# A process that has ended and that nobody has asked after yet (Z) is not left.
+is_left() {
+    kill -0 "$1" 2> /dev/null && ! grep -q '^[0-9]* ([^)]*) [ZX]' "/proc/$1/stat" 2> /dev/null
+}
+
+# await FILE PATTERN: until a line of the file matches, or 30 s have passed.
+await() {
+    waited=0
+    while ! grep -q "$2" "$1" 2> /dev/null && [ $waited -lt 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+    grep -q "$2" "$1" || fail "nothing like '$2' within 30 s: $(tail -5 "$1")"
+}
+
+# Words of a command.
+small="--config shapes --size 32x32 --steps 1000,500"
+
+what_it_prints() {
+    expect 0 'carry --ranks 2 stream' stream --help
+    expect 0 'the weights are random' stream $small --chunks 2
+    expect 0 'period .*, predicted .*; B/(B+P-1) 66.7 %' --ranks 2 stream $small --chunks 12
+    grep -q '^overlap score .* over 2 chunks: .* the gate of 0.30$' "$out" || fail "no score: $(cat "$out")"
+    expect 0 'all-reduces of the mesh a forward: 18 (12 large, 6 small)' --ranks 3 stream $small --chunks 3
+    expect 0 '"done": true, "chunks": 3, "frames": 9,' stream $small --chunks 3 --json
+    [ "$(grep -c '"stage1_s"' "$out")" = 4 ] || fail "not a line per chunk and one at the end"
+    expect 0 '"recompute_s": 0.0*[1-9]' stream $small --chunks 3 --json --recompute latent
+    expect 0 '"encode_s": [0-9.e-]*[1-9]' stream $small --chunks 3 --json --recompute anchor
+    # One rank takes turns with itself: below the gate.
+    timeout 60 "$carry" stream $small --chunks 12 --gate --slow-stage0 20 > "$out" 2>&1
+    [ $? = 1 ] || fail "the gate: $(cat "$out")"
+    timeout 60 "$carry" --ranks 2 stream $small --chunks 14 --gate --slow-stage0 100 --slow-stage1 60 > "$out" 2>&1 ||
+        fail "the gate is not passed: $(cat "$out")"
+}
+
+what_it_refuses() {
+    expect 2 '64 x 64 is the nearest that works' stream --config shapes --size 70x60
+    expect 2 '16384 x 64 is the nearest' stream --config shapes --size 99999999999x64
+    expect 2 'such as 64x64' stream --config shapes --size 64
+    expect 2 'such as 64x64' stream --config shapes --size -64x64
+    expect 2 'a mesh of 4 does not divide 6 heads' --ranks 5 stream --config shapes
+    expect 2 'needs a number' stream --config shapes --kv-bias nan
+    expect 2 'kv_bias is 0' stream --config shapes --kv-bias 0
+    expect 2 'noise is -1' stream --config shapes --noise -1
+    expect 2 'steps is' stream --config shapes --steps 250,500
+    expect 2 'falling numbers' stream --config shapes --steps ,
+    expect 2 'depth' stream --config shapes --depth 9
+    expect 2 'depth' stream --config shapes --depth 0
+    expect 2 'off, anchor or latent' stream --config shapes --recompute sometimes
+    expect 2 'pipeline or mesh' stream --config shapes --topology ring
+    expect 2 'window' stream --config shapes --window 2
+    expect 2 'frames a second' stream --config shapes --fps -3
+    expect 2 'slowed by' stream --config shapes --slow-stage0 -5
+    expect 2 'nono' stream --config nono
+    expect 2 'config.json' stream --model "$folder/nowhere"
+    expect 2 'give one of them' stream --model a --config shapes
+    expect 2 'options only' stream circle
+    expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
+    expect 2 'starts the processes itself\|without' stream --config shapes --supervise --state "$folder/x"
+}
+
+# The same bytes, whatever the ranks, as long as as many generate.
+same_pictures() {
+    for run in 1:mesh 2:pipeline; do
+        timeout 60 "$carry" --ranks "${run%:*}" stream $small --chunks 3 --topology "${run#*:}" --seed 3 \
+            --prompt "$(printf 'blue \377 square')" --out "$folder/$run" > "$out" 2>&1 || fail "$run: $(cat "$out")"
+    done
+    [ "$(find "$folder/1:mesh" -name 'frame-*.ppm' | wc -l)" = 9 ] || fail "not 9 frames"
+    diff -r "$folder/1:mesh" "$folder/2:pipeline" > /dev/null || fail "a stage of its own changes the pictures"
+}
+
+pages() {
+    if timeout 60 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page'; then
+        expect 2 'without the page' stream $small --serve
+        return
+    fi
+    expect 2 'needs\|token' stream $small --serve --address 0.0.0.0
+    "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &
+    server=$!
+    await "$folder/serve" 'http://127.0.0.1:[0-9]'
+    port=$(sed -n 's/.*127.0.0.1:\([0-9]*\).*/\1/p' "$folder/serve" | head -1)
+    expect 2 "$port" stream $small --serve --port "$port"
+    kill -INT $server
+    wait $server
+    [ $? = 0 ] || fail "Ctrl-C of a page: $(tail -3 "$folder/serve")"
+    timeout 60 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
+    grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
+}
+
+# Ctrl-C ends between chunks, with the table.
+interrupted() {
+    for ranks in 1 3; do
+        "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
+        process=$!
+        await "$folder/log" '"chunk": 2,'
+        kill -INT $process
+        wait $process
+        [ $? = 0 ] || fail "Ctrl-C on $ranks ranks: $(tail -3 "$folder/log")"
+        tail -1 "$folder/log" | grep -q '"done": true' || fail "Ctrl-C on $ranks ranks has no end"
+    done
+}
+
+ranks=3
+deadline=2
+margin=10 # seconds more, for two cores that three ranks and others share
+
+# killed RANK MOMENT: the others say a sentence and end, within the deadline, and none of them with 0.
+killed() {
+    log=$folder/log
+    : > "$log"
+    : > "$folder/codes"
+    : > "$folder/pids"
+    set -- "$1" "$2" $small --deadline $deadline
+    case $2 in
+        idle) # it begins with what a supervisor would have kept: paused
+            printf '0 0 1 {"pause": true}\n' > "$folder/paused"
+            set -- "$@" --state "$folder/paused" ;;
+        call) set -- "$@" --slow-stage1 700 ;; # the mesh is asleep in a call most of the time
+        collective) set -- "$@" --size 128x128 ;; # and here in an all-reduce
+    esac
+    victim=$1
+    moment=$2
+    shift 2
+    # The shell around each rank keeps its process and its exit code.
+    # shellcheck disable=SC2016
+    timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --enable-recovery -np $ranks sh -c '
+        folder=$1
+        shift
+        "$0" stream -v "$@" &
+        echo "$OMPI_COMM_WORLD_RANK $!" >> "$folder/pids"
+        wait $!
+        echo "$OMPI_COMM_WORLD_RANK $?" >> "$folder/codes"' "$carry" "$folder" "$@" > "$log" 2>&1 &
+    launcher=$!
+    await "$log" 'a mesh of 2'
+    sleep 1.5
+    kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" || fail "rank $victim was not there"
+    start=$(date +%s%N)
+    wait $launcher
+    milliseconds=$((($(date +%s%N) - start) / 1000000))
+    echo "rank $victim killed, $moment: all ended in $milliseconds ms"
+    bad=$failures
+    [ $milliseconds -le $(((deadline + margin) * 1000)) ] || fail "too late"
+    for rank in 0 1 2; do
+        [ $rank = "$victim" ] && continue
+        grep -q "^carry: rank $rank: ..*" "$log" || fail "rank $rank said nothing"
+        grep -q "^$rank 2$" "$folder/codes" || fail "rank $rank did not end with 2"
+    done
+    while read -r rank process; do
+        if is_left "$process"; then
+            fail "rank $rank is left"
+            kill -9 "$process"
+        fi
+    done < "$folder/pids"
+    [ $bad = $failures ] || cat "$log" "$folder/codes"
+}
+
+# The one process that is the child, or rank $1 of it.
+child_rank() {
+    for process in $(pgrep -f "carry .*--state /tmp/carry-stream-.*supervised-$$"); do
+        if [ "$1" = all ] || grep -zq "^OMPI_COMM_WORLD_RANK=$1\$" "/proc/$process/environ" 2> /dev/null; then
+            [ "$(cat "/proc/$process/comm")" = carry ] && echo "$process"
+        fi
+    done
+}
+
+# supervised WHAT ARGUMENTS...: killed, it starts again at a hard cut and shows what it showed.
+supervised() {
+    what=$1
+    shift
+    "$carry" "$@" $small --supervise --json --deadline 5 --prompt "supervised-$$" > "$folder/log" 2> "$err" &
+    supervisor=$!
+    await "$folder/log" '"epoch": 0,.*"under_way"'
+    sleep 0.3
+    victims=$(child_rank "$what" | head -1)
+    [ -n "$victims" ] || fail "no child to kill"
+    kill -9 $victims
+    await "$folder/log" '"epoch": 1,.*"under_way"'
+    await "$err" 'restart 1 at a hard cut'
+    sleep 0.3
+    kill -INT $supervisor
+    wait $supervisor
+    [ $? = 0 ] || fail "the supervisor did not end with 0: $(cat "$err")"
+    tail -1 "$folder/log" | grep -q '"done": true.*"restarts": 1' || fail "no clean end: $(tail -1 "$folder/log")"
+    sleep 0.2
+    [ -z "$(child_rank all)" ] || fail "a child is left: $(child_rank all)"
+    # An epoch that has gone by does not come back.
+    sed -n 's/.*"epoch": \([0-9]*\),.*under_way.*/\1/p' "$folder/log" | sort -nc 2> /dev/null ||
+        fail "epochs are not in order"
+    echo "supervised, $what killed: $(grep -c '"under_way"' "$folder/log") chunks in two lives"
+}
+
+# What cannot work is not tried again; what always dies is given up.
+given_up() {
+    expect 2 'nearest' stream --config shapes --size 70x64 --supervise
+    "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
+    supervisor=$!
+    for life in 0 1 2 3 4 5; do
+        await "$folder/log" "\"epoch\": $life,.*\"under_way\""
+        kill -9 $(child_rank all)
+    done
+    wait $supervisor
+    [ $? = 2 ] || fail "it goes on for ever"
+    grep -q 'died 6 times within a minute' "$err" || fail "$(cat "$err")"
+}
+
+what_it_prints
+what_it_refuses
+same_pictures
+pages
+interrupted
+supervised all --ranks 2 stream
+given_up
+if mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
+    for moment in idle call collective; do
+        for rank in 0 1 2; do
+            killed $rank $moment
+        done
+    done
+    for rank in 0 1 2; do
+        supervised $rank stream --processes 3
+    done
+else
+    echo "skipped: ranks that are killed: Open MPI's mpirun is not here"
+fi
+echo "$failures wrong"
+[ $failures = 0 ]
