@@ -132,6 +132,8 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"depth", 0, CLI_NUMBER, &w->depth, "N", "envelopes under way, 1 to 8 (2)"},
         {"recompute", 0, CLI_TEXT, &w->recompute, "MODE", "rebuild the cache every chunk: off, anchor, latent (off)"},
         {"context", 0, CLI_NUMBER, &w->context, "N", "frames of a recompute, chunks of them (one)"},
+        {"batch", 0, CLI_NUMBER, &w->batch, "N",
+         "a stream batch: N chunks at once, each at its own of N steps (0: none)"},
         {"no-clean", 0, CLI_FLAG, &w->no_clean, NULL, "no last pass at t = 0 for the cache"},
         {"topology", 0, CLI_TEXT, &w->topology, "NAME",
          "pipeline: rank 0 is stage 0; mesh: it generates too (pipeline)"},

@@ -12,7 +12,7 @@ typedef struct stream_wish {
     const char *model, *config, *codec, *size, *steps, *recompute, *topology;
     const char *address, *token, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean;
-    int64_t chunks, depth, chunk, window, sink, context, transition, port, processes, quality;
+    int64_t chunks, depth, chunk, window, sink, context, batch, transition, port, processes, quality;
     double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
 } stream_wish;
 

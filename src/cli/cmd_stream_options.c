@@ -154,6 +154,10 @@ static int take_controls(stream_desk *desk) {
     if (code == CLI_DONE && w->steps != NULL) {
         code = parse_steps(state, w->steps);
     }
+    if (code == CLI_DONE && w->batch > 0 && w->batch != state->steps) {
+        code = cli_refuse("--batch %lld has as many chunks at once as there are steps, which are %d",
+                          (long long)w->batch, state->steps);
+    }
     if (code == CLI_DONE && carry_controls_new(desk->ctx, &desk->controls, state) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
@@ -187,6 +191,7 @@ static int take_options(stream_desk *desk) {
                                   : 5.0,
         .depth = (int)w->depth,
         .chunks = w->chunks,
+        .batch = w->batch,
         .slow_stage0 = 1e-3 * w->slow_stage0,
         .slow_stage1 = 1e-3 * w->slow_stage1,
         .fps = !isnan(w->fps)                  ? w->fps

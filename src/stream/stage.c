@@ -235,7 +235,9 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     }
     flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
     const double now = carry_seconds();
-    const double period = s->has_last ? now - s->last_result : 0.0;
+    const double period = s->has_last ? now - s->last_result - s->paced : 0.0;
+    s->is_paced = s->paced > 0.0;
+    s->paced = 0.0;
     s->last_result = now;
     s->has_last = true;
     carry_stage_keep(s, &result);

@@ -69,6 +69,8 @@ typedef struct carry_stage {
     carry_stream_figures figures;
     double began, last_result, last_sent;
     double due;    /* when the next frame may be shown */
+    double paced;  /* seconds waited for that since the last result */
+    bool is_paced; /* the last period had such a wait */
     bool has_last; /* last_result is one that a period starts at */
     bool is_shut;
     struct {

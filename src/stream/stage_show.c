@@ -1,4 +1,5 @@
 /* Results of stage 0: latents to frames, frames and figures to whoever looks. */
+#include <math.h>
 #include <string.h>
 #include <time.h>
 
@@ -25,7 +26,9 @@ static double keep_pace(carry_stage *s, int64_t frames) {
     s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
     rest(s->due - start);
     s->due += (double)frames / s->options->fps;
-    return carry_seconds() - start;
+    const double waited = carry_seconds() - start;
+    s->paced += waited;
+    return waited;
 }
 
 /* The first frame of a chunk, for a context that starts with it: as a picture would be encoded. */
@@ -164,6 +167,9 @@ carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const 
     const double slow = carry_seconds() - start;
     CARRY_TRY(decode(s, flight, result, &t, &shown));
     t.stage0 = slow + t.build + t.decode + t.encode;
+    if (s->is_paced) { /* the mesh worked while stage 0 waited: no pipeline would be faster than its slower stage */
+        t.period = fmax(t.period, fmax(t.stage0, t.stage1));
+    }
     s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;
     s->under_way--;
     s->figures.chunks++;
