@@ -47,8 +47,6 @@ typedef struct stream {
     int ranks;
     double deadline;
     int64_t cut_at, stop_at, fail_at, pause_at; /* chunks that have been shown before it happens; 0: never */
-    bool is_paused;
-    double paused_since;
     /* seen */
     int64_t digest[CHUNKS];
     uint64_t chunk_index[CHUNKS], epoch[CHUNKS];

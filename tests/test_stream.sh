@@ -90,6 +90,7 @@ what_it_refuses() {
     expect 2 'pipeline or mesh' stream --config shapes --topology ring
     expect 2 'window' stream --config shapes --window 2
     expect 2 'frames a second' stream --config shapes --fps -3
+    expect 2 'wait longer (--deadline)' stream --config shapes --fps 0.01
     expect 2 'slowed by' stream --config shapes --slow-stage0 -5
     expect 2 'nono' stream --config nono
     expect 2 'config.json' stream --model "$folder/nowhere"

@@ -40,6 +40,18 @@ static carry_status allocate(carry_stage *s) {
     return CARRY_OK;
 }
 
+/* While stage 0 waits for its pace the mesh waits for stage 0. */
+static carry_status check_pace(const carry_stage *s) {
+    const carry_pipeline_options *o = s->options;
+    const double chunk = (double)(o->chunk * carry_codec_ratio(s->codec)) / o->fps;
+    return !(o->fps > 0.0) || chunk <= s->deadline / 2
+               ? CARRY_OK
+               : carry_fail(s->ctx, CARRY_EARGUMENT,
+                            "at %g frames a second a chunk is shown for %.3g s, and ranks are missed after %g s: show "
+                            "it faster, or wait longer (--deadline)",
+                            o->fps, chunk, s->deadline);
+}
+
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
@@ -94,6 +106,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     s->cuts_seen = s->state.cuts;
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
+    CARRY_TRY(check_pace(s));
     CARRY_TRY(allocate(s));
     CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
     return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim);

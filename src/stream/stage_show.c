@@ -8,6 +8,7 @@
 #include "stream/stage.h"
 
 #define FPS_SECONDS 5.0 /* that the frames a second are over */
+#define LOOK 0.1        /* seconds between two looks at whether to stop */
 
 static void rest(double seconds) {
     if (seconds > 0.0) {
@@ -17,14 +18,19 @@ static void rest(double seconds) {
     }
 }
 
-/* With a pace: until these frames are due. Idle time, no work. */
+/* With a pace: until these frames are due, or somebody wants to stop. Idle time, no work. */
 static double keep_pace(carry_stage *s, int64_t frames) {
     if (!(s->options->fps > 0.0)) {
         return 0.0;
     }
     const double start = carry_seconds();
     s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
-    rest(s->due - start);
+    for (double left = s->due - start; left > 0.0; left = s->due - carry_seconds()) {
+        if (s->hooks->stop != NULL && s->hooks->stop()) {
+            break;
+        }
+        rest(left < LOOK ? left : LOOK);
+    }
     s->due += (double)frames / s->options->fps;
     const double waited = carry_seconds() - start;
     s->paced += waited;
