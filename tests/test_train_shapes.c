@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "model/codec.h"
+#include "model/words.h"
 #include "train/shapes_batch.h"
 #include "train/shapes_judge.h"
 
@@ -224,6 +225,28 @@ static void test_noise_and_target_belong_together(void **state) {
     carry_ctx_free(ctx);
 }
 
+/* A model knows words as the vectors that it was trained with: were they made otherwise, the demo's model would have to
+   be trained again. Sines and logarithms of other libraries may round otherwise: 1e-4 of numbers near 1. */
+static void test_words_are_those_that_the_model_was_trained_with(void **state) {
+    (void)state;
+    static const float want[5][3] = {{-0.196964f, 0.709175f, -0.287023f},
+                                     {0.258342f, -0.170291f, -1.744974f},
+                                     {1.433853f, -0.294890f, 0.564064f},
+                                     {0.298049f, 1.136106f, -0.154080f},
+                                     {0.0f, 0.0f, 0.0f}};
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    float text[16 * 64];
+    char caption[CARRY_SHAPE_CAPTION];
+    (void)carry_shape_caption(caption, (carry_shape){.form = 0, .colour = 0, .direction = 0});
+    assert_string_equal(caption, "red circle moving left");
+    assert_ok(ctx,
+              carry_words_encode(ctx, carry_view_2d(text, CARRY_F32, 16, 64), NULL, NULL, caption, strlen(caption)));
+    for (int i = 0; i < 15; i++) {
+        assert_true(fabsf(text[i / 3 * 64 + i % 3] - want[i / 3][i % 3]) < 1e-4f);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_judge_sees_what_was_drawn),
@@ -232,6 +255,7 @@ int main(void) {
         cmocka_unit_test(test_a_video_goes_on_from_where_it_changes),
         cmocka_unit_test(test_a_batch_is_a_function_of_the_numbers_of_its_videos),
         cmocka_unit_test(test_noise_and_target_belong_together),
+        cmocka_unit_test(test_words_are_those_that_the_model_was_trained_with),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
