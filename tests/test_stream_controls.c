@@ -105,6 +105,7 @@ static void test_refusals_say_what_would_do(void **state) {
     refuse(controls, "{\"transition\": -1}", "transition is -1: it is a whole number of chunks, 0 to 1000");
     refuse(controls, "{\"transition\": 1001}", "0 to 1000");
     refuse(controls, "{\"kv_bias\": 0}", "kv_bias is 0: it is a number above 0, up to 1");
+    refuse(controls, "{\"kv_bias\": 1e-46}", "kv_bias is 1e-46"); /* 0 as f32, which is what travels */
     refuse(controls, "{\"kv_bias\": -0.5}", "kv_bias is -0.5");
     refuse(controls, "{\"kv_bias\": 1.0001}", "up to 1");
     refuse(controls, "{\"kv_bias\": NaN}", "a value is expected");

@@ -93,20 +93,37 @@ static void test_a_cut_drops_what_is_stale(void **state) {
     }
 }
 
-/* 1024 frames have a position: then the stream cuts by itself, and goes on. */
+/* 1024 frames have a position: then the stream cuts by itself, when all that was under way has been shown, and goes
+   on. */
 static void test_positions_run_out(void **state) {
     (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        static stream s;
+        s = (stream){.options = small_stream(), .ranks = ranks};
+        s.options.with_stage = ranks > 1;
+        s.options.depth = 1 + ranks;
+        s.options.chunk = 100;
+        s.options.window = 200;
+        s.options.height = s.options.width = 16;
+        s.options.config.num_layers = 1;
+        s.options.chunks = 12;
+        run_or_fail(&s);
+        assert_int_equal(s.cuts, 1);
+        assert_int_equal(s.figures.stale_dropped, 0);
+        assert_int_equal(s.shown, 12);
+        assert_int_equal(s.frames, 12 * 100);
+    }
+}
+
+/* While stage 0 waits for its pace, the mesh waits for stage 0. */
+static void test_a_pace_that_outlasts_the_deadline_is_refused(void **state) {
+    (void)state;
     static stream s;
-    s = (stream){.options = small_stream(), .ranks = 1};
-    s.options.chunk = 100;
-    s.options.window = 200;
-    s.options.height = s.options.width = 16;
-    s.options.config.num_layers = 1;
-    s.options.chunks = 12;
-    run_or_fail(&s);
-    assert_int_equal(s.cuts, 1);
-    assert_int_equal(s.shown, 12 - (int)s.figures.stale_dropped);
-    assert_int_equal(s.frames, s.shown * 100);
+    s = (stream){.options = small_stream(), .ranks = 2};
+    s.options.with_stage = true;
+    s.options.fps = 1e-3;
+    assert_int_equal(run_stream(&s), CARRY_EARGUMENT);
+    assert_non_null(strstr(s.sentence, "frames a second"));
 }
 
 static void test_it_stops_between_chunks(void **state) {
@@ -286,6 +303,7 @@ int main(void) {
         cmocka_unit_test(test_the_depth_of_queues_changes_nothing_but_time),
         cmocka_unit_test(test_a_cut_drops_what_is_stale),
         cmocka_unit_test(test_positions_run_out),
+        cmocka_unit_test(test_a_pace_that_outlasts_the_deadline_is_refused),
         cmocka_unit_test(test_it_stops_between_chunks),
         cmocka_unit_test(test_a_pause_may_be_longer_than_the_deadline),
         cmocka_unit_test(test_whoever_fails_ends_the_others),

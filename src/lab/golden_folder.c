@@ -21,6 +21,7 @@ static const struct {
     {"model_type", "delta_net", carry_golden_lm},
     {"_class_name", "TAEHV", carry_golden_tae},
     {"_class_name", "WanModel", carry_golden_dit},
+    {"model_type", "t2v", carry_golden_dit}, /* Wan's, where nobody wrote the class */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 

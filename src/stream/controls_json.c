@@ -166,7 +166,8 @@ static void put_steps(const carry_control_state *state, carry_json_text *text) {
 
 static carry_status take_kv_bias(carry_ctx *ctx, const control *c, carry_control_state *state,
                                  const carry_json *value) {
-    if (!is_number(value) || value->as.number.value <= 0 || value->as.number.value > KV_BIAS_MOST) {
+    /* Envelopes have it as f32, where it must not have become 0. */
+    if (!is_number(value) || (float)value->as.number.value <= 0 || value->as.number.value > KV_BIAS_MOST) {
         return wrong(ctx, c, value);
     }
     state->kv_bias = value->as.number.value;

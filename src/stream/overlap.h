@@ -23,7 +23,7 @@ typedef struct carry_chunk_times {
     double decode, encode, build;     /* of stage 0: what it consists of */
     double denoise, recompute, clean; /* of stage 1 */
     double idle;                      /* of the mesh before this chunk */
-    double period;                    /* between this result and the one before, at stage 0, less waits for a pace */
+    double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */
     int depth;                        /* envelopes under way when this one was sent */
 } carry_chunk_times;
 

@@ -219,9 +219,9 @@ static carry_status shake_hands(part *p) {
     static const char *const modes[] = {"off", "anchor", "latent"};
     const carry_pipeline_options *o = p->options;
     char build[64];
-    (void)snprintf(build, sizeof build, "%s %lld%s, shift %.9g, %s", modes[o->recompute],
+    (void)snprintf(build, sizeof build, "%s %lld%s, batch %lld, shift %.9g, %s", modes[o->recompute],
                    (long long)(o->recompute != CARRY_RECOMPUTE_OFF ? o->context : 0), o->clean_pass ? ", clean" : "",
-                   o->shift, p->groups.with_stage ? "pipeline" : "mesh");
+                   (long long)o->batch, o->shift, p->groups.with_stage ? "pipeline" : "mesh");
     const carry_handshake mine = {
         .mesh = p->mesh_ranks,
         .model = carry_handshake_model(&p->config),

@@ -203,6 +203,7 @@ static const struct route {
     carry_route post;
 } routes[] = {
     {"/", get_page, CARRY_ROUTE_NONE},           {"/healthz", get_health, CARRY_ROUTE_NONE},
+    {"/health", get_health, CARRY_ROUTE_NONE}, /* what those who do not know the z try */
     {"/metrics", get_metrics, CARRY_ROUTE_NONE}, {"/api/state", get_state, CARRY_ROUTE_NONE},
     {"/frame.jpg", get_frame, CARRY_ROUTE_NONE}, {"/api/controls", NULL, CARRY_ROUTE_CONTROLS},
     {"/api/record", NULL, CARRY_ROUTE_RECORD},

@@ -9,8 +9,6 @@
 #include "core/file.h"
 #include "core/memory.h"
 
-#define LOOK 0.1 /* seconds between two looks at whether to stop, while nothing else is done */
-
 static carry_status allocate(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const int64_t channels = s->config.in_dim;
@@ -40,18 +38,6 @@ static carry_status allocate(carry_stage *s) {
     return CARRY_OK;
 }
 
-/* While stage 0 waits for its pace the mesh waits for stage 0. */
-static carry_status check_pace(const carry_stage *s) {
-    const carry_pipeline_options *o = s->options;
-    const double chunk = (double)(o->chunk * carry_codec_ratio(s->codec)) / o->fps;
-    return !(o->fps > 0.0) || chunk <= s->deadline / 2
-               ? CARRY_OK
-               : carry_fail(s->ctx, CARRY_EARGUMENT,
-                            "at %g frames a second a chunk is shown for %.3g s, and ranks are missed after %g s: show "
-                            "it faster, or wait longer (--deadline)",
-                            o->fps, chunk, s->deadline);
-}
-
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
@@ -64,6 +50,20 @@ static carry_status open_codecs(carry_stage *s) {
     CARRY_TRY(carry_codec_open(s->ctx, &s->codec, folder, &size));
     return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, folder, &size)
                                                   : CARRY_OK;
+}
+
+/* While stage 0 waits for its pace the mesh waits for stage 0. */
+static carry_status check_pace(const carry_stage *s) {
+    const carry_pipeline_options *o = s->options;
+    const int64_t frames = o->chunk * carry_codec_ratio(s->codec);
+    const double seconds = o->fps > 0.0 ? (double)frames / o->fps : 0.0;
+    if (seconds > s->deadline / 2) {
+        return carry_fail(
+            s->ctx, CARRY_EARGUMENT,
+            "%g frames a second: a chunk of %lld would take %.3g s, longer than half the deadline of %g s", o->fps,
+            (long long)frames, seconds, s->deadline);
+    }
+    return CARRY_OK;
 }
 
 /* How many chunks the stages can have between them at once: what the period is predicted by. */
@@ -247,12 +247,6 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
         return CARRY_OK;
     }
     flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
-    const double now = carry_seconds();
-    const double period = s->has_last ? now - s->last_result - s->paced : 0.0;
-    s->is_paced = s->paced > 0.0;
-    s->paced = 0.0;
-    s->last_result = now;
-    s->has_last = true;
     carry_stage_keep(s, &result);
     if (!is_ending) {
         CARRY_TRY(send_all(s)); /* mode latent: before this one is decoded */
@@ -261,7 +255,7 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
                              .call_id = flight.call_id,
                              .chunk_index = flight.chunk_index,
                              .cache_epoch = flight.cache_epoch};
-    const carry_status status = carry_stage_show(s, &flight, &result, &about, period);
+    const carry_status status = carry_stage_show(s, &flight, &result, &about);
     return status == CARRY_OK ? CARRY_OK : carry_call_fail(s->ctx, status, &call);
 }
 
@@ -275,7 +269,7 @@ static carry_status wait_paused(carry_stage *s) {
     if (carry_seconds() - s->last_sent > s->deadline / 4) {
         CARRY_TRY(carry_stage_signal(s, CARRY_NOOP));
     }
-    carry_controls_wait(s->hooks->controls, s->deadline / 8 < LOOK ? s->deadline / 8 : LOOK);
+    carry_controls_wait(s->hooks->controls, fmin(s->deadline / 8, CARRY_STAGE_LOOK));
     return CARRY_OK;
 }
 

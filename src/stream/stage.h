@@ -7,7 +7,8 @@
    decoded and encoded again, which lets the mesh wait for the decoder.
 
    A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
-   results of older epochs are dropped as they come and counted. */
+   results of older epochs are dropped as they come and counted. Where positions run out nobody asked for a cut: what is
+   under way is shown first, and nothing is dropped. */
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
@@ -18,6 +19,7 @@
 #include "stream/pipeline.h"
 
 #define CARRY_STAGE_DEPTH 8
+#define CARRY_STAGE_LOOK 0.1 /* seconds between two looks at whether to stop, while nothing else is done */
 #define CARRY_STAGE_RATES 64 /* chunks that the frames a second are over, at most */
 
 /* A chunk that has been sent. */
@@ -67,11 +69,10 @@ typedef struct carry_stage {
 
     /* What is shown. */
     carry_stream_figures figures;
-    double began, last_result, last_sent;
+    double began, built, last_shown, last_sent;
     double due;    /* when the next frame may be shown */
-    double paced;  /* seconds waited for that since the last result */
-    bool is_paced; /* the last period had such a wait */
-    bool has_last; /* last_result is one that a period starts at */
+    double paced;  /* seconds waited for that since last_shown */
+    bool has_last; /* last_shown is when a period starts */
     bool is_shut;
     struct {
         double seconds;
@@ -101,7 +102,7 @@ void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for th
 
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,
-                              const carry_about *about, double period);
+                              const carry_about *about);
 void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to whoever looks */
 
 #endif

@@ -16,10 +16,18 @@ bool carry_stage_is_done(const carry_stage *s) {
     return s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished;
 }
 
+/* A recompute starts positions again with every chunk. */
+static bool has_no_positions(const carry_stage *s) {
+    return s->options->recompute == CARRY_RECOMPUTE_OFF && s->start + s->options->chunk > CARRY_DIT_POSITIONS;
+}
+
 bool carry_stage_may_send(const carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     if (s->under_way >= o->depth || s->state.paused || carry_stage_is_done(s)) {
         return false;
+    }
+    if (has_no_positions(s) && s->under_way > 0) {
+        return false; /* the cut that comes would make good chunks stale */
     }
     if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
         return true;
@@ -90,6 +98,7 @@ static carry_status post(carry_stage *s, const carry_envelope *e) {
     size_t size;
     carry_status status = carry_link_slot(s->link, &room);
     status = status == CARRY_OK ? carry_envelope_encode(s->ctx, room, carry_link_room(s->link), &size, e) : status;
+    s->built = carry_seconds(); /* before sending: that wakes the leader, who may take this core and work on it */
     status = status == CARRY_OK ? carry_link_send(s->link, CARRY_LETTER_ENVELOPE, size) : status;
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
@@ -162,8 +171,8 @@ carry_status carry_stage_send(carry_stage *s) {
     CARRY_SPAN(s->ctx, "stream", "build");
     const double start = carry_seconds();
     const carry_pipeline_options *o = s->options;
-    if (s->start + o->chunk > CARRY_DIT_POSITIONS && o->recompute == CARRY_RECOMPUTE_OFF) {
-        carry_stage_cut(s); /* positions have run out */
+    if (has_no_positions(s)) {
+        carry_stage_cut(s);
     }
     carry_envelope e;
     CARRY_TRY(fill(s, &e));
@@ -175,7 +184,7 @@ carry_status carry_stage_send(carry_stage *s) {
         .calls = e.expected_generator_calls,
         .start = e.current_start_frame,
         .is_filling = o->batch > 0 && s->chunk_of + 1 < o->batch,
-        .build = carry_seconds() - start,
+        .build = s->built - start,
         .depth = s->under_way + 1,
     };
     s->under_way++;

@@ -8,7 +8,6 @@
 #include "stream/stage.h"
 
 #define FPS_SECONDS 5.0 /* that the frames a second are over */
-#define LOOK 0.1        /* seconds between two looks at whether to stop */
 
 static void rest(double seconds) {
     if (seconds > 0.0) {
@@ -18,18 +17,16 @@ static void rest(double seconds) {
     }
 }
 
-/* With a pace: until these frames are due, or somebody wants to stop. Idle time, no work. */
+/* With a pace: until these frames are due, or the stream is to stop. Idle time, no work. */
 static double keep_pace(carry_stage *s, int64_t frames) {
     if (!(s->options->fps > 0.0)) {
         return 0.0;
     }
     const double start = carry_seconds();
     s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
-    for (double left = s->due - start; left > 0.0; left = s->due - carry_seconds()) {
-        if (s->hooks->stop != NULL && s->hooks->stop()) {
-            break;
-        }
-        rest(left < LOOK ? left : LOOK);
+    for (double left = s->due - start; left > 0.0 && !(s->hooks->stop != NULL && s->hooks->stop());
+         left = s->due - carry_seconds()) {
+        rest(fmin(left, CARRY_STAGE_LOOK));
     }
     s->due += (double)frames / s->options->fps;
     const double waited = carry_seconds() - start;
@@ -153,8 +150,23 @@ static void report(carry_stage *s, const carry_chunk_times *t) {
     }
 }
 
+/* From the end of the chunk before to the end of this one, so that the period has in it what stage 0 did for this very
+   chunk: between two results it would have the work for the one before, and where stages take turns the score would
+   be the noise of their difference. */
+static void end_period(carry_stage *s, carry_chunk_times *t) {
+    const double now = carry_seconds();
+    t->period = s->has_last ? now - s->last_shown - s->paced : 0.0;
+    if (t->period > 0.0 && s->paced > 0.0) {
+        /* The mesh worked while stage 0 waited: no pipeline would be faster than its slower stage. */
+        t->period = fmax(t->period, fmax(t->stage0, t->stage1));
+    }
+    s->paced = 0.0;
+    s->last_shown = now;
+    s->has_last = true;
+}
+
 carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const carry_result *result,
-                              const carry_about *about, double period) {
+                              const carry_about *about) {
     carry_chunk_times t = {
         .chunk_index = flight->chunk_index,
         .cache_epoch = flight->cache_epoch,
@@ -164,7 +176,6 @@ carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const 
         .denoise = about->denoise,
         .recompute = about->recompute,
         .clean = about->clean,
-        .period = period,
         .depth = flight->depth,
     };
     int64_t shown = 0;
@@ -173,9 +184,7 @@ carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const 
     const double slow = carry_seconds() - start;
     CARRY_TRY(decode(s, flight, result, &t, &shown));
     t.stage0 = slow + t.build + t.decode + t.encode;
-    if (s->is_paced) { /* the mesh worked while stage 0 waited: no pipeline would be faster than its slower stage */
-        t.period = fmax(t.period, fmax(t.stage0, t.stage1));
-    }
+    end_period(s, &t);
     s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;
     s->under_way--;
     s->figures.chunks++;
