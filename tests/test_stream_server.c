@@ -30,24 +30,33 @@ static void test_every_route_answers(void **state) {
     site_close(&s);
 }
 
-static void test_a_connection_is_used_again_and_head_has_no_body(void **state) {
+static void test_a_connection_is_for_one_request_and_head_has_no_body(void **state) {
     (void)state;
     site s;
     site_open(&s, &(carry_server_options){0});
-    int to = knock(s.port);
     static reply r;
-    for (int i = 0; i < 5; i++) {
-        const char *get = "GET /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
-        assert_true(say(to, get, strlen(get)));
-        hear_reply(to, &r);
-        assert_reply(&r, 200, "carry_stream_fps");
+    const char *two = "POST /api/controls HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 11\r\n\r\n{\"seed\": 7}"
+                      "POST /api/controls HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 11\r\n\r\n{\"seed\": 8}";
+    int to = knock(s.port);
+    assert_true(say(to, two, strlen(two)));
+    hear_reply(to, &r);
+    assert_reply(&r, 204, "Connection: close");
+    char byte;
+    assert_int_equal(hear(to, &byte, 1, PATIENCE), 0);
+    (void)close(to);
+    static carry_control_state now;
+    carry_controls_read(s.controls, &now);
+    assert_int_equal(now.seed, 7);
+    to = knock(s.port); /* byte by byte */
+    for (size_t i = 0; i < strlen(two) / 2; i++) {
+        assert_true(say(to, two + strlen(two) / 2 + i, 1));
     }
-    const char *post = "POST /api/controls HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 11\r\n\r\n{\"seed\": 7}";
-    assert_true(say(to, post, strlen(post)));
     hear_reply(to, &r);
     assert_reply(&r, 204, "");
     (void)close(to);
-    const char *head = "HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n";
+    carry_controls_read(s.controls, &now);
+    assert_int_equal(now.seed, 8);
+    const char *head = "HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n";
     to = knock(s.port);
     assert_true(say(to, head, strlen(head)));
     char text[4096];
@@ -322,7 +331,7 @@ static void test_a_recording_is_started_and_stopped(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_route_answers),
-        cmocka_unit_test(test_a_connection_is_used_again_and_head_has_no_body),
+        cmocka_unit_test(test_a_connection_is_for_one_request_and_head_has_no_body),
         cmocka_unit_test(test_controls_act_or_are_refused_with_a_sentence),
         cmocka_unit_test(test_metrics_are_what_prometheus_reads),
         cmocka_unit_test(test_a_viewer_gets_frames_and_none_of_before_a_cut),

@@ -4,9 +4,6 @@
    socket option lets two servers share it, and connections can be counted before they cost anything. */
 #include "stream/server_internal.h"
 
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -15,8 +12,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define TICK 500000             /* microseconds between states */
-#define SEND_BUFFER (128 << 10) /* bytes in the kernel a viewer may be behind: a few frames, not seconds */
+#define TICK 500000 /* microseconds between states */
 #define PATIENCE 30.0
 
 /* libwebsockets' log has no user pointer; a server's lines come on its own thread. */
@@ -72,38 +68,9 @@ static void tick(lws_sorted_usec_list_t *timer) {
     carry_server_state(server, &server->state);
     server->state_serial++;
     carry_server_drop_stalled(server);
+    carry_server_drop_slow(server);
     look_at_hub(server);
     lws_sul_schedule(server->lws, 0, &server->tick, tick, TICK);
-}
-
-/* The listener, as libwebsockets sees it: a file that can be read when somebody knocks. */
-static void accept_all(carry_server *server) {
-    for (;;) {
-        int socket = accept4(server->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (socket < 0) {
-            if (errno == EINTR || errno == ECONNABORTED) {
-                continue;
-            }
-            return;
-        }
-        if (server->connections >= CARRY_SERVER_CONNECTIONS) {
-            if (!server->refusing) {
-                server->refusing = true;
-                carry_log(server->ctx, CARRY_LOG_WARNING, "%d connections are open: more are hung up on",
-                          server->connections);
-            }
-            server->refused++;
-            (void)close(socket);
-            continue;
-        }
-        server->refusing = false;
-        int one = 1, room = SEND_BUFFER;
-        (void)setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-        (void)setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        if (lws_adopt_socket_vhost(server->vhost, socket) != NULL) { /* closes it when it fails */
-            server->connections++;
-        }
-    }
 }
 
 static int listener_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t length) {
@@ -111,84 +78,27 @@ static int listener_callback(struct lws *wsi, enum lws_callback_reasons reason, 
     (void)in;
     (void)length;
     if (reason == LWS_CALLBACK_RAW_RX_FILE) {
-        accept_all(lws_context_user(lws_get_context(wsi)));
+        carry_server_accept(lws_context_user(lws_get_context(wsi)));
     }
     return 0;
 }
 
-/* What does not even start as HTTP. Told so once, whatever it goes on with. */
-static int not_http_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t length) {
-    (void)user;
-    (void)in;
-    (void)length;
+static int viewer_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t length) {
     carry_server *server = lws_context_user(lws_get_context(wsi));
-    if (reason != LWS_CALLBACK_RAW_RX) {
-        return 0;
-    }
-    static const char answer[] = "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n"
-                                 "Content-Length: 40\r\n\r\n{\"error\":\"this is not an HTTP request\"}\n";
-    unsigned char *out = carry_server_room(server, sizeof answer);
-    server->refused++;
-    carry_log(server->ctx, CARRY_LOG_INFO, "a request is refused with 400: it is not HTTP");
-    if (out != NULL) {
-        memcpy(out, answer, sizeof answer - 1);
-        (void)lws_write(wsi, out, sizeof answer - 1, LWS_WRITE_RAW);
-    }
-    return -1;
-}
-
-static int upgrade(carry_server *server, struct lws *wsi, const char *to) {
-    char path[8], version[8];
-    if (strcasecmp(to, "websocket") != 0) { /* HTTP/2 has more to go wrong than a page needs */
-        return carry_server_refuse(server, wsi, 400, "this server speaks HTTP/1.1 and WebSocket") != 0 ? -1 : 1;
-    }
-    carry_refusal refusal = carry_server_guard(server, wsi);
-    if (refusal.status == 0 &&
-        (lws_hdr_copy(wsi, path, sizeof path, WSI_TOKEN_GET_URI) < 0 || strcmp(path, "/ws") != 0)) {
-        refusal = (carry_refusal){404, "WebSockets are at /ws"};
-    }
-    if (refusal.status == 0 && (lws_hdr_copy(wsi, version, sizeof version, WSI_TOKEN_VERSION) < 0 ||
-                                strcmp(version, "13") != 0)) { /* libwebsockets takes any */
-        refusal = (carry_refusal){400, "WebSockets are of version 13 here"};
-    }
-    if (refusal.status == 0) {
-        return 0;
-    }
-    return carry_server_refuse(server, wsi, refusal.status, refusal.why) != 0 ? -1 : 1;
-}
-
-static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in, size_t length) {
-    carry_server *server = lws_context_user(lws_get_context(wsi));
-    carry_peer *peer = user;
     switch ((int)reason) {
     case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
         look_at_hub(server);
         return 0;
-    case LWS_CALLBACK_WSI_DESTROY:
-        server->connections--;
-        return 0;
-    case LWS_CALLBACK_HTTP_CONFIRM_UPGRADE:
-        return upgrade(server, wsi, in);
-    case LWS_CALLBACK_HTTP:
-        return carry_server_request(server, wsi, peer, in);
-    case LWS_CALLBACK_HTTP_BODY:
-        return carry_server_body(server, wsi, peer, in, length);
-    case LWS_CALLBACK_HTTP_BODY_COMPLETION:
-        return carry_server_body_end(server, wsi, peer);
-    case LWS_CALLBACK_HTTP_DROP_PROTOCOL:
-    case LWS_CALLBACK_CLOSED_HTTP:
-        if (peer != NULL) {
-            carry_server_forget(peer);
-        }
-        return 0;
+    case LWS_CALLBACK_HTTP: /* nobody gets here but with a request for a WebSocket, which was made by us */
+        return -1;
     case LWS_CALLBACK_ESTABLISHED:
-        return carry_server_join(server, wsi, peer);
+        return carry_server_join(server, wsi, user);
     case LWS_CALLBACK_RECEIVE:
-        return carry_server_message(server, wsi, peer, in, length);
+        return carry_server_message(server, wsi, user, in, length);
     case LWS_CALLBACK_SERVER_WRITEABLE:
-        return carry_server_writable(server, wsi, peer);
+        return carry_server_writable(server, wsi, user);
     case LWS_CALLBACK_CLOSED:
-        carry_server_leave(server, peer);
+        carry_server_leave(server, user);
         return 0;
     default:
         return 0;
@@ -197,9 +107,12 @@ static int callback(struct lws *wsi, enum lws_callback_reasons reason, void *use
 
 static bool start_lws(carry_server *server) {
     static const struct lws_protocols protocols[] = {
-        {.name = "carry", .callback = callback, .per_session_data_size = sizeof(carry_peer), .rx_buffer_size = 4096},
+        {.name = "viewer",
+         .callback = viewer_callback,
+         .per_session_data_size = sizeof(carry_peer),
+         .rx_buffer_size = 4096},
         {.name = "listener", .callback = listener_callback},
-        {.name = "not-http", .callback = not_http_callback},
+        {.name = "client", .callback = carry_server_client_callback, .per_session_data_size = sizeof(carry_client)},
         {0},
     };
     unsigned seconds = server->patience > 1.0 ? (unsigned)server->patience : 1;
@@ -213,7 +126,6 @@ static bool start_lws(carry_server *server) {
         .max_http_header_pool2 = CARRY_SERVER_CONNECTIONS, /* nobody waits because others are slow */
         .timeout_secs = seconds,
         .timeout_secs_ah_idle = seconds,
-        .keepalive_timeout = 15,
         .fd_limit_per_thread = CARRY_SERVER_CONNECTIONS + 16,
         .vhost_name = "carry",
         .options = LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES | LWS_SERVER_OPTION_FALLBACK_TO_APPLY_LISTEN_ACCEPT_CONFIG,

@@ -7,8 +7,6 @@
 
 #include "stream/server_internal.h"
 
-#define NAME 512 /* bytes of a Host or Origin that are looked at */
-
 static size_t without_port(const char *name, size_t length) {
     if (length > 0 && name[0] == '[') {
         const char *end = memchr(name, ']', length);
@@ -61,30 +59,27 @@ static bool same_origin(const char *origin, const char *host) {
     return strcasecmp(origin, host) == 0;
 }
 
-static bool knows_token(const carry_server *server, struct lws *wsi) {
-    char given[CARRY_SERVER_TOKEN + 16];
+static bool knows_token(const carry_server *server, const carry_request *request) {
+    char given[CARRY_SERVER_TOKEN];
     const char *bearer = "Bearer ";
-    if (lws_hdr_copy(wsi, given, sizeof given, WSI_TOKEN_HTTP_AUTHORIZATION) > 0 &&
-        strncasecmp(given, bearer, strlen(bearer)) == 0) {
-        return carry_server_same_secret(given + strlen(bearer), server->token);
+    if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {
+        return carry_server_same_secret(request->authorization + strlen(bearer), server->token);
     }
-    const char *argument = lws_get_urlarg_by_name(wsi, "token=", given, sizeof given);
-    return argument != NULL && carry_server_same_secret(argument, server->token);
+    return carry_request_argument(request, "token", given, sizeof given) &&
+           carry_server_same_secret(given, server->token);
 }
 
-carry_refusal carry_server_guard(carry_server *server, struct lws *wsi) {
-    char host[NAME], origin[NAME];
-    if (lws_hdr_total_length(wsi, WSI_TOKEN_HOST) <= 0 || lws_hdr_copy(wsi, host, sizeof host, WSI_TOKEN_HOST) <= 0) {
+carry_refusal carry_server_guard(const carry_server *server, const carry_request *request) {
+    if (request->host == NULL || *request->host == '\0') {
         return (carry_refusal){400, "a request says in Host whom it asks"};
     }
-    if (server->loopback && !carry_server_is_loopback(host, strlen(host))) {
+    if (server->loopback && !carry_server_is_loopback(request->host, strlen(request->host))) {
         return (carry_refusal){403, "this server answers to names of this machine only, such as localhost"};
     }
-    if (lws_hdr_total_length(wsi, WSI_TOKEN_ORIGIN) > 0 &&
-        (lws_hdr_copy(wsi, origin, sizeof origin, WSI_TOKEN_ORIGIN) <= 0 || !same_origin(origin, host))) {
+    if (request->origin != NULL && !same_origin(request->origin, request->host)) {
         return (carry_refusal){403, "this request comes from a page of another origin"};
     }
-    if (server->token != NULL && !knows_token(server, wsi)) {
+    if (server->token != NULL && !knows_token(server, request)) {
         return (carry_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
     }
     return (carry_refusal){0};

@@ -10,7 +10,7 @@
 
 #define HEADER 32 /* bytes before the JPEG */
 
-bool carry_server_collect(carry_peer *peer, const void *bytes, size_t length) {
+static bool collect(carry_peer *peer, const void *bytes, size_t length) {
     if (length > CARRY_SERVER_BODY || peer->length + length > CARRY_SERVER_BODY) {
         return false;
     }
@@ -31,11 +31,10 @@ bool carry_server_collect(carry_peer *peer, const void *bytes, size_t length) {
     return true;
 }
 
-void carry_server_forget(carry_peer *peer) {
+static void forget(carry_peer *peer) {
     free(peer->body);
     peer->body = NULL;
     peer->length = peer->room = 0;
-    peer->route = CARRY_ROUTE_NONE;
 }
 
 static void ask(carry_peer *peer) {
@@ -53,8 +52,9 @@ static int hang_up(struct lws *wsi, enum lws_close_status status, const char *wh
 int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
     *peer = (carry_peer){.wsi = wsi};
     if (carry_hub_join(server->hub, &peer->viewer) != CARRY_OK) {
-        server->refused++;
-        return hang_up(wsi, (enum lws_close_status)1013, "there are too many viewers");
+        server->refused++; /* told when it can be written to: here it would be hung up on without a word */
+        (void)lws_callback_on_writable(wsi);
+        return 0;
     }
     peer->next = server->viewers;
     peer->before = &server->viewers;
@@ -62,15 +62,16 @@ int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
         peer->next->before = &peer->next;
     }
     server->viewers = peer;
+    server->connections++;
     ask(peer);
     return 0;
 }
 
 void carry_server_leave(carry_server *server, carry_peer *peer) {
-    (void)server;
-    carry_server_forget(peer);
+    forget(peer);
     free(peer->reply);
     peer->reply = NULL;
+    server->connections -= peer->viewer != NULL;
     carry_hub_leave(peer->viewer);
     peer->viewer = NULL;
     if (peer->before != NULL) {
@@ -121,7 +122,7 @@ int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer
     }
     size_t more = lws_remaining_packet_payload(wsi);
     if (peer->length + length > CARRY_SERVER_BODY || more > CARRY_SERVER_BODY - length ||
-        !carry_server_collect(peer, bytes, length)) {
+        !collect(peer, bytes, length)) {
         server->refused++;
         carry_log(server->ctx, CARRY_LOG_INFO, "a viewer's message of over 256 KiB ends its connection");
         return hang_up(wsi, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "a message has at most 256 KiB");
@@ -130,7 +131,7 @@ int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer
         if (peer->length > 0) {
             obey(server, peer);
         }
-        carry_server_forget(peer);
+        forget(peer);
     }
     return 0;
 }
@@ -172,8 +173,8 @@ static int send_frame(carry_server *server, struct lws *wsi, carry_viewer *viewe
 }
 
 int carry_server_writable(carry_server *server, struct lws *wsi, carry_peer *peer) {
-    if (peer->viewer == NULL) { /* one too many, which is being told so */
-        return 0;
+    if (peer->viewer == NULL) {
+        return hang_up(wsi, (enum lws_close_status)1013, "there are too many viewers");
     }
     peer->waiting = 0.0;
     int sent; /* 1: something, 0: there is nothing */
