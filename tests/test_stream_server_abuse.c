@@ -1,5 +1,6 @@
 /* The server as it is not meant to be used: malformed, oversized, slow, too many, from elsewhere. Each time it is
    bounded, and the others are served on. */
+#include "core/rng.h"
 #include "stream_server_support.h"
 
 /* Others are served as if nothing had happened. */
@@ -65,6 +66,73 @@ static void test_malformed_requests_are_refused_with_a_sentence(void **state) {
         reply *r = exchange(s.port, requests[i].bytes, requests[i].length);
         if (r->status != requests[i].status || strstr(r->body, "{\"error\":\"") == NULL) {
             fail_msg("request %zu (%.40s): %d %s", i, requests[i].bytes, r->status, r->text);
+        }
+    }
+    check_service(&s);
+    site_close(&s);
+}
+
+/* Good requests with a few bytes changed, cut out or put in, alone or one behind the other, in one piece or two; and
+   messages of a WebSocket treated the same way. Whatever the answer is, the next one is served. */
+static size_t mutate(char *text, size_t length, size_t room, uint64_t seed) {
+    carry_words dice = carry_philox(11, seed, 0);
+    for (unsigned i = 0; i < dice.word[0] % 6 && length > 2; i++) {
+        carry_words d = carry_philox(11, seed, i + 1);
+        size_t at = d.word[0] % length, count = 1 + d.word[1] % 8;
+        if (d.word[2] % 4 < 2) {
+            text[at] = (char)d.word[3];
+        } else if (d.word[2] % 4 == 2 && at + count < length) {
+            memmove(text + at, text + at + count, length - at - count);
+            length -= count;
+        } else if (length + count < room) {
+            memmove(text + at + count, text + at, length - at);
+            memset(text + at, (int)(d.word[3] & 0xFF), count);
+            length += count;
+        }
+    }
+    return length;
+}
+
+static void say_in_two(int to, const char *text, size_t length, uint64_t seed) {
+    size_t first = seed % 3 == 0 ? length : carry_philox(12, seed, 0).word[0] % (length + 1);
+    (void)say(to, text, first);
+    (void)say(to, text + first, length - first);
+}
+
+static void test_mutated_requests_and_messages_leave_the_service_standing(void **state) {
+    (void)state;
+    site s;
+    site_open(&s, &(carry_server_options){.patience = 5.0});
+    static const char *const good[] = {
+        "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "POST /api/controls HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\n{\"seed\": 7}",
+        "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        "\x81\x85\0\0\0\0hello"};
+    for (uint64_t seed = 0; seed < 600; seed++) {
+        char text[1024];
+        carry_words dice = carry_philox(13, seed, 0);
+        size_t length = 0;
+        for (unsigned i = 0; i <= dice.word[0] % 3; i++) {
+            const char *one = good[carry_philox(13, seed, i + 1).word[0] % 3];
+            memcpy(text + length, one, strlen(one));
+            length += strlen(one);
+        }
+        int to = seed % 4 == 3 ? ws_join(s.port) : knock(s.port);
+        if (seed % 4 == 3) { /* a message, twice */
+            memcpy(text, good[3], 11);
+            memcpy(text + 11, good[3], 11);
+            length = 22;
+        }
+        length = mutate(text, length, sizeof text, seed);
+        say_in_two(to, text, length, seed);
+        if (dice.word[1] % 4 == 0) {
+            char answer[512];
+            (void)hear(to, answer, sizeof answer, 0.02);
+        }
+        (void)close(to);
+        if (seed % 50 == 0) {
+            check_service(&s);
         }
     }
     check_service(&s);
@@ -314,6 +382,7 @@ static void test_connections_and_viewers_have_a_limit(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_malformed_requests_are_refused_with_a_sentence),
+        cmocka_unit_test(test_mutated_requests_and_messages_leave_the_service_standing),
         cmocka_unit_test(test_oversized_requests_are_refused),
         cmocka_unit_test(test_oversized_and_wrong_messages_close_that_viewer),
         cmocka_unit_test(test_pages_of_other_origins_and_names_are_refused),
