@@ -82,7 +82,7 @@ static void test_the_first_ten_chunks_do_not_count(void **state) {
     }
     add(overlap, 2, 3, 5);
     s = read_all(overlap);
-    assert_true(s.counted == 1 && s.score == 0 && s.stage0 == 2 && s.stage1 == 3 && s.period == 5);
+    assert_true(s.counted == 1 && s.score == 0 && s.hidden == 0 && s.stage0 == 2 && s.stage1 == 3 && s.period == 5);
     carry_overlap_free(overlap);
 }
 
@@ -109,7 +109,7 @@ static void test_after_a_pause_the_next_period_is_none(void **state) {
     carry_overlap_restart(overlap);
     add(overlap, 2, 3, 1000); /* a pause is no period */
     carry_overlap_summary s = read_all(overlap);
-    assert_true(s.chunks == 12 && s.counted == 1 && s.score == 1 && s.period == 3);
+    assert_true(s.chunks == 12 && s.counted == 1 && s.score == 1 && s.period == 3 && s.hidden == 2);
     add(overlap, 2, 3, 4);
     s = read_all(overlap);
     assert_true(s.chunks == 13 && s.counted == 2 && s.score == 0.75 && s.period == 3.5);

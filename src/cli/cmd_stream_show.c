@@ -63,6 +63,7 @@ void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
         cli_json_number("stage0_s", t->stage0);
         cli_json_number("stage1_s", t->stage1);
         cli_json_number("period_s", t->period > 0.0 ? t->period : NAN);
+        cli_json_number("hidden_s", carry_overlap_hidden(t));
         cli_json_number("decode_s", t->decode);
         cli_json_number("encode_s", t->encode);
         cli_json_number("build_s", t->build);
@@ -111,6 +112,7 @@ static void print_json(const stream_desk *desk) {
     cli_json_number("stage0_s", o->stage0);
     cli_json_number("stage1_s", o->stage1);
     cli_json_number("period_s", o->period);
+    cli_json_number("hidden_s", o->hidden);
     cli_json_number("predicted_s", o->predicted);
     cli_json_number("use", o->use);
     cli_json_number("mesh_idle_s", o->idle);
@@ -156,6 +158,7 @@ static void print_table(const stream_desk *desk) {
     print_block("encode", "stage 0", o->encode, period);
     print_block("all", "stage 0", o->stage0, period);
     print_block("idle", "mesh", o->idle, period);
+    print_block("hidden", "overlap", o->hidden, period);
     (void)printf("period %s, predicted %s; B/(B+P-1) %.1f %%\n", carry_time_text(a, period),
                  carry_time_text(b, o->predicted), 100.0 * o->use);
     if (f->mesh_ranks > 1) {

@@ -17,10 +17,8 @@ static const struct {
     const char *key, *value;
     carry_golden_folder check;
 } kinds[] = {
-    {"model_type", "gated_deltanet", carry_golden_lm},
-    {"model_type", "delta_net", carry_golden_lm},
-    {"_class_name", "TAEHV", carry_golden_tae},
-    {"_class_name", "WanModel", carry_golden_dit},
+    {"model_type", "gated_deltanet", carry_golden_lm}, {"model_type", "delta_net", carry_golden_lm},
+    {"_class_name", "TAEHV", carry_golden_tae},        {"_class_name", "WanModel", carry_golden_dit},
     {"model_type", "t2v", carry_golden_dit}, /* Wan's, where nobody wrote the class */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])

@@ -4,9 +4,9 @@
    and word w becomes a vector of text_dim numbers N(0, 1) that depends on its bytes alone; a second, smaller part
    depends on its place. Rows past the last word are absent, and the transformer fills them with zeros. A model that was
    trained on such vectors knows its words; others are noise to it, and it says so nowhere: a word has no wrong spelling
-   here. (word:1.5) weighs a word, (two words:0.5) both; a weight is digits, up to four before a point and four after it,
-   and brackets without one are bytes like others, as are "\\(" and "\\)" in any case. Any bytes of any length are a prompt: what
-   does not fit text_len rows is left out, and the caller is told how many. */
+   here. (word:1.5) weighs a word, (two words:0.5) both; a weight is digits, up to four before a point and four after
+   it, and brackets without one are bytes like others, as are "\(" and "\)" in any case. Any bytes of any length are a
+   prompt: what does not fit text_len rows is left out, and the caller is told how many. */
 #ifndef CARRY_MODEL_WORDS_H
 #define CARRY_MODEL_WORDS_H
 

@@ -84,13 +84,12 @@ carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e) 
             CARRY_TRY(carry_flow_noise(g->ctx, x, x0, sigma[i], (double)e->noise_scale, s->seed,
                                        carry_generator_stream(s->chunk_index, i)));
         }
-        chunk[active - 1 + clean - i] = (carry_dit_chunk){
-            .velocity =
-                is_clean ? (carry_tensor){0} : carry_generator_view(g, g->velocity + i * count, CARRY_F32, frames),
-            .latents = is_clean ? x0 : x,
-            .t = 1000.0 * sigma[i],
-            .start = e->current_start_frame - i * frames,
-        };
+        carry_dit_chunk *one = &chunk[active - 1 + clean - i];
+        *one = (carry_dit_chunk){
+            .latents = is_clean ? x0 : x, .t = 1000.0 * sigma[i], .start = e->current_start_frame - i * frames};
+        if (!is_clean) {
+            one->velocity = carry_generator_view(g, g->velocity + i * count, CARRY_F32, frames);
+        }
     }
     CARRY_TRY(carry_dit_forward(g->dit, g->cache, chunk, active + clean, logf(e->kv_bias)));
     g->calls += active + clean;

@@ -10,7 +10,7 @@
 
 #define STAGES 2
 
-enum { SCORE, STAGE0, STAGE1, PERIOD, IDLE, DECODE, ENCODE, DENOISE, RECOMPUTE, CLEAN, COLUMNS };
+enum { SCORE, HIDDEN, STAGE0, STAGE1, PERIOD, IDLE, DECODE, ENCODE, DENOISE, RECOMPUTE, CLEAN, COLUMNS };
 
 struct carry_overlap {
     int depth;
@@ -47,18 +47,17 @@ static bool is_duration(double seconds) {
     return isfinite(seconds) && seconds >= 0;
 }
 
-/* hidden / min(t0, t1); NaN when a time is none, or there is nothing that could be hidden. */
-static double score_of(double t0, double t1, double period) {
-    const double shorter = fmin(t0, t1);
-    if (!is_duration(t0) || !is_duration(t1) || !is_duration(period) || shorter <= 0) {
-        return NAN;
-    }
-    return fmax(0, t0 + t1 - period) / shorter;
+double carry_overlap_hidden(const carry_chunk_times *t) {
+    return is_duration(t->stage0) && is_duration(t->stage1) && is_duration(t->period) && t->period > 0
+               ? fmax(0, t->stage0 + t->stage1 - t->period)
+               : NAN;
 }
 
 void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
     const double period = overlap->has_before ? t->period : NAN;
-    const double score = score_of(t->stage0, t->stage1, period);
+    const double hidden = overlap->has_before ? carry_overlap_hidden(t) : NAN;
+    const double shorter = fmin(t->stage0, t->stage1);
+    const double score = shorter > 0 ? hidden / shorter : NAN; /* NaN: nothing could be hidden */
     const bool counts = overlap->chunks >= CARRY_OVERLAP_WARMUP && !isnan(score);
     overlap->has_before = true;
     overlap->chunks++;
@@ -68,16 +67,10 @@ void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
         return;
     }
     const double row[COLUMNS] = {
-        [SCORE] = counts ? score : NAN,
-        [STAGE0] = t->stage0,
-        [STAGE1] = t->stage1,
-        [PERIOD] = period,
-        [IDLE] = t->idle,
-        [DECODE] = t->decode,
-        [ENCODE] = t->encode,
-        [DENOISE] = t->denoise,
-        [RECOMPUTE] = t->recompute,
-        [CLEAN] = t->clean,
+        [SCORE] = counts ? score : NAN, [HIDDEN] = hidden,    [STAGE0] = t->stage0,
+        [STAGE1] = t->stage1,           [PERIOD] = period,    [IDLE] = t->idle,
+        [DECODE] = t->decode,           [ENCODE] = t->encode, [DENOISE] = t->denoise,
+        [RECOMPUTE] = t->recompute,     [CLEAN] = t->clean,
     };
     for (int column = 0; column < COLUMNS; column++) {
         overlap->kept[column][overlap->added % CARRY_OVERLAP_KEPT] = is_duration(row[column]) ? row[column] : NAN;
@@ -154,6 +147,7 @@ void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *sum
         .stage0 = middle[STAGE0],
         .stage1 = middle[STAGE1],
         .period = middle[PERIOD],
+        .hidden = middle[HIDDEN],
         .idle = middle[IDLE],
         .decode = middle[DECODE],
         .encode = middle[ENCODE],

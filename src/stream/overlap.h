@@ -31,6 +31,7 @@ typedef struct carry_overlap carry_overlap;
 carry_status carry_overlap_new(carry_ctx *ctx, carry_overlap **made, int depth);
 void carry_overlap_free(carry_overlap *overlap);
 void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *times);
+double carry_overlap_hidden(const carry_chunk_times *times); /* seconds; NaN without a period */
 void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut the next period is none */
 
 typedef struct carry_overlap_summary {
@@ -38,6 +39,7 @@ typedef struct carry_overlap_summary {
     double score;                        /* NaN before the first that counts */
     bool passes;                         /* the gate */
     double stage0, stage1, period, idle; /* medians, seconds */
+    double hidden;
     double decode, encode, denoise, recompute, clean;
     double predicted; /* period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
     double use;       /* B/(B+P-1), P = 2 stages, B = depth micro-batches under way */

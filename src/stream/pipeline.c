@@ -12,6 +12,7 @@
 
 #define WEIGHTS_SEED 1
 #define FIXED_BYTES 4096 /* of a message without its tensors; there are at most four specs */
+#define CHANNELS 16      /* of latents: the contract's */
 #define LONGEST 86400.0  /* seconds that a stage may be slowed by */
 
 /* What this rank has of the pipeline. */
@@ -80,6 +81,11 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
         *config = o->config;
     }
     CARRY_TRY(carry_dit_config_check(ctx, config, mesh));
+    if (config->in_dim != CHANNELS || config->out_dim != CHANNELS) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "a model of latents with %lld channels in and %lld out: codecs and envelopes have %d",
+                          (long long)config->in_dim, (long long)config->out_dim, CHANNELS);
+    }
     CARRY_TRY(check_size(ctx, o, config));
     if (o->depth < 1 || o->depth > CARRY_STAGE_DEPTH) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a depth of %d: 1 to %d envelopes are under way", o->depth,

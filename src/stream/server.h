@@ -1,6 +1,7 @@
 /* The page, over HTTP and WebSocket: live frames, controls, figures.
 
-   GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503
+   GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503;
+                                                                        /health too
    GET /metrics     Prometheus text                                     GET /api/state  controls and figures as JSON
    POST /api/controls  the controls of controls.h: 204, or 400 with a sentence
    POST /api/record  {"path": "name.avi"} or {"stop": true}: into the folder that --record-to names; 403 without one

@@ -36,6 +36,7 @@ static void put_times(carry_json_text *text, const carry_chunk_times *last) {
     put_number(text, "clean", last->clean);
     put_number(text, "idle", last->idle);
     put_number(text, "period", last->period);
+    put_number(text, "hidden", carry_overlap_hidden(last));
     carry_json_put_raw(text, "\"depth\":%d},", last->depth);
 }
 
@@ -46,6 +47,7 @@ static void put_overlap(carry_json_text *text, const carry_overlap_summary *over
     put_number(text, "stage0", overlap->stage0);
     put_number(text, "stage1", overlap->stage1);
     put_number(text, "period", overlap->period);
+    put_number(text, "hidden", overlap->hidden);
     put_number(text, "idle", overlap->idle);
     put_number(text, "predicted", overlap->predicted);
     put_number(text, "use", overlap->use);
@@ -157,6 +159,7 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
         {"overlap_score", "gauge", "1: stages overlap fully, 0: they take turns",
          f.overlap.counted > 0 ? f.overlap.score : (double)NAN},
         {"period_seconds", "gauge", "Median time between chunks", f.overlap.period},
+        {"hidden_seconds", "gauge", "Median time of a chunk in which both stages worked", f.overlap.hidden},
         {"predicted_period_seconds", "gauge", "Period that the stage times predict", f.overlap.predicted},
         {"queue_depth", "gauge", "Envelopes that may be under way", f.depth},
         {"queue_under_way", "gauge", "Envelopes under way", f.under_way},
