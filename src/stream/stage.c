@@ -58,10 +58,11 @@ static carry_status check_pace(const carry_stage *s) {
     const int64_t frames = o->chunk * carry_codec_ratio(s->codec);
     const double seconds = o->fps > 0.0 ? (double)frames / o->fps : 0.0;
     if (seconds > s->deadline / 2) {
-        return carry_fail(
-            s->ctx, CARRY_EARGUMENT,
-            "%g frames a second: a chunk of %lld would take %.3g s, longer than half the deadline of %g s", o->fps,
-            (long long)frames, seconds, s->deadline);
+        return carry_fail(s->ctx, CARRY_EARGUMENT,
+                          "%g frames a second: a chunk of %lld would take %.3g s, longer than half the deadline of %g "
+                          "s: show it faster, "
+                          "or wait longer (--deadline)",
+                          o->fps, (long long)frames, seconds, s->deadline);
     }
     return CARRY_OK;
 }
