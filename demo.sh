@@ -1,5 +1,6 @@
 #!/bin/sh
 # Builds Carry and shows what it does: a small language model trained over two ranks, checked against one rank, and what it writes;
+# a video transformer that streams over two ranks;
 # the scans and the gated delta rule, checked and timed; a small experiment with its verdicts, a profile and a report to open.
 # What it stores is in build/demo.
 set -eu
@@ -59,6 +60,12 @@ else
     say "Training is left out: this build has none (HACKING.md says what it needs)"
 fi
 
+say "A causal video transformer streams what its prompt says: encode and decode on one rank, the generator on another"
+film=build/demo/shapes.avi
+prompt="red circle moving left"
+"$carry" --ranks 2 stream --demo --chunks 24 --prompt "$prompt" --record $film ||
+    "$carry" --ranks 2 stream --demo --chunks 24 --prompt "$prompt" # a build without pictures has no films
+
 say "What is here: the algorithms for h[t] = A[t] h[t-1] + b[t], and where they can run"
 "$carry" list scans
 echo
@@ -115,11 +122,13 @@ say "Where to go on"
 line() { printf '  %-36s  %s\n' "$1" "$2"; }
 line "$carry --help" "the verbs"
 line "$carry list problems" "the problem grammar"
+line "$carry --ranks 2 stream --serve" "live pictures in a browser, and prompts to steer them"
 line "$carry bench --grid" "the planner's exam: 60 shapes, its choice against the best (two minutes)"
 line "make claims" "what the documents claim, measured here"
 line "docs/reading-order.md" "the house, room by room"
 if [ -e build/demo/report.html ]; then
     say "Open these"
+    if [ -e $film ]; then line "$film" "in a video player: what was streamed"; fi
     line "build/demo/report.html" "in a browser: the experiment's verdicts, tables and plots"
     line "build/demo/trace.json.gz" "in ui.perfetto.dev: the profile"
 fi
