@@ -157,7 +157,12 @@ static void print_table(const stream_desk *desk) {
     print_block("decode", "stage 0", o->decode, period);
     print_block("encode", "stage 0", o->encode, period);
     print_block("all", "stage 0", o->stage0, period);
-    print_block("idle", "mesh", o->idle, period);
+    if (desk->options.fps > 0.0) {
+        (void)printf("  idle       mesh     %10s  of which the pace of %g frames a second is most\n",
+                     carry_time_text(a, o->idle), desk->options.fps);
+    } else {
+        print_block("idle", "mesh", o->idle, period);
+    }
     print_block("hidden", "overlap", o->hidden, period);
     (void)printf("period %s, predicted %s; B/(B+P-1) %.1f %%\n", carry_time_text(a, period),
                  carry_time_text(b, o->predicted), 100.0 * o->use);
