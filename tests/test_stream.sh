@@ -230,6 +230,17 @@ supervised() {
     echo "supervised, $what killed: $(grep -c '"under_way"' "$folder/log") chunks in two lives"
 }
 
+# The second life writes after what the first one wrote, not over it, and ends as well.
+two_lives() {
+    record="--record $folder/lives.avi"
+    timeout 60 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page' && record=
+    # shellcheck disable=SC2086
+    supervised all stream --out "$folder/lives" $record
+    chunks=$(grep -c '"under_way"' "$folder/log")
+    [ "$(find "$folder/lives" -name 'frame-*.ppm' | wc -l)" -ge $((3 * chunks)) ] || fail "frames were written over"
+    [ -z "$record" ] || [ -s "$folder/lives-restart-1.avi" ] || fail "no recording after the restart"
+}
+
 # What cannot work is not tried again; what always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
@@ -252,6 +263,7 @@ same_pictures
 pages
 interrupted
 supervised all --ranks 2 stream
+two_lives
 given_up
 if mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
     for moment in idle call collective; do

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "cli/cmd_stream.h"
 #include "core/clock.h"
@@ -28,6 +29,26 @@ struct stream_page {
 };
 
 #ifdef CARRY_HAVE_PAGE
+/* A stream that was started again does not write over what it recorded before: name-restart-1.avi, ... */
+static carry_status start_film(stream_desk *desk, struct stream_page *page) {
+    const char *name = desk->wish.record;
+    const size_t length = strlen(name);
+    const size_t stem = length > 4 && strcmp(name + length - 4, ".avi") == 0 ? length - 4 : length;
+    char path[CARRY_FILE_PATH];
+    if (desk->options.restarts == 0) {
+        return carry_film_start(page->ctx, &page->film, page->hub, name, 0);
+    }
+    uint64_t restart = desk->options.restarts;
+    do {
+        const int written = snprintf(path, sizeof path, "%.*s-restart-%llu%s", (int)stem, name,
+                                     (unsigned long long)restart++, name + stem);
+        if (written < 0 || (size_t)written >= sizeof path) {
+            return carry_fail(page->ctx, CARRY_ESIZE, "the path of --record is too long");
+        }
+    } while (access(path, F_OK) == 0);
+    return carry_film_start(page->ctx, &page->film, page->hub, path, 0);
+}
+
 static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
     const stream_wish *w = &desk->wish;
     if (!w->serve && w->record == NULL) {
@@ -36,7 +57,7 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
     CARRY_TRY(carry_hub_new(page->ctx, &page->hub, (int)desk->options.width, (int)desk->options.height, (int)w->quality,
                             desk->options.fps));
     if (w->record != NULL) {
-        CARRY_TRY(carry_film_start(page->ctx, &page->film, page->hub, w->record, 0));
+        CARRY_TRY(start_film(desk, page));
     }
     if (!w->serve) {
         return CARRY_OK;
@@ -152,6 +173,14 @@ void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures)
 }
 #endif
 
+static carry_status picture_path(const stream_desk *desk, char path[CARRY_FILE_PATH]) {
+    const struct stream_page *page = desk->page;
+    const int length =
+        snprintf(path, CARRY_FILE_PATH, "%s/frame-%06llu.ppm", desk->wish.out, (unsigned long long)page->files);
+    return length > 0 && length < CARRY_FILE_PATH ? CARRY_OK
+                                                  : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
+}
+
 carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
     struct stream_page *page = calloc(1, sizeof *page);
     desk->page = page;
@@ -167,6 +196,12 @@ carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
         if (page->row == NULL) {
             return carry_fail(ctx, CARRY_EMEMORY, "no memory for a picture");
         }
+        char path[CARRY_FILE_PATH];
+        CARRY_TRY(picture_path(desk, path));
+        while (desk->options.restarts > 0 && access(path, F_OK) == 0) { /* started again: after what is there */
+            page->files++;
+            CARRY_TRY(picture_path(desk, path));
+        }
     }
     return open_hub(desk, page);
 }
@@ -176,11 +211,8 @@ static carry_status write_picture(stream_desk *desk, const float *pixels) {
     struct stream_page *page = desk->page;
     const int64_t count = desk->options.width * desk->options.height;
     char path[CARRY_FILE_PATH];
-    const int length =
-        snprintf(path, sizeof path, "%s/frame-%06llu.ppm", desk->wish.out, (unsigned long long)page->files++);
-    if (length < 0 || (size_t)length >= sizeof path) {
-        return carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
-    }
+    CARRY_TRY(picture_path(desk, path));
+    page->files++;
     for (int64_t i = 0; i < count; i++) {
         for (int64_t c = 0; c < 3; c++) {
             const float value = pixels[c * count + i];

@@ -17,8 +17,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define MOST_RESTARTS 5 /* within a minute */
-#define STATE_BYTES 131072
+#define MOST_RESTARTS 5                                             /* within a minute */
+#define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096) /* JSON has up to 6 bytes for one of a prompt */
 #define PARTING 10.0 /* seconds that a child has to end when it was asked to */
 
 typedef struct memory {
