@@ -1,7 +1,7 @@
 /* What a person steers while a stream runs: prompts, seed, steps, cuts, pause, KV bias, noise.
 
-   Written by any thread (the server's), read once a chunk by stage 0. One table of keys (controls_json.c) serves the command
-   line, REST, WebSocket messages and what is remembered for a restart. */
+   Written by any thread (the server's), read once a chunk by stage 0. One table of keys (controls_json.c) serves the
+   command line, REST, WebSocket messages and what is remembered for a restart. */
 #ifndef CARRY_STREAM_CONTROLS_H
 #define CARRY_STREAM_CONTROLS_H
 

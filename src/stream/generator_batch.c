@@ -71,7 +71,7 @@ carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e) 
     const int64_t *steps = e->steps.data;
     const int64_t count = g->config.in_dim * frames * e->height * e->width;
     carry_dit_chunk chunk[CARRY_GENERATOR_SLOTS];
-    double sigma[CARRY_GENERATOR_SLOTS];
+    double sigma[CARRY_GENERATOR_SLOTS] = {0};
     CARRY_TRY(check(g, e, clean));
     enter(g, e, count);
     for (int i = active - 1 + clean; i >= 0; i--) { /* the oldest first */
