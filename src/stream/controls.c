@@ -65,7 +65,7 @@ static carry_status take_start(carry_controls *controls, const carry_control_sta
     if (text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the controls");
     } else {
-        status = carry_json_parse(ctx, &document, text.bytes, text.length, "what the controls start with");
+        status = carry_json_parse(ctx, &document, text.bytes, text.length, "the prompt and other controls");
     }
     if (status == CARRY_OK) {
         status = carry_control_take(ctx, &controls->state, document);
