@@ -3,11 +3,13 @@
 
 #include "cli/cli.h"
 #include "lab/family.h"
+#include "model/codec.h"
+#include "model/dit.h"
 #ifdef CARRY_HAVE_LAB
 #include "lab/experiment.h"
 #endif
 
-#define WORDS "scans, deltas, collectives, kernels, devices, problems, rates, experiments or verbs"
+#define WORDS "scans, deltas, collectives, kernels, devices, problems, rates, experiments, codecs, configs or verbs"
 
 static void row(bool json, const char *what, const char *name, const char *about) {
     if (json) {
@@ -160,6 +162,26 @@ static int list_experiments(carry_ctx *ctx, bool json) {
 }
 #endif
 
+static int list_codecs(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const char *name;
+    const char *about;
+    for (int i = 0; (name = carry_codec_kind_name(i, &about)) != NULL; i++) {
+        row(json, "codec", name, about);
+    }
+    return CLI_DONE;
+}
+
+static int list_configs(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const char *name;
+    const char *about;
+    for (int i = 0; (name = carry_dit_config_name(i, &about)) != NULL; i++) {
+        row(json, "config", name, about);
+    }
+    return CLI_DONE;
+}
+
 static int list_verbs(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; cli_verbs[i] != NULL; i++) {
@@ -171,9 +193,17 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {{"scans", list_scans},     {"deltas", list_deltas},           {"collectives", list_collectives},
-             {"kernels", list_kernels}, {"devices", list_devices},         {"problems", list_families},
-             {"rates", list_rates},     {"experiments", list_experiments}, {"verbs", list_verbs}};
+} lists[] = {{"scans", list_scans},
+             {"deltas", list_deltas},
+             {"collectives", list_collectives},
+             {"kernels", list_kernels},
+             {"devices", list_devices},
+             {"problems", list_families},
+             {"rates", list_rates},
+             {"experiments", list_experiments},
+             {"codecs", list_codecs},
+             {"configs", list_configs},
+             {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -202,7 +232,8 @@ static int run(int count, char **arguments) {
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: scans, deltas, collectives, kernels, devices, problems, rates, experiments, verbs",
+    .summary = "what there is: scans, deltas, collectives, kernels, devices, problems, rates, experiments, codecs, "
+               "configs, verbs",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"
@@ -212,6 +243,8 @@ const cli_verb cli_list = {
                "  problems     the families of the problem grammar, with what they take\n"
                "  rates        what this machine does per second, as the planner knows it\n"
                "  experiments  those of this project, with what they suppose\n"
+               "  codecs       what turns latents into pictures and back\n"
+               "  configs      the video transformers that are known by name\n"
                "  verbs        what carry can do",
     .example = "carry list scans",
     .run = run,
