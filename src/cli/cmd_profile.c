@@ -353,9 +353,10 @@ static int run_wish(wish *w, int count, char **arguments) {
     }
     if (w->verb == NULL) {
         char shown[64];
-        return words > 0 ? cli_refuse("profile runs plan, check, bench, run or train, or compares (diff), not '%s'",
-                                      cli_shown(shown, w->own[0]))
-                         : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
+        return words > 0
+                   ? cli_refuse("profile runs plan, check, bench, run, train or stream, or compares (diff), not '%s'",
+                                cli_shown(shown, w->own[0]))
+                   : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
     }
     return profile_verb(w);
 }
@@ -380,7 +381,7 @@ const cli_verb cli_profile = {
     .arguments = "VERB ... | diff A B",
     .summary = "a profiled run: Perfetto trace and hotspots",
     .details =
-        "Runs plan, check, bench, run or train here while every thread records its spans. Writes a trace that\n"
+        "Runs plan, check, bench, run, train or stream here while every thread records its spans. Writes a trace that\n"
         "ui.perfetto.dev opens: ranks as processes, threads as tracks, counters for resident memory and for the "
         "pieces\n"
         "of work that wait in a pool's queue. Prints hotspots after the verb's own output, by category and by place:\n"
