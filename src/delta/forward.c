@@ -52,7 +52,10 @@ static float *state_of(const unit *u, int64_t member) {
 /* Snapshots that are due at token t of the sequence; the number of the next one. */
 static int64_t store_snapshots(const unit *u, int64_t next, int64_t t) {
     const carry_delta_plan *plan = u->run->plan;
-    int64_t count = u->run->snapshots != NULL ? carry_delta_snapshots(plan) : 0;
+    if (u->run->snapshots == NULL) {
+        return next;
+    }
+    int64_t count = carry_delta_snapshots(plan);
     for (; next < count && snapshot_position(plan, u->sequence->length, next) <= t; next++) {
         for (int64_t member = 0; member < plan->group; member++) {
             int64_t value_head = u->head * plan->group + member;

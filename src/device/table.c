@@ -45,7 +45,7 @@ static const carry_backend *host(void) {
 
 /* Device `ordinal` of backend i, counted over all backends. */
 static int number(int backend, int ordinal) {
-    for (int i = 0; i < backend; i++) {
+    for (int i = 0; i < backend && table[i] != NULL; i++) {
         ordinal += table[i]->count();
     }
     return ordinal;
