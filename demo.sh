@@ -119,7 +119,7 @@ else
 fi
 
 say "Where to go on"
-line() { printf '  %-36s  %s\n' "$1" "$2"; }
+line() { printf '  %-44s  %s\n' "$1" "$2"; }
 line "$carry --help" "the verbs"
 line "$carry list problems" "the problem grammar"
 line "$carry --ranks 2 stream --serve" "live pictures in a browser, and prompts to steer them"
