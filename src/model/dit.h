@@ -45,7 +45,7 @@ typedef struct carry_dit_config {
     int64_t steps;
 } carry_dit_config;
 
-/* "1.3B", "14B", "shapes" (the small one of the demo); CARRY_EARGUMENT lists the names. */
+/* "1.3B", "14B", "shapes" (a small one, of the demo's kind); CARRY_EARGUMENT lists the names. */
 carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, const char *name);
 const char *carry_dit_config_name(int index, const char **about); /* NULL past the end */
 /* Wan's config.json; what is missing is taken from the weights' shapes where they tell. */

@@ -101,10 +101,13 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
     if (!isfinite(o->shift) || o->shift <= 0.0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a shift of %g: it is above 0", o->shift);
     }
-    if (!is_wait(o->slow_stage0) || !is_wait(o->slow_stage1) || !(o->fps >= 0.0) || !isfinite(o->fps) ||
-        o->chunks < 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "slowed by %g and %g s, %g frames a second, %lld chunks: 0 or more",
-                          o->slow_stage0, o->slow_stage1, o->fps, (long long)o->chunks);
+    if (!is_wait(o->slow_stage0) || !is_wait(o->slow_stage1)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "stages slowed by %g and %g s: 0 to %g", o->slow_stage0, o->slow_stage1,
+                          LONGEST);
+    }
+    if (!(o->fps >= 0.0) || !isfinite(o->fps) || o->chunks < 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%g frames a second, %lld chunks: both are 0 (any) or more", o->fps,
+                          (long long)o->chunks);
     }
     if (o->batch < 0 || o->batch > CARRY_GENERATOR_BATCH || (o->batch > 0 && o->recompute != CARRY_RECOMPUTE_OFF)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a stream batch of %lld steps: up to %d, and without a recompute",
