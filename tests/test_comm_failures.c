@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "comm/ranks.h"
+#include "comm/rates.h"
 #include "core/clock.h"
 
 typedef struct failing {
@@ -133,6 +134,45 @@ static void test_sizes_that_differ_are_refused(void **state) {
         assert_int_equal(run_ranks(3, &world, misfit, &which, sentence), CARRY_ESHAPE);
         assert_non_null(strstr(sentence, "bytes where rank"));
     }
+}
+
+enum { LETTERS = 8, ROUNDS = 2000 };
+
+/* Rank 0 announces messages of growing length and takes them back, while rank 1 asks for them: some of the first come,
+   in order, and never one in the place of another. In every second round rank 1 sends and rank 0 gives up receiving. */
+static carry_status take_back(void *user, carry_comm *comm) {
+    (void)user;
+    const int rank = carry_comm_rank(comm);
+    for (int round = 0; round < ROUNDS; round++) {
+        carry_request requests[LETTERS] = {{0}};
+        unsigned char bytes[LETTERS][LETTERS] = {{0}};
+        const bool sends = rank == round % 2;
+        int done[LETTERS] = {0};
+        for (int i = 0; i < LETTERS; i++) {
+            const size_t size = (size_t)i + 1;
+            memset(bytes[i], sends ? i + 1 : 0, size);
+            TRY(sends ? carry_isend(comm, &requests[i], bytes[i], size, 1 - rank, 0)
+                      : carry_irecv(comm, &requests[i], bytes[i], size, 1 - rank, 0));
+        }
+        for (int i = LETTERS - 1; i >= 0 && rank == 1; i--) { /* those before one that is done were done before */
+            TRY(carry_test(&requests[i], &done[i]));
+            EXPECT(comm, i == LETTERS - 1 || done[i] || !done[i + 1], "%d without %d", i + 1, i);
+            EXPECT(comm, !done[i] || bytes[i][i] == i + 1, "message %d holds %d", i, bytes[i][i]);
+        }
+        carry_comm_withdraw(requests, LETTERS);
+        TRY(carry_barrier(comm));
+    }
+    return CARRY_OK;
+}
+
+static void test_what_is_withdrawn_leaves_the_rest_in_order(void **state) {
+    (void)state;
+    char sentence[512];
+    const carry_status status = run_ranks(2, &world, take_back, NULL, sentence);
+    if (status != CARRY_OK) {
+        print_error("%s\n", sentence);
+    }
+    assert_int_equal(status, CARRY_OK);
 }
 
 static carry_status nothing(void *user, carry_comm *comm) {
@@ -264,6 +304,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_rank_that_fails_leaves_nobody_hanging),
         cmocka_unit_test(test_every_wait_ends_at_the_deadline),
         cmocka_unit_test(test_sizes_that_differ_are_refused),
+        cmocka_unit_test(test_what_is_withdrawn_leaves_the_rest_in_order),
         cmocka_unit_test(test_ranks_that_differ_are_told_apart),
         cmocka_unit_test(test_bad_arguments_are_refused),
     };

@@ -175,7 +175,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 }
 
 void carry_comm_withdraw(carry_request *requests, int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = count - 1; i >= 0; i--) { /* else a peer might take a later message for an earlier one */
         carry_request *request = &requests[i];
         if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
             carry_wire *wire = request->comm->wire;

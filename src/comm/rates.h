@@ -21,7 +21,9 @@ typedef struct carry_comm_rates {
    has those of its parent, where they were known. One rank: latency 0 and a bandwidth of 1e12, for nothing travels. */
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates);
 
-/* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. */
+/* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. The
+   requests are in the order in which they were posted, and the last goes first: what a peer meanwhile gets is in order.
+ */
 void carry_comm_withdraw(carry_request *requests, int64_t count);
 
 /* From now on collectives of this rank fail at once with this reason, which is borrowed; messages go on. NULL: no more.

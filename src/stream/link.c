@@ -101,8 +101,8 @@ void carry_link_free(carry_link *link) {
         return;
     }
     if (link->world != NULL) {
-        for (int i = 0; i < link->slots; i++) {
-            carry_comm_withdraw(link->out[i].request, 2);
+        for (int i = 1; i <= link->slots; i++) { /* the newest first */
+            carry_comm_withdraw(link->out[(link->next + link->slots - i) % link->slots].request, 2);
         }
         carry_comm_withdraw(&link->coming, 1);
     }
