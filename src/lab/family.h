@@ -73,4 +73,9 @@ carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, cons
 /* The one that a problem is of. */
 carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_problem *problem);
 
+/* `plan` of families whose methods need no planner: an instance without inputs, and what the problem asks for chosen.
+ */
+carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,
+                                    carry_problem *problem);
+
 #endif

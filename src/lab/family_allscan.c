@@ -15,17 +15,15 @@
 #include "lab/all_scan_set.h"
 #include "lab/collective.h"
 #include "lab/deviation.h"
+#include "lab/family_ranks.h"
 
 #define MAX_COPIES 64
 #define REFERENCE_TAG (CARRY_COMM_TAGS - 1)
 
 typedef struct instance {
-    carry_ctx *ctx;
-    carry_comm *comm;  /* the ranks */
-    carry_comm *alone; /* one for a plan that is made without them, or NULL */
+    carry_ranks_instance base;
     carry_all_scan_problem problem;
     bool initial;
-    char only[CARRY_PROBLEM_WORD];
     int copies, current;
     carry_all_scan_set sets[MAX_COPIES];
     carry_all_scan_plan *plan;
@@ -37,11 +35,6 @@ typedef struct instance {
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
     "reversed, initial (a state), gather, algo=NAME, device=cpu";
-
-static int ranks(carry_problem *problem) {
-    const int64_t p = carry_problem_size(problem, "p", 0);
-    return p <= CARRY_RANKS ? (int)p : 0;
-}
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");
@@ -72,7 +65,7 @@ static carry_status parse_method(carry_ctx *ctx, instance *it, carry_problem *pr
     }
     algo = gather ? "gather" : algo == NULL ? "" : algo;
     algo = strcmp(algo, "lasp2") == 0 ? "gather" : strcmp(algo, "lasp1") == 0 ? "serial" : algo;
-    (void)snprintf(it->only, sizeof it->only, "%s", algo);
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo);
     return CARRY_OK;
 }
 
@@ -109,7 +102,7 @@ static void close_instance(void *given) {
         carry_all_scan_set_free(&it->sets[i]);
     }
     carry_all_scan_plan_free(it->plan);
-    carry_comm_free(it->alone);
+    carry_comm_free(it->base.alone);
     free(it->workspace);
     free(it->entering);
     free(it->leaving);
@@ -119,18 +112,20 @@ static void close_instance(void *given) {
 
 /* The rank where the scan starts, which has the initial state. */
 static bool is_first(const instance *it) {
-    return carry_comm_rank(it->comm) == (it->problem.reversed ? carry_comm_size(it->comm) - 1 : 0);
+    return carry_comm_rank(it->base.comm) == (it->problem.reversed ? carry_comm_size(it->base.comm) - 1 : 0);
 }
 
-static carry_status make_plan(instance *it, const char *method) {
-    return carry_all_scan_plan_new(it->comm, &it->plan, &it->problem, &(carry_all_scan_options){.algorithm = method});
+static carry_status make_plan(void *given, const char *method) {
+    instance *it = given;
+    return carry_all_scan_plan_new(it->base.comm, &it->plan, &it->problem,
+                                   &(carry_all_scan_options){.algorithm = method});
 }
 
 /* Sizes are refused before memory is asked for: by a plan for one rank, which takes no ranks to make. */
 static carry_status check_sizes(instance *it) {
     carry_comm *one = NULL;
     carry_all_scan_plan *probe = NULL;
-    carry_status status = carry_comm_open(it->ctx, &one, "self", NULL);
+    carry_status status = carry_comm_open(it->base.ctx, &one, "self", NULL);
     if (status == CARRY_OK) {
         status = carry_all_scan_plan_new(one, &probe, &it->problem, &(carry_all_scan_options){.algorithm = "chain"});
     }
@@ -139,71 +134,27 @@ static carry_status check_sizes(instance *it) {
     return status;
 }
 
-static carry_status open_local(instance *it, carry_problem *problem, uint64_t seed, int copies) {
-    CARRY_TRY(parse(it->ctx, it, problem));
+static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = given;
+    CARRY_TRY(parse(it->base.ctx, it, problem));
     CARRY_TRY(check_sizes(it));
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        CARRY_TRY(carry_all_scan_set_new(it->ctx, &it->sets[i], &it->problem, it->initial && is_first(it),
-                                         seed + (uint64_t)i, carry_comm_rank(it->comm)));
+        CARRY_TRY(carry_all_scan_set_new(it->base.ctx, &it->sets[i], &it->problem, it->initial && is_first(it),
+                                         seed + (uint64_t)i, carry_comm_rank(it->base.comm)));
     }
     return CARRY_OK;
 }
 
-static carry_status open_on(carry_ctx *ctx, carry_comm *comm, void **opened, carry_problem *problem, uint64_t seed,
-                            int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    if (it != NULL) {
-        it->ctx = ctx;
-        it->comm = comm;
-        status = open_local(it, problem, seed, copies);
-    }
-    status = carry_collective_agree(comm, status);
-    if (status != CARRY_OK || it == NULL) {
-        if (it != NULL) {
-            close_instance(it);
-        }
-        return status != CARRY_OK ? status : CARRY_EMEMORY;
-    }
-    *opened = it;
-    return CARRY_OK;
+static const carry_ranks_family over_ranks = {
+    .bytes = sizeof(instance), .fill = fill, .make_plan = make_plan, .close = close_instance};
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    return carry_ranks_family_open(&over_ranks, ctx, opened, problem, seed, copies);
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING, "nothing is remembered for '%s': its planner measures the ranks it is given",
-                  problem->text);
-    }
-    carry_comm *alone = NULL;
-    if (problem->comm == NULL) {
-        CARRY_TRY(carry_comm_open(ctx, &alone, "self", NULL));
-    }
-    carry_status status = open_on(ctx, alone != NULL ? alone : problem->comm, opened, problem, 0, 0);
-    instance *it = *opened;
-    if (status != CARRY_OK || it == NULL) {
-        carry_comm_free(alone);
-        return status;
-    }
-    it->alone = alone;
-    status = make_plan(it, it->only[0] != '\0' ? it->only : NULL);
-    if (status != CARRY_OK) {
-        close_instance(it);
-        *opened = NULL;
-    }
-    return status;
-}
-
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    if (problem->comm != NULL) {
-        return open_on(ctx, problem->comm, opened, problem, seed, copies);
-    }
-    CARRY_TRY(plan_instance(ctx, opened, problem, false)); /* what is wrong with the problem itself comes first */
-    close_instance(*opened);
-    *opened = NULL;
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
-                      problem->text);
+    return carry_ranks_family_plan(&over_ranks, ctx, opened, problem, measure);
 }
 
 static double bytes(const void *given) {
@@ -219,11 +170,12 @@ static carry_status choose(void *given, const char *method) {
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
     const size_t wanted = carry_all_scan_workspace(it->plan);
     it->workspace = carry_aligned_new(wanted > 0 ? wanted : 1);
-    return carry_collective_agree(
-        it->comm, it->workspace != NULL
-                      ? CARRY_OK
-                      : carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which could not be had",
-                                   carry_all_scan_plan_algorithm(it->plan), 1e-9 * (double)wanted));
+    return carry_collective_agree(it->base.comm,
+                                  it->workspace != NULL
+                                      ? CARRY_OK
+                                      : carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
+                                                   "%s needs %.3g GB of workspace, which could not be had",
+                                                   carry_all_scan_plan_algorithm(it->plan), 1e-9 * (double)wanted));
 }
 
 static const char *chosen(const void *given) {
@@ -232,11 +184,6 @@ static const char *chosen(const void *given) {
 
 static const char *about_plan(const void *given) {
     return carry_all_scan_plan_about(((const instance *)given)->plan);
-}
-
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
 }
 
 /* Without the state that leaves: who carries a state into a part of a sequence has no use for it. */
@@ -269,7 +216,7 @@ static carry_status allocate_reference(instance *it) {
     it->leaving = calloc(size, sizeof *it->leaving);
     it->row = calloc((size_t)it->problem.value, sizeof *it->row);
     if (it->entering == NULL || it->leaving == NULL || it->row == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
     return CARRY_OK;
 }
@@ -279,19 +226,19 @@ static carry_status make_reference(instance *it) {
     if (it->has_reference) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_collective_agree(it->comm, allocate_reference(it)));
-    const int rank = carry_comm_rank(it->comm), step = it->problem.reversed ? -1 : 1, next = rank + step;
+    CARRY_TRY(carry_collective_agree(it->base.comm, allocate_reference(it)));
+    const int rank = carry_comm_rank(it->base.comm), step = it->problem.reversed ? -1 : 1, next = rank + step;
     const size_t size = (size_t)(it->problem.heads * it->problem.key * it->problem.value);
     if (!is_first(it)) {
-        CARRY_TRY(carry_recv(it->comm, it->entering, size * sizeof(double), rank - step, REFERENCE_TAG));
+        CARRY_TRY(carry_recv(it->base.comm, it->entering, size * sizeof(double), rank - step, REFERENCE_TAG));
     }
     const float *initial = it->sets[0].args.initial.data;
     for (size_t i = 0; initial != NULL && i < size; i++) {
         it->entering[i] = (double)initial[i];
     }
     carry_all_scan_set_apply(it->leaving, it->entering, &it->sets[0], &it->problem, it->row);
-    if (next >= 0 && next < carry_comm_size(it->comm)) {
-        CARRY_TRY(carry_send(it->comm, it->leaving, size * sizeof(double), next, REFERENCE_TAG));
+    if (next >= 0 && next < carry_comm_size(it->base.comm)) {
+        CARRY_TRY(carry_send(it->base.comm, it->leaving, size * sizeof(double), next, REFERENCE_TAG));
     }
     it->has_reference = true;
     return CARRY_OK;
@@ -302,7 +249,7 @@ static carry_status make_reference(instance *it) {
    travels as bf16 is rounded by 2^-8 at every hand-over, up or down, so that they add up like their root. Transitions
    forget 1/10 of a state a rank on average: what is 32 ranks back does not count. */
 static double bound_of(const instance *it) {
-    const double hops = fmin((double)carry_comm_size(it->comm), 32.0);
+    const double hops = fmin((double)carry_comm_size(it->base.comm), 32.0);
     const double products = 4.0 * 0x1p-24 * sqrt((double)it->problem.key + 4.0) * hops;
     return products + (it->problem.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) * sqrt(hops) : 0.0);
 }
@@ -318,12 +265,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     CARRY_TRY(carry_all_scan_run(it->plan, args, it->workspace, carry_all_scan_workspace(it->plan)));
     deviations[0] = carry_deviation_of("state", &args->state, it->entering, bound_of(it));
     deviations[1] = carry_deviation_of("leaving", &args->leaving, it->leaving, bound_of(it));
-    double worst[] = {deviations[0].error, deviations[0].absolute, deviations[1].error, deviations[1].absolute};
-    CARRY_TRY(carry_all_reduce(it->comm, worst, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
-    for (int i = 0; i < 2; i++) {
-        deviations[i].error = worst[2 * i];
-        deviations[i].absolute = worst[2 * i + 1];
-    }
+    CARRY_TRY(carry_ranks_family_worst(it->base.comm, deviations, 2));
     *count = 2;
     return CARRY_OK;
 }
@@ -333,7 +275,7 @@ const carry_family carry_family_allscan = {
     .about = "the scan across p ranks: S[p+1] = M[p] S[p] + L[p], M k x k, its factors or diagonal, S k x v",
     .takes = takes,
     .example = "allscan:wy:bf16:h16:k128:v128:p8",
-    .ranks = ranks,
+    .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,
@@ -342,7 +284,7 @@ const carry_family carry_family_allscan = {
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_ranks_family_only,
     .run = run,
     .counts = counts,
     .compare = compare,

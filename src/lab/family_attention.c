@@ -303,18 +303,14 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return it->p.backward ? compare_backward(it, deviations, count) : compare_forward(it, deviations, count);
 }
 
+extern const carry_family carry_family_attention;
+
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
     if (measure) {
         carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': attention has one way on each device",
                   problem->text);
     }
-    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
-    carry_status status = choose(*opened, only(*opened));
-    if (status != CARRY_OK) {
-        close_instance(*opened);
-        *opened = NULL;
-    }
-    return status;
+    return carry_family_plan_only(&carry_family_attention, ctx, opened, problem);
 }
 
 const carry_family carry_family_attention = {

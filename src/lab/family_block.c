@@ -374,17 +374,13 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
+extern const carry_family carry_family_block;
+
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
     if (measure) {
         carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': a block has one way", problem->text);
     }
-    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
-    carry_status status = choose(*opened, NULL);
-    if (status != CARRY_OK) {
-        close_instance(*opened);
-        *opened = NULL;
-    }
-    return status;
+    return carry_family_plan_only(&carry_family_block, ctx, opened, problem);
 }
 
 const carry_family carry_family_block = {

@@ -16,18 +16,17 @@
 #include "lab/collective.h"
 #include "lab/delta_ranks_reference.h"
 #include "lab/deviation.h"
+#include "lab/family_ranks.h"
 
 #define MAX_COPIES 64
 
 typedef struct instance {
-    carry_ctx *ctx;
-    carry_comm *comm;            /* the ranks */
-    carry_comm *alone;           /* one for a plan that is made without them, or NULL */
+    carry_ranks_instance base;
     carry_delta_problem problem; /* this rank's part */
     int64_t total;               /* tokens of all */
     bool is_last;                /* of the ranks that have tokens */
     bool backward, initial;
-    char only[CARRY_PROBLEM_WORD], method[CARRY_PROBLEM_WORD];
+    char method[CARRY_PROBLEM_WORD];
     carry_delta_ranks_options options;
     int copies, current;
     carry_delta_set sets[MAX_COPIES];
@@ -41,18 +40,13 @@ static const char takes[] = "f32, bf16 or f16, b, t (of all ranks), h, hv (h unl
                             "initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
                             "wire=f32 or bf16, groups=N, device=cpu";
 
-static int ranks(carry_problem *problem) {
-    const int64_t p = carry_problem_size(problem, "p", 0);
-    return p <= CARRY_RANKS ? (int)p : 0;
-}
-
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");
     const char *method = carry_problem_setting(problem, "method");
     const char *wire = carry_problem_setting(problem, "wire");
     const char *groups = carry_problem_setting(problem, "groups");
     const char *device = carry_problem_setting(problem, "device");
-    (void)snprintf(it->only, sizeof it->only, "%s", algo != NULL ? algo : "");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     (void)snprintf(it->method, sizeof it->method, "%s", method != NULL ? method : "");
     it->options.method = method != NULL ? it->method : NULL;
     if (wire != NULL && strcmp(wire, "f32") != 0 && strcmp(wire, "bf16") != 0) {
@@ -113,88 +107,45 @@ static void close_instance(void *given) {
         carry_delta_set_free(&it->sets[i]);
     }
     carry_delta_ranks_plan_free(it->plan);
-    carry_comm_free(it->alone);
+    carry_comm_free(it->base.alone);
     free(it->workspace);
     free(it->kept);
     carry_delta_ranks_reference_free(&it->reference);
     free(it);
 }
 
-static carry_status open_local(instance *it, carry_problem *problem, uint64_t seed, int copies) {
-    CARRY_TRY(parse(it->ctx, it, problem));
+static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = given;
+    CARRY_TRY(parse(it->base.ctx, it, problem));
     carry_delta_plan *probe; /* refuses sizes before memory is asked for */
     carry_delta_problem whole = it->problem;
     whole.tokens = it->total;
-    CARRY_TRY(carry_delta_plan_new(it->ctx, &probe, &whole, it->options.method));
+    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &probe, &whole, it->options.method));
     carry_delta_plan_free(probe);
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        CARRY_TRY(carry_delta_set_new(it->ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i,
-                                      carry_comm_rank(it->comm)));
+        CARRY_TRY(carry_delta_set_new(it->base.ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i,
+                                      carry_comm_rank(it->base.comm)));
     }
     return CARRY_OK;
 }
 
-static carry_status open_on(carry_ctx *ctx, carry_comm *comm, void **opened, carry_problem *problem, uint64_t seed,
-                            int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    if (it != NULL) {
-        it->ctx = ctx;
-        it->comm = comm;
-        status = open_local(it, problem, seed, copies);
-    }
-    status = carry_collective_agree(comm, status);
-    if (status != CARRY_OK || it == NULL) {
-        if (it != NULL) {
-            close_instance(it);
-        }
-        return status != CARRY_OK ? status : CARRY_EMEMORY;
-    }
-    *opened = it;
-    return CARRY_OK;
-}
-
-static carry_status make_plan(instance *it, const char *algorithm) {
+static carry_status make_plan(void *given, const char *algorithm) {
+    instance *it = given;
     carry_delta_ranks_options options = it->options;
     options.algorithm = algorithm;
-    return carry_delta_ranks_plan_new(it->comm, &it->plan, &it->problem, &options);
+    return carry_delta_ranks_plan_new(it->base.comm, &it->plan, &it->problem, &options);
+}
+
+static const carry_ranks_family over_ranks = {
+    .bytes = sizeof(instance), .fill = fill, .make_plan = make_plan, .close = close_instance};
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    return carry_ranks_family_open(&over_ranks, ctx, opened, problem, seed, copies);
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING, "nothing is remembered for '%s': its planner measures the ranks it is given",
-                  problem->text);
-    }
-    carry_comm *alone = NULL;
-    if (problem->comm == NULL) {
-        CARRY_TRY(carry_comm_open(ctx, &alone, "self", NULL));
-    }
-    carry_status status = open_on(ctx, alone != NULL ? alone : problem->comm, opened, problem, 0, 0);
-    instance *it = *opened;
-    if (status != CARRY_OK || it == NULL) {
-        carry_comm_free(alone);
-        return status;
-    }
-    it->alone = alone;
-    status = make_plan(it, it->only[0] != '\0' ? it->only : NULL);
-    if (status != CARRY_OK) {
-        close_instance(it);
-        *opened = NULL;
-    }
-    return status;
-}
-
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    if (problem->comm != NULL) {
-        return open_on(ctx, problem->comm, opened, problem, seed, copies);
-    }
-    CARRY_TRY(plan_instance(ctx, opened, problem, false)); /* what is wrong with the problem itself comes first */
-    close_instance(*opened);
-    *opened = NULL;
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
-                      problem->text);
+    return carry_ranks_family_plan(&over_ranks, ctx, opened, problem, measure);
 }
 
 static double bytes(const void *given) {
@@ -213,8 +164,9 @@ static carry_status allocate(instance *it) {
     it->workspace = carry_aligned_new(workspace > 0 ? workspace : 1);
     it->kept = it->backward && it->copies > 0 ? carry_aligned_new(kept > 0 ? kept : 1) : NULL;
     if (it->workspace == NULL || (it->backward && it->copies > 0 && it->kept == NULL)) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB of workspace and %.3g GB for backward could not be had",
-                          1e-9 * (double)workspace, 1e-9 * (double)kept);
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
+                          "%.3g GB of workspace and %.3g GB for backward could not be had", 1e-9 * (double)workspace,
+                          1e-9 * (double)kept);
     }
     return CARRY_OK;
 }
@@ -227,8 +179,8 @@ static carry_status choose(void *given, const char *algorithm) {
     free(it->kept);
     it->plan = NULL;
     it->workspace = it->kept = NULL;
-    CARRY_TRY(carry_collective_agree(it->comm, make_plan(it, algorithm)));
-    CARRY_TRY(carry_collective_agree(it->comm, allocate(it)));
+    CARRY_TRY(carry_collective_agree(it->base.comm, make_plan(it, algorithm)));
+    CARRY_TRY(carry_collective_agree(it->base.comm, allocate(it)));
     return it->kept != NULL ? run_forward(it, &it->sets[0], it->kept) : CARRY_OK;
 }
 
@@ -239,11 +191,6 @@ static const char *chosen(const void *given) {
 
 static const char *about_plan(const void *given) {
     return carry_delta_ranks_plan_about(((const instance *)given)->plan);
-}
-
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
 }
 
 static carry_status run_set(instance *it, carry_delta_set *s) {
@@ -257,9 +204,9 @@ static carry_status run_set(instance *it, carry_delta_set *s) {
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
-    const int64_t before = carry_comm_counted(it->comm).bytes_received;
+    const int64_t before = carry_comm_counted(it->base.comm).bytes_received;
     const carry_status status = run_set(it, &it->sets[it->current]);
-    it->received = carry_comm_counted(it->comm).bytes_received - before;
+    it->received = carry_comm_counted(it->base.comm).bytes_received - before;
     return status;
 }
 
@@ -281,8 +228,8 @@ static carry_counts counts(const void *given) {
 
 static carry_status make_reference(instance *it) {
     CARRY_TRY(carry_collective_agree(
-        it->comm, carry_delta_ranks_reference_new(it->ctx, &it->reference, &it->sets[0], it->backward)));
-    return carry_delta_ranks_reference_run(it->comm, &it->reference, &it->sets[0], &it->problem, it->initial);
+        it->base.comm, carry_delta_ranks_reference_new(it->base.ctx, &it->reference, &it->sets[0], it->backward)));
+    return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->sets[0], &it->problem, it->initial);
 }
 
 /* As on one rank (family_delta.c), twice: the states of the ranks' borders are made by other products than those of the
@@ -303,12 +250,7 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     if (!it->is_last) { /* it is written where the sequence ends */
         deviations[1].error = deviations[1].absolute = 0.0;
     }
-    double worst[] = {deviations[0].error, deviations[0].absolute, deviations[1].error, deviations[1].absolute};
-    CARRY_TRY(carry_all_reduce(it->comm, worst, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
-    for (int i = 0; i < 2; i++) {
-        deviations[i].error = worst[2 * i];
-        deviations[i].absolute = worst[2 * i + 1];
-    }
+    CARRY_TRY(carry_ranks_family_worst(it->base.comm, deviations, 2));
     *count = 2;
     return CARRY_OK;
 }
@@ -318,7 +260,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     carry_delta_set *s = &it->sets[0];
     const int64_t size = carry_tensor_count(&s->v);
     if (it->problem.dtype != CARRY_F32) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "gradients over ranks are checked in f32");
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "gradients over ranks are checked in f32");
     }
     CARRY_TRY(make_reference(it));
     const carry_tensor *poisoned[] = {&s->dq, &s->dk, &s->dv, &s->dbeta};
@@ -336,7 +278,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
         sums[1] += part;
         sums[2] += part * part;
     }
-    CARRY_TRY(carry_all_reduce(it->comm, sums, 3, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(it->base.comm, sums, 3, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     const double off = fabs(sums[1] - sums[0]);
     deviations[0] = (carry_deviation){.tensor = "dv", .error = off / sqrt(sums[2]), .absolute = off, .bound = 1e-4};
     if (it->options.wire == CARRY_BF16) {
@@ -357,7 +299,7 @@ const carry_family carry_family_delta_ranks = {
     .about = "the gated delta rule over p ranks that share the tokens: forward or backward",
     .takes = takes,
     .example = "delta:f32:t32768:h16:k128:v128:p4",
-    .ranks = ranks,
+    .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,
@@ -366,7 +308,7 @@ const carry_family carry_family_delta_ranks = {
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_ranks_family_only,
     .run = run,
     .counts = counts,
     .compare = compare,

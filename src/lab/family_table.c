@@ -52,3 +52,14 @@ carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_
     }
     return CARRY_OK;
 }
+
+carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,
+                                    carry_problem *problem) {
+    CARRY_TRY(family->open(ctx, instance, problem, 0, 0));
+    const carry_status status = family->choose(*instance, family->only(*instance));
+    if (status != CARRY_OK) {
+        family->close(*instance);
+        *instance = NULL;
+    }
+    return status;
+}
