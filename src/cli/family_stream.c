@@ -256,10 +256,13 @@ static void compare_pictures(session *s, const float *pixels, size_t count) {
             s->apart = NAN;
             continue;
         }
-        const float expected = with->pixel[s->seen];
-        s->largest = fmax(s->largest, fabs((double)expected));
-        if (memcmp(&expected, &pixels[i], sizeof expected) != 0) { /* other bits are never no difference: -0, NaN */
-            const double apart = fabs((double)pixels[i] - (double)expected);
+        uint32_t bits[2];
+        const double expected = with->pixel[s->seen];
+        memcpy(&bits[0], &with->pixel[s->seen], sizeof bits[0]);
+        memcpy(&bits[1], &pixels[i], sizeof bits[1]);
+        s->largest = fmax(s->largest, fabs(expected));
+        if (bits[0] != bits[1]) { /* which is never no difference: -0, NaN */
+            const double apart = fabs((double)pixels[i] - expected);
             s->apart = isnan(apart) || isnan(s->apart) ? NAN : fmax(s->apart, fmax(apart, DBL_MIN));
         }
     }
@@ -380,7 +383,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     status = status == CARRY_OK ? stream(&two, COMPARED) : status;
     free(kept.pixel);
     CARRY_TRY(status);
-    const double apart = two.seen == kept.count ? two.apart : NAN;
+    const double apart = kept.count > 0 && two.seen == kept.count ? two.apart : NAN;
     deviations[0] = (carry_deviation){
         .tensor = "frames", .absolute = apart, .error = apart > 0.0 ? apart / two.largest : apart, .bound = 0.0};
     *count = 1;
