@@ -14,8 +14,8 @@ export CARRY_WISDOM CARRY_STORE NO_COLOR
 . "$here/support.sh"
 
 # Waits are most of the stages' times, so that a busy machine does not decide.
-small=stream:config=shapes:size=32x32:chunks14
-slowed=$small:slow0=60:slow1=60
+small=stream:config=shapes:size=16x16:chunks14
+slowed=$small:slow0=80:slow1=80
 expect 0 "stream " list problems
 expect 0 "pipeline: stage 0 and a mesh of 1, up to 2 envelopes under way; 14 chunks" plan $small
 expect 0 "mesh: stage 0 on rank 0 of a mesh of 2" plan $small:mesh2:algo=mesh
@@ -23,7 +23,7 @@ expect 0 "mesh: stage 0 on rank 0 of a mesh of 2" plan $small:mesh2:algo=mesh
 expect 0 "2 right, 0 wrong, 0 left out" check $small
 [ "$(grep -c 'error  0.00e+00  bound  0.00e+00  ok' out)" = 2 ] || fail "not the same bits: $(cat out)"
 expect 0 "4 right, 0 wrong, 0 left out" check $small:mesh2 $small:recompute=anchor:context6
-expect 0 '"slower_stage_s": 0.0' bench --json --repeats 1 $slowed:algo=mesh
+expect 0 '"slower_stage_s": 0.' bench --json --repeats 1 $slowed:algo=mesh
 grep -q '"overlap": 0' out || fail "no overlap is told: $(cat out)"
 expect 0 "slower stage " bench --repeats 1 $small:slow0=match:algo=pipeline
 

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef CARRY_HAVE_TRAIN
 #include "cli/family_stream.h"
+#ifdef CARRY_HAVE_TRAIN
 #include "cli/family_train.h"
 #endif
 #include "cli/ranks.h"
