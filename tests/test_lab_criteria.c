@@ -135,6 +135,32 @@ static const carry_outcome outcomes[] = {
      .error = NAN,
      .error_absolute = NAN,
      .bound = NAN},
+    /* streams: one that takes turns, one that overlaps, one without a score, one that shows other pictures */
+    {.problem = "stream:depth1",
+     .stage = "stream",
+     .method = "pipeline",
+     .median = 80e-3,
+     .overlap = 0,
+     .slower_stage = 40e-3},
+    {.problem = "stream:depth2",
+     .stage = "stream",
+     .method = "pipeline",
+     .median = 42e-3,
+     .overlap = 0.95,
+     .slower_stage = 40e-3},
+    {.problem = "stream:depth3",
+     .stage = "short",
+     .method = "pipeline",
+     .median = 42e-3,
+     .overlap = NAN,
+     .slower_stage = 40e-3},
+    {.problem = "stream:depth4",
+     .stage = "wrong",
+     .method = "pipeline",
+     .median = 42e-3,
+     .overlap = 1,
+     .slower_stage = 40e-3,
+     .error = 1e-9},
 };
 #define COUNT ((int)(sizeof outcomes / sizeof outcomes[0]))
 
@@ -242,11 +268,27 @@ static void test_every_function_gives_the_worst_of_what_fits(void **state) {
     for (int i = 0;; i++) { /* each is in the help */
         const char *about = NULL;
         if (carry_criterion_function(i, &about) == NULL) {
-            assert_int_equal(i, 13); /* received and exposed are of ranks: test_lab_allscan.c */
+            assert_int_equal(i, 15); /* received and exposed are of ranks: test_lab_allscan.c */
             break;
         }
         assert_true(strlen(about) > 0);
     }
+}
+
+static void test_the_overlap_of_streams(void **state) {
+    (void)state;
+    gives(0, "overlap(pipeline, stage=stream)"); /* the least */
+    gives(0.95, "max(overlap(pipeline, stage=stream))");
+    gives(0.95, "overlap(pipeline, depth=2)");
+    gives(1.05, "time(pipeline, depth=2) / slower_stage(pipeline, depth=2)");
+    is(CARRY_MET, "overlap(pipeline, depth=2) >= 0.9");
+    is(CARRY_MET, "overlap(pipeline, depth=1) <= 0.3");
+    is(CARRY_NOT_MET, "overlap(pipeline, depth=1) >= 0.3");
+    is(CARRY_NOT_MET, "time(pipeline, stage=stream, depth=1) <= 1.1 * slower_stage(pipeline, depth=1)");
+    not_measured("has no figure", "overlap(pipeline, stage=short) >= 0");
+    not_measured("its result is wrong", "overlap(pipeline, stage=wrong) >= 0.9");
+    not_measured("has no figure", "overlap(fast, stage=cpu) >= 0"); /* no streams */
+    not_measured("has no figure", "slower_stage(fast, stage=cpu) > 0");
 }
 
 static void test_growth_is_the_least_along_every_series(void **state) {
@@ -403,6 +445,7 @@ int main(void) {
         cmocka_unit_test(test_arithmetic),
         cmocka_unit_test(test_comparisons),
         cmocka_unit_test(test_every_function_gives_the_worst_of_what_fits),
+        cmocka_unit_test(test_the_overlap_of_streams),
         cmocka_unit_test(test_growth_is_the_least_along_every_series),
         cmocka_unit_test(test_what_was_not_measured_says_why),
         cmocka_unit_test(test_the_time_of_a_wrong_result_is_not_measured),

@@ -145,7 +145,7 @@ static void test_typos_are_refused_with_their_place(void **state) {
     refuse(":5:14: there is no problem family 'scna'", HEAD METHODS "grid:\n  - problem: scna:dense\n" SUCCESS);
     refuse(":5:14: the stage 'all' has the problem 'scan:dense:t8' twice",
            HEAD METHODS "grid:\n  - problem: scan:dense:t{t}\n    t: [8, 4, 8]\n" SUCCESS);
-    refuse(":6:13: 'gpu' cannot be needed: known are cuda, gpus, train and the families",
+    refuse(":6:13: 'gpu' cannot be needed: known are cuda, gpus, train, stream and the families",
            HEAD METHODS GRID "    needs: [gpu]\n" SUCCESS);
     refuse(":4:10: 'warm_up' must be a whole number from 1 to 1000", HEAD METHODS "warm_up: 0\n" GRID SUCCESS);
     refuse(":4:10: 'repeats' must be a whole number from 1 to 2000", HEAD METHODS "repeats: 1.5\n" GRID SUCCESS);
@@ -296,7 +296,8 @@ static void test_the_shipped_experiments_load(void **state) {
     } shipped[] = {{"026-cyclic-reduction", "026-cyclic-reduction", 17, 12},
                    {"026-training", "026-training", 2, 9},
                    {"044-matmulscan", "044-matmulscan", 26, 24},
-                   {"055-allscan", "055-allscan", 13, 11}};
+                   {"055-allscan", "055-allscan", 13, 11},
+                   {"stream-overlap", "stream-overlap", 8, 16}};
     for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
         char file[512];
         (void)snprintf(file, sizeof file, "%s/experiments/%s.yaml", CARRY_SOURCE, shipped[i].file);

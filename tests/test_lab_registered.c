@@ -75,7 +75,11 @@ static carry_status toy_time(void *instance, double *seconds) {
 
 static carry_counts toy_counts(const void *instance) {
     const toy *t = instance;
-    return (carry_counts){.flops = 1e6, .tokens = 100, .perplexity = exp(t->loss[t->chosen][STEPS - 1])};
+    return (carry_counts){.flops = 1e6,
+                          .tokens = 100,
+                          .perplexity = exp(t->loss[t->chosen][STEPS - 1]),
+                          .overlap = t->chosen ? 0.75 : 0.0,
+                          .slower_stage = t->chosen ? 0.5e-3 : 0.0}; /* slow is no stream */
 }
 
 static const double *toy_curve(const void *instance, int *count) {
@@ -148,6 +152,7 @@ static const char experiment[] = "name: toys\nhypothesis: quick is quicker\nmeth
                                  "success:\n  - speedup(quick, slow) >= 4\n"
                                  "  - tokens_per_s(quick) / tokens_per_s(slow) >= 3.9\n"
                                  "  - perplexity(quick) / perplexity(slow) <= 0.91\n"
+                                 "  - overlap(quick) == 0.75\n  - time(quick) / slower_stage(quick) <= 2.1\n"
                                  "failure:\n  - perplexity(slow) < 1\n";
 
 static void what_it_gives_is_judged_and_stored(void **unused) {
@@ -183,6 +188,8 @@ static void what_it_gives_is_judged_and_stored(void **unused) {
     }
     assert_true(isnan(metric(run, "loss:slow, cpu", 0)) && isnan(metric(run, "loss:slow, cpu", STEPS + 1)));
     assert_true(metric(run, CARRY_PERPLEXITY, 0) == exp(1.5));
+    assert_true(metric(run, CARRY_OVERLAP, 1) == 0.75 && metric(run, CARRY_SLOWER_STAGE, 1) == 0.5e-3);
+    assert_true(isnan(metric(run, CARRY_OVERLAP, 0)) && isnan(metric(run, CARRY_SLOWER_STAGE, 0)));
     carry_run_free(run);
     carry_experiment_free(e);
     carry_store_close(store);

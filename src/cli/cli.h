@@ -103,6 +103,8 @@ void cli_json_close(void);
 /* "received 0.52 MB  exposed 0.7 %  waits 20 %  ", of a problem of several ranks (ranks > 0), else "". */
 #define CLI_TOGETHER 80
 const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited);
+/* "overlap 0.98  slower stage 40.3 ms  ", of a stream (slower_stage > 0), else "". */
+const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slower_stage);
 
 /* Escape sequences on a terminal without NO_COLOR, else "". */
 const char *cli_bold(void);

@@ -89,7 +89,17 @@ static void print_result_json(const show *s, const char *problem, const carry_be
         cli_json_integer("ranks", s->ranks);
         cli_json_integer("rank", r->rank);
     }
+    if (r->counts.slower_stage > 0.0) {
+        cli_json_number("overlap", r->counts.overlap);
+        cli_json_number("slower_stage_s", r->counts.slower_stage);
+    }
     cli_json_close();
+}
+
+/* "-" where there is none. */
+static const char *rate_text(char text[32], double rate) {
+    (void)snprintf(text, 32, "%.1f", rate);
+    return isnan(rate) ? "-" : text;
 }
 
 static void print_result(const show *s, const carry_bench_result *r, double fastest) {
@@ -101,17 +111,21 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     char error[32];
     (void)snprintf(error, sizeof error, "%.1e", r->worst.error);
     char together[CLI_TOGETHER];
+    char overlapped[CLI_TOGETHER];
+    char gflops[32];
+    char gbytes[32];
     char share[32] = "-";
     if (!isnan(r->share)) {
         (void)snprintf(share, sizeof share, "%.0f %%", 100.0 * r->share);
     }
     bool best = r->median == fastest;
-    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8.1f %7.1f  %6s  %8s  %s%s%s%s\n", best ? cli_green() : "",
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8s %7s  %6s  %8s  %s%s%s%s%s\n", best ? cli_green() : "",
                  r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats,
-                 (long long)r->counts.products, 1e-9 * r->counts.flops / r->median, 1e-9 * r->counts.bytes / r->median,
-                 share, s->options.unchecked ? "-" : error,
+                 (long long)r->counts.products, rate_text(gflops, 1e-9 * r->counts.flops / r->median),
+                 rate_text(gbytes, 1e-9 * r->counts.bytes / r->median), share, s->options.unchecked ? "-" : error,
                  cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
-                 r->planned ? "planned" : "", best ? " fastest" : "", cli_plain());
+                 cli_overlapped(overlapped, r->counts.overlap, r->counts.slower_stage), r->planned ? "planned" : "",
+                 best ? " fastest" : "", cli_plain());
 }
 
 static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {

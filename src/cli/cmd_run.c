@@ -67,6 +67,10 @@ static void print_outcome_json(const carry_outcome *o) {
             cli_json_number("exposed", o->exposed);
             cli_json_number("waited", o->waited);
         }
+        if (o->slower_stage > 0.0) {
+            cli_json_number("overlap", o->overlap);
+            cli_json_number("slower_stage_s", o->slower_stage);
+        }
     }
     cli_json_close();
 }
@@ -113,15 +117,17 @@ static void measured(void *user, const carry_outcome *o) {
         (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
     } else {
         char together[CLI_TOGETHER];
+        char overlapped[CLI_TOGETHER];
         char use[32] = "";
         if (!isnan(o->share)) {
             (void)snprintf(use, sizeof use, "use %3.0f %%  ", 100.0 * o->share);
         }
         bool wrong = o->error > o->bound;
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%serror %.1e%s%s%s\n", o->method,
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%s%serror %.1e%s%s%s\n", o->method,
                      carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, use,
                      cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed, o->waited),
-                     o->error, wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
+                     cli_overlapped(overlapped, o->overlap, o->slower_stage), o->error, wrong ? cli_red() : "",
+                     wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }
@@ -302,8 +308,9 @@ const cli_verb cli_run = {
     .details =
         "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A), each with filters (t=128, bf16, device=cuda,\n"
-        "  stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * / and one of >= > <= < ==\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A), each with filters\n"
+        "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * /\n"
+        "  and one of >= > <= < ==\n"
         "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
         "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
         "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"

@@ -3,8 +3,7 @@
 #define CARRY_CLI_CMD_STREAM_H
 
 #include "cli/ranks.h"
-#include "core/file.h"
-#include "stream/pipeline.h"
+#include "cli/stream_model.h"
 
 /* What was typed. */
 typedef struct stream_wish {
@@ -27,9 +26,8 @@ typedef struct stream_desk {
     carry_controls *controls;
     carry_stream_figures figures;
     carry_ctx *ctx; /* for what is checked before the ranks are there */
-    carry_dit_config config;
-    char model[CARRY_FILE_PATH]; /* folder; "": random weights */
-    struct stream_page *page;    /* where frames go, made by rank 0 */
+    stream_model model;
+    struct stream_page *page; /* where frames go, made by rank 0 */
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
     bool has_ended;

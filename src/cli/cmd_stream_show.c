@@ -29,11 +29,11 @@ void stream_show_line(stream_desk *desk, const char *line) {
 
 void stream_show_start(stream_desk *desk) {
     const carry_pipeline_options *o = &desk->options;
-    const carry_dit_config *c = &desk->config;
+    const carry_dit_config *c = &desk->model.config;
     const int ranks = cli_ranks();
     const bool is_apart = o->with_stage && ranks > 1;
     desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
-    const bool is_random = desk->model[0] == '\0';
+    const bool is_random = desk->model.folder[0] == '\0';
     if (desk->common.json) {
         if (is_random) {
             stream_show_line(desk, RANDOM);
@@ -41,7 +41,7 @@ void stream_show_start(stream_desk *desk) {
         return;
     }
     (void)printf("%s%s%s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of %lld%s%s\n",
-                 cli_bold(), desk->model[0] != '\0' ? desk->model : desk->wish.config, cli_plain(),
+                 cli_bold(), desk->model.folder[0] != '\0' ? desk->model.folder : desk->wish.config, cli_plain(),
                  (long long)c->num_layers, (long long)c->dim, (long long)c->num_heads, (long long)o->width,
                  (long long)o->height, (long long)o->chunk, (long long)o->window, is_random ? "\n" : "",
                  is_random ? RANDOM : "");

@@ -2,6 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cli/family_stream.h"
 #ifdef CARRY_HAVE_TRAIN
 #include "cli/family_train.h"
 #endif
@@ -133,5 +134,6 @@ int main(int count, char **arguments) {
 #ifdef CARRY_HAVE_TRAIN
     carry_family_register(&carry_family_train);
 #endif
+    carry_family_register(&carry_family_stream);
     return cli_ranks_leave(run(count, arguments));
 }

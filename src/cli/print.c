@@ -6,6 +6,7 @@
 
 #include "cli/cli.h"
 #include "cli/ranks.h"
+#include "core/clock.h"
 
 static bool first_field;
 
@@ -70,6 +71,16 @@ const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, do
                        100.0 * exposed, 100.0 * waited);
     } else if (ranks > 0) {
         (void)snprintf(text, CLI_TOGETHER, "received %.4g MB  ", 1e-6 * received);
+    }
+    return text;
+}
+
+const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slower_stage) {
+    char time[32];
+    text[0] = '\0';
+    if (slower_stage > 0.0) {
+        (void)snprintf(text, CLI_TOGETHER, "overlap %.2f  slower stage %s  ", overlap,
+                       carry_time_text(time, slower_stage));
     }
     return text;
 }

@@ -7,10 +7,10 @@
 
    A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
    setting (device=cuda), a stage (stage=cpu). Where several problems match it gives the worst of them: the least
-   speedup and use, the largest time, error, memory, bytes received and share exposed, and all of them must have been
-   measured; min(...) and max(...) around a function choose themselves, among those that were. The time of a wrong
-   result (an error beyond its bound) counts as not measured. grows(..., t) is the least quotient of successive figures
-   along t, all else equal. */
+   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed, and all of them must
+   have been measured; min(...) and max(...) around a function choose themselves, among those that were. The time of a
+   wrong result (an error beyond its bound) counts as not measured. grows(..., t) is the least quotient of successive
+   figures along t, all else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -34,6 +34,7 @@ typedef struct carry_outcome {
     int ranks, cores;                 /* of a problem of several ranks, else 0 */
     double received, waited, exposed; /* of such a one, else NaN: carry_counts */
     double perplexity;                /* of a training, else 0 */
+    double overlap, slower_stage;     /* of a stream, else NaN and 0: carry_counts */
 } carry_outcome;
 
 typedef enum carry_verdict_kind { CARRY_MET, CARRY_NOT_MET, CARRY_NOT_MEASURED } carry_verdict_kind;

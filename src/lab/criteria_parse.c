@@ -74,6 +74,16 @@ static double perplexity_of(const carry_outcome *of, const carry_outcome *agains
     return of->perplexity > 0.0 ? of->perplexity : NAN;
 }
 
+static double overlap_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->slower_stage > 0.0 ? of->overlap : NAN;
+}
+
+static double slower_stage_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->slower_stage > 0.0 ? of->slower_stage : NAN;
+}
+
 static const measure measures[] = {
     {"speedup", "of a method over another on the same problem", 2, LEAST, true, speedup_of},
     {"time", "median, seconds", 1, LARGEST, true, time_of},
@@ -89,6 +99,8 @@ static const measure measures[] = {
     {"exposed", "share by which ranks that wait for others make all of them later, 0 to 1", 1, LARGEST, true,
      exposed_of},
     {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
+    {"overlap", "share of a stream's shorter stage that is hidden behind the longer one", 1, LEAST, true, overlap_of},
+    {"slower_stage", "seconds that a stream's slower stage takes a chunk", 1, LARGEST, true, slower_stage_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))
 

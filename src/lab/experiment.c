@@ -102,13 +102,14 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
             if (carry_device_count() < 3) { /* the CPU is one */
                 (void)snprintf(missing, 160, "there are not several GPUs here");
             }
-        } else if (strcmp(text, "train") == 0) { /* which the program brings, where it is built with training */
+        } else if (strcmp(text, "train") == 0 || strcmp(text, "stream") == 0) { /* which the program brings */
             if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
-                (void)snprintf(missing, 160, "this build has no training");
+                (void)snprintf(missing, 160, "this build has no %s", text[0] == 't' ? "training" : "streaming");
             }
         } else if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
             return carry_yaml_fail(e->ctx, need, e->path,
-                                   "'%.40s' cannot be needed: known are cuda, gpus, train and the families", text);
+                                   "'%.40s' cannot be needed: known are cuda, gpus, train, stream and the families",
+                                   text);
         }
     }
     return CARRY_OK;

@@ -18,10 +18,13 @@
 #define CARRY_EXPERIMENT_BINDINGS 8
 #define CARRY_EXPERIMENT_WORD 40
 
-/* Metrics of a stored run, by the result's place: what problems of several ranks have besides. */
+/* Metrics of a stored run, by the result's place: what problems of several ranks, trainings and streams have besides.
+ */
 #define CARRY_RECEIVED "received"
 #define CARRY_EXPOSED "exposed"
 #define CARRY_PERPLEXITY "perplexity"
+#define CARRY_OVERLAP "overlap"
+#define CARRY_SLOWER_STAGE "slower_stage"
 
 /* Curves are metrics too, named WHAT:WHICH; those of the same WHAT are drawn in one plot. */
 #define CARRY_LOSS "loss"

@@ -63,6 +63,16 @@ static carry_status store_training(const keeper *k, const carry_outcome *o, cons
                                : CARRY_OK;
 }
 
+static carry_status store_stream(const keeper *k, const carry_outcome *o) {
+    const int64_t step = o - k->e->outcome;
+    if (k->options->store == NULL || !(o->slower_stage > 0.0)) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_SLOWER_STAGE, o->slower_stage));
+    return isnan(o->overlap) ? CARRY_OK
+                             : carry_store_metric(k->options->store, k->options->run, step, CARRY_OVERLAP, o->overlap);
+}
+
 static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {
     if (k->options->store == NULL) {
         return CARRY_OK;
@@ -121,6 +131,8 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
     o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
     o->perplexity = r->counts.perplexity;
+    o->slower_stage = r->counts.slower_stage;
+    o->overlap = r->counts.slower_stage > 0.0 ? r->counts.overlap : NAN;
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
@@ -133,6 +145,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     }
     if (k->status == CARRY_OK && r->reason[0] == '\0') {
         k->status = store_training(k, o, r);
+        k->status = k->status == CARRY_OK ? store_stream(k, o) : k->status;
     }
     tell(k, o);
 }

@@ -32,6 +32,11 @@ typedef struct part {
     bool is_closed;
 } part;
 
+const char *carry_recompute_name(carry_recompute recompute) {
+    static const char *const names[] = {"off", "anchor", "latent"};
+    return names[recompute];
+}
+
 static int64_t nearest(int64_t size, int64_t unit) {
     const int64_t most = unit * CARRY_DIT_POSITIONS;
     const int64_t near = size > most ? most : (size + unit / 2) / unit * unit;
@@ -225,10 +230,9 @@ static carry_status run_part(part *p) {
 /* Rule 7 and 8, once everything has been loaded. What is not in the handshake's own fields but changes what is
    computed is its word. */
 static carry_status shake_hands(part *p) {
-    static const char *const modes[] = {"off", "anchor", "latent"};
     const carry_pipeline_options *o = p->options;
     char build[64];
-    (void)snprintf(build, sizeof build, "%s %lld%s, batch %lld, shift %.9g, %s", modes[o->recompute],
+    (void)snprintf(build, sizeof build, "%s %lld%s, batch %lld, shift %.9g, %s", carry_recompute_name(o->recompute),
                    (long long)(o->recompute != CARRY_RECOMPUTE_OFF ? o->context : 0), o->clean_pass ? ", clean" : "",
                    (long long)o->batch, o->shift, p->groups.with_stage ? "pipeline" : "mesh");
     const carry_handshake mine = {

@@ -17,6 +17,7 @@
 #include "stream/hub.h"
 
 typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARRY_RECOMPUTE_LATENT } carry_recompute;
+const char *carry_recompute_name(carry_recompute recompute); /* off, anchor, latent */
 
 typedef struct carry_pipeline_options {
     const char *model;       /* folder; NULL: random weights of config */

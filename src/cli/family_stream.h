@@ -1,0 +1,10 @@
+/* The problem family that joins the lab with streaming; main registers it. */
+#ifndef CARRY_CLI_FAMILY_STREAM_H
+#define CARRY_CLI_FAMILY_STREAM_H
+
+#include "cli/cli.h"
+#include "lab/family.h"
+
+extern const carry_family carry_family_stream;
+
+#endif

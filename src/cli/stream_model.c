@@ -1,0 +1,107 @@
+/* Which model a stream is of. */
+#include "cli/stream_model.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/error.h"
+
+#define DEMO "models/shapes"
+
+static bool is_model(const char *folder) {
+    char path[CARRY_FILE_PATH];
+    const int length = snprintf(path, sizeof path, "%s/config.json", folder);
+    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
+}
+
+/* In this folder or one above it: of a source tree, or installed. */
+static bool find_upwards(char found[CARRY_FILE_PATH], char *at) {
+    for (;;) {
+        (void)snprintf(found, CARRY_FILE_PATH, "%s/" DEMO, at);
+        if (is_model(found)) {
+            return true;
+        }
+        (void)snprintf(found, CARRY_FILE_PATH, "%s/share/carry/" DEMO, at);
+        if (is_model(found)) {
+            return true;
+        }
+        char *slash = strrchr(at, '/');
+        if (slash == NULL) {
+            return false;
+        }
+        *slash = '\0';
+    }
+}
+
+/* The model that comes with the program: installed beside it, or in the source tree around it or around here. */
+static bool find_demo(char found[CARRY_FILE_PATH]) {
+    char here[CARRY_FILE_PATH - 64];
+    const ssize_t length = readlink("/proc/self/exe", here, sizeof here - 1);
+    if (length > 0) {
+        here[length] = '\0';
+        if (find_upwards(found, here)) {
+            return true;
+        }
+    }
+    return getcwd(here, sizeof here) != NULL && find_upwards(found, here);
+}
+
+carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config) {
+    *model = (stream_model){0};
+    if (config != NULL) {
+        return carry_dit_config_named(ctx, &model->config, config);
+    }
+    if (folder != NULL) {
+        (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
+    } else if (!find_demo(model->folder)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "the demo's model, " DEMO ", is not here: name a folder as the model, or shapes as the "
+                          "config for random weights");
+    }
+    return carry_dit_config_read(ctx, &model->config, model->folder);
+}
+
+carry_pipeline_options stream_model_options(const stream_model *model) {
+    const carry_dit_config *c = &model->config;
+    return (carry_pipeline_options){
+        .model = model->folder[0] != '\0' ? model->folder : NULL,
+        .config = *c,
+        .chunk = c->chunk_frames > 0 ? c->chunk_frames : 3,
+        .window = c->window_frames > 0 ? c->window_frames : 21,
+        .sink = c->sink_frames > 0 ? c->sink_frames : 0,
+        .shift = c->shift > 0.0 ? c->shift : 5.0,
+    };
+}
+
+carry_control_state stream_model_controls(const stream_model *model) {
+    static const char shown[] = "red circle moving left";
+    carry_control_state state = carry_control_default();
+    if (model->config.steps > 0) {
+        state.steps = (int)model->config.steps;
+        memcpy(state.step, model->config.step, sizeof model->config.step);
+    }
+    memcpy(state.prompt[0].text, shown, sizeof shown);
+    state.prompt[0].length = sizeof shown - 1;
+    return state;
+}
+
+bool stream_set_size(carry_pipeline_options *options, const char *text) {
+    char *end;
+    errno = 0;
+    options->width = strtoll(text, &end, 10);
+    if (end == text || *end != 'x') {
+        return false;
+    }
+    const char *second = end + 1;
+    options->height = strtoll(second, &end, 10);
+    return end != second && *end == '\0' && errno == 0 && options->width > 0 && options->height > 0;
+}
+
+void stream_set_recompute(carry_pipeline_options *options, carry_recompute recompute, int64_t context) {
+    options->recompute = recompute;
+    options->context = recompute == CARRY_RECOMPUTE_OFF ? 0 : context > 0 ? context : options->chunk;
+    options->clean_pass = recompute == CARRY_RECOMPUTE_OFF;
+}
