@@ -105,6 +105,10 @@ void cli_json_close(void);
 const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited);
 /* "overlap 0.98  slower stage 40.3 ms  ", of a stream (slower_stage > 0), else "". */
 const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slower_stage);
+/* "use  80 %  ", or "" where there is none; "error 1.2e-07", or "not compared". */
+#define CLI_FIGURE 32
+const char *cli_use(char text[CLI_FIGURE], double share);
+const char *cli_error(char text[CLI_FIGURE], double error);
 
 /* Escape sequences on a terminal without NO_COLOR, else "". */
 const char *cli_bold(void);

@@ -50,7 +50,7 @@ static void print_ceilings(show *s) {
     }
     (void)printf(
         "%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
-        "method: checked against float64 first; %s; one warm-up; methods take turns; median, and the distance\n"
+        "method: checked first; %s; one warm-up; methods take turns; median, and the distance\n"
         "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
         carry_ctx_kernels(s->ctx),

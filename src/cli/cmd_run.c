@@ -118,16 +118,13 @@ static void measured(void *user, const carry_outcome *o) {
     } else {
         char together[CLI_TOGETHER];
         char overlapped[CLI_TOGETHER];
-        char use[32] = "";
-        if (!isnan(o->share)) {
-            (void)snprintf(use, sizeof use, "use %3.0f %%  ", 100.0 * o->share);
-        }
+        char use[CLI_FIGURE], error[CLI_FIGURE];
         bool wrong = o->error > o->bound;
-        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%s%serror %.1e%s%s%s\n", o->method,
-                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, use,
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%s%s%s%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, cli_use(use, o->share),
                      cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed, o->waited),
-                     cli_overlapped(overlapped, o->overlap, o->slower_stage), o->error, wrong ? cli_red() : "",
-                     wrong ? " WRONG" : "", wrong ? cli_plain() : "");
+                     cli_overlapped(overlapped, o->overlap, o->slower_stage), cli_error(error, o->error),
+                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
     }
     (void)fflush(stdout);
 }

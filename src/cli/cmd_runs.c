@@ -98,9 +98,10 @@ static void print_results(const carry_run *run) {
         if (is->reason[0] != '\0') {
             (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), is->method, is->reason, cli_plain());
         } else {
-            (void)printf("  %-14s %9s  spread %3.0f %%  %5d samples  use %3.0f %%  error %.1e%s\n", is->method,
+            char use[CLI_FIGURE], error[CLI_FIGURE];
+            (void)printf("  %-14s %9s  spread %3.0f %%  %5d samples  %s%s%s\n", is->method,
                          carry_time_text(time, is->median), 100.0 * is->spread, run->result[i].samples,
-                         100.0 * is->share, is->error, is->planned ? "  planned" : "");
+                         cli_use(use, is->share), cli_error(error, is->error), is->planned ? "  planned" : "");
         }
     }
 }

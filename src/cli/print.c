@@ -75,6 +75,19 @@ const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, do
     return text;
 }
 
+const char *cli_use(char text[CLI_FIGURE], double share) {
+    text[0] = '\0';
+    if (!isnan(share)) {
+        (void)snprintf(text, CLI_FIGURE, "use %3.0f %%  ", 100.0 * share);
+    }
+    return text;
+}
+
+const char *cli_error(char text[CLI_FIGURE], double error) {
+    (void)snprintf(text, CLI_FIGURE, isnan(error) ? "not compared" : "error %.1e", error);
+    return text;
+}
+
 const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slower_stage) {
     char time[32];
     text[0] = '\0';
