@@ -128,6 +128,12 @@ pages() {
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
 }
 
+# Eight results wait for stage 0 in the end, which takes 4 s to show them and sends nothing more: it is not missed.
+slow_end() {
+    expect 0 '"done": true, "chunks": 9,' --ranks 3 stream $small --chunks 9 --depth 8 --slow-stage0 500 --deadline 2 \
+        --json
+}
+
 # Ctrl-C ends between chunks, with the table.
 interrupted() {
     for ranks in 1 3; do
@@ -143,14 +149,15 @@ interrupted() {
 
 ranks=3
 deadline=2
-margin=10 # seconds more, for two cores that three ranks and others share
+margin=4 # seconds more: a call that is under way, the parting, and two cores that three ranks and others share
 
-# killed RANK MOMENT: the others say a sentence and end, within the deadline, and none of them with 0.
+# killed RANK MOMENT [SIGNAL]: the others say a sentence and end, within the deadline, and none of them with 0.
 killed() {
     log=$folder/log
     : > "$log"
     : > "$folder/codes"
     : > "$folder/pids"
+    how=${3:-KILL}
     set -- "$1" "$2" $small --deadline $deadline
     case $2 in
         idle) # it begins with what a supervisor would have kept: paused
@@ -158,6 +165,8 @@ killed() {
             set -- "$@" --state "$folder/paused" ;;
         call) set -- "$@" --slow-stage1 700 ;; # the mesh is asleep in a call most of the time
         collective) set -- "$@" --size 128x128 ;; # and here in an all-reduce
+        queued) # eight chunks wait for stage 0 where the leader is the victim, else for the mesh: work for 5.6 s
+            set -- "$@" --depth 8 "--slow-stage$((1 - $1))" 700 ;;
     esac
     victim=$1
     moment=$2
@@ -174,11 +183,17 @@ killed() {
     launcher=$!
     await "$log" 'a mesh of 2'
     sleep 1.5
-    kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" || fail "rank $victim was not there"
+    kill "-$how" "$(sed -n "s/^$victim //p" "$folder/pids")" || fail "rank $victim was not there"
     start=$(date +%s%N)
-    wait $launcher
+    waited=0
+    while [ "$(grep -vc "^$victim " "$folder/codes")" -lt $((ranks - 1)) ] && [ $waited -lt 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
     milliseconds=$((($(date +%s%N) - start) / 1000000))
-    echo "rank $victim killed, $moment: all ended in $milliseconds ms"
+    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nobody else would
+    wait $launcher
+    echo "rank $victim, $how, $moment: the others ended in $milliseconds ms"
     bad=$failures
     [ $milliseconds -le $(((deadline + margin) * 1000)) ] || fail "too late"
     for rank in 0 1 2; do
@@ -261,6 +276,7 @@ what_it_prints
 what_it_refuses
 same_pictures
 pages
+slow_end
 interrupted
 supervised all --ranks 2 stream
 two_lives
@@ -271,6 +287,11 @@ if mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
             killed $rank $moment
         done
     done
+    for signal in KILL STOP; do
+        killed 0 queued $signal
+        killed 1 queued $signal
+    done
+    killed 2 call STOP
     for rank in 0 1 2; do
         supervised $rank stream --processes 3
     done

@@ -360,6 +360,23 @@ carry_status carry_wait(carry_request *request) {
     return carry_comm_wait_all(request->comm, request, 1, &deadline);
 }
 
+carry_status carry_comm_wait_since(carry_request *request, double start, double until, int *done) {
+    *done = 1;
+    if (request->state == CARRY_REQUEST_NONE) {
+        return CARRY_OK;
+    }
+    carry_comm *comm = request->comm;
+    const carry_deadline deadline = {.operation = request->operation, .start = start, .until = start + comm->deadline};
+    if (until >= deadline.until) {
+        return carry_comm_wait_all(comm, request, 1, &deadline);
+    }
+    const double now = carry_seconds();
+    comm->wire->kind->progress(comm->wire, request, until);
+    comm->counts.waited += carry_seconds() - now;
+    *done = request->state != CARRY_REQUEST_PENDING && request->state != CARRY_REQUEST_BUSY;
+    return *done ? settle(comm, request, &deadline) : CARRY_OK;
+}
+
 carry_status carry_test(carry_request *request, int *done) {
     *done = 1;
     if (request->state == CARRY_REQUEST_NONE) {
