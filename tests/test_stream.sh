@@ -128,6 +128,42 @@ pages() {
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
 }
 
+# What was asked for and could not be saved is said in the end, on standard error and in JSON, and the exit code is 1;
+# where it was all for the files it ends there.
+full_disk() {
+    mkdir "$folder/full"
+    ln -s /dev/full "$folder/full/frame-000004.ppm"
+    expect 2 'frame-000004.ppm cannot be written: No space left' stream $small --chunks 4 --out "$folder/full"
+    [ "$(find "$folder/full" -name 'frame-*' | wc -l)" = 4 ] || fail "half a picture is left"
+    timeout 60 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page' && return
+    ln -s /dev/full "$folder/full/frame-000004.ppm"
+    timeout 60 "$carry" stream $small --chunks 4 --json --out "$folder/full" --serve --port 0 > "$out" 2> "$err"
+    code=$?
+    [ $code = 1 ] || fail "pictures on a full disk end with $code: $(cat "$err")"
+    grep -q '^carry: not all was saved: .*frame-000004.ppm cannot be written' "$err" || fail "not said: $(cat "$err")"
+    tail -1 "$out" | grep -q '"done": true, "chunks": 4,.*"saved": false, "unsaved": ".*frame-000004' ||
+        fail "no word of it in JSON: $(tail -1 "$out")"
+    # A limit on the size of files (in 512 bytes, or in 1024) is an error of the recording, as a full disk is.
+    (
+        ulimit -f 20
+        timeout 60 "$carry" stream $small --chunks 30 --fps 100 --json --record "$folder/full.avi" 2> "$err" | tail -1 > "$out"
+        tail -1 "$out" | grep -q '"done": true, "chunks": 30,.*"saved": false, "unsaved": ".*full.avi ends after'
+    ) || fail "a recording that ended: $(cat "$out" "$err")"
+    grep -q '^carry: not all was saved: the recording .*full.avi ends after [0-9]* frames' "$err" ||
+        fail "not said: $(cat "$err")"
+    (
+        ulimit -f 20
+        exec $limited "$carry" stream $small --fps 100 --json --record "$folder/again.avi"
+    ) > "$folder/log" 2> "$err" &
+    process=$!
+    await "$err" 'ends after'
+    kill -INT $process
+    wait $process
+    code=$?
+    [ $code = 1 ] || fail "Ctrl-C after a recording that ended: $code: $(cat "$err")"
+    expect 0 '"saved": true' stream $small --chunks 2 --json --record "$folder/saved.avi"
+}
+
 # Eight results wait for stage 0 in the end, which takes 4 s to show them and sends nothing more: it is not missed.
 slow_end() {
     expect 0 '"done": true, "chunks": 9,' --ranks 3 stream $small --chunks 9 --depth 8 --slow-stage0 500 --deadline 2 \
@@ -276,6 +312,7 @@ what_it_prints
 what_it_refuses
 same_pictures
 pages
+full_disk
 slow_end
 interrupted
 supervised all --ranks 2 stream
