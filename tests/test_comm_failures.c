@@ -175,6 +175,44 @@ static void test_what_is_withdrawn_leaves_the_rest_in_order(void **state) {
     assert_int_equal(status, CARRY_OK);
 }
 
+enum { CLOSE_CALLS = 1500 };
+
+/* Rank 0 gives up the first of several messages at its deadline, just when rank 1 comes for it, which gets that one or
+   none, and not the second in its place. */
+static carry_status come_at_the_end(void *user, carry_comm *comm) {
+    const int *round = user;
+    const double deadline = 1e-3;
+    const double start = carry_seconds();
+    unsigned char bytes[LETTERS] = {0};
+    if (carry_comm_rank(comm) == 0) {
+        carry_request requests[LETTERS] = {{0}};
+        for (int i = 0; i < LETTERS; i++) {
+            TRY(carry_isend(comm, &requests[i], bytes, (size_t)i + 1, 1, 0));
+        }
+        TRY(carry_comm_set_deadline(comm, deadline));
+        (void)carry_wait(&requests[0]);
+        carry_comm_abort(comm, "enough");
+        carry_comm_withdraw(requests, LETTERS);
+        return CARRY_OK;
+    }
+    while (carry_seconds() < start + deadline + 1e-6 * (*round % 150)) {
+    }
+    const carry_status status = carry_recv(comm, bytes, 1, 0, 0);
+    EXPECT(comm, status != CARRY_ESHAPE, "round %d: %s", *round, carry_ctx_error(carry_comm_ctx(comm)));
+    return CARRY_OK;
+}
+
+static void test_a_message_that_was_given_up_is_not_replaced_by_the_next(void **state) {
+    (void)state;
+    for (int round = 0; round < CLOSE_CALLS; round++) {
+        char sentence[512];
+        const carry_status status = run_ranks(2, &world, come_at_the_end, &round, sentence);
+        if (status != CARRY_OK) {
+            fail_msg("%s: %s", carry_status_name(status), sentence);
+        }
+    }
+}
+
 static carry_status nothing(void *user, carry_comm *comm) {
     (void)user;
     (void)comm;
@@ -305,6 +343,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_every_wait_ends_at_the_deadline),
         cmocka_unit_test(test_sizes_that_differ_are_refused),
         cmocka_unit_test(test_what_is_withdrawn_leaves_the_rest_in_order),
+        cmocka_unit_test(test_a_message_that_was_given_up_is_not_replaced_by_the_next),
         cmocka_unit_test(test_ranks_that_differ_are_told_apart),
         cmocka_unit_test(test_bad_arguments_are_refused),
     };

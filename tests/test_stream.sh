@@ -128,6 +128,48 @@ pages() {
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
 }
 
+# What was asked for and could not be saved is said in the end, on standard error and in JSON, and the exit code is 1;
+# where it was all for the files it ends there.
+full_disk() {
+    mkdir "$folder/full"
+    ln -s /dev/full "$folder/full/frame-000004.ppm"
+    expect 2 'frame-000004.ppm cannot be written: No space left' stream $small --chunks 4 --out "$folder/full"
+    [ "$(find "$folder/full" -name 'frame-*' | wc -l)" = 4 ] || fail "half a picture is left"
+    timeout 60 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page' && return
+    ln -s /dev/full "$folder/full/frame-000004.ppm"
+    timeout 60 "$carry" stream $small --chunks 4 --json --out "$folder/full" --serve --port 0 > "$out" 2> "$err"
+    code=$?
+    [ $code = 1 ] || fail "pictures on a full disk end with $code: $(cat "$err")"
+    grep -q '^carry: not all was saved: .*frame-000004.ppm cannot be written' "$err" || fail "not said: $(cat "$err")"
+    tail -1 "$out" | grep -q '"done": true, "chunks": 4,.*"saved": false, "unsaved": ".*frame-000004' ||
+        fail "no word of it in JSON: $(tail -1 "$out")"
+    # A limit on the size of files (in 512 bytes, or in 1024) is an error of the recording, as a full disk is.
+    (
+        ulimit -f 20
+        timeout 60 "$carry" stream $small --chunks 30 --fps 100 --json --record "$folder/full.avi" 2> "$err" | tail -1 > "$out"
+        tail -1 "$out" | grep -q '"done": true, "chunks": 30,.*"saved": false, "unsaved": ".*full.avi ends after'
+    ) || fail "a recording that ended: $(cat "$out" "$err")"
+    grep -q '^carry: not all was saved: the recording .*full.avi ends after [0-9]* frames' "$err" ||
+        fail "not said: $(cat "$err")"
+    (
+        ulimit -f 20
+        exec $limited "$carry" stream $small --fps 100 --json --record "$folder/again.avi"
+    ) > "$folder/log" 2> "$err" &
+    process=$!
+    await "$err" 'ends after'
+    kill -INT $process
+    wait $process
+    code=$?
+    [ $code = 1 ] || fail "Ctrl-C after a recording that ended: $code: $(cat "$err")"
+    expect 0 '"saved": true' stream $small --chunks 2 --json --record "$folder/saved.avi"
+}
+
+# Eight results wait for stage 0 in the end, which takes 4 s to show them and sends nothing more: it is not missed.
+slow_end() {
+    expect 0 '"done": true, "chunks": 9,' --ranks 3 stream $small --chunks 9 --depth 8 --slow-stage0 500 --deadline 2 \
+        --json
+}
+
 # Ctrl-C ends between chunks, with the table.
 interrupted() {
     for ranks in 1 3; do
@@ -143,14 +185,15 @@ interrupted() {
 
 ranks=3
 deadline=2
-margin=10 # seconds more, for two cores that three ranks and others share
+margin=4 # seconds more: a call that is under way, the parting, and two cores that three ranks and others share
 
-# killed RANK MOMENT: the others say a sentence and end, within the deadline, and none of them with 0.
+# killed RANK MOMENT [SIGNAL]: the others say a sentence and end, within the deadline, and none of them with 0.
 killed() {
     log=$folder/log
     : > "$log"
     : > "$folder/codes"
     : > "$folder/pids"
+    how=${3:-KILL}
     set -- "$1" "$2" $small --deadline $deadline
     case $2 in
         idle) # it begins with what a supervisor would have kept: paused
@@ -158,6 +201,8 @@ killed() {
             set -- "$@" --state "$folder/paused" ;;
         call) set -- "$@" --slow-stage1 700 ;; # the mesh is asleep in a call most of the time
         collective) set -- "$@" --size 128x128 ;; # and here in an all-reduce
+        queued) # eight chunks wait for stage 0 where the leader is the victim, else for the mesh: work for 5.6 s
+            set -- "$@" --depth 8 "--slow-stage$((1 - $1))" 700 ;;
     esac
     victim=$1
     moment=$2
@@ -174,11 +219,17 @@ killed() {
     launcher=$!
     await "$log" 'a mesh of 2'
     sleep 1.5
-    kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" || fail "rank $victim was not there"
+    kill "-$how" "$(sed -n "s/^$victim //p" "$folder/pids")" || fail "rank $victim was not there"
     start=$(date +%s%N)
-    wait $launcher
+    waited=0
+    while [ "$(grep -vc "^$victim " "$folder/codes")" -lt $((ranks - 1)) ] && [ $waited -lt 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
     milliseconds=$((($(date +%s%N) - start) / 1000000))
-    echo "rank $victim killed, $moment: all ended in $milliseconds ms"
+    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nobody else would
+    wait $launcher
+    echo "rank $victim, $how, $moment: the others ended in $milliseconds ms"
     bad=$failures
     [ $milliseconds -le $(((deadline + margin) * 1000)) ] || fail "too late"
     for rank in 0 1 2; do
@@ -261,6 +312,8 @@ what_it_prints
 what_it_refuses
 same_pictures
 pages
+full_disk
+slow_end
 interrupted
 supervised all --ranks 2 stream
 two_lives
@@ -271,6 +324,11 @@ if mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
             killed $rank $moment
         done
     done
+    for signal in KILL STOP; do
+        killed 0 queued $signal
+        killed 1 queued $signal
+    done
+    killed 2 call STOP
     for rank in 0 1 2; do
         supervised $rank stream --processes 3
     done

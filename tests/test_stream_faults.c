@@ -462,6 +462,66 @@ static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
     assert_says(s.leader_says, "s waited");
 }
 
+enum { QUEUED = 6 };
+
+/* Stage 0 has sent what the mesh has work with for a while, and is heard no more. */
+static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
+    for (int i = 0; i < QUEUED; i++) {
+        const carry_envelope e = envelope(s, (uint64_t)i);
+        TRY(put(comm, link, &e));
+    }
+    for (bool there = true; carry_link_poll(link, &there) == CARRY_OK;) {
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return CARRY_OK; /* the communicator has ended */
+}
+
+static carry_status hasty_rank(void *user, carry_comm *comm) {
+    TRY(carry_comm_set_deadline(comm, 1.6));
+    return scene_rank(user, comm);
+}
+
+/* The deadline counts from the last that was heard: what is queued is not worked off first, 6 x 0.5 s and a deadline.
+   A call that is under way is finished, and one may have begun before the last was seen to come: 1 s more. */
+static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **state) {
+    (void)state;
+    char sentence[512];
+    scene s = {.script = says_no_more, .slow = 0.5};
+    (void)run_ranks(3, &world, hasty_rank, &s, sentence);
+    assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
+    assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
+    if (s.leader_seconds > 3.6) {
+        fail_msg("%.3f s: %s", s.leader_seconds, s.leader_says);
+    }
+    assert_says(s.leader_says, "s waited");
+}
+
+/* Stage 0 takes its time with what has come, and both wait for each other in turn for longer than the deadline in all:
+   nobody is missed. */
+static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link) {
+    carry_letter letter;
+    for (uint64_t i = 0; i < 2; i++) {
+        const carry_envelope e = envelope(s, i);
+        TRY(put(comm, link, &e));
+        TRY(get(s, link, &letter));
+        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+        nanosleep(&(struct timespec){.tv_nsec = 900000000}, NULL);
+    }
+    return finish(s, comm, link, 2);
+}
+
+static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
+    (void)state;
+    char sentence[512];
+    scene s = {.script = takes_its_time, .slow = 0.9};
+    const carry_status status = run_ranks(3, &world, hasty_rank, &s, sentence);
+    if (status != CARRY_OK) {
+        fail_msg("%s: %s", carry_status_name(status), sentence);
+    }
+    assert_int_equal(s.leader, CARRY_OK);
+    assert_int_equal(s.worker, CARRY_OK);
+}
+
 int main(void) {
     take_filter();
     const struct CMUnitTest tests[] = {
@@ -473,6 +533,8 @@ int main(void) {
         cmocka_unit_test(test_shutdown_idle_in_flight_and_twice),
         cmocka_unit_test(test_full_queues_make_the_sender_wait),
         cmocka_unit_test(test_a_silent_stage_is_missed_at_the_deadline),
+        cmocka_unit_test(test_a_silent_stage_is_missed_while_its_letters_are_queued),
+        cmocka_unit_test(test_ends_that_take_turns_do_not_miss_each_other),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,7 @@
 /* The server as it is meant to be used: routes, controls, metrics, viewers, tokens, recordings. What it is not meant
    for is in test_stream_server_abuse.c. */
 #include <math.h>
+#include <sys/resource.h>
 
 #include "stream_server_support.h"
 
@@ -328,6 +329,32 @@ static void test_a_recording_is_started_and_stopped(void **state) {
     assert_int_equal(rmdir(folder), 0);
 }
 
+/* A disk that is full while a viewer records: the state says so, and so does the answer to who stops it. */
+static void test_a_recording_that_ended_is_told_to_who_stops_it(void **state) {
+    (void)state;
+    site s;
+    struct rlimit before, small;
+    char folder[] = "/tmp/carry_server_XXXXXX", path[64];
+    assert_non_null(mkdtemp(folder));
+    site_open(&s, &(carry_server_options){.record_to = folder});
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &before), 0);
+    small = before;
+    small.rlim_cur = 12000; /* the kernel refuses to write past it, as a full disk does */
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    assert_reply(ask_for(s.port, "POST", "/api/record", "", "{\"path\": \"full.avi\"}"), 204, "");
+    wait_for_frames(&s, "full.avi ends after");
+    assert_reply(ask_for(s.port, "POST", "/api/record", "", "{\"stop\": true}"), 507, "full.avi ends after");
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &before), 0);
+    assert_reply(ask_for(s.port, "POST", "/api/record", "", "{\"path\": \"good.avi\"}"), 204, "");
+    assert_reply(ask_for(s.port, "POST", "/api/record", "", "{\"stop\": true}"), 204, "");
+    site_close(&s);
+    (void)snprintf(path, sizeof path, "%s/full.avi", folder);
+    assert_int_equal(unlink(path), 0);
+    (void)snprintf(path, sizeof path, "%s/good.avi", folder);
+    assert_int_equal(unlink(path), 0);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_route_answers),
@@ -338,6 +365,7 @@ int main(void) {
         cmocka_unit_test(test_a_token_opens_and_nothing_else_does),
         cmocka_unit_test(test_addresses_and_ports_that_cannot_be_had_are_refused),
         cmocka_unit_test(test_a_recording_is_started_and_stopped),
+        cmocka_unit_test(test_a_recording_that_ended_is_told_to_who_stops_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -50,6 +50,9 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
         stream_show_clear(desk);
         (void)fflush(stdout);
     }
+    if (desk->unsaved[0] != '\0') {
+        (void)fprintf(stderr, "carry: not all was saved: %s\n", desk->unsaved);
+    }
     return status;
 }
 
@@ -66,7 +69,8 @@ static int stream(stream_desk *desk) {
     if (cli_on_ranks(&desk->common, stream_rank, desk) != CARRY_OK) {
         return CLI_IMPOSSIBLE;
     }
-    return desk->wish.gate && desk->has_ended && !desk->figures.overlap.passes ? CLI_WRONG : CLI_DONE;
+    const bool is_below = desk->wish.gate && desk->has_ended && !desk->figures.overlap.passes;
+    return is_below || desk->unsaved[0] != '\0' ? CLI_WRONG : CLI_DONE;
 }
 
 #ifdef CARRY_HAVE_LAB

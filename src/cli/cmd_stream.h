@@ -30,6 +30,7 @@ typedef struct stream_desk {
     struct stream_page *page; /* where frames go, made by rank 0 */
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
+    char unsaved[640];    /* what of --record and --out was not, in a sentence; "": all was */
     bool has_ended;
 } stream_desk;
 

@@ -9,7 +9,7 @@
 
 #include "cli/cmd_stream.h"
 #include "core/clock.h"
-#include "core/error.h"
+#include "core/context.h"
 #ifdef CARRY_HAVE_PAGE
 #include "stream/recording.h"
 #include "stream/server.h"
@@ -21,12 +21,20 @@ struct stream_page {
     carry_ctx *ctx;
     uint64_t files; /* frames written to --out */
     unsigned char *row;
+    bool has_no_room; /* for more of them */
 #ifdef CARRY_HAVE_PAGE
     carry_hub *hub;
     carry_server *server;
     carry_film *film;
 #endif
 };
+
+/* The first reason is kept; the end of the program says it. */
+static void not_saved(stream_desk *desk, const char *why) {
+    if (desk->unsaved[0] == '\0') {
+        (void)snprintf(desk->unsaved, sizeof desk->unsaved, "%s", why);
+    }
+}
 
 #ifdef CARRY_HAVE_PAGE
 /* A stream that was started again does not write over what it recorded before: name-restart-1.avi, ... */
@@ -96,7 +104,7 @@ static void close_hub(stream_desk *desk, struct stream_page *page) {
         carry_film_stop(page->film, &state);
         char line[CARRY_FILE_PATH + 640];
         if (state.ended) {
-            (void)fprintf(stderr, "carry: the recording ended: %s\n", state.why);
+            not_saved(desk, state.why);
         } else {
             (void)snprintf(line, sizeof line, "%llu frames in %s", (unsigned long long)state.frames, state.path);
             stream_show_line(desk, line);
@@ -173,6 +181,11 @@ void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures)
 }
 #endif
 
+/* Somebody else gets the frames too. */
+static bool has_others(const stream_desk *desk) {
+    return desk->wish.serve || desk->wish.record != NULL;
+}
+
 static carry_status picture_path(const stream_desk *desk, char path[CARRY_FILE_PATH]) {
     const struct stream_page *page = desk->page;
     const int length =
@@ -227,7 +240,27 @@ static carry_status write_picture(stream_desk *desk, const float *pixels) {
                      fwrite(page->row, (size_t)(3 * count), 1, file) == 1;
         is_written = fclose(file) == 0 && is_written;
     }
-    return is_written ? CARRY_OK : carry_fail(page->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+    if (is_written) {
+        return CARRY_OK;
+    }
+    const carry_status status = carry_fail(page->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
+    if (file != NULL) {
+        (void)unlink(path); /* half a picture */
+    }
+    return status;
+}
+
+/* A disk that is full ends the stream where it was all for the files, and else the files alone. */
+static carry_status keep_picture(stream_desk *desk, const float *pixels) {
+    struct stream_page *page = desk->page;
+    const carry_status status = write_picture(desk, pixels);
+    if (status == CARRY_OK || !has_others(desk)) {
+        return status;
+    }
+    page->has_no_room = true;
+    carry_log(page->ctx, CARRY_LOG_WARNING, "%s: no more of --out is written", carry_ctx_error(page->ctx));
+    not_saved(desk, carry_ctx_error(page->ctx));
+    return CARRY_OK;
 }
 
 carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
@@ -235,8 +268,8 @@ carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t
     for (int64_t i = 0; i < frames.shape[0]; i++) {
         const float *picture = pixels + i * frames.stride[0];
         CARRY_TRY(publish(desk->page, picture, chunk_index, cache_epoch));
-        if (desk->wish.out != NULL) {
-            CARRY_TRY(write_picture(desk, picture));
+        if (desk->wish.out != NULL && !desk->page->has_no_room) {
+            CARRY_TRY(keep_picture(desk, picture));
         }
     }
     return CARRY_OK;

@@ -126,6 +126,10 @@ static void print_json(const stream_desk *desk) {
     cli_json_bool("passes", o->passes);
     cli_json_integer("reductions_large", f->reductions_large);
     cli_json_integer("reductions_small", f->reductions_small);
+    cli_json_bool("saved", desk->unsaved[0] == '\0');
+    if (desk->unsaved[0] != '\0') {
+        cli_json_text("unsaved", desk->unsaved);
+    }
     cli_json_close();
 }
 

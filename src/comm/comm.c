@@ -48,11 +48,29 @@ static const char *peer_of(char text[24], const carry_request *request) {
     return text;
 }
 
+static bool is_open(const carry_request *request) {
+    return request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY;
+}
+
+/* First all is ended, then the request is given up: a peer that comes now must not take the message after it for it. */
+static carry_status time_out(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
+    char peer[24];
+    const carry_status status =
+        end_all(comm, carry_fail(comm->ctx, CARRY_ETIMEOUT, "%s: %s did not come within the deadline (%.3f s waited)",
+                                 deadline->operation, peer_of(peer, request), carry_seconds() - deadline->start));
+    comm->wire->kind->cancel(comm->wire, request);
+    request->state = CARRY_REQUEST_NONE;
+    return status;
+}
+
 /* What became of a request, in words; it is none afterwards. */
 static carry_status settle(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
     carry_ctx *ctx = comm->ctx;
-    if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
-        comm->wire->kind->cancel(comm->wire, request);
+    if (is_open(request)) { /* once more: this process may have been held up since it looked */
+        comm->wire->kind->progress(comm->wire, request, carry_seconds());
+    }
+    if (is_open(request)) {
+        return time_out(comm, request, deadline);
     }
     const carry_request_state state = (carry_request_state)request->state;
     const double waited = carry_seconds() - deadline->start;
@@ -72,12 +90,9 @@ static carry_status settle(carry_comm *comm, carry_request *request, const carry
                                         peer_of(peer, request), waited));
     case CARRY_REQUEST_ENDED:
         return has_ended(comm, deadline);
-    case CARRY_REQUEST_BROKEN:
+    default:
         return end_all(comm, carry_fail(ctx, CARRY_EPEER, "%s: %s cannot be reached (%.3f s waited): %s",
                                         deadline->operation, peer_of(peer, request), waited, comm->wire->reason));
-    default:
-        return end_all(comm, carry_fail(ctx, CARRY_ETIMEOUT, "%s: %s did not come within the deadline (%.3f s waited)",
-                                        deadline->operation, peer_of(peer, request), waited));
     }
 }
 
@@ -165,7 +180,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
         if (status == CARRY_OK) {
             wire->kind->progress(wire, request, deadline->until);
             status = settle(comm, request, deadline);
-        } else if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
+        } else if (is_open(request)) { /* in any order: all has been ended */
             wire->kind->cancel(wire, request);
         }
         request->state = CARRY_REQUEST_NONE;
@@ -177,7 +192,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 void carry_comm_withdraw(carry_request *requests, int64_t count) {
     for (int64_t i = count - 1; i >= 0; i--) { /* else a peer might take a later message for an earlier one */
         carry_request *request = &requests[i];
-        if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
+        if (is_open(request)) {
             carry_wire *wire = request->comm->wire;
             wire->kind->cancel(wire, request);
         }
@@ -360,6 +375,23 @@ carry_status carry_wait(carry_request *request) {
     return carry_comm_wait_all(request->comm, request, 1, &deadline);
 }
 
+carry_status carry_comm_wait_since(carry_request *request, double start, double until, int *done) {
+    *done = 1;
+    if (request->state == CARRY_REQUEST_NONE) {
+        return CARRY_OK;
+    }
+    carry_comm *comm = request->comm;
+    const carry_deadline deadline = {.operation = request->operation, .start = start, .until = start + comm->deadline};
+    if (until >= deadline.until) {
+        return carry_comm_wait_all(comm, request, 1, &deadline);
+    }
+    const double now = carry_seconds();
+    comm->wire->kind->progress(comm->wire, request, until);
+    comm->counts.waited += carry_seconds() - now;
+    *done = !is_open(request);
+    return *done ? settle(comm, request, &deadline) : CARRY_OK;
+}
+
 carry_status carry_test(carry_request *request, int *done) {
     *done = 1;
     if (request->state == CARRY_REQUEST_NONE) {
@@ -367,7 +399,7 @@ carry_status carry_test(carry_request *request, int *done) {
     }
     carry_comm *comm = request->comm;
     comm->wire->kind->progress(comm->wire, request, 0);
-    if (request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY) {
+    if (is_open(request)) {
         *done = 0;
         return CARRY_OK;
     }

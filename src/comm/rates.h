@@ -1,5 +1,5 @@
-/* What a communicator does per second, requests that are given up, collectives that are none's now: for what is written
-   over it. */
+/* What a communicator does per second, requests that are waited for in parts or given up, collectives that are none's
+   now: for what is written over it. */
 #ifndef CARRY_COMM_RATES_H
 #define CARRY_COMM_RATES_H
 
@@ -20,6 +20,10 @@ typedef struct carry_comm_rates {
 /* A collective at the first call: a few milliseconds. All ranks get the same numbers. A communicator that was split off
    has those of its parent, where they were known. One rank: latency 0 and a bandwidth of 1e12, for nothing travels. */
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates);
+
+/* A part of a wait that began at `start`: until `until`, when *done may be 0 and the request goes on; not past `start`
+   and the deadline, when it fails as carry_wait would. Both are carry_seconds(), and above 0. */
+carry_status carry_comm_wait_since(carry_request *request, double start, double until, int *done);
 
 /* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. The
    requests are in the order in which they were posted, and the last goes first: what a peer meanwhile gets is in order.

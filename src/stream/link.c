@@ -1,15 +1,18 @@
 #include "stream/link.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "comm/rates.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "core/memory.h"
 
 #define MAGIC 0x4c595243u /* "CRYL" */
-#define SPARE 2           /* slots beside those of depth: a NOOP or SHUTDOWN, and what comes after a result */
+#define SPARE 8           /* slots beside those of depth: a NOOP or SHUTDOWN, and signs while the other end works */
 #define MOST_SLOTS 32
+#define SIGNS 4.0 /* in a deadline */
 
 enum { TAG_PRELUDE = 1, TAG_LETTER = 2 };
 
@@ -26,6 +29,12 @@ typedef struct slot {
     bool is_full; /* of a pair */
 } slot;
 
+/* Preludes that are waited for, several ahead, so that what is queued can be seen to come. */
+typedef struct arrival {
+    prelude prelude;
+    carry_request request;
+} arrival;
+
 struct carry_link {
     carry_ctx *ctx;
     carry_comm *world; /* NULL: of a pair */
@@ -35,9 +44,10 @@ struct carry_link {
     slot out[MOST_SLOTS];
     int slots, next, oldest; /* next to be written; oldest that the other end of a pair has not read */
     unsigned char *box;
-    prelude incoming;
-    carry_request coming;
-    bool is_coming, has_come;
+    arrival in[MOST_SLOTS]; /* a ring; none is under way before the first look */
+    int first, come;        /* the oldest; how many have come from there on */
+    bool is_open, is_hushed;
+    double heard, said; /* when something was last seen to come; and when it was sent */
     carry_status (*turn)(void *user);
     void *user;
 };
@@ -104,7 +114,9 @@ void carry_link_free(carry_link *link) {
         for (int i = 1; i <= link->slots; i++) { /* the newest first */
             carry_comm_withdraw(link->out[(link->next + link->slots - i) % link->slots].request, 2);
         }
-        carry_comm_withdraw(&link->coming, 1);
+        for (int i = MOST_SLOTS - 1; i >= 0; i--) {
+            carry_comm_withdraw(&link->in[(link->first + i) % MOST_SLOTS].request, 1);
+        }
     }
     for (int i = 0; i < MOST_SLOTS; i++) {
         free(link->out[i].bytes);
@@ -118,11 +130,62 @@ void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), voi
     link->user = user;
 }
 
+static carry_status expect(carry_link *link, arrival *a) {
+    return carry_irecv(link->world, &a->request, &a->prelude, sizeof a->prelude, link->peer, TAG_PRELUDE);
+}
+
+/* The oldest prelude has been read: its place is for the next. */
+static carry_status pass_on(carry_link *link) {
+    arrival *a = &link->in[link->first];
+    link->first = (link->first + 1) % MOST_SLOTS;
+    link->come--;
+    return expect(link, a);
+}
+
+/* Nothing comes after it, and who sent it may have left. */
+static bool has_closed(const carry_link *link) {
+    return link->come > 0 && link->in[(link->first + link->come - 1) % MOST_SLOTS].prelude.kind == CARRY_LETTER_CLOSE;
+}
+
+/* What has come by now; signs that nothing is before have gone. */
+static carry_status look(carry_link *link) {
+    if (!link->is_open) {
+        link->heard = link->said = carry_seconds();
+        for (int i = 0; i < MOST_SLOTS; i++) {
+            CARRY_TRY(expect(link, &link->in[i]));
+        }
+        link->is_open = true;
+    }
+    for (int done = 1; done && link->come < MOST_SLOTS && !has_closed(link);) {
+        CARRY_TRY(carry_test(&link->in[(link->first + link->come) % MOST_SLOTS].request, &done));
+        if (done) {
+            link->come++;
+            link->heard = carry_seconds();
+        }
+    }
+    while (link->come > 0 && link->in[link->first].prelude.kind == CARRY_LETTER_SIGN &&
+           link->in[link->first].prelude.magic == MAGIC) {
+        CARRY_TRY(pass_on(link));
+    }
+    return CARRY_OK;
+}
+
+/* Of something that the other end has to do: since it was last heard. */
+static carry_status wait_for(carry_link *link, carry_request *request) {
+    int done;
+    CARRY_TRY(carry_test(request, &done));
+    if (!done) {
+        CARRY_TRY(look(link));
+        CARRY_TRY(carry_comm_wait_since(request, link->heard, INFINITY, &done));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_link_slot(carry_link *link, void **room) {
     slot *s = &link->out[link->next];
     if (link->world != NULL) {
-        CARRY_TRY(carry_wait(&s->request[0]));
-        CARRY_TRY(carry_wait(&s->request[1]));
+        CARRY_TRY(wait_for(link, &s->request[0]));
+        CARRY_TRY(wait_for(link, &s->request[1]));
     } else if (s->is_full) {
         return carry_fail(link->ctx, CARRY_ESIZE, "%s: %d letters are on their way and none has been read",
                           link->options.group, link->slots);
@@ -151,6 +214,7 @@ carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t by
         s->is_full = true;
     }
     link->next = (link->next + 1) % link->slots;
+    link->said = carry_seconds();
     return CARRY_OK;
 }
 
@@ -165,21 +229,30 @@ carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const voi
 }
 
 carry_status carry_link_flush(carry_link *link) {
+    const double start = carry_seconds(); /* one deadline for all of them */
     for (int i = 0; i < link->slots && link->world != NULL; i++) {
-        const int at = (link->next + i) % link->slots; /* the oldest first */
-        CARRY_TRY(carry_wait(&link->out[at].request[0]));
-        CARRY_TRY(carry_wait(&link->out[at].request[1]));
+        slot *s = &link->out[(link->next + i) % link->slots]; /* the oldest first */
+        int done;
+        if (s->prelude.kind != CARRY_LETTER_SIGN) {
+            CARRY_TRY(carry_comm_wait_since(&s->request[0], start, INFINITY, &done));
+            CARRY_TRY(carry_comm_wait_since(&s->request[1], start, INFINITY, &done));
+        }
     }
     return CARRY_OK;
 }
 
-static carry_status expect(carry_link *link) {
-    if (!link->is_coming) {
-        CARRY_TRY(
-            carry_irecv(link->world, &link->coming, &link->incoming, sizeof link->incoming, link->peer, TAG_PRELUDE));
-        link->is_coming = true;
-    }
-    return CARRY_OK;
+void carry_link_hush(carry_link *link) {
+    link->is_hushed = true;
+}
+
+/* Where no slot is free the other end has enough to read. */
+static carry_status give_sign(carry_link *link) {
+    slot *s = &link->out[link->next];
+    int is_free[2];
+    link->said = carry_seconds();
+    CARRY_TRY(carry_test(&s->request[0], &is_free[0]));
+    CARRY_TRY(carry_test(&s->request[1], &is_free[1]));
+    return is_free[0] && is_free[1] && !link->is_hushed ? carry_link_send(link, CARRY_LETTER_SIGN, 0) : CARRY_OK;
 }
 
 carry_status carry_link_poll(carry_link *link, bool *there) {
@@ -193,13 +266,8 @@ carry_status carry_link_poll(carry_link *link, bool *there) {
         CARRY_TRY(carry_test(&link->out[i].request[0], &done));
         CARRY_TRY(carry_test(&link->out[i].request[1], &done));
     }
-    CARRY_TRY(expect(link));
-    if (!link->has_come) {
-        int done;
-        CARRY_TRY(carry_test(&link->coming, &done));
-        link->has_come = done != 0;
-    }
-    *there = link->has_come;
+    CARRY_TRY(look(link));
+    *there = link->come > 0;
     return CARRY_OK;
 }
 
@@ -213,6 +281,25 @@ static carry_status check_prelude(const carry_link *link, const prelude *p) {
                           link->options.group, (unsigned long long)p->bytes, link->options.in_most);
     }
     return CARRY_OK;
+}
+
+/* Until the oldest prelude that has come is a letter's. */
+static carry_status wait_letter(carry_link *link) {
+    const double deadline = carry_comm_deadline(link->world);
+    for (;;) {
+        CARRY_TRY(look(link));
+        const bool is_silent = carry_seconds() > link->heard + deadline && link->come < MOST_SLOTS && !has_closed(link);
+        if (link->come > 0 && !is_silent) {
+            return CARRY_OK;
+        }
+        int done;
+        carry_request *next = &link->in[(link->first + link->come) % MOST_SLOTS].request;
+        const double until = is_silent ? INFINITY : link->said + deadline / SIGNS;
+        CARRY_TRY(carry_comm_wait_since(next, link->heard, until, &done));
+        if (!done) {
+            CARRY_TRY(give_sign(link));
+        }
+    }
 }
 
 static carry_status receive_local(carry_link *link, carry_letter *letter) {
@@ -240,15 +327,14 @@ carry_status carry_link_receive(carry_link *link, carry_letter *letter) {
     if (link->world == NULL) {
         return receive_local(link, letter);
     }
-    CARRY_TRY(expect(link));
-    if (!link->has_come) {
-        CARRY_TRY(carry_wait(&link->coming));
-    }
-    link->is_coming = link->has_come = false;
-    const prelude p = link->incoming;
+    CARRY_TRY(wait_letter(link));
+    const prelude p = link->in[link->first].prelude;
+    CARRY_TRY(pass_on(link));
     CARRY_TRY(check_prelude(link, &p));
     if (p.bytes > 0) {
-        CARRY_TRY(carry_recv(link->world, link->box, p.bytes, link->peer, TAG_LETTER));
+        carry_request request;
+        CARRY_TRY(carry_irecv(link->world, &request, link->box, p.bytes, link->peer, TAG_LETTER));
+        CARRY_TRY(wait_for(link, &request));
     }
     *letter = (carry_letter){.kind = (carry_letter_kind)p.kind, .bytes = link->box, .size = p.bytes};
     return CARRY_OK;

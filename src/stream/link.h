@@ -5,10 +5,13 @@
    SHUTDOWN), why a letter was refused, where a call's time went, and that the link is being closed. Sizes always agree,
    so that damaged bytes are found by whoever decodes them, who can still tell why.
 
-   Memory is bounded and allocated when the link is opened: a box for what arrives, and `depth` slots (and two for what
-   carries no tensors) for what is on its way. Sending does not wait while a slot is free; every wait has the
-   communicator's deadline. Where stage 0 and the leader are one rank the two ends are a pair in memory: the same bytes,
-   encoded and decoded, and where stage 0 would wait it is the leader's turn. */
+   Memory is bounded and allocated when the link is opened: a box for what arrives, and slots for what is on its way.
+   Sending does not wait while a slot is free.
+
+   Whoever waits for a letter says now and then that he is there. So an end that has heard nothing for the
+   communicator's deadline knows that the other is gone, and does not first work off what was queued: time counts from
+   the last that was heard, whatever was done since. Where stage 0 and the leader are one rank the two ends are a pair
+   in memory: the same bytes, encoded and decoded, and where stage 0 would wait it is the leader's turn. */
 #ifndef CARRY_STREAM_LINK_H
 #define CARRY_STREAM_LINK_H
 
@@ -23,6 +26,7 @@ typedef enum carry_letter_kind {
     CARRY_LETTER_REFUSAL, /* a sentence */
     CARRY_LETTER_ABOUT,   /* carry_about: comes before every result */
     CARRY_LETTER_CLOSE,
+    CARRY_LETTER_SIGN, /* of life: nobody receives it */
 } carry_letter_kind;
 
 typedef struct carry_letter {
@@ -66,9 +70,13 @@ carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const voi
 /* Waits until everything that was sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
+/* From now on this end gives no sign while it waits: what comes next is the last. */
+void carry_link_hush(carry_link *link);
+
 /* Moves along what is on its way; *there: a letter can be received without waiting. */
 carry_status carry_link_poll(carry_link *link, bool *there);
-/* CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
+/* CARRY_ETIMEOUT when the other end has been silent for the deadline, even where letters of it wait to be received;
+   CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
 carry_status carry_link_receive(carry_link *link, carry_letter *letter);
 
 #endif

@@ -259,7 +259,10 @@ carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
             return carry_call_fail(mesh->ctx, status, &call);
         }
     }
-    mesh->is_shut = mesh->is_shut || e.action == CARRY_SHUTDOWN;
+    if (e.action == CARRY_SHUTDOWN) {
+        mesh->is_shut = true;
+        carry_link_hush(link); /* stage 0 reads nothing after the answer */
+    }
     return carry_link_tell(link, CARRY_LETTER_PULSE, &e.call_id, sizeof e.call_id);
 }
 

@@ -45,6 +45,8 @@ static const char *reason_of(int status) {
         return "Request Header Fields Too Large";
     case 503:
         return "Service Unavailable";
+    case 507:
+        return "Insufficient Storage";
     default:
         return "Internal Server Error";
     }

@@ -28,7 +28,10 @@ static int record(carry_server *server, const carry_json *asked, char *why, size
     if (stop != NULL && stop->kind == CARRY_JSON_BOOL && stop->truth && name == NULL) {
         carry_film_stop(server->film, &server->filmed);
         server->film = NULL;
-        return 0;
+        if (server->filmed.ended) {
+            (void)snprintf(why, why_size, "%s", server->filmed.why);
+        }
+        return server->filmed.ended ? 507 : 0;
     }
     if (stop != NULL || !is_file_name(name)) {
         (void)snprintf(why, why_size,

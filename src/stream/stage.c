@@ -92,6 +92,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     s->hooks = hooks;
     s->config = *config;
     s->link = link;
+    s->is_apart = is_apart;
     s->deadline = deadline;
     s->height = o->height / 8;
     s->width = o->width / 8;
@@ -137,7 +138,7 @@ static carry_status refused(carry_stage *s, const carry_letter *letter) {
 }
 
 static carry_status receive(carry_stage *s, carry_letter_kind kind, carry_letter *letter) {
-    CARRY_TRY(carry_link_receive(s->link, letter));
+    CARRY_TRY(carry_stage_receive(s, letter));
     if (letter->kind == CARRY_LETTER_REFUSAL) {
         return refused(s, letter);
     }
@@ -288,6 +289,7 @@ static carry_status stream(carry_stage *s) {
             CARRY_TRY(send_all(s));
         }
         if (s->under_way > 0) {
+            CARRY_TRY(carry_stage_remind(s));
             CARRY_TRY(take_one(s, is_ending));
         } else if (is_ending || carry_stage_is_done(s)) {
             return CARRY_OK;

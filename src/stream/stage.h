@@ -37,6 +37,7 @@ typedef struct carry_stage {
     const carry_pipeline_hooks *hooks;
     carry_dit_config config;
     carry_link *link;
+    bool is_apart; /* the mesh is of other ranks */
     double deadline;
     int64_t height, width; /* of latents */
     int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
@@ -55,6 +56,7 @@ typedef struct carry_stage {
 
     carry_flight flight[CARRY_STAGE_DEPTH];
     int oldest, under_way;
+    int pulses; /* answers that are due behind results, to NOOPs */
 
     /* Of this epoch: chunks whose latents are known, and whose anchors are. Rings of chunks of the context. */
     int64_t known, anchors;
@@ -97,6 +99,10 @@ bool carry_stage_is_done(const carry_stage *stage); /* as many chunks as were as
 bool carry_stage_may_send(const carry_stage *stage);
 carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */
+/* NOOP when nothing has been sent for a while. While results that wait are shown and nothing more is sent, at the end,
+   the mesh would miss stage 0. */
+carry_status carry_stage_remind(carry_stage *stage);
+carry_status carry_stage_receive(carry_stage *stage, carry_letter *letter); /* past the answers to those */
 void carry_stage_cut(carry_stage *stage);
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 

@@ -198,13 +198,35 @@ carry_status carry_stage_send(carry_stage *s) {
     return CARRY_OK;
 }
 
-carry_status carry_stage_signal(carry_stage *s, carry_action action) {
-    const carry_envelope e = {
+static carry_envelope signal_of(const carry_stage *s, carry_action action) {
+    return (carry_envelope){
         .version = CARRY_ENVELOPE_VERSION, .action = action, .call_id = s->call_id, .cache_epoch = s->epoch};
+}
+
+carry_status carry_stage_remind(carry_stage *s) {
+    if (!s->is_apart || carry_seconds() - s->last_sent < s->deadline / 4) {
+        return CARRY_OK;
+    }
+    const carry_envelope e = signal_of(s, CARRY_NOOP);
+    CARRY_TRY(post(s, &e));
+    s->pulses++;
+    return CARRY_OK;
+}
+
+carry_status carry_stage_receive(carry_stage *s, carry_letter *letter) {
+    CARRY_TRY(carry_link_receive(s->link, letter));
+    for (; letter->kind == CARRY_LETTER_PULSE && s->pulses > 0; s->pulses--) {
+        CARRY_TRY(carry_link_receive(s->link, letter));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_stage_signal(carry_stage *s, carry_action action) {
+    const carry_envelope e = signal_of(s, action);
     carry_letter letter;
     uint64_t done = 0;
     CARRY_TRY(post(s, &e));
-    CARRY_TRY(carry_link_receive(s->link, &letter));
+    CARRY_TRY(carry_stage_receive(s, &letter));
     if (letter.kind == CARRY_LETTER_REFUSAL) {
         return carry_fail(s->ctx, CARRY_EPEER, "the leader refused: %.*s", (int)letter.size,
                           (const char *)letter.bytes);
