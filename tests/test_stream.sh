@@ -99,6 +99,10 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
+    echo 'notes of mine' > "$folder/notes"
+    expect 2 'not what a stream has kept' stream $small --chunks 1 --state "$folder/notes"
+    [ "$(cat "$folder/notes")" = 'notes of mine' ] || fail "a file that is no state was replaced"
+    expect 2 '^carry: --state: .*notes' stream $small --chunks 1 --state "$folder/notes/below"
 }
 
 # The same bytes, whatever the ranks, as long as as many generate.

@@ -32,6 +32,7 @@ typedef struct stream_desk {
     struct stream_page *page;    /* where frames go, made by rank 0 */
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
+    bool has_forgotten;   /* one could not be written */
     bool has_ended;
 } stream_desk;
 
@@ -55,7 +56,8 @@ void stream_show_end(stream_desk *desk);
 
 /* cmd_stream_supervise.c: a child that is started again. */
 int stream_supervise(const stream_desk *desk, int count, char **arguments);
-/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. */
+/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. A file that is
+   something else is refused, not replaced. */
 int stream_state_read(stream_desk *desk);
 void stream_state_write(stream_desk *desk, carry_ctx *ctx);
 
