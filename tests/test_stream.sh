@@ -99,6 +99,13 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
+    expect 2 'is of --supervise' stream $small --chunks 1 --processes 3
+    expect 2 'is of a recompute' stream $small --chunks 1 --context 3
+    expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
+    for option in address token record-to; do
+        expect 2 "^carry: --$option is of the page" stream $small --chunks 1 --$option x
+    done
+    expect 2 'of which a trace has nothing\|without the lab' stream $small --chunks 1 --supervise --trace "$folder/trace"
     echo 'notes of mine' > "$folder/notes"
     expect 2 'not what a stream has kept' stream $small --chunks 1 --state "$folder/notes"
     [ "$(cat "$folder/notes")" = 'notes of mine' ] || fail "a file that is no state was replaced"
@@ -121,6 +128,8 @@ pages() {
         return
     fi
     expect 2 'needs\|token' stream $small --serve --address 0.0.0.0
+    expect 2 "cannot be recorded to: No such" stream $small --serve --port 0 --chunks 1 --record-to "$folder/nowhere"
+    expect 2 "cannot be recorded to: Not a" stream $small --serve --port 0 --chunks 1 --record-to "$carry"
     $limited "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &
     server=$!
     await "$folder/serve" 'http://127.0.0.1:[0-9]'

@@ -109,6 +109,18 @@ static carry_status publish(struct stream_page *page, const float *pixels, uint6
     return page->hub != NULL ? carry_hub_publish(page->hub, pixels, chunk_index, cache_epoch) : CARRY_OK;
 }
 
+/* Ranks elsewhere do not have the folder. */
+static int check_folder(const char *folder) {
+    struct stat about;
+    if (folder == NULL || cli_process_rank() > 0) {
+        return CLI_DONE;
+    }
+    errno = stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) ? ENOTDIR : 0;
+    return errno == 0 && access(folder, W_OK | X_OK) == 0
+               ? CLI_DONE
+               : cli_refuse("--record-to %s cannot be recorded to: %s", folder, strerror(errno));
+}
+
 int stream_page_check(const stream_desk *desk) {
     const stream_wish *w = &desk->wish;
     if (w->serve && w->headless) {
@@ -120,7 +132,7 @@ int stream_page_check(const stream_desk *desk) {
     if (w->quality < 1 || w->quality > 100) {
         return cli_refuse("--quality %lld: of JPEG, 1 to 100", (long long)w->quality);
     }
-    return CLI_DONE;
+    return check_folder(w->record_to);
 }
 
 void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {

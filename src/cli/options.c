@@ -194,6 +194,10 @@ void cli_set_recorder(carry_recorder *recorder) {
     spans_to = recorder;
 }
 
+bool cli_has_recorder(void) {
+    return spans_to != NULL;
+}
+
 carry_ctx *cli_open(const cli_common *common) {
     return cli_open_rank(common, 0);
 }
