@@ -232,6 +232,24 @@ static void test_256_viewers_may_look_and_one_more_is_refused(void **state) {
     finish(&f);
 }
 
+static void test_who_records_is_no_viewer(void **state) {
+    (void)state;
+    fixture f = start(0.0);
+    carry_viewer *recorder, *viewer = join(&f);
+    carry_stream_figures figures;
+    carry_frame frame;
+    assert_int_equal(carry_hub_join_to_record(f.hub, &recorder), CARRY_OK);
+    publish(&f, 1, 0);
+    assert_true(carry_viewer_take(recorder, &frame));
+    carry_hub_figures(f.hub, &figures);
+    assert_int_equal(figures.viewers, 1);
+    carry_hub_leave(viewer);
+    carry_hub_leave(recorder);
+    carry_hub_figures(f.hub, &figures);
+    assert_int_equal(figures.viewers, 0);
+    finish(&f);
+}
+
 static void test_memory_is_flat_however_long_it_runs(void **state) {
     (void)state;
     fixture f = start(0.0);
@@ -426,6 +444,7 @@ int main(void) {
         cmocka_unit_test(test_a_cut_forgets_older_frames_and_refuses_them_later),
         cmocka_unit_test(test_who_joins_sees_the_newest_frame_at_once),
         cmocka_unit_test(test_256_viewers_may_look_and_one_more_is_refused),
+        cmocka_unit_test(test_who_records_is_no_viewer),
         cmocka_unit_test(test_memory_is_flat_however_long_it_runs),
         cmocka_unit_test(test_a_burst_is_released_at_the_pace),
         cmocka_unit_test(test_frames_faster_than_the_pace_do_not_pile_up),

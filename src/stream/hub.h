@@ -57,6 +57,7 @@ void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
    is freed. */
 typedef struct carry_viewer carry_viewer;
 carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERANGE: too many */
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, but none of the viewers told */
 void carry_hub_leave(carry_viewer *viewer);
 bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
 void carry_viewer_give_back(carry_viewer *viewer);

@@ -54,15 +54,9 @@ static void put_overlap(carry_json_text *text, const carry_overlap_summary *over
     carry_json_put_raw(text, "\"gate\":%g},", CARRY_OVERLAP_GATE);
 }
 
-/* A recording is a viewer of the hub, but nobody who looks. */
-static void read_figures(carry_server *server, carry_stream_figures *figures) {
-    carry_hub_figures(server->hub, figures);
-    figures->viewers -= server->film != NULL;
-}
-
 static void put_figures(carry_server *server, carry_json_text *text) {
     carry_stream_figures figures;
-    read_figures(server, &figures);
+    carry_hub_figures(server->hub, &figures);
     int width, height;
     double pace = carry_hub_pace(server->hub, &width, &height);
     carry_json_put_raw(text, "{\"width\":%d,\"height\":%d,", width, height);
@@ -142,7 +136,7 @@ static void put_stage_metrics(carry_json_text *text, const carry_overlap_summary
 
 void carry_server_metrics(carry_server *server, carry_json_text *text) {
     carry_stream_figures f;
-    read_figures(server, &f);
+    carry_hub_figures(server->hub, &f);
     const char *why;
     const struct {
         const char *name, *kind, *help;
@@ -175,7 +169,7 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
         {"messages_total", "counter", "Messages of viewers", (double)server->messages},
         {"refused_total", "counter", "Requests, messages and connections refused", (double)server->refused},
         {"stalled_total", "counter", "Viewers hung up on because they took nothing", (double)server->stalled},
-        {"recording", "gauge", "1 while a recording is written", server->film != NULL},
+        {"recording", "gauge", "1 while a recording that was asked for here is written", server->film != NULL},
         {"recorded_frames", "gauge", "Frames in the recording", (double)server->filmed.frames},
         {"resident_bytes", "gauge", "Memory of the process", carry_resident_bytes()},
     };
