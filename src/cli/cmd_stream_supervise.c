@@ -247,7 +247,7 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
         return cli_refuse("--supervise starts the processes itself: carry stream --supervise --processes N");
     }
     if (cli_has_recorder()) {
-        return cli_refuse("--supervise streams in another process, of which a trace has nothing: leave one of them out");
+        return cli_refuse("--supervise streams in another process, of which a trace has nothing: leave one out");
     }
     if (desk->wish.processes > 1024) {
         return cli_refuse("--processes %lld: up to 1024", (long long)desk->wish.processes);

@@ -56,8 +56,8 @@ void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
    until it is given back, or the next one is taken. One that joins starts with the newest. Viewers leave before the hub
    is freed. */
 typedef struct carry_viewer carry_viewer;
-carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERANGE: too many */
-carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, but none of the viewers told */
+carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer);           /* CARRY_ERANGE: too many */
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, not counted as a viewer */
 void carry_hub_leave(carry_viewer *viewer);
 bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
 void carry_viewer_give_back(carry_viewer *viewer);
