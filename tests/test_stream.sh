@@ -141,16 +141,22 @@ pages() {
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
 }
 
-# Ctrl-C ends between chunks, with the table.
+# Ctrl-C, and a terminal that is closed, end between chunks, with the table.
 interrupted() {
-    for ranks in 1 3; do
-        : > "$folder/log"
-        $limited "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
-        process=$!
-        await "$folder/log" '"chunk": 2,'
-        kill -INT $process
-        wait $process || fail "Ctrl-C on $ranks ranks: $(tail -3 "$folder/log")"
-        tail -1 "$folder/log" | grep -q '"done": true' || fail "Ctrl-C on $ranks ranks has no end"
+    signals='INT HUP'
+    case $(sed -n 's/^SigIgn:.*\(.\)$/\1/p' /proc/$$/status) in
+        [13579bdf]) signals=INT ;; # nohup: it stays ignored
+    esac
+    for signal in $signals; do
+        for ranks in 1 3; do
+            : > "$folder/log"
+            $limited "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
+            process=$!
+            await "$folder/log" '"chunk": 2,'
+            kill -$signal $process
+            wait $process || fail "SIG$signal on $ranks ranks: $(tail -3 "$folder/log")"
+            tail -1 "$folder/log" | grep -q '"done": true' || fail "SIG$signal on $ranks ranks has no end"
+        done
     done
 }
 
@@ -257,6 +263,8 @@ two_lives() {
 # What cannot work is not tried again; what always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
+    timeout 60 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null
+    grep -q 'nobody reads' "$err" || fail "output that nobody reads: $(cat "$err")"
     : > "$folder/log"
     $limited "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!

@@ -224,6 +224,9 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         if (is_clean || cli_interrupted()) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
+        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* nor would anybody read the next one's */
+            return cli_refuse("nobody reads what the stream prints: it is not started again");
+        }
         memory m;
         if (!has_streamed(ctx, state, &m) && WIFEXITED(how)) {
             return CLI_IMPOSSIBLE; /* it never worked, and has said why */
