@@ -98,7 +98,13 @@ static void close_hub(stream_desk *desk, struct stream_page *page) {
         if (state.ended) {
             (void)fprintf(stderr, "carry: the recording ended: %s\n", state.why);
         } else {
-            (void)snprintf(line, sizeof line, "%llu frames in %s", (unsigned long long)state.frames, state.path);
+            char missed[96] = "";
+            if (state.dropped > 0) {
+                (void)snprintf(missed, sizeof missed, ", %llu missed: they came faster than they were written",
+                               (unsigned long long)state.dropped);
+            }
+            (void)snprintf(line, sizeof line, "%llu frames in %s%s", (unsigned long long)state.frames, state.path,
+                           missed);
             stream_show_line(desk, line);
         }
     }
