@@ -10,8 +10,8 @@ static carry_status on_frames(void *user, carry_tensor frames, uint64_t chunk_in
     return stream_page_frames(user, frames, chunk_index, cache_epoch);
 }
 
-static void on_cut(void *user, uint64_t cache_epoch) {
-    stream_page_cut(user, cache_epoch);
+static void on_cut(void *user, uint64_t cache_epoch, bool is_asked) {
+    stream_page_cut(user, cache_epoch, is_asked);
 }
 
 static void on_figures(void *user, const carry_stream_figures *figures) {

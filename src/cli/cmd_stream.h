@@ -43,7 +43,7 @@ int stream_prepare(stream_desk *desk);
 int stream_page_check(const stream_desk *desk);
 carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx);
 carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch);
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked);
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);
 void stream_page_close(stream_desk *desk);
 

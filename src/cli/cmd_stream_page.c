@@ -141,9 +141,9 @@ int stream_page_check(const stream_desk *desk) {
     return check_folder(w->record_to);
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
     if (desk->page != NULL && desk->page->hub != NULL) {
-        carry_hub_cut(desk->page->hub, cache_epoch);
+        (is_asked ? carry_hub_cut : carry_hub_follow)(desk->page->hub, cache_epoch);
     }
 }
 
@@ -180,9 +180,10 @@ int stream_page_check(const stream_desk *desk) {
     return CLI_DONE;
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
     (void)desk;
     (void)cache_epoch;
+    (void)is_asked;
 }
 
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {

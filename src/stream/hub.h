@@ -49,6 +49,8 @@ void carry_hub_free(carry_hub *hub);
  */
 carry_status carry_hub_publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch);
 void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are forgotten */
+/* An epoch that is no cut, for nobody asked for one: what was published before is given out before it. */
+void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch);
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures);
 void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
 

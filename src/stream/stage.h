@@ -97,7 +97,7 @@ bool carry_stage_is_done(const carry_stage *stage); /* as many chunks as were as
 bool carry_stage_may_send(const carry_stage *stage);
 carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */
-void carry_stage_cut(carry_stage *stage);
+void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 
 /* stage_show.c */
