@@ -12,6 +12,10 @@ static void test_every_route_answers(void **state) {
     assert_reply(ask_for(s.port, "GET", "/frame.jpg", "", NULL), 503, "there is no frame yet");
     site_publish(&s, 0);
     assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"healthy\":true");
+    /* A model that takes a minute for a chunk is not ill between the first and the second. */
+    assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":10}");
+    carry_hub_set_figures(s.hub, &(carry_stream_figures){.overlap.period = NAN, .last = {.stage0 = 10, .stage1 = 50}});
+    assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":180}");
     reply *r = ask_for(s.port, "GET", "/", "", NULL);
     assert_reply(r, 200, "text/html");
     assert_reply(r, 200, "Content-Security-Policy: default-src 'none'; script-src 'nonce-");

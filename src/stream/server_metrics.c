@@ -6,7 +6,8 @@
 #include "core/memory.h"
 #include "stream/server_internal.h"
 
-#define QUIET 10.0 /* seconds without a frame after which something is wrong; or three periods, when that is longer */
+#define QUIET 10.0 /* seconds without a frame after which something is wrong, at least */
+#define AT_ONCE 4  /* frames that a codec makes of a latent frame, at most */
 
 static void put_number(carry_json_text *text, const char *key, double value) {
     carry_json_put_key(text, key);
@@ -179,6 +180,17 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
     put_stage_metrics(text, &f.overlap);
 }
 
+/* Three times what may be between two frames: a chunk, which after the first one is known by its stages alone, or the
+   pace. */
+double carry_server_quiet(const carry_server *server) {
+    carry_stream_figures figures;
+    int width, height;
+    double pace = carry_hub_pace(server->hub, &width, &height);
+    carry_hub_figures(server->hub, &figures);
+    double chunk = fmax(figures.overlap.period, figures.last.stage0 + figures.last.stage1);
+    return fmax(QUIET, 3.0 * fmax(chunk, pace > 0.0 ? AT_ONCE / pace : 0.0));
+}
+
 bool carry_server_healthy(carry_server *server, const char **why) {
     carry_stream_figures figures;
     carry_hub_figures(server->hub, &figures);
@@ -196,7 +208,7 @@ bool carry_server_healthy(carry_server *server, const char **why) {
         *why = "paused";
         return true;
     }
-    bool healthy = now - server->frames_at <= fmax(QUIET, 3.0 * figures.overlap.period);
+    bool healthy = now - server->frames_at <= carry_server_quiet(server);
     *why = healthy ? "frames come" : "no frame has come for a while";
     return healthy;
 }
