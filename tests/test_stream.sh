@@ -137,6 +137,9 @@ pages() {
     expect 2 "$port" stream $small --serve --port "$port"
     kill -INT $server
     wait $server || fail "Ctrl-C of a page: $(tail -3 "$folder/serve")"
+    if timeout 60 "$carry" stream $small --chunks 1 --serve --address ::1 --port 0 > "$out" 2>&1; then
+        grep -q '^http://\[::1\]:[0-9]*/$' "$out" || fail "no browser opens $(grep http "$out")"
+    fi # or this machine has no IPv6
     timeout 60 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
     # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.

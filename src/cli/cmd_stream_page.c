@@ -66,7 +66,9 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
         .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
     CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
     char line[160];
-    (void)snprintf(line, sizeof line, "http://%s:%d/", w->address != NULL ? w->address : "127.0.0.1",
+    const char *address = w->address != NULL ? w->address : "127.0.0.1";
+    const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */
+    (void)snprintf(line, sizeof line, has_colons ? "http://[%s]:%d/" : "http://%s:%d/", address,
                    carry_server_port(page->server));
     stream_show_line(desk, line);
     return CARRY_OK;
