@@ -140,6 +140,29 @@ def a_refusal_is_a_sentence(page):
     expect(page.value('at("problem").hidden'), "the sentence cannot be dismissed")
 
 
+def a_refused_prompt_stays_to_be_mended(page):
+    before = page.value(f"{STATE}.then((state) => state.controls.prompt[0].text)")
+    type_prompt(page, "é" * 3000)  # more bytes than a prompt may have
+    page.wait('!at("problem").hidden && at("problem").textContent.includes("6000 bytes")')
+    time.sleep(1.2)  # two states later
+    expect(page.value('document.querySelector("#prompts textarea").value.length') == 3000, "what was typed is gone")
+    expect(page.value('!at("apply").disabled && !at("revert").hidden'), "it cannot be applied again, or reverted")
+    page.value('at("revert").click()')
+    expect(page.value('document.querySelector("#prompts textarea").value') == before, "it is not what the server has")
+    page.value('at("problem").querySelector("button").click()')
+
+
+def sliders_show_what_others_set(page):
+    page.value("""fetch(withToken("/api/controls"), { method: "POST", body: '{"transition": 100}' })""")
+    page.wait('document.querySelector(\'output[for="transition"]\').textContent === "100 chunks"')
+
+
+def every_figure_and_field_is_explained(page):
+    bare = page.value("""[...document.querySelectorAll(".facts div, .field > label, #cut, figcaption")]
+      .filter((node) => node.title === "").map((node) => node.textContent)""")
+    expect(bare == [], f"nothing says what {bare} are")
+
+
 def pause_and_cut_act(page):
     page.value("document.activeElement.blur()")
     page.press(" ", "Space", " ")
@@ -192,6 +215,9 @@ def run(page, served, options):
     prompts_have_weights(page)
     fields_act(page)
     a_refusal_is_a_sentence(page)
+    a_refused_prompt_stays_to_be_mended(page)
+    sliders_show_what_others_set(page)
+    every_figure_and_field_is_explained(page)
     pause_and_cut_act(page)
     if options.record:
         recording_acts(page, options.record)

@@ -52,7 +52,7 @@ typedef struct stream {
     uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
     int shown, frames; /* calls of the hooks */
     uint64_t last_cut;
-    int cuts, late; /* late: frames of an epoch older than the last cut */
+    int cuts, asked_cuts, late; /* late: frames of an epoch older than the last cut */
     double under_way_most;
     char sentence[512];
     carry_status status[RANKS];
@@ -75,9 +75,10 @@ static inline carry_status see_frames(void *user, carry_tensor frames, uint64_t 
     return s->fail_at > 0 && s->shown >= s->fail_at ? CARRY_EIO : CARRY_OK;
 }
 
-static inline void see_cut(void *user, uint64_t cache_epoch) {
+static inline void see_cut(void *user, uint64_t cache_epoch, bool is_asked) {
     stream *s = user;
     s->cuts++;
+    s->asked_cuts += is_asked;
     s->last_cut = cache_epoch;
 }
 

@@ -190,6 +190,26 @@ static void test_a_context_is_written_in_one_call(void **state) {
     close_video(&video);
 }
 
+/* A stream batch fills up: with 64 heads, 200 tokens need more memory for attention than the 300 of the full batch. */
+static void test_a_batch_that_fills_up_has_memory_for_every_number_of_chunks(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {1, 1, 1};
+    carry_dit_config c = small_config();
+    c.dim = 128;
+    c.num_heads = 64;
+    c.text_len = 64;
+    carry_dit *dit = small_dit(ctx, &c);
+    cut_video video = cut(ctx, &c, 20, 20, lengths, 3);
+    carry_dit_cache *cache = cache_for(dit, &video, 1, 3);
+    for (int chunks = 1; chunks <= 3; chunks++) {
+        carry_dit_cache_reset(cache);
+        assert_ok(ctx, run_chunks(dit, cache, &video, video.latents, 0, chunks, true));
+    }
+    carry_dit_cache_free(cache);
+    carry_dit_free(dit);
+    close_video(&video);
+}
+
 /* Every denoising step overwrites its own keys, and the clean pass leaves those of t = 0. */
 static void test_steps_overwrite_and_the_clean_pass_is_what_later_chunks_see(void **state) {
     (void)state;
@@ -371,6 +391,7 @@ int main(void) {
         cmocka_unit_test(test_window_sink_and_bias_make_a_difference),
         cmocka_unit_test(test_several_chunks_in_one_call_equal_chunk_after_chunk),
         cmocka_unit_test(test_a_context_is_written_in_one_call),
+        cmocka_unit_test(test_a_batch_that_fills_up_has_memory_for_every_number_of_chunks),
         cmocka_unit_test(test_steps_overwrite_and_the_clean_pass_is_what_later_chunks_see),
         cmocka_unit_test(test_a_cut_forgets_frames_and_keeps_the_text),
         cmocka_unit_test(test_starts_that_do_not_fit_are_refused),

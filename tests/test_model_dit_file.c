@@ -177,6 +177,8 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     c.window_frames = 4;
     c.sink_frames = 2;
     assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
+    c.sink_frames = INT64_MAX; /* the sum of both has no number */
+    assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
     c = small_config();
     c.num_layers = 4096;
     c.ffn_dim = c.text_dim = (int64_t)1 << 20; /* larger than any memory */

@@ -99,6 +99,17 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
+    expect 2 'is of --supervise' stream $small --chunks 1 --processes 3
+    expect 2 'is of a recompute' stream $small --chunks 1 --context 3
+    expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
+    for option in address token record-to; do
+        expect 2 "^carry: --$option is of the page" stream $small --chunks 1 --$option x
+    done
+    expect 2 'of which a trace has nothing\|without the lab' stream $small --chunks 1 --supervise --trace "$folder/trace"
+    echo 'notes of mine' > "$folder/notes"
+    expect 2 'not what a stream has kept' stream $small --chunks 1 --state "$folder/notes"
+    [ "$(cat "$folder/notes")" = 'notes of mine' ] || fail "a file that is no state was replaced"
+    expect 2 '^carry: --state: .*notes' stream $small --chunks 1 --state "$folder/notes/below"
 }
 
 # The same bytes, whatever the ranks, as long as as many generate.
@@ -117,6 +128,8 @@ pages() {
         return
     fi
     expect 2 'needs\|token' stream $small --serve --address 0.0.0.0
+    expect 2 "cannot be recorded to: No such" stream $small --serve --port 0 --chunks 1 --record-to "$folder/nowhere"
+    expect 2 "cannot be recorded to: Not a" stream $small --serve --port 0 --chunks 1 --record-to "$carry"
     $limited "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &
     server=$!
     await "$folder/serve" 'http://127.0.0.1:[0-9]'
@@ -124,8 +137,17 @@ pages() {
     expect 2 "$port" stream $small --serve --port "$port"
     kill -INT $server
     wait $server || fail "Ctrl-C of a page: $(tail -3 "$folder/serve")"
+    if timeout 60 "$carry" stream $small --chunks 1 --serve --address ::1 --port 0 > "$out" 2>&1; then
+        grep -q '^http://\[::1\]:[0-9]*/$' "$out" || fail "no browser opens $(grep http "$out")"
+    fi # or this machine has no IPv6
     timeout 60 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
+    # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.
+    timeout 60 "$carry" stream --config shapes --size 16x16 --steps 1000 --no-clean --chunks 400 --fps 400 \
+        --record "$folder/fast.avi" > "$out" 2>&1 || fail "$(cat "$out")"
+    grep -q '; 1 cuts' "$out" || fail "positions did not run out: $(cat "$out")"
+    accounted=$(awk '/ frames in / { print $1 + $5 }' "$out")
+    [ "$accounted" = 1200 ] || fail "$accounted frames of 1200 are accounted for: $(cat "$out")"
 }
 
 # What was asked for and could not be saved is said in the end, on standard error and in JSON, and the exit code is 1;
@@ -170,16 +192,22 @@ slow_end() {
         --json
 }
 
-# Ctrl-C ends between chunks, with the table.
+# Ctrl-C, and a terminal that is closed, end between chunks, with the table.
 interrupted() {
-    for ranks in 1 3; do
-        : > "$folder/log"
-        $limited "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
-        process=$!
-        await "$folder/log" '"chunk": 2,'
-        kill -INT $process
-        wait $process || fail "Ctrl-C on $ranks ranks: $(tail -3 "$folder/log")"
-        tail -1 "$folder/log" | grep -q '"done": true' || fail "Ctrl-C on $ranks ranks has no end"
+    signals='INT HUP'
+    case $(sed -n 's/^SigIgn:.*\(.\)$/\1/p' /proc/$$/status) in
+        [13579bdf]) signals=INT ;; # nohup: it stays ignored
+    esac
+    for signal in $signals; do
+        for ranks in 1 3; do
+            : > "$folder/log"
+            $limited "$carry" --ranks $ranks stream $small --json > "$folder/log" 2>&1 &
+            process=$!
+            await "$folder/log" '"chunk": 2,'
+            kill -$signal $process
+            wait $process || fail "SIG$signal on $ranks ranks: $(tail -3 "$folder/log")"
+            tail -1 "$folder/log" | grep -q '"done": true' || fail "SIG$signal on $ranks ranks has no end"
+        done
     done
 }
 
@@ -295,6 +323,8 @@ two_lives() {
 # What cannot work is not tried again; what always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
+    timeout 60 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null
+    grep -q 'nobody reads' "$err" || fail "output that nobody reads: $(cat "$err")"
     : > "$folder/log"
     $limited "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!

@@ -192,6 +192,28 @@ static void test_a_cut_forgets_older_frames_and_refuses_them_later(void **state)
     finish(&f);
 }
 
+static void test_an_epoch_that_is_no_cut_follows_what_waits(void **state) {
+    (void)state;
+    fixture f = start(50.0);
+    carry_viewer *viewer = join(&f);
+    carry_frame frame;
+    publish(&f, 5, 3);
+    carry_hub_follow(f.hub, 4);
+    publish(&f, 1, 3); /* too late */
+    publish(&f, 2, 4);
+    for (uint64_t n = 0; n < 7; n++) {
+        assert_true(carry_viewer_wait(viewer, 10.0));
+        assert_true(carry_viewer_take(viewer, &frame));
+        assert_int_equal(frame.number, n);
+        assert_int_equal(frame.cache_epoch, n < 5 ? 3 : 4);
+    }
+    carry_hub_follow(f.hub, 2); /* an older one is none */
+    publish(&f, 1, 4);
+    assert_true(carry_viewer_wait(viewer, 10.0));
+    carry_hub_leave(viewer);
+    finish(&f);
+}
+
 static void test_who_joins_sees_the_newest_frame_at_once(void **state) {
     (void)state;
     fixture f = start(0.0);
@@ -229,6 +251,24 @@ static void test_256_viewers_may_look_and_one_more_is_refused(void **state) {
         carry_hub_leave(viewer[i]);
     }
     assert_true(carry_hub_alive(f.hub) <= CARRY_HUB_FRAMES + ALIVE_SPARES);
+    finish(&f);
+}
+
+static void test_who_records_is_no_viewer(void **state) {
+    (void)state;
+    fixture f = start(0.0);
+    carry_viewer *recorder, *viewer = join(&f);
+    carry_stream_figures figures;
+    carry_frame frame;
+    assert_int_equal(carry_hub_join_to_record(f.hub, &recorder), CARRY_OK);
+    publish(&f, 1, 0);
+    assert_true(carry_viewer_take(recorder, &frame));
+    carry_hub_figures(f.hub, &figures);
+    assert_int_equal(figures.viewers, 1);
+    carry_hub_leave(viewer);
+    carry_hub_leave(recorder);
+    carry_hub_figures(f.hub, &figures);
+    assert_int_equal(figures.viewers, 0);
     finish(&f);
 }
 
@@ -424,8 +464,10 @@ int main(void) {
         cmocka_unit_test(test_a_frame_is_the_picture_and_strange_values_are_black_or_white),
         cmocka_unit_test(test_a_slow_viewer_skips_to_the_newest_and_others_miss_nothing),
         cmocka_unit_test(test_a_cut_forgets_older_frames_and_refuses_them_later),
+        cmocka_unit_test(test_an_epoch_that_is_no_cut_follows_what_waits),
         cmocka_unit_test(test_who_joins_sees_the_newest_frame_at_once),
         cmocka_unit_test(test_256_viewers_may_look_and_one_more_is_refused),
+        cmocka_unit_test(test_who_records_is_no_viewer),
         cmocka_unit_test(test_memory_is_flat_however_long_it_runs),
         cmocka_unit_test(test_a_burst_is_released_at_the_pace),
         cmocka_unit_test(test_frames_faster_than_the_pace_do_not_pile_up),

@@ -81,6 +81,7 @@ static void test_a_cut_drops_what_is_stale(void **state) {
             s.options.first_epoch = 5;
             run_or_fail(&s);
             assert_int_equal(s.cuts, 1);
+            assert_int_equal(s.asked_cuts, 1);
             assert_int_equal(s.late, 0);
             assert_int_equal(s.last_cut, 6);
             assert_int_equal(s.figures.epoch, 6);
@@ -109,6 +110,7 @@ static void test_positions_run_out(void **state) {
         s.options.chunks = 12;
         run_or_fail(&s);
         assert_int_equal(s.cuts, 1);
+        assert_int_equal(s.asked_cuts, 0);
         assert_int_equal(s.figures.stale_dropped, 0);
         assert_int_equal(s.shown, 12);
         assert_int_equal(s.frames, 12 * 100);

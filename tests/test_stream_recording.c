@@ -224,6 +224,9 @@ static void test_a_stream_is_recorded_and_a_full_file_goes_on_in_the_next(void *
     assert_refused(s.ctx, CARRY_EARGUMENT, ".avi",
                    carry_film_start(s.ctx, &film, s.hub, in_folder(path, "name.mp4"), 0));
     assert_ok(s.ctx, carry_film_start(s.ctx, &film, s.hub, in_folder(path, "film.avi"), 60000));
+    carry_stream_figures figures;
+    carry_hub_figures(s.hub, &figures);
+    assert_int_equal(figures.viewers, 0); /* nobody looks */
     for (uint64_t n = 0; n < 60; n++) {
         seen = publish_one(&s, film, n);
         assert_false(seen.ended);

@@ -13,6 +13,10 @@ static void test_every_route_answers(void **state) {
     assert_reply(ask_for(s.port, "GET", "/frame.jpg", "", NULL), 503, "there is no frame yet");
     site_publish(&s, 0);
     assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"healthy\":true");
+    /* A model that takes a minute for a chunk is not ill between the first and the second. */
+    assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":10}");
+    carry_hub_set_figures(s.hub, &(carry_stream_figures){.overlap.period = NAN, .last = {.stage0 = 10, .stage1 = 50}});
+    assert_reply(ask_for(s.port, "GET", "/healthz", "", NULL), 200, "\"quiet_s\":180}");
     reply *r = ask_for(s.port, "GET", "/", "", NULL);
     assert_reply(r, 200, "text/html");
     assert_reply(r, 200, "Content-Security-Policy: default-src 'none'; script-src 'nonce-");
@@ -117,6 +121,11 @@ static void test_controls_act_or_are_refused_with_a_sentence(void **state) {
     assert_non_null(strstr((char *)m.bytes, "noise"));
     ws_hear_kind(viewer, 1, &m); /* the state that follows has the change */
     assert_non_null(strstr((char *)m.bytes, "\"pause\": true"));
+    /* Two messages in one packet, masked with zeros: what was wrong with the first is told. */
+    static const unsigned char both[] = "\x81\x8d\0\0\0\0{\"noise\": -1}\x81\x8b\0\0\0\0{\"seed\": 9}";
+    assert_true(say(viewer, both, sizeof both - 1));
+    ws_hear_answer(viewer, &m);
+    assert_non_null(strstr((char *)m.bytes, "noise is -1"));
     (void)close(viewer);
     site_close(&s);
 }
@@ -304,7 +313,10 @@ static void test_a_recording_is_started_and_stopped(void **state) {
                                           "{}",
                                           "{\"path\": \"a\\u0000b.avi\"}",
                                           "nonsense",
-                                          "{\"path\": \"a.avi\", \"stop\": true}"};
+                                          "{\"path\": \"a.avi\", \"stop\": true}",
+                                          "{\"path\": \"a.avi\", \"path\": \"b.avi\"}",
+                                          "{\"path\": \"a.avi\", \"speed\": 2}",
+                                          "{\"stop\": true, \"speed\": 2}"};
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         assert_reply(ask_for(s.port, "POST", "/api/record", "", refused[i]), 400, "error");
     }

@@ -70,6 +70,7 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank);
 
 /* Where the spans of every context go (NULL: nowhere), which profile decides for the verb that it runs. */
 void cli_set_recorder(struct carry_recorder *recorder);
+bool cli_has_recorder(void);
 
 /* A word of the command line for a message: cut short, control characters shown as ?. */
 const char *cli_shown(char shown[64], const char *text);

@@ -10,8 +10,8 @@ static carry_status on_frames(void *user, carry_tensor frames, uint64_t chunk_in
     return stream_page_frames(user, frames, chunk_index, cache_epoch);
 }
 
-static void on_cut(void *user, uint64_t cache_epoch) {
-    stream_page_cut(user, cache_epoch);
+static void on_cut(void *user, uint64_t cache_epoch, bool is_asked) {
+    stream_page_cut(user, cache_epoch, is_asked);
 }
 
 static void on_figures(void *user, const carry_stream_figures *figures) {
@@ -144,7 +144,7 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"chunk", 0, CLI_NUMBER, &w->chunk, "N", "latent frames of a chunk (the model's, else 3)"},
         {"window", 0, CLI_NUMBER, &w->window, "N", "latent frames that are seen (the model's, else 21)"},
         {"sink", 0, CLI_NUMBER, &w->sink, "N", "first frames that stay in the window (the model's, else 0)"},
-        {"fps", 0, CLI_REAL, &w->fps, "N", "frames a second at most, 0: as they come (16 with a page, else 0)"},
+        {"fps", 0, CLI_REAL, &w->fps, "N", "frames a second at most, 0: as they come (page, --record: 16)"},
         {"serve", 0, CLI_FLAG, &w->serve, NULL, "the page: live pictures, controls, charts"},
         {"port", 0, CLI_NUMBER, &w->port, "N", "of the page; 0: any that is free (8080)"},
         {"address", 0, CLI_TEXT, &w->address, "A", "of the page (127.0.0.1; others need --token)"},
@@ -196,6 +196,7 @@ static int run(int count, char **arguments) {
                                .quality = 85,
                                .kv_bias = 1.0,
                                .noise = 1.0,
+                               .shift = NAN,
                                .fps = NAN};
     const int words = parse(desk, count, arguments);
     if (words != 0 || desk->common.help) {

@@ -30,6 +30,7 @@ typedef struct stream_desk {
     struct stream_page *page; /* where frames go, made by rank 0 */
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
+    bool has_forgotten;   /* one could not be written */
     char unsaved[640];    /* what of --record and --out was not, in a sentence; "": all was */
     bool has_ended;
 } stream_desk;
@@ -41,7 +42,7 @@ int stream_prepare(stream_desk *desk);
 int stream_page_check(const stream_desk *desk);
 carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx);
 carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch);
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked);
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);
 void stream_page_close(stream_desk *desk);
 
@@ -54,7 +55,8 @@ void stream_show_end(stream_desk *desk);
 
 /* cmd_stream_supervise.c: a child that is started again. */
 int stream_supervise(const stream_desk *desk, int count, char **arguments);
-/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. */
+/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. A file that is
+   something else is refused, not replaced. */
 int stream_state_read(stream_desk *desk);
 void stream_state_write(stream_desk *desk, carry_ctx *ctx);
 

@@ -112,7 +112,7 @@ static int take_options(stream_desk *desk) {
     o->chunk = w->chunk >= 0 ? w->chunk : o->chunk;
     o->window = w->window >= 0 ? w->window : o->window;
     o->sink = w->sink >= 0 ? w->sink : o->sink;
-    o->shift = w->shift != 0.0 ? w->shift : o->shift;
+    o->shift = !isnan(w->shift) ? w->shift : o->shift;
     o->depth = (int)w->depth;
     o->chunks = w->chunks;
     o->batch = w->batch;
@@ -131,10 +131,27 @@ static int take_options(stream_desk *desk) {
     return code;
 }
 
+/* What would be of no effect was meant for something. */
+static int refuse_idle(const stream_wish *w) {
+    if (w->processes > 0 && !w->supervise) {
+        return cli_refuse("--processes is of --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
+                          (long long)w->processes);
+    }
+    if (w->context > 0 && strcmp(w->recompute, "off") == 0) {
+        return cli_refuse("--context is of a recompute: give --recompute latent or anchor with it");
+    }
+    const char *of_page = w->address != NULL     ? "address"
+                          : w->token != NULL     ? "token"
+                          : w->record_to != NULL ? "record-to"
+                                                 : NULL;
+    return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s is of the page: give --serve with it", of_page);
+}
+
 int stream_prepare(stream_desk *desk) {
     carry_dit_config config;
     const int ranks = cli_ranks();
-    int code = choose_model(desk);
+    int code = refuse_idle(&desk->wish);
+    code = code == CLI_DONE ? choose_model(desk) : code;
     code = code == CLI_DONE ? take_options(desk) : code;
     if (code == CLI_DONE && ranks > 0 && carry_pipeline_check(desk->ctx, &desk->options, &config, ranks) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));

@@ -74,7 +74,9 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
         .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
     CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
     char line[160];
-    (void)snprintf(line, sizeof line, "http://%s:%d/", w->address != NULL ? w->address : "127.0.0.1",
+    const char *address = w->address != NULL ? w->address : "127.0.0.1";
+    const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */
+    (void)snprintf(line, sizeof line, has_colons ? "http://[%s]:%d/" : "http://%s:%d/", address,
                    carry_server_port(page->server));
     stream_show_line(desk, line);
     return CARRY_OK;
@@ -106,7 +108,13 @@ static void close_hub(stream_desk *desk, struct stream_page *page) {
         if (state.ended) {
             not_saved(desk, state.why);
         } else {
-            (void)snprintf(line, sizeof line, "%llu frames in %s", (unsigned long long)state.frames, state.path);
+            char missed[96] = "";
+            if (state.dropped > 0) {
+                (void)snprintf(missed, sizeof missed, ", %llu missed: they came faster than they were written",
+                               (unsigned long long)state.dropped);
+            }
+            (void)snprintf(line, sizeof line, "%llu frames in %s%s", (unsigned long long)state.frames, state.path,
+                           missed);
             stream_show_line(desk, line);
         }
     }
@@ -115,6 +123,18 @@ static void close_hub(stream_desk *desk, struct stream_page *page) {
 
 static carry_status publish(struct stream_page *page, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch) {
     return page->hub != NULL ? carry_hub_publish(page->hub, pixels, chunk_index, cache_epoch) : CARRY_OK;
+}
+
+/* Ranks elsewhere do not have the folder. */
+static int check_folder(const char *folder) {
+    struct stat about;
+    if (folder == NULL || cli_process_rank() > 0) {
+        return CLI_DONE;
+    }
+    errno = stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) ? ENOTDIR : 0;
+    return errno == 0 && access(folder, W_OK | X_OK) == 0
+               ? CLI_DONE
+               : cli_refuse("--record-to %s cannot be recorded to: %s", folder, strerror(errno));
 }
 
 int stream_page_check(const stream_desk *desk) {
@@ -128,12 +148,12 @@ int stream_page_check(const stream_desk *desk) {
     if (w->quality < 1 || w->quality > 100) {
         return cli_refuse("--quality %lld: of JPEG, 1 to 100", (long long)w->quality);
     }
-    return CLI_DONE;
+    return check_folder(w->record_to);
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
     if (desk->page != NULL && desk->page->hub != NULL) {
-        carry_hub_cut(desk->page->hub, cache_epoch);
+        (is_asked ? carry_hub_cut : carry_hub_follow)(desk->page->hub, cache_epoch);
     }
 }
 
@@ -170,9 +190,10 @@ int stream_page_check(const stream_desk *desk) {
     return CLI_DONE;
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch) {
+void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
     (void)desk;
     (void)cache_epoch;
+    (void)is_asked;
 }
 
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {

@@ -19,6 +19,7 @@
 
 #define MOST_RESTARTS 5                                             /* within a minute */
 #define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096) /* JSON has up to 6 bytes for one of a prompt */
+#define UNSTREAMED "0 0 0 {}\n"
 #define PARTING 10.0 /* seconds that a child has to end when it was asked to */
 
 typedef struct memory {
@@ -27,42 +28,67 @@ typedef struct memory {
     bool has_streamed;
 } memory;
 
-static bool read_memory(carry_ctx *ctx, const char *path, memory *m, char **controls) {
+/* CARRY_ENOTFOUND: nothing has been kept yet. */
+static carry_status read_memory(carry_ctx *ctx, const char *path, memory *m, char **controls) {
     char *text;
     size_t length;
     *m = (memory){0};
     *controls = NULL;
-    if (carry_file_read(ctx, &text, &length, path, STATE_BYTES) != CARRY_OK) {
-        return false;
+    CARRY_TRY(carry_file_read(ctx, &text, &length, path, STATE_BYTES));
+    if (length == 0) { /* mktemp makes such */
+        free(text);
+        return CARRY_ENOTFOUND;
     }
     int used = 0;
-    const bool is_read = sscanf(text, "%llu %llu %ld %n", &m->epoch, &m->restarts, &m->process, &used) == 3 && used > 0;
-    if (is_read) {
-        memmove(text, text + used, length + 1 - (size_t)used);
-        *controls = text;
-        m->has_streamed = m->process > 0;
-    } else {
+    if (sscanf(text, "%llu %llu %ld %n", &m->epoch, &m->restarts, &m->process, &used) != 3 || used == 0) {
         free(text);
+        return carry_fail(ctx, CARRY_EFORMAT, "%s is not what a stream has kept of its state", path);
     }
-    return is_read;
+    memmove(text, text + used, length + 1 - (size_t)used);
+    *controls = text;
+    m->has_streamed = m->process > 0;
+    return CARRY_OK;
+}
+
+static bool has_streamed(carry_ctx *ctx, const char *path, memory *m) {
+    char *controls;
+    const bool has = read_memory(ctx, path, m, &controls) == CARRY_OK && m->has_streamed;
+    free(controls);
+    return has;
 }
 
 int stream_state_read(stream_desk *desk) {
     memory m;
     char *controls;
     char why[256];
-    if (desk->wish.state == NULL || cli_process_rank() > 0 ||
-        !read_memory(desk->ctx, desk->wish.state, &m, &controls)) {
+    const char *path = desk->wish.state;
+    if (path == NULL || cli_process_rank() > 0) {
         return CLI_DONE;
+    }
+    carry_status status = read_memory(desk->ctx, path, &m, &controls);
+    if (status == CARRY_ENOTFOUND) { /* a place that cannot be written to shows now, and not when it is needed */
+        status = carry_file_replace(desk->ctx, path, UNSTREAMED, strlen(UNSTREAMED));
+    }
+    if (status != CARRY_OK) {
+        return cli_refuse("--state: %s", carry_ctx_error(desk->ctx));
     }
     desk->options.first_epoch = m.has_streamed ? m.epoch + 1 : 0;
     desk->options.restarts = m.has_streamed ? m.restarts + 1 : 0;
-    carry_status status = CARRY_OK;
     if (m.has_streamed) {
         status = carry_controls_apply(desk->controls, controls, strlen(controls), why, sizeof why);
     }
     free(controls);
-    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", desk->wish.state, why);
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", path, why);
+}
+
+/* A disk that is full does not end the stream, and is said once. */
+static void replace_state(stream_desk *desk, carry_ctx *ctx, const carry_json_text *text, const char *now) {
+    if (carry_file_replace(ctx, desk->wish.state, text->bytes, text->length) == CARRY_OK) {
+        (void)snprintf(desk->remembered, sizeof desk->remembered, "%s", now);
+    } else if (!desk->has_forgotten) {
+        desk->has_forgotten = true;
+        (void)cli_refuse("--state: %s: a restart will not know of changes", carry_ctx_error(ctx));
+    }
 }
 
 void stream_state_write(stream_desk *desk, carry_ctx *ctx) {
@@ -82,9 +108,8 @@ void stream_state_write(stream_desk *desk, carry_ctx *ctx) {
         }
         (void)snprintf(now, sizeof now, "%s%llx", head.bytes, (unsigned long long)sum);
         carry_json_put_raw(&head, "%s\n", text.bytes);
-        if (strcmp(now, desk->remembered) != 0 && !head.failed &&
-            carry_file_replace(ctx, desk->wish.state, head.bytes, head.length) == CARRY_OK) {
-            memcpy(desk->remembered, now, sizeof now);
+        if (strcmp(now, desk->remembered) != 0 && !head.failed) {
+            replace_state(desk, ctx, &head, now);
         }
     }
     carry_json_text_free(&text);
@@ -163,10 +188,7 @@ static int wait_for(carry_ctx *ctx, pid_t child, const char *state) {
     while (waitpid(child, &how, WNOHANG) == 0) {
         if (cli_interrupted() && asked == 0.0) {
             memory m;
-            char *controls;
-            const bool knows = read_memory(ctx, state, &m, &controls) && m.has_streamed;
-            free(controls);
-            if (!knows || kill((pid_t)m.process, SIGINT) != 0) {
+            if (!has_streamed(ctx, state, &m) || kill((pid_t)m.process, SIGINT) != 0) {
                 (void)kill(child, SIGTERM);
             }
             asked = carry_seconds();
@@ -202,11 +224,11 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         if (is_clean || cli_interrupted()) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
+        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* nor would anybody read the next one's */
+            return cli_refuse("nobody reads what the stream prints: it is not started again");
+        }
         memory m;
-        char *controls;
-        const bool has_streamed = read_memory(ctx, state, &m, &controls) && m.has_streamed;
-        free(controls);
-        if (!has_streamed && WIFEXITED(how)) {
+        if (!has_streamed(ctx, state, &m) && WIFEXITED(how)) {
             return CLI_IMPOSSIBLE; /* it never worked, and has said why */
         }
         const double now = carry_seconds();
@@ -226,6 +248,9 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
     char state[64];
     if (cli_process_rank() >= 0) {
         return cli_refuse("--supervise starts the processes itself: carry stream --supervise --processes N");
+    }
+    if (cli_has_recorder()) {
+        return cli_refuse("--supervise streams in another process, of which a trace has nothing: leave one out");
     }
     if (desk->wish.processes > 1024) {
         return cli_refuse("--processes %lld: up to 1024", (long long)desk->wish.processes);

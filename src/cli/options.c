@@ -117,7 +117,7 @@ static void print_help(const cli_verb *verb, const cli_option *own, const cli_op
 }
 
 static void on_interrupt(int signal_number) {
-    if (interrupted) {
+    if (interrupted && signal_number != SIGHUP) { /* of which a terminal that closes sends two */
         _exit(128 + signal_number);
     }
     interrupted = 1;
@@ -194,6 +194,10 @@ void cli_set_recorder(carry_recorder *recorder) {
     spans_to = recorder;
 }
 
+bool cli_has_recorder(void) {
+    return spans_to != NULL;
+}
+
 carry_ctx *cli_open(const cli_common *common) {
     return cli_open_rank(common, 0);
 }
@@ -267,6 +271,10 @@ void cli_catch_interrupt(void) {
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
+    struct sigaction before;
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
+        (void)sigaction(SIGHUP, &action, NULL);
+    }
 }
 
 bool cli_interrupted(void) {

@@ -30,23 +30,26 @@ static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
-/* The largest workspace that attention asks for: its size grows with queries and keys. */
-static size_t attention_bytes(const carry_dit_cache *cache) {
-    const carry_dit *dit = cache->dit;
-    const int64_t head = carry_dit_head(dit);
-    const int64_t keys = (cache->options.sink + cache->ring) * cache->per_frame;
-    const struct {
-        int64_t heads, queries, keys;
-    } calls[] = {{dit->heads, cache->options.chunk * cache->per_frame, keys},
-                 {dit->config.num_heads, cache->tokens, dit->config.text_len}};
+/* The largest workspace that attention asks for, with up to `frames` frames of queries: fewer may need more, since
+   queries are dealt out to blocks evenly (300 are two blocks of 150, and 200 one of 200). */
+static size_t attention_of(const carry_dit_cache *cache, int64_t heads, int64_t frames, int64_t keys) {
+    const int64_t head = carry_dit_head(cache->dit);
+    const carry_tensor k = carry_view_3d(NULL, CARRY_F32, keys, heads, head);
     size_t most = 0;
-    for (int i = 0; i < 2; i++) {
-        const carry_tensor q = carry_view_3d(NULL, CARRY_F32, calls[i].queries, calls[i].heads, head);
-        const carry_tensor k = carry_view_3d(NULL, CARRY_F32, calls[i].keys, calls[i].heads, head);
-        size_t bytes = carry_attention_workspace(&(carry_attention_args){.o = q, .q = q, .k = k, .v = k});
+    for (int64_t count = 1; count <= frames; count++) {
+        const carry_tensor q = carry_view_3d(NULL, CARRY_F32, count * cache->per_frame, heads, head);
+        const size_t bytes = carry_attention_workspace(&(carry_attention_args){.o = q, .q = q, .k = k, .v = k});
         most = bytes > most ? bytes : most;
     }
     return most;
+}
+
+static size_t attention_bytes(const carry_dit_cache *cache) {
+    const carry_dit *dit = cache->dit;
+    const int64_t keys = (cache->options.sink + cache->ring) * cache->per_frame;
+    const size_t self = attention_of(cache, dit->heads, cache->options.chunk, keys);
+    const size_t cross = attention_of(cache, dit->config.num_heads, cache->frames, dit->config.text_len);
+    return self > cross ? self : cross;
 }
 
 static void lay_out(carry_dit_cache *cache, carry_arena *arena) {

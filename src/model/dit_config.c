@@ -145,7 +145,7 @@ static carry_status check_stream(carry_ctx *ctx, const carry_dit_config *c) {
     const int64_t window = c->window_frames;
     const int64_t sink = c->sink_frames;
     if (chunk < 0 || window < 0 || sink < 0 || chunk > CARRY_DIT_POSITIONS || window > CARRY_DIT_POSITIONS ||
-        (window > 0 && sink + chunk > window)) {
+        sink > CARRY_DIT_POSITIONS || (window > 0 && sink + chunk > window)) {
         return carry_fail(ctx, CARRY_ERANGE,
                           "chunks of %" PRId64 " frames in a window of %" PRId64 " with a sink of %" PRId64
                           ": the window must hold sink and chunk, and at most %d frames",

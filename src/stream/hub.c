@@ -266,6 +266,12 @@ void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch) {
     wake(hub);
 }
 
+void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch) {
+    pthread_mutex_lock(&hub->lock);
+    hub->epoch = cache_epoch > hub->epoch ? cache_epoch : hub->epoch;
+    pthread_mutex_unlock(&hub->lock);
+}
+
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures) {
     pthread_mutex_lock(&hub->lock);
     hub->figures = *figures;

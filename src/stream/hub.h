@@ -49,6 +49,8 @@ void carry_hub_free(carry_hub *hub);
  */
 carry_status carry_hub_publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch);
 void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are forgotten */
+/* An epoch that is no cut, for nobody asked for one: what was published before is given out before it. */
+void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch);
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures);
 void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
 
@@ -56,7 +58,8 @@ void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
    until it is given back, or the next one is taken. One that joins starts with the newest. Viewers leave before the hub
    is freed. */
 typedef struct carry_viewer carry_viewer;
-carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERANGE: too many */
+carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer);           /* CARRY_ERANGE: too many */
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, not counted as a viewer */
 void carry_hub_leave(carry_viewer *viewer);
 bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
 void carry_viewer_give_back(carry_viewer *viewer);

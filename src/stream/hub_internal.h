@@ -23,7 +23,8 @@ struct carry_viewer {
     uint64_t next; /* the number it waits for */
     uint64_t dropped;
     hub_frame *held;
-    int place; /* in hub->viewer */
+    int place;  /* in hub->viewer */
+    bool looks; /* and does not record: it is counted */
 };
 
 struct carry_hub {
@@ -46,7 +47,7 @@ struct carry_hub {
     int spares, alive;
     uint64_t epoch;
     carry_viewer *viewer[CARRY_HUB_VIEWERS];
-    int viewers;
+    int viewers; /* that look */
     uint64_t dropped_by_gone;
     carry_stream_figures figures;
 

@@ -8,7 +8,7 @@
 
 #define LAG (CARRY_HUB_FRAMES / 2) /* released frames that a viewer may be behind */
 
-carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer) {
+static carry_status join(carry_hub *hub, carry_viewer **viewer, bool looks) {
     *viewer = calloc(1, sizeof **viewer);
     if (*viewer == NULL) {
         return CARRY_EMEMORY;
@@ -20,9 +20,9 @@ carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer) {
     }
     if (place < CARRY_HUB_VIEWERS) {
         uint64_t end = carry_hub_released_end(hub, carry_seconds()), first = hub->next - hub->count;
-        **viewer = (carry_viewer){.hub = hub, .place = place, .next = end > first ? end - 1 : end};
+        **viewer = (carry_viewer){.hub = hub, .place = place, .next = end > first ? end - 1 : end, .looks = looks};
         hub->viewer[place] = *viewer;
-        hub->viewers++;
+        hub->viewers += looks;
     }
     pthread_mutex_unlock(&hub->lock);
     if (place == CARRY_HUB_VIEWERS) {
@@ -31,6 +31,14 @@ carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer) {
         return CARRY_ERANGE;
     }
     return CARRY_OK;
+}
+
+carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer) {
+    return join(hub, viewer, true);
+}
+
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer) {
+    return join(hub, viewer, false);
 }
 
 void carry_hub_leave(carry_viewer *viewer) {
@@ -43,7 +51,7 @@ void carry_hub_leave(carry_viewer *viewer) {
         carry_hub_give_up(hub, viewer->held);
     }
     hub->viewer[viewer->place] = NULL;
-    hub->viewers--;
+    hub->viewers -= viewer->looks;
     hub->dropped_by_gone += viewer->dropped;
     pthread_mutex_unlock(&hub->lock);
     free(viewer);

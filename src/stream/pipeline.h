@@ -48,7 +48,7 @@ typedef struct carry_pipeline_hooks {
     /* Of rank 0; any may be NULL. Frames that were decoded, [frames, 3, height, width], none older than the last cut.
      */
     carry_status (*frames)(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
-    void (*cut)(void *user, uint64_t cache_epoch);
+    void (*cut)(void *user, uint64_t cache_epoch, bool is_asked); /* is_asked: frames of before are not to be seen */
     void (*chunk)(void *user, const carry_chunk_times *times);
     void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */
     void *user;

@@ -139,7 +139,7 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
     if (carry_ctx_new(&film->ctx, &options) != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
     }
-    if (carry_hub_join(film->hub, &film->viewer) != CARRY_OK) {
+    if (carry_hub_join_to_record(film->hub, &film->viewer) != CARRY_OK) {
         return carry_fail(ctx, CARRY_ERANGE, "no recording: %d viewers are looking, which is the limit",
                           CARRY_HUB_VIEWERS);
     }

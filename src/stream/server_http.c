@@ -153,7 +153,7 @@ static int get_health(carry_server *server, carry_client *client) {
     carry_json_text text = {0};
     carry_json_put_raw(&text, "{\"healthy\":%s,\"state\":", healthy ? "true" : "false");
     carry_json_put_string(&text, why);
-    carry_json_put_raw(&text, "}\n");
+    carry_json_put_raw(&text, ",\"quiet_s\":%.3g}\n", carry_server_quiet(server));
     return send_text(server, client, healthy ? 200 : 503, "application/json", &text);
 }
 

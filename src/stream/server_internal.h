@@ -126,6 +126,7 @@ void carry_server_state(carry_server *server,
                         carry_json_text *text); /* {"stream", "controls", "figures", "recording"} */
 void carry_server_metrics(carry_server *server, carry_json_text *text);
 bool carry_server_healthy(carry_server *server, const char **why);
+double carry_server_quiet(const carry_server *server); /* seconds without a frame that are no cause for worry */
 
 /* Made at build time from page/: the page, with NONCE where the policy's number goes. */
 extern const unsigned char carry_page[];

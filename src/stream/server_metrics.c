@@ -6,7 +6,8 @@
 #include "core/memory.h"
 #include "stream/server_internal.h"
 
-#define QUIET 10.0 /* seconds without a frame after which something is wrong; or three periods, when that is longer */
+#define QUIET 10.0 /* seconds without a frame after which something is wrong, at least */
+#define AT_ONCE 4  /* frames that a codec makes of a latent frame, at most */
 
 static void put_number(carry_json_text *text, const char *key, double value) {
     carry_json_put_key(text, key);
@@ -54,15 +55,9 @@ static void put_overlap(carry_json_text *text, const carry_overlap_summary *over
     carry_json_put_raw(text, "\"gate\":%g},", CARRY_OVERLAP_GATE);
 }
 
-/* A recording is a viewer of the hub, but nobody who looks. */
-static void read_figures(carry_server *server, carry_stream_figures *figures) {
-    carry_hub_figures(server->hub, figures);
-    figures->viewers -= server->film != NULL;
-}
-
 static void put_figures(carry_server *server, carry_json_text *text) {
     carry_stream_figures figures;
-    read_figures(server, &figures);
+    carry_hub_figures(server->hub, &figures);
     int width, height;
     double pace = carry_hub_pace(server->hub, &width, &height);
     carry_json_put_raw(text, "{\"width\":%d,\"height\":%d,", width, height);
@@ -142,7 +137,7 @@ static void put_stage_metrics(carry_json_text *text, const carry_overlap_summary
 
 void carry_server_metrics(carry_server *server, carry_json_text *text) {
     carry_stream_figures f;
-    read_figures(server, &f);
+    carry_hub_figures(server->hub, &f);
     const char *why;
     const struct {
         const char *name, *kind, *help;
@@ -175,7 +170,7 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
         {"messages_total", "counter", "Messages of viewers", (double)server->messages},
         {"refused_total", "counter", "Requests, messages and connections refused", (double)server->refused},
         {"stalled_total", "counter", "Viewers hung up on because they took nothing", (double)server->stalled},
-        {"recording", "gauge", "1 while a recording is written", server->film != NULL},
+        {"recording", "gauge", "1 while a recording that was asked for here is written", server->film != NULL},
         {"recorded_frames", "gauge", "Frames in the recording", (double)server->filmed.frames},
         {"resident_bytes", "gauge", "Memory of the process", carry_resident_bytes()},
     };
@@ -183,6 +178,17 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
         put_metric(text, metrics[i].name, metrics[i].kind, metrics[i].help, metrics[i].value);
     }
     put_stage_metrics(text, &f.overlap);
+}
+
+/* Three times what may be between two frames: a chunk, which after the first one is known by its stages alone, or the
+   pace. */
+double carry_server_quiet(const carry_server *server) {
+    carry_stream_figures figures;
+    int width, height;
+    double pace = carry_hub_pace(server->hub, &width, &height);
+    carry_hub_figures(server->hub, &figures);
+    double chunk = fmax(figures.overlap.period, figures.last.stage0 + figures.last.stage1);
+    return fmax(QUIET, 3.0 * fmax(chunk, pace > 0.0 ? AT_ONCE / pace : 0.0));
 }
 
 bool carry_server_healthy(carry_server *server, const char **why) {
@@ -202,7 +208,7 @@ bool carry_server_healthy(carry_server *server, const char **why) {
         *why = "paused";
         return true;
     }
-    bool healthy = now - server->frames_at <= fmax(QUIET, 3.0 * figures.overlap.period);
+    bool healthy = now - server->frames_at <= carry_server_quiet(server);
     *why = healthy ? "frames come" : "no frame has come for a while";
     return healthy;
 }

@@ -25,7 +25,8 @@ static bool is_file_name(const carry_json *name) {
 
 static int record(carry_server *server, const carry_json *asked, char *why, size_t why_size) {
     const carry_json *stop = carry_json_find(asked, "stop"), *name = carry_json_find(asked, "path");
-    if (stop != NULL && stop->kind == CARRY_JSON_BOOL && stop->truth && name == NULL) {
+    const bool is_one = asked->kind == CARRY_JSON_OBJECT && asked->as.inside.count == 1;
+    if (is_one && stop != NULL && stop->kind == CARRY_JSON_BOOL && stop->truth) {
         carry_film_stop(server->film, &server->filmed);
         server->film = NULL;
         if (server->filmed.ended) {
@@ -33,7 +34,7 @@ static int record(carry_server *server, const carry_json *asked, char *why, size
         }
         return server->filmed.ended ? 507 : 0;
     }
-    if (stop != NULL || !is_file_name(name)) {
+    if (!is_one || !is_file_name(name)) {
         (void)snprintf(why, why_size,
                        "give {\"path\": \"name.avi\"}, a name of at most %d bytes without folders, or {\"stop\": true}",
                        RECORD_NAME);

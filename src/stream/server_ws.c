@@ -83,8 +83,12 @@ void carry_server_leave(carry_server *server, carry_peer *peer) {
     }
 }
 
+/* One answer waits: where messages come faster than they are answered, a refusal is not lost to what went well. */
 static void set_reply(carry_peer *peer, const char *why) {
     carry_json_text text = {0};
+    if (why[0] == '\0' && peer->reply != NULL) {
+        return;
+    }
     if (why[0] == '\0') {
         carry_json_put_raw(&text, "{\"done\":true}");
     } else {

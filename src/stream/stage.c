@@ -223,7 +223,7 @@ static void look(carry_stage *s) {
     carry_controls_read(s->hooks->controls, &s->state);
     if (s->state.cuts != s->cuts_seen) {
         s->cuts_seen = s->state.cuts;
-        carry_stage_cut(s);
+        carry_stage_cut(s, true);
     }
 }
 

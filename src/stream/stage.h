@@ -103,7 +103,7 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOO
    the mesh would miss stage 0. */
 carry_status carry_stage_remind(carry_stage *stage);
 carry_status carry_stage_receive(carry_stage *stage, carry_letter *letter); /* past the answers to those */
-void carry_stage_cut(carry_stage *stage);
+void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 
 /* stage_show.c */

@@ -68,7 +68,7 @@ static carry_tensor gather_context(carry_stage *s) {
     return carry_view_4d(s->context, CARRY_BF16, channels, count * s->options->chunk, s->height, s->width);
 }
 
-void carry_stage_cut(carry_stage *s) {
+void carry_stage_cut(carry_stage *s, bool is_asked) {
     char text[CARRY_CALL_TEXT];
     s->figures.cuts++;
     if (s->is_cut || s->is_first) {
@@ -86,7 +86,7 @@ void carry_stage_cut(carry_stage *s) {
     carry_log(s->ctx, CARRY_LOG_INFO, "%s: a hard cut, %d under way are stale", carry_call_text(text, &call),
               s->under_way);
     if (s->hooks->cut != NULL) {
-        s->hooks->cut(s->hooks->user, s->epoch);
+        s->hooks->cut(s->hooks->user, s->epoch, is_asked);
     }
 }
 
@@ -172,7 +172,7 @@ carry_status carry_stage_send(carry_stage *s) {
     const double start = carry_seconds();
     const carry_pipeline_options *o = s->options;
     if (has_no_positions(s)) {
-        carry_stage_cut(s);
+        carry_stage_cut(s, false);
     }
     carry_envelope e;
     CARRY_TRY(fill(s, &e));

@@ -6,12 +6,13 @@ const CHART_POINTS = 240;
 class Chart {
   /* lines: {name, of(state) -> number or null, plain: its value stands elsewhere}; guide(state): a dashed line, or null; top(state): the least height of the axis;
      mean: over how many states a point is. */
-  constructor(into, { title, lines, text, format, guide = () => null, top = () => 0, mean = 1 }) {
+  constructor(into, { title, about, lines, text, format, guide = () => null, top = () => 0, mean = 1 }) {
     Object.assign(this, { lines, text, format, guide, top, mean, points: [], recent: [], guideAt: null, least: 0 });
     const figure = document.createElement("figure");
     figure.className = "chart";
     const caption = document.createElement("figcaption");
     caption.textContent = title;
+    caption.title = about;
     this.value = document.createElement("b");
     this.value.textContent = "–";
     caption.append(this.value);
@@ -134,12 +135,14 @@ function makeCharts(into) {
   const timeText = (value) => (value >= 1000 ? `${(value / 1000).toFixed(2)} s` : `${value.toFixed(value < 10 ? 1 : 0)} ms`);
   return [
     new Chart(into, {
-      title: "Frames a second", format: (v) => v.toFixed(v < 9.95 ? 1 : 0), top: (s) => s.figures.pace,
+      title: "Frames a second", about: "Dashed: the pace that was asked for",
+      format: (v) => v.toFixed(v < 9.95 ? 1 : 0), top: (s) => s.figures.pace,
       text: (s) => s.figures.fps.toFixed(1), guide: (s) => s.figures.pace || null,
       lines: [{ name: "made", of: (s) => s.figures.fps }, { name: "shown here", of: (s) => s.shown }],
     }),
     new Chart(into, {
-      title: "Time of a chunk", format: timeText,
+      title: "Time of a chunk", about: "The mesh generates while stage 0 decodes; the period is from one chunk to the next",
+      format: timeText,
       text: (s) => (s.figures.last.period > 0 ? timeText(1000 * s.figures.last.period) : "–"),
       lines: [
         { name: "mesh", of: (s) => ms(s.figures.last.stage1) }, { name: "stage 0", of: (s) => ms(s.figures.last.stage0) },
@@ -147,12 +150,14 @@ function makeCharts(into) {
       ],
     }),
     new Chart(into, {
-      title: "Overlap score", format: (v) => v.toFixed(2), top: () => 1, guide: (s) => s.figures.overlap.gate,
+      title: "Overlap score", about: "1: the slower stage alone sets the pace, 0: the stages take turns; dashed: the gate",
+      format: (v) => v.toFixed(2), top: () => 1, guide: (s) => s.figures.overlap.gate,
       text: (s) => (s.figures.overlap.score === null ? "–" : s.figures.overlap.score.toFixed(2)),
       lines: [{ name: "score", of: (s) => s.figures.overlap.score }],
     }),
     new Chart(into, {
-      title: "Queue, mean of 4 s", format: (v) => (Number.isInteger(v) ? String(v) : v.toFixed(1)), mean: 8, top: (s) => Math.max(2, s.figures.depth),
+      title: "Queue, mean of 4 s", about: "Chunks that were sent to the mesh and not shown yet; dashed: the most",
+      format: (v) => (Number.isInteger(v) ? String(v) : v.toFixed(1)), mean: 8, top: (s) => Math.max(2, s.figures.depth),
       guide: (s) => s.figures.depth || null, text: (s) => `${s.figures.under_way} of ${s.figures.depth}`,
       lines: [{ name: "under way", of: (s) => s.figures.under_way }, { name: "to decode", of: (s) => s.figures.decoded_waiting }],
     }),

@@ -5,6 +5,7 @@ const MOST_PROMPTS = 8;
 const fields = {
   prompts: [], /* as the server has them */
   dirty: false, /* the prompts were edited and not applied */
+  sent: null, /* prompts that wait for their answer */
   held: new Map(), /* fields that were just sent: until when they do not follow */
 
   follow(controls) {
@@ -28,6 +29,7 @@ const fields = {
     const field = at(id);
     if (document.activeElement === field && field.type === "text") return;
     if ((this.held.get(id) ?? 0) > performance.now()) return;
+    if (field.type === "range" && Number(value) > Number(field.max)) field.max = value; /* others may set more */
     if (field.value !== value) field.value = value;
     this.tell(id);
   },
@@ -47,6 +49,16 @@ const fields = {
 
   forget() { /* a refusal: show what the server has */
     this.held.clear();
+  },
+
+  /* Prompts that were refused stay as they were typed, to be mended. */
+  answered(well) {
+    if (well && this.sent !== null) {
+      this.prompts = this.sent;
+      this.setDirty(false);
+    }
+    this.sent = null;
+    if (!well) this.forget();
   },
 
   /* ---- prompts ---- */
@@ -111,6 +123,7 @@ const fields = {
 
   setDirty(dirty) {
     this.dirty = dirty;
+    this.sent = null;
     at("apply").disabled = !dirty;
     at("revert").hidden = !dirty;
   },
@@ -119,9 +132,8 @@ const fields = {
     const prompt = [...at("prompts").children].map((item) => ({
       text: item.querySelector("textarea").value, weight: Number(item.querySelector("input").value),
     }));
-    send({ prompt, transition: Number(at("transition").value) });
-    this.prompts = prompt;
-    this.setDirty(false);
+    this.setDirty(true);
+    if (send({ prompt, transition: Number(at("transition").value) })) this.sent = prompt;
   },
 };
 

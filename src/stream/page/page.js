@@ -132,9 +132,10 @@ function takeText(text) {
   const news = JSON.parse(text);
   if (news.error !== undefined) {
     complain(news.error);
-    fields.forget();
+    fields.answered(false);
   } else if (news.done) {
     at("problem").hidden = true;
+    fields.answered(true);
   } else { /* a seed may be larger than a number of this language holds: its digits, then */
     news.controls.seed = text.match(/"seed": ?(\d+)/)?.[1] ?? news.controls.seed;
     takeState(news);
@@ -183,6 +184,7 @@ function connect() {
   socket.onclose = ({ code, reason }) => {
     if (socket !== link.socket) return;
     link.socket = null;
+    fields.sent = null;
     lose(code === 1013 ? "There are too many viewers." : reason ? `The server hung up: ${reason}.` : "The connection is lost.");
   };
 }
@@ -195,9 +197,10 @@ setInterval(() => {
 function send(change) {
   if (link.socket === null || link.socket.readyState !== WebSocket.OPEN) {
     complain("Not connected: nothing was changed.");
-    return;
+    return false;
   }
   link.socket.send(typeof change === "string" ? change : JSON.stringify(change));
+  return true;
 }
 
 async function record() {
