@@ -52,6 +52,25 @@ static int place_empty(void **state) {
     return 0;
 }
 
+static void test_temporary_folders_are_where_the_user_has_them(void **state) {
+    place *p = *state;
+    char made[CARRY_FILE_PATH], again[CARRY_FILE_PATH];
+    assert_int_equal(setenv("TMPDIR", p->folder, 1), 0);
+    assert_ok(p->ctx, carry_file_temporary_folder(p->ctx, made, "thing"));
+    assert_ok(p->ctx, carry_file_temporary_folder(p->ctx, again, "thing"));
+    assert_int_equal(strncmp(made, p->folder, strlen(p->folder)), 0);
+    assert_non_null(strstr(made, "/thing-"));
+    assert_string_not_equal(made, again);
+    assert_int_equal(setenv("TMPDIR", "/nowhere/at/all", 1), 0);
+    assert_int_equal(carry_file_temporary_folder(p->ctx, made, "thing"), CARRY_EIO);
+    assert_non_null(strstr(carry_ctx_error(p->ctx), "/nowhere/at/all/thing-"));
+    assert_int_equal(setenv("TMPDIR", "not/whole", 1), 0);
+    assert_ok(p->ctx, carry_file_temporary_folder(p->ctx, made, "thing"));
+    assert_int_equal(strncmp(made, "/tmp/", 5), 0);
+    assert_int_equal(rmdir(made), 0);
+    assert_int_equal(unsetenv("TMPDIR"), 0);
+}
+
 static int entries(const char *folder) {
     int count = 0;
     DIR *opened = opendir(folder);
@@ -267,6 +286,7 @@ int main(void) {
         cmocka_unit_test(test_a_file_over_the_limit_is_refused),
         cmocka_unit_test(test_what_is_no_file_is_refused_without_waiting),
         cmocka_unit_test(test_a_failed_replacement_leaves_nothing_beside),
+        cmocka_unit_test(test_temporary_folders_are_where_the_user_has_them),
     };
     return cmocka_run_group_tests_name("core file", tests, place_make, place_empty);
 }

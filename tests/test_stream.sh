@@ -145,7 +145,7 @@ pages() {
     # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.
     timeout 60 "$carry" stream --config shapes --size 16x16 --steps 1000 --no-clean --chunks 400 --fps 400 \
         --record "$folder/fast.avi" > "$out" 2>&1 || fail "$(cat "$out")"
-    grep -q '; 1 cuts' "$out" || fail "positions did not run out: $(cat "$out")"
+    grep -q '; 1 cut,' "$out" || fail "positions did not run out: $(cat "$out")"
     accounted=$(awk '/ frames in / { print $1 + $5 }' "$out")
     [ "$accounted" = 1200 ] || fail "$accounted frames of 1200 are accounted for: $(cat "$out")"
 }
@@ -276,7 +276,7 @@ killed() {
 
 # The one process that is the child, or rank $1 of it.
 child_rank() {
-    for process in $(pgrep -f "carry .*--state /tmp/carry-stream-.*supervised-$$"); do
+    for process in $(pgrep -f "carry .*--state .*/carry-stream-.*supervised-$$"); do
         if [ "$1" = all ] || grep -zq "^OMPI_COMM_WORLD_RANK=$1\$" "/proc/$process/environ" 2> /dev/null; then
             [ "$(cat "/proc/$process/comm")" = carry ] && echo "$process"
         fi

@@ -76,6 +76,26 @@ static void test_a_connection_is_for_one_request_and_head_has_no_body(void **sta
     site_close(&s);
 }
 
+static void test_a_client_that_waits_to_send_its_body_is_told_to(void **state) {
+    (void)state;
+    site s;
+    site_open(&s, &(carry_server_options){0});
+    static reply r;
+    const char *head = "POST /api/controls HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+                       "Content-Length: 11\r\n\r\n";
+    int to = knock(s.port);
+    assert_true(say(to, head, strlen(head)));
+    hear_reply(to, &r);
+    assert_int_equal(r.status, 100);
+    assert_true(say(to, "{\"seed\": 9}", 11));
+    hear_reply(to, &r);
+    assert_reply(&r, 204, "");
+    (void)close(to);
+    assert_reply(ask_for(s.port, "GET", "/healthz", "Expect: 100-continue\r\n", NULL), 503, "\r\n\r\n");
+    assert_reply(ask_for(s.port, "POST", "/nowhere", "Expect: 100-continue\r\n", "{}"), 404, "");
+    site_close(&s);
+}
+
 static void test_controls_act_or_are_refused_with_a_sentence(void **state) {
     (void)state;
     site s;
@@ -371,6 +391,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_route_answers),
         cmocka_unit_test(test_a_connection_is_for_one_request_and_head_has_no_body),
+        cmocka_unit_test(test_a_client_that_waits_to_send_its_body_is_told_to),
         cmocka_unit_test(test_controls_act_or_are_refused_with_a_sentence),
         cmocka_unit_test(test_metrics_are_what_prometheus_reads),
         cmocka_unit_test(test_a_viewer_gets_frames_and_none_of_before_a_cut),

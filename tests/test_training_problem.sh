@@ -61,7 +61,7 @@ refused "there is no task" bench train:steps2:task=chess
 refused "at most 100000" plan train:steps100001
 refused "is zero" plan train:steps0
 TMPDIR=$folder/none
-expect 2 "no temporary folder" bench --repeats 1 $small
+expect 2 "the temporary folder" bench --repeats 1 $small
 
 if [ $failures != 0 ]; then
     echo "$failures failed"

@@ -146,9 +146,9 @@ static void print_table(const stream_desk *desk) {
     char a[32];
     char b[32];
     const double period = o->period;
-    (void)printf("%llu chunks, %llu frames, the first after %s; %llu cuts, %llu stale results dropped\n",
-                 (unsigned long long)f->chunks, (unsigned long long)f->frames,
-                 carry_time_text(a, f->first_frame_seconds), (unsigned long long)f->cuts,
+    (void)printf("%llu chunk%s, %llu frames, the first after %s; %llu cut%s, %llu stale results dropped\n",
+                 (unsigned long long)f->chunks, f->chunks == 1 ? "" : "s", (unsigned long long)f->frames,
+                 carry_time_text(a, f->first_frame_seconds), (unsigned long long)f->cuts, f->cuts == 1 ? "" : "s",
                  (unsigned long long)f->stale_dropped);
     if (!(period > 0.0)) {
         return;

@@ -244,8 +244,7 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
 }
 
 int stream_supervise(const stream_desk *desk, int count, char **arguments) {
-    char folder[] = "/tmp/carry-stream-XXXXXX";
-    char state[64];
+    char folder[CARRY_FILE_PATH], state[CARRY_FILE_PATH];
     if (cli_process_rank() >= 0) {
         return cli_refuse("--supervise starts the processes itself: carry stream --supervise --processes N");
     }
@@ -258,10 +257,13 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
     if (desk->wish.state != NULL) {
         return cli_refuse("--supervise keeps the state in a file of its own: leave --state out");
     }
-    if (mkdtemp(folder) == NULL) {
-        return cli_refuse("no folder can be made in /tmp: %s", strerror(errno));
+    if (carry_file_temporary_folder(desk->ctx, folder, "carry-stream") != CARRY_OK) {
+        return cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
-    (void)snprintf(state, sizeof state, "%s/state", folder);
+    if (carry_file_in(desk->ctx, state, folder, "state") != CARRY_OK) {
+        (void)rmdir(folder);
+        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+    }
     char **command = make_command(desk, count, arguments, state);
     int code = CLI_IMPOSSIBLE;
     if (command == NULL) {

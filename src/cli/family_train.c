@@ -17,6 +17,7 @@
 
 #include "cli/family_train.h"
 #include "core/context.h"
+#include "core/file.h"
 #include "lab/sample.h"
 #include "model/mixer.h"
 #include "train/loop.h"
@@ -243,14 +244,10 @@ static carry_status train_into(session *s, const char *folder) {
 
 /* Trains by the chosen method, from the start; to has room for so many steps. */
 static carry_status train(const instance *it, trained *to, int64_t steps) {
-    const char *above = getenv("TMPDIR");
-    char folder[CARRY_TRAIN_PATH];
+    char folder[CARRY_FILE_PATH];
     session s = {.it = it, .to = to, .steps = steps, .exam = NAN};
     to->steps = 0;
-    (void)snprintf(folder, sizeof folder, "%s/carry-train-XXXXXX", above != NULL && *above != '\0' ? above : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        return carry_fail(it->ctx, CARRY_EIO, "no temporary folder %s can be made for a training", folder);
-    }
+    CARRY_TRY(carry_file_temporary_folder(it->ctx, folder, "carry-train"));
     carry_status status = train_into(&s, folder);
     (void)nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
     if (status == CARRY_OK && to->steps < steps) {

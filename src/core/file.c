@@ -14,6 +14,19 @@
 
 #define PATH_LIMIT CARRY_FILE_PATH
 
+carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *name) {
+    const char *above = getenv("TMPDIR");
+    const int length =
+        snprintf(path, CARRY_FILE_PATH, "%s/%s-XXXXXX", above != NULL && *above == '/' ? above : "/tmp", name);
+    if (length >= CARRY_FILE_PATH) {
+        return carry_fail(ctx, CARRY_ESIZE, "TMPDIR is longer than a path may be");
+    }
+    if (mkdtemp(path) == NULL) {
+        return carry_fail(ctx, CARRY_EIO, "the temporary folder %s cannot be made: %s", path, strerror(errno));
+    }
+    return CARRY_OK;
+}
+
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*file < 0) {

@@ -13,6 +13,9 @@
 /* folder/name into path. */
 carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name);
 
+/* A new folder of this name and six letters more, in $TMPDIR where that is a whole path, else in /tmp. */
+carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *name);
+
 /* The whole of a regular file of at most limit bytes, with a 0 byte after its end; the caller frees *text.
    CARRY_ENOTFOUND when there is none (no sentence needed by most callers, but there is one). */
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit);

@@ -10,7 +10,7 @@
 #include "lab/climb_internal.h"
 
 #define PENDING "refs/climb/pending"
-#define WORKTREE "carry-climb-judge-"
+#define WORKTREE "carry-climb-judge"
 
 carry_status climb_commit(carry_climb *climb, char commit[CLIMB_HASH], const char *tree, const char *parent,
                           const char *title, const char *message) {
@@ -153,15 +153,13 @@ carry_status climb_recover(carry_climb *climb) {
 }
 
 carry_status climb_worktree_add(carry_climb *climb, char folder[CLIMB_PATH], const char *commit) {
-    const char *base = getenv("TMPDIR");
-    (void)snprintf(folder, CLIMB_PATH, "%s/" WORKTREE "XXXXXX", base != NULL && base[0] == '/' ? base : "/tmp");
-    if (mkdtemp(folder) == NULL) {
-        carry_status status = carry_fail(climb->ctx, CARRY_EIO, "no temporary folder %s: %s", folder, strerror(errno));
+    carry_status status = carry_file_temporary_folder(climb->ctx, folder, WORKTREE);
+    if (status != CARRY_OK) {
         folder[0] = '\0';
         return status;
     }
     climb_git_call call = {.folder = climb->root, .words = {"worktree", "add", "-q", "--detach", folder, commit}};
-    carry_status status = climb_git(climb, NULL, &call);
+    status = climb_git(climb, NULL, &call);
     if (status != CARRY_OK) {
         (void)rmdir(folder);
         folder[0] = '\0';

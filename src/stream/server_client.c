@@ -134,6 +134,14 @@ static int upgrade(carry_server *server, carry_client *client, bool more) {
     return hand_over(server, client);
 }
 
+/* The body may come: some clients wait to be told so, for a second. One that is not told sends it after that. */
+static void go_on(const carry_client *client) {
+    static const char words[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (client->request.expect != NULL && strcasecmp(client->request.expect, "100-continue") == 0) {
+        (void)send(client->file, words, sizeof words - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
 /* The head has come, and perhaps some of the body. */
 static int take_head(carry_server *server, carry_client *client, size_t head) {
     size_t more = client->length - head;
@@ -154,6 +162,9 @@ static int take_head(carry_server *server, carry_client *client, size_t head) {
     if (client->out == NULL) {
         client->body_got = more < client->body_length ? more : client->body_length;
         memcpy(client->body, rest, client->body_got);
+        if (more == 0) {
+            go_on(client);
+        }
     }
     return 0;
 }

@@ -65,6 +65,7 @@ static carry_refusal parse_field(carry_request *request, char *line) {
         {"sec-websocket-version", &request->version},
         {"content-length", &request->length},
         {"transfer-encoding", &request->encoding},
+        {"expect", &request->expect},
     };
     char *value = strchr(line, ':');
     if (value == NULL) {

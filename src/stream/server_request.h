@@ -10,7 +10,7 @@
 typedef struct carry_request {
     const char *method, *path, *query;                                                /* query: "" when there is none */
     const char *host, *origin, *authorization, *upgrade, *connection, *key, *version; /* NULL: not there */
-    const char *length, *encoding;                                                    /* of the body, as they stand */
+    const char *length, *encoding, *expect;                                           /* of the body, as they stand */
 } carry_request;
 
 /* Why a request is not answered: an HTTP status and a sentence; 0 when it is. */
