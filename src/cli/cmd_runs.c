@@ -134,7 +134,7 @@ static void print_run(const carry_run *run) {
         (void)printf("  artefact  %s, %lld bytes\n", run->artefact[i].name, (long long)run->artefact[i].bytes);
     }
     if (run->metrics > 0) {
-        (void)printf("  %d figures over steps (carry runs export --json)\n", run->metrics);
+        (void)printf("  %d figures of steps and results (carry runs export --json)\n", run->metrics);
     }
 }
 

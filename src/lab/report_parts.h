@@ -27,6 +27,9 @@ bool carry_report_measured(const carry_run_result *result);
 int carry_report_method(const carry_page *page, const char *name);
 
 /* report_tables.c */
+/* Whether a metric of this run is a figure of a result, its step the result's place, as experiment_run.c keeps them:
+   such are in the table of results and not drawn over steps. */
+bool carry_report_of_result(const carry_run *run, const char *metric);
 void carry_report_criteria(carry_page *page, const carry_run *run);
 void carry_report_results(carry_page *page, const carry_run *run);
 carry_status carry_report_compare(carry_page *page);
