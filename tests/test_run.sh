@@ -82,7 +82,14 @@ awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR !
 refused "there is no run '99'" runs show 99
 refused "needs two runs" runs compare 1
 refused "not both" runs export 1 --csv --json
-refused "cannot be written" runs export 1 -o no/such/folder/x.csv
+refused "cannot be written" runs export 1 -o met.yaml/x.csv
+mkfifo pipe
+refused "pipe is not a regular file" runs export 1 -o pipe
+[ -p pipe ] || fail "an export replaced a pipe by a file"
+# shellcheck disable=SC2046
+(ulimit -f 200; trap '' XFSZ; "$carry" runs export $(yes 1 | head -n 300) -o large.json 2> err)
+[ $? = 2 ] && grep -q "large.json cannot be written: File too large" err || fail "a file that cannot grow is taken as written"
+[ -z "$(ls | grep '^large')" ] || fail "a part of an export is left"
 refused "there is no run store missing.db" runs list --store missing.db
 [ ! -e missing.db ] || fail "a store was made by looking for it"
 refused "runs has no 'lits'" runs lits

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "lab/compare.h"
 #include "lab/export.h"
 #include "lab/store.h"
@@ -275,7 +276,7 @@ static int export_to(wish *w, FILE *to) {
     return CLI_DONE;
 }
 
-/* Beside the file and renamed: what stood there stays until the whole of the new one is there. */
+/* What stood there stays until the whole of the new file is there. */
 static int export_runs(wish *w) {
     if (w->words < 2) {
         return cli_refuse("runs export needs a run: a number, a name, or last");
@@ -283,21 +284,26 @@ static int export_runs(wish *w) {
     if (w->output == NULL) {
         return export_to(w, stdout);
     }
-    char beside[4200];
-    (void)snprintf(beside, sizeof beside, "%s.%d.part", w->output, (int)getpid());
-    FILE *file = fopen(beside, "we");
-    if (file == NULL) {
-        return cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    carry_file_writing writing;
+    if (carry_file_begin(w->ctx, &writing, w->output) != CARRY_OK) {
+        return cli_failed(w->ctx);
     }
-    int code = export_to(w, file);
-    bool whole = fflush(file) == 0 && fsync(fileno(file)) == 0;
-    whole = fclose(file) == 0 && whole;
-    if (code == CLI_DONE && (!whole || rename(beside, w->output) != 0)) {
+    const int copy = dup(writing.file);
+    FILE *file = copy >= 0 ? fdopen(copy, "w") : NULL;
+    int code = file != NULL ? export_to(w, file) : cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    const bool whole = file != NULL && fflush(file) == 0 && ferror(file) == 0;
+    if (code == CLI_DONE && !whole) {
         code = cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
     }
-    if (code != CLI_DONE) {
-        (void)unlink(beside);
+    if (file != NULL) {
+        (void)fclose(file);
+    } else if (copy >= 0) {
+        (void)close(copy);
     }
+    if (code == CLI_DONE && carry_file_commit(w->ctx, &writing) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    carry_file_abandon(&writing);
     return code;
 }
 
