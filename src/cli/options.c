@@ -83,12 +83,13 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
         value = *at + 1 < count ? arguments[++*at] : NULL;
     }
     if (value == NULL || !store_value(option, value)) {
+        char shown[64];
         (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
                          option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
                          : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
                          : option->kind == CLI_REAL                            ? "a number"
                                                                                : "a positive number",
-                         value != NULL ? value : "nothing");
+                         value != NULL ? cli_shown(shown, value) : "nothing");
         return false;
     }
     return true;
