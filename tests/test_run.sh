@@ -82,6 +82,11 @@ awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR !
 refused "there is no run '99'" runs show 99
 refused "needs two runs" runs compare 1
 refused "not both" runs export 1 --csv --json
+refused "runs list has no option --csv" runs list --csv
+refused "runs show has no option --slack" runs show 1 --slack 3
+refused "runs list has no option --yes" runs list --yes
+refused "--samples needs --csv" runs export 1 --samples
+refused "runs gc takes no run, and '1' is given" runs gc 1 --yes
 refused "cannot be written" runs export 1 -o met.yaml/x.csv
 mkfifo pipe
 refused "pipe is not a regular file" runs export 1 -o pipe

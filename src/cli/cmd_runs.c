@@ -353,6 +353,32 @@ static int collect_garbage(wish *w) {
     return code;
 }
 
+/* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
+static int refuse_idle(const wish *w) {
+    const struct {
+        bool given;
+        const char *option, *words;
+    } options[] = {{w->kind != NULL, "kind", "list gc"}, {w->limit > 0, "limit", "list"},
+                   {w->slack > 0.0, "slack", "compare"}, {w->csv, "csv", "export"},
+                   {w->samples, "samples", "export"},    {w->output != NULL, "output", "export"},
+                   {w->keep >= 0, "keep", "gc"},         {w->yes, "yes", "gc"}};
+    const char *word = w->word[0];
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given && strstr(options[i].words, word) == NULL) {
+            return cli_refuse("runs %s has no option --%s (carry runs --help tells whose it is)", word,
+                              options[i].option);
+        }
+    }
+    if (w->samples && !w->csv) {
+        return cli_refuse("--samples needs --csv: JSON has the samples anyway");
+    }
+    if (w->words > 1 && (strcmp(word, "list") == 0 || strcmp(word, "gc") == 0)) {
+        char shown[64];
+        return cli_refuse("runs %s takes no run, and '%s' is given", word, cli_shown(shown, w->word[1]));
+    }
+    return CLI_DONE;
+}
+
 static int act(wish *w) {
     static const struct {
         const char *name;
@@ -364,7 +390,7 @@ static int act(wish *w) {
                    {"gc", collect_garbage}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(w->word[0], actions[i].name) == 0) {
-            return actions[i].run(w);
+            return refuse_idle(w) == CLI_DONE ? actions[i].run(w) : CLI_IMPOSSIBLE;
         }
     }
     char shown[64];
