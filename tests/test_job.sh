@@ -100,6 +100,9 @@ refused "does not begin with -" job submit -- -x
 refused "no job system 'cloud'" job submit --on cloud -- true
 refused "takes no command" job list -- true
 refused "takes no 'all'" job list all
+refused "there is no run store" job list --store "$folder/typo.db"
+refused "there is no run store" job wait 1 --store "$folder/typo.db"
+[ ! -e "$folder/typo.db" ] || fail "a store was made by looking for it"
 for bad in 0 1x x1 "" " 1" 99999999999999999999 1.0; do
     refused "is no job" job wait "$bad"
     refused "is no job" job cancel "$bad"

@@ -364,8 +364,8 @@ static int run(int count, char **arguments) {
     if (!chosen->takes_id && o.words > 0 && chosen->run != submit) {
         return cli_refuse("job %s takes no '%s'", chosen->name, cli_shown(shown, o.word[0]));
     }
-    if (chosen->run == work && o.store_path != NULL && access(o.store_path, F_OK) != 0) {
-        return cli_refuse("there is no store %s", o.store_path); /* it went while this worker was starting */
+    if (chosen->run != submit && cli_store_there(o.store_path) != CLI_DONE) { /* of work: it went while that started */
+        return CLI_IMPOSSIBLE;
     }
     return act(&o, &common, chosen);
 }

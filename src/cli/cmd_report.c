@@ -80,7 +80,7 @@ static int run(int count, char **arguments) {
         return words < 1 ? cli_refuse("report needs a run: a number, a name or last (carry runs list shows them)")
                          : cli_refuse("a report has at most %d runs, and %d are given", CARRY_REPORT_RUNS, words);
     }
-    carry_ctx *ctx = cli_open(&common);
+    carry_ctx *ctx = cli_store_there(r.store) == CLI_DONE ? cli_open(&common) : NULL;
     if (ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }

@@ -420,9 +420,8 @@ static int run(int count, char **arguments) {
     if (w.words == 0) {
         return cli_refuse("runs needs a word: list, show, compare, export or gc");
     }
-    if (store != NULL && access(store, F_OK) != 0) { /* opening would make it, and hide a typo */
-        char shown[64];
-        return cli_refuse("there is no run store %s", cli_shown(shown, store));
+    if (cli_store_there(store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     if (w.csv && common.json) {
         return cli_refuse("give --csv or --json, not both");

@@ -258,6 +258,12 @@ int cli_refuse(const char *format, ...) {
     return CLI_IMPOSSIBLE;
 }
 
+int cli_store_there(const char *path) {
+    char shown[64];
+    return path == NULL || access(path, F_OK) == 0 ? CLI_DONE
+                                                   : cli_refuse("there is no run store %s", cli_shown(shown, path));
+}
+
 int cli_failed(carry_ctx *ctx) {
     if (cli_process_rank() < 0) {
         return cli_refuse("%s", carry_ctx_error(ctx));
