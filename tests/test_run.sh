@@ -66,6 +66,7 @@ expect 0 "decision: proceed" run met.yaml --no-store
 # What was stored.
 expect 0 "proceed" runs list
 expect 0 '"state": "done"' runs list --json --limit 2
+json out 'lines[0]["started"] > 1e9 and len(str(lines[0]["started"])) == 10 and "e+" not in open("out").read()'
 json out 'len(lines) == 2 and lines[0]["results"] == 6 and lines[0]["run"] > lines[1]["run"]'
 expect 0 "compiler" runs show met
 grep -q "25 samples" out || fail "no samples are shown"
@@ -75,6 +76,7 @@ expect 0 '"verdict": "within noise"' runs compare 1 met --slack 900 --json
 json out 'lines[-1]["pairs"] == 4 and all(l["low"] <= l["ratio"] <= l["high"] for l in lines[:-1])'
 expect 0 '"samples_s"' runs export last 1 --json
 json out 'len(lines) == 2 and len(lines[1]["results"][0]["samples_s"]) == 25 and lines[1]["machine"]["cpu"] != "" and lines[1]["criteria"][0]["verdict"] == "met" and "hypothesis" in lines[1]["spec"]'
+json out '0 < lines[1]["ended"] - lines[1]["started"] < 600'
 expect 0 "run,name,problem" runs export 1 --csv
 awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 21 || NR != 7 }' out || fail "the table has not 21 columns and 7 rows"
 "$carry" runs export 1 --csv --samples -o samples.csv || fail "no export to a file"

@@ -49,7 +49,7 @@ static void print_line(const wish *w, const carry_run_line *line) {
     cli_json_text("kind", line->kind);
     cli_json_text("state", line->state);
     cli_json_text("decision", line->decision);
-    cli_json_number("started", line->started);
+    cli_json_number("started", floor(line->started));
     cli_json_integer("results", line->results);
     cli_json_text("commit", line->commit);
     cli_json_bool("dirty", line->dirty);

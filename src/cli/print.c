@@ -9,6 +9,8 @@
 #include "core/clock.h"
 #include "train/utf8.h"
 
+#define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
+
 static bool first_field;
 
 static void key_of(const char *key) {
@@ -48,8 +50,8 @@ void cli_json_text(const char *key, const char *value) {
 
 void cli_json_number(const char *key, double value) {
     key_of(key);
-    if (isfinite(value)) {
-        (void)printf("%.9g", value);
+    if (isfinite(value)) { /* times since 1970 and bytes have more digits than a measurement */
+        (void)printf(fabs(value) < WHOLE && value == trunc(value) ? "%.0f" : "%.9g", value);
     } else {
         (void)fputs("null", stdout);
     }
