@@ -215,9 +215,13 @@ static void write_contents(carry_page *page, const carry_run *run) {
     const struct {
         const char *id, *words;
         bool here;
-    } parts[] = {{"criteria", "Criteria", run->criteria > 0}, {"results", "Results", run->results > 0},
-                 {"plots", "Plots", run->results > 0},        {"over", "Over steps", has_curves(run)},
-                 {"where", "Where it comes from", true},      {"machine", "Machine", run->facts > 0}};
+    } parts[] = {{"criteria", "Criteria", run->criteria > 0},
+                 {"results", "Results", run->results > 0},
+                 {"hotspots", "Hotspots", strcmp(run->kind, CARRY_REPORT_PROFILE) == 0},
+                 {"plots", "Plots", run->results > 0},
+                 {"over", "Over steps", has_curves(run)},
+                 {"where", "Where it comes from", true},
+                 {"machine", "Machine", run->facts > 0}};
     carry_html_raw(page->to, "<nav aria-label=\"Contents\">");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].here) {
@@ -235,6 +239,7 @@ static carry_status write_run(carry_page *page, const carry_run *run) {
     }
     carry_report_criteria(page, run);
     carry_report_results(page, run);
+    carry_report_hotspots(page, run);
     if (run->results > 0) {
         CARRY_TRY(carry_report_plots(page, run));
     }

@@ -299,7 +299,7 @@ bool carry_report_of_result(const carry_run *run, const char *metric) {
     for (int i = 0; i < EXTRAS; i++) {
         is = is || strcmp(metric, extras[i].metric) == 0;
     }
-    return is && run->results > 0;
+    return (is && run->results > 0) || strcmp(run->kind, CARRY_REPORT_PROFILE) == 0;
 }
 
 /* Two decimals, so that a column of ratios near 1 lines up. */
