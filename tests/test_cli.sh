@@ -76,6 +76,7 @@ done
 refused "needs a whole number" bench --repeats many scan:dense
 refused "needs a positive number" bench --seconds -1 scan:dense
 refused "needs a whole number" bench scan:dense --threads
+refused "not 'a?b'" bench scan:dense --repeats "$(printf 'a\nb')"
 refused "more than the 1024" check --threads 5000 scan:dense
 refused "no kernels named 'mmx'" check --kernels mmx scan:dense
 refused "give none" bench --grid scan:dense

@@ -100,6 +100,12 @@ refused "does not begin with -" job submit -- -x
 refused "no job system 'cloud'" job submit --on cloud -- true
 refused "takes no command" job list -- true
 refused "takes no 'all'" job list all
+refused "job list has no option --tail" job list --tail 3
+refused "job submit has no option --show-logs" job submit --show-logs -- true
+refused "job logs has no option --on" job logs 1 --on slurm
+refused "there is no run store" job list --store "$folder/typo.db"
+refused "there is no run store" job wait 1 --store "$folder/typo.db"
+[ ! -e "$folder/typo.db" ] || fail "a store was made by looking for it"
 for bad in 0 1x x1 "" " 1" 99999999999999999999 1.0; do
     refused "is no job" job wait "$bad"
     refused "is no job" job cancel "$bad"
@@ -253,6 +259,10 @@ expect 0 '"line": "a\"\\\u0001?"}' job wait "$id" --json --show-logs
 id=$(submit -- sh -c 'for i in 1 2 3; do echo $i; sleep 0.2; done')
 expect 0 "3" job logs --follow "$id"
 [ "$(tr '\n' ' ' < "$folder/out")" = "1 2 3 " ] || { fail "follow:"; cat "$folder/out"; }
+
+id=$(submit -- true)
+expect 0 "exit code 0" job wait "$id"
+grep -qE " [nu]s$" "$folder/out" && fail "a time that no file's clock can tell: $(cat "$folder/out")"
 
 # Two stores in one folder do not share their jobs.
 expect 0 "queued" job submit --store "$here/other.db" -- echo other

@@ -419,6 +419,67 @@ static void test_curves_of_one_name_share_a_plot(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* As experiment_run.c keeps them: the step is the place of the result. */
+static void test_figures_of_results_stand_with_the_results(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_store *store;
+    char path[64];
+    uint32_t state = 7;
+    (void)snprintf(path, sizeof path, "%s/store.db", folder);
+    assert_ok(ctx, carry_store_open(ctx, &store, path));
+    int64_t run = begin(ctx, store, "experiment", "streams", NULL);
+    put_result(ctx, store, run, "stream:t8", "pipeline", 1e-3, 1e6, 0.0, &state);
+    put_missing(ctx, store, run, "stream:t8", "mesh", "there is no room for it");
+    put_result(ctx, store, run, "stream:t9", "pipeline", 2e-3, 1e6, 0.0, &state);
+    assert_ok(ctx, carry_store_metric(store, run, 0, "overlap", 0.875));
+    assert_ok(ctx, carry_store_metric(store, run, 2, "slower_stage", 0.0125));
+    assert_ok(ctx, carry_store_metric(store, run, 0, "contention", 0.03));
+    assert_ok(ctx, carry_store_end(store, run, "done", NULL, NULL));
+    carry_store_close(store);
+    carry_report report = report_of(ctx, &run, 1, &(carry_report_options){0});
+    assert_null(strstr(report.html, "ver steps"));
+    assert_has(&report, "Overlap</th><th scope=\"col\" class=\"n\">Slower stage</th></tr>");
+    assert_null(strstr(report.html, "Perplexity"));
+    const char *first = strstr(report.html, "<td class=\"n\">0.875</td><td class=\"n\">\xE2\x80\x93</td></tr>");
+    assert_non_null(first);
+    assert_true(first < strstr(report.html, "<code>stream:t9</code></span>"));
+    assert_has(&report, "<td class=\"n\">\xE2\x80\x93</td><td class=\"n\">12.5\xE2\x80\xAFms</td></tr>");
+    assert_has(&report, "<code>stream:t8</code> <small>contention 3.0\xE2\x80\xAF%</small></span>");
+    assert_has(&report, "<td class=\"open words\" colspan=\"12\">not measured: there is no room");
+    free(report.html);
+    carry_ctx_free(ctx);
+}
+
+/* As cmd_profile.c keeps them. */
+static void test_a_profile_has_its_hotspots_in_a_table(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_store *store;
+    char path[64];
+    (void)snprintf(path, sizeof path, "%s/store.db", folder);
+    assert_ok(ctx, carry_store_open(ctx, &store, path));
+    int64_t run = begin(ctx, store, "profile", "bench", NULL);
+    assert_ok(ctx, carry_store_metric(store, run, 0, "wall_s", 1.5));
+    assert_ok(ctx, carry_store_metric(store, run, 0, "scan/up and down self_s", 0.25));
+    assert_ok(ctx, carry_store_metric(store, run, 0, "scan/up and down calls", 7.0));
+    assert_ok(ctx, carry_store_metric(store, run, 1, "a/b self_s", 0.125));
+    assert_ok(ctx, carry_store_metric(store, run, 0, "gpu/scan/dense total_s", 0.5));
+    assert_ok(ctx, carry_store_end(store, run, "done", NULL, NULL));
+    carry_store_close(store);
+    carry_report report = report_of(ctx, &run, 1, &(carry_report_options){0});
+    assert_int_equal(report.plots, 0);
+    assert_null(strstr(report.html, "ver steps"));
+    const char *first = strstr(report.html, "<th scope=\"row\">scan/up and down</th><td class=\"n\">250");
+    const char *second = strstr(report.html, "<th scope=\"row\">a/b</th><td class=\"n\">125");
+    assert_true(first != NULL && second != NULL && first < second);
+    assert_has(&report, "<td class=\"n\">7</td></tr>");
+    assert_null(strstr(report.html, "MFU"));
+    assert_has(&report, "<th scope=\"row\">scan/dense</th><td class=\"n\">500");
+    free(report.html);
+    carry_ctx_free(ctx);
+}
+
 static void test_hostile_texts_stay_texts(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -537,6 +598,8 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_several_runs_are_compared),
         cmocka_unit_test(test_curves_of_several_runs_are_overlaid),
         cmocka_unit_test(test_curves_of_one_name_share_a_plot),
+        cmocka_unit_test(test_figures_of_results_stand_with_the_results),
+        cmocka_unit_test(test_a_profile_has_its_hotspots_in_a_table),
         cmocka_unit_test(test_hostile_texts_stay_texts),
         cmocka_unit_test(test_without_gnuplot_the_page_says_so),
         cmocka_unit_test(test_what_cannot_be_reported_is_refused),

@@ -266,6 +266,43 @@ static void test_a_folder_that_may_not_be_written(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
+/* A store whose folder and file are somebody else's can be read; what cannot be is storing. */
+static void read_in_a_wall(int report) {
+    if (geteuid() == 0 && setuid(65534) != 0) {
+        _exit(77);
+    }
+    carry_store *store;
+    carry_run *run;
+    int64_t id;
+    must(carry_store_open(ctx, &store, path), report);
+    must(carry_store_find(store, &id, "theirs"), report);
+    must(carry_store_load(store, &run, id), report);
+    bool whole = run->results == 1 && strcmp(run->state, "done") == 0;
+    carry_run_free(run);
+    bool stored =
+        carry_store_begin(store, &id, &(carry_run_start){"experiment", "mine", "carry run x", NULL}) == CARRY_OK;
+    whole = whole && strstr(carry_ctx_error(ctx), "readonly") != NULL;
+    carry_store_close(store);
+    _exit(whole && !stored ? 0 : 8);
+}
+
+static void test_a_store_that_may_only_be_read(void **state) {
+    (void)state;
+    (void)snprintf(path, sizeof path, "%s/100%% #1?.db", folder);
+    carry_store *store = open_store();
+    int64_t run = begin(store, "theirs");
+    const carry_stored_result result = some_result("scan:dense:t8");
+    assert_ok(ctx, carry_store_result(store, run, &result, NULL, 0));
+    assert_ok(ctx, carry_store_end(store, run, "done", "", ""));
+    carry_store_close(store);
+    assert_int_equal(chmod(path, 0444), 0);
+    assert_int_equal(chmod(folder, 0555), 0);
+    int report;
+    pid_t id = start(read_in_a_wall, &report);
+    expect_end(id, report);
+    assert_int_equal(chmod(folder, 0755), 0);
+}
+
 static void open_by_default(int report) {
     char place[160];
     char inside[160];
@@ -313,6 +350,7 @@ int main(void) {
         in_a_folder(test_only_runs_whose_process_is_gone_are_marked_killed),
         in_a_folder(test_a_full_disk_is_said_and_loses_nothing),
         in_a_folder(test_a_folder_that_may_not_be_written),
+        in_a_folder(test_a_store_that_may_only_be_read),
         in_a_folder(test_the_store_of_the_project_is_found),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

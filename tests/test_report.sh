@@ -53,16 +53,19 @@ expect 0 "curves.html" small smaller --output="$kept/curves.html"
 expect 0 "hostile.html" 6 -o "$kept/hostile.html"
 expect 0 "deep.html" last -o "$folder/new/folder/deep.html" --store "$CARRY_STORE"
 expect 0 "1 run" 1 -o "$folder/based.html" --baseline sequential
+# A parser of JSON takes UTF-8 only; a path may be anything.
+expect 0 "$(printf '/a\357\277\275b\303\251\357\277\275.html", "runs"')" 1 -o "$folder/$(printf 'a\377b\303\251\303').html" --json
 
 # What cannot be.
 refused "report needs a run"
 refused "77" 77 -o "$folder/no.html"
+refused "there is no run store" 1 --store "$folder/none/of/this" -o "$folder/no.html"
+[ ! -e "$folder/none" ] || fail "a store was made by looking for it"
 refused "nobody" nobody -o "$folder/no.html"
 refused "which is given twice" 1 "cyclic reduction" 1 -o "$folder/no.html"
 refused "no run of this report has a method 'quickest'" 1 --baseline quickest -o "$folder/no.html"
 refused "cannot be written" 1 -o "$CARRY_STORE/below/a/file.html"
 refused "is not a regular file" 1 -o "$folder"
-refused "there is no run '1'" 1 --store "$folder/none/of/this" -o "$folder/no.html"
 printf 'not a store, not at all, although it is long enough to have a header' > "$folder/junk.db"
 refused "junk.db" 1 --store "$folder/junk.db" -o "$folder/no.html"
 [ -e "$folder/no.html" ] && fail "a refused report was written"

@@ -66,6 +66,7 @@ expect 0 "decision: proceed" run met.yaml --no-store
 # What was stored.
 expect 0 "proceed" runs list
 expect 0 '"state": "done"' runs list --json --limit 2
+json out 'lines[0]["started"] > 1e9 and len(str(lines[0]["started"])) == 10 and "e+" not in open("out").read()'
 json out 'len(lines) == 2 and lines[0]["results"] == 6 and lines[0]["run"] > lines[1]["run"]'
 expect 0 "compiler" runs show met
 grep -q "25 samples" out || fail "no samples are shown"
@@ -75,6 +76,7 @@ expect 0 '"verdict": "within noise"' runs compare 1 met --slack 900 --json
 json out 'lines[-1]["pairs"] == 4 and all(l["low"] <= l["ratio"] <= l["high"] for l in lines[:-1])'
 expect 0 '"samples_s"' runs export last 1 --json
 json out 'len(lines) == 2 and len(lines[1]["results"][0]["samples_s"]) == 25 and lines[1]["machine"]["cpu"] != "" and lines[1]["criteria"][0]["verdict"] == "met" and "hypothesis" in lines[1]["spec"]'
+json out '0 < lines[1]["ended"] - lines[1]["started"] < 600'
 expect 0 "run,name,problem" runs export 1 --csv
 awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 21 || NR != 7 }' out || fail "the table has not 21 columns and 7 rows"
 "$carry" runs export 1 --csv --samples -o samples.csv || fail "no export to a file"
@@ -82,7 +84,19 @@ awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR !
 refused "there is no run '99'" runs show 99
 refused "needs two runs" runs compare 1
 refused "not both" runs export 1 --csv --json
-refused "cannot be written" runs export 1 -o no/such/folder/x.csv
+refused "runs list has no option --csv" runs list --csv
+refused "runs show has no option --slack" runs show 1 --slack 3
+refused "runs list has no option --yes" runs list --yes
+refused "--samples needs --csv" runs export 1 --samples
+refused "runs gc takes no run, and '1' is given" runs gc 1 --yes
+refused "cannot be written" runs export 1 -o met.yaml/x.csv
+mkfifo pipe
+refused "pipe is not a regular file" runs export 1 -o pipe
+[ -p pipe ] || fail "an export replaced a pipe by a file"
+# shellcheck disable=SC2046
+(ulimit -f 200; trap '' XFSZ; "$carry" runs export $(yes 1 | head -n 300) -o large.json 2> err)
+[ $? = 2 ] && grep -q "large.json cannot be written: File too large" err || fail "a file that cannot grow is taken as written"
+[ -z "$(ls | grep '^large')" ] || fail "a part of an export is left"
 refused "there is no run store missing.db" runs list --store missing.db
 [ ! -e missing.db ] || fail "a store was made by looking for it"
 refused "runs has no 'lits'" runs lits

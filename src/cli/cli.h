@@ -84,6 +84,10 @@ int cli_failed(carry_ctx *ctx);
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
 char *cli_read_all(FILE *from, const char *name, size_t *length);
 
+/* CLI_IMPOSSIBLE with a sentence when this store, given by name to be read, is not there: opening would make it, and
+   hide a typo. NULL is as good as there. */
+int cli_store_there(const char *path);
+
 /* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
@@ -95,7 +99,8 @@ int cli_finish(int code);
 /* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */
 void cli_json_open(void);
 void cli_json_text(const char *key, const char *value);
-void cli_json_bytes(const char *key, const char *value, size_t length); /* 0 bytes included; UTF-8 */
+void cli_json_bytes(const char *key, const char *value,
+                    size_t length); /* 0 bytes included; what is not UTF-8 is U+FFFD */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
 void cli_json_bool(const char *key, bool value);

@@ -84,9 +84,11 @@ static const char *code_text(char text[16], const carry_job *job) {
     return text;
 }
 
+/* The end is the time of a file, which goes by ticks of some milliseconds. */
 static const char *took_text(char text[32], const carry_job *job) {
-    (void)snprintf(text, 32, "-");
-    return has_taken(job) ? carry_time_text(text, job->ended - job->started) : text;
+    const bool taken = has_taken(job);
+    (void)snprintf(text, 32, "%s", taken ? "<10 ms" : "-");
+    return taken && job->ended - job->started >= 0.01 ? carry_time_text(text, job->ended - job->started) : text;
 }
 
 /* One piece of a line as JSON: what JSON cannot hold is shown as ?. */
@@ -165,8 +167,9 @@ static int submit(const job_options *o, int64_t id) {
     if (o->command == NULL || o->command[0] == NULL || o->words > 0) {
         return cli_refuse("job submit needs -- and a command, for example: carry job submit -- make test");
     }
-    const carry_job_request request = {
-        .on = o->on, .name = o->name, .arguments = (const char *const *)(uintptr_t)o->command};
+    const carry_job_request request = {.on = o->on != NULL ? o->on : "local",
+                                       .name = o->name,
+                                       .arguments = (const char *const *)(uintptr_t)o->command};
     if (carry_job_submit(o->store, &id, &request) != CARRY_OK) {
         return cli_failed(o->ctx);
     }
@@ -186,7 +189,8 @@ static int wait_for(const job_options *o, int64_t id) {
     waiting.job = &job;
     waiting.started = carry_seconds();
     waiting.on_terminal = isatty(STDERR_FILENO) != 0;
-    carry_status status = carry_job_wait(o->store, &job, id, o->seconds, draw_and_ask);
+    const double seconds = o->seconds > 0.0 ? o->seconds : WAIT_SECONDS;
+    carry_status status = carry_job_wait(o->store, &job, id, seconds, draw_and_ask);
     if (waiting.drawn > 0.0) {
         (void)fputs("\r\033[K", stderr);
     }
@@ -325,9 +329,25 @@ static int act(job_options *o, const cli_common *common, const action *chosen) {
     return code;
 }
 
+/* An option that was given and that this word has not, or NULL: it would be without effect. */
+static const char *idle_option(const job_options *o, const char *word) {
+    const struct {
+        bool given;
+        const char *option, *words;
+    } options[] = {{o->on != NULL, "on", "submit"},     {o->name != NULL, "name", "submit"},
+                   {o->show_logs, "show-logs", "wait"}, {o->tail >= 0, "tail", "wait logs"},
+                   {o->follow, "follow", "logs"},       {o->seconds > 0.0, "seconds", "wait"}};
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given && strstr(options[i].words, word) == NULL) {
+            return options[i].option;
+        }
+    }
+    return NULL;
+}
+
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    job_options o = {.tail = -1, .seconds = WAIT_SECONDS, .on = "local"};
+    job_options o = {.tail = -1};
     const cli_option own[] = {
         {"on", 0, CLI_TEXT, &o.on, "SYSTEM", "submit: local or slurm (local)"},
         {"name", 0, CLI_TEXT, &o.name, "NAME", "submit: what to call it (the command's name)"},
@@ -358,14 +378,18 @@ static int run(int count, char **arguments) {
     o.json = common.json;
     o.words = words - 1;
     o.word = arguments + 1;
+    const char *idle = idle_option(&o, chosen->name);
+    if (idle != NULL) {
+        return cli_refuse("job %s has no option --%s (carry job --help tells whose it is)", chosen->name, idle);
+    }
     if (o.command != NULL && chosen->run != submit) {
         return cli_refuse("job %s takes no command", chosen->name);
     }
     if (!chosen->takes_id && o.words > 0 && chosen->run != submit) {
         return cli_refuse("job %s takes no '%s'", chosen->name, cli_shown(shown, o.word[0]));
     }
-    if (chosen->run == work && o.store_path != NULL && access(o.store_path, F_OK) != 0) {
-        return cli_refuse("there is no store %s", o.store_path); /* it went while this worker was starting */
+    if (chosen->run != submit && cli_store_there(o.store_path) != CLI_DONE) { /* of work: it went while that started */
+        return CLI_IMPOSSIBLE;
     }
     return act(&o, &common, chosen);
 }

@@ -303,6 +303,9 @@ static int profile_diff(wish *w) {
     if (w->verb_count != 2) {
         return cli_refuse("profile diff needs two traces, files or stored runs: carry profile diff A B");
     }
+    if (cli_store_there(w->store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
+    }
     carry_ctx *ctx = cli_open(&(cli_common){.threads = 1, .wisdom = "none"});
     if (ctx == NULL) {
         return CLI_IMPOSSIBLE;

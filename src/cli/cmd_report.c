@@ -80,7 +80,7 @@ static int run(int count, char **arguments) {
         return words < 1 ? cli_refuse("report needs a run: a number, a name or last (carry runs list shows them)")
                          : cli_refuse("a report has at most %d runs, and %d are given", CARRY_REPORT_RUNS, words);
     }
-    carry_ctx *ctx = cli_open(&common);
+    carry_ctx *ctx = cli_store_there(r.store) == CLI_DONE ? cli_open(&common) : NULL;
     if (ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
@@ -105,8 +105,10 @@ const cli_verb cli_report = {
         "mailed,\n"
         "read on a phone, printed. The decision comes first, then criteria, results, plots (time and speedup against "
         "T,\n"
-        "accuracy, roofline, metrics over steps), how it was measured and on what. Several runs are compared with the\n"
-        "first. Plots are drawn by gnuplot; where it is missing, the report has its tables alone and says so.",
+        "accuracy, roofline, metrics over steps; hotspots of a profile), how it was measured and on what. Several "
+        "runs\n"
+        "are compared with the first. Plots are drawn by gnuplot; where it is missing, the report has its tables alone "
+        "and says so.",
     .example = "carry report last -o report.html",
     .run = run,
 };

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "lab/compare.h"
 #include "lab/export.h"
 #include "lab/store.h"
@@ -48,7 +49,7 @@ static void print_line(const wish *w, const carry_run_line *line) {
     cli_json_text("kind", line->kind);
     cli_json_text("state", line->state);
     cli_json_text("decision", line->decision);
-    cli_json_number("started", line->started);
+    cli_json_number("started", floor(line->started));
     cli_json_integer("results", line->results);
     cli_json_text("commit", line->commit);
     cli_json_bool("dirty", line->dirty);
@@ -134,7 +135,7 @@ static void print_run(const carry_run *run) {
         (void)printf("  artefact  %s, %lld bytes\n", run->artefact[i].name, (long long)run->artefact[i].bytes);
     }
     if (run->metrics > 0) {
-        (void)printf("  %d figures over steps (carry runs export --json)\n", run->metrics);
+        (void)printf("  %d figures of steps and results (carry runs export --json)\n", run->metrics);
     }
 }
 
@@ -275,7 +276,7 @@ static int export_to(wish *w, FILE *to) {
     return CLI_DONE;
 }
 
-/* Beside the file and renamed: what stood there stays until the whole of the new one is there. */
+/* What stood there stays until the whole of the new file is there. */
 static int export_runs(wish *w) {
     if (w->words < 2) {
         return cli_refuse("runs export needs a run: a number, a name, or last");
@@ -283,21 +284,26 @@ static int export_runs(wish *w) {
     if (w->output == NULL) {
         return export_to(w, stdout);
     }
-    char beside[4200];
-    (void)snprintf(beside, sizeof beside, "%s.%d.part", w->output, (int)getpid());
-    FILE *file = fopen(beside, "we");
-    if (file == NULL) {
-        return cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    carry_file_writing writing;
+    if (carry_file_begin(w->ctx, &writing, w->output) != CARRY_OK) {
+        return cli_failed(w->ctx);
     }
-    int code = export_to(w, file);
-    bool whole = fflush(file) == 0 && fsync(fileno(file)) == 0;
-    whole = fclose(file) == 0 && whole;
-    if (code == CLI_DONE && (!whole || rename(beside, w->output) != 0)) {
+    const int copy = dup(writing.file);
+    FILE *file = copy >= 0 ? fdopen(copy, "w") : NULL;
+    int code = file != NULL ? export_to(w, file) : cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
+    const bool whole = file != NULL && fflush(file) == 0 && ferror(file) == 0;
+    if (code == CLI_DONE && !whole) {
         code = cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
     }
-    if (code != CLI_DONE) {
-        (void)unlink(beside);
+    if (file != NULL) {
+        (void)fclose(file);
+    } else if (copy >= 0) {
+        (void)close(copy);
     }
+    if (code == CLI_DONE && carry_file_commit(w->ctx, &writing) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    carry_file_abandon(&writing);
     return code;
 }
 
@@ -347,6 +353,32 @@ static int collect_garbage(wish *w) {
     return code;
 }
 
+/* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
+static int refuse_idle(const wish *w) {
+    const struct {
+        bool given;
+        const char *option, *words;
+    } options[] = {{w->kind != NULL, "kind", "list gc"}, {w->limit > 0, "limit", "list"},
+                   {w->slack > 0.0, "slack", "compare"}, {w->csv, "csv", "export"},
+                   {w->samples, "samples", "export"},    {w->output != NULL, "output", "export"},
+                   {w->keep >= 0, "keep", "gc"},         {w->yes, "yes", "gc"}};
+    const char *word = w->word[0];
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given && strstr(options[i].words, word) == NULL) {
+            return cli_refuse("runs %s has no option --%s (carry runs --help tells whose it is)", word,
+                              options[i].option);
+        }
+    }
+    if (w->samples && !w->csv) {
+        return cli_refuse("--samples needs --csv: JSON has the samples anyway");
+    }
+    if (w->words > 1 && (strcmp(word, "list") == 0 || strcmp(word, "gc") == 0)) {
+        char shown[64];
+        return cli_refuse("runs %s takes no run, and '%s' is given", word, cli_shown(shown, w->word[1]));
+    }
+    return CLI_DONE;
+}
+
 static int act(wish *w) {
     static const struct {
         const char *name;
@@ -358,7 +390,7 @@ static int act(wish *w) {
                    {"gc", collect_garbage}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(w->word[0], actions[i].name) == 0) {
-            return actions[i].run(w);
+            return refuse_idle(w) == CLI_DONE ? actions[i].run(w) : CLI_IMPOSSIBLE;
         }
     }
     char shown[64];
@@ -388,9 +420,8 @@ static int run(int count, char **arguments) {
     if (w.words == 0) {
         return cli_refuse("runs needs a word: list, show, compare, export or gc");
     }
-    if (store != NULL && access(store, F_OK) != 0) { /* opening would make it, and hide a typo */
-        char shown[64];
-        return cli_refuse("there is no run store %s", cli_shown(shown, store));
+    if (cli_store_there(store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     if (w.csv && common.json) {
         return cli_refuse("give --csv or --json, not both");

@@ -83,12 +83,13 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
         value = *at + 1 < count ? arguments[++*at] : NULL;
     }
     if (value == NULL || !store_value(option, value)) {
+        char shown[64];
         (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
                          option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
                          : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
                          : option->kind == CLI_REAL                            ? "a number"
                                                                                : "a positive number",
-                         value != NULL ? value : "nothing");
+                         value != NULL ? cli_shown(shown, value) : "nothing");
         return false;
     }
     return true;
@@ -255,6 +256,12 @@ int cli_refuse(const char *format, ...) {
     (void)fputc('\n', stderr);
     va_end(arguments);
     return CLI_IMPOSSIBLE;
+}
+
+int cli_store_there(const char *path) {
+    char shown[64];
+    return path == NULL || access(path, F_OK) == 0 ? CLI_DONE
+                                                   : cli_refuse("there is no run store %s", cli_shown(shown, path));
 }
 
 int cli_failed(carry_ctx *ctx) {

@@ -7,6 +7,9 @@
 #include "cli/cli.h"
 #include "cli/ranks.h"
 #include "core/clock.h"
+#include "train/utf8.h"
+
+#define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
 
 static bool first_field;
 
@@ -23,9 +26,14 @@ void cli_json_open(void) {
 void cli_json_bytes(const char *key, const char *value, size_t length) {
     key_of(key);
     (void)putchar('"');
-    for (size_t i = 0; i < length; i++) {
+    int taken = 1;
+    for (size_t i = 0; i < length; i += (size_t)taken) {
         unsigned char byte = (unsigned char)value[i];
-        if (byte == '"' || byte == '\\') {
+        taken = carry_utf8_at((const unsigned char *)value + i, length - i);
+        if (taken != 1) { /* a path or a name of a job may hold any byte, and a parser takes UTF-8 only */
+            (void)fwrite(taken > 0 ? value + i : "\xEF\xBF\xBD", 1, taken > 0 ? (size_t)taken : 3, stdout);
+            taken = taken > 0 ? taken : 1;
+        } else if (byte == '"' || byte == '\\') {
             (void)printf("\\%c", byte);
         } else if (byte < 0x20) {
             (void)printf("\\u%04x", byte);
@@ -42,8 +50,8 @@ void cli_json_text(const char *key, const char *value) {
 
 void cli_json_number(const char *key, double value) {
     key_of(key);
-    if (isfinite(value)) {
-        (void)printf("%.9g", value);
+    if (isfinite(value)) { /* times since 1970 and bytes have more digits than a measurement */
+        (void)printf(fabs(value) < WHOLE && value == trunc(value) ? "%.0f" : "%.9g", value);
     } else {
         (void)fputs("null", stdout);
     }

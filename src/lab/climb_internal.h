@@ -87,6 +87,8 @@ typedef struct climb_figure {
 
 /* From what it printed; CARRY_EFORMAT when there is no figure. */
 carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char *output, size_t length);
+/* How long a command may take. */
+double climb_seconds(const carry_climb *climb);
 /* sh -c in a folder. CARRY_EINTERRUPTED when the person stopped it; result is then freed. */
 carry_status climb_shell(carry_climb *climb, carry_process_result *result, const char *folder, const char *command,
                          const char *const *environment);

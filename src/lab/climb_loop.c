@@ -47,7 +47,7 @@ static carry_status propose(carry_climb *climb, const char *command, int64_t ite
     CARRY_TRY(climb_shell(climb, &ran, folder, command, (const char *const[]){number, log, best, NULL}));
     failure[0] = '\0';
     if (ran.timed_out) {
-        (void)snprintf(failure, 256, "the proposer took more than %.0f s", ran.seconds);
+        (void)snprintf(failure, 256, "the proposer took more than %.3g s", climb_seconds(climb));
     } else if (ran.code != 0) {
         char *tail = climb_tail(ran.errors);
         char said[160] = "";

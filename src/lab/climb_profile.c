@@ -222,6 +222,10 @@ carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char
     return status;
 }
 
+double climb_seconds(const carry_climb *climb) {
+    return climb->options.seconds > 0.0 ? climb->options.seconds : SECONDS;
+}
+
 carry_status climb_shell(carry_climb *climb, carry_process_result *result, const char *folder, const char *command,
                          const char *const *environment) {
     const char *words[16] = {"env"};
@@ -232,13 +236,12 @@ carry_status climb_shell(carry_climb *climb, carry_process_result *result, const
     words[count++] = "sh";
     words[count++] = "-c";
     words[count++] = command;
-    CARRY_TRY(
-        carry_process_run(climb->ctx, result,
-                          &(carry_process){.arguments = words,
-                                           .folder = folder,
-                                           .limit = OUTPUT_BYTES,
-                                           .seconds = climb->options.seconds > 0.0 ? climb->options.seconds : SECONDS,
-                                           .stop = climb->options.stop}));
+    CARRY_TRY(carry_process_run(climb->ctx, result,
+                                &(carry_process){.arguments = words,
+                                                 .folder = folder,
+                                                 .limit = OUTPUT_BYTES,
+                                                 .seconds = climb_seconds(climb),
+                                                 .stop = climb->options.stop}));
     if (result->stopped) {
         carry_process_free(result);
         return carry_fail(climb->ctx, CARRY_EINTERRUPTED, "interrupted: nothing was recorded or committed");
@@ -252,7 +255,7 @@ carry_status climb_measure(carry_climb *climb, climb_figure *figure, char why[25
     why[0] = '\0';
     CARRY_TRY(climb_shell(climb, &result, folder, command, NULL));
     if (result.timed_out) {
-        (void)snprintf(why, 256, "the profile command took more than %.0f s", result.seconds);
+        (void)snprintf(why, 256, "the profile command took more than %.3g s", climb_seconds(climb));
     } else if (result.code != 0) {
         char *tail = climb_tail(result.errors[0] != '\0' ? result.errors : result.output);
         char last[160] = "";

@@ -114,7 +114,7 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     (void)json_object_set_new(object, "started", number(run->started));
     (void)json_object_set_new(object, "ended", run->ended > 0.0 ? number(run->ended) : json_null());
     object = lists_of(run, object);
-    char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(object);
     if (line == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory to export run %lld", (long long)run->id);

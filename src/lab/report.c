@@ -136,7 +136,8 @@ static void write_method(carry_page *page, const carry_run *run) {
     carry_html_raw(page->to,
                    "Median is the middle one, spread the distance of the quartiles over it. Share is of the ceiling "
                    "that binds, arithmetic or movement; ceilings are a 512&#179; product and a large copy, measured "
-                   "in the same run. GB/s counts inputs and outputs once.%s</p>\n",
+                   "in the same run. GB/s counts inputs and outputs once. Contention is the share that other "
+                   "processes had of the machine while a problem was measured.%s</p>\n",
                    checked ? " Error is the largest difference over the reference&#8217;s largest magnitude." : "");
     free(warm);
 }
@@ -200,14 +201,27 @@ static void write_opening(carry_page *page, const carry_run *run) {
     free(hypothesis);
 }
 
+static bool has_curves(const carry_run *run) {
+    for (int i = 0; i < run->metrics; i++) {
+        if (!carry_report_of_result(run, run->metric[i].name)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* A long page of one run: where its parts are. */
 static void write_contents(carry_page *page, const carry_run *run) {
     const struct {
         const char *id, *words;
         bool here;
-    } parts[] = {{"criteria", "Criteria", run->criteria > 0}, {"results", "Results", run->results > 0},
-                 {"plots", "Plots", run->results > 0},        {"over", "Over steps", run->metrics > 0},
-                 {"where", "Where it comes from", true},      {"machine", "Machine", run->facts > 0}};
+    } parts[] = {{"criteria", "Criteria", run->criteria > 0},
+                 {"results", "Results", run->results > 0},
+                 {"hotspots", "Hotspots", strcmp(run->kind, CARRY_REPORT_PROFILE) == 0},
+                 {"plots", "Plots", run->results > 0},
+                 {"over", "Over steps", has_curves(run)},
+                 {"where", "Where it comes from", true},
+                 {"machine", "Machine", run->facts > 0}};
     carry_html_raw(page->to, "<nav aria-label=\"Contents\">");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].here) {
@@ -225,6 +239,7 @@ static carry_status write_run(carry_page *page, const carry_run *run) {
     }
     carry_report_criteria(page, run);
     carry_report_results(page, run);
+    carry_report_hotspots(page, run);
     if (run->results > 0) {
         CARRY_TRY(carry_report_plots(page, run));
     }

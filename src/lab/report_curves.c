@@ -117,7 +117,8 @@ static carry_status draw_metric(carry_page *page, const char *metric, drawing *d
         const char *last = NULL;
         for (int j = 0; j < page->runs[i]->metrics; j++) {
             const char *name = page->runs[i]->metric[j].name;
-            if (is_of(name, metric) && (last == NULL || strcmp(last, name) != 0)) {
+            if (is_of(name, metric) && !carry_report_of_result(page->runs[i], name) &&
+                (last == NULL || strcmp(last, name) != 0)) {
                 add_curve(d, page, i, name);
                 last = name;
             }
@@ -145,6 +146,9 @@ carry_status carry_report_curves(carry_page *page) {
         for (int j = 0; j < page->runs[i]->metrics; j++) {
             const char *name = page->runs[i]->metric[j].name;
             int at = 0;
+            if (carry_report_of_result(page->runs[i], name)) {
+                continue;
+            }
             while (at < count && !is_of(name, metric[at])) {
                 at++;
             }

@@ -26,7 +26,14 @@ bool carry_report_measured(const carry_run_result *result);
 /* Its number in page->method, or -1. */
 int carry_report_method(const carry_page *page, const char *name);
 
+/* report_hotspots.c: of a run of this kind. */
+#define CARRY_REPORT_PROFILE "profile"
+void carry_report_hotspots(carry_page *page, const carry_run *run);
+
 /* report_tables.c */
+/* Whether a metric of this run is a figure of a result or a hotspot, its step the place of that, as experiment_run.c
+   and cmd_profile.c keep them: such are in tables and not drawn over steps. */
+bool carry_report_of_result(const carry_run *run, const char *metric);
 void carry_report_criteria(carry_page *page, const carry_run *run);
 void carry_report_results(carry_page *page, const carry_run *run);
 carry_status carry_report_compare(carry_page *page);

@@ -5,7 +5,9 @@
 
 #include "core/error.h"
 #include "lab/compare.h"
+#include "lab/experiment.h"
 #include "lab/html.h"
+#include "lab/quiet.h"
 #include "lab/report_parts.h"
 
 #define DASH "\xE2\x80\x93"
@@ -72,6 +74,61 @@ void carry_report_criteria(carry_page *page, const carry_run *run) {
     carry_html_raw(page->to, "</table>\n</div>\n");
 }
 
+/* Figures that only results of some families have: a column each, where a result of the run has it. */
+#define EXTRAS 5
+
+static const struct {
+    const char *metric, *heading;
+    const char *(*figure)(char text[CARRY_HTML_FIGURE], double value);
+} extras[EXTRAS] = {
+    {CARRY_RECEIVED, "Received", carry_figure_bytes},        {CARRY_EXPOSED, "Exposed", carry_figure_share},
+    {CARRY_PERPLEXITY, "Perplexity", carry_figure_plain},    {CARRY_OVERLAP, "Overlap", carry_figure_plain},
+    {CARRY_SLOWER_STAGE, "Slower stage", carry_figure_time},
+};
+
+/* Which columns the table of results has besides those of every run. */
+typedef struct columns {
+    bool devices, tokens, extra[EXTRAS];
+    int count; /* of all columns */
+} columns;
+
+static int compare_metrics(const void *a, const void *b) {
+    const carry_run_metric *x = a;
+    const carry_run_metric *y = b;
+    const int names = strcmp(x->name, y->name);
+    return names != 0 ? names : (x->step > y->step) - (x->step < y->step);
+}
+
+/* Of the result at this place, or NaN. Metrics lie in the order of their names and steps. */
+static double metric_of(const carry_run *run, const char *metric, int place) {
+    char name[32];
+    (void)snprintf(name, sizeof name, "%s", metric);
+    const carry_run_metric wanted = {.step = place, .name = name};
+    const carry_run_metric *found =
+        run->metrics > 0 ? bsearch(&wanted, run->metric, (size_t)run->metrics, sizeof wanted, compare_metrics) : NULL;
+    return found != NULL ? found->value : NAN;
+}
+
+static columns columns_of(const carry_run *run, const carry_run_result *first) {
+    columns c = {.count = 11};
+    for (int i = 0; i < run->results; i++) {
+        const carry_run_result *r = &run->result[i];
+        if (!carry_report_measured(r)) {
+            continue;
+        }
+        c.devices = c.devices || strcmp(r->is.device, first->is.device) != 0;
+        c.tokens = c.tokens || r->is.tokens > 0.0;
+        for (int j = 0; j < EXTRAS; j++) {
+            c.extra[j] = c.extra[j] || !isnan(metric_of(run, extras[j].metric, i));
+        }
+    }
+    c.count += c.devices + c.tokens;
+    for (int j = 0; j < EXTRAS; j++) {
+        c.count += c.extra[j];
+    }
+    return c;
+}
+
 static double fastest_of(const carry_run *run, const char *problem) {
     double fastest = INFINITY;
     for (int i = 0; i < run->results; i++) {
@@ -114,25 +171,31 @@ static void write_measured(FILE *to, const carry_run_result *result, double fast
     write_figure(to, carry_figure_bytes(figure, r->workspace));
 }
 
-static void write_result(FILE *to, const carry_run_result *result, double fastest, bool devices, bool tokens) {
+static void write_result(FILE *to, const carry_run *run, int place, double fastest, const columns *c) {
     char figure[CARRY_HTML_FIGURE];
+    const carry_run_result *result = &run->result[place];
     const carry_stored_result *r = &result->is;
     bool measured = carry_report_measured(result);
     carry_html_around(
         to, measured && r->median == fastest ? "<tr class=\"best\"><th scope=\"row\">" : "<tr><th scope=\"row\">",
         r->method, "");
     carry_html_raw(to, "%s</th>", r->planned ? " <small>planned</small>" : "");
-    if (devices) {
+    if (c->devices) {
         carry_html_around(to, "<td>", r->device, "</td>");
     }
     if (!measured) {
-        carry_html_raw(to, "<td class=\"open words\" colspan=\"%d\">not measured: ", tokens ? 11 : 10);
+        carry_html_raw(to, "<td class=\"open words\" colspan=\"%d\">not measured: ", c->count - 1 - c->devices);
         carry_html_around(to, "", r->reason[0] != '\0' ? r->reason : "no reason was stored", "</td></tr>\n");
         return;
     }
     write_measured(to, result, fastest);
-    if (tokens) {
+    if (c->tokens) {
         write_figure(to, carry_figure_plain(figure, r->tokens / r->median));
+    }
+    for (int i = 0; i < EXTRAS; i++) {
+        if (c->extra[i]) {
+            write_figure(to, extras[i].figure(figure, metric_of(run, extras[i].metric, place)));
+        }
     }
     carry_html_raw(to, "</tr>\n");
 }
@@ -167,35 +230,53 @@ static void write_left_out(carry_page *page, const carry_run *run) {
     }
 }
 
-void carry_report_results(carry_page *page, const carry_run *run) {
-    int first = -1; /* measured */
-    bool devices = false;
-    bool tokens = false;
-    if (run->results == 0) {
-        return;
-    }
-    for (int i = 0; i < run->results; i++) {
-        if (carry_report_measured(&run->result[i])) {
-            first = first < 0 ? i : first;
-            devices = devices || strcmp(run->result[i].is.device, run->result[first].is.device) != 0;
-            tokens = tokens || run->result[i].is.tokens > 0.0;
-        }
-    }
-    carry_report_heading(page, "Results");
-    if (first < 0) {
-        write_left_out(page, run);
-        return;
-    }
+static void write_columns(FILE *to, const columns *c) {
     carry_html_raw(
-        page->to,
+        to,
         "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"Results\">\n"
         "<table class=\"results\">\n<thead><tr><th scope=\"col\">Method</th>%s<th scope=\"col\" class=\"n\">Median</th>"
         "<th scope=\"col\" class=\"n\">Against best</th><th scope=\"col\" class=\"n\">Spread</th>"
         "<th scope=\"col\" class=\"n\">Repeats</th><th scope=\"col\" class=\"n\">Products</th>"
         "<th scope=\"col\" class=\"n\">GFLOP/s</th><th scope=\"col\" class=\"n\">GB/s</th>"
         "<th scope=\"col\" class=\"n\">Share</th><th scope=\"col\" class=\"n\">Error</th>"
-        "<th scope=\"col\" class=\"n\">Workspace</th>%s</tr></thead>\n",
-        devices ? "<th scope=\"col\">Device</th>" : "", tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
+        "<th scope=\"col\" class=\"n\">Workspace</th>%s",
+        c->devices ? "<th scope=\"col\">Device</th>" : "",
+        c->tokens ? "<th scope=\"col\" class=\"n\">Tokens/s</th>" : "");
+    for (int i = 0; i < EXTRAS; i++) {
+        if (c->extra[i]) {
+            carry_html_raw(to, "<th scope=\"col\" class=\"n\">%s</th>", extras[i].heading);
+        }
+    }
+    carry_html_raw(to, "</tr></thead>\n");
+}
+
+/* The heading of a problem, whose first result is at this place: also what others had of the machine meanwhile. */
+static void write_problem(FILE *to, const carry_run *run, int place, const columns *c) {
+    char figure[CARRY_HTML_FIGURE];
+    const double contention = metric_of(run, CARRY_CONTENTION, place);
+    carry_html_raw(to, "<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>", c->count);
+    carry_html_around(to, "", run->result[place].is.problem, "</code>");
+    if (!isnan(contention)) {
+        carry_html_around(to, " <small>contention ", carry_figure_share(figure, contention), "</small>");
+    }
+    carry_html_raw(to, "</span></th></tr>\n");
+}
+
+void carry_report_results(carry_page *page, const carry_run *run) {
+    int first = 0; /* measured */
+    if (run->results == 0) {
+        return;
+    }
+    while (first < run->results && !carry_report_measured(&run->result[first])) {
+        first++;
+    }
+    carry_report_heading(page, "Results");
+    if (first == run->results) {
+        write_left_out(page, run);
+        return;
+    }
+    const columns c = columns_of(run, &run->result[first]);
+    write_columns(page->to, &c);
     int shown = -1; /* whose problem the heading above names */
     for (int i = 0; i < run->results; i++) {
         const char *next = run->result[i].is.problem;
@@ -203,15 +284,22 @@ void carry_report_results(carry_page *page, const carry_run *run) {
             continue;
         }
         if (shown < 0 || strcmp(run->result[shown].is.problem, next) != 0) {
-            carry_html_raw(page->to, "%s<tbody>\n<tr class=\"head\"><th scope=\"rowgroup\" colspan=\"%d\"><span><code>",
-                           shown >= 0 ? "</tbody>\n" : "", 11 + devices + tokens);
-            carry_html_around(page->to, "", next, "</code></span></th></tr>\n");
+            carry_html_raw(page->to, "%s", shown >= 0 ? "</tbody>\n" : "");
+            write_problem(page->to, run, i, &c);
             shown = i;
         }
-        write_result(page->to, &run->result[i], fastest_of(run, next), devices, tokens);
+        write_result(page->to, run, i, fastest_of(run, next), &c);
     }
     carry_html_raw(page->to, "%s</table>\n</div>\n", shown >= 0 ? "</tbody>\n" : "");
     write_left_out(page, run);
+}
+
+bool carry_report_of_result(const carry_run *run, const char *metric) {
+    bool is = strcmp(metric, CARRY_CONTENTION) == 0;
+    for (int i = 0; i < EXTRAS; i++) {
+        is = is || strcmp(metric, extras[i].metric) == 0;
+    }
+    return (is && run->results > 0) || strcmp(run->kind, CARRY_REPORT_PROFILE) == 0;
 }
 
 /* Two decimals, so that a column of ratios near 1 lines up. */

@@ -175,6 +175,36 @@ static carry_status mark_killed(carry_store *store) {
     return CARRY_OK;
 }
 
+/* A store in WAL mode needs its -wal and -shm beside it even to be read, and who may not write in its folder (a
+   colleague's, a disk that is mounted for reading) cannot make them. With no -wal there, all of it is in the file. */
+static bool is_at_rest(const carry_store *store) {
+    char wal[sizeof store->path + 8];
+    struct stat about;
+    (void)snprintf(wal, sizeof wal, "%s-wal", store->path);
+    int code = sqlite3_errcode(store->db);
+    return (code == SQLITE_READONLY || code == SQLITE_CANTOPEN) && access(store->path, R_OK) == 0 &&
+           (stat(wal, &about) != 0 || about.st_size == 0);
+}
+
+/* For reading only: SQLite takes the file as one that nobody changes, and makes nothing beside it. */
+static carry_status open_at_rest(carry_store *store) {
+    char uri[3 * sizeof store->path + 32] = "file:";
+    char *whole = realpath(store->path, NULL);
+    size_t length = strlen(uri);
+    for (const char *at = whole; at != NULL && *at != '\0'; at++) {
+        length += (size_t)snprintf(uri + length, sizeof uri - length,
+                                   *at == '%' || *at == '?' || *at == '#' ? "%%%02X" : "%c", (unsigned char)*at);
+    }
+    (void)snprintf(uri + length, sizeof uri - length, "?immutable=1");
+    free(whole);
+    (void)sqlite3_close(store->db);
+    store->db = NULL;
+    if (sqlite3_open_v2(uri, &store->db, SQLITE_OPEN_READONLY | SQLITE_OPEN_URI, NULL) != SQLITE_OK) {
+        return carry_store_fail(store, "opening");
+    }
+    return settle(store);
+}
+
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path) {
     *store = NULL;
     carry_store *made = calloc(1, sizeof *made);
@@ -196,6 +226,7 @@ carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *p
         }
     }
     status = status == CARRY_OK ? settle(made) : status;
+    status = status == CARRY_EIO && made->db != NULL && is_at_rest(made) ? open_at_rest(made) : status;
     if (status == CARRY_OK) {
         carry_status marked = mark_killed(made);
         /* A full or a read-only disk keeps nobody from reading what is there. */
