@@ -521,6 +521,10 @@ static void bad_input_is_refused_by_name(void **unused) {
     assert_refused(ctx, CARRY_EARGUMENT, "g is missing", carry_delta_forward(plan, &args, workspace, bytes));
     args = inputs(&d, t);
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
+    args.o.stride[2] = 3; /* heads of 4 */
+    assert_refused(ctx, CARRY_ESTRIDE, "its elements would overlap",
+                   carry_delta_forward(plan, &args, workspace, bytes));
+    args.o.stride[2] = 4;
     args.v.dtype = CARRY_F16;
     assert_refused(ctx, CARRY_EDTYPE, "v is f16", carry_delta_forward(plan, &args, workspace, bytes));
     d.q[5] = NAN; /* passes through */

@@ -53,6 +53,39 @@ bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
     return true;
 }
 
+static uint64_t distance(int64_t stride) {
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+bool carry_tensor_is_apart(const carry_tensor *tensor, int from) {
+    uint64_t reach = 1; /* elements from the first to past the last one, over the indices that were looked at */
+    bool looked_at[CARRY_MAX_RANK] = {false};
+    for (int i = 0; i < tensor->rank; i++) {
+        if (tensor->shape[i] < 1) {
+            return true;
+        }
+        reach *= i >= from ? (uint64_t)tensor->shape[i] : 1;
+    }
+    for (int done = 0; done < from; done++) {
+        int near = -1;
+        for (int i = 0; i < from; i++) {
+            if (!looked_at[i] && (near < 0 || distance(tensor->stride[i]) < distance(tensor->stride[near]))) {
+                near = i;
+            }
+        }
+        looked_at[near] = true;
+        uint64_t steps = (uint64_t)tensor->shape[near] - 1;
+        if (steps > 0 && distance(tensor->stride[near]) < reach) {
+            return false;
+        }
+        if (__builtin_mul_overflow(steps, distance(tensor->stride[near]), &steps) ||
+            __builtin_add_overflow(reach, steps, &reach)) {
+            reach = UINT64_MAX;
+        }
+    }
+    return true;
+}
+
 carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape) {
     size_t item = carry_dtype_size(tensor->dtype);

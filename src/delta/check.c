@@ -108,6 +108,17 @@ carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *p
     return check_rows(ctx, p, name, tensor, size > 0 ? 4 : 3, shape, size == 0);
 }
 
+carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                                       const carry_tensor *tensor, int64_t heads, int64_t size) {
+    CARRY_TRY(carry_delta_check_like(ctx, p, name, tensor, heads, size));
+    if (!carry_tensor_is_apart(tensor, 3)) {
+        char strides[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s has strides %s: its elements would overlap", name,
+                          carry_shape_text(strides, tensor->rank, tensor->stride));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
                                      const carry_tensor *tensor) {
     const int64_t shape[] = {p->sequences > 0 ? p->sequences : p->batch, p->value_heads,

@@ -246,7 +246,7 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
     job j = {.plan = plan, .forward = args, .in = carry_delta_inputs_of(args), .scans = plan->forward};
     CARRY_TRY(check_call(plan, &j.in, workspace, workspace_bytes));
     if (p->tokens > 0) {
-        CARRY_TRY(carry_delta_check_like(plan->ctx, p, "o", &args->o, p->value_heads, p->value));
+        CARRY_TRY(carry_delta_check_written(plan->ctx, p, "o", &args->o, p->value_heads, p->value));
     }
     if (args->final_state != NULL) {
         CARRY_TRY(carry_delta_check_state(plan->ctx, p, "final_state", args->final_state));
