@@ -134,7 +134,7 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
 
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the workspace has %zu bytes%s and attention needs %zu here", bytes,
+        return carry_fail(ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes%s and attention needs %zu here", bytes,
                           workspace == NULL ? " at a null pointer" : "", needed);
     }
     if ((uintptr_t)workspace % CARRY_ALIGN != 0) {
