@@ -93,7 +93,10 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
         return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name,
                           (int)tensor->dtype);
     }
-    if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK || !shapes_equal(tensor, rank, shape)) {
+    if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK) {
+        return carry_fail(ctx, CARRY_ESHAPE, "%s has rank %d: 0 to %d can be", name, tensor->rank, CARRY_MAX_RANK);
+    }
+    if (!shapes_equal(tensor, rank, shape)) {
         char has[CARRY_SHAPE_TEXT];
         char needs[CARRY_SHAPE_TEXT];
         return carry_fail(ctx, CARRY_ESHAPE, "%s has shape %s where %s is needed", name,
@@ -101,7 +104,9 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
     }
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, item)) {
-        return carry_fail(ctx, CARRY_ESIZE, "%s is larger than memory can be", name);
+        char has[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESIZE, "%s has shape %s: a size is below 0, or all are more than memory can be",
+                          name, carry_shape_text(has, rank, shape));
     }
     if (tensor->data == NULL && bytes > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s has no data (a null pointer)", name);
