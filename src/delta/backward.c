@@ -160,6 +160,7 @@ static carry_status check(carry_delta_plan *plan, const carry_delta_backward_arg
     CARRY_TRY(carry_delta_check_inputs(ctx, p, in));
     CARRY_TRY(carry_delta_check_gradients(ctx, p, args));
     CARRY_TRY(carry_delta_check_state_gradients(ctx, p, args));
+    CARRY_TRY(carry_delta_check_kept(ctx, args->kept));
     return carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->backward_workspace);
 }
 
