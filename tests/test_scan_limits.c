@@ -275,6 +275,17 @@ static void the_wrong_kind_of_plan_is_refused(void **unused) {
     dh0.stride[0] = 0;
     given.dh0 = &dh0;
     assert_refused(ctx, CARRY_ESTRIDE, "dh0 has strides [0]", carry_scan_backward(plan, &given, NULL, 0));
+    dh0 = c.h0;
+    carry_tensor dA = c.A;
+    dA.data = dh0.data;
+    given.dA = &dA;
+    assert_refused(ctx, CARRY_EARGUMENT, "dh0 shares memory with dA", carry_scan_backward(plan, &given, NULL, 0));
+    given.dh0 = NULL;
+    given.h0 = &dh0;
+    assert_refused(ctx, CARRY_EARGUMENT, "dA shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
+    given.dA = NULL;
+    dh0.data = given.db.data;
+    assert_refused(ctx, CARRY_EARGUMENT, "db shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);
 }

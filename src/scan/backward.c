@@ -206,9 +206,16 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradi
         CARRY_TRY(carry_scan_check_output(ctx, "dh0", given->dh0, 1));
         CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "A", &given->A, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "db", &given->db, false));
+        if (given->dA != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "dA", given->dA, false));
+        }
     }
-    if (given->h0 != NULL) {
+    if (given->h0 != NULL) { /* read while db and dA are written */
         CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
+        CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h0", given->h0, false));
+        if (given->dA != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h0", given->h0, false));
+        }
     }
     return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace, problem->device);
 }
