@@ -96,8 +96,8 @@ CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, car
 /* Given g = dL/dh for every step:
        l[t] = g[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
    (with t+1 and t-1 exchanged, and the last step for step 0, when the problem is reversed). A diagonal dA[t] keeps the
-   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. Otherwise
-   what is written overlaps nothing, checked as above. */
+   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. Nothing else
+   overlaps what is written. */
 typedef struct carry_scan_gradients {
     carry_tensor db;        /* as b; of b's type, or f32 */
     const carry_tensor *dA; /* as A; of A's type, or f32 */

@@ -57,29 +57,34 @@ static uint64_t distance(int64_t stride) {
     return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
+/* The indices before `from`, nearest first. */
+static void by_distance(int order[CARRY_MAX_RANK], const carry_tensor *tensor, int from) {
+    for (int i = 0; i < from; i++) {
+        int at = i;
+        for (; at > 0 && distance(tensor->stride[order[at - 1]]) > distance(tensor->stride[i]); at--) {
+            order[at] = order[at - 1];
+        }
+        order[at] = i;
+    }
+}
+
 bool carry_tensor_is_apart(const carry_tensor *tensor, int from) {
+    int order[CARRY_MAX_RANK] = {0};
     uint64_t reach = 1; /* elements from the first to past the last one, over the indices that were looked at */
-    bool looked_at[CARRY_MAX_RANK] = {false};
     for (int i = 0; i < tensor->rank; i++) {
         if (tensor->shape[i] < 1) {
             return true;
         }
         reach *= i >= from ? (uint64_t)tensor->shape[i] : 1;
     }
-    for (int done = 0; done < from; done++) {
-        int near = -1;
-        for (int i = 0; i < from; i++) {
-            if (!looked_at[i] && (near < 0 || distance(tensor->stride[i]) < distance(tensor->stride[near]))) {
-                near = i;
-            }
-        }
-        looked_at[near] = true;
-        uint64_t steps = (uint64_t)tensor->shape[near] - 1;
-        if (steps > 0 && distance(tensor->stride[near]) < reach) {
+    by_distance(order, tensor, from);
+    for (int i = 0; i < from; i++) {
+        uint64_t step = distance(tensor->stride[order[i]]);
+        uint64_t steps = (uint64_t)tensor->shape[order[i]] - 1;
+        if (steps > 0 && step < reach) {
             return false;
         }
-        if (__builtin_mul_overflow(steps, distance(tensor->stride[near]), &steps) ||
-            __builtin_add_overflow(reach, steps, &reach)) {
+        if (__builtin_mul_overflow(steps, step, &step) || __builtin_add_overflow(reach, step, &reach)) {
             reach = UINT64_MAX;
         }
     }
