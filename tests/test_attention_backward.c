@@ -296,7 +296,7 @@ static void test_wrong_calls_are_refused(void **state) {
     REFUSED(CARRY_ERANGE, "runs 0 and 1 both have row 4",
             (bad.forward.runs = 2,
              bad.forward.run = (const carry_key_run[]){{.first = 0, .count = 5}, {.first = 4, .count = 2}}));
-    assert_refused(ctx, CARRY_EARGUMENT, "the workspace has", carry_attention_backward(ctx, &good, w, bytes - 1));
+    assert_refused(ctx, CARRY_EWORKSPACE, "the workspace has", carry_attention_backward(ctx, &good, w, bytes - 1));
     for (size_t i = 0; i < p.dq.bytes; i++) {
         assert_int_equal(p.dq.memory[i], 255);
     }

@@ -314,8 +314,8 @@ static void test_wrong_calls_are_refused(void **state) {
     REFUSED(CARRY_ERANGE, "runs 0 and 2 both have row 5",
             (bad.runs = 3, bad.run = (const carry_key_run[]){
                                {.first = 0, .count = 6}, {.first = 5, .count = 0}, {.first = 5, .count = 9}}));
-    assert_refused(ctx, CARRY_EARGUMENT, "the workspace has", carry_attention(ctx, &good, w, bytes - 1));
-    assert_refused(ctx, CARRY_EARGUMENT, "null pointer", carry_attention(ctx, &good, NULL, bytes));
+    assert_refused(ctx, CARRY_EWORKSPACE, "the workspace has", carry_attention(ctx, &good, w, bytes - 1));
+    assert_refused(ctx, CARRY_EWORKSPACE, "null pointer", carry_attention(ctx, &good, NULL, bytes));
     assert_refused(ctx, CARRY_EALIGN, "aligned", carry_attention(ctx, &good, w + 4, bytes));
     for (size_t i = 0; i < o.bytes; i++) {
         assert_int_equal(o.memory[i], 255);

@@ -304,7 +304,7 @@ static void test_what_a_gpu_does_not_take_is_refused(void **state) {
     args.q.data = p.q.t.data;
     assert_refused(ctx, CARRY_EDEVICE, "q", carry_attention(ctx, &args, p.workspace, p.bytes));
     assert_true(p.bytes > 0);
-    assert_refused(ctx, CARRY_EARGUMENT, "workspace", carry_attention(ctx, &p.there, p.workspace, p.bytes - 1));
+    assert_refused(ctx, CARRY_EWORKSPACE, "workspace", carry_attention(ctx, &p.there, p.workspace, p.bytes - 1));
     check(&p);
 }
 

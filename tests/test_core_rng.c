@@ -224,8 +224,8 @@ static void test_what_cannot_be_filled_is_refused(void **state) {
         assert_refused(ctx, CARRY_EARGUMENT, "CPU", fill(ctx, elsewhere, 0, 0, n));
         assert_refused(ctx, CARRY_EARGUMENT, "null", fill(ctx, carry_view_1d(NULL, CARRY_F32, 4), 0, 0, n));
         assert_refused(ctx, CARRY_EDTYPE, "99", fill(ctx, carry_view_1d(data, (carry_dtype)99, 4), 0, 0, n));
-        assert_refused(ctx, CARRY_ESHAPE, "out", fill(ctx, deep, 0, 0, n));
-        assert_refused(ctx, CARRY_ESIZE, "out", fill(ctx, negative, 0, 0, n));
+        assert_refused(ctx, CARRY_ESHAPE, "out has rank", fill(ctx, deep, 0, 0, n));
+        assert_refused(ctx, CARRY_ESIZE, "a size is below 0", fill(ctx, negative, 0, 0, n));
         assert_refused(ctx, CARRY_ESIZE, "out", fill(ctx, endless, 0, 0, n));
         assert_refused(ctx, CARRY_EALIGN, "out", fill(ctx, crooked, 0, 0, n));
     }

@@ -521,8 +521,34 @@ static void bad_input_is_refused_by_name(void **unused) {
     assert_refused(ctx, CARRY_EARGUMENT, "g is missing", carry_delta_forward(plan, &args, workspace, bytes));
     args = inputs(&d, t);
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
+    args.o.stride[2] = 3; /* heads of 4 */
+    assert_refused(ctx, CARRY_ESTRIDE, "its elements would overlap",
+                   carry_delta_forward(plan, &args, workspace, bytes));
+    args.o.stride[2] = 4;
     args.v.dtype = CARRY_F16;
     assert_refused(ctx, CARRY_EDTYPE, "v is f16", carry_delta_forward(plan, &args, workspace, bytes));
+    args = inputs(&d, t);
+    args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
+    carry_tensor elsewhere = carry_view_4d(d.state, CARRY_F32, 2, 4, 4, 4);
+    elsewhere.device = 1;
+    args.final_state = &elsewhere;
+    assert_refused(ctx, CARRY_EDEVICE, "final_state is on device 1",
+                   carry_delta_forward(plan, &args, workspace, bytes));
+    float gradient[8 * 4 * 4];
+    carry_delta_backward_args back = {.dq = carry_view_4d(gradient, CARRY_F32, 1, 8, 2, 4),
+                                      .dk = carry_view_4d(gradient, CARRY_F32, 1, 8, 2, 4),
+                                      .dv = carry_view_4d(gradient, CARRY_F32, 1, 8, 4, 4),
+                                      .dbeta = carry_view_3d(gradient, CARRY_F32, 1, 8, 4),
+                                      .grad_o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4),
+                                      .kept = (const char *)o + 2,
+                                      .q = args.q,
+                                      .k = args.k,
+                                      .v = args.v,
+                                      .beta = args.beta,
+                                      .g = args.g,
+                                      .initial_state = args.initial_state,
+                                      .cu_seqlens = args.cu_seqlens};
+    assert_refused(ctx, CARRY_EALIGN, "kept is at an address", carry_delta_backward(plan, &back, NULL, 0));
     d.q[5] = NAN; /* passes through */
     args = inputs(&d, t);
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);

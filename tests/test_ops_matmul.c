@@ -87,6 +87,14 @@ static void a_sum_of_nothing_is_zero_and_one_matrix_may_repeat(void **unused) {
     assert_ok(ctx, carry_matmul(ctx, carry_view_3d(c, CARRY_F32, 2, 3, 2), same_a, same_b, NULL));
     assert_memory_equal(c, a, sizeof a);
     assert_memory_equal(c + 6, a, sizeof a);
+    carry_tensor beside = carry_view_3d(c, CARRY_F32, 2, 3, 2); /* the two in one matrix of 3 rows */
+    beside.stride[0] = 2;
+    beside.stride[1] = 4;
+    memset(c, 0xff, sizeof c);
+    assert_ok(ctx, carry_matmul(ctx, beside, same_a, same_b, NULL));
+    for (int i = 0; i < 12; i++) {
+        assert_true(c[i] == a[i / 4 * 2 + i % 2]);
+    }
     carry_ctx_free(ctx);
 }
 
@@ -104,6 +112,10 @@ static void bad_products_are_refused_with_names_and_sizes(void **unused) {
     b = carry_view_3d(x, CARRY_F32, 1, 4, 3);
     b.stride[2] = 2;
     assert_refused(ctx, CARRY_ESTRIDE, "b has stride 2", carry_matmul(ctx, c, a, b, NULL));
+    carry_tensor over = {.data = x, .rank = 3, .shape = {2, 3, 2}, .stride = {8, 4, 1}}; /* c[1, 0] is c[0, 2] */
+    assert_refused(
+        ctx, CARRY_ESTRIDE, "its elements would overlap",
+        carry_matmul(ctx, over, carry_view_3d(x, CARRY_F32, 2, 3, 0), carry_view_3d(x, CARRY_F32, 2, 0, 2), NULL));
     b = carry_view_3d((char *)x + 1, CARRY_F32, 1, 4, 3);
     assert_refused(ctx, CARRY_EALIGN, "b is at an address", carry_matmul(ctx, c, a, b, NULL));
     assert_refused(ctx, CARRY_ESHAPE, "rank 3", carry_matmul(ctx, carry_view_2d(x, CARRY_F32, 2, 3), a, b, NULL));

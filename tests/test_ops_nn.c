@@ -235,6 +235,24 @@ static void test_norm_names_what_does_not_fit(void **state) {
         carry_rms_norm_backward(ctx, absent, dw.t, absent, x.t, x.t, absent, absent, 0, false, workspace, 15));
 }
 
+/* Memory for the longest call is enough for shorter ones: 16384 tokens are summed in more blocks than 16385. */
+static void test_workspaces_never_shrink_with_tokens(void **state) {
+    (void)state;
+    size_t before[4] = {0};
+    for (int64_t tokens = 1; tokens < 70000; tokens++) {
+        const size_t bytes[] = {
+            carry_rms_norm_backward_workspace(tokens, 3), carry_layer_norm_backward_workspace(tokens, 3),
+            carry_conv_backward_workspace(2, tokens, 3, 4), carry_linear_cross_entropy_workspace(tokens, 3, 500)};
+        for (int i = 0; i < 4; i++) {
+            if (bytes[i] < before[i]) {
+                fail_msg("workspace %d of %lld tokens is %zu bytes, of one token less %zu", i, (long long)tokens,
+                         bytes[i], before[i]);
+            }
+            before[i] = bytes[i];
+        }
+    }
+}
+
 static void check_embed(carry_dtype type, carry_dtype weights, int64_t tokens, int64_t n) {
     const int64_t vocabulary = 11;
     array table = random_array(weights, 2, SHAPE(vocabulary, n), -1, 1),
@@ -376,6 +394,7 @@ int main(void) {
         TEST(test_swiglu_matches_float64_and_differences),
         TEST(test_norm_matches_float64_and_differences),
         TEST(test_norm_names_what_does_not_fit),
+        TEST(test_workspaces_never_shrink_with_tokens),
         TEST(test_embed_matches_float64),
         TEST(test_embed_refuses_ids_outside_the_table),
         TEST(test_adamw_matches_float64),

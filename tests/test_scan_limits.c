@@ -53,6 +53,8 @@ static void bad_tensors_are_refused_by_name_and_nothing_is_written(void **unused
     refused(CARRY_EDTYPE, "h is f16", c.h.dtype = CARRY_F16);
     refused(CARRY_EDTYPE, "none of Carry's", c.h.dtype = (carry_dtype)77);
     refused(CARRY_ESTRIDE, "h is not packed inside a step", c.h.stride[3] = 2);
+    refused(CARRY_ESTRIDE, "h has strides", c.h.stride[0] = c.h.stride[1]);
+    refused(CARRY_ESTRIDE, "h has strides [0, ", c.h.stride[0] = 0);
     refused(CARRY_ESTRIDE, "leaves memory", c.b.stride[0] = INT64_MAX / 2);
     refused(CARRY_EALIGN, "b is at an address", c.b.data = (char *)c.b.data + 2);
     refused(CARRY_EARGUMENT, "A has no data", c.A.data = NULL);
@@ -269,6 +271,21 @@ static void the_wrong_kind_of_plan_is_refused(void **unused) {
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &c.problem, NULL));
     assert_refused(ctx, CARRY_EARGUMENT, "without backward", carry_scan_run(plan, c.h, c.A, c.b, NULL, NULL, 0));
     assert_refused(ctx, CARRY_EWORKSPACE, "the plan needs", carry_scan_backward(plan, &given, NULL, 0));
+    carry_tensor dh0 = c.h0;
+    dh0.stride[0] = 0;
+    given.dh0 = &dh0;
+    assert_refused(ctx, CARRY_ESTRIDE, "dh0 has strides [0]", carry_scan_backward(plan, &given, NULL, 0));
+    dh0 = c.h0;
+    carry_tensor dA = c.A;
+    dA.data = dh0.data;
+    given.dA = &dA;
+    assert_refused(ctx, CARRY_EARGUMENT, "dh0 shares memory with dA", carry_scan_backward(plan, &given, NULL, 0));
+    given.dh0 = NULL;
+    given.h0 = &dh0;
+    assert_refused(ctx, CARRY_EARGUMENT, "dA shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
+    given.dA = NULL;
+    dh0.data = given.db.data;
+    assert_refused(ctx, CARRY_EARGUMENT, "db shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);
 }

@@ -12,10 +12,10 @@
    inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16, D of 64 or 128, a scale above 0, rows and heads a
    multiple of 8 elements apart, forwards, from 16 bytes on; others are refused with a sentence.
 
-   Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device, aligned to 64. Results
-   do not depend on the number of threads. A query for which every bias is -infinity gets zeros, and -infinity as lse.
-   CARRY_ESHAPE, CARRY_EDTYPE, CARRY_EDEVICE name the tensor; CARRY_ERANGE a run that is not inside S, or a bias that is
-   NaN or +infinity. */
+   Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device, aligned to 64
+   (CARRY_EWORKSPACE, CARRY_EALIGN); fewer queries may need more than many. Results do not depend on the number of
+   threads. A query for which every bias is -infinity gets zeros, and -infinity as lse. CARRY_ESHAPE, CARRY_EDTYPE,
+   CARRY_EDEVICE name the tensor; CARRY_ERANGE a run that is not inside S, or a bias that is NaN or +infinity. */
 #ifndef CARRY_ATTENTION_H
 #define CARRY_ATTENTION_H
 

@@ -76,9 +76,9 @@ CARRY_API int64_t carry_delta_snapshots(const carry_delta_plan *plan);
 /* Additions and multiplications of the last call. */
 CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
 
-/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free, the last index of those
-   with four is packed; states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed. o overlaps no input,
-   which is the caller's duty. final_state may be
+/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free (elements of what is
+   written do not overlap), the last index of those with four is packed; states, snapshots, A_log, dt_bias and
+   cu_seqlens (i64, [N+1]) are packed. o overlaps no input, which is the caller's duty. final_state may be
    initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. NaN passes
    through. */
 typedef struct carry_delta_forward_args {

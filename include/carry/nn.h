@@ -4,8 +4,9 @@
    sums are f32. Weights are f32, or of the activations' type; gradients of weights are f32 and are added to what is
    there, gradients of activations are written, or added where `accumulate` says so. Tensors are packed unless said
    otherwise. Results do not depend on the number of threads: sums over tokens are made in blocks of fixed size and
-   added in order. Absent tensors have data NULL. Nothing is allocated; where an operator needs memory it says how much.
-   CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written. */
+   added in order. Absent tensors have data NULL. Nothing is allocated; where an operator needs memory it says how much,
+   never less for more tokens. CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written.
+ */
 #ifndef CARRY_NN_H
 #define CARRY_NN_H
 

@@ -85,18 +85,19 @@ CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
 CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions and multiplications */
 
 /* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w] or NULL for zero.
-   The strides over batch and T are free (not 0 for h), those inside a step must be packed. h may be b; otherwise
-   nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave. Nothing is
-   written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these values; h is
-   then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 also some before it,
-   since zeros of the triangle multiply it. */
+   The strides over batch and T are free (steps of h do not overlap), those inside a step must be packed. h may be b;
+   otherwise nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave.
+   Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
+   values; h is then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 also some
+   before it, since zeros of the triangle multiply it. */
 CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
                                       const carry_tensor *h0, void *workspace, size_t workspace_bytes);
 
 /* Given g = dL/dh for every step:
        l[t] = g[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
    (with t+1 and t-1 exchanged, and the last step for step 0, when the problem is reversed). A diagonal dA[t] keeps the
-   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. */
+   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. Nothing else
+   overlaps what is written. */
 typedef struct carry_scan_gradients {
     carry_tensor db;        /* as b; of b's type, or f32 */
     const carry_tensor *dA; /* as A; of A's type, or f32 */

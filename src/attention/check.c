@@ -30,23 +30,11 @@ static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_ten
     return carry_device_expect(ctx, name, tensor, q->device);
 }
 
-/* What is written must be written once: the nearer of rows and heads are D apart, the others beyond all of those. */
+/* What is written must be written once. */
 static carry_status check_written(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
                                   int64_t rows) {
     CARRY_TRY(check_rows(ctx, name, tensor, q, rows));
-    if (carry_tensor_count(tensor) == 0) {
-        return CARRY_OK;
-    }
-    int64_t apart[2];
-    for (int i = 0; i < 2; i++) {
-        int64_t stride = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
-        apart[i] = tensor->shape[i] > 1 ? stride : INT64_MAX;
-    }
-    int near = apart[0] < apart[1] ? 0 : 1;
-    bool nears_apart = apart[near] >= tensor->shape[2];
-    bool others_apart = apart[near] == INT64_MAX || apart[1 - near] == INT64_MAX ||
-                        apart[1 - near] >= (tensor->shape[near] - 1) * apart[near] + tensor->shape[2];
-    if (!nears_apart || !others_apart) {
+    if (!carry_tensor_is_apart(tensor, 2)) {
         return carry_fail(ctx, CARRY_ESTRIDE,
                           "%s has strides %" PRId64 " and %" PRId64 " over rows and heads: its elements would overlap",
                           name, tensor->stride[0], tensor->stride[1]);
@@ -146,7 +134,7 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
 
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the workspace has %zu bytes%s and attention needs %zu here", bytes,
+        return carry_fail(ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes%s and attention needs %zu here", bytes,
                           workspace == NULL ? " at a null pointer" : "", needed);
     }
     if ((uintptr_t)workspace % CARRY_ALIGN != 0) {

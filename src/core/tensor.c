@@ -53,6 +53,44 @@ bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
     return true;
 }
 
+static uint64_t distance(int64_t stride) {
+    return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
+}
+
+/* The indices before `from`, nearest first. */
+static void by_distance(int order[CARRY_MAX_RANK], const carry_tensor *tensor, int from) {
+    for (int i = 0; i < from; i++) {
+        int at = i;
+        for (; at > 0 && distance(tensor->stride[order[at - 1]]) > distance(tensor->stride[i]); at--) {
+            order[at] = order[at - 1];
+        }
+        order[at] = i;
+    }
+}
+
+bool carry_tensor_is_apart(const carry_tensor *tensor, int from) {
+    int order[CARRY_MAX_RANK] = {0};
+    uint64_t reach = 1; /* elements from the first to past the last one, over the indices that were looked at */
+    for (int i = 0; i < tensor->rank; i++) {
+        if (tensor->shape[i] < 1) {
+            return true;
+        }
+        reach *= i >= from ? (uint64_t)tensor->shape[i] : 1;
+    }
+    by_distance(order, tensor, from);
+    for (int i = 0; i < from; i++) {
+        uint64_t step = distance(tensor->stride[order[i]]);
+        uint64_t steps = (uint64_t)tensor->shape[order[i]] - 1;
+        if (steps > 0 && step < reach) {
+            return false;
+        }
+        if (__builtin_mul_overflow(steps, step, &step) || __builtin_add_overflow(reach, step, &reach)) {
+            reach = UINT64_MAX;
+        }
+    }
+    return true;
+}
+
 carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape) {
     size_t item = carry_dtype_size(tensor->dtype);
@@ -60,7 +98,10 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
         return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name,
                           (int)tensor->dtype);
     }
-    if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK || !shapes_equal(tensor, rank, shape)) {
+    if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK) {
+        return carry_fail(ctx, CARRY_ESHAPE, "%s has rank %d: 0 to %d can be", name, tensor->rank, CARRY_MAX_RANK);
+    }
+    if (!shapes_equal(tensor, rank, shape)) {
         char has[CARRY_SHAPE_TEXT];
         char needs[CARRY_SHAPE_TEXT];
         return carry_fail(ctx, CARRY_ESHAPE, "%s has shape %s where %s is needed", name,
@@ -68,7 +109,9 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
     }
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, item)) {
-        return carry_fail(ctx, CARRY_ESIZE, "%s is larger than memory can be", name);
+        char has[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESIZE, "%s has shape %s: a size is below 0, or all are more than memory can be",
+                          name, carry_shape_text(has, rank, shape));
     }
     if (tensor->data == NULL && bytes > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s has no data (a null pointer)", name);

@@ -18,6 +18,10 @@ double carry_tensor_at(const carry_tensor *tensor, int64_t index);
 /* Are the indices from `from` on packed, last fastest? Indices of extent 1 may have any stride. */
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from);
 
+/* Is no element in two places, so that each is written once? The indices from `from` on are packed; of the others,
+   from the nearer strides to the farther ones, each goes beyond all that the nearer ones reach. */
+bool carry_tensor_is_apart(const carry_tensor *tensor, int from);
+
 /* Fails with a sentence naming `name` unless the tensor has the given shape, a pointer and the alignment of its type.
  */
 carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,

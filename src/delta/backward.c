@@ -129,11 +129,11 @@ bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, car
 carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *p,
                                          const carry_delta_backward_args *args) {
     CARRY_TRY(carry_delta_check_like(ctx, p, "do", &args->grad_o, p->value_heads, p->value));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "dq", &args->dq, p->heads, p->key));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "dk", &args->dk, p->heads, p->key));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "dv", &args->dv, p->value_heads, p->value));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "dbeta", &args->dbeta, p->value_heads, 0));
-    return args->dg != NULL ? carry_delta_check_like(ctx, p, "dg", args->dg, p->value_heads, 0) : CARRY_OK;
+    CARRY_TRY(carry_delta_check_written(ctx, p, "dq", &args->dq, p->heads, p->key));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "dk", &args->dk, p->heads, p->key));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "dv", &args->dv, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "dbeta", &args->dbeta, p->value_heads, 0));
+    return args->dg != NULL ? carry_delta_check_written(ctx, p, "dg", args->dg, p->value_heads, 0) : CARRY_OK;
 }
 
 carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *p,
@@ -160,6 +160,7 @@ static carry_status check(carry_delta_plan *plan, const carry_delta_backward_arg
     CARRY_TRY(carry_delta_check_inputs(ctx, p, in));
     CARRY_TRY(carry_delta_check_gradients(ctx, p, args));
     CARRY_TRY(carry_delta_check_state_gradients(ctx, p, args));
+    CARRY_TRY(carry_delta_check_kept(ctx, args->kept));
     return carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->backward_workspace);
 }
 

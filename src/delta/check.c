@@ -94,7 +94,11 @@ static carry_status check_rows(carry_ctx *ctx, const carry_delta_problem *p, con
 static carry_status check_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                               const int64_t *shape) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
-    if (tensor->dtype != CARRY_F32 || tensor->device != 0 || !carry_tensor_is_packed(tensor, 0)) {
+    if (tensor->device != 0) {
+        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d: the delta rule runs on the CPU in this build", name,
+                          tensor->device);
+    }
+    if (tensor->dtype != CARRY_F32 || !carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, tensor->dtype != CARRY_F32 ? CARRY_EDTYPE : CARRY_ESTRIDE,
                           "%s is %s%s: it must be packed f32 on the CPU", name, carry_dtype_name(tensor->dtype),
                           carry_tensor_is_packed(tensor, 0) ? "" : " and not packed");
@@ -106,6 +110,17 @@ carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *p
                                     const carry_tensor *tensor, int64_t heads, int64_t size) {
     const int64_t shape[] = {p->batch, p->tokens, heads, size};
     return check_rows(ctx, p, name, tensor, size > 0 ? 4 : 3, shape, size == 0);
+}
+
+carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                                       const carry_tensor *tensor, int64_t heads, int64_t size) {
+    CARRY_TRY(carry_delta_check_like(ctx, p, name, tensor, heads, size));
+    if (!carry_tensor_is_apart(tensor, 3)) {
+        char strides[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s has strides %s: its elements would overlap", name,
+                          carry_shape_text(strides, tensor->rank, tensor->stride));
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
@@ -188,6 +203,13 @@ carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem 
     return carry_delta_check_borders(ctx, p, p->tokens, in->cu_seqlens);
 }
 
+carry_status carry_delta_check_kept(carry_ctx *ctx, const void *kept) {
+    if ((uintptr_t)kept % sizeof(float) != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "kept is at an address that is not a multiple of 4");
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
                                        const carry_delta_forward_args *args) {
     const carry_delta_problem *p = &plan->problem;
@@ -202,10 +224,7 @@ carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *p
             return carry_fail(ctx, CARRY_EARGUMENT, "snapshots and what backward needs cannot be kept by one call");
         }
     }
-    if ((uintptr_t)args->kept % sizeof(float) != 0) {
-        return carry_fail(ctx, CARRY_EALIGN, "kept is at an address that is not a multiple of 4");
-    }
-    return CARRY_OK;
+    return carry_delta_check_kept(ctx, args->kept);
 }
 
 carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {

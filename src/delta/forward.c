@@ -357,7 +357,7 @@ carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forwa
                            .snapshots = args->snapshots,
                            .kept = args->kept};
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &run.in));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "o", &args->o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "o", &args->o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_outputs(ctx, plan, args));
     CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);

@@ -65,10 +65,13 @@ carry_status carry_delta_check_borders(carry_ctx *ctx, const carry_delta_problem
                                        const carry_tensor *cu_seqlens);
 carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                     const carry_tensor *tensor, int64_t heads, int64_t size);
+carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
+                                       const carry_tensor *tensor, int64_t heads, int64_t size);
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                      const carry_tensor *tensor);
 carry_status carry_delta_check_heads(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                      const carry_tensor *tensor);
+carry_status carry_delta_check_kept(carry_ctx *ctx, const void *kept);
 carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 
 /* The table of sequences, from batch or cu_seqlens (already checked), with room for plan->sequences. */

@@ -246,7 +246,7 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
     job j = {.plan = plan, .forward = args, .in = carry_delta_inputs_of(args), .scans = plan->forward};
     CARRY_TRY(check_call(plan, &j.in, workspace, workspace_bytes));
     if (p->tokens > 0) {
-        CARRY_TRY(carry_delta_check_like(plan->ctx, p, "o", &args->o, p->value_heads, p->value));
+        CARRY_TRY(carry_delta_check_written(plan->ctx, p, "o", &args->o, p->value_heads, p->value));
     }
     if (args->final_state != NULL) {
         CARRY_TRY(carry_delta_check_state(plan->ctx, p, "final_state", args->final_state));
@@ -254,9 +254,7 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
     if (args->snapshots != NULL) {
         return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no snapshots");
     }
-    if ((uintptr_t)args->kept % sizeof(float) != 0) {
-        return carry_fail(plan->ctx, CARRY_EALIGN, "kept is at an address that is not a multiple of 4");
-    }
+    CARRY_TRY(carry_delta_check_kept(plan->ctx, args->kept));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, false, &j.memory);
     j.M = args->kept != NULL ? kept_maps(plan, args->kept) : j.memory.M;
@@ -281,10 +279,10 @@ carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carr
         CARRY_TRY(carry_delta_check_gradients(plan->ctx, p, args));
     }
     CARRY_TRY(carry_delta_check_state_gradients(plan->ctx, p, args));
-    if ((args->kept == NULL && plan->kept > 0) || (uintptr_t)args->kept % sizeof(float) != 0) {
-        return carry_fail(plan->ctx, CARRY_EARGUMENT, "kept is %s: over ranks, backward needs what forward kept",
-                          args->kept == NULL ? "missing" : "at an address that is not a multiple of 4");
+    if (args->kept == NULL && plan->kept > 0) {
+        return carry_fail(plan->ctx, CARRY_EARGUMENT, "kept is missing: over ranks, backward needs what forward kept");
     }
+    CARRY_TRY(carry_delta_check_kept(plan->ctx, args->kept));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, true, &j.memory);
     j.M = kept_maps(plan, args->kept);

@@ -83,7 +83,7 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
                           (long long)p->tokens, p->sequences != 0 ? ", packed" : "");
     }
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &run.in));
-    CARRY_TRY(carry_delta_check_like(ctx, p, "o", &o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_state(ctx, p, "state", &state));
     CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);

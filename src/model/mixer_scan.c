@@ -319,7 +319,7 @@ static carry_status forward(void *mixing, const carry_delta_forward_args *args, 
     const carry_delta_problem *p = &m->problem;
     carry_delta_inputs in = carry_delta_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
-    CARRY_TRY(carry_delta_check_like(m->ctx, p, "o", &args->o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_written(m->ctx, p, "o", &args->o, p->value_heads, p->value));
     if (args->final_state != NULL) {
         CARRY_TRY(carry_delta_check_state(m->ctx, p, "final_state", args->final_state));
     }

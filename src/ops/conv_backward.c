@@ -122,8 +122,7 @@ size_t carry_conv_backward_workspace(int64_t batch, int64_t tokens, int64_t chan
     if (batch <= 0 || tokens <= 0 || channels <= 0 || width <= 0) {
         return 0;
     }
-    int64_t block = carry_token_block(tokens);
-    const int64_t factors[] = {batch, (tokens + block - 1) / block, channels, width};
+    const int64_t factors[] = {batch, carry_token_blocks_most(tokens), channels, width};
     size_t bytes;
     return carry_size_product(&bytes, factors, 4, sizeof(float)) ? bytes : SIZE_MAX;
 }

@@ -105,8 +105,7 @@ size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n) {
     if (tokens <= 0 || n <= 0) {
         return 0;
     }
-    const int64_t block = carry_token_block(tokens);
-    const int64_t factors[] = {(tokens + block - 1) / block, 2, n};
+    const int64_t factors[] = {carry_token_blocks_most(tokens), 2, n};
     size_t bytes;
     return carry_size_product(&bytes, factors, 3, sizeof(float)) ? bytes : SIZE_MAX;
 }

@@ -93,8 +93,7 @@ static carry_status expect_matrices(carry_ctx *ctx, const carry_tensor *c, const
     int64_t k = a->shape[o->a_transposed ? 1 : 2];
     CARRY_TRY(expect_matrix(ctx, "c", c, batch, m, n));
     CARRY_TRY(expect_matrix(ctx, "a", a, batch, o->a_transposed ? k : m, o->a_transposed ? m : k));
-    if ((batch > 1 && c->stride[0] < m * n && c->stride[0] > -m * n) ||
-        (m > 1 && c->stride[1] < n && c->stride[1] > -n)) {
+    if (!carry_tensor_is_apart(c, 2)) {
         return carry_fail(ctx, CARRY_ESTRIDE,
                           "c has strides %" PRId64 " and %" PRId64 " over batch and rows: its elements would overlap",
                           c->stride[0], c->stride[1]);

@@ -131,3 +131,8 @@ int64_t carry_token_block(int64_t tokens) {
     int64_t block = tokens / CARRY_TOKEN_BLOCKS + (tokens % CARRY_TOKEN_BLOCKS != 0);
     return block > CARRY_TOKEN_BLOCK ? block : CARRY_TOKEN_BLOCK;
 }
+
+int64_t carry_token_blocks_most(int64_t tokens) {
+    int64_t blocks = tokens / CARRY_TOKEN_BLOCK + (tokens % CARRY_TOKEN_BLOCK != 0);
+    return blocks < CARRY_TOKEN_BLOCKS ? blocks : CARRY_TOKEN_BLOCKS;
+}

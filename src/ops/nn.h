@@ -45,5 +45,7 @@ void carry_piece_done(const carry_kernels *kernels, const float *beside, const c
 #define CARRY_TOKEN_BLOCKS 256
 #define CARRY_TOKEN_BLOCK 64
 int64_t carry_token_block(int64_t tokens); /* tokens in a block: a function of their number alone */
+/* As many blocks as these tokens, or fewer of them, may have: 16385 tokens are 253 blocks, and 16384 are 256. */
+int64_t carry_token_blocks_most(int64_t tokens);
 
 #endif

@@ -149,10 +149,10 @@ size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n) {
     if (tokens <= 0 || n <= 0) {
         return 0;
     }
-    int64_t block = carry_token_block(tokens);
     size_t bytes;
-    return carry_size_product(&bytes, (const int64_t[]){(tokens + block - 1) / block, n}, 2, sizeof(float)) ? bytes
-                                                                                                            : SIZE_MAX;
+    return carry_size_product(&bytes, (const int64_t[]){carry_token_blocks_most(tokens), n}, 2, sizeof(float))
+               ? bytes
+               : SIZE_MAX;
 }
 
 carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy,

@@ -190,24 +190,32 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradi
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", &given->h, false, true));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "g", &given->g, false, true));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "db", &given->db, false, true));
-    CARRY_TRY(carry_scan_check_output(ctx, "db", &given->db));
+    CARRY_TRY(carry_scan_check_output(ctx, "db", &given->db, 2));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "A", &given->A, false));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h", &given->h, false));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "g", &given->g, true));
     if (given->dA != NULL) {
         CARRY_TRY(carry_scan_check_steps(ctx, problem, "dA", given->dA, true, true));
-        CARRY_TRY(carry_scan_check_output(ctx, "dA", given->dA));
+        CARRY_TRY(carry_scan_check_output(ctx, "dA", given->dA, 2));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "A", &given->A, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h", &given->h, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "db", &given->db, false));
     }
     if (given->dh0 != NULL) {
         CARRY_TRY(carry_scan_check_state(ctx, problem, "dh0", given->dh0, true));
+        CARRY_TRY(carry_scan_check_output(ctx, "dh0", given->dh0, 1));
         CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "A", &given->A, false));
         CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "db", &given->db, false));
+        if (given->dA != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "dA", given->dA, false));
+        }
     }
-    if (given->h0 != NULL) {
+    if (given->h0 != NULL) { /* read while db and dA are written */
         CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
+        CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h0", given->h0, false));
+        if (given->dA != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h0", given->h0, false));
+        }
     }
     return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace, problem->device);
 }

@@ -125,19 +125,11 @@ carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *p
     return h0 != NULL ? carry_scan_check_state(ctx, problem, "h0", h0, true) : CARRY_OK;
 }
 
-carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const carry_tensor *tensor) {
-    int64_t size = 1;
-    for (int i = 2; i < tensor->rank; i++) {
-        size *= tensor->shape[i];
-    }
-    for (int i = 0; i < 2; i++) {
-        int64_t stride = tensor->stride[i] < 0 ? -tensor->stride[i] : tensor->stride[i];
-        if (tensor->shape[i] > 1 && stride < size) {
-            return carry_fail(ctx, CARRY_ESTRIDE,
-                              "%s has stride %" PRId64 " over index %d, less than the %" PRId64
-                              " elements of a step: its elements would overlap",
-                              name, tensor->stride[i], i, size);
-        }
+carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int outer) {
+    if (!carry_tensor_is_apart(tensor, outer)) {
+        char strides[CARRY_SHAPE_TEXT];
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s has strides %s over its first indices: its elements would overlap",
+                          name, carry_shape_text(strides, outer, tensor->stride));
     }
     return CARRY_OK;
 }

@@ -28,7 +28,7 @@ static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, cons
     if (problem->f32_result && h->dtype != CARRY_F32) {
         return carry_fail(ctx, CARRY_EDTYPE, "h is %s and the plan's result is f32", carry_dtype_name(h->dtype));
     }
-    CARRY_TRY(carry_scan_check_output(ctx, "h", h));
+    CARRY_TRY(carry_scan_check_output(ctx, "h", h, 2));
     CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "b", b, true));
     CARRY_TRY(carry_scan_check_apart(ctx, "h", h, "A", A, false));
     if (h0 != NULL) {
