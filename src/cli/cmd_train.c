@@ -73,6 +73,16 @@ static int add_data(train_desk *desk, int count, char **words) {
     return CLI_DONE;
 }
 
+void train_run_folder(char *folder) {
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n = strlen(folder)) {
+        folder[n - 1] = '\0';
+    }
+    char *last = strrchr(folder, '/');
+    if (last != NULL && strcmp(last, "/latest") == 0) {
+        *last = '\0';
+    }
+}
+
 /* The folder of the run that goes on, and what it was started with. */
 static int take_checkpoint(train_desk *desk, const char *folder) {
     carry_found found;
@@ -81,13 +91,7 @@ static int take_checkpoint(train_desk *desk, const char *folder) {
     }
     char out[CARRY_TRAIN_PATH];
     (void)snprintf(out, sizeof out, "%s", folder);
-    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/'; n = strlen(out)) {
-        out[n - 1] = '\0';
-    }
-    char *last = strrchr(out, '/');
-    if (last != NULL && strcmp(last, "/latest") == 0) {
-        *last = '\0';
-    }
+    train_run_folder(out);
     carry_status status = carry_checkpoint_find(desk->ctx, &found, out, NULL); /* what is damaged is said later */
     if (status == CARRY_OK && strcmp(found.path, out) == 0) {
         carry_found_free(&found);

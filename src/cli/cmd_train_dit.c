@@ -169,7 +169,13 @@ static carry_status train_rank(void *user, carry_comm *comm) {
 /* Options of the run that goes on. */
 static int take_checkpoint(dit_desk *desk) {
     carry_found found;
+    train_run_folder(desk->options.out);
     carry_status status = carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL);
+    if (status == CARRY_OK && strcmp(found.path, desk->options.out) == 0) {
+        carry_found_free(&found);
+        return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
+                          desk->options.out);
+    }
     if (status == CARRY_OK) {
         char out[CARRY_DIT_TRAIN_PATH];
         (void)snprintf(out, sizeof out, "%s", desk->options.out);
