@@ -66,6 +66,15 @@ refused "empty" train --data empty.txt --out no
 refused "binary.txt" train --data binary.txt --out no
 refused "too few" train --data one.txt --out no
 refused "nowhere.txt" train --data nowhere.txt --out no
+mkdir many
+i=0
+while [ $i -lt 257 ]; do
+    head -n 2 book.txt > many/$i
+    i=$((i + 1))
+done
+refused "more than 256 texts" train $small --out no many/*
+rm many/0
+expect 0 "step 1/1" train $small --steps 1 --no-store --out all many/*
 refused "needs a text or a task" train
 refused "two things" train --data book.txt --task copy
 refused "no task 'nap'" train --task nap --out no

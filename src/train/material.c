@@ -19,14 +19,17 @@
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
 
-/* The paths in the list, which is cut up; how many. */
-static int split_paths(char *list, const char **paths) {
-    int count = 0;
+/* The paths in the list, which is cut up, and how many. */
+static carry_status split_paths(carry_ctx *ctx, char *list, const char **paths, int *count) {
     char *rest = NULL;
-    for (char *at = strtok_r(list, "\n", &rest); at != NULL && count < PATHS; at = strtok_r(NULL, "\n", &rest)) {
-        paths[count++] = at;
+    *count = 0;
+    for (char *at = strtok_r(list, "\n", &rest); at != NULL; at = strtok_r(NULL, "\n", &rest)) {
+        if (*count == PATHS) {
+            return carry_fail(ctx, CARRY_ESIZE, "more than %d texts are named: name the folder that holds them", PATHS);
+        }
+        paths[(*count)++] = at;
     }
-    return count;
+    return CARRY_OK;
 }
 
 static int64_t vocabulary_for(int64_t bytes) {
@@ -56,7 +59,8 @@ static carry_status train_tokenizer(carry_ctx *ctx, carry_tokenizer **tokenizer,
     carry_text *text = NULL;
     carry_trainer *trainer = NULL;
     memcpy(list, options->data, sizeof list);
-    const int count = split_paths(list, paths);
+    int count;
+    CARRY_TRY(split_paths(ctx, list, paths, &count));
     CARRY_TRY(carry_text_open(ctx, &text, paths, count, &(carry_text_options){.take_binary = options->binary}));
     const int64_t size = options->vocab > 0 ? options->vocab : vocabulary_for(carry_text_bytes(text));
     carry_status status =
@@ -162,7 +166,8 @@ static carry_status open_corpus(carry_ctx *ctx, carry_corpus **corpus, const car
     if (own) {
         memcpy(list, options->eval_data, sizeof options->eval_data);
     }
-    const int count = split_paths(list, paths);
+    int count;
+    CARRY_TRY(split_paths(ctx, list, paths, &count));
     return carry_corpus_open(ctx, corpus, paths, count,
                              &(carry_corpus_options){.tokenizer = m->tokenizer,
                                                      .window_bytes = WINDOW_BYTES,
