@@ -83,6 +83,7 @@ refused "no option '--stepz" train --data book.txt --stepz 3
 refused "steps is 0" train --data book.txt --steps 0
 refused "rate needs a finite number" train --data book.txt --rate nan
 refused "rate is -1" train --data book.txt --rate -1
+refused "at most 0.999999999" train --data book.txt --beta1 1
 refused "no schedule" train --data book.txt --schedule never
 refused "no type 'f8'" train --data book.txt --dtype f8
 refused "batch of 4 rows" --ranks 3 train --data book.txt $small --out no
@@ -93,6 +94,9 @@ refused "no checkpoint" train --resume .
 refused "nowhere" train --resume nowhere
 refused "needs the run's folder" train --resume
 refused "stays" train --resume trained/book --hidden 64
+for option in expand-v init forget; do
+    refused "$option is what the run was started with" train --resume trained/book --$option 0.5
+done
 refused "is one checkpoint" train --resume trained/book/step-12
 mkdir wide && sed 's/"vocab_size": [0-9]*/"vocab_size": 77/' trained/book/latest/config.json > wide/config.json
 refused "vocabulary 77" train --data book.txt --tokenizer trained/book/latest --architecture wide/config.json --out no
