@@ -98,6 +98,20 @@ for option in expand-v init forget; do
     refused "$option is what the run was started with" train --resume trained/book --$option 0.5
 done
 refused "is one checkpoint" train --resume trained/book/step-12
+
+# What would have no effect is refused, not passed over.
+model="--data book.txt --model trained/book/latest --length 32 --steps 1 --out no"
+for option in "hidden 64" "layers 3" "type delta_net" "conv 0" "expand-v 2" "init 0.1" "forget 2" tie "vocab 400"; do
+    refused "--${option% *} is of" train $model --$option
+done
+refused "--pairs is of the task mqar" train --data book.txt --pairs 8 --out no
+refused "--pairs is of the task mqar" train --task copy --pairs 8 --out no
+refused "--eval-data is of texts" train --task copy --eval-data book.txt --out no
+refused "--vocab is of a tokenizer" train --data book.txt --tokenizer trained/book/latest --vocab 400 --out no
+refused "--forget is of gates" train --data book.txt --type delta_net --forget 2 --out no
+expect 0 "step 1/1" train --task mqar --pairs 4 --length 32 --vocab 64 --hidden 32 --layers 1 --steps 1 --out recall
+expect 0 "step 1/1" train --task mqar --model recall/latest --length 32 --vocab 64 --steps 1 --out recall-2
+expect 0 "step 2/2" train --resume recall-2 --steps 2
 mkdir wide && sed 's/"vocab_size": [0-9]*/"vocab_size": 77/' trained/book/latest/config.json > wide/config.json
 refused "vocabulary 77" train --data book.txt --tokenizer trained/book/latest --architecture wide/config.json --out no
 cp -r trained/book torn

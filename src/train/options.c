@@ -1,6 +1,7 @@
 /* The table of what a run may be told. */
 #include "train/options.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -160,6 +161,47 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     }
     if (o->model[0] != '\0' && o->architecture[0] != '\0') {
         return carry_fail(ctx, CARRY_EARGUMENT, "a model has its own architecture: give --model or --architecture");
+    }
+    return CARRY_OK;
+}
+
+/* Which of the names, by spaces, has another value than its default; NULL: none. */
+static const char *find_said(const carry_train_options *o, const char *names, char *word, size_t size) {
+    const carry_train_options none = carry_train_options_default();
+    for (const char *at = names; *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        (void)snprintf(word, size, "%.*s", (int)length, at);
+        const carry_train_key *key = carry_train_key_find(word);
+        if (key != NULL && memcmp((const char *)o + key->offset, (const char *)&none + key->offset, key->size) != 0) {
+            return word;
+        }
+        at += length;
+    }
+    return NULL;
+}
+
+carry_status carry_train_options_heeded(carry_ctx *ctx, const carry_train_options *o) {
+    const bool is_task = o->task[0] != '\0';
+    const bool has_model = o->model[0] != '\0';
+    const bool has_shape = has_model || o->architecture[0] != '\0';
+    const struct {
+        bool applies;
+        const char *names, *why;
+    } unheeded[] = {
+        {has_shape, "type hidden layers heads head-dim conv expand-v init neg-eigval tie",
+         "is of a model that is made anew, and --model or --architecture names one"},
+        {has_model, "forget", "is of weights that are made anew, and --model names some"},
+        {strcmp(o->type, "delta_net") == 0, "forget", "is of gates, which delta_net has not"},
+        {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "is of the task mqar alone"},
+        {is_task, "eval-data tokenizer binary", "is of texts, and a task has none"},
+        {!is_task && (has_model || o->tokenizer[0] != '\0'), "vocab",
+         "is of a tokenizer that is trained, and there is one"},
+    };
+    for (size_t i = 0; i < sizeof unheeded / sizeof unheeded[0]; i++) {
+        char word[32];
+        if (unheeded[i].applies && find_said(o, unheeded[i].names, word, sizeof word) != NULL) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "%s %s: leave one out", word, unheeded[i].why);
+        }
     }
     return CARRY_OK;
 }
