@@ -48,6 +48,12 @@ printf 'data: book.txt\nsteps: 3\nhidden: 32\nlayers: 1\nlength: 16\nrate: 0.01\
 if "$carry" train --config run.yaml --out yaml > out 2> err; then
     grep -q "step 3/3" out || fail "the file's steps were not done"
     expect 0 "step 2/2" train --config run.yaml --steps 2 --out yaml-2
+    expect 0 "all 3 steps are done" train --config run.yaml --resume yaml
+    sed 's/steps: 3/steps: 5/' run.yaml > more.yaml
+    refused "more.yaml has another steps than the run in yaml" train --config more.yaml --resume yaml
+    expect 0 "step 4/4" train --config more.yaml --resume yaml --steps 4
+    sed 's/steps: 3/eval-data: book.txt/' run.yaml > other.yaml
+    refused "another eval-data" train --config other.yaml --resume yaml
     printf 'data: book.txt\n  stepz: 3\n' > bad.yaml
     expect 2 "bad.yaml:" train --config bad.yaml
     printf 'data: book.txt\nstepz: 3\n' > bad.yaml
