@@ -49,6 +49,16 @@ refuses 'is of tokenizer decode' "$carry" tokenizer encode "$work/b" -t abc --ke
 refuses 'learns nothing' "$carry" tokenizer train --bytes --vocab 300 -o "$work/many"
 refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$work/many"
 [ ! -e "$work/many" ] || fails "a refused tokenizer was written"
+# Ctrl-C while the text is read: no tokenizer of a part of it. A sparse file takes seconds to read and no room.
+truncate -s 1G "$work/zeros"
+"$carry" tokenizer train "$work/zeros" --binary --vocab 300 -o "$work/part" > "$work/out" 2> "$work/err" &
+pid=$!
+sleep 0.3
+kill -INT $pid
+wait $pid
+[ $? = 2 ] || fails "Ctrl-C while a text is read is no success"
+grep -q interrupted "$work/err" || fails "Ctrl-C: $(cat "$work/err")"
+[ ! -e "$work/part" ] || fails "Ctrl-C left a tokenizer of a part of the text"
 "$carry" tokenizer --help | grep -q '^Example' || fails "--help has no example"
 
 : > "$work/empty"

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/error.h"
 #include "core/progress.h"
 #include "train/text.h"
 #include "train/tokenizer.h"
@@ -76,7 +77,11 @@ static carry_status train_on(desk *d, const carry_text *text, carry_trainer *tra
     }
     carry_progress_clear(&reading);
     free(bytes.at);
-    return status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
+    status = status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
+    if (status == CARRY_OK && cli_interrupted()) { /* it may know a part of the text */
+        status = carry_fail(d->ctx, CARRY_EINTERRUPTED, "training a tokenizer was interrupted: nothing is written");
+    }
+    return status;
 }
 
 static carry_status train(desk *d, int count, char **paths, const char *const *added, int added_count) {
