@@ -125,6 +125,13 @@ truncate -s 1000 torn/step-14/model.safetensors
 expect 0 "step 14 is not whole" train --resume torn
 [ ! -e no ] || fail "a refused run left a folder"
 
+# Rows that were learned are not examined with later, nor those kept back learned.
+expect 0 "step 2/2" train --data book.txt $small --steps 2 --eval-every 0 --out blind
+refused "blind was trained on the whole text" train --resume blind --steps 4 --eval-every 1
+expect 0 "step 4/4" train --resume blind --steps 4 --eval-every 1 --eval-data many/1
+refused "keeps a part of its text back" train --resume trained/book --steps 16 --eval-every 0
+expect 0 "step 16/16" train --resume trained/book --steps 16 --eval-every 1
+
 # Ranks: the same curve.
 run="--data book.txt $small --steps 8 --json --log-every 1"
 "$carry" train $run --out one > one.json || fail "one rank"

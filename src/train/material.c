@@ -18,6 +18,7 @@
 #define LENGTH 256 /* tokens of a row, where nobody says */
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
+#define ROWS_LEAST 20 /* of a text, for some to be kept back */
 
 /* The paths in the list, which is cut up, and how many. */
 static carry_status split_paths(carry_ctx *ctx, char *list, const char **paths, int *count) {
@@ -129,7 +130,7 @@ static carry_status open_held(carry_ctx *ctx, void *state, int64_t epoch, int64_
     const carry_held_out *h = state;
     CARRY_TRY(h->source.open(ctx, h->source.state, epoch, window, length, false, rows, windows));
     (void)padded; /* only whole rows are shared out */
-    if (*windows == 1 && *rows >= 20) {
+    if (*windows == 1 && *rows >= ROWS_LEAST) {
         const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* of the first epoch */
         const int64_t held = held_rows(whole);
         *rows = h->is_examined ? held : whole - held - 1;
@@ -182,9 +183,11 @@ static carry_status open_text(carry_comm *comm, carry_material *m, carry_train_o
     CARRY_TRY(open_corpus(ctx, &m->corpus, m, options, false));
     m->crc = carry_corpus_crc(m->corpus);
     m->length = options->length > 0 ? options->length : LENGTH;
-    const bool own = options->eval_data[0] != '\0' || options->eval_every == 0;
-    m->source = own ? carry_corpus_source(m->corpus) : share_rows(&m->held, m->corpus, false);
+    const bool shares = carry_train_holds_back(options);
+    m->source = shares ? share_rows(&m->held, m->corpus, false) : carry_corpus_source(m->corpus);
     CARRY_TRY(carry_corpus_load(ctx, m->corpus, 0, 0));
+    m->can_hold_back =
+        carry_corpus_windows(m->corpus) == 1 && (carry_corpus_tokens(m->corpus) - 1) / m->length >= ROWS_LEAST;
     const double share = (double)carry_text_bytes(carry_corpus_text(m->corpus)) /
                          fmax(1.0, (double)carry_corpus_window_bytes(m->corpus));
     int64_t rows;

@@ -115,6 +115,10 @@ carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *optio
     return carry_keys_read(ctx, carry_train_keys, options, object);
 }
 
+bool carry_train_holds_back(const carry_train_options *options) {
+    return options->task[0] == '\0' && options->eval_data[0] == '\0' && options->eval_every > 0;
+}
+
 static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
     carry_schedule_kind schedule;
     carry_dtype dtype;
