@@ -12,7 +12,7 @@
 #define KEYS 48
 #define FORMS 3  /* that are asked for, unless said */
 #define CHUNKS 8 /* of each stream */
-#define OWN 7 /* options that are no keys, and the end */
+#define OWN 7    /* options that are no keys, and the end */
 
 typedef struct dit_desk {
     cli_common common;
