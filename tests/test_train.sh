@@ -148,6 +148,18 @@ expect 2 "the first tensor that was not finite" train --data book.txt $small --r
     --clip 0 --steps 60 --out blown
 [ -e blown/latest/train.json ] || fail "a loss that is not finite left no checkpoint"
 
+# A text that shrinks under the run: its second window cannot be read, and what was learned from the first is kept.
+yes abcdefghijklmnopqrstuvwxyzabcdefghijklmnop | head -c 6000000 > shrinks.txt
+"$carry" train --data shrinks.txt --hidden 16 --head-dim 16 --layers 1 --length 256 --batch 32 --vocab 310 \
+    --eval-every 0 --steps 2000 --save-every 100000 --log-every 1 --no-store --out shrunk > shrinks.out 2> err &
+pid=$!
+while ! grep -q "step 1/" shrinks.out 2> /dev/null && kill -0 $pid 2> /dev/null; do sleep 0.05; done
+truncate -s 2000000 shrinks.txt
+wait $pid
+[ $? = 2 ] || fail "a text that shrinks: exit"
+grep -q "shrank while it was in use.* is in shrunk/step-" err || fail "a text that shrinks: $(cat err)"
+[ -e shrunk/latest/train.json ] || fail "a text that shrinks left no checkpoint"
+
 # Start to first step.
 "$carry" train --data book.txt --steps 1 --eval-every 0 --out quick --json > quick.json || fail "the first step"
 
