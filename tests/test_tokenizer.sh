@@ -36,6 +36,29 @@ cmp -s "$work/text" "$golden/text.txt" || fails "the decoded text is another"
 head -c 3000 /dev/urandom > "$work/random"
 "$carry" tokenizer encode "$work/b" "$work/random" --as-text | "$carry" tokenizer decode "$work/b" > "$work/again"
 cmp -s "$work/random" "$work/again" || fails "random bytes come back changed"
+# What would be passed over is refused, and what cannot be read is no success.
+"$carry" tokenizer decode "$work/b" < "$work" > "$work/out" 2> "$work/err"
+[ $? = 2 ] || fails "decode of an input that cannot be read is no success"
+many=$(i=100; while [ $i -lt 165 ]; do printf '%s,' "$i"; i=$((i + 1)); done)
+refuses 'more than 64' "$carry" tokenizer train --bytes --added "$many" -o "$work/many"
+refuses 'takes the tokenizer and --text alone' "$carry" tokenizer encode "$work/b" -t abc nowhere.txt
+refuses 'takes the tokenizer alone' "$carry" tokenizer show "$work/b" more
+refuses 'no use for --vocab' "$carry" tokenizer encode "$work/b" -t abc --vocab 300
+refuses 'are of tokenizer encode' "$carry" tokenizer decode "$work/b" 66 --as-text
+refuses 'is of tokenizer decode' "$carry" tokenizer encode "$work/b" -t abc --keep-special
+refuses 'learns nothing' "$carry" tokenizer train --bytes --vocab 300 -o "$work/many"
+refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$work/many"
+[ ! -e "$work/many" ] || fails "a refused tokenizer was written"
+# Ctrl-C while the text is read: no tokenizer of a part of it. A sparse file takes seconds to read and no room.
+truncate -s 1G "$work/zeros"
+"$carry" tokenizer train "$work/zeros" --binary --vocab 300 -o "$work/part" > "$work/out" 2> "$work/err" &
+pid=$!
+sleep 0.3
+kill -INT $pid
+wait $pid
+[ $? = 2 ] || fails "Ctrl-C while a text is read is no success"
+grep -q interrupted "$work/err" || fails "Ctrl-C: $(cat "$work/err")"
+[ ! -e "$work/part" ] || fails "Ctrl-C left a tokenizer of a part of the text"
 "$carry" tokenizer --help | grep -q '^Example' || fails "--help has no example"
 
 : > "$work/empty"

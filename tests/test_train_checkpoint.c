@@ -85,7 +85,7 @@ static void test_changed_bytes_make_the_one_before_be_used(void **state) {
     char out[256];
     char path[600];
     make_run(below(out, state, "changed"));
-    for (size_t f = 0; f < 3; f++) { /* train.json vouches for the others, and is parsed */
+    for (size_t f = 0; f < 3; f++) { /* train.json vouches for the others */
         size_t length;
         char name[64];
         (void)snprintf(name, sizeof name, "step-8/%s", files[f]);
@@ -98,6 +98,26 @@ static void test_changed_bytes_make_the_one_before_be_used(void **state) {
         damage(path, bytes, length, SIZE_MAX);
         free(bytes);
     }
+    find_step(out, 8, 0);
+}
+
+static void test_a_changed_note_makes_the_one_before_be_used(void **state) {
+    char out[256];
+    char path[600];
+    size_t length;
+    make_run(below(out, state, "note"));
+    (void)snprintf(path, sizeof path, "%s/step-8/train.json", out);
+    char *bytes = bytes_of(out, "step-8/train.json", &length);
+    size_t end = length;
+    while (end > 0 && memcmp(bytes + end - 1, "]", 1) != 0) { /* the sum stands behind the list of files */
+        end--;
+    }
+    for (size_t at = 0; at < end; at += 3) {
+        damage(path, bytes, length, at);
+        find_step(out, 4, 1);
+    }
+    damage(path, bytes, length, SIZE_MAX);
+    free(bytes);
     find_step(out, 8, 0);
 }
 
@@ -254,6 +274,7 @@ int main(void) {
         cmocka_unit_test(test_the_newest_whole_checkpoint_is_found),
         cmocka_unit_test(test_truncated_files_make_the_one_before_be_used),
         cmocka_unit_test(test_changed_bytes_make_the_one_before_be_used),
+        cmocka_unit_test(test_a_changed_note_makes_the_one_before_be_used),
         cmocka_unit_test(test_resuming_goes_on_from_the_one_before),
         cmocka_unit_test(test_all_damaged_is_said),
         cmocka_unit_test(test_the_last_ones_are_kept_and_leftovers_swept),

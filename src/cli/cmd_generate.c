@@ -205,9 +205,20 @@ static void print_rates(const desk *d, double seconds) {
     }
     char first[32];
     char loading[32];
-    (void)fprintf(stderr, "%s%lld tokens in %.2f s: %.1f tokens/s, the first after %s; %s was read in %s\n",
-                  cli_interrupted() ? "interrupted: " : "", (long long)tokens, seconds, (double)tokens / seconds,
-                  carry_time_text(first, d->results[0].first), d->model.folder, carry_time_text(loading, d->loading));
+    (void)fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s, the first after %s; %s was read in %s\n",
+                  (long long)tokens, seconds, (double)tokens / seconds, carry_time_text(first, d->results[0].first),
+                  d->model.folder, carry_time_text(loading, d->loading));
+}
+
+/* A text that Ctrl-C cut off looks like any other: the exit code tells. */
+static int count_whole(const desk *d) {
+    int64_t whole = 0;
+    for (int64_t i = 0; i < d->count; i++) {
+        whole += d->results[i].ending != CARRY_INTERRUPTED;
+    }
+    return whole == d->count || !cli_interrupted()
+               ? CLI_DONE
+               : cli_refuse("interrupted: %lld of %lld texts are whole", (long long)whole, (long long)d->count);
 }
 
 static int generate(desk *d) {
@@ -236,7 +247,7 @@ static int generate(desk *d) {
     if (d->common.verbose > 0 || (isatty(STDERR_FILENO) && !d->common.json)) {
         print_rates(d, carry_seconds() - started);
     }
-    return CLI_DONE;
+    return count_whole(d);
 }
 
 static int open_and_generate(desk *d, const char *folder) {

@@ -5,9 +5,14 @@
 #include <unistd.h>
 
 #include "cli/cli.h"
+#include "core/error.h"
 #include "core/progress.h"
 #include "train/text.h"
 #include "train/tokenizer.h"
+
+#define VOCABULARY 4096
+#define LEAST 2
+#define ADDED 64 /* tokens, at most */
 
 typedef struct desk {
     cli_common common;
@@ -43,10 +48,13 @@ static bool on_progress(void *user, int64_t done, int64_t total) {
     return !cli_interrupted();
 }
 
-/* Cuts the list at its commas; how many. */
+/* Cuts the list at its commas; how many, -1 where there are more. */
 static int split_added(char *list, const char **added, int most) {
     int count = 0;
-    for (char *at = strtok(list, ","); at != NULL && count < most; at = strtok(NULL, ",")) {
+    for (char *at = strtok(list, ","); at != NULL; at = strtok(NULL, ",")) {
+        if (count == most) {
+            return -1;
+        }
         added[count++] = at;
     }
     return count;
@@ -69,7 +77,11 @@ static carry_status train_on(desk *d, const carry_text *text, carry_trainer *tra
     }
     carry_progress_clear(&reading);
     free(bytes.at);
-    return status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
+    status = status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
+    if (status == CARRY_OK && cli_interrupted()) { /* it may know a part of the text */
+        status = carry_fail(d->ctx, CARRY_EINTERRUPTED, "training a tokenizer was interrupted: nothing is written");
+    }
+    return status;
 }
 
 static carry_status train(desk *d, int count, char **paths, const char *const *added, int added_count) {
@@ -116,13 +128,16 @@ static void print_tokenizer(const desk *d, const char *path) {
 }
 
 static int run_train(desk *d, int count, char **paths) {
-    const char *added[64];
+    const char *added[ADDED];
     char list[4096];
     (void)snprintf(list, sizeof list, "%s", d->added != NULL ? d->added : CARRY_END_OF_TEXT);
     if (d->added != NULL && strlen(d->added) >= sizeof list) {
         return cli_refuse("--added is longer than %zu bytes", sizeof list);
     }
-    int added_count = split_added(list, added, 64);
+    int added_count = split_added(list, added, ADDED);
+    if (added_count < 0) {
+        return cli_refuse("--added names more than %d tokens", ADDED);
+    }
     char path[4096];
     int length = snprintf(path, sizeof path, "%s/tokenizer.json", d->output != NULL ? d->output : "tokenizer");
     if (length < 0 || (size_t)length >= sizeof path) {
@@ -137,8 +152,8 @@ static int run_train(desk *d, int count, char **paths) {
     }
     print_tokenizer(d, path);
     if (!d->bytes_only && carry_tokenizer_size(d->tokenizer) < d->vocabulary && !d->common.json) {
-        (void)printf("%sthe text has no more pairs that occur %lld times%s\n", cli_dim(),
-                     (long long)(d->least > 0 ? d->least : 2), cli_plain());
+        (void)printf("%sthe text has no more pairs that occur %lld times%s\n", cli_dim(), (long long)d->least,
+                     cli_plain());
     }
     return CLI_DONE;
 }
@@ -202,6 +217,10 @@ static int run_encode(desk *d, int count, char **words) {
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
     char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;
+    *ids = NULL;
+    if (count == 0 && input == NULL) {
+        return -1;
+    }
     size_t most = count > 0 ? (size_t)count : length / 2 + 1;
     *ids = calloc(most, sizeof **ids);
     int64_t taken = 0;
@@ -221,7 +240,11 @@ static int64_t take_numbers(uint32_t **ids, int count, char **words) {
         word = count == 0 ? strtok_r(NULL, space, &rest) : taken < count ? words[taken] : NULL;
     }
     free(input);
-    return *ids == NULL ? -1 : taken;
+    if (*ids == NULL) {
+        (void)cli_refuse("there is no memory for %zu numbers", most);
+        return -1;
+    }
+    return taken;
 }
 
 static int run_decode(desk *d, int count, char **words) {
@@ -267,6 +290,30 @@ static int run_show(desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
+/* Options and words that an action would pass over. */
+static int refuse_unheeded(const desk *d, const char *action, int words) {
+    const bool trains = strcmp(action, "train") == 0;
+    const bool has_sizes = d->vocabulary >= 0 || d->least >= 0;
+    if (!trains && (has_sizes || d->output != NULL || d->added != NULL || d->bytes_only || d->binary)) {
+        return cli_refuse("tokenizer %s has no use for --vocab, --output, --added, --least, --bytes or --binary",
+                          action);
+    }
+    if (strcmp(action, "encode") != 0 && (d->text != NULL || d->as_text)) {
+        return cli_refuse("--text and --as-text are of tokenizer encode, not of %s", action);
+    }
+    if (strcmp(action, "decode") != 0 && d->keep) {
+        return cli_refuse("--keep-special is of tokenizer decode, not of %s", action);
+    }
+    if (d->bytes_only && (has_sizes || words > 0)) {
+        return cli_refuse("--bytes learns nothing: it has no use for a text, --vocab or --least");
+    }
+    if ((d->text != NULL || strcmp(action, "show") == 0) && words > 1) {
+        return cli_refuse("tokenizer %s takes the tokenizer%s alone, and %d words are there", action,
+                          d->text != NULL ? " and --text" : "", words);
+    }
+    return d->least != 0 ? CLI_DONE : cli_refuse("--least 0 merges pairs that never occur: 1 or more is needed");
+}
+
 static int run(int count, char **arguments) {
     static const struct {
         const char *name;
@@ -274,7 +321,7 @@ static int run(int count, char **arguments) {
         int (*run)(desk *d, int count, char **words);
     } actions[] = {
         {"train", 0, run_train}, {"encode", 1, run_encode}, {"decode", 1, run_decode}, {"show", 1, run_show}};
-    desk d = {.vocabulary = 4096};
+    desk d = {.vocabulary = -1, .least = -1}; /* not said */
     int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
     if (words < 0 || d.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
@@ -286,6 +333,11 @@ static int run(int count, char **arguments) {
         if (words - 1 < actions[i].least) {
             return cli_refuse("tokenizer %s needs a tokenizer.json or its folder", arguments[0]);
         }
+        if (refuse_unheeded(&d, arguments[0], words - 1) != CLI_DONE) {
+            return CLI_IMPOSSIBLE;
+        }
+        d.vocabulary = d.vocabulary >= 0 ? d.vocabulary : VOCABULARY;
+        d.least = d.least > 0 ? d.least : LEAST;
         cli_catch_interrupt();
         d.ctx = cli_open(&d.common);
         int code = d.ctx != NULL ? actions[i].run(&d, words - 1, arguments + 1) : CLI_IMPOSSIBLE;

@@ -36,6 +36,10 @@ static void list_options(typed *t, train_desk *desk) {
     memcpy(t->option + n, own, sizeof own);
 }
 
+static bool says_how_long(const char *name) {
+    return strcmp(name, "steps") == 0 || strcmp(name, "tokens") == 0 || strcmp(name, "epochs") == 0;
+}
+
 /* What was typed wins over the file and the checkpoint. */
 static int set_typed(train_desk *desk, const typed *t) {
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
@@ -49,7 +53,7 @@ static int set_typed(train_desk *desk, const typed *t) {
                               "with --model %s/latest",
                               key->name, desk->options.out);
         }
-        if (strcmp(key->name, "steps") == 0 || strcmp(key->name, "tokens") == 0 || strcmp(key->name, "epochs") == 0) {
+        if (says_how_long(key->name)) {
             desk->options.steps = desk->options.tokens = 0; /* of the checkpoint or the file */
             desk->options.epochs = 0.0;
         }
@@ -58,6 +62,38 @@ static int set_typed(train_desk *desk, const typed *t) {
         }
     }
     return CLI_DONE;
+}
+
+/* Has this key's value been typed, or for how long another one of those that say it? */
+static bool is_typed(const typed *t, const char *name) {
+    for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
+        const char *other = carry_train_keys[i].name;
+        if ((t->text[i] != NULL || t->flag[i]) &&
+            (strcmp(other, name) == 0 || (says_how_long(other) && says_how_long(name)))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* A run goes on with the options in its checkpoint: a file that says others is refused, not passed over. */
+static int compare_config(train_desk *desk, const typed *t) {
+    const carry_train_options run = desk->options;
+    int code = train_read_config(desk, desk->config);
+    for (int i = 0; code == CLI_DONE && i < KEYS && carry_train_keys[i].name != NULL; i++) {
+        const carry_train_key *key = &carry_train_keys[i];
+        const char *of_run = (const char *)&run + key->offset;
+        const char *of_file = (const char *)&desk->options + key->offset;
+        const bool is_same =
+            key->kind == CARRY_TRAIN_TEXT ? strcmp(of_run, of_file) == 0 : memcmp(of_run, of_file, key->size) == 0;
+        if (!is_same && !key->fixed && strcmp(key->name, "out") != 0 && !is_typed(t, key->name)) {
+            code =
+                cli_refuse("%s has another %s than the run in %s, which goes on with its own: give --%s to change it",
+                           desk->config, key->name, run.out, key->name);
+        }
+    }
+    desk->options = run;
+    return code;
 }
 
 /* Words are texts, after the one that --data names. */
@@ -73,6 +109,16 @@ static int add_data(train_desk *desk, int count, char **words) {
     return CLI_DONE;
 }
 
+void train_run_folder(char *folder) {
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n = strlen(folder)) {
+        folder[n - 1] = '\0';
+    }
+    char *last = strrchr(folder, '/');
+    if (last != NULL && strcmp(last, "/latest") == 0) {
+        *last = '\0';
+    }
+}
+
 /* The folder of the run that goes on, and what it was started with. */
 static int take_checkpoint(train_desk *desk, const char *folder) {
     carry_found found;
@@ -81,13 +127,7 @@ static int take_checkpoint(train_desk *desk, const char *folder) {
     }
     char out[CARRY_TRAIN_PATH];
     (void)snprintf(out, sizeof out, "%s", folder);
-    for (size_t n = strlen(out); n > 1 && out[n - 1] == '/'; n = strlen(out)) {
-        out[n - 1] = '\0';
-    }
-    char *last = strrchr(out, '/');
-    if (last != NULL && strcmp(last, "/latest") == 0) {
-        *last = '\0';
-    }
+    train_run_folder(out);
     carry_status status = carry_checkpoint_find(desk->ctx, &found, out, NULL); /* what is damaged is said later */
     if (status == CARRY_OK && strcmp(found.path, out) == 0) {
         carry_found_free(&found);
@@ -95,6 +135,7 @@ static int take_checkpoint(train_desk *desk, const char *folder) {
                           out);
     }
     if (status == CARRY_OK) {
+        desk->options = carry_train_options_default(); /* of a file, only the folder was wanted */
         status = carry_train_options_read(desk->ctx, &desk->options, carry_json_find(found.document, "options"));
         carry_found_free(&found);
     }
@@ -182,8 +223,14 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     if (code == CLI_DONE && desk->resume) {
         code = take_checkpoint(desk, folder != NULL ? folder : desk->options.out[0] != '\0' ? desk->options.out : NULL);
     }
+    if (code == CLI_DONE && desk->resume && desk->config != NULL) {
+        code = compare_config(desk, t);
+    }
     code = code == CLI_DONE ? set_typed(desk, t) : code;
     code = code == CLI_DONE && !desk->resume ? add_data(desk, words, arguments) : code;
+    if (code == CLI_DONE && !desk->resume && carry_train_options_heeded(desk->ctx, &desk->options) != CARRY_OK) {
+        code = cli_refuse("--%s", carry_ctx_error(desk->ctx));
+    }
     if (code == CLI_DONE && carry_train_options_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }

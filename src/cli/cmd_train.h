@@ -26,6 +26,8 @@ typedef struct train_desk {
     double peak; /* flop/s of all ranks */
 } train_desk;
 
+/* Makes DIR of DIR/ and DIR/latest: a run that went on in its own checkpoint would write over it. */
+void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
 int train_read_config(train_desk *desk, const char *path);
 /* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */

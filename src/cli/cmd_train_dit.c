@@ -10,7 +10,9 @@
 #include "train/dit_loop.h"
 
 #define KEYS 48
-#define OWN 7 /* options that are no keys, and the end */
+#define FORMS 3  /* that are asked for, unless said */
+#define CHUNKS 8 /* of each stream */
+#define OWN 7    /* options that are no keys, and the end */
 
 typedef struct dit_desk {
     cli_common common;
@@ -20,7 +22,8 @@ typedef struct dit_desk {
     const char *show;
     int64_t forms, chunks; /* of an examination */
     carry_ctx *ctx;
-    const char *text[KEYS]; /* as typed */
+    char from[CARRY_FILE_PATH]; /* the checkpoint that a run goes on from */
+    const char *text[KEYS];     /* as typed */
     cli_option option[KEYS + OWN];
 } dit_desk;
 
@@ -30,9 +33,7 @@ static void list_options(dit_desk *desk) {
     int n = 0;
     for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_dit_train_keys[i];
-        if (strcmp(key->name, "seed") != 0) { /* is common to all verbs */
-            desk->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &desk->text[i], key->argument, key->help};
-        }
+        desk->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &desk->text[i], key->argument, key->help};
     }
     const cli_option own[OWN] = {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
@@ -169,16 +170,50 @@ static carry_status train_rank(void *user, carry_comm *comm) {
 /* Options of the run that goes on. */
 static int take_checkpoint(dit_desk *desk) {
     carry_found found;
+    train_run_folder(desk->options.out);
     carry_status status = carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL);
+    if (status == CARRY_OK && strcmp(found.path, desk->options.out) == 0) {
+        carry_found_free(&found);
+        return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
+                          desk->options.out);
+    }
     if (status == CARRY_OK) {
         char out[CARRY_DIT_TRAIN_PATH];
         (void)snprintf(out, sizeof out, "%s", desk->options.out);
         status = carry_keys_read(desk->ctx, carry_dit_train_keys, &desk->options,
                                  carry_json_find(found.document, "options"));
         (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
+        (void)snprintf(desk->from, sizeof desk->from, "%s", found.path);
         carry_found_free(&found);
     }
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+}
+
+/* A model is examined with pictures like those it learned from, where its run is still there to say which. */
+static void take_pictures(dit_desk *desk) {
+    carry_found found;
+    carry_dit_train_options run = desk->options;
+    if (carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL) == CARRY_OK) {
+        if (carry_keys_read(desk->ctx, carry_dit_train_keys, &run, carry_json_find(found.document, "options")) ==
+            CARRY_OK) {
+            desk->options.size = run.size;
+            desk->options.speed = run.speed;
+        }
+        carry_found_free(&found);
+    }
+}
+
+/* What only --eval heeds: within its bounds, and not without it. */
+static int check_exam(dit_desk *desk) {
+    if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->turn || desk->show != NULL)) {
+        return cli_refuse("--forms, --stream, --turn and --show are of an examination: give --eval too");
+    }
+    desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
+    desk->chunks = desk->chunks >= 0 ? desk->chunks : CHUNKS;
+    if (desk->forms < 1 || desk->forms > FORMS) {
+        return cli_refuse("--forms is %lld: it is at least 1 and at most %d", (long long)desk->forms, FORMS);
+    }
+    return desk->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
 }
 
 /* The frames of a prompt side by side, one row for each chunk of twelve. */
@@ -267,9 +302,7 @@ static int examine(dit_desk *desk) {
     const carry_dit_exam_options o = {.side = desk->options.size,
                                       .chunks = desk->chunks,
                                       .speed = desk->options.speed,
-                                      .forms = (int)(desk->forms < 1   ? 1
-                                                     : desk->forms > 3 ? 3
-                                                                       : desk->forms),
+                                      .forms = (int)desk->forms,
                                       .seed = (uint64_t)desk->options.seed,
                                       .turns = desk->turn};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
@@ -289,7 +322,11 @@ static int examine(dit_desk *desk) {
 }
 
 static int train(dit_desk *desk) {
-    if (carry_dit_train_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
+    carry_dit_train_options checked = desk->options;
+    if (desk->resume) { /* the model that it started from may be gone */
+        (void)snprintf(checked.model, sizeof checked.model, "%s", desk->from);
+    }
+    if (carry_dit_train_check(desk->ctx, &checked, cli_ranks()) != CARRY_OK) {
         return cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
     if (!desk->resume && carry_run_folder_is_used(desk->options.out)) {
@@ -325,9 +362,10 @@ static int prepare(dit_desk *desk, int words, char **arguments) {
                           desk->resume ? "--resume" : "--eval");
     }
     code = desk->resume ? take_checkpoint(desk) : code;
-    if (!desk->resume && desk->common.seed >= 0) {
-        desk->options.seed = desk->common.seed;
+    if (desk->eval && !desk->resume) {
+        take_pictures(desk);
     }
+    code = code == CLI_DONE ? check_exam(desk) : code;
     code = code == CLI_DONE ? set_typed(desk) : code;
     if (code == CLI_DONE && desk->options.out[0] == '\0') {
         (void)snprintf(desk->options.out, sizeof desk->options.out, "trained/shapes");
@@ -341,8 +379,7 @@ int train_dit(int count, char **arguments) {
         return cli_refuse("there is no memory");
     }
     desk->options = carry_dit_train_default();
-    desk->forms = 3;
-    desk->chunks = 8;
+    desk->forms = desk->chunks = -1; /* not said */
     desk->hooks = (carry_dit_train_hooks){.sink = {.user = desk, .note = on_note},
                                           .stop = cli_interrupted,
                                           .started = on_start,

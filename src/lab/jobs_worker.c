@@ -56,7 +56,7 @@ static void complain(const char *what) {
 
 /* The command itself. */
 static void become_command(const launch *l, pid_t keeper) {
-    static const int restored[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE};
+    static const int restored[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ};
     for (size_t i = 0; i < sizeof restored / sizeof restored[0]; i++) {
         (void)signal(restored[i], SIG_DFL);
     }

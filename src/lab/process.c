@@ -74,6 +74,7 @@ static void become(const carry_process *process, const int in[2], const int out[
     (void)signal(SIGPIPE, SIG_DFL);
     (void)signal(SIGINT, SIG_DFL);
     (void)signal(SIGTERM, SIG_DFL);
+    (void)signal(SIGXFSZ, SIG_DFL);
     sigset_t none;
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);

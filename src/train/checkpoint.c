@@ -120,7 +120,9 @@ static carry_status save_note(carry_ctx *ctx, const char *folder, const carry_ch
     carry_json_put_raw(&text, "  \"source\": %lu,\n  \"options\": %s,\n  \"files\": [", (unsigned long)c->source,
                        c->options);
     carry_status status = put_files(ctx, &text, folder, c->tokenizer != NULL);
-    carry_json_put_raw(&text, "\n  ]\n}\n");
+    carry_json_put_raw(&text, "\n  ]");
+    const uint32_t sum = text.failed ? 0 : carry_crc32c(0, text.bytes, text.length); /* of all before it */
+    carry_json_put_raw(&text, CARRY_NOTE_SUM " %lu\n}\n", (unsigned long)sum);
     if (status == CARRY_OK && text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
     }

@@ -4,7 +4,7 @@
        step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME; w.NAME
                                                                   where the model is an average of weights
        step-400/train.json                                        step, place in the data, options; size and CRC-32C of
-                                                                  each of the other files
+                                                                  each of the other files, and of itself up to there
        latest -> step-400
 
    A checkpoint is written in a hidden folder beside it, every file and folder synced, and renamed: it is there whole or

@@ -8,6 +8,8 @@
 
 #define CARRY_CHECKPOINT_FORMAT 1
 #define CARRY_NOTE_FILE "train.json"
+#define CARRY_NOTE_SUM_KEY "crc32c"
+#define CARRY_NOTE_SUM ",\n  \"" CARRY_NOTE_SUM_KEY "\":" /* of the note itself, as its last member begins */
 #define CARRY_STATE_FILE "optimizer.safetensors"
 #define CARRY_TOKENIZER_FILE "tokenizer.json"
 #define CARRY_STATE_NAME 72 /* of a tensor: a parameter's, and two more */

@@ -92,12 +92,31 @@ static carry_status check_file(carry_ctx *ctx, const carry_json *entry, const ch
                                     : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
 }
 
+/* The note, whose last member is the sum of what stands before it; older ones have none. */
+static carry_status read_note(carry_ctx *ctx, carry_found *found, const char *path) {
+    char *text;
+    size_t length;
+    CARRY_TRY(carry_file_read(ctx, &text, &length, path, NOTE_BYTES));
+    carry_status status = carry_json_parse(ctx, &found->document, text, length, path);
+    const carry_json *sum = status == CARRY_OK ? carry_json_find(found->document, CARRY_NOTE_SUM_KEY) : NULL;
+    if (sum != NULL) {
+        const char *at = strstr(text, CARRY_NOTE_SUM); /* in a string the line's end would be an escape */
+        int64_t wanted = -1;
+        status = take_whole(ctx, &wanted, found->document, CARRY_NOTE_SUM_KEY, path);
+        if (status == CARRY_OK && (at == NULL || carry_crc32c(0, text, (size_t)(at - text)) != (uint32_t)wanted)) {
+            status = carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
+        }
+    }
+    free(text);
+    return status;
+}
+
 /* One folder: whole, or a sentence. */
 static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const char *folder) {
     char note[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
-    CARRY_TRY(carry_json_read(ctx, &found->document, note, NOTE_BYTES));
-    carry_status status = take_note(ctx, found, note);
+    carry_status status = read_note(ctx, found, note);
+    status = status == CARRY_OK ? take_note(ctx, found, note) : status;
     const carry_json *files = carry_json_find(found->document, "files");
     int64_t count = 0;
     if (status == CARRY_OK && files != NULL && files->kind == CARRY_JSON_ARRAY) {

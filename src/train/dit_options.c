@@ -16,7 +16,7 @@
 
 const carry_train_key carry_dit_train_keys[] = {
     TEXT("config", config, true, "NAME", "the model: shapes"),
-    TEXT("model", model, false, "DIR", "start from this model's weights"),
+    TEXT("model", model, true, "DIR", "start from this model's weights"),
     WHOLE("dim", dim, 12, 1 << 16, true, "width (the configuration's)"),
     WHOLE("layers", layers, 1, 4096, true, "blocks (the configuration's)"),
     WHOLE("heads", heads, 1, 4096, true, "heads (the configuration's)"),

@@ -45,7 +45,7 @@ static carry_status set_number(carry_ctx *ctx, void *field, const carry_train_ke
                           is_whole ? "whole" : "finite", value);
     }
     if (real < key->least || real > key->most) {
-        return carry_fail(ctx, CARRY_ERANGE, "%s is %.40s: it is at least %g and at most %g", key->name, value,
+        return carry_fail(ctx, CARRY_ERANGE, "%s is %.40s: it is at least %.10g and at most %.10g", key->name, value,
                           key->least, key->most);
     }
     if (is_whole) {

@@ -90,11 +90,26 @@ static carry_status refuse_step(carry_training *t, double loss, double norm) {
                       t->step + 1, loss, norm, culprit, t->options.out, t->step);
 }
 
+/* No more rows can be had: what was learned is kept. Of several ranks the others may be in the step already, and would
+   not come to a save. */
+static carry_status keep_learned(carry_training *t, carry_status status) {
+    char why[512];
+    (void)snprintf(why, sizeof why, "%s", carry_ctx_error(t->ctx));
+    if (carry_comm_size(t->comm) > 1 || t->done == 0) {
+        return status;
+    }
+    CARRY_TRY(carry_training_save(t));
+    return carry_fail(t->ctx, status, "%s. The state before that is in %s/step-%" PRId64, why, t->options.out, t->step);
+}
+
 static carry_status do_step(carry_training *t, carry_train_report *report, bool *stop) {
     CARRY_SPAN(t->ctx, "train", "step");
     const carry_batch *batch;
     sums all = {.stop = t->hooks->stop != NULL && t->hooks->stop() ? 1.0 : 0.0};
-    CARRY_TRY(carry_batches_next(t->ctx, t->batches, &batch));
+    const carry_status rows = carry_batches_next(t->ctx, t->batches, &batch);
+    if (rows != CARRY_OK) {
+        return keep_learned(t, rows);
+    }
     CARRY_TRY(run_parts(t, batch, &all.loss));
     CARRY_TRY(carry_optimizer_collect(t->optimizer, &all.squares));
     CARRY_TRY(carry_all_reduce(t->comm, &all, sizeof all / sizeof(double), CARRY_REDUCE_F64, CARRY_REDUCE_SUM));

@@ -18,15 +18,19 @@
 #define LENGTH 256 /* tokens of a row, where nobody says */
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
+#define ROWS_LEAST 20 /* of a text, for some to be kept back */
 
-/* The paths in the list, which is cut up; how many. */
-static int split_paths(char *list, const char **paths) {
-    int count = 0;
+/* The paths in the list, which is cut up, and how many. */
+static carry_status split_paths(carry_ctx *ctx, char *list, const char **paths, int *count) {
     char *rest = NULL;
-    for (char *at = strtok_r(list, "\n", &rest); at != NULL && count < PATHS; at = strtok_r(NULL, "\n", &rest)) {
-        paths[count++] = at;
+    *count = 0;
+    for (char *at = strtok_r(list, "\n", &rest); at != NULL; at = strtok_r(NULL, "\n", &rest)) {
+        if (*count == PATHS) {
+            return carry_fail(ctx, CARRY_ESIZE, "more than %d texts are named: name the folder that holds them", PATHS);
+        }
+        paths[(*count)++] = at;
     }
-    return count;
+    return CARRY_OK;
 }
 
 static int64_t vocabulary_for(int64_t bytes) {
@@ -56,7 +60,8 @@ static carry_status train_tokenizer(carry_ctx *ctx, carry_tokenizer **tokenizer,
     carry_text *text = NULL;
     carry_trainer *trainer = NULL;
     memcpy(list, options->data, sizeof list);
-    const int count = split_paths(list, paths);
+    int count;
+    CARRY_TRY(split_paths(ctx, list, paths, &count));
     CARRY_TRY(carry_text_open(ctx, &text, paths, count, &(carry_text_options){.take_binary = options->binary}));
     const int64_t size = options->vocab > 0 ? options->vocab : vocabulary_for(carry_text_bytes(text));
     carry_status status =
@@ -125,7 +130,7 @@ static carry_status open_held(carry_ctx *ctx, void *state, int64_t epoch, int64_
     const carry_held_out *h = state;
     CARRY_TRY(h->source.open(ctx, h->source.state, epoch, window, length, false, rows, windows));
     (void)padded; /* only whole rows are shared out */
-    if (*windows == 1 && *rows >= 20) {
+    if (*windows == 1 && *rows >= ROWS_LEAST) {
         const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* of the first epoch */
         const int64_t held = held_rows(whole);
         *rows = h->is_examined ? held : whole - held - 1;
@@ -162,7 +167,8 @@ static carry_status open_corpus(carry_ctx *ctx, carry_corpus **corpus, const car
     if (own) {
         memcpy(list, options->eval_data, sizeof options->eval_data);
     }
-    const int count = split_paths(list, paths);
+    int count;
+    CARRY_TRY(split_paths(ctx, list, paths, &count));
     return carry_corpus_open(ctx, corpus, paths, count,
                              &(carry_corpus_options){.tokenizer = m->tokenizer,
                                                      .window_bytes = WINDOW_BYTES,
@@ -177,9 +183,11 @@ static carry_status open_text(carry_comm *comm, carry_material *m, carry_train_o
     CARRY_TRY(open_corpus(ctx, &m->corpus, m, options, false));
     m->crc = carry_corpus_crc(m->corpus);
     m->length = options->length > 0 ? options->length : LENGTH;
-    const bool own = options->eval_data[0] != '\0' || options->eval_every == 0;
-    m->source = own ? carry_corpus_source(m->corpus) : share_rows(&m->held, m->corpus, false);
+    const bool shares = carry_train_holds_back(options);
+    m->source = shares ? share_rows(&m->held, m->corpus, false) : carry_corpus_source(m->corpus);
     CARRY_TRY(carry_corpus_load(ctx, m->corpus, 0, 0));
+    m->can_hold_back =
+        carry_corpus_windows(m->corpus) == 1 && (carry_corpus_tokens(m->corpus) - 1) / m->length >= ROWS_LEAST;
     const double share = (double)carry_text_bytes(carry_corpus_text(m->corpus)) /
                          fmax(1.0, (double)carry_corpus_window_bytes(m->corpus));
     int64_t rows;

@@ -30,6 +30,7 @@ typedef struct carry_material {
     uint32_t crc;           /* tells texts apart; 0: a task */
     int64_t length;         /* tokens of a row */
     double rows_of_epoch;   /* about; infinite for a task */
+    bool can_hold_back;     /* the text has enough rows for that, and not too many */
 } carry_material;
 
 /* A collective. folder: of a checkpoint or model whose tokenizer is used where options name none; or NULL. Fills in

@@ -1,6 +1,7 @@
 /* The table of what a run may be told. */
 #include "train/options.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -10,8 +11,8 @@
 #define AT(field) offsetof(carry_train_options, field), sizeof(((carry_train_options *)0)->field)
 #define WHOLE(name, field, least, most, fixed, help) \
     { name, CARRY_TRAIN_WHOLE, AT(field), least, most, fixed, "N", help }
-#define REAL(name, field, least, most, help) \
-    { name, CARRY_TRAIN_REAL, AT(field), least, most, false, "X", help }
+#define REAL(name, field, least, most, fixed, help) \
+    { name, CARRY_TRAIN_REAL, AT(field), least, most, fixed, "X", help }
 #define TEXT(name, field, fixed, argument, help) \
     { name, CARRY_TRAIN_TEXT, AT(field), 0, 0, fixed, argument, help }
 #define FLAG(name, field, fixed, help) \
@@ -34,9 +35,10 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("heads", heads, 1, 4096, true, "heads (hidden / head-dim)"),
     WHOLE("head-dim", head_dim, 1, 4096, true, "keys of a head (64, or 32 where hidden is no multiple)"),
     WHOLE("conv", conv, 0, 16, true, "width of the short convolutions; 0: none (4)"),
-    REAL("expand-v", expand_v, 1e-3, 1e3, "values of a head over its keys (1)"),
-    REAL("init", init, 1e-6, 1e3, "standard deviation of start weights (0.02)"),
-    REAL("forget", forget, 1e-6, 1e3, "at the start, heads forget so many times as fast (1: within 1 to 10000 tokens)"),
+    REAL("expand-v", expand_v, 1e-3, 1e3, true, "values of a head over its keys (1)"),
+    REAL("init", init, 1e-6, 1e3, true, "standard deviation of start weights (0.02)"),
+    REAL("forget", forget, 1e-6, 1e3, true,
+         "at the start, heads forget so many times as fast (1: within 1 to 10000 tokens)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "the output layer is the embeddings"),
     WHOLE("batch", batch, 1, MOST, false, "rows of a step, over all ranks (8)"),
@@ -48,16 +50,16 @@ const carry_train_key carry_train_keys[] = {
     FLAG("recompute", recompute, false, "keep less from forward for backward: slower, less memory"),
     WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
-    REAL("epochs", epochs, 1e-9, 1e9, "times through the text (about), instead of steps"),
-    REAL("rate", rate, 1e-30, 1e3, "the learning rate at its highest (0.002)"),
-    REAL("final-rate", final_rate, 0, 1, "of it, what the last step has (0.1)"),
+    REAL("epochs", epochs, 1e-9, 1e9, false, "times through the text (about), instead of steps"),
+    REAL("rate", rate, 1e-30, 1e3, false, "the learning rate at its highest (0.002)"),
+    REAL("final-rate", final_rate, 0, 1, false, "of it, what the last step has (0.1)"),
     WHOLE("warmup", warmup, 0, MOST, false, "steps until it is highest (a twentieth, 100 at most)"),
     TEXT("schedule", schedule, false, "NAME", "constant, linear or cosine (cosine)"),
-    REAL("clip", clip, 0, 1e30, "the largest norm of the gradients; 0: any (1)"),
-    REAL("decay", decay, 0, 1e3, "weight decay (0.1)"),
-    REAL("beta1", beta1, 0, 0.999999999, "AdamW's (0.9)"),
-    REAL("beta2", beta2, 0, 0.999999999, "AdamW's (0.95)"),
-    REAL("epsilon", epsilon, 1e-30, 1, "AdamW's (1e-8)"),
+    REAL("clip", clip, 0, 1e30, false, "the largest norm of the gradients; 0: any (1)"),
+    REAL("decay", decay, 0, 1e3, false, "weight decay (0.1)"),
+    REAL("beta1", beta1, 0, 0.999999999, false, "AdamW's (0.9)"),
+    REAL("beta2", beta2, 0, 0.999999999, false, "AdamW's (0.95)"),
+    REAL("epsilon", epsilon, 1e-30, 1, false, "AdamW's (1e-8)"),
     WHOLE("seed", seed, 0, MOST, true, "of start weights, rows and their order (1)"),
     TEXT("out", out, false, "DIR", "where checkpoints go (trained/NAME)"),
     WHOLE("save-every", save_every, 1, MOST, false, "steps between checkpoints (100)"),
@@ -113,6 +115,10 @@ carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *optio
     return carry_keys_read(ctx, carry_train_keys, options, object);
 }
 
+bool carry_train_holds_back(const carry_train_options *options) {
+    return options->task[0] == '\0' && options->eval_data[0] == '\0' && options->eval_every > 0;
+}
+
 static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
     carry_schedule_kind schedule;
     carry_dtype dtype;
@@ -159,6 +165,47 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     }
     if (o->model[0] != '\0' && o->architecture[0] != '\0') {
         return carry_fail(ctx, CARRY_EARGUMENT, "a model has its own architecture: give --model or --architecture");
+    }
+    return CARRY_OK;
+}
+
+/* Which of the names, by spaces, has another value than its default; NULL: none. */
+static const char *find_said(const carry_train_options *o, const char *names, char *word, size_t size) {
+    const carry_train_options none = carry_train_options_default();
+    for (const char *at = names; *at != '\0'; at += strspn(at, " ")) {
+        const size_t length = strcspn(at, " ");
+        (void)snprintf(word, size, "%.*s", (int)length, at);
+        const carry_train_key *key = carry_train_key_find(word);
+        if (key != NULL && memcmp((const char *)o + key->offset, (const char *)&none + key->offset, key->size) != 0) {
+            return word;
+        }
+        at += length;
+    }
+    return NULL;
+}
+
+carry_status carry_train_options_heeded(carry_ctx *ctx, const carry_train_options *o) {
+    const bool is_task = o->task[0] != '\0';
+    const bool has_model = o->model[0] != '\0';
+    const bool has_shape = has_model || o->architecture[0] != '\0';
+    const struct {
+        bool applies;
+        const char *names, *why;
+    } unheeded[] = {
+        {has_shape, "type hidden layers heads head-dim conv expand-v init neg-eigval tie",
+         "is of a model that is made anew, and --model or --architecture names one"},
+        {has_model, "forget", "is of weights that are made anew, and --model names some"},
+        {strcmp(o->type, "delta_net") == 0, "forget", "is of gates, which delta_net has not"},
+        {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "is of the task mqar alone"},
+        {is_task, "eval-data tokenizer binary", "is of texts, and a task has none"},
+        {!is_task && (has_model || o->tokenizer[0] != '\0'), "vocab",
+         "is of a tokenizer that is trained, and there is one"},
+    };
+    for (size_t i = 0; i < sizeof unheeded / sizeof unheeded[0]; i++) {
+        char word[32];
+        if (unheeded[i].applies && find_said(o, unheeded[i].names, word, sizeof word) != NULL) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "%s %s: leave one out", word, unheeded[i].why);
+        }
     }
     return CARRY_OK;
 }

@@ -20,7 +20,15 @@ typedef struct place {
     int64_t step, seen;
     carry_position position;
     uint32_t source;
+    bool held_back;
 } place;
+
+static carry_status find_held_back(carry_training *t, bool *held_back) {
+    carry_train_options before = carry_train_options_default();
+    CARRY_TRY(carry_train_options_read(t->ctx, &before, carry_json_find(t->found.document, "options")));
+    *held_back = carry_train_holds_back(&before);
+    return CARRY_OK;
+}
 
 /* The newest whole checkpoint: rank 0 looks, all go on from the same. */
 static carry_status find_checkpoint(carry_training *t) {
@@ -36,11 +44,13 @@ static carry_status find_checkpoint(carry_training *t) {
         at.seen = t->found.seen;
         at.position = t->found.position;
         at.source = t->found.source;
+        CARRY_TRY(find_held_back(t, &at.held_back));
     }
     CARRY_TRY(carry_broadcast(t->comm, &at, sizeof at, 0));
     (void)snprintf(t->found.path, sizeof t->found.path, "%s", at.path);
     t->found.step = t->step = at.step;
     t->found.source = at.source;
+    t->held_back = at.held_back;
     t->seen = at.seen;
     t->position = at.position;
     return CARRY_OK;
@@ -157,6 +167,13 @@ static carry_status open_batches(carry_training *t) {
                               "the text is not the one that %s was trained on, so its place in it means nothing: to "
                               "train on with another text, start from these weights with --model %s",
                               t->options.out, t->found.path);
+        }
+        if (t->held_back != carry_train_holds_back(o) && t->material.can_hold_back) {
+            return carry_fail(t->ctx, CARRY_EARGUMENT, "%s %s", t->options.out,
+                              t->held_back ? "keeps a part of its text back to be examined with, and goes on so: give "
+                                             "--eval-every above 0 and no --eval-data"
+                                           : "was trained on the whole text, and nothing of it is left to be examined "
+                                             "with: name another text with --eval-data");
         }
         carry_batches_seek(t->batches, t->position);
     }

@@ -32,6 +32,7 @@ typedef struct carry_training {
     float *gathered; /* m and v of the whole model, on rank 0 of several */
     carry_run_folder folder;
     carry_found found;
+    bool held_back; /* by the run that goes on, a part of the text */
     carry_schedule schedule;
     int64_t rows; /* of a part of a rank's rows */
     int64_t step, seen;
