@@ -95,7 +95,8 @@ static carry_status read_recompute(carry_ctx *ctx, carry_pipeline_options *o, ca
     const char *text = carry_problem_setting(problem, "recompute");
     const int64_t context = carry_problem_size(problem, "context", 0);
     int mode = CARRY_RECOMPUTE_OFF;
-    while (text != NULL && mode <= CARRY_RECOMPUTE_LATENT && strcmp(text, carry_recompute_name(mode)) != 0) {
+    while (text != NULL && mode <= CARRY_RECOMPUTE_LATENT &&
+           strcmp(text, carry_recompute_name((carry_recompute)mode)) != 0) {
         mode++;
     }
     if (mode > CARRY_RECOMPUTE_LATENT) {
