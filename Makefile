@@ -9,7 +9,7 @@ help:
 	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
 	@echo "make test        install what is missing, build every preset, run every test (./test.sh)"
 	@echo "make check       the same without installing anything"
-	@echo "make check-fast  one build, its tests but for the lab's shell tests"
+	@echo "make check-fast  one build, its quick tests"
 	@echo "make format      rewrite the sources in the house's format"
 	@echo "make lint        format, floors, clang-tidy, cppcheck; check has the analyzer look less deep"
 	@echo "make claims      measure what the README claims, and fail where it does not hold here (minutes, on a quiet machine)"
