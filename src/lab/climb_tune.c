@@ -208,7 +208,12 @@ static carry_status save(tuning *t) {
         return CARRY_OK;
     }
     for (int i = 0; i < t->holdable_count; i++) {
-        CARRY_TRY(save_one(t, &t->holdable[i].setting, t->holdable[i].seconds));
+        const carry_status status = save_one(t, &t->holdable[i].setting, t->holdable[i].seconds);
+        if (status == CARRY_EIO) {
+            (void)snprintf(r->not_saved, sizeof r->not_saved, "%s", carry_ctx_error(t->ctx));
+            return CARRY_OK;
+        }
+        CARRY_TRY(status);
         used += (size_t)snprintf(r->saved_as + used, sizeof r->saved_as - used, "%s%s with %d thread%s",
                                  i > 0 ? ", " : "", t->holdable[i].setting.algorithm, t->holdable[i].setting.threads,
                                  t->holdable[i].setting.threads == 1 ? "" : "s");

@@ -46,7 +46,8 @@ typedef struct carry_tune_result {
     int steps, kept;
     int saved; /* plans put into the wisdom */
     char saved_as[512];
-    char not_saved[512]; /* what the wisdom cannot hold, and what to write instead; "" when it holds all */
+    char not_saved[512]; /* what the wisdom cannot hold, and what to write instead, or why it was not written; "" when
+                            it holds all */
 } carry_tune_result;
 
 carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *problem,

@@ -188,7 +188,9 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options 
         CARRY_TRY(measure(plan, &c));
         CARRY_TRY(settle(plan, c.best));
         tell(plan, &c, "measured");
-        return plan->chunk > 0 ? CARRY_OK : carry_wisdom_remember(plan->ctx, key, c.best->name, c.seconds);
+        return plan->chunk > 0
+                   ? CARRY_OK
+                   : carry_wisdom_excuse(plan->ctx, carry_wisdom_remember(plan->ctx, key, c.best->name, c.seconds));
     }
     CARRY_TRY(estimate(plan, &c));
     CARRY_TRY(settle(plan, c.best));

@@ -323,12 +323,17 @@ static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
     if (status == CARRY_OK) {
         status = carry_wisdom_print(ctx, merged, &text, &length);
     }
-    if (status == CARRY_OK && carry_file_replace(ctx, ctx->wisdom, text, length) != CARRY_OK) {
-        carry_log(ctx, CARRY_LOG_WARNING, "what was measured is not kept: %s", ctx->error);
-    }
+    const bool is_written = status != CARRY_OK || carry_file_replace(ctx, ctx->wisdom, text, length) == CARRY_OK;
     free(text);
     free(merged);
-    return status;
+    return is_written ? status : CARRY_EIO;
+}
+
+carry_status carry_wisdom_excuse(carry_ctx *ctx, carry_status status) {
+    if (status == CARRY_EIO) {
+        carry_log(ctx, CARRY_LOG_WARNING, "what was measured is not kept: %s", ctx->error);
+    }
+    return status == CARRY_EIO ? CARRY_OK : status;
 }
 
 carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again) {
@@ -346,7 +351,7 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
     if (kept != NULL) {
         *kept = **rates;
     }
-    return save(ctx, wisdom);
+    return carry_wisdom_excuse(ctx, save(ctx, wisdom));
 }
 
 carry_status carry_wisdom_ready(carry_ctx *ctx) {

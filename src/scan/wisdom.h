@@ -48,7 +48,10 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
 carry_status carry_wisdom_ready(carry_ctx *ctx);
 /* The remembered plan, or NULL. */
 const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
-/* Remembers a measured plan, and writes the file if the context has one; a file that cannot be written is a warning. */
+/* Remembers a measured plan, and writes the file if the context has one. CARRY_EIO: the file cannot be read or written,
+   and the context alone knows it. */
 carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds);
+/* For who can do without the file: CARRY_EIO of the above becomes a warning. */
+carry_status carry_wisdom_excuse(carry_ctx *ctx, carry_status status);
 
 #endif
