@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/lm.h"
+#include "model/lm/lm.h"
 
 static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, bool damaged) {
     carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);

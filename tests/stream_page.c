@@ -11,7 +11,7 @@
 
 #include "carry/carry.h"
 #include "core/clock.h"
-#include "stream/server.h"
+#include "stream/server/server.h"
 
 #define WIDTH 416
 #define HEIGHT 240

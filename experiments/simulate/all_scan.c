@@ -14,7 +14,7 @@
 
 #include "carry/all_scan.h"
 #include "comm/rates.h"
-#include "scan/all_scan.h"
+#include "scan/all_scan/all_scan.h"
 
 #define KEY 128
 #define GATHER_RANKS 64

@@ -4,7 +4,7 @@
 
 #include "carry/attention.h"
 #include "core/memory.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #define CARRY_ATTENTION_DIM 256 /* the largest D */
 

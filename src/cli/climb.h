@@ -3,7 +3,7 @@
 #define CARRY_CLI_CLIMB_H
 
 #include "cli/cli.h"
-#include "lab/climb_tune.h"
+#include "lab/climb/climb_tune.h"
 
 /* cmd_climb_tune.c: climb tune PROBLEM; the exit code. options' stop and told are set there. */
 int cli_climb_tune(carry_ctx *ctx, const char *problem, const carry_tune_options *options, bool json);

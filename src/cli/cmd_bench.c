@@ -6,8 +6,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/progress.h"
-#include "lab/bench_ranks.h"
-#include "lab/grid.h"
+#include "bench/bench_ranks.h"
+#include "bench/grid.h"
 
 #define GRID_SECONDS 0.06
 #define GRID_SLACK 1.10

@@ -3,7 +3,7 @@
 #define CARRY_CLI_CMD_CARDS_H
 
 #include "cli/cli.h"
-#include "lab/cards.h"
+#include "lab/cards/cards.h"
 
 typedef struct cli_desk {
     carry_ctx *ctx;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cli/climb.h"
-#include "lab/climb.h"
+#include "lab/climb/climb.h"
 
 typedef struct asked {
     carry_ctx *ctx;

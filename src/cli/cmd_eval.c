@@ -5,7 +5,7 @@
 #include "cli/cli.h"
 #include "core/progress.h"
 #include "train/evaluate.h"
-#include "train/wikitext.h"
+#include "train/data/wikitext.h"
 
 typedef struct desk {
     cli_common common;

@@ -8,7 +8,7 @@
 
 #include "cli/cli.h"
 #include "core/clock.h"
-#include "lab/jobs.h"
+#include "lab/jobs/jobs.h"
 
 #define WAIT_SECONDS 86400.0
 #define FOLLOW_SECONDS 0.2

@@ -2,11 +2,11 @@
 #include <string.h>
 
 #include "cli/cli.h"
-#include "lab/family.h"
-#include "model/codec.h"
-#include "model/dit.h"
+#include "bench/family.h"
+#include "model/codec/codec.h"
+#include "model/dit/dit.h"
 #ifdef CARRY_HAVE_LAB
-#include "lab/experiment.h"
+#include "lab/experiment/experiment.h"
 #endif
 
 #define WORDS "scans, deltas, collectives, kernels, devices, problems, rates, experiments, codecs, configs or verbs"

@@ -1,7 +1,7 @@
 /* carry plan PROBLEM... */
 #include "cli/ranks.h"
 #include "core/error.h"
-#include "lab/collective.h"
+#include "bench/collective.h"
 
 typedef struct wish {
     cli_common common;

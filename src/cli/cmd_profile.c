@@ -8,9 +8,9 @@
 #include "cli/profile.h"
 #include "cli/ranks.h"
 #include "core/file.h"
-#include "lab/bench.h"
-#include "lab/store.h"
-#include "lab/trace.h"
+#include "bench/bench.h"
+#include "lab/store/store.h"
+#include "lab/profile/trace.h"
 
 #define MOST_COMMAND 2048
 #define MOST_METRICS 200

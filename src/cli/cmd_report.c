@@ -4,8 +4,8 @@
 
 #include "cli/cli.h"
 #include "core/file.h"
-#include "lab/report.h"
-#include "lab/store.h"
+#include "lab/report/report.h"
+#include "lab/store/store.h"
 
 typedef struct request {
     const char *output, *store;

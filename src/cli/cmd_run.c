@@ -7,8 +7,8 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/progress.h"
-#include "lab/bench_ranks.h"
-#include "lab/experiment.h"
+#include "bench/bench_ranks.h"
+#include "lab/experiment/experiment.h"
 
 #define MOST_COMMAND 2048
 

@@ -2,7 +2,7 @@
 #ifndef CARRY_CLI_CMD_RUN_H
 #define CARRY_CLI_CMD_RUN_H
 
-#include "lab/experiment.h"
+#include "lab/experiment/experiment.h"
 
 /* Bytes received per rank, a row for each problem and method, a column for each number of ranks; nothing where no
    problem has ranks. */

@@ -11,7 +11,7 @@
 #include "core/file.h"
 #include "lab/compare.h"
 #include "lab/export.h"
-#include "lab/store.h"
+#include "lab/store/store.h"
 
 #define NOT_QUIET 0.15 /* of drift between the ceilings of two runs, or of contention in one */
 

@@ -11,8 +11,8 @@
 #include "core/clock.h"
 #include "core/context.h"
 #ifdef CARRY_HAVE_PAGE
-#include "stream/recording.h"
-#include "stream/server.h"
+#include "stream/server/recording.h"
+#include "stream/server/server.h"
 #endif
 
 #define DRAIN 3.0 /* seconds at most */

@@ -7,8 +7,8 @@
 #include "cli/cli.h"
 #include "core/error.h"
 #include "core/progress.h"
-#include "train/text.h"
-#include "train/tokenizer.h"
+#include "train/data/text.h"
+#include "train/tokenizer/tokenizer.h"
 
 #define VOCABULARY 4096
 #define LEAST 2

@@ -4,7 +4,7 @@
 
 #include "cli/cmd_train.h"
 #include "core/error.h"
-#include "lab/bench.h"
+#include "bench/bench.h"
 #include "train/checkpoint.h"
 
 #define KEYS 64

@@ -7,7 +7,7 @@
 #include "cli/cmd_train.h"
 #include "core/file.h"
 #include "train/checkpoint.h"
-#include "train/dit_loop.h"
+#include "train/dit/dit_loop.h"
 
 #define KEYS 48
 #define FORMS 3  /* that are asked for, unless said */

@@ -7,7 +7,7 @@
 
 #ifdef CARRY_HAVE_LAB
 #include "core/file.h"
-#include "lab/store.h"
+#include "lab/store/store.h"
 #include "lab/yaml.h"
 
 #define CONFIG_BYTES ((size_t)1 << 20)

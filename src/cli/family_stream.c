@@ -17,8 +17,8 @@
 #include "comm/ranks.h"
 #include "core/context.h"
 #include "core/memory.h"
-#include "lab/collective.h"
-#include "lab/sample.h"
+#include "bench/collective.h"
+#include "bench/sample.h"
 #include "stream/stage.h"
 
 #define KEPT 64 /* streams of a method that its figures are medians of: the newest */

@@ -18,10 +18,10 @@
 #include "cli/family_train.h"
 #include "core/context.h"
 #include "core/file.h"
-#include "lab/sample.h"
-#include "model/mixer.h"
+#include "bench/sample.h"
+#include "model/lm/mixer.h"
 #include "train/loop.h"
-#include "train/tasks.h"
+#include "train/data/tasks.h"
 
 #define METHODS 8
 #define MOST_STEPS 100000

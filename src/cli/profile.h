@@ -2,7 +2,7 @@
 #ifndef CARRY_CLI_PROFILE_H
 #define CARRY_CLI_PROFILE_H
 
-#include "lab/hotspots.h"
+#include "lab/profile/hotspots.h"
 
 /* Hotspots by category, then the top places and those that have tokens, then the top kernels. */
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);

@@ -13,7 +13,7 @@
 #include "comm/ranks.h"
 #include "core/error.h"
 #include "core/threads.h"
-#include "lab/collective.h"
+#include "bench/collective.h"
 
 #define PARTING 0.3 /* seconds */
 

@@ -4,7 +4,7 @@
 
 #include "carry/delta.h"
 #include "core/memory.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #define CARRY_DELTA_MAX_CHUNK 128
 

@@ -3,8 +3,8 @@
 #ifndef CARRY_LAB_COMPARE_H
 #define CARRY_LAB_COMPARE_H
 
-#include "lab/sample.h"
-#include "lab/store.h"
+#include "bench/sample.h"
+#include "lab/store/store.h"
 
 typedef struct carry_pair {
     const carry_run_result *a, *b;

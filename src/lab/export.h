@@ -4,7 +4,7 @@
 
 #include <stdio.h>
 
-#include "lab/store.h"
+#include "lab/store/store.h"
 
 /* One object on one line, with everything: samples, criteria, metrics, the machine. */
 carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run);

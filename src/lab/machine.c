@@ -15,7 +15,7 @@
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/threads.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #ifndef CARRY_BUILD_FLAGS
 #define CARRY_BUILD_FLAGS ""

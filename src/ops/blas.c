@@ -1,5 +1,5 @@
 /* Products through OpenBLAS, when the build found it. */
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #if defined(CARRY_HAVE_OPENBLAS)
 #include <cblas.h>

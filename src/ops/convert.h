@@ -3,7 +3,7 @@
 #define CARRY_OPS_CONVERT_H
 
 #include "carry/tensor.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 void carry_widen(const carry_kernels *kernels, float *to, const void *from, carry_dtype dtype, int64_t count);
 void carry_narrow(const carry_kernels *kernels, void *to, const float *from, carry_dtype dtype, int64_t count);

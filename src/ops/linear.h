@@ -2,7 +2,7 @@
 #ifndef CARRY_OPS_LINEAR_H
 #define CARRY_OPS_LINEAR_H
 
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 /* A packed matrix, `row` elements from row to row. */
 typedef struct carry_matrix {

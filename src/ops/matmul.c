@@ -9,7 +9,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/device.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
 #include "ops/rates.h"
 

@@ -2,7 +2,7 @@
 #ifndef CARRY_OPS_MATMUL_H
 #define CARRY_OPS_MATMUL_H
 
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 /* Until this context's rates are known: products from this size on in all three directions go through OpenBLAS, since
    it measured faster there (docs/results/matmul.md). */

@@ -3,7 +3,7 @@
 #define CARRY_OPS_NN_H
 
 #include "carry/nn.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #define CARRY_PIECE 1024 /* elements that are widened beside a tensor of 16 bits at a time */
 

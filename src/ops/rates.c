@@ -12,7 +12,7 @@
 #include "core/span.h"
 #include "core/memory.h"
 #include "core/threads.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 
 #define TRIES 3
 #define TRY_SECONDS 250e-6

@@ -15,7 +15,7 @@
 #include "core/memory.h"
 #include "core/span.h"
 #include "device/gpu.h"
-#include "ops/kernels.h"
+#include "ops/kernels/kernels.h"
 #include "ops/rates.h"
 
 /* An array over (batch, step), in elements of its type; step s of item i starts at data + i*item + s*step. */

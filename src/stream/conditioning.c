@@ -7,7 +7,7 @@
 
 #include "core/context.h"
 #include "core/memory.h"
-#include "model/words.h"
+#include "model/dit/words.h"
 
 struct carry_conditioning {
     carry_ctx *ctx;

@@ -5,7 +5,7 @@
 #ifndef CARRY_STREAM_GENERATOR_H
 #define CARRY_STREAM_GENERATOR_H
 
-#include "model/dit.h"
+#include "model/dit/dit.h"
 #include "stream/envelope.h"
 
 #define CARRY_GENERATOR_BATCH 15

@@ -7,7 +7,7 @@
 #define CARRY_STREAM_HANDSHAKE_H
 
 #include "carry/comm.h"
-#include "model/dit.h"
+#include "model/dit/dit.h"
 
 typedef struct carry_handshake {
     int mesh;          /* ranks that share the generator */

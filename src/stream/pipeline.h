@@ -14,7 +14,7 @@
 #include "core/sink.h"
 #include "stream/controls.h"
 #include "stream/generator.h"
-#include "stream/hub.h"
+#include "stream/server/hub.h"
 
 typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARRY_RECOMPUTE_LATENT } carry_recompute;
 const char *carry_recompute_name(carry_recompute recompute); /* off, anchor, latent */

@@ -12,7 +12,7 @@
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
-#include "model/codec.h"
+#include "model/codec/codec.h"
 #include "stream/call.h"
 #include "stream/conditioning.h"
 #include "stream/link.h"

@@ -39,8 +39,9 @@ carry_status carry_checkpoint_steps(carry_ctx *ctx, int64_t **steps, int64_t *co
     *count = 0;
     DIR *opened = opendir(folder);
     if (opened == NULL) {
-        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", folder,
-                          strerror(errno));
+        const int error = errno;
+        return carry_fail(ctx, error == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "%s cannot be read: %s", folder,
+                          strerror(error));
     }
     carry_status status = CARRY_OK;
     int64_t room = 0;

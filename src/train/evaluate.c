@@ -9,9 +9,9 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
-#include "train/text.h"
-#include "train/tokenizer_internal.h"
-#include "train/wikitext.h"
+#include "train/data/text.h"
+#include "train/tokenizer/tokenizer_internal.h"
+#include "train/data/wikitext.h"
 
 #define SOME 1024 /* tokens of a call: enough for large products, little enough for memory */
 #define LENGTH_MOST ((int64_t)1 << 24)

@@ -6,7 +6,7 @@
 #ifndef CARRY_TRAIN_GENERATE_H
 #define CARRY_TRAIN_GENERATE_H
 
-#include "model/sample.h"
+#include "model/lm/sample.h"
 #include "train/model_folder.h"
 
 typedef struct carry_prompt {

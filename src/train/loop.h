@@ -12,7 +12,7 @@
 
 #include "carry/comm.h"
 #include "core/sink.h"
-#include "model/lm.h"
+#include "model/lm/lm.h"
 #include "train/options.h"
 
 /* What is about to be trained. */

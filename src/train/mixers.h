@@ -3,7 +3,7 @@
 #define CARRY_TRAIN_MIXERS_H
 
 #include "carry/comm.h"
-#include "model/mixer.h"
+#include "model/lm/mixer.h"
 
 typedef struct carry_train_mixing {
     const carry_lm_mixer *mixer;

@@ -60,8 +60,9 @@ static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *
 static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char *folder) {
     struct stat about;
     if (stat(folder, &about) != 0) {
-        return carry_fail(ctx, errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "the model %s cannot be read: %s", folder,
-                          strerror(errno));
+        const int error = errno;
+        return carry_fail(ctx, error == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "the model %s cannot be read: %s", folder,
+                          strerror(error));
     }
     if (!S_ISDIR(about.st_mode)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s is no folder: a model is one, with config.json and its weights",

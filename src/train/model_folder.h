@@ -11,8 +11,8 @@
 #define CARRY_TRAIN_MODEL_FOLDER_H
 
 #include "core/file.h"
-#include "model/lm.h"
-#include "train/tokenizer.h"
+#include "model/lm/lm.h"
+#include "train/tokenizer/tokenizer.h"
 
 typedef struct carry_model {
     carry_lm *lm;

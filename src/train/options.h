@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
-#include "model/config.h"
+#include "model/lm/config.h"
 #include "model/json_write.h"
 #include "train/keys.h"
 #include "train/schedule.h"

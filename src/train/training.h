@@ -2,10 +2,10 @@
 #ifndef CARRY_TRAIN_TRAINING_H
 #define CARRY_TRAIN_TRAINING_H
 
-#include "train/batches.h"
+#include "train/data/batches.h"
 #include "train/checkpoint.h"
 #include "train/loop.h"
-#include "train/material.h"
+#include "train/data/material.h"
 #include "train/mixers.h"
 #include "train/optimizer.h"
 #include "train/parallel.h"

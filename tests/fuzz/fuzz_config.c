@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/config.h"
+#include "model/lm/config.h"
 
 static void silent(void *user, carry_log_level level, const char *line) {
     (void)user;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lab/criteria.h"
+#include "lab/experiment/criteria.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lab/family.h"
+#include "bench/family.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

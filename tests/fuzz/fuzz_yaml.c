@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "lab/cards.h"
+#include "lab/cards/cards.h"
 #include "lab/yaml.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -1,0 +1,396 @@
+/* Timing methods on a problem. */
+#include "bench/bench.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "device/gpu.h"
+#include "bench/sample.h"
+
+#define LEAST_RUNS 5
+#define MOST_RUNS 2000
+#define SECONDS 0.3
+#define MOST_SET_BYTES 512e6
+#define MOST_COPIES 64
+
+/* One problem under way. */
+typedef struct session {
+    carry_ctx *ctx;
+    const carry_family *family;
+    void *instance;
+    const carry_bench_options *options;
+    carry_comm *comm; /* of the ranks that work on it together, or NULL */
+    int cores;        /* that those have */
+    carry_bench_result *results;
+    int count;
+    double *samples;          /* MOST_RUNS a method */
+    double *waited, *exposed; /* likewise */
+    double *sorted;           /* MOST_RUNS */
+    double spent[CARRY_BENCH_METHODS];
+} session;
+
+static bool asked_to_stop(const session *s) {
+    return s->options->stop != NULL && s->options->stop();
+}
+
+static carry_status stop_if_asked(session *s) {
+    return carry_collective_agree(s->comm,
+                                  asked_to_stop(s) ? carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK);
+}
+
+static void keep_worst(carry_bench_result *result, const carry_deviation *deviations, int count) {
+    for (int i = 0; i < count; i++) {
+        double now = deviations[i].error / deviations[i].bound;
+        double before = result->worst.error / result->worst.bound;
+        if (i == 0 || isnan(now) || now > before) {
+            result->worst = deviations[i];
+        }
+    }
+}
+
+static carry_status compare(session *s, carry_bench_result *result) {
+    CARRY_SPAN(s->ctx, "bench", "compare");
+    carry_deviation deviations[CARRY_DEVIATIONS];
+    int count = 0;
+    carry_status status = s->family->compare(s->instance, deviations, &count);
+    keep_worst(result, deviations, count);
+    return status;
+}
+
+static carry_status warm_up(session *s) {
+    CARRY_SPAN(s->ctx, "bench", "warm-up");
+    return s->family->run(s->instance);
+}
+
+/* Chooses, compares and warms up; a method that does not apply gets its reason. */
+static carry_status prepare(session *s, carry_bench_result *result) {
+    carry_status status = s->family->choose(s->instance, result->algorithm);
+    if (status == CARRY_OK && !s->options->unchecked) {
+        status = compare(s, result);
+    }
+    for (int i = 0; status == CARRY_OK && i < (s->options->warm_up > 1 ? s->options->warm_up : 1); i++) {
+        status = warm_up(s);
+    }
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_ERANGE || status == CARRY_EMEMORY) {
+        (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
+        return CARRY_OK;
+    }
+    return status;
+}
+
+static bool wants_more(const session *s, int i) {
+    const carry_bench_result *result = &s->results[i];
+    double seconds = s->options->seconds > 0.0 ? s->options->seconds : SECONDS;
+    int least = s->options->repeats > 0 ? s->options->repeats : LEAST_RUNS;
+    if (result->reason[0] != '\0' || result->repeats >= MOST_RUNS) {
+        return false;
+    }
+    return result->repeats < least || (s->options->repeats == 0 && s->spent[i] < seconds);
+}
+
+/* What one run gave. */
+typedef struct sample {
+    double seconds;
+    double spent;           /* with what is around it: a sample on a GPU is a graph of many runs */
+    double waited, exposed; /* as in carry_counts */
+    bool stop;
+} sample;
+
+/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and is still
+   done before the slowest costs nothing: exposed is what all would be done earlier by if nobody waited. */
+static carry_status time_together(session *s, sample *one) {
+    CARRY_TRY(carry_barrier(s->comm));
+    double before = carry_seconds();
+    CARRY_TRY(s->family->run(s->instance));
+    double spent = carry_seconds() - before;
+    const double waited = s->family->counts(s->instance).waited;
+    double most[4] = {spent, waited, spent * (1.0 - fmax(waited, 0.0)), asked_to_stop(s) ? 1.0 : 0.0};
+    CARRY_TRY(carry_all_reduce(s->comm, most, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    *one = (sample){.seconds = most[0], .spent = most[0], .waited = most[1], .stop = most[3] > 0.0};
+    one->exposed = one->waited < 0.0 ? -1.0 : fmax(0.0, 1.0 - most[2] / most[0]);
+    return CARRY_OK;
+}
+
+static carry_status time_run(session *s, sample *one) {
+    if (s->comm != NULL) {
+        return time_together(s, one);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(s->family->time != NULL ? s->family->time(s->instance, &one->seconds) : s->family->run(s->instance));
+    one->spent = carry_seconds() - before;
+    one->seconds = s->family->time != NULL ? one->seconds : one->spent;
+    one->stop = asked_to_stop(s);
+    return CARRY_OK;
+}
+
+/* Of the rank that has most of each. */
+static carry_status count(session *s, carry_counts *counts) {
+    *counts = s->family->counts(s->instance);
+    if (s->comm == NULL) {
+        return CARRY_OK;
+    }
+    double most[] = {counts->flops,     counts->bytes,  (double)counts->products,
+                     counts->workspace, counts->tokens, counts->received};
+    CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    *counts = (carry_counts){.flops = most[0],
+                             .bytes = most[1],
+                             .products = (int64_t)most[2],
+                             .workspace = most[3],
+                             .tokens = most[4],
+                             .received = most[5]};
+    return CARRY_OK;
+}
+
+/* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
+static carry_status take_turn(session *s, int i) {
+    CARRY_SPAN(s->ctx, "bench", "turn");
+    carry_bench_result *result = &s->results[i];
+    carry_status status = s->family->choose(s->instance, result->algorithm);
+    status = status == CARRY_OK ? s->family->run(s->instance) : status;
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it could be had before: what was timed stands */
+        (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
+        return CARRY_OK;
+    }
+    CARRY_TRY(status);
+    double spent = 0.0;
+    do {
+        sample one = {0};
+        CARRY_TRY(time_run(s, &one));
+        s->waited[i * MOST_RUNS + result->repeats] = one.waited;
+        s->exposed[i * MOST_RUNS + result->repeats] = one.exposed;
+        s->samples[i * MOST_RUNS + result->repeats++] = one.seconds;
+        s->spent[i] += one.spent;
+        spent += one.spent;
+        if (one.stop) {
+            return carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted");
+        }
+    } while (wants_more(s, i) && spent < 0.03);
+    return count(s, &result->counts);
+}
+
+static carry_status take_turns(session *s) {
+    for (bool more = true; more;) {
+        more = false;
+        for (int i = 0; i < s->count; i++) {
+            if (wants_more(s, i)) {
+                CARRY_TRY(take_turn(s, i));
+                more = true;
+                if (s->options->progress != NULL) {
+                    double wanted = s->options->seconds > 0.0 ? s->options->seconds : SECONDS;
+                    s->options->progress(s->options->progress_user, fmin(1.0, s->spent[i] / wanted));
+                }
+            }
+        }
+    }
+    return CARRY_OK;
+}
+
+static int device_of(const session *s) {
+    return s->family->device != NULL && s->instance != NULL ? s->family->device(s->instance) : 0;
+}
+
+/* Of the device that the problem runs on. */
+static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
+    const carry_gpu *gpu;
+    if (device_of(s) == 0 || carry_gpu_of(s->ctx, &gpu, device_of(s)) != CARRY_OK) {
+        return *cpu;
+    }
+    return (carry_ceilings){.gemm_gflops = 1e-9 * gpu->tensor_flops_s, .copy_gbytes_s = 1e-9 * gpu->copy_bytes_s};
+}
+
+static double median_of(session *s, const double *values, int count) {
+    memcpy(s->sorted, values, (size_t)count * sizeof *values);
+    return carry_summarise(s->sorted, count).median;
+}
+
+static void summarise(session *s, int i, const carry_ceilings *ceilings) {
+    carry_bench_result *result = &s->results[i];
+    int n = result->repeats;
+    if (n > 0) {
+        result->reason[0] = '\0';
+    } else {
+        if (result->reason[0] == '\0') {
+            (void)snprintf(result->reason, sizeof result->reason, "not reached");
+        }
+        return;
+    }
+    double *samples = s->samples + (size_t)i * MOST_RUNS;
+    memcpy(s->sorted, samples, (size_t)n * sizeof *samples);
+    carry_summary summary = carry_summarise(s->sorted, n);
+    result->median = summary.median;
+    result->spread = summary.spread;
+    if (s->comm != NULL) {
+        result->counts.waited = median_of(s, s->waited + (size_t)i * MOST_RUNS, n);
+        result->counts.exposed = median_of(s, s->exposed + (size_t)i * MOST_RUNS, n);
+        result->ranks = carry_comm_size(s->comm);
+        result->cores = s->cores;
+    }
+    if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+        result->ceilings = *ceilings;
+        result->share = NAN;
+    } else if (ceilings != NULL) {
+        carry_ceilings here = ceilings_of(s, ceilings);
+        double arithmetic = 1e-9 * result->counts.flops / here.gemm_gflops;
+        double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
+        result->share = fmax(arithmetic, movement) / result->median;
+        result->ceilings = here;
+    }
+}
+
+/* Sets of inputs, so that together they exceed the last cache twice; ranks are taken to share it. */
+static carry_status copies_for(const session *s, int *copies) {
+    carry_device_properties device;
+    double bytes = s->family->bytes(s->instance) * (s->comm != NULL ? carry_comm_size(s->comm) : 1);
+    int64_t wanted = 1;
+    if (!s->options->hot && carry_device_describe(s->ctx, device_of(s), &device) == CARRY_OK) {
+        double room = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
+        wanted = (int64_t)fmin(ceil(room / bytes), MOST_COPIES);
+    }
+    if (s->comm != NULL) {
+        CARRY_TRY(carry_all_reduce(s->comm, &wanted, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    }
+    *copies = wanted > 1 ? (int)wanted : 1;
+    return CARRY_OK;
+}
+
+static carry_status open_session(session *s, const char *text) {
+    CARRY_SPAN(s->ctx, "bench", "inputs");
+    carry_problem problem;
+    int copies;
+    CARRY_TRY(carry_problem_parse(s->ctx, &problem, text));
+    CARRY_TRY(carry_family_of(s->ctx, &s->family, &problem));
+    problem.comm = s->comm;
+    carry_problem again = problem;
+    CARRY_TRY(s->family->open(s->ctx, &s->instance, &problem, s->options->seed, 1));
+    CARRY_TRY(copies_for(s, &copies));
+    if (copies > 1) {
+        s->family->close(s->instance);
+        s->instance = NULL;
+        CARRY_TRY(s->family->open(s->ctx, &s->instance, &again, s->options->seed, copies));
+    }
+    return s->comm != NULL ? carry_collective_cores(s->comm, &s->cores) : CARRY_OK;
+}
+
+static carry_status add_method(session *s, const char *name, const char *planned) {
+    if (s->count == CARRY_BENCH_METHODS) {
+        return carry_fail(s->ctx, CARRY_ESIZE, "more than %d methods cannot be timed at once", CARRY_BENCH_METHODS);
+    }
+    carry_bench_result *result = &s->results[s->count++];
+    *result = (carry_bench_result){.planned = strcmp(name, planned) == 0};
+    (void)snprintf(result->algorithm, sizeof result->algorithm, "%s", name);
+    return CARRY_OK;
+}
+
+static carry_status list_methods(session *s) {
+    const char *only = s->family->only(s->instance);
+    CARRY_TRY(s->family->choose(s->instance, NULL));
+    char planned[24];
+    (void)snprintf(planned, sizeof planned, "%s", s->family->chosen(s->instance));
+    if (only != NULL) { /* an unknown name, or one that does not apply, is an error here and not a reason */
+        CARRY_TRY(s->family->choose(s->instance, only));
+    }
+    for (int i = 0; s->options->methods != NULL && s->options->methods[i] != NULL; i++) {
+        CARRY_TRY(add_method(s, s->options->methods[i], planned));
+    }
+    if (s->options->methods != NULL) {
+        return CARRY_OK;
+    }
+    for (int i = 0; s->family->method(i) != NULL && s->count < CARRY_BENCH_METHODS; i++) {
+        const char *name = s->family->method(i);
+        if (only == NULL || strcmp(only, name) == 0) {
+            CARRY_TRY(add_method(s, name, planned));
+        }
+    }
+    return CARRY_OK;
+}
+
+static void find_curve(session *s, carry_bench_result *result) {
+    if (s->family != NULL && s->family->curve != NULL && result->reason[0] == '\0' &&
+        s->family->choose(s->instance, result->algorithm) == CARRY_OK) {
+        result->curve = s->family->curve(s->instance, &result->curve_count);
+    }
+}
+
+/* From the inputs to the figures, on this rank. */
+static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
+    CARRY_SPAN(s->ctx, "bench", "problem");
+    const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
+    s->samples = calloc(3 * each + MOST_RUNS, sizeof *s->samples);
+    CARRY_TRY(carry_collective_agree(
+        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
+    s->waited = s->samples + each;
+    s->exposed = s->waited + each;
+    s->sorted = s->exposed + each;
+    carry_status status = open_session(s, problem);
+    if (status == CARRY_OK) {
+        status = list_methods(s);
+    }
+    for (int i = 0; status == CARRY_OK && i < s->count; i++) {
+        status = prepare(s, &s->results[i]);
+        status = status == CARRY_OK ? stop_if_asked(s) : status;
+    }
+    if (status == CARRY_OK) {
+        status = take_turns(s);
+    }
+    const bool keeps = s->options->keep != NULL && (s->comm == NULL || carry_comm_rank(s->comm) == 0);
+    for (int i = 0; i < s->count; i++) {
+        summarise(s, i, ceilings);
+        if (keeps) {
+            find_curve(s, &s->results[i]);
+            s->options->keep(s->options->keep_user, &s->results[i], s->samples + (size_t)i * MOST_RUNS);
+            s->results[i].curve = NULL;
+        }
+    }
+    return status;
+}
+
+/* One problem for one rank, or for all ranks of comm. */
+static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
+                             const carry_bench_options *options, carry_bench_result *results, int *count) {
+    session s = {.ctx = ctx, .options = options, .results = results, .comm = comm};
+    const carry_status status = bench(&s, problem, ceilings);
+    free(s.samples);
+    *count = s.count;
+    if (s.instance != NULL) {
+        s.family->close(s.instance);
+    }
+    return status;
+}
+
+/* What the ranks of a problem share. */
+typedef struct together {
+    const char *problem;
+    const carry_ceilings *ceilings;
+    const carry_bench_options *options;
+    carry_bench_result *results; /* rank 0's */
+    int *count;
+} together;
+
+static carry_status bench_rank(void *user, carry_comm *comm) {
+    const together *all = user;
+    const bool is_first = carry_comm_rank(comm) == 0;
+    carry_bench_options options = *all->options;
+    carry_bench_result others[CARRY_BENCH_METHODS];
+    int count;
+    options.progress = is_first ? options.progress : NULL;
+    return bench_on(carry_comm_ctx(comm), comm, all->problem, all->ceilings, &options, is_first ? all->results : others,
+                    is_first ? all->count : &count);
+}
+
+carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
+                                 const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
+                                 int *count) {
+    const int ranks = carry_collective_ranks(ctx, problem);
+    *count = 0;
+    if (ranks == 0) {
+        return bench_on(ctx, NULL, problem, ceilings, options, results, count);
+    }
+    together all = {.problem = problem, .ceilings = ceilings, .options = options, .results = results, .count = count};
+    return carry_collective_run(ctx, options->comm, ranks, bench_rank, &all);
+}

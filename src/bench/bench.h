@@ -1,0 +1,69 @@
+/* Timing methods on a problem, so that it can be believed.
+
+   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to exceed
+   the last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the
+   median and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take
+   turns run by run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same
+   process.
+
+   A problem of several ranks is timed by all of them together: they start at a barrier, and a run takes as long as the
+   rank that took longest. Every rank goes by these seconds, none by a clock of its own, so that all make as many
+   runs. */
+#ifndef CARRY_LAB_BENCH_H
+#define CARRY_LAB_BENCH_H
+
+#include "bench/collective.h"
+
+typedef struct carry_ceilings {
+    double gemm_gflops;   /* a 512^3 f32 product on all threads */
+    double copy_gbytes_s; /* a copy far beyond the caches on all threads, bytes read and written */
+} carry_ceilings;
+
+carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings);
+/* The first of them alone, in some hundredths of a second. */
+carry_status carry_ceilings_gemm(carry_ctx *ctx, double *gflops);
+
+typedef struct carry_bench_result {
+    char algorithm[24];
+    double median, spread; /* seconds; share of the median */
+    int repeats;
+    carry_counts counts;
+    double share;            /* of the ceiling that binds; NaN for a problem of several ranks */
+    carry_ceilings ceilings; /* of the device it ran on */
+    carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
+    bool planned;            /* the planner's choice */
+    int rank;                /* that these figures are of (bench_ranks.h) */
+    int ranks, cores;        /* that worked on it together, and of their machines; 0: it is no problem of several */
+    char reason[256];        /* why there is no time, else "" */
+    const double *curve;     /* for keep, while it is called: the family's, or NULL */
+    int curve_count;
+} carry_bench_result;
+
+typedef struct carry_bench_options {
+    int repeats;                /* at least; 0: as many as `seconds` allow, 5 to 2000 */
+    double seconds;             /* per method; 0: 0.3 */
+    bool hot;                   /* one set of inputs, in cache where it fits */
+    bool unchecked;             /* for sizes whose float64 reference would take too long */
+    int warm_up;                /* runs before the first timed one; 0: one */
+    const char *const *methods; /* to be timed, in this order; NULL at the end; NULL: all of the family */
+    uint64_t seed;
+    /* For problems of several ranks: those that there are, all of which call with the same arguments. NULL or one:
+       threads are started (collective.h). Rank 0 gets the results. */
+    carry_comm *comm;
+    /* Given each result once it is whole, with its samples in the order taken. Of several ranks, rank 0 is. */
+    void (*keep)(void *user, const carry_bench_result *result, const double *samples);
+    void *keep_user;
+    bool (*stop)(void); /* asked between runs; NULL: never */
+    void (*progress)(void *user, double share);
+    void *progress_user;
+} carry_bench_options;
+
+#define CARRY_BENCH_METHODS 24
+
+/* One result per method, in the table's order; those that do not apply have a reason and no median.
+   CARRY_EINTERRUPTED when stop said so: the results so far stand. */
+carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
+                                 const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
+                                 int *count);
+
+#endif

@@ -1,0 +1,21 @@
+/* A bench on the ranks of a communicator at once: the same problem, each rank on its own context. A method's figures
+   are those of the rank that was slowest at it, since whoever waits for all ranks waits for that one.
+
+   Both are collectives: all ranks call them with the same arguments and get the same figures. A rank that fails does
+   not end the communicator: it gets its own status, and the others CARRY_EPEER with its sentence. */
+#ifndef CARRY_LAB_BENCH_RANKS_H
+#define CARRY_LAB_BENCH_RANKS_H
+
+#include "carry/comm.h"
+#include "bench/bench.h"
+
+/* Measured by all ranks at the same time: what the least of them gets. */
+carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings);
+
+/* As carry_bench_problem. On several ranks, progress is rank 0's and nothing is given to options->keep. A problem of
+   several ranks (collective.h) is worked on together, and keep is rank 0's. */
+carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
+                                       const carry_bench_options *options,
+                                       carry_bench_result results[CARRY_BENCH_METHODS], int *count);
+
+#endif

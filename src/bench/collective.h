@@ -1,0 +1,29 @@
+/* Problems that several ranks work on together: what bench, check, plan and run need for that.
+
+   The ranks are those that there are (carry --ranks N, mpirun), of which the first p work and the rest wait; or, for a
+   process alone, p threads with a context each. All of them go through the same calls in the same order, so whatever
+   decides what comes next is agreed on first. */
+#ifndef CARRY_LAB_COLLECTIVE_H
+#define CARRY_LAB_COLLECTIVE_H
+
+#include "carry/comm.h"
+#include "bench/family.h"
+
+/* How many ranks the problem is for; 0: every rank has one for itself, or it is no problem. */
+int carry_collective_ranks(carry_ctx *ctx, const char *problem);
+
+/* Runs work in every one of so many ranks. comm NULL or of one rank: on threads, which share ctx's; ctx gets the
+   sentence. Else a collective over comm, whose ranks all get the same status; CARRY_EUNSUPPORTED when it has too few.
+   user is every thread's. */
+carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, carry_comm_function work, void *user);
+
+/* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */
+carry_status carry_collective_agree(carry_comm *comm, carry_status own);
+
+/* Cores of the machines that the ranks are on. */
+carry_status carry_collective_cores(carry_comm *comm, int *cores);
+/* "8 ranks on 2 cores: times include waiting for a core", or "" when there are enough. */
+#define CARRY_COLLECTIVE_NOTE 96
+const char *carry_collective_note(char note[CARRY_COLLECTIVE_NOTE], int ranks, int cores);
+
+#endif

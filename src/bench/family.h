@@ -1,0 +1,84 @@
+/* A family of problems: what bench, check and plan need of it. One const struct per family; family_table.c is the only
+   list, and a new family appears in every verb by adding one file and one line. What the lab may not know of, because
+   it stands beside it or above, is registered by the program when it starts. */
+#ifndef CARRY_LAB_FAMILY_H
+#define CARRY_LAB_FAMILY_H
+
+#include "bench/problem.h"
+
+/* What one run of the chosen method does. */
+typedef struct carry_counts {
+    double flops;      /* done by this method */
+    double bytes;      /* the least that must be read and written: inputs and outputs once */
+    int64_t products;  /* matrix products done, 0 where that says nothing */
+    double workspace;  /* bytes that this method asks for beside inputs and outputs */
+    double tokens;     /* 0 where there are none */
+    double perplexity; /* of a model that was trained to its end, else 0 */
+    /* Of a stream, whose runs' time is the period of its chunks: */
+    double overlap;      /* the score; NaN where there is none */
+    double slower_stage; /* seconds of the slower stage a chunk; 0: it is no stream */
+    /* Of problems of several ranks: */
+    double received; /* bytes that a rank got from others, of the rank that got most */
+    double waited;   /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */
+    double exposed;  /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
+} carry_counts;
+
+/* How far one tensor of the result is from the float64 reference. */
+typedef struct carry_deviation {
+    const char *tensor;
+    double error;    /* largest difference over the reference's largest magnitude; NaN when the result has one */
+    double absolute; /* largest difference */
+    double bound;    /* derived from type and length */
+} carry_deviation;
+
+#define CARRY_DEVIATIONS 8
+
+typedef struct carry_family {
+    const char *name, *about;
+    const char *takes;   /* for messages: words, sizes and keys */
+    const char *example; /* a problem */
+    /* How many ranks work on the problem together, or 0. Each of them then has an instance of its own, and open, plan,
+       choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
+       (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */
+    int (*ranks)(carry_problem *problem);
+    const struct carry_family *over_ranks; /* what a problem of this name with a size p is; NULL: the same */
+    /* Inputs made from seed, `copies` sets of them to rotate through. Nothing is chosen yet. */
+    carry_status (*open)(carry_ctx *ctx, void **instance, carry_problem *problem, uint64_t seed, int copies);
+    /* An instance without inputs whose plan is made: by the planner, or the method that the problem asks for. */
+    carry_status (*plan)(carry_ctx *ctx, void **instance, carry_problem *problem, bool measure);
+    void (*close)(void *instance);
+    double (*bytes)(const void *instance); /* one set of inputs and outputs */
+    const char *(*method)(int index);      /* NULL past the end */
+    /* CARRY_EUNSUPPORTED when it does not apply; the context's sentence says why. NULL: the planner's choice. */
+    carry_status (*choose)(void *instance, const char *method);
+    const char *(*chosen)(const void *instance);
+    const char *(*about_plan)(const void *instance);
+    const char *(*only)(const void *instance); /* the method that the problem itself asks for, or NULL */
+    carry_status (*run)(void *instance);       /* on the next set */
+    /* Seconds of one run; NULL: the clock before and after run says it. */
+    carry_status (*time)(void *instance, double *seconds);
+    int (*device)(const void *instance); /* where it runs (carry/device.h); NULL: on the CPU */
+    carry_counts (*counts)(const void *instance);
+    /* Runs once on poisoned outputs and compares. */
+    carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
+    /* What the chosen method's last run gave step by step: the losses of a training. NULL: families that have none. */
+    const double *(*curve)(const void *instance, int *count);
+    /* Puts the chosen method into the wisdom as this problem's plan. NULL: the family's planner does not ask there. */
+    carry_status (*remember)(void *instance, double seconds);
+} carry_family;
+
+/* family_table.c; NULL past the end, which is where those that are registered stand. Before any thread is started; at
+   most CARRY_FAMILIES of them. */
+#define CARRY_FAMILIES 8
+void carry_family_register(const carry_family *family);
+const carry_family *carry_family_at(int index);
+carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name);
+/* The one that a problem is of. */
+carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_problem *problem);
+
+/* `plan` of families whose methods need no planner: an instance without inputs, and what the problem asks for chosen.
+ */
+carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,
+                                    carry_problem *problem);
+
+#endif

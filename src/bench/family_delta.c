@@ -1,0 +1,355 @@
+/* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
+
+   Inputs as delta_set.h says. Words: backward, step, nogate (DeltaNet), keygate (KDA), initial (a state). With p ranks
+   it is family_delta_ranks.c's. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/delta.h"
+#include "core/tensor.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "bench/delta_set.h"
+#include "bench/deviation.h"
+#include "bench/family.h"
+
+#define MAX_COPIES 64
+
+typedef carry_delta_set set;
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_delta_problem problem;
+    bool backward, step, initial;
+    char only[CARRY_PROBLEM_WORD];
+    int copies, current;
+    set sets[MAX_COPIES];
+    carry_delta_plan *plan;
+    void *workspace, *kept;
+    double *o, *final; /* float64 reference of set 0 */
+    bool has_reference;
+} instance;
+
+static const char takes[] = "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
+                            "backward, step, algo=NAME, device=cpu; with p ranks: b, t, h, "
+                            "hv, k, v, nogate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    carry_delta_problem *p = &it->problem;
+    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            p->dtype = dtype;
+        }
+    }
+    p->batch = carry_problem_size(problem, "b", 1);
+    p->tokens = carry_problem_size(problem, "t", 1024);
+    p->heads = carry_problem_size(problem, "h", 4);
+    p->value_heads = carry_problem_size(problem, "hv", p->heads);
+    p->key = carry_problem_size(problem, "k", 128);
+    p->value = carry_problem_size(problem, "v", 128);
+    bool none = carry_problem_has(problem, "nogate");
+    bool keys = carry_problem_has(problem, "keygate");
+    p->gate = none ? CARRY_DELTA_NO_GATE : keys ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
+    p->l2norm = true;
+    it->backward = carry_problem_has(problem, "backward");
+    it->step = carry_problem_has(problem, "step");
+    it->initial = carry_problem_has(problem, "initial");
+    if (it->step) {
+        p->tokens = carry_problem_size(problem, "t", 1);
+    }
+    const char *method = carry_problem_setting(problem, "algo");
+    (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
+    const char *device = carry_problem_setting(problem, "device");
+    if (device != NULL && strcmp(device, "cpu") != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': the delta rule runs on cpu in this build",
+                          device, problem->text);
+    }
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if ((none && keys) || (it->step && it->backward)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
+    }
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->copies; i++) {
+        carry_delta_set_free(&it->sets[i]);
+    }
+    carry_delta_plan_free(it->plan);
+    free(it->workspace);
+    free(it->kept);
+    free(it->o);
+    free(it->final);
+    free(it);
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = calloc(1, sizeof *it);
+    *opened = NULL;
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    }
+    it->ctx = ctx;
+    carry_status status = parse(ctx, it, problem);
+    if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
+        carry_delta_plan *probe;
+        status = carry_delta_plan_new(ctx, &probe, &it->problem, "chunk16");
+        carry_delta_plan_free(probe);
+    }
+    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        status = carry_delta_set_new(ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i, 0);
+    }
+    if (status != CARRY_OK) {
+        close_instance(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    if (measure) {
+        carry_log(ctx, CARRY_LOG_WARNING,
+                  "nothing is measured for '%s': the delta rule's planner has a cost model only", problem->text);
+    }
+    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
+    instance *it = *opened;
+    carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem, it->only[0] != '\0' ? it->only : NULL);
+    if (status != CARRY_OK) {
+        close_instance(it);
+        *opened = NULL;
+    }
+    return status;
+}
+
+/* The least that must move: inputs and outputs once; a step reads and writes the state. */
+static double bytes_of(const instance *it) {
+    return carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
+}
+
+static double bytes(const void *given) {
+    return bytes_of(given);
+}
+
+static carry_delta_forward_args args_of(const instance *it, set *s) {
+    return carry_delta_set_forward(s, &it->problem, it->initial);
+}
+
+static carry_status run_set(instance *it, set *s) {
+    carry_delta_forward_args args = args_of(it, s);
+    size_t workspace = carry_delta_forward_workspace(it->plan);
+    if (it->step) {
+        return carry_delta_step(it->plan, s->o, s->state, &args, it->workspace, workspace);
+    }
+    if (!it->backward) {
+        return carry_delta_forward(it->plan, &args, it->workspace, workspace);
+    }
+    carry_delta_backward_args back = carry_delta_set_backward(s, &it->problem, it->initial, it->kept);
+    return carry_delta_backward(it->plan, &back, it->workspace, carry_delta_backward_workspace(it->plan));
+}
+
+/* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
+static carry_status prepare_backward(instance *it) {
+    free(it->kept);
+    it->kept = carry_aligned_new(carry_delta_kept(it->plan));
+    if (it->kept == NULL) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward could not be had",
+                          1e-9 * (double)carry_delta_kept(it->plan));
+    }
+    carry_delta_forward_args args = args_of(it, &it->sets[0]);
+    args.kept = it->kept;
+    return carry_delta_forward(it->plan, &args, it->workspace, carry_delta_forward_workspace(it->plan));
+}
+
+static carry_status choose(void *given, const char *method) {
+    instance *it = given;
+    if (it->step && method == NULL) {
+        method = "recurrent";
+    }
+    if (it->step && strcmp(method, "recurrent") != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "a step is token by token");
+    }
+    if (it->backward && method != NULL && strcmp(method, "recurrent") == 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the backward pass goes by chunks");
+    }
+    carry_delta_plan_free(it->plan);
+    free(it->workspace);
+    it->plan = NULL;
+    it->workspace = NULL;
+    CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, method));
+    size_t forward = carry_delta_forward_workspace(it->plan);
+    size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
+    it->workspace = carry_aligned_new(forward > backward ? forward : backward);
+    if (it->workspace == NULL) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the workspace could not be had");
+    }
+    return it->backward && it->copies > 0 ? prepare_backward(it) : CARRY_OK;
+}
+
+static const char *chosen(const void *given) {
+    return carry_delta_plan_method(((const instance *)given)->plan);
+}
+
+static const char *about_plan(const void *given) {
+    return carry_delta_plan_about(((const instance *)given)->plan);
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    return run_set(it, &it->sets[it->current]);
+}
+
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    size_t forward = carry_delta_forward_workspace(it->plan);
+    size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
+    return (carry_counts){.flops = carry_delta_flops(it->plan),
+                          .bytes = bytes_of(it),
+                          .workspace = (double)(forward > backward ? forward : backward),
+                          .tokens = (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
+}
+
+static carry_status make_reference(instance *it) {
+    const carry_delta_problem *p = &it->problem;
+    set *s = &it->sets[0];
+    if (it->has_reference) {
+        return CARRY_OK;
+    }
+    free(it->o);
+    free(it->final);
+    it->o = calloc((size_t)carry_tensor_count(&s->o), sizeof *it->o);
+    it->final = calloc((size_t)carry_tensor_count(&s->final), sizeof *it->final);
+    if (it->o == NULL || it->final == NULL) {
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+    }
+    carry_delta_forward_args args = args_of(it, s);
+    if (it->step) {
+        args.initial_state = &s->state;
+    }
+    CARRY_TRY(carry_delta_reference(it->ctx, it->o, it->final, p, &args));
+    it->has_reference = true;
+    return CARRY_OK;
+}
+
+/* Relative to the largest value: a sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the
+   recurrence forgets within a few tokens here, and the triangular solve at most triples it; 64 covers K = 256. */
+static double bound_of(const carry_tensor *result) {
+    return 64.0 * 0x1p-24 + carry_unit_roundoff(result->dtype);
+}
+
+/* Gradients against a float64 central difference along one random direction: (L(x + e d) - L(x - e d)) / 2e = <dL/dx,
+   d>. The whole gradient is compared with vectors made elsewhere by carry check --golden, and by the tests. */
+static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    set *s = &it->sets[0];
+    CARRY_TRY(prepare_backward(it));
+    const carry_tensor *poisoned[] = {&s->dq, &s->dk, &s->dv, &s->dbeta};
+    for (size_t i = 0; i < sizeof poisoned / sizeof poisoned[0]; i++) {
+        carry_poison(poisoned[i]);
+    }
+    CARRY_TRY(run_set(it, s));
+    if (it->problem.dtype != CARRY_F32) {
+        *count = 0;
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED,
+                          "gradients are checked in f32 here, in bf16 by carry check --golden");
+    }
+    int64_t size = carry_tensor_count(&s->v);
+    float *kept = malloc((size_t)size * sizeof *kept);
+    double *o = malloc((size_t)size * 2 * sizeof *o);
+    if (kept == NULL || o == NULL) {
+        free(kept);
+        free(o);
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
+    }
+    float *v = s->v.data;
+    memcpy(kept, v, (size_t)size * sizeof *kept);
+    const float *along = s->grad_o.data; /* any direction will do */
+    const float *dv = s->dv.data;
+    double analytic = 0.0;
+    double numeric = 0.0;
+    double scale = 0.0;
+    carry_status status = CARRY_OK;
+    for (int side = 0; side < 2 && status == CARRY_OK; side++) {
+        for (int64_t i = 0; i < size; i++) {
+            v[i] = kept[i] + (side == 0 ? 1.0f : -1.0f) * along[(i * 7 + 3) % size];
+        }
+        carry_delta_forward_args args = args_of(it, s);
+        status = carry_delta_reference(it->ctx, o + side * size, NULL, &it->problem, &args);
+    }
+    for (int64_t i = 0; i < size; i++) { /* o is linear in v, so the difference is exact */
+        numeric += 0.5 * (o[i] - o[size + i]) * (double)along[i];
+        double part = (double)dv[i] * (double)along[(i * 7 + 3) % size];
+        analytic += part;
+        scale += part * part;
+    }
+    memcpy(v, kept, (size_t)size * sizeof *kept);
+    free(kept);
+    free(o);
+    double off = fabs(analytic - numeric);
+    deviations[0] = (carry_deviation){.tensor = "dv", .error = off / sqrt(scale), .absolute = off, .bound = 1e-4};
+    *count = 1;
+    return status;
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    set *s = &it->sets[0];
+    *count = 0;
+    if (it->backward) {
+        return compare_backward(it, deviations, count);
+    }
+    CARRY_TRY(make_reference(it));
+    carry_poison(&s->o);
+    if (!it->step) {
+        carry_poison(&s->final);
+        CARRY_TRY(run_set(it, s));
+        deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
+        deviations[1] = carry_deviation_of("final_state", &s->final, it->final, bound_of(&s->final));
+        *count = 2;
+        return CARRY_OK;
+    }
+    size_t size = (size_t)carry_tensor_count(&s->state);
+    float *before = malloc(size * sizeof *before);
+    if (before == NULL) {
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
+    }
+    memcpy(before, s->state.data, size * sizeof *before);
+    carry_status status = run_set(it, s);
+    deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
+    deviations[1] = carry_deviation_of("state", &s->state, it->final, bound_of(&s->state));
+    memcpy(s->state.data, before, size * sizeof *before);
+    free(before);
+    *count = 2;
+    return status;
+}
+
+extern const carry_family carry_family_delta_ranks;
+
+const carry_family carry_family_delta = {
+    .name = "delta",
+    .about = "the gated delta rule: forward, backward, or one step",
+    .takes = takes,
+    .example = "delta:f32:t1024:h32:k128:v128",
+    .over_ranks = &carry_family_delta_ranks,
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = carry_delta_name,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .counts = counts,
+    .compare = compare,
+};

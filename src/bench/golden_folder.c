@@ -1,0 +1,97 @@
+/* Folders with a model and what it should give: which kind one is, by its config.json. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/tensor.h"
+#include "bench/golden.h"
+#include "model/json.h"
+
+#define CONFIG_LIMIT ((size_t)4 << 20)
+
+/* The only list: a key of config.json, its value, and who checks such a folder. */
+static const struct {
+    const char *key, *value;
+    carry_golden_folder check;
+} kinds[] = {
+    {"model_type", "gated_deltanet", carry_golden_lm}, {"model_type", "delta_net", carry_golden_lm},
+    {"_class_name", "TAEHV", carry_golden_tae},        {"_class_name", "WanModel", carry_golden_dit},
+    {"model_type", "t2v", carry_golden_dit}, /* Wan's, where nobody wrote the class */
+};
+#define KINDS (sizeof kinds / sizeof kinds[0])
+
+double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got) {
+    double difference = 0.0;
+    double magnitude = 0.0;
+    for (int64_t i = 0; i < carry_tensor_count(wanted); i++) {
+        double value = carry_tensor_at(wanted, i);
+        double off = carry_tensor_at(got, i) - value;
+        difference += off * off;
+        magnitude += value * value;
+    }
+    return magnitude > 0.0 ? sqrt(difference / magnitude) : sqrt(difference);
+}
+
+/* What a folder of no kind, or of another one, is said to be. */
+static carry_status refuse(carry_ctx *ctx, const carry_json *root, const char *path) {
+    static const char *const keys[] = {"model_type", "_class_name"};
+    char shown[CARRY_JSON_SHOWN];
+    char list[256] = "";
+    for (size_t i = 0; i < KINDS; i++) {
+        size_t used = strlen(list);
+        (void)snprintf(list + used, sizeof list - used, "%s%s",
+                       i == 0          ? ""
+                       : i + 1 < KINDS ? ", "
+                                       : " and ",
+                       kinds[i].value);
+    }
+    for (size_t i = 0; i < sizeof keys / sizeof keys[0]; i++) {
+        const carry_json *value = carry_json_find(root, keys[i]);
+        if (value != NULL) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s has %s %s: only %s can be checked", path, keys[i],
+                              carry_json_show(shown, value), list);
+        }
+    }
+    return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                      "%s has no \"model_type\" and no \"_class_name\": only %s can be checked", path, list);
+}
+
+static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const char *folder) {
+    char path[CARRY_FILE_PATH];
+    carry_json *root;
+    *check = NULL;
+    CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
+    CARRY_TRY(carry_json_read(ctx, &root, path, CONFIG_LIMIT));
+    for (size_t i = 0; *check == NULL && i < KINDS; i++) {
+        if (carry_json_is_text(carry_json_find(root, kinds[i].key), kinds[i].value)) {
+            *check = kinds[i].check;
+        }
+    }
+    carry_status status = *check != NULL ? CARRY_OK : refuse(ctx, root, path);
+    carry_json_free(root);
+    return status;
+}
+
+carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void *user, const carry_golden_line *line),
+                          void *user) {
+    struct stat about;
+    carry_golden_folder check = NULL;
+    char name[64];
+    if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) {
+        return carry_golden_delta(ctx, path, report, user);
+    }
+    size_t length = strlen(path);
+    while (length > 1 && path[length - 1] == '/') {
+        length--;
+    }
+    size_t start = length;
+    while (start > 0 && path[start - 1] != '/') {
+        start--;
+    }
+    (void)snprintf(name, sizeof name, "%.*s", (int)(length - start < 60 ? length - start : 60), path + start);
+    carry_status status = kind_of(ctx, &check, path);
+    return check != NULL ? check(ctx, path, name, report, user) : status;
+}

@@ -1,0 +1,116 @@
+/* What the parts of the climb share. */
+#ifndef CARRY_LAB_CLIMB_INTERNAL_H
+#define CARRY_LAB_CLIMB_INTERNAL_H
+
+#include "lab/climb/climb.h"
+#include "lab/process.h"
+#include "lab/store/store.h"
+
+#define CLIMB_PATH 4096
+#define CLIMB_HASH 72 /* a commit or a tree: 40 or 64 hex digits */
+
+struct carry_climb {
+    carry_ctx *ctx;
+    carry_climb_options options;
+    char root[CLIMB_PATH];            /* of the working tree */
+    char git[CLIMB_PATH];             /* the repository's own folder, shared by its worktrees */
+    char path[CLIMB_PATH];            /* of the log, */
+    char relative[CLIMB_PATH];        /* seen from the root */
+    char store_spec[CLIMB_PATH + 32]; /* keeps a store inside the tree out of commits; "" when it is elsewhere */
+    char index[CLIMB_PATH + 32];      /* an index of our own, so that the person's stays as it is */
+    int lock;
+    carry_climb_log *log; /* NULL when there is none */
+    carry_store *store;
+    char best_folder[CLIMB_PATH]; /* a worktree of best_commit, built; "" when there is none */
+    char best_commit[CLIMB_HASH];
+};
+
+void climb_tell(const carry_climb *climb, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Reads the log again after it was changed. */
+carry_status climb_reload(carry_climb *climb);
+/* This moment, or the last entry's date where the clock went back. */
+const char *climb_date(char date[32], const carry_climb_log *log);
+/* A command must be one line and of a bearable length; what names it in the message. */
+carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
+/* 0 is none given. */
+carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
+/* Samples of throughput, as a run's result: seconds for one unit. */
+carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
+                                 const double *samples, int count, double share);
+carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base, const char *tree);
+/* A trace outlives the worktree it was written in: it is kept in the run, and the text then says so. */
+carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *folder, char trace[512]);
+/* Ends a run that could not be done; returns the status, with the sentence as it was. */
+carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);
+
+/* climb_git.c. Runs git in a folder; words end with NULL. output may be NULL, else the caller frees it; its last
+   newline is gone. input may be NULL. */
+typedef struct climb_git_call {
+    const char *folder;
+    bool own_index; /* use climb->index */
+    const char *input;
+    size_t input_length;
+    const char *words[24];
+} climb_git_call;
+
+carry_status climb_git(carry_climb *climb, char **output, const climb_git_call *call);
+/* The exit code instead, for questions; output is dropped. */
+carry_status climb_git_asks(carry_climb *climb, int *code, const climb_git_call *call);
+/* A hash that git prints. */
+carry_status climb_git_hash(carry_climb *climb, char hash[CLIMB_HASH], const climb_git_call *call);
+carry_status climb_find_root(carry_climb *climb);
+carry_status climb_head(carry_climb *climb, char hash[CLIMB_HASH]);
+/* What the folder holds, without the log and the store, as a tree in the repository. */
+carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *folder, const char *base);
+/* Fails when a file of the tree that climb_tree took down last is not as it was. */
+carry_status climb_tree_stands(carry_climb *climb, const char *folder);
+carry_status climb_refuse_dirty(carry_climb *climb, const char *why);
+/* "2 files, +10 -3: src/a.c, src/b.c". */
+carry_status climb_describe(carry_climb *climb, char *text, size_t size, const char *base, const char *tree);
+carry_status climb_identity(carry_climb *climb);
+
+/* climb_keep.c. */
+carry_status climb_keep(carry_climb *climb, const char *change, const char *base, bool elsewhere, const char *text,
+                        size_t length);
+carry_status climb_commit(carry_climb *climb, char commit[CLIMB_HASH], const char *tree, const char *parent,
+                          const char *title, const char *message);
+carry_status climb_recover(carry_climb *climb);
+carry_status climb_worktree_add(carry_climb *climb, char folder[CLIMB_PATH], const char *commit);
+void climb_worktree_remove(carry_climb *climb, char folder[CLIMB_PATH]);
+void climb_worktrees_clean(carry_climb *climb);
+
+/* climb_profile.c: what one run of a profile command gave. */
+typedef struct climb_figure {
+    double throughput, share; /* share NaN: no MFU was printed */
+    char trace[512], hotspots[512];
+} climb_figure;
+
+/* From what it printed; CARRY_EFORMAT when there is no figure. */
+carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char *output, size_t length);
+/* How long a command may take. */
+double climb_seconds(const carry_climb *climb);
+/* sh -c in a folder. CARRY_EINTERRUPTED when the person stopped it; result is then freed. */
+carry_status climb_shell(carry_climb *climb, carry_process_result *result, const char *folder, const char *command,
+                         const char *const *environment);
+/* "" when all is well, else why there is no figure. */
+carry_status climb_measure(carry_climb *climb, climb_figure *figure, char why[256], const char *folder,
+                           const char *command);
+
+/* climb_job.c: the job that this process is, for the entry: "slurm 17", "local 3", or what was given. */
+void climb_job_name(carry_climb *climb, char text[96], const char *given);
+
+/* climb_gate.c: one change, wherever it is. */
+typedef struct climb_change {
+    const char *folder;
+    const char *base, *tree;
+    bool elsewhere;      /* in a worktree: the person's tree has to follow */
+    const char *failure; /* why nothing is to be judged at all, or NULL */
+} climb_change;
+
+carry_status climb_check_hypothesis(carry_ctx *ctx, const carry_climb_attempt *attempt);
+carry_status climb_judge(carry_climb *climb, const carry_climb_attempt *attempt, const climb_change *change,
+                         carry_climb_outcome *outcome);
+/* The last lines of an output, for a person; the caller frees. */
+char *climb_tail(const char *output);
+
+#endif

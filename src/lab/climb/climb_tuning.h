@@ -1,0 +1,54 @@
+/* What the climb over parameters (climb_tune.c) and its comparisons (climb_duel.c) share. */
+#ifndef CARRY_LAB_CLIMB_TUNING_H
+#define CARRY_LAB_CLIMB_TUNING_H
+
+#include "core/context.h"
+#include "lab/climb/climb_tune.h"
+#include "bench/family.h"
+
+#define TUNE_RUNS 1000
+#define TUNE_TRIED 512
+#define TUNE_HELD 32
+
+/* A setting that can be run: its own context, since that is where the threads are. */
+typedef struct contender {
+    carry_tune_setting setting;
+    carry_ctx *ctx;
+    void *instance;
+    double samples[TUNE_RUNS];
+    int count;
+    double spent;
+} contender;
+
+typedef struct tuning {
+    carry_ctx *ctx;
+    const carry_tune_options *options;
+    carry_tune_result *result;
+    const carry_family *family;
+    char problem[CARRY_PROBLEM_TEXT];
+    int64_t steps; /* of a scan in time, for its chunks; else 0 */
+    int most_threads;
+    bool on_gpu; /* where the processor's threads are nothing to tune */
+    carry_tune_setting tried[TUNE_TRIED];
+    int tried_count;
+    struct { /* the best with each number of threads that needed no chunk: what wisdom can hold */
+        carry_tune_setting setting;
+        double seconds;
+    } holdable[TUNE_HELD];
+    int holdable_count;
+} tuning;
+
+/* The problem's text, with a chunk where there is one. */
+carry_status tune_parse(tuning *t, carry_problem *problem, int64_t chunk);
+carry_status tune_context(tuning *t, carry_ctx **made, int threads);
+/* A setting, ready to run; one that does not apply is CARRY_EUNSUPPORTED with the reason. */
+carry_status tune_enter(tuning *t, contender **entered, const carry_tune_setting *setting);
+void tune_leave(tuning *t, contender *c);
+/* Compares with float64; reason is filled when it is wrong. */
+carry_status tune_check(tuning *t, contender *c, char reason[256]);
+/* Times one alone. */
+carry_status tune_time(tuning *t, contender *c, double *seconds);
+/* Times two in turns and fills in the step. */
+carry_status tune_duel(tuning *t, contender *best, contender *c, carry_tune_step *step);
+
+#endif

@@ -1,0 +1,312 @@
+/* Criteria: checked against the grid before anything runs, judged on what was measured. */
+#include "lab/experiment/criteria.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "lab/experiment/criteria_tree.h"
+
+/* Whether a piece of a problem such as t128, bf16, device=cuda fits the filter. */
+static bool piece_fits(const char *piece, size_t length, const filter *f) {
+    char wanted[2 * WORD + 2];
+    if (f->value[0] == '\0') {
+        (void)snprintf(wanted, sizeof wanted, "%s", f->key);
+    } else {
+        (void)snprintf(wanted, sizeof wanted, "%s%s", f->key, f->value);
+    }
+    if (strlen(wanted) == length && strncmp(piece, wanted, length) == 0) {
+        return true;
+    }
+    (void)snprintf(wanted, sizeof wanted, "%s=%s", f->key, f->value);
+    return f->value[0] != '\0' && strlen(wanted) == length && strncmp(piece, wanted, length) == 0;
+}
+
+static bool is_error(const measure *m) {
+    return strstr(m->name, "error") != NULL;
+}
+
+static bool fits(const carry_outcome *o, const filter *f, const measure *m) {
+    if (strcmp(f->key, "stage") == 0) {
+        return strcmp(o->stage, f->value) == 0;
+    }
+    if (strcmp(f->key, "device") == 0) {
+        return strcmp(o->device, f->value) == 0;
+    }
+    if (f->value[0] == '\0' && strcmp(f->key, "f64") == 0 && is_error(m)) {
+        return true; /* every error is measured against float64 */
+    }
+    for (const char *piece = o->problem; *piece != '\0';) {
+        size_t length = strcspn(piece, ":");
+        if (piece_fits(piece, length, f)) {
+            return true;
+        }
+        piece += length + (piece[length] == ':' ? 1 : 0);
+    }
+    return false;
+}
+
+/* What a criterion is checked against and judged on. */
+typedef struct judge {
+    const carry_criterion *c;
+    const carry_outcome *outcomes;
+    int count;
+    char reason[256];
+} judge;
+
+static const carry_outcome *same_problem(const judge *j, const carry_outcome *o, const char *method) {
+    for (int i = 0; i < j->count; i++) {
+        const carry_outcome *other = &j->outcomes[i];
+        if (strcmp(other->method, method) == 0 && strcmp(other->problem, o->problem) == 0 &&
+            strcmp(other->stage, o->stage) == 0) {
+            return other;
+        }
+    }
+    return NULL;
+}
+
+/* An outcome of the first method that passes every filter, on a problem that the second method runs too. */
+static bool belongs(const judge *j, const node *n, const carry_outcome *o) {
+    if (strcmp(o->method, n->method[0]) != 0) {
+        return false;
+    }
+    for (int i = 0; i < n->filters; i++) {
+        if (!fits(o, &n->filter[i], n->measure)) {
+            return false;
+        }
+    }
+    return n->measure->methods < 2 || same_problem(j, o, n->method[1]) != NULL;
+}
+
+static carry_status check_measure(carry_ctx *ctx, const judge *j, const node *n) {
+    for (int m = 0; m < n->measure->methods; m++) {
+        bool known = false;
+        for (int i = 0; i < j->count; i++) {
+            known = known || strcmp(j->outcomes[i].method, n->method[m]) == 0;
+        }
+        if (!known) {
+            return carry_fail(ctx, CARRY_EARGUMENT,
+                              "the criterion '%s', column %d: it names the method '%s', which nothing here runs",
+                              j->c->text, n->column, n->method[m]);
+        }
+    }
+    for (int i = 0; i < j->count; i++) {
+        if (belongs(j, n, &j->outcomes[i])) {
+            return CARRY_OK;
+        }
+    }
+    bool two = n->measure->methods == 2;
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "the criterion '%s', column %d: no problem of the grid with the method %s%s%s fits its filters",
+                      j->c->text, n->column, n->method[0], two ? " and with " : "", two ? n->method[1] : "");
+}
+
+/* A result beyond its bound; one that was not compared has no bound. */
+static bool is_wrong(const carry_outcome *o) {
+    return o->error > o->bound;
+}
+
+/* The figure of one outcome; NaN, with the reason noted, when something was not measured, or was timed giving a wrong
+   result. */
+static double figure(judge *j, const node *n, const carry_outcome *o) {
+    const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
+    const carry_outcome *lacking = o->reason[0] != '\0' ? o : against;
+    if (lacking->reason[0] != '\0') {
+        (void)snprintf(j->reason, sizeof j->reason, "%s on %s: %.160s", lacking->method, o->problem, lacking->reason);
+        return NAN;
+    }
+    const carry_outcome *wrong = is_wrong(o) ? o : against;
+    if (n->measure->timed && is_wrong(wrong)) {
+        (void)snprintf(j->reason, sizeof j->reason, "%s on %s: its result is wrong (error %.2e, bound %.2e)",
+                       wrong->method, o->problem, wrong->error, wrong->bound);
+        return NAN;
+    }
+    double value = n->measure->value(o, against);
+    if (isnan(value)) {
+        (void)snprintf(j->reason, sizeof j->reason, "%s of %s on %s has no figure", n->measure->name, o->method,
+                       o->problem);
+    }
+    return value;
+}
+
+/* Over every problem that fits. Without `choice` the worst of them, and then all must have been measured; a chosen min
+   or max is over those that were. */
+static double gather(judge *j, const node *n, const worst *choice) {
+    worst which = choice != NULL ? *choice : n->measure->worst;
+    double result = NAN;
+    for (int i = 0; i < j->count; i++) {
+        const carry_outcome *o = &j->outcomes[i];
+        if (!belongs(j, n, o)) {
+            continue;
+        }
+        double value = figure(j, n, o);
+        if (isnan(value) && choice == NULL) {
+            return NAN;
+        }
+        if (isnan(result) || (which == LEAST ? value < result : value > result)) {
+            result = isnan(value) ? result : value;
+        }
+    }
+    return result;
+}
+
+/* The piece of a problem that gives this size, t1024 for t, with what follows; NULL where there is none. */
+static const char *size_piece(const char *problem, const char *letters) {
+    size_t length = strlen(letters);
+    for (const char *piece = problem; *piece != '\0';) {
+        size_t size = strcspn(piece, ":");
+        if (size > length && strncmp(piece, letters, length) == 0 && isdigit((unsigned char)piece[length])) {
+            return piece;
+        }
+        piece += size + (piece[size] == ':' ? 1 : 0);
+    }
+    return NULL;
+}
+
+/* The same problem but for a larger size; the size, else NaN. */
+static double larger_size(const carry_outcome *a, const carry_outcome *b, const char *along) {
+    const char *at = size_piece(a->problem, along);
+    const char *bt = size_piece(b->problem, along);
+    if (at == NULL || bt == NULL || strcmp(a->stage, b->stage) != 0 || at - a->problem != bt - b->problem ||
+        strncmp(a->problem, b->problem, (size_t)(at - a->problem)) != 0 ||
+        strcmp(at + strcspn(at, ":"), bt + strcspn(bt, ":")) != 0) {
+        return NAN;
+    }
+    double from = strtod(at + strlen(along), NULL);
+    double to = strtod(bt + strlen(along), NULL);
+    return to > from ? to : NAN;
+}
+
+/* The outcome that follows this one along a size, all else equal; NULL after the last. */
+static const carry_outcome *follower(const judge *j, const node *n, const carry_outcome *o, const char *along) {
+    const carry_outcome *next = NULL;
+    double least = INFINITY;
+    for (int i = 0; i < j->count; i++) {
+        double size = larger_size(o, &j->outcomes[i], along);
+        if (size < least && belongs(j, n, &j->outcomes[i])) {
+            least = size;
+            next = &j->outcomes[i];
+        }
+    }
+    return next;
+}
+
+/* The least quotient of successive figures along a size, over every series of problems that differ in nothing else. */
+static double growth(judge *j, const node *n, const char *along) {
+    double least = NAN;
+    for (int i = 0; i < j->count; i++) {
+        const carry_outcome *o = &j->outcomes[i];
+        const carry_outcome *next = belongs(j, n, o) ? follower(j, n, o, along) : NULL;
+        if (next == NULL) {
+            continue;
+        }
+        double quotient = figure(j, n, next) / figure(j, n, o);
+        if (isnan(quotient)) {
+            return NAN;
+        }
+        least = fmin(least, quotient); /* fmin leaves a NaN out */
+    }
+    return least;
+}
+
+static carry_status check_growth(carry_ctx *ctx, const judge *j, const node *n, const char *along) {
+    for (int i = 0; i < j->count; i++) {
+        if (belongs(j, n, &j->outcomes[i]) && follower(j, n, &j->outcomes[i], along) != NULL) {
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "the criterion '%s', column %d: no two problems that fit differ in '%s' alone", j->c->text,
+                      n->column, along);
+}
+
+carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
+                                   int count) {
+    const judge j = {.c = criterion, .outcomes = outcomes, .count = count};
+    for (int i = 0; i < criterion->count; i++) {
+        const node *n = &criterion->nodes[i];
+        if (n->kind == MEASURE) {
+            CARRY_TRY(check_measure(ctx, &j, n));
+        } else if (n->kind == GROWS) {
+            CARRY_TRY(check_growth(ctx, &j, &criterion->nodes[n->left], n->along));
+        }
+    }
+    return CARRY_OK;
+}
+
+static double divided(judge *j, double left, double right) {
+    if (right == 0.0) {
+        (void)snprintf(j->reason, sizeof j->reason, "a division by zero");
+        return NAN;
+    }
+    return left / right;
+}
+
+static double logarithm(judge *j, double of) {
+    if (of <= 0.0) {
+        (void)snprintf(j->reason, sizeof j->reason, "a logarithm of %g", of);
+        return NAN;
+    }
+    return log2(of);
+}
+
+static double evaluate(judge *j, int index) {
+    const node *n = &j->c->nodes[index];
+    static const worst least = LEAST;
+    static const worst largest = LARGEST;
+    switch (n->kind) {
+    case NUMBER:
+        return n->number;
+    case ADD:
+        return evaluate(j, n->left) + evaluate(j, n->right);
+    case SUBTRACT:
+        return evaluate(j, n->left) - evaluate(j, n->right);
+    case MULTIPLY:
+        return evaluate(j, n->left) * evaluate(j, n->right);
+    case DIVIDE:
+        return divided(j, evaluate(j, n->left), evaluate(j, n->right));
+    case NEGATE:
+        return -evaluate(j, n->left);
+    case LOG2:
+        return logarithm(j, evaluate(j, n->left));
+    case MEASURE:
+        return gather(j, n, NULL);
+    case MIN:
+        return gather(j, &j->c->nodes[n->left], &least);
+    case MAX:
+        return gather(j, &j->c->nodes[n->left], &largest);
+    case GROWS:
+        return growth(j, &j->c->nodes[n->left], n->along);
+    }
+    return NAN;
+}
+
+static bool holds(const char *compare, double value, double bound) {
+    if (compare[0] == '=') {
+        return value == bound;
+    }
+    if (compare[0] == '<') {
+        return compare[1] == '=' ? value <= bound : value < bound;
+    }
+    return compare[1] == '=' ? value >= bound : value > bound;
+}
+
+carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count) {
+    judge j = {.c = criterion, .outcomes = outcomes, .count = count};
+    carry_verdict v = {.kind = CARRY_NOT_MEASURED};
+    v.value = evaluate(&j, criterion->left);
+    v.bound = evaluate(&j, criterion->right);
+    if (isnan(v.value) || isnan(v.bound)) {
+        (void)snprintf(v.reason, sizeof v.reason, "%s", j.reason[0] != '\0' ? j.reason : "it has no figure");
+    } else {
+        v.kind = holds(criterion->compare, v.value, v.bound) ? CARRY_MET : CARRY_NOT_MET;
+    }
+    return v;
+}
+
+const char *carry_verdict_name(carry_verdict_kind kind) {
+    return kind == CARRY_MET ? "met" : kind == CARRY_NOT_MET ? "not met" : "not measured";
+}

@@ -1,0 +1,47 @@
+/* A criterion as a tree: what criteria_parse.c builds and criteria.c judges. */
+#ifndef CARRY_LAB_CRITERIA_TREE_H
+#define CARRY_LAB_CRITERIA_TREE_H
+
+#include "lab/experiment/criteria.h"
+
+#define MOST_NODES 64
+#define MOST_FILTERS 8
+#define WORD 40
+
+typedef enum worst { LEAST, LARGEST } worst;
+
+typedef struct measure {
+    const char *name, *about;
+    int methods; /* that it names */
+    worst worst;
+    bool timed; /* says nothing where the result was wrong */
+    double (*value)(const carry_outcome *of, const carry_outcome *against);
+} measure;
+
+typedef enum node_kind { NUMBER, ADD, SUBTRACT, MULTIPLY, DIVIDE, NEGATE, LOG2, MEASURE, MIN, MAX, GROWS } node_kind;
+
+typedef struct filter {
+    char key[WORD], value[WORD]; /* value "": a word of the problem */
+} filter;
+
+typedef struct node {
+    node_kind kind;
+    int left, right; /* nodes */
+    double number;
+    const measure *measure;
+    char method[2][WORD];
+    int column;       /* of its name */
+    char along[WORD]; /* of grows */
+    int filters;
+    filter filter[MOST_FILTERS];
+} node;
+
+struct carry_criterion {
+    char text[CARRY_CRITERION_TEXT];
+    node nodes[MOST_NODES];
+    int count;
+    int left, right;
+    char compare[3];
+};
+
+#endif

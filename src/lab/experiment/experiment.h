@@ -1,0 +1,102 @@
+/* Experiments: a hypothesis, a grid of problems, methods, and criteria that decide. See docs/experiments.md for the
+   file format.
+
+       carry_experiment_load     read, and refuse what is wrong before anything runs
+       carry_experiment_measure  time what can be timed here; the reason is kept where it cannot
+       carry_experiment_judge    a verdict per criterion, a decision over all */
+#ifndef CARRY_LAB_EXPERIMENT_H
+#define CARRY_LAB_EXPERIMENT_H
+
+#include "bench/bench.h"
+#include "lab/experiment/criteria.h"
+#include "lab/store/store.h"
+#include "lab/yaml.h"
+
+#define CARRY_EXPERIMENT_POINTS 512
+#define CARRY_EXPERIMENT_CRITERIA 128
+#define CARRY_EXPERIMENT_STAGES 16
+#define CARRY_EXPERIMENT_BINDINGS 8
+#define CARRY_EXPERIMENT_WORD 40
+
+/* Metrics of a stored run, by the result's place: what problems of several ranks, trainings and streams have besides.
+ */
+#define CARRY_RECEIVED "received"
+#define CARRY_EXPOSED "exposed"
+#define CARRY_PERPLEXITY "perplexity"
+#define CARRY_OVERLAP "overlap"
+#define CARRY_SLOWER_STAGE "slower_stage"
+
+/* Curves are metrics too, named WHAT:WHICH; those of the same WHAT are drawn in one plot. */
+#define CARRY_LOSS "loss"
+
+/* One problem of the grid, with the letters that were put into its template. */
+typedef struct carry_point {
+    char problem[CARRY_PROBLEM_TEXT];
+    int stage;
+    char missing[160]; /* what this build or machine lacks, or "" */
+} carry_point;
+
+typedef struct carry_stage {
+    char name[CARRY_EXPERIMENT_WORD];
+    const char *methods[CARRY_BENCH_METHODS + 1];
+    int repeats, warm_up;
+    double seconds;
+    bool hot, unchecked;
+} carry_stage;
+
+typedef struct carry_experiment_criterion {
+    bool is_failure;
+    char text[CARRY_CRITERION_TEXT];
+    int line;
+    carry_criterion *parsed;
+    carry_verdict verdict; /* after carry_experiment_judge */
+} carry_experiment_criterion;
+
+typedef struct carry_experiment {
+    carry_ctx *ctx;
+    const char *path; /* for messages */
+    char *text;       /* the file */
+    carry_yaml *yaml;
+    const char *name, *hypothesis;
+    int stages, points, criteria, outcomes, outcome_room;
+    carry_stage stage[CARRY_EXPERIMENT_STAGES];
+    carry_point point[CARRY_EXPERIMENT_POINTS];
+    carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
+    carry_outcome *outcome; /* one per point and method */
+} carry_experiment;
+
+typedef enum carry_decision { CARRY_PROCEED, CARRY_STOP, CARRY_INCOMPLETE } carry_decision;
+const char *carry_decision_name(carry_decision decision);
+
+carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path);
+void carry_experiment_free(carry_experiment *experiment);
+
+typedef struct carry_experiment_options {
+    const char *stage; /* only this one; NULL: all */
+    uint64_t seed;
+    carry_store *store; /* or NULL: nothing is kept */
+    int64_t run;
+    carry_comm
+        *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
+    bool (*stop)(void);
+    void (*began)(void *user, int point, const char *problem);
+    void (*measured)(void *user, const carry_outcome *outcome);
+    void *user;
+} carry_experiment_options;
+
+/* The files experiments/NAME.yaml of the nearest folder upwards that has an experiments/, by name, with the first
+   sentence of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND when there is no such folder. */
+typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
+carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
+
+/* Refuses a stage that the experiment does not have; NULL is all of them. */
+carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
+/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. On several ranks a
+   collective; outcomes are rank 0's, which alone has a store and is told. */
+carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
+                                      const carry_experiment_options *options);
+/* Fills in every verdict, stores them where there is a store. */
+carry_status carry_experiment_judge(carry_experiment *experiment, carry_decision *decision,
+                                    const carry_experiment_options *options);
+
+#endif

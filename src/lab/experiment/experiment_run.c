@@ -1,0 +1,276 @@
+/* Experiments: measuring the grid, judging the criteria. */
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "lab/experiment/experiment.h"
+#include "lab/quiet.h"
+
+typedef struct keeper {
+    carry_experiment *e;
+    const carry_experiment_options *options;
+    const carry_ceilings *ceilings;
+    const carry_point *point;
+    bool kept;           /* something of this point */
+    carry_ceilings of;   /* of the device that the present result ran on */
+    carry_status status; /* of storing */
+} keeper;
+
+static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, const char *method) {
+    for (int i = 0; i < e->outcomes; i++) {
+        if (e->outcome[i].problem == point->problem && strcmp(e->outcome[i].method, method) == 0) {
+            return &e->outcome[i];
+        }
+    }
+    return NULL;
+}
+
+/* What problems of several ranks have besides. The step is the result's place among the run's results. */
+static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
+    const int64_t step = o - k->e->outcome;
+    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
+    return isnan(o->exposed) ? CARRY_OK
+                             : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
+}
+
+/* The losses of a training, over its steps. Points of the same stage are told apart by their place in it. */
+static carry_status store_curve(const keeper *k, const carry_bench_result *r) {
+    int place = 0;
+    for (const carry_point *p = k->e->point; p < k->point; p++) {
+        place += p->stage == k->point->stage;
+    }
+    char name[96];
+    int used = snprintf(name, sizeof name, CARRY_LOSS ":%.24s, %.40s", r->algorithm, k->e->stage[k->point->stage].name);
+    if (place > 0) {
+        (void)snprintf(name + used, sizeof name - (size_t)used, ", %d", place + 1);
+    }
+    for (int i = 0; i < r->curve_count; i++) {
+        CARRY_TRY(carry_store_metric(k->options->store, k->options->run, i + 1, name, r->curve[i]));
+    }
+    return CARRY_OK;
+}
+
+static carry_status store_training(const keeper *k, const carry_outcome *o, const carry_bench_result *r) {
+    if (k->options->store == NULL) {
+        return CARRY_OK;
+    }
+    if (r->curve != NULL) {
+        CARRY_TRY(store_curve(k, r));
+    }
+    return o->perplexity > 0.0 ? carry_store_metric(k->options->store, k->options->run, o - k->e->outcome,
+                                                    CARRY_PERPLEXITY, o->perplexity)
+                               : CARRY_OK;
+}
+
+static carry_status store_stream(const keeper *k, const carry_outcome *o) {
+    const int64_t step = o - k->e->outcome;
+    if (k->options->store == NULL || !(o->slower_stage > 0.0)) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_SLOWER_STAGE, o->slower_stage));
+    return isnan(o->overlap) ? CARRY_OK
+                             : carry_store_metric(k->options->store, k->options->run, step, CARRY_OVERLAP, o->overlap);
+}
+
+static carry_status store_outcome(const keeper *k, const carry_outcome *o, const double *samples) {
+    if (k->options->store == NULL) {
+        return CARRY_OK;
+    }
+    bool measured = o->reason[0] == '\0';
+    carry_stored_result stored = {.problem = o->problem,
+                                  .method = o->method,
+                                  .device = o->device,
+                                  .reason = o->reason,
+                                  .planned = o->planned,
+                                  .products = o->products,
+                                  .median = measured ? o->median : NAN,
+                                  .spread = measured ? o->spread : NAN,
+                                  .flops = o->flops,
+                                  .bytes = o->bytes,
+                                  .workspace = o->workspace,
+                                  .tokens = o->tokens,
+                                  .share = measured ? o->share : NAN,
+                                  .error = o->error,
+                                  .error_absolute = o->error_absolute,
+                                  .bound = o->bound,
+                                  .gemm_gflops = k->of.gemm_gflops > 0.0 ? k->of.gemm_gflops : NAN,
+                                  .copy_gbytes_s = k->of.copy_gbytes_s > 0.0 ? k->of.copy_gbytes_s : NAN};
+    CARRY_TRY(carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0));
+    return measured && o->ranks > 0 ? store_ranks(k, o) : CARRY_OK;
+}
+
+static void tell(const keeper *k, const carry_outcome *o) {
+    if (k->options->measured != NULL) {
+        k->options->measured(k->options->user, o);
+    }
+}
+
+static void keep(void *user, const carry_bench_result *r, const double *samples) {
+    keeper *k = user;
+    carry_outcome *o = outcome_of(k->e, k->point, r->algorithm);
+    if (o == NULL) {
+        return;
+    }
+    k->of = r->ceilings;
+    bool checked = !k->e->stage[k->point->stage].unchecked && r->reason[0] == '\0';
+    (void)snprintf(o->reason, sizeof o->reason, "%s", r->reason);
+    o->planned = r->planned;
+    o->repeats = r->repeats;
+    o->products = r->counts.products;
+    o->median = r->median;
+    o->spread = r->spread;
+    o->flops = r->counts.flops;
+    o->bytes = r->counts.bytes;
+    o->workspace = r->counts.workspace;
+    o->tokens = r->counts.tokens;
+    o->share = r->share;
+    o->ranks = r->ranks;
+    o->cores = r->cores;
+    o->received = r->ranks > 0 ? r->counts.received : NAN;
+    o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
+    o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
+    o->perplexity = r->counts.perplexity;
+    o->slower_stage = r->counts.slower_stage;
+    o->overlap = r->counts.slower_stage > 0.0 ? r->counts.overlap : NAN;
+    o->error = checked ? r->worst.error : NAN;
+    o->error_absolute = checked ? r->worst.absolute : NAN;
+    o->bound = checked ? r->worst.bound : NAN;
+    if (checked && isnan(o->error)) { /* the result has a NaN: no error is larger, and it is known */
+        o->error = o->error_absolute = INFINITY;
+    }
+    k->kept = true;
+    if (k->status == CARRY_OK) {
+        k->status = store_outcome(k, o, samples);
+    }
+    if (k->status == CARRY_OK && r->reason[0] == '\0') {
+        k->status = store_training(k, o, r);
+        k->status = k->status == CARRY_OK ? store_stream(k, o) : k->status;
+    }
+    tell(k, o);
+}
+
+/* Nothing of a problem can be had: every method of it gets the reason. */
+static carry_status keep_reason(keeper *k, const char *reason) {
+    carry_experiment *e = k->e;
+    const carry_stage *stage = &e->stage[k->point->stage];
+    k->of = (carry_ceilings){0};
+    for (int m = 0; stage->methods[m] != NULL; m++) {
+        carry_outcome *o = outcome_of(e, k->point, stage->methods[m]);
+        o->error = o->error_absolute = o->bound = NAN;
+        (void)snprintf(o->reason, sizeof o->reason, "%s", reason);
+        CARRY_TRY(store_outcome(k, o, NULL));
+        tell(k, o);
+    }
+    return CARRY_OK;
+}
+
+static bool has_ranks(const carry_experiment_options *options) {
+    return options->comm != NULL && carry_comm_size(options->comm) > 1;
+}
+
+static carry_status measure_point(keeper *k) {
+    const carry_stage *stage = &k->e->stage[k->point->stage];
+    carry_ctx *ctx = k->e->ctx;
+    if (k->options->stage != NULL && strcmp(k->options->stage, stage->name) != 0) {
+        char reason[96];
+        (void)snprintf(reason, sizeof reason, "the stage '%s' was not asked for", stage->name);
+        return keep_reason(k, reason);
+    }
+    if (k->point->missing[0] != '\0') {
+        return keep_reason(k, k->point->missing);
+    }
+    if (has_ranks(k->options) && carry_collective_ranks(ctx, k->point->problem) == 0) {
+        return keep_reason(k, "it is a problem of one rank, and this run is on several");
+    }
+    carry_bench_result results[CARRY_BENCH_METHODS];
+    int count = 0;
+    carry_bench_options options = {.repeats = stage->repeats,
+                                   .seconds = stage->seconds,
+                                   .hot = stage->hot,
+                                   .unchecked = stage->unchecked,
+                                   .warm_up = stage->warm_up,
+                                   .methods = stage->methods,
+                                   .seed = k->options->seed,
+                                   .comm = k->options->comm,
+                                   .keep = keep,
+                                   .keep_user = k,
+                                   .stop = k->options->stop};
+    carry_status status = carry_bench_problem(ctx, k->point->problem, k->ceilings, &options, results, &count);
+    if (k->status != CARRY_OK) {
+        return k->status; /* what cannot be kept is not measured on */
+    }
+    if (!k->kept && (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE)) {
+        char reason[256];
+        (void)snprintf(reason, sizeof reason, "%.250s", carry_ctx_error(ctx));
+        return keep_reason(k, reason);
+    }
+    return status;
+}
+
+/* How far other processes disturbed a point, so that whoever compares runs knows. The step is the place of the point's
+   first result among the run's results. */
+static carry_status store_contention(const keeper *k, carry_quiet before) {
+    if (k->options->store == NULL || !k->kept) {
+        return CARRY_OK;
+    }
+    const carry_outcome *first = outcome_of(k->e, k->point, k->e->stage[k->point->stage].methods[0]);
+    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_CONTENTION,
+                              carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)));
+}
+
+carry_status carry_experiment_stage(const carry_experiment *e, const char *stage) {
+    for (int i = 0; i < e->stages; i++) {
+        if (stage == NULL || strcmp(stage, e->stage[i].name) == 0) {
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, stage);
+}
+
+carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings *ceilings,
+                                      const carry_experiment_options *options) {
+    CARRY_TRY(carry_experiment_stage(e, options->stage));
+    keeper k = {.e = e, .options = options, .ceilings = ceilings};
+    for (int i = 0; i < e->points; i++) {
+        k.point = &e->point[i];
+        k.kept = false;
+        if (options->began != NULL) {
+            options->began(options->user, i, k.point->problem);
+        }
+        carry_quiet before = carry_quiet_now();
+        CARRY_TRY(measure_point(&k));
+        CARRY_TRY(store_contention(&k, before));
+        const bool stops = options->stop != NULL && options->stop();
+        CARRY_TRY(carry_collective_agree(has_ranks(options) ? options->comm : NULL,
+                                         stops ? carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_experiment_judge(carry_experiment *e, carry_decision *decision,
+                                    const carry_experiment_options *options) {
+    bool stop = false;
+    bool incomplete = false;
+    for (int i = 0; i < e->criteria; i++) {
+        carry_experiment_criterion *c = &e->criterion[i];
+        c->verdict = carry_criterion_judge(c->parsed, e->outcome, e->outcomes);
+        stop = stop || c->verdict.kind == (c->is_failure ? CARRY_MET : CARRY_NOT_MET);
+        incomplete = incomplete || c->verdict.kind == CARRY_NOT_MEASURED;
+        if (options->store != NULL) {
+            CARRY_TRY(carry_store_criterion(options->store, options->run,
+                                            &(carry_stored_criterion){.side = c->is_failure ? "failure" : "success",
+                                                                      .text = c->text,
+                                                                      .value = c->verdict.value,
+                                                                      .bound = c->verdict.bound,
+                                                                      .verdict = carry_verdict_name(c->verdict.kind),
+                                                                      .reason = c->verdict.reason}));
+        }
+    }
+    *decision = stop ? CARRY_STOP : incomplete ? CARRY_INCOMPLETE : CARRY_PROCEED;
+    return CARRY_OK;
+}
+
+const char *carry_decision_name(carry_decision decision) {
+    return decision == CARRY_PROCEED ? "proceed" : decision == CARRY_STOP ? "stop" : "incomplete";
+}

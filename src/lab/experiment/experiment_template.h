@@ -1,0 +1,28 @@
+/* Templates of an experiment: "scan:dense:t{t}:n{n}" beside the lists t: [...] and n: [...]. */
+#ifndef CARRY_LAB_EXPERIMENT_TEMPLATE_H
+#define CARRY_LAB_EXPERIMENT_TEMPLATE_H
+
+#include "lab/experiment/experiment.h"
+
+/* A letter of a template and the value it has now. */
+typedef struct carry_binding {
+    const char *key, *value;
+} carry_binding;
+
+typedef struct carry_bindings {
+    int count;
+    carry_binding of[CARRY_EXPERIMENT_BINDINGS];
+} carry_bindings;
+
+typedef carry_status (*carry_template_call)(carry_experiment *e, carry_yaml *entry, const carry_bindings *b,
+                                            void *user);
+
+/* node's text with the bindings put in; refuses a letter without a list and a list that is not used. */
+carry_status carry_template_fill(carry_experiment *e, char *to, size_t size, const carry_yaml *node,
+                                 const carry_bindings *b);
+/* Calls with every combination of the lists in a mapping, the last list turning fastest. `known` are the keys that are
+   no lists. */
+carry_status carry_template_each(carry_experiment *e, carry_yaml *entry, const char *const *known,
+                                 carry_template_call call, void *user);
+
+#endif

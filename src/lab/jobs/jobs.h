@@ -1,0 +1,65 @@
+/* Jobs: commands to be run later, by the local queue or by Slurm, with their output and their exit code kept.
+
+   Each job has a row in the run store and files in the folder `jobs` beside it (NAME.jobs for a store that is not
+   called store.db): ID.log, what it wrote; ID.end, its exit code, written by whoever ran it, so that the verdict
+   outlives a killed worker or a Slurm that has forgotten the job; ID.environment (local). Both are removed once the end
+   is noted in the store. Every call here first notes what has become of the jobs it looks at.
+
+   A job gets the arguments, the folder and the whole environment of its submission, nothing on standard input, and a
+   process group of its own; what it leaves running in that group is ended with it. */
+#ifndef CARRY_LAB_JOBS_H
+#define CARRY_LAB_JOBS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "lab/store/store.h"
+
+typedef struct carry_job_request {
+    const char *on;               /* local or slurm; NULL: local */
+    const char *name;             /* or NULL: the command's */
+    const char *const *arguments; /* the command, NULL at the end; UTF-8, at most 128 KiB in all */
+    const char *folder;           /* to run in; NULL: this one */
+} carry_job_request;
+
+/* submitting: only while carry_job_submit is at it. cancelling: asked to end, not yet gone. lost: it ended without an
+   exit code that anyone could keep (the machine went down, its processes were killed from outside); it is not run
+   again. */
+typedef struct carry_job {
+    int64_t id;
+    char on[16], name[64];
+    char state[16];    /* submitting, queued, running, cancelling; ended: done, failed, cancelled, lost */
+    char external[64]; /* Slurm's id */
+    char command[512], folder[1024], log[1024];
+    double submitted, started, ended; /* seconds since 1970, 0: not yet */
+    int code;                         /* exit code, 128 + signal when one ended it; -1: none */
+} carry_job;
+
+/* CARRY_ENOTFOUND when Slurm is asked for and sbatch is not here. Locally, starts a worker when none is at work. */
+carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_request *request);
+/* As last known, asking nobody. */
+carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
+/* Asks the queue or Slurm what became of it. */
+carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
+/* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop said so (CARRY_EINTERRUPTED; NULL: never). A Slurm
+   that does not answer is asked again for half a minute. The job is left as it is in any case. */
+carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void));
+/* SIGTERM, then after five seconds SIGKILL, to all of its process group; scancel. Nothing to do when it is cancelled
+   already; CARRY_EARGUMENT when it has ended otherwise. Slurm may take longer: the job is then left as cancelling. */
+carry_status carry_job_cancel(carry_store *store, int64_t id);
+/* The newest first; the caller frees *jobs. What Slurm does not tell stays as it was last known, with a warning. */
+carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
+
+bool carry_job_has_ended(const carry_job *job);
+/* CARRY_ENOTFOUND when there is none yet. */
+carry_status carry_job_newest(carry_store *store, int64_t *id);
+
+/* The local queue, one job at a time, oldest first, until it is empty or stop says so (a running job is then left to
+   finish). Does nothing where another worker is at it. carry_job_submit starts this very program as a worker:
+   `PROGRAM job work --store PATH`, so its main must lead here. */
+carry_status carry_job_work(carry_store *store, bool (*stop)(void));
+
+/* Where the last `lines` lines of a log begin (0: all of it), reading no more than these; -1 when it cannot be read. */
+int64_t carry_job_log_tail(int file, int64_t lines);
+
+#endif

@@ -1,0 +1,60 @@
+/* What the job systems and the table of jobs share. */
+#ifndef CARRY_LAB_JOBS_INTERNAL_H
+#define CARRY_LAB_JOBS_INTERNAL_H
+
+#include "lab/jobs/jobs.h"
+#include "lab/store/store_internal.h"
+
+#define CARRY_JOB_PATH 1024 /* of a job's files, as in carry_job */
+
+typedef struct carry_job_row {
+    carry_job is;
+    char *arguments; /* a JSON array of texts */
+    int64_t pid;     /* submitting: who submits; running here: who leads its process group */
+    int64_t process_start;
+    char boot[64], host[128];
+} carry_job_row;
+
+/* One way to run jobs. Each function is called with the row as it stands in the store and writes its changes there. */
+typedef struct carry_job_system {
+    const char *name, *about;
+    /* Brings a row that is submitting to queued. */
+    carry_status (*submit)(carry_store *store, const carry_job_row *row, const char *const *arguments);
+    /* Of a row that is queued, running or cancelling. */
+    carry_status (*refresh)(carry_store *store, const carry_job_row *row);
+    carry_status (*cancel)(carry_store *store, const carry_job_row *row);
+} carry_job_system;
+
+extern const carry_job_system carry_job_local, carry_job_slurm;
+
+double carry_job_now(void); /* seconds since 1970 */
+void carry_job_sleep(double seconds);
+
+/* A file of a job, by its ending: log, end, environment; id 0 for what all jobs share (ending is then a whole name). */
+carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64_t id, const char *ending);
+
+/* CARRY_ENOTFOUND with a sentence; free row->arguments. */
+carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
+/* The exit code that ID.end holds; else false, and nothing is set. *started is 0 when the file does not say. */
+bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
+/* Ends a row: by its verdict when there is one, else by this code, else (code < 0) in this state: lost, failed, ... */
+carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise);
+/* Begins, ends or undoes a transaction. */
+carry_status carry_job_transaction(carry_store *store, const char *word);
+
+/* The local queue's two locks, kept by the kernel, so that they are gone with whoever held them: the worker's, and the
+   one of the job that runs. *taken is false when another holds it; else *file is to be closed. */
+typedef enum carry_job_lock { CARRY_JOB_LOCK_WORKER, CARRY_JOB_LOCK_RUNNING } carry_job_lock;
+carry_status carry_job_lock_take(carry_store *store, carry_job_lock lock, int *file, bool *taken);
+bool carry_job_lock_held(carry_store *store, carry_job_lock lock);
+/* Are there local jobs to start? */
+carry_status carry_job_local_waiting(carry_store *store, int64_t *id); /* the oldest, 0: none */
+/* Starts a worker where there is something to do and nobody at it. */
+carry_status carry_job_local_poke(carry_store *store);
+
+/* Slurm's answer to sbatch --parsable: a number, and ;cluster where there are several; else CARRY_EFORMAT. */
+carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answer);
+/* The script for sbatch; the caller frees it; NULL when there is no memory. */
+char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments);
+
+#endif

@@ -1,0 +1,216 @@
+/* Reading the hotspots of a trace back. The file is hostile: sizes are bounded before memory is asked for, and every
+   number is looked at. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <zlib.h>
+
+#include "core/context.h"
+#include "lab/profile/trace.h"
+
+#define GZIP 16
+#define MOST_COUNT 1e15
+#define MOST_FIGURE 1e300
+
+static carry_status not_a_trace(carry_ctx *ctx, const char *name, const char *why) {
+    return carry_fail(ctx, CARRY_EFORMAT, "%s is not a trace of carry profile: %s", name, why);
+}
+
+/* One gzip member that ends where the file ends. The caller frees *text. */
+static carry_status expand(carry_ctx *ctx, char **text, size_t *text_length, const unsigned char *bytes, size_t length,
+                           const char *name) {
+    z_stream stream = {.next_in = (unsigned char *)(uintptr_t)bytes, .avail_in = (unsigned)length};
+    size_t size = 0;
+    int code = inflateInit2(&stream, MAX_WBITS + GZIP);
+    char *out = NULL;
+    *text_length = 0;
+    while (code == Z_OK && size < CARRY_TRACE_BYTES) {
+        size = size > 0 ? 2 * size : (size_t)1 << 16;
+        char *more = realloc(out, size);
+        if (more == NULL) {
+            code = Z_MEM_ERROR;
+            break;
+        }
+        out = more;
+        stream.next_out = (unsigned char *)out + *text_length;
+        stream.avail_out = (unsigned)(size - *text_length);
+        code = inflate(&stream, Z_NO_FLUSH);
+        *text_length = size - stream.avail_out;
+        if (code == Z_OK && stream.avail_out > 0) { /* all that was given is used up, and there is no end */
+            code = Z_BUF_ERROR;
+        }
+    }
+    bool whole = code == Z_STREAM_END && stream.avail_in == 0;
+    (void)inflateEnd(&stream);
+    if (whole) {
+        *text = out;
+        return CARRY_OK;
+    }
+    free(out);
+    if (code == Z_MEM_ERROR) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", name);
+    }
+    return not_a_trace(ctx, name,
+                       code == Z_OK           ? "it holds more text than such a trace can have"
+                       : code == Z_BUF_ERROR  ? "it ends too early"
+                       : code == Z_STREAM_END ? "something follows its end"
+                                              : "its gzip data is damaged");
+}
+
+static bool read_text(const json_t *object, const char *key, char *to, size_t size) {
+    const char *text = json_string_value(json_object_get(object, key));
+    if (text == NULL || strlen(text) >= size) {
+        return false;
+    }
+    for (const char *at = text; *at != '\0'; at++) { /* goes to a terminal */
+        if (*at < 0x20 || *at > 0x7e) {
+            return false;
+        }
+    }
+    (void)snprintf(to, size, "%s", text);
+    return true;
+}
+
+static bool read_number(const json_t *object, const char *key, double least, double most, double *to) {
+    const json_t *value = json_object_get(object, key);
+    *to = json_number_value(value);
+    return json_is_number(value) && *to >= least && *to <= most;
+}
+
+static bool read_integer(const json_t *object, const char *key, double most, int64_t *to) {
+    const json_t *value = json_object_get(object, key);
+    *to = json_integer_value(value);
+    return json_is_integer(value) && *to >= 0 && (double)*to <= most;
+}
+
+static bool read_spot(const json_t *from, carry_hotspot *spot) {
+    int64_t line;
+    bool ok = read_text(from, "category", spot->category, sizeof spot->category) &&
+              read_text(from, "name", spot->name, sizeof spot->name) &&
+              read_text(from, "file", spot->file, sizeof spot->file) && spot->file[0] != '\0' &&
+              read_integer(from, "line", 1e7, &line) && read_integer(from, "calls", MOST_COUNT, &spot->calls) &&
+              read_number(from, "total_s", 0.0, MOST_FIGURE, &spot->total) &&
+              /* a span and those inside are timed by different readings of the clock */
+              read_number(from, "self_s", -1.0, MOST_FIGURE, &spot->self) &&
+              read_number(from, "outer_s", 0.0, MOST_FIGURE, &spot->outer) &&
+              read_number(from, "flops", 0.0, MOST_FIGURE, &spot->flops) &&
+              read_number(from, "tokens", 0.0, MOST_FIGURE, &spot->tokens);
+    spot->line = ok ? (int)line : 0;
+    return ok;
+}
+
+static bool read_kernel(const json_t *from, carry_hotspot *kernel) {
+    bool ok = read_text(from, "category", kernel->category, sizeof kernel->category) &&
+              read_text(from, "name", kernel->name, sizeof kernel->name) &&
+              read_integer(from, "calls", MOST_COUNT, &kernel->calls) &&
+              read_number(from, "total_s", 0.0, MOST_FIGURE, &kernel->total);
+    kernel->self = kernel->outer = kernel->total;
+    (void)snprintf(kernel->file, sizeof kernel->file, "gpu");
+    return ok;
+}
+
+/* What GPUs did, in the trace of a run that used any. */
+static const char *read_gpus(const json_t *section, carry_hotspots *h) {
+    const json_t *kernels = json_object_get(section, "kernels");
+    int64_t gpus;
+    if (kernels == NULL) {
+        return NULL;
+    }
+    if (!json_is_array(kernels) || json_array_size(kernels) > CARRY_ACTIVITY_NAMES + 1) {
+        return "it has more kernels than such a trace can have";
+    }
+    if (!read_integer(section, "gpus", 1e6, &gpus) ||
+        !read_number(section, "gpu_busy_s", 0.0, MOST_FIGURE, &h->gpu_busy) ||
+        !read_integer(section, "gpu_events", MOST_COUNT, &h->gpu_events) ||
+        !read_integer(section, "gpu_dropped", MOST_COUNT, &h->gpu_dropped) ||
+        !read_integer(section, "gpu_lost", MOST_COUNT, &h->gpu_lost)) {
+        return "a figure of its GPUs is missing or absurd";
+    }
+    h->gpus = (int)gpus;
+    h->kernel = calloc(json_array_size(kernels) + 1, sizeof *h->kernel);
+    for (size_t i = 0; h->kernel != NULL && i < json_array_size(kernels); i++) {
+        if (!read_kernel(json_array_get(kernels, i), &h->kernel[i])) {
+            return "a kernel is incomplete or absurd";
+        }
+        h->kernels++;
+    }
+    return h->kernel != NULL ? NULL : "there is no memory for its kernels";
+}
+
+static const char *read_section(const json_t *root, carry_hotspots *h) {
+    const json_t *section = json_object_get(root, "carry");
+    const json_t *spots = json_object_get(section, "hotspots");
+    int64_t version;
+    int64_t ranks;
+    int64_t threads;
+    if (!json_is_array(json_object_get(root, "traceEvents"))) {
+        return "it has no traceEvents";
+    }
+    if (!json_is_array(spots) || !read_integer(section, "version", MOST_COUNT, &version)) {
+        return "it has no hotspots";
+    }
+    if (version != 1) {
+        return "it was written by a newer version";
+    }
+    if (!read_integer(section, "ranks", 1e6, &ranks) || !read_integer(section, "threads", 1e6, &threads) ||
+        !read_number(section, "wall_s", 0.0, MOST_FIGURE, &h->wall) ||
+        !read_integer(section, "events", MOST_COUNT, &h->events) ||
+        !read_integer(section, "dropped", MOST_COUNT, &h->dropped) ||
+        !read_number(section, "gemm_gflops", 0.0, MOST_FIGURE, &h->gemm_gflops)) {
+        return "a figure of its summary is missing or absurd";
+    }
+    h->ranks = (int)ranks;
+    h->threads = (int)threads;
+    if (json_array_size(spots) > CARRY_HOTSPOTS) {
+        return "it has more hotspots than such a trace can have";
+    }
+    h->spot = calloc(json_array_size(spots) + 1, sizeof *h->spot);
+    for (size_t i = 0; h->spot != NULL && i < json_array_size(spots); i++) {
+        if (!read_spot(json_array_get(spots, i), &h->spot[i])) {
+            return "a hotspot is incomplete or absurd";
+        }
+        h->count++;
+    }
+    return h->spot != NULL ? read_gpus(section, h) : "there is no memory for its hotspots";
+}
+
+static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, size_t length, const char *name) {
+    json_error_t error;
+    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
+    if (root == NULL) {
+        char why[sizeof error.text + 64];
+        (void)snprintf(why, sizeof why, "line %d: %s", error.line, error.text);
+        for (char *at = why; *at != '\0'; at++) { /* what is quoted of the file goes to a terminal */
+            *at = (char)(*at < 0x20 || *at > 0x7e ? '?' : *at);
+        }
+        return not_a_trace(ctx, name, why);
+    }
+    const char *why = json_is_object(root) ? read_section(root, hotspots) : "it is no JSON object";
+    json_decref(root);
+    if (why != NULL) {
+        carry_hotspots_free(hotspots);
+        return not_a_trace(ctx, name, why);
+    }
+    carry_hotspots_finish(hotspots);
+    return CARRY_OK;
+}
+
+carry_status carry_trace_read(carry_ctx *ctx, carry_hotspots *hotspots, const void *bytes, size_t length,
+                              const char *name) {
+    const unsigned char *first = bytes;
+    *hotspots = (carry_hotspots){0};
+    if (length > CARRY_TRACE_BYTES) {
+        return not_a_trace(ctx, name, "it is larger than such a trace can be");
+    }
+    if (length < 2 || first[0] != 0x1f || first[1] != 0x8b) {
+        return parse(ctx, hotspots, bytes, length, name);
+    }
+    char *text = NULL;
+    size_t text_length;
+    CARRY_TRY(expand(ctx, &text, &text_length, bytes, length, name));
+    carry_status status = parse(ctx, hotspots, text, text_length, name);
+    free(text);
+    return status;
+}

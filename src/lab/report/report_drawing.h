@@ -1,0 +1,35 @@
+/* What the plots of one run share: the points of each method, and the series they become. */
+#ifndef CARRY_LAB_REPORT_DRAWING_H
+#define CARRY_LAB_REPORT_DRAWING_H
+
+#include "lab/report/plot.h"
+#include "lab/report/report_parts.h"
+
+#define CARRY_CURVE_POINTS 256 /* of one method in one plot */
+
+typedef struct carry_curve {
+    double x[CARRY_CURVE_POINTS], y[CARRY_CURVE_POINTS], low[CARRY_CURVE_POINTS], high[CARRY_CURVE_POINTS];
+    int count;
+} carry_curve;
+
+typedef struct carry_drawing {
+    carry_page *page;
+    const carry_run *run;
+    carry_report_place *place; /* of each result */
+    carry_curve *curve;        /* of each method, and one more for what is not a method's */
+    carry_plot_series series[CARRY_PLOT_SERIES];
+    int count;
+} carry_drawing;
+
+/* Kept in order of x, since lines are drawn in the order given; what is beyond the limit is left out. */
+void carry_curve_add(carry_curve *to, double x, double y, double low, double high);
+void carry_drawing_clear(carry_drawing *d);
+/* A series for every method that has points, in the page's order. */
+void carry_drawing_curves(carry_drawing *d, bool line, bool whiskers);
+void carry_drawing_rule(carry_drawing *d, const char *name, const double *x, const double *y, int count, bool line);
+
+/* report_times.c: time and speedup of each shape. report_limits.c: errors, and the roofline of each device. */
+carry_status carry_drawing_times(carry_drawing *d);
+carry_status carry_drawing_limits(carry_drawing *d);
+
+#endif

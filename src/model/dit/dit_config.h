@@ -1,0 +1,10 @@
+/* config.json of a video transformer, for the files of this folder. */
+#ifndef CARRY_MODEL_DIT_CONFIG_H
+#define CARRY_MODEL_DIT_CONFIG_H
+
+#include "model/dit/dit.h"
+
+/* Replaces path: Wan's keys, and those of a causal model that are set. */
+carry_status carry_dit_config_write(carry_ctx *ctx, const carry_dit_config *config, const char *path);
+
+#endif

@@ -1,0 +1,245 @@
+/* The parameters of a language model: the list, the buffers, start values. */
+#include "model/lm/lm.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/memory.h"
+
+#define GAP 16 /* elements: every parameter starts on a line of the cache */
+
+static const char *const layer_keys[] = {
+#define X(name, key) key,
+    CARRY_LM_LAYER_LIST(X)
+#undef X
+};
+
+static carry_lm_parameter matrix(bool present, int64_t out, int64_t in) {
+    return (carry_lm_parameter){.rank = present ? 2 : 0, .shape = {out, in}, .decays = true, .start = CARRY_LM_NORMAL};
+}
+
+/* What a layer's parameter is like, or rank 0 when the configuration has none. */
+static carry_lm_parameter describe(const carry_lm_config *c, carry_lm_slot slot) {
+    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
+    int64_t d = c->hidden_size;
+    int64_t W = c->conv_size;
+    carry_lm_parameter conv = {.rank = c->use_short_conv ? 3 : 0, .shape = {0, 1, W}, .decays = true};
+    carry_lm_parameter head = {.rank = gated ? 1 : 0, .shape = {c->value_heads}, .decays = false};
+    carry_lm_parameter norm = {.rank = 1, .shape = {d}, .decays = true, .start = CARRY_LM_ONES};
+    switch (slot) {
+    case CARRY_LM_ATTN_NORM:
+    case CARRY_LM_MLP_NORM:
+        return norm;
+    case CARRY_LM_O_NORM:
+        norm.shape[0] = c->value;
+        return norm;
+    case CARRY_LM_Q_PROJ:
+    case CARRY_LM_K_PROJ:
+        return matrix(true, c->key_width, d);
+    case CARRY_LM_V_PROJ:
+        return matrix(true, c->value_width, d);
+    case CARRY_LM_A_PROJ:
+        return matrix(gated, c->value_heads, d);
+    case CARRY_LM_B_PROJ:
+        return matrix(gated || c->use_beta, c->value_heads, d);
+    case CARRY_LM_G_PROJ:
+        return matrix(c->use_gate, c->value_width, d);
+    case CARRY_LM_A_LOG:
+        head.start = CARRY_LM_DECAY_RATE;
+        return head;
+    case CARRY_LM_DT_BIAS:
+        head.start = CARRY_LM_STEP_BIAS;
+        return head;
+    case CARRY_LM_Q_CONV:
+    case CARRY_LM_K_CONV:
+        conv.shape[0] = c->key_width;
+        return conv;
+    case CARRY_LM_V_CONV:
+        conv.shape[0] = c->value_width;
+        return conv;
+    case CARRY_LM_O_PROJ:
+        return matrix(true, d, c->value_width);
+    case CARRY_LM_GATE_PROJ:
+    case CARRY_LM_UP_PROJ:
+        return matrix(true, c->intermediate, d);
+    case CARRY_LM_DOWN_PROJ:
+        return matrix(true, d, c->intermediate);
+    case CARRY_LM_SLOTS:
+        break;
+    }
+    return (carry_lm_parameter){0};
+}
+
+/* The next of the list; its place follows the last one's. */
+static int64_t add(carry_lm *lm, carry_lm_parameter parameter) {
+    parameter.count = 1;
+    for (int i = 0; i < parameter.rank; i++) {
+        parameter.count *= parameter.shape[i]; /* carry_lm_config_finish has bounded the sum of them */
+    }
+    parameter.offset = lm->count;
+    lm->count += (parameter.count + GAP - 1) / GAP * GAP;
+    lm->trained += parameter.count;
+    lm->parameter[lm->parameters] = parameter;
+    return lm->parameters++;
+}
+
+static int64_t add_named(carry_lm *lm, const char *name, carry_lm_parameter parameter) {
+    (void)snprintf(parameter.name, sizeof parameter.name, "%s", name);
+    return add(lm, parameter);
+}
+
+static void list_parameters(carry_lm *lm) {
+    const carry_lm_config *c = &lm->config;
+    const carry_lm_parameter table = {
+        .rank = 2, .shape = {c->vocab_size, c->hidden_size}, .decays = true, .start = CARRY_LM_NORMAL};
+    const carry_lm_parameter norm = {.rank = 1, .shape = {c->hidden_size}, .decays = true, .start = CARRY_LM_ONES};
+    lm->embeddings = add_named(lm, "model.embeddings.weight", table);
+    for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
+        for (carry_lm_slot slot = 0; slot < CARRY_LM_SLOTS; slot++) {
+            carry_lm_parameter parameter = describe(c, slot);
+            (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%" PRId64 ".%s", layer,
+                           layer_keys[slot]);
+            lm->layer[layer][slot] = parameter.rank > 0 ? add(lm, parameter) : -1;
+        }
+    }
+    lm->norm = add_named(lm, "model.norm.weight", norm);
+    lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
+}
+
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config) {
+    *made = NULL;
+    carry_lm *lm = calloc(1, sizeof *lm);
+    if (lm == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a model");
+    }
+    lm->ctx = ctx;
+    lm->config = *config;
+    carry_status status = carry_lm_config_finish(ctx, &lm->config);
+    if (status == CARRY_OK) {
+        size_t layers = (size_t)lm->config.num_hidden_layers;
+        lm->parameter = calloc(layers * CARRY_LM_SLOTS + 3, sizeof *lm->parameter);
+        lm->layer = calloc(layers, sizeof *lm->layer);
+        if (lm->parameter != NULL && lm->layer != NULL) {
+            list_parameters(lm);
+            lm->weights = carry_aligned_new((size_t)lm->count * sizeof(float));
+        }
+        if (lm->weights == NULL) {
+            status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the %" PRId64 " parameters of a model", lm->count);
+        }
+    }
+    if (status != CARRY_OK) {
+        carry_lm_free(lm);
+        return status;
+    }
+    memset(lm->weights, 0, (size_t)lm->count * sizeof(float));
+    *made = lm;
+    return CARRY_OK;
+}
+
+void carry_lm_free(carry_lm *lm) {
+    if (lm != NULL) {
+        free(lm->parameter);
+        free(lm->layer);
+        free(lm->weights);
+        free(lm->gradients);
+        free(lm);
+    }
+}
+
+static carry_status start(carry_lm *lm, const carry_lm_parameter *p, uint64_t seed) {
+    float *w = lm->weights + p->offset;
+    carry_tensor flat = carry_view_1d(w, CARRY_F32, p->count);
+    uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
+    switch (p->start) {
+    case CARRY_LM_NORMAL:
+        return carry_random_normal(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range);
+    case CARRY_LM_ONES:
+        for (int64_t i = 0; i < p->count; i++) {
+            w[i] = 1.0f;
+        }
+        return CARRY_OK;
+    case CARRY_LM_DECAY_RATE:
+        CARRY_TRY(carry_random_uniform(lm->ctx, flat, seed, stream, 0.0f, 16.0f));
+        for (int64_t i = 0; i < p->count; i++) {
+            w[i] = logf(fmaxf(w[i], 1e-6f)); /* U(0, 16) may be 0 */
+        }
+        return CARRY_OK;
+    case CARRY_LM_STEP_BIAS:
+        CARRY_TRY(carry_random_uniform(lm->ctx, flat, seed, stream, logf(0.001f), logf(0.1f)));
+        for (int64_t i = 0; i < p->count; i++) {
+            float step = fmaxf(expf(w[i]), 1e-4f);
+            w[i] = step + logf(-expm1f(-step)); /* softplus of it is step */
+        }
+        return CARRY_OK;
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_lm_init(carry_lm *lm, uint64_t seed) {
+    for (int64_t i = 0; i < lm->parameters; i++) {
+        CARRY_TRY(start(lm, &lm->parameter[i], seed));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_lm_want_gradients(carry_lm *lm) {
+    if (lm->gradients == NULL) {
+        lm->gradients = carry_aligned_new((size_t)lm->count * sizeof(float));
+        if (lm->gradients == NULL) {
+            return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory for the gradients of %" PRId64 " parameters",
+                              lm->count);
+        }
+    }
+    carry_lm_zero_gradients(lm);
+    return CARRY_OK;
+}
+
+void carry_lm_zero_gradients(carry_lm *lm) {
+    memset(lm->gradients, 0, (size_t)lm->count * sizeof(float));
+}
+
+carry_parameters carry_lm_parameters(const carry_lm *lm) {
+    return (carry_parameters){.parameters = lm->parameters,
+                              .parameter = lm->parameter,
+                              .count = lm->count,
+                              .trained = lm->trained,
+                              .weights = lm->weights,
+                              .gradients = lm->gradients};
+}
+
+carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter) {
+    const carry_lm_parameter *p = &lm->parameter[parameter];
+    return carry_view(lm->weights + p->offset, CARRY_F32, p->rank, p->shape);
+}
+
+carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter) {
+    const carry_lm_parameter *p = &lm->parameter[parameter];
+    return carry_view(lm->gradients + p->offset, CARRY_F32, p->rank, p->shape);
+}
+
+const carry_lm_parameter *carry_lm_find(const carry_lm *lm, const char *name) {
+    for (int64_t i = 0; i < lm->parameters; i++) {
+        if (strcmp(lm->parameter[i].name, name) == 0) {
+            return &lm->parameter[i];
+        }
+    }
+    return NULL;
+}
+
+/* The first parameter of a layer is its attn_norm, which every layer has. */
+static int64_t begin_of(const carry_lm *lm, int64_t layer) {
+    if (layer < 0) {
+        return 0;
+    }
+    return lm->parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer][CARRY_LM_ATTN_NORM] : lm->norm].offset;
+}
+
+void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count) {
+    *first = begin_of(lm, layer);
+    *count = (layer < lm->config.num_hidden_layers ? begin_of(lm, layer + 1) : lm->count) - *first;
+}

@@ -1,0 +1,158 @@
+/* Language models of flash-linear-attention's making: gated_deltanet and delta_net.
+
+       h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += down(silu(gate(x)) * up(x)), x = norm(h)
+       logits = lm_head norm(h)
+
+   and in the mixer, with x = norm(h): q, k, v = f(conv(proj x)); o = delta rule (q, k, v, beta(b_proj x), g(a_proj x));
+   out = o_proj(head-wise norm(o) silu(g_proj x)).
+
+   Parameters are one flat f32 buffer, gradients another of the same layout, so that optimizers and reductions see
+   arrays; a list, made from the configuration by one function, says what lies where. A pass is a plan for batches of
+   one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators on tensors
+   and nothing else, so it does not know where they run. */
+#ifndef CARRY_MODEL_LM_H
+#define CARRY_MODEL_LM_H
+
+#include "model/lm/config.h"
+#include "model/lm/mixer.h"
+#include "model/parameters.h"
+
+/* The parameters of a layer. X(name, key below model.layers.N.) */
+#define CARRY_LM_LAYER_LIST(X)           \
+    X(ATTN_NORM, "attn_norm.weight")     \
+    X(Q_PROJ, "attn.q_proj.weight")      \
+    X(K_PROJ, "attn.k_proj.weight")      \
+    X(V_PROJ, "attn.v_proj.weight")      \
+    X(A_PROJ, "attn.a_proj.weight")      \
+    X(B_PROJ, "attn.b_proj.weight")      \
+    X(G_PROJ, "attn.g_proj.weight")      \
+    X(A_LOG, "attn.A_log")               \
+    X(DT_BIAS, "attn.dt_bias")           \
+    X(Q_CONV, "attn.q_conv1d.weight")    \
+    X(K_CONV, "attn.k_conv1d.weight")    \
+    X(V_CONV, "attn.v_conv1d.weight")    \
+    X(O_NORM, "attn.o_norm.weight")      \
+    X(O_PROJ, "attn.o_proj.weight")      \
+    X(MLP_NORM, "mlp_norm.weight")       \
+    X(GATE_PROJ, "mlp.gate_proj.weight") \
+    X(UP_PROJ, "mlp.up_proj.weight")     \
+    X(DOWN_PROJ, "mlp.down_proj.weight")
+
+typedef enum carry_lm_slot {
+#define X(name, key) CARRY_LM_##name,
+    CARRY_LM_LAYER_LIST(X)
+#undef X
+        CARRY_LM_SLOTS
+} carry_lm_slot;
+
+typedef enum carry_lm_start {
+    CARRY_LM_NORMAL,     /* N(0, initializer_range) */
+    CARRY_LM_ONES,       /* norms */
+    CARRY_LM_DECAY_RATE, /* log U(0, 16) */
+    CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp U(log 0.001, log 0.1) */
+} carry_lm_start;
+
+typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
+
+typedef struct carry_lm {
+    carry_ctx *ctx;
+    carry_lm_config config;
+    int64_t parameters;
+    carry_lm_parameter *parameter;    /* embeddings; layer after layer; norm; lm_head (not when tied) */
+    int64_t (*layer)[CARRY_LM_SLOTS]; /* indices of parameters; -1: the model has none */
+    int64_t embeddings, norm, head;   /* head is embeddings when tied */
+    int64_t count;                    /* elements of each flat buffer */
+    int64_t trained;                  /* of those, without the gaps: the number of parameters */
+    float *weights;
+    float *gradients; /* NULL until carry_lm_want_gradients */
+} carry_lm;
+
+/* The weights of a new model are zero: load or init. The model uses ctx. */
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config);
+void carry_lm_free(carry_lm *lm);
+/* Start values, a function of the seed and a parameter's name alone. */
+carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
+carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
+void carry_lm_zero_gradients(carry_lm *lm);
+
+/* A view of them, for what trains or stores models of any kind; as of now: gradients may come later. */
+carry_parameters carry_lm_parameters(const carry_lm *lm);
+carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
+carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
+const carry_lm_parameter *carry_lm_find(const carry_lm *lm, const char *name); /* NULL: none */
+/* Elements [*first, *first + *count) of the flat buffers: of a layer, of the embeddings (-1), or of what follows the
+   layers (num_hidden_layers). Ranges do not overlap and cover all. */
+void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
+
+/* A folder as Hugging Face has it: config.json, and model.safetensors or what model.safetensors.index.json lists, in
+   f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused by name. A tied lm_head may be there if it is
+   the embeddings. */
+carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder);
+/* config.json and model.safetensors, each replaced as a whole, the configuration first. */
+carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
+/* Weights alone, from a folder into a model that is there. */
+carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
+
+typedef struct carry_lm_pass_options {
+    int64_t batch, tokens;
+    int64_t sequences;           /* > 0: packed, batch being 1 */
+    carry_dtype dtype;           /* of activations: f32, bf16 or f16; weights are f32 */
+    bool forward_only;           /* no gradients will be asked for: layers share their memory */
+    bool recompute;              /* keep only what enters a layer and do its forward again in backward: the same bits */
+    const carry_lm_mixer *mixer; /* NULL: chunk, or linear without the delta rule */
+    const void *mixer_options;
+} carry_lm_pass_options;
+
+typedef struct carry_lm_pass carry_lm_pass;
+typedef struct carry_lm_state carry_lm_state;
+
+/* The pass uses lm and is freed before it. */
+carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options);
+void carry_lm_pass_free(carry_lm_pass *pass);
+size_t carry_lm_pass_memory(const carry_lm_pass *pass); /* bytes a call needs: activations and workspace */
+const char *carry_lm_pass_about(const carry_lm_pass *pass);
+
+/* Absent tensors have data NULL. */
+typedef struct carry_lm_args {
+    carry_tensor ids;    /* [B, T], i64 */
+    carry_tensor labels; /* [B, T], i64: what each token should be followed by; -100 does not count. Absent: no loss */
+    carry_tensor cu_seqlens; /* [sequences + 1], i64, where packed */
+    carry_tensor cuts;     /* for the convolutions, where tokens are split over ranks: cu_seqlens of this rank's tokens,
+                              with     an empty first sequence when one starts at its first token. Absent: cu_seqlens */
+    carry_tensor logits;   /* gets [B, T, vocab], or [B, vocab] with last_logits; of the pass's type. May be absent */
+    bool last_logits;      /* only those of each sequence's last token */
+    bool backward;         /* adds to the gradients */
+    float scale;           /* of the gradient of every counted token's loss; 0: one over their number, for the mean */
+    carry_lm_state *state; /* continues from it and leaves it after the last token. Not with backward, nor packed */
+    double *loss;          /* the sum over counted tokens; NULL: not wanted */
+    int64_t *counted;
+    /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
+       to the first, the embeddings. A failure ends the call. NULL: not wanted. */
+    carry_status (*ready)(void *user, int64_t first, int64_t count);
+    void *user;
+} carry_lm_args;
+
+/* Forward and, if asked for, backward. memory: carry_lm_pass_memory bytes of any alignment; nothing in it is needed
+   afterwards. Results do not depend on the number of threads. */
+carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
+
+/* The states of `batch` sequences: for every layer the last conv_size - 1 inputs of each convolution and the state of
+   the delta rule, in f32. A new one is zero: nothing was read. */
+carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
+void carry_lm_state_free(carry_lm_state *state);
+void carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
+/* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
+carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
+
+/* Generation for `batch` sequences at once. A prompt is read by chunks, from where its sequence stands, then every step
+   takes one token of each sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step.
+   Steps allocate nothing; a prompt does. */
+typedef struct carry_lm_generator carry_lm_generator;
+carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype);
+void carry_lm_generator_free(carry_lm_generator *g);
+carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
+                                       float *logits);
+carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits);
+carry_lm_state *carry_lm_generator_state(carry_lm_generator *g);
+
+#endif

@@ -1,0 +1,117 @@
+/* Where the activations of a pass lie. The same lines count the bytes and carve them. */
+#include "model/lm/lm_pass.h"
+
+static carry_tensor take(carry_arena *arena, carry_dtype dtype, int64_t rows, int64_t width) {
+    const int64_t shape[] = {rows, width};
+    size_t count;
+    if (!carry_size_product(&count, shape, 2, 1)) {
+        arena->overflowed = true;
+        return (carry_tensor){0};
+    }
+    return carry_view(carry_arena_take(arena, count, carry_dtype_size(dtype)), dtype, 2, shape);
+}
+
+static carry_tensor take_before(const carry_lm_pass *pass, carry_arena *arena, int64_t channels) {
+    const carry_lm_config *c = &pass->lm->config;
+    if (pass->mixer->halo == NULL || !c->use_short_conv || c->conv_size < 2) {
+        return (carry_tensor){0};
+    }
+    carry_tensor rows = take(arena, CARRY_F32, pass->options.batch * (c->conv_size - 1), channels);
+    return carry_view_3d(rows.data, CARRY_F32, pass->options.batch, c->conv_size - 1, channels);
+}
+
+static void take_layer(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_dtype dtype = pass->options.dtype;
+    int64_t n = pass->tokens;
+    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
+    r->x = take(arena, dtype, n, c->hidden_size);
+    r->q_in = take(arena, dtype, n, c->key_width);
+    r->k_in = take(arena, dtype, n, c->key_width);
+    r->v_in = take(arena, dtype, n, c->value_width);
+    r->before[0] = take_before(pass, arena, c->key_width);
+    r->before[1] = take_before(pass, arena, c->key_width);
+    r->before[2] = take_before(pass, arena, c->value_width);
+    r->q = take(arena, dtype, n, c->key_width);
+    r->k = take(arena, dtype, n, c->key_width);
+    r->v = take(arena, dtype, n, c->value_width);
+    r->a = gated ? take(arena, dtype, n, c->value_heads) : (carry_tensor){0};
+    r->b = gated || c->use_beta ? take(arena, dtype, n, c->value_heads) : pass->beta;
+    r->z = c->use_gate ? take(arena, dtype, n, c->value_width) : (carry_tensor){0};
+    r->o = take(arena, dtype, n, c->value_width);
+    r->y = take(arena, dtype, n, c->value_width);
+    r->middle = take(arena, dtype, n, c->hidden_size);
+    r->x2 = take(arena, dtype, n, c->hidden_size);
+    r->gate = take(arena, dtype, n, c->intermediate);
+    r->up = take(arena, dtype, n, c->intermediate);
+    r->activated = take(arena, dtype, n, c->intermediate);
+    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, pass->mixer->kept(pass->mixing), 1);
+}
+
+static void take_back(const carry_lm_pass *pass, carry_arena *arena, carry_lm_back *back) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_dtype dtype = pass->options.dtype;
+    int64_t n = pass->tokens;
+    back->dh = take(arena, dtype, n, c->hidden_size);
+    back->dx = take(arena, dtype, n, c->hidden_size);
+    back->dmiddle_wide = take(arena, dtype, n, c->intermediate);
+    back->dy = take(arena, dtype, n, c->value_width);
+    back->dout = take(arena, dtype, n, c->value_width);
+    back->dz = c->use_gate ? take(arena, dtype, n, c->value_width) : (carry_tensor){0};
+    back->dq = take(arena, dtype, n, c->key_width);
+    back->dk = take(arena, dtype, n, c->key_width);
+    back->dv = take(arena, dtype, n, c->value_width);
+    back->dq_in = take(arena, dtype, n, c->key_width);
+    back->dk_in = take(arena, dtype, n, c->key_width);
+    back->dv_in = back->dy; /* used up by then */
+    back->da = take(arena, dtype, n, c->value_heads);
+    back->db = take(arena, dtype, n, c->value_heads);
+    back->dbefore_key = take_before(pass, arena, c->key_width);
+    back->dbefore_value = take_before(pass, arena, c->value_width);
+    back->dA_log = carry_view_1d(carry_arena_take(arena, (size_t)c->value_heads, 4), CARRY_F32, c->value_heads);
+    back->ddt_bias = carry_view_1d(carry_arena_take(arena, (size_t)c->value_heads, 4), CARRY_F32, c->value_heads);
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+/* The most that any operator of the pass asks for. */
+static size_t scratch_bytes(const carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_pass_options *o = &pass->options;
+    size_t bytes = pass->mixer->workspace(pass->mixing);
+    bytes = larger(bytes, carry_linear_cross_entropy_workspace(pass->tokens, c->hidden_size, c->vocab_size));
+    if (!o->forward_only) {
+        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens, c->hidden_size));
+        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value));
+        if (c->use_short_conv) {
+            int64_t widest = c->key_width > c->value_width ? c->key_width : c->value_width;
+            bytes = larger(bytes, carry_conv_backward_workspace(o->batch, o->tokens, widest, c->conv_size));
+        }
+    }
+    return bytes;
+}
+
+void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_dtype dtype = pass->options.dtype;
+    bool constant = c->kind == CARRY_LM_DELTA_NET && !c->use_beta;
+    pass->beta = constant ? take(arena, CARRY_F32, pass->tokens, c->value_heads) : (carry_tensor){0};
+    pass->ones = c->qk_activation == CARRY_ELU ? take(arena, CARRY_F32, pass->tokens, c->key_width) : (carry_tensor){0};
+    for (int64_t i = 0; i <= c->num_hidden_layers; i++) {
+        bool own = i == 0 || !pass->options.forward_only;
+        pass->h[i] = own ? take(arena, dtype, pass->tokens, c->hidden_size) : pass->h[0];
+    }
+    for (int64_t i = 0; i < pass->layers_kept; i++) {
+        take_layer(pass, arena, &pass->layer[i]);
+    }
+    pass->last = take(arena, dtype, pass->tokens, c->hidden_size);
+    pass->last_h = take(arena, dtype, pass->options.batch, c->hidden_size);
+    pass->last_x = take(arena, dtype, pass->options.batch, c->hidden_size);
+    if (!pass->options.forward_only) {
+        take_back(pass, arena, &pass->back);
+    }
+    pass->scratch_bytes = scratch_bytes(pass);
+    pass->scratch = carry_arena_take(arena, pass->scratch_bytes, 1);
+}

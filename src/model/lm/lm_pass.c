@@ -1,0 +1,288 @@
+/* Planning a pass, and running it. */
+#include "model/lm/lm_pass.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+
+#define MAX_TOKENS ((int64_t)1 << 32)
+
+static void release(carry_lm_pass *pass) {
+    if (pass->mixing != NULL) {
+        pass->mixer->close(pass->mixing);
+    }
+    free(pass->layer);
+    free(pass->h);
+    free(pass);
+}
+
+static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o) {
+    if (o->batch < 1 || o->tokens < 1 || o->batch > MAX_TOKENS / o->tokens) {
+        return carry_fail(ctx, CARRY_ESIZE, "a batch of %" PRId64 " sequences of %" PRId64 " tokens cannot be planned",
+                          o->batch, o->tokens);
+    }
+    if (o->sequences < 0 || (o->sequences > 0 && o->batch != 1)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "packed sequences (%" PRId64 ") need a batch of 1, not %" PRId64,
+                          o->sequences, o->batch);
+    }
+    if (o->dtype != CARRY_F32 && o->dtype != CARRY_BF16 && o->dtype != CARRY_F16) {
+        return carry_fail(ctx, CARRY_EDTYPE, "activations are f32, bf16 or f16, not %s", carry_dtype_name(o->dtype));
+    }
+    return CARRY_OK;
+}
+
+static carry_delta_problem problem_of(const carry_lm_config *c, const carry_lm_pass_options *o) {
+    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
+    bool logits = gated || c->use_beta;
+    return (carry_delta_problem){.batch = o->batch,
+                                 .tokens = o->tokens,
+                                 .heads = c->num_heads,
+                                 .value_heads = c->value_heads,
+                                 .key = c->key,
+                                 .value = c->value,
+                                 .sequences = o->sequences,
+                                 .dtype = o->dtype,
+                                 .gate = gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
+                                 .l2norm = true,
+                                 .gate_inside = gated,
+                                 .beta_sigmoid = logits,
+                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f};
+}
+
+/* A model is run by the recurrence that it was trained with. */
+static carry_status check_mixer(carry_ctx *ctx, const carry_lm_config *config, const carry_lm_mixer *mixer) {
+    if (mixer == NULL || (mixer == &carry_lm_mixer_linear) == !config->use_delta_rule) {
+        return CARRY_OK;
+    }
+    return config->use_delta_rule ? carry_fail(ctx, CARRY_EUNSUPPORTED,
+                                               "linear is no method for a model with the delta rule: its config says "
+                                               "use_delta_rule true, or nothing of it")
+                                  : carry_fail(ctx, CARRY_EUNSUPPORTED,
+                                               "%s is no method for a model without the delta rule (use_delta_rule is "
+                                               "false in its config): linear is",
+                                               mixer->name);
+}
+
+carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options) {
+    carry_ctx *ctx = lm->ctx;
+    *made = NULL;
+    CARRY_TRY(check_options(ctx, options));
+    CARRY_TRY(check_mixer(ctx, &lm->config, options->mixer));
+    carry_lm_pass *pass = calloc(1, sizeof *pass);
+    if (pass == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
+    }
+    pass->ctx = ctx;
+    pass->lm = lm;
+    pass->options = *options;
+    pass->tokens = options->batch * options->tokens;
+    pass->problem = problem_of(&lm->config, options);
+    pass->mixer = options->mixer != NULL      ? options->mixer
+                  : lm->config.use_delta_rule ? &carry_lm_mixer_chunk
+                                              : &carry_lm_mixer_linear;
+    pass->layers_kept = options->recompute || options->forward_only ? 1 : lm->config.num_hidden_layers;
+    pass->layer = calloc((size_t)pass->layers_kept, sizeof *pass->layer);
+    pass->h = calloc((size_t)lm->config.num_hidden_layers + 1, sizeof *pass->h);
+    carry_status status;
+    if (pass->layer == NULL || pass->h == NULL) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
+    } else {
+        status = pass->mixer->open(ctx, &pass->mixing, &pass->problem, options->mixer_options);
+    }
+    if (status == CARRY_OK) {
+        carry_arena count = carry_arena_over(NULL, 0);
+        carry_lm_pass_lay_out(pass, &count);
+        if (!carry_arena_total(&count, &pass->memory)) {
+            status = carry_fail(ctx, CARRY_ESIZE, "the activations of this batch are larger than memory can be");
+        }
+    }
+    if (status != CARRY_OK) {
+        release(pass);
+        return status;
+    }
+    (void)snprintf(pass->about, sizeof pass->about, "%.3g MB of activations in %s%s; layers by %s: %.120s",
+                   1e-6 * (double)pass->memory, carry_dtype_name(options->dtype),
+                   options->recompute ? ", layers done again in backward" : "", pass->mixer->name,
+                   pass->mixer->plan(pass->mixing));
+    *made = pass;
+    return CARRY_OK;
+}
+
+void carry_lm_pass_free(carry_lm_pass *pass) {
+    if (pass != NULL) {
+        release(pass);
+    }
+}
+
+size_t carry_lm_pass_memory(const carry_lm_pass *pass) {
+    return pass->memory;
+}
+
+const char *carry_lm_pass_about(const carry_lm_pass *pass) {
+    return pass->about;
+}
+
+static carry_status check_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                              const int64_t *shape) {
+    CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
+    if (tensor->dtype != CARRY_I64 || !carry_tensor_is_packed(tensor, 0)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed i64", name);
+    }
+    return CARRY_OK;
+}
+
+static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *args) {
+    carry_ctx *ctx = pass->ctx;
+    const carry_lm_pass_options *o = &pass->options;
+    const int64_t rows[] = {o->batch, o->tokens, pass->lm->config.vocab_size};
+    const int64_t lasts[] = {o->batch, pass->lm->config.vocab_size};
+    CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows));
+    if (args->labels.data != NULL) {
+        CARRY_TRY(check_i64(ctx, "labels", &args->labels, 2, rows));
+    }
+    if (args->logits.data != NULL) {
+        CARRY_TRY(carry_tensor_expect(ctx, "logits", &args->logits, args->last_logits ? 2 : 3,
+                                      args->last_logits ? lasts : rows));
+    }
+    if ((args->cu_seqlens.data != NULL) != (o->sequences > 0)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens is %s and the pass has %" PRId64 " packed sequences",
+                          args->cu_seqlens.data != NULL ? "given" : "missing", o->sequences);
+    }
+    if (args->backward && (o->forward_only || args->labels.data == NULL || pass->lm->gradients == NULL)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "backward needs labels, a pass that is not forward_only, and carry_lm_want_gradients");
+    }
+    if (args->state != NULL && (args->backward || o->sequences > 0 || args->state->batch != o->batch)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a state of %" PRId64 " sequences does not go with backward, with packed sequences or with a "
+                          "batch of %" PRId64,
+                          args->state->batch, o->batch);
+    }
+    if (args->last_logits && o->sequences > 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
+    }
+    return CARRY_OK;
+}
+
+static carry_tensor flat(carry_tensor ids, int64_t count) {
+    return carry_view_1d(ids.data, CARRY_I64, count);
+}
+
+static void fill_ones(carry_tensor tensor, float value) {
+    float *to = tensor.data;
+    for (int64_t i = 0; to != NULL && i < carry_tensor_count(&tensor); i++) {
+        to[i] = value;
+    }
+}
+
+static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
+    carry_ctx *ctx = pass->ctx;
+    const carry_lm_config *c = &pass->lm->config;
+    carry_tensor W = carry_lm_weight(pass->lm, pass->lm->head);
+    carry_tensor x = pass->last;
+    if (args->last_logits) {
+        carry_tensor h = pass->h[c->num_hidden_layers];
+        size_t row = (size_t)c->hidden_size * carry_dtype_size(h.dtype);
+        for (int64_t b = 0; b < pass->options.batch; b++) {
+            int64_t from = (b + 1) * pass->options.tokens - 1;
+            CARRY_TRY(carry_convert(
+                ctx, carry_view_1d((unsigned char *)pass->last_h.data + (size_t)b * row, h.dtype, c->hidden_size),
+                carry_view_1d((unsigned char *)h.data + (size_t)from * row, h.dtype, c->hidden_size)));
+        }
+        CARRY_TRY(carry_rms_norm(ctx, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm),
+                                 (carry_tensor){0}, (float)c->norm_eps));
+        x = pass->last_x;
+    }
+    return carry_linear(ctx, carry_view_2d(args->logits.data, args->logits.dtype, x.shape[0], c->vocab_size), x, W,
+                        false);
+}
+
+/* The loss, and with backward the gradients of what enters the last norm and of what follows the layers. */
+static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args) {
+    carry_ctx *ctx = pass->ctx;
+    carry_lm *lm = pass->lm;
+    CARRY_SPAN(ctx, "model", "head");
+    carry_tensor h = pass->h[lm->config.num_hidden_layers];
+    carry_tensor w = carry_lm_weight(lm, lm->norm);
+    carry_tensor absent = {0};
+    float eps = (float)lm->config.norm_eps;
+    if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
+        CARRY_TRY(carry_rms_norm(ctx, pass->last, h, w, absent, eps));
+    }
+    if (args->logits.data != NULL) {
+        CARRY_TRY(write_logits(pass, args));
+    }
+    if (args->labels.data == NULL) {
+        return CARRY_OK;
+    }
+    carry_tensor targets = flat(args->labels, pass->tokens);
+    int64_t counted = 0;
+    for (int64_t i = 0; i < pass->tokens; i++) {
+        counted += ((const int64_t *)targets.data)[i] != -100;
+    }
+    float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
+    double loss = 0.0;
+    CARRY_TRY(carry_linear_cross_entropy(ctx, &loss, &counted, args->backward ? pass->back.dx : absent,
+                                         args->backward ? carry_lm_gradient(lm, lm->head) : absent, pass->last,
+                                         carry_lm_weight(lm, lm->head), targets, scale, pass->scratch,
+                                         pass->scratch_bytes));
+    if (args->loss != NULL) {
+        *args->loss = loss;
+    }
+    if (args->counted != NULL) {
+        *args->counted = counted;
+    }
+    if (!args->backward) {
+        return CARRY_OK;
+    }
+    return carry_rms_norm_backward(ctx, pass->back.dh, carry_lm_gradient(lm, lm->norm), absent, pass->back.dx, h, w,
+                                   absent, eps, false, pass->scratch, pass->scratch_bytes);
+}
+
+static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer) {
+    if (args->ready == NULL) {
+        return CARRY_OK;
+    }
+    int64_t first;
+    int64_t count;
+    carry_lm_range(pass->lm, layer, &first, &count);
+    return args->ready(args->user, first, count);
+}
+
+carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes) {
+    carry_ctx *ctx = pass->ctx;
+    carry_lm *lm = pass->lm;
+    int64_t layers = lm->config.num_hidden_layers;
+    CARRY_SPAN(ctx, "model", "run");
+    CARRY_TRY(check_args(pass, args));
+    if (memory == NULL || bytes < pass->memory) {
+        return carry_fail(ctx, CARRY_EWORKSPACE, "this pass needs %zu bytes and was given %zu", pass->memory,
+                          memory != NULL ? bytes : 0);
+    }
+    carry_arena arena = carry_arena_over(memory, bytes);
+    carry_lm_pass_lay_out(pass, &arena);
+    fill_ones(pass->beta, lm->config.allow_neg_eigval ? 2.0f : 1.0f);
+    fill_ones(pass->ones, 1.0f);
+    carry_tensor ids = flat(args->ids, pass->tokens);
+    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), ids));
+    for (int64_t layer = 0; layer < layers; layer++) {
+        CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
+    }
+    CARRY_TRY(run_head(pass, args));
+    if (!args->backward) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(tell_ready(pass, args, layers));
+    for (int64_t layer = layers - 1; layer >= 0; layer--) {
+        CARRY_TRY(carry_lm_layer_backward(pass, args, layer));
+        CARRY_TRY(tell_ready(pass, args, layer));
+    }
+    CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, ids));
+    return tell_ready(pass, args, -1);
+}

@@ -1,0 +1,92 @@
+/* The table of CPU kernels: one const struct per instruction set, all with the same meaning.
+
+   "plain" is the specification in portable C. The others are one body (kernels_vector.h) compiled for other vector
+   lengths; kernels_table.c is the only list. Kernels work on raw f32 arrays, allocate nothing, check nothing and run on
+   one thread: callers above have checked shapes and split the work. */
+#ifndef CARRY_OPS_KERNELS_H
+#define CARRY_OPS_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/tensor.h"
+#include "ops/kernels/rows.h"
+
+/* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
+   Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x
+   n, or n x k when transposed. c[i] overlaps neither a[i] nor b[i]; but since items are done in order, b[i] may be
+   c[i-1], and then one call is a whole dense recurrence. */
+typedef struct carry_product {
+    int64_t m, n, k, count;
+    const float *a, *b, *base;
+    float *c;
+    ptrdiff_t a_row, b_row, base_row, c_row;
+    ptrdiff_t a_next, b_next, base_next, c_next;
+    bool a_transposed, b_transposed;
+} carry_product;
+
+typedef void (*carry_product_function)(const carry_product *product);
+
+/* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r].
+   Step t of x starts at x + t*x_step elements (steps may be negative). b and h are stored as their types say; h may be
+   b, or NULL when only the state is wanted. state is h[-1] on entry and h[steps-1] on return: f32 and packed, so that
+   nothing is lost between calls when h is stored in 16 bits. */
+typedef struct carry_diagonal_scan {
+    int64_t steps, rows, width;
+    const float *a;
+    const void *b;
+    void *h;
+    float *state;
+    ptrdiff_t a_step, b_step, h_step;
+    carry_dtype b_type, h_type;
+} carry_diagonal_scan;
+
+/* y[i] = base[i] + a[i] * x[i] for i < count, each of rows x width, row r scaled by a[i][r]; base may be y.
+   Items are done in order, so x[i] may be y[i-1]. */
+typedef struct carry_diagonal_apply {
+    int64_t count, rows, width;
+    const float *a, *x, *base;
+    float *y;
+    ptrdiff_t a_next, x_next, base_next, y_next;
+} carry_diagonal_apply;
+
+/* One token of the delta rule on a state of rows x columns (rows `stride` apart), in place:
+       u = beta (v - sum_i faded_k[i] S[i]);   S[i] = decay[i] S[i] + k[i] u;   o = sum_i q[i] S[i]
+   faded_k[i] is decay[i] k[i]. */
+typedef struct carry_delta_token {
+    int64_t rows, columns;
+    float *S;
+    ptrdiff_t stride;
+    const float *q, *k, *faded_k, *decay, *v;
+    float *o;
+    float beta;
+} carry_delta_token;
+
+typedef struct carry_kernels {
+    const char *name, *about;
+    bool (*usable)(void);
+    carry_product_function product;
+    int columns; /* of a tile of product: b that lies in panels of so many columns is read without gaps */
+    void (*diagonal_scan)(const carry_diagonal_scan *scan);
+    void (*diagonal_apply)(const carry_diagonal_apply *apply);
+    void (*delta_token)(const carry_delta_token *token);
+    void (*f32_from_bf16)(float *to, const uint16_t *from, int64_t count);
+    void (*f32_from_f16)(float *to, const uint16_t *from, int64_t count);
+    void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);
+    void (*f16_from_f32)(uint16_t *to, const float *from, int64_t count);
+    const carry_rows *rows;
+} carry_kernels;
+
+/* Slowest first; NULL past the end. */
+const carry_kernels *carry_kernels_at(int index);
+
+/* The set this context uses: the one asked for, or the last usable one. */
+carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels);
+
+/* A product through OpenBLAS, single-threaded; NULL when it was not built in. Same meaning as carry_kernels.product. */
+extern const carry_product_function carry_blas_product;
+/* What the library calls itself, or NULL. Also tells it to keep to the calling thread: Carry splits the work. */
+const char *carry_blas_name(void);
+
+#endif

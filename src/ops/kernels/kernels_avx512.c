@@ -1,0 +1,44 @@
+/* The kernels for x86-64 with AVX-512 (F, BW, VL, DQ): 16 lanes, 32 registers. */
+#include <immintrin.h>
+#include <stdint.h>
+
+#define LANES 16
+#define TILE_VECTORS 4
+#define TILE_ROWS 6
+#define PAIR_ROWS 12
+#define ONE_ROWS 16
+#define TOKEN_VECTORS 8
+
+typedef float vec __attribute__((vector_size(LANES * 4)));
+
+static inline vec f16_load(const uint16_t *from) {
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
+}
+
+static inline void f16_store(uint16_t *to, vec value) {
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtps_ph((__m512)value, _MM_FROUND_TO_NEAREST_INT));
+}
+
+static inline vec bf16_load(const uint16_t *from) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from));
+    return (vec)_mm512_slli_epi32(wide, 16);
+}
+
+/* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
+static inline void bf16_store(uint16_t *to, vec value) {
+    __m512i bits = (__m512i)value;
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
+    __m512i result = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+}
+
+#include "ops/kernels/kernels_vector.h"
+
+static bool usable(void) {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+}
+
+const carry_kernels carry_kernels_avx512 = {.name = "avx512", .about = "x86-64 AVX-512, 16 lanes", VECTOR_KERNELS};

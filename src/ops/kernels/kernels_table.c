@@ -1,0 +1,76 @@
+/* The only list of kernel sets, and the choice among them. */
+#include <string.h>
+
+#include "carry/ops.h"
+#include "core/context.h"
+#include "ops/kernels/kernels.h"
+
+extern const carry_kernels carry_kernels_plain;
+#if defined(__aarch64__)
+extern const carry_kernels carry_kernels_neon;
+#elif defined(__x86_64__)
+extern const carry_kernels carry_kernels_avx2;
+extern const carry_kernels carry_kernels_avx512;
+#endif
+
+static const carry_kernels *const table[] = {
+    &carry_kernels_plain,
+#if defined(__aarch64__)
+    &carry_kernels_neon,
+#elif defined(__x86_64__)
+    &carry_kernels_avx2,
+    &carry_kernels_avx512,
+#endif
+};
+
+#define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
+
+static carry_status find(carry_ctx *ctx, const carry_kernels **found) {
+    for (int i = TABLE_COUNT - 1; i >= 0; i--) {
+        if (ctx->kernels == NULL ? table[i]->usable() : strcmp(ctx->kernels, table[i]->name) == 0) {
+            *found = table[i];
+            return CARRY_OK;
+        }
+    }
+    return carry_fail(ctx, CARRY_ENOTFOUND,
+                      "there are no kernels named '%s' in this build (carry list kernels shows them)", ctx->kernels);
+}
+
+const carry_kernels *carry_kernels_at(int index) {
+    return index >= 0 && index < TABLE_COUNT ? table[index] : NULL;
+}
+
+carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
+    *kernels = ctx->slots[CARRY_SLOT_OPS].data;
+    if (*kernels != NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(find(ctx, kernels));
+    if (!(*kernels)->usable()) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "this processor cannot run the kernels '%s' (%s)", (*kernels)->name,
+                          (*kernels)->about);
+    }
+    (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
+    ctx->slots[CARRY_SLOT_OPS].data = (void *)(uintptr_t)*kernels;
+    return CARRY_OK;
+}
+
+const char *carry_kernels_name(int index) {
+    const carry_kernels *kernels = carry_kernels_at(index);
+    return kernels != NULL ? kernels->name : NULL;
+}
+
+const char *carry_kernels_about(int index) {
+    const carry_kernels *kernels = carry_kernels_at(index);
+    return kernels != NULL ? kernels->about : NULL;
+}
+
+bool carry_kernels_usable(int index) {
+    const carry_kernels *kernels = carry_kernels_at(index);
+    return kernels != NULL && kernels->usable();
+}
+
+const char *carry_ctx_kernels(carry_ctx *ctx) {
+    const carry_kernels *kernels;
+    return carry_kernels_of(ctx, &kernels) == CARRY_OK ? kernels->name : "none";
+}

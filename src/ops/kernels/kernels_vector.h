@@ -1,0 +1,108 @@
+/* The kernels written once over vectors of LANES floats. A file per instruction set defines
+
+       LANES            floats in a vector
+       TILE_VECTORS     widest tile, in vectors
+       TILE_ROWS        rows of the widest tile: its sums, a row of b and one of a fit the registers
+       PAIR_ROWS        rows of tiles of two vectors
+       ONE_ROWS         rows of tiles of one
+       TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
+       vec              the vector itself, by vector_size
+       f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
+
+   and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
+ */
+#include <string.h>
+
+#include "ops/kernels/kernels.h"
+#include "ops/kernels/rows_loops.h"
+
+#define INLINE static inline __attribute__((always_inline))
+/* Loops over constant bounds must vanish, or the arrays of sums go to memory. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
+typedef float vec_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+INLINE vec load(const float *from) {
+    return *(const vec_unaligned *)from;
+}
+
+INLINE void keep(float *to, vec value) {
+    *(vec_unaligned *)to = value;
+}
+
+/* Loads and stores of LANES elements of a stored type; NOTHING stands for h when only the state is wanted. */
+#define NOTHING (-1)
+
+INLINE vec load_as(const int type, const void *from, int64_t at) {
+    return type == CARRY_F32    ? load((const float *)from + at)
+           : type == CARRY_BF16 ? bf16_load((const uint16_t *)from + at)
+                                : f16_load((const uint16_t *)from + at);
+}
+
+INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
+    if (type == CARRY_F32) {
+        keep((float *)to + at, value);
+    } else if (type == CARRY_BF16) {
+        bf16_store((uint16_t *)to + at, value);
+    } else if (type == CARRY_F16) {
+        f16_store((uint16_t *)to + at, value);
+    }
+}
+
+#include "ops/kernels/vector_diagonal.h"
+#include "ops/kernels/vector_product.h"
+#include "ops/kernels/vector_token.h"
+
+/* The last few, fewer than a vector, go through a full one. */
+INLINE void widen(const int type, float *to, const uint16_t *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        keep(to + i, load_as(type, from, i));
+    }
+    if (i < count) {
+        uint16_t in[LANES] = {0};
+        float out[LANES];
+        memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
+        keep(out, load_as(type, in, 0));
+        memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
+    }
+}
+
+INLINE void narrow(const int type, uint16_t *to, const float *from, int64_t count) {
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        keep_as(type, to, i, load(from + i));
+    }
+    if (i < count) {
+        float in[LANES] = {0};
+        uint16_t out[LANES];
+        memcpy(in, from + i, (size_t)(count - i) * sizeof *in);
+        keep_as(type, out, 0, load(in));
+        memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
+    }
+}
+
+static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
+    widen(CARRY_BF16, to, from, count);
+}
+
+static void bf16_from_f32(uint16_t *to, const float *from, int64_t count) {
+    narrow(CARRY_BF16, to, from, count);
+}
+
+static void f32_from_f16(float *to, const uint16_t *from, int64_t count) {
+    widen(CARRY_F16, to, from, count);
+}
+
+static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
+    narrow(CARRY_F16, to, from, count);
+}
+
+#define VECTOR_KERNELS                                                                                     \
+    .usable = usable, .product = product, .columns = TILE_VECTORS * LANES, .diagonal_scan = diagonal_scan, \
+    .diagonal_apply = diagonal_apply, .delta_token = delta_token, .f32_from_bf16 = f32_from_bf16,          \
+    .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops

@@ -1,0 +1,252 @@
+/* All-Scan on the inside: what an algorithm is, and what it works with.
+
+   Algorithms are written over positions, in the order of the recurrence: the first one has `initial`, and reversed or
+   not is decided once (carry_all_scan_rank). An algorithm posts all its receives in begin and goes as far as it can in
+   advance, with or without waiting; which message it looks at next never depends on timing, so neither do its bits.
+
+   States, maps and messages are touched through carry_all_scan_arith alone, so that a simulator may charge time instead
+   of computing. Sizes of messages are functions of problem, blocks, position and round. */
+#ifndef CARRY_SCAN_ALL_SCAN_H
+#define CARRY_SCAN_ALL_SCAN_H
+
+#include "carry/all_scan.h"
+#include "comm/rates.h"
+#include "core/memory.h"
+#include "core/span.h"
+#include "ops/kernels/kernels.h"
+
+/* What a prediction is made of. */
+typedef struct carry_all_scan_machine {
+    double latency;        /* seconds of a message without bytes, one way, where that takes longest */
+    double overhead;       /* seconds that one more of them takes, passed on behind another */
+    double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
+    double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
+    double mean_bandwidth; /* 0: as above, both */
+    double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as above, both */
+    double far_bandwidth[CARRY_COMM_FAR];
+    double product;     /* seconds of M S for one head, V columns, on one thread */
+    double compose;     /* seconds of M M for one head, likewise */
+    double memory;      /* bytes a second, read and written, that one thread handles */
+    double speed, fork; /* what all threads of a rank are worth, and seconds to set them to work; 0: one thread */
+} carry_all_scan_machine;
+
+typedef struct carry_all_scan_shape {
+    carry_all_scan_problem problem;
+    int ranks;
+    int threads;
+} carry_all_scan_shape;
+
+/* Some columns of one head, or whole heads. */
+typedef struct carry_all_scan_block {
+    int64_t head, heads, column, columns;
+} carry_all_scan_block;
+
+/* Numbers of several heads: row r of head h starts at data + h*head + r*row. */
+typedef struct carry_all_scan_view {
+    float *data;
+    ptrdiff_t head, row;
+} carry_all_scan_view;
+
+typedef struct carry_all_scan_map {
+    carry_all_scan_kind kind;
+    const float *M, *W, *Y, *gamma;
+} carry_all_scan_map;
+
+/* All of them for `heads` heads, which are the first ones of what they are given. */
+typedef struct carry_all_scan_arith {
+    /* out = M S + L; L may be out. */
+    void (*apply)(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,
+                  carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns);
+    /* out = what `first` and then `second` do: dense or diagonal, packed, transposed as the problem is. */
+    void (*compose)(carry_all_scan_plan *plan, float *out, const float *second, const float *first, int64_t heads);
+    /* out = gamma (I - W^T Y) */
+    void (*densify)(carry_all_scan_plan *plan, float *out, const carry_all_scan_map *map, int64_t heads);
+    void (*copy)(carry_all_scan_plan *plan, carry_all_scan_view to, carry_all_scan_view from, int64_t heads,
+                 int64_t rows, int64_t columns); /* from.data NULL: zero */
+    void (*pack)(carry_all_scan_plan *plan, void *wire, carry_all_scan_view from, int64_t heads, int64_t rows,
+                 int64_t columns);
+    void (*unpack)(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
+                   int64_t columns);
+} carry_all_scan_arith;
+
+typedef struct carry_all_scan_algorithm {
+    const char *name, *about;
+    carry_span_site span; /* of its begins and ends */
+    bool cuts;            /* into blocks, as many as are asked for or pay */
+    /* Writes the reason into why (never empty) when it does not. */
+    bool (*applies)(const carry_all_scan_shape *shape, int64_t blocks, char *why, size_t why_size);
+    double (*cost)(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks);
+    int64_t (*requests)(const carry_all_scan_shape *shape, int64_t blocks); /* each way */
+    bool (*workspace)(const carry_all_scan_plan *plan, size_t *bytes);      /* false: overflow */
+    carry_status (*begin)(carry_all_scan_plan *plan);
+    /* As far as it goes; *done once nothing is left. Waiting, it is. */
+    carry_status (*poll)(carry_all_scan_plan *plan, bool wait, bool *done);
+} carry_all_scan_algorithm;
+
+typedef enum carry_all_scan_state {
+    CARRY_ALL_SCAN_IDLE,
+    CARRY_ALL_SCAN_UNDER_WAY,
+    CARRY_ALL_SCAN_DONE, /* but not ended */
+    CARRY_ALL_SCAN_FAILED,
+} carry_all_scan_state;
+
+struct carry_all_scan_plan {
+    carry_comm *comm;
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    carry_all_scan_shape shape;
+    const carry_all_scan_algorithm *algorithm;
+    const carry_all_scan_arith *arith;
+    void *arith_user; /* a simulator's */
+    carry_all_scan_machine machine;
+    int64_t blocks;
+    int position, tag;
+    double seconds;
+    size_t workspace_bytes, area_bytes;
+    int64_t requests;
+    carry_request *receives, *sends; /* [requests] each */
+    char about[256];
+
+    /* The scan under way. */
+    carry_all_scan_state state;
+    carry_all_scan_args args;
+    void *area;               /* the algorithm's part of the workspace */
+    float *scratch;           /* of factors: [threads, rows, value] */
+    int64_t next;             /* block, position or round that is not done yet */
+    int64_t posted, sent;     /* sends */
+    carry_all_scan_role role; /* of the pair so far (doubling) */
+    const float *M;           /* of it */
+    float *S;                 /* so far (gather) */
+    carry_all_scan_counts counts;
+};
+
+/* all_scan_table.c; NULL past the end, and where there is none of that name. */
+const carry_all_scan_algorithm *carry_all_scan_at(int index);
+const carry_all_scan_algorithm *carry_all_scan_find(const char *name);
+
+/* Work of so many seconds on one thread, by all threads where that pays. */
+static inline bool carry_all_scan_spreads(const carry_all_scan_machine *m, double seconds) {
+    return m->speed > 1 && seconds / m->speed + m->fork < seconds;
+}
+
+static inline double carry_all_scan_spread(const carry_all_scan_machine *m, double seconds) {
+    return carry_all_scan_spreads(m, seconds) ? seconds / m->speed + m->fork : seconds;
+}
+
+/* Seconds of a message between ranks that are 2^i apart: without bytes, and of each byte. */
+static inline double carry_all_scan_far_latency(const carry_all_scan_machine *m, int i) {
+    const bool known = i < CARRY_COMM_FAR && m->far_latency[i] > 0;
+    return known ? m->far_latency[i] : m->latency;
+}
+
+static inline double carry_all_scan_far_byte(const carry_all_scan_machine *m, int i) {
+    const bool known = i < CARRY_COMM_FAR && m->far_bandwidth[i] > 0;
+    return 1.0 / (known ? m->far_bandwidth[i] : m->bandwidth);
+}
+
+/* all_scan_plan.c: seconds. *blocks 0: chosen, where the algorithm cuts. Pure. */
+double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
+                              int ranks, const carry_all_scan_machine *machine, int64_t *blocks);
+/* Sets algorithm, blocks, seconds and about of a plan whose machine is known. */
+carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_scan_options *options);
+void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_rates *rates);
+/* Collective: the slowest of the ranks counts. */
+carry_status carry_all_scan_measure(carry_all_scan_plan *plan);
+
+/* all_scan.c: a plan for a machine that is told instead of measured, NULL: measured; and another arithmetic. */
+carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
+                                        const carry_all_scan_problem *problem, const carry_all_scan_options *options,
+                                        const carry_all_scan_machine *machine);
+void carry_all_scan_set_arith(carry_all_scan_plan *plan, const carry_all_scan_arith *arith);
+
+/* all_scan_check.c */
+carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_problem *problem,
+                                          const carry_all_scan_options *options);
+carry_status carry_all_scan_check_args(const carry_all_scan_plan *plan, const carry_all_scan_args *args);
+/* Collective. */
+carry_status carry_all_scan_agree(carry_comm *comm, const carry_all_scan_problem *problem,
+                                  const carry_all_scan_options *options);
+
+/* all_scan_message.c: to and from positions. */
+carry_status carry_all_scan_send(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
+                                 int position);
+carry_status carry_all_scan_receive(carry_all_scan_plan *plan, int64_t request, void *to, size_t bytes, int position);
+/* *here once the request is over; waiting, it is. */
+carry_status carry_all_scan_arrived(carry_all_scan_plan *plan, carry_request *request, bool wait, bool *here);
+
+/* A pair on the wire: a line of 64 bytes with the role, L, and the map, of `numbers` a head; 0: without. */
+#define CARRY_ALL_SCAN_LINE 64
+size_t carry_all_scan_pair_bytes(const carry_all_scan_problem *problem, int64_t numbers);
+void carry_all_scan_put_role(void *message, carry_all_scan_role role);
+carry_all_scan_role carry_all_scan_get_role(const void *message);
+char *carry_all_scan_pair_L(void *message);
+char *carry_all_scan_pair_map(const carry_all_scan_problem *problem, void *message);
+bool carry_all_scan_fits(size_t bytes, char *why, size_t why_size); /* into one message of every kind */
+
+/* all_scan_apply.c: what `arith` does, counted and with its span. */
+extern const carry_all_scan_arith carry_all_scan_real;
+void carry_all_scan_apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,
+                          carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns);
+void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *second, const float *first,
+                            int64_t heads);
+/* What leaves this rank by its role, for a state S that enters it: into out. */
+void carry_all_scan_leave(carry_all_scan_plan *plan, carry_all_scan_view out, carry_all_scan_view S,
+                          carry_all_scan_block block);
+/* state of the first position: initial, or zero. */
+void carry_all_scan_start(carry_all_scan_plan *plan);
+
+/* The rank at a position, and the other way round. */
+static inline int carry_all_scan_rank(const carry_all_scan_plan *plan, int position) {
+    return plan->shape.problem.reversed ? plan->shape.ranks - 1 - position : position;
+}
+
+static inline bool carry_all_scan_is_last(const carry_all_scan_plan *plan) {
+    return plan->position == plan->shape.ranks - 1;
+}
+
+/* Does anything of what enters leave? Without initial, nothing enters the first position. */
+static inline carry_all_scan_role carry_all_scan_role_of(const carry_all_scan_plan *plan) {
+    const bool nothing = plan->position == 0 && plan->args.initial.data == NULL;
+    return nothing && plan->args.role == CARRY_ALL_SCAN_MAP ? CARRY_ALL_SCAN_CUT : plan->args.role;
+}
+
+static inline int64_t carry_all_scan_state_floats(const carry_all_scan_problem *p) {
+    return p->heads * p->key * p->value;
+}
+
+static inline size_t carry_all_scan_state_bytes(const carry_all_scan_problem *p) { /* on the wire */
+    return (size_t)carry_all_scan_state_floats(p) * carry_dtype_size(p->wire);
+}
+
+/* Of one head, in memory: dense, also where it was factors; or diagonal. */
+static inline int64_t carry_all_scan_map_floats(const carry_all_scan_problem *p) {
+    return p->kind == CARRY_ALL_SCAN_DIAGONAL ? p->key : p->key * p->key;
+}
+
+static inline carry_all_scan_block carry_all_scan_whole(const carry_all_scan_problem *p) {
+    return (carry_all_scan_block){.heads = p->heads, .columns = p->value};
+}
+
+/* Of a whole state, and of a block in it. */
+static inline carry_all_scan_view carry_all_scan_packed(const carry_all_scan_problem *p, const void *data) {
+    return (carry_all_scan_view){.data = (float *)data, .head = p->key * p->value, .row = p->value};
+}
+
+static inline carry_all_scan_view carry_all_scan_view_at(carry_all_scan_view view, carry_all_scan_block block) {
+    view.data += block.head * view.head + block.column;
+    return view;
+}
+
+static inline carry_all_scan_map carry_all_scan_own_map(const carry_all_scan_plan *plan, int64_t head) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const carry_all_scan_args *a = &plan->args;
+    if (p->kind == CARRY_ALL_SCAN_FACTORS) {
+        return (carry_all_scan_map){.kind = p->kind,
+                                    .W = (const float *)a->W.data + head * p->rows * p->key,
+                                    .Y = (const float *)a->Y.data + head * p->rows * p->key,
+                                    .gamma = (const float *)a->gamma.data + head};
+    }
+    return (carry_all_scan_map){.kind = p->kind, .M = (const float *)a->M.data + head * carry_all_scan_map_floats(p)};
+}
+
+#endif

@@ -1,0 +1,35 @@
+/* A stream into a video file, beside those who watch: a viewer with a thread of its own, so that a slow disk holds up
+   nobody and costs frames of the recording alone.
+
+   A file that reaches its limit is finished and name-2.avi begins. A disk that is full, or a folder that has gone, ends
+   the recording with a sentence; the stream goes on. */
+#ifndef CARRY_STREAM_RECORDING_H
+#define CARRY_STREAM_RECORDING_H
+
+#include <pthread.h>
+
+#include "core/file.h"
+#include "stream/server/hub.h"
+
+typedef struct carry_film_state {
+    char path[CARRY_FILE_PATH]; /* the file that is written */
+    int files;
+    uint64_t frames, bytes, dropped; /* of all its files */
+    bool ended;                      /* by itself, with a sentence */
+    char why[512];
+} carry_film_state;
+
+typedef struct carry_film carry_film;
+
+/* path ends in .avi and does not exist yet. limit: bytes of a file; 0: as many as the format can have. ctx is used by
+   the caller's thread only, for a sentence. */
+carry_status carry_film_start(carry_ctx *ctx, carry_film **made, carry_hub *hub, const char *path, uint64_t limit);
+void carry_film_look(carry_film *film, carry_film_state *state);
+/* Finishes the file. state may be NULL: how it ended. */
+void carry_film_stop(carry_film *film, carry_film_state *state);
+
+/* A thread that no signal is for: those are the program's own; a hung-up peer (SIGPIPE) and a limit on files (SIGXFSZ)
+   are errors of the call. 0, or what pthread_create says. */
+int carry_film_thread(pthread_t *thread, void *(*run)(void *argument), void *argument);
+
+#endif

@@ -1,0 +1,37 @@
+/* The page, over HTTP and WebSocket: live frames, controls, figures.
+
+   GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503;
+                                                                        /health too
+   GET /metrics     Prometheus text                                     GET /api/state  controls and figures as JSON
+   POST /api/controls  the controls of controls.h: 204, or 400 with a sentence
+   POST /api/record  {"path": "name.avi"} or {"stop": true}: into the folder that --record-to names; 403 without one
+   GET /frame.jpg   the newest frame                                    WS /ws          binary: a frame; text: figures,
+   and controls back
+
+   A binary message is u64 frame, u64 chunk, u64 epoch, f64 seconds, little-endian, then the JPEG.
+
+   One thread of its own. Bounds: sizes of requests, headers and messages, viewers, time of a slow request; each viewer
+   has its own backpressure (hub.h). On another address than loopback a token is needed, in `Authorization: Bearer` or
+   `?token=`; compared in constant time. Requests from other origins are refused. */
+#ifndef CARRY_STREAM_SERVER_H
+#define CARRY_STREAM_SERVER_H
+
+#include "stream/controls.h"
+#include "stream/server/hub.h"
+
+typedef struct carry_server_options {
+    const char *address;   /* NULL: 127.0.0.1 */
+    int port;              /* 0: any that is free */
+    const char *token;     /* NULL: none, which only loopback may have */
+    const char *record_to; /* folder for recordings; NULL: recording is refused */
+    double patience;       /* seconds that a client may keep the server waiting; 0: 30 */
+} carry_server_options;
+
+typedef struct carry_server carry_server;
+/* CARRY_EIO with the port and why (taken, ...). */
+carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry_server_options *options,
+                                carry_hub *hub, carry_controls *controls);
+int carry_server_port(const carry_server *server);
+void carry_server_stop(carry_server *server); /* returns when its thread has ended, within two seconds */
+
+#endif

@@ -1,0 +1,65 @@
+/* What a server may be asked for, and the socket it listens on. */
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#include "core/error.h"
+#include "stream/server/server_internal.h"
+
+#define BACKLOG 128
+
+carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const char *address, int port) {
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;
+    char number[16];
+    (void)snprintf(number, sizeof number, "%d", port);
+    if (getaddrinfo(strcmp(address, "localhost") == 0 ? "127.0.0.1" : address, number, &hints, &found) != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s is none: give numbers, as 127.0.0.1 or ::1", address);
+    }
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } bound;
+    memset(&bound, 0, sizeof bound);
+    socklen_t size = sizeof bound;
+    int one = 1;
+    server->listener = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool good = server->listener >= 0 &&
+                setsockopt(server->listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0 &&
+                bind(server->listener, found->ai_addr, found->ai_addrlen) == 0 &&
+                listen(server->listener, BACKLOG) == 0 && getsockname(server->listener, &bound.any, &size) == 0;
+    int error = errno;
+    freeaddrinfo(found);
+    if (!good) {
+        return carry_fail(ctx, CARRY_EIO, "port %d of %s cannot be had: %s", port, address, strerror(error));
+    }
+    server->port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
+    return CARRY_OK;
+}
+
+carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *options, const char *address,
+                                bool loopback) {
+    if (options->port < 0 || options->port > 65535) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "port %d is not 0 (any) to 65535", options->port);
+    }
+    if (options->token == NULL && !loopback) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from elsewhere: give a token", address);
+    }
+    size_t length = options->token != NULL ? strlen(options->token) : 1;
+    for (size_t i = 0; options->token != NULL && i < length; i++) {
+        if (options->token[i] <= ' ' || options->token[i] >= 0x7F) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "a token has visible ASCII characters only");
+        }
+    }
+    if (length < 1 || length >= CARRY_SERVER_TOKEN) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a token has 1 to %d characters, not %zu", CARRY_SERVER_TOKEN - 1,
+                          length);
+    }
+    if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a patience of %g seconds is not 0 (30) to 3600", options->patience);
+    }
+    return CARRY_OK;
+}

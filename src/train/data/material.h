@@ -1,0 +1,46 @@
+/* What a run learns from: a text through its tokenizer, or a synthetic task; and what it is examined with.
+
+   A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
+   with a vocabulary of 512 to 4096 tokens by the size of the text.
+
+   The examination is over text that is not trained on: a file of its own, or the last twentieth of a text (at most 64
+   rows) where the text is one window of the corpus. A larger text is cut into rows anew in every epoch, so that no row
+   stays apart: it is examined with a file of its own or not at all. A task is examined with rows of another seed. */
+#ifndef CARRY_TRAIN_MATERIAL_H
+#define CARRY_TRAIN_MATERIAL_H
+
+#include "carry/comm.h"
+#include "train/data/corpus.h"
+#include "train/options.h"
+#include "train/data/tasks.h"
+
+typedef struct carry_held_out {
+    carry_source source; /* whose rows are shared out */
+    bool is_examined;    /* these are the rows kept back, not the others */
+} carry_held_out;
+
+typedef struct carry_material {
+    carry_tokenizer *tokenizer; /* NULL: a task */
+    carry_corpus *corpus;
+    carry_corpus *examined; /* opened when it is first needed */
+    carry_task_rows rows, examined_rows;
+    carry_held_out held, examined_held;
+    carry_source source;    /* to learn */
+    const carry_task *task; /* NULL: a text */
+    uint32_t crc;           /* tells texts apart; 0: a task */
+    int64_t length;         /* tokens of a row */
+    double rows_of_epoch;   /* about; infinite for a task */
+    bool can_hold_back;     /* the text has enough rows for that, and not too many */
+} carry_material;
+
+/* A collective. folder: of a checkpoint or model whose tokenizer is used where options name none; or NULL. Fills in
+   options->length and vocab where they are 0. */
+carry_status carry_material_open(carry_comm *comm, carry_material *material, carry_train_options *options,
+                                 const char *folder);
+void carry_material_close(carry_material *material);
+
+/* The source to be examined with; *is_there false: there is none. */
+carry_status carry_material_examined(carry_ctx *ctx, carry_material *material, const carry_train_options *options,
+                                     carry_source *source, bool *is_there);
+
+#endif

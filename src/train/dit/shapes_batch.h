@@ -1,0 +1,45 @@
+/* Batches of shapes for the training pass of the video transformer (model/dit_pass.h): drawn, encoded, noised.
+
+   With noise e and latents x:  noisy = (1 - s) x + s e,  target = e - x,  t = 1000 s,  s = carry_flow_sigma of a time
+   that is one of the sampler's own steps half the time, so that few steps are what is learnt best, and anything between
+   0 and 1000 otherwise.
+
+   A stream's past is its own work, so that small faults must not grow. What a chunk sees as its past is x with a little
+   noise; or, where the loop asks for it, what the model itself makes of x under the noise of the sampler's last steps:
+
+       carry_shapes_batch_make(batch, ...);
+       carry_shapes_batch_own(batch, &args);   a forward, whose velocities land in the batch
+       carry_dit_pass_run(...);
+       carry_shapes_batch_past(batch);         and become the past of the batch that was made
+
+   A chunk has a loss unless it shows nothing, or is the first of a video that does not begin as a stream does: where
+   its shape is, nobody could know. Everything is a function of the seed and the video's number. */
+#ifndef CARRY_TRAIN_SHAPES_BATCH_H
+#define CARRY_TRAIN_SHAPES_BATCH_H
+
+#include "model/dit/dit_pass.h"
+#include "train/dit/shapes.h"
+
+typedef struct carry_shapes_batch_options {
+    int64_t videos, chunks, chunk; /* of this rank; of a video; frames */
+    int64_t side;                  /* pixels */
+    double speed;                  /* pixels a frame */
+    double past_noise;             /* the largest deviation of what is added to the past */
+    double changes, unnamed;       /* of carry_shapes_options */
+    uint64_t seed;
+} carry_shapes_batch_options;
+
+typedef struct carry_shapes_batch carry_shapes_batch;
+
+carry_status carry_shapes_batch_new(carry_ctx *ctx, carry_shapes_batch **made, const carry_dit_config *config,
+                                    const carry_shapes_batch_options *options);
+void carry_shapes_batch_free(carry_shapes_batch *batch);
+
+/* Videos first, first + 1, ...; args gets all that is input, borrowed until the next call. *counted: numbers that have
+   a loss. */
+carry_status carry_shapes_batch_make(carry_shapes_batch *batch, int64_t first, carry_dit_pass_args *args,
+                                     double *counted);
+carry_status carry_shapes_batch_own(carry_shapes_batch *batch, carry_dit_pass_args *args);
+void carry_shapes_batch_past(carry_shapes_batch *batch);
+
+#endif

@@ -1,0 +1,405 @@
+/* The exponential, activations, norm, embedding and AdamW against float64, over odd sizes, all types and 1, 2, 3
+   threads. */
+#include "nn_support.h"
+
+#include "carry/nn.h"
+#include "ops/kernels/exp.h"
+
+/* Two roundings in the reduction and one in each of the last steps: 2^-22 is four half units. */
+static void test_exp_is_near_the_true_one_and_passes_nan(void **state) {
+    (void)state;
+    for (int64_t i = -869000; i <= 887000; i += 13) {
+        float x = (float)i * 1e-4f;
+        double true_one = exp((double)x);
+        if (!(fabs((double)carry_exp(x) - true_one) <= 0x1p-22 * true_one)) {
+            fail_msg("e^%.9g is %.9g where %.9g is expected", x, carry_exp(x), true_one);
+        }
+    }
+    assert_true(carry_exp(0.0f) == 1.0f && carry_exp(-0.0f) == 1.0f);
+    assert_true(carry_exp(-INFINITY) == 0.0f && carry_exp(-87.0f) == 0.0f && carry_exp(-1e30f) == 0.0f);
+    assert_true(carry_exp(INFINITY) == INFINITY && carry_exp(89.0f) == INFINITY && carry_exp(1e30f) == INFINITY);
+    assert_true(isnan(carry_exp(NAN)));
+}
+
+typedef struct problem {
+    array x, y, z, w;
+    const double *dy;
+    int64_t tokens, n;
+    carry_activation activation;
+    double eps;
+} problem;
+
+static double activation_loss(const void *given) {
+    const problem *p = given;
+    double sum = 0.0;
+    for (int64_t i = 0; i < p->x.count; i++) {
+        sum += p->dy[i] * activate64(p->x.v[i], p->activation);
+    }
+    return sum;
+}
+
+/* Values below 6 in magnitude: f and f' are off by a few 2^-24 of that. */
+static void check_activation(carry_dtype type, carry_activation activation, int64_t count, bool in_place) {
+    problem p = {.x = random_array(type, 1, &count, -6, 6), .activation = activation};
+    array dy = random_array(type, 1, &count, -1, 1);
+    array first[2];
+    p.dy = dy.v;
+    for (int c = 0; c < CTXS; c++) {
+        array x = copy_of(&p.x), d = copy_of(&dy);
+        array y = in_place ? x : poisoned(type, 1, &count), dx = in_place ? d : poisoned(type, 1, &count);
+        assert_ok(ctxs[c], carry_activate_backward(ctxs[c], dx.t, d.t, x.t, activation));
+        assert_ok(ctxs[c], carry_activate(ctxs[c], y.t, x.t, activation));
+        first[0] = c == 0 ? y : first[0];
+        first[1] = c == 0 ? dx : first[1];
+        assert_same("y", &y, &first[0]);
+        assert_same("dx", &dx, &first[1]);
+    }
+    double *want = keep(malloc((size_t)count * sizeof *want));
+    for (int64_t i = 0; i < count; i++) {
+        want[i] = activate64(p.x.v[i], activation);
+    }
+    assert_near("y", &first[0], want, 0x1p-20);
+    assert_gradient("dx", &first[1], &p.x, count / 100 + 1, activation_loss, &p, 0x1p-20);
+}
+
+static void test_activations_match_float64_and_differences(void **state) {
+    (void)state;
+    static const int64_t counts[] = {1, 15, 17, 1023, 1025, 40001};
+    for (int i = 0; i < 3; i++) {
+        for (int a = CARRY_NO_ACTIVATION; a <= CARRY_GELU; a++) {
+            for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+                check_activation(types[i], (carry_activation)a, counts[k], k % 2 == 1);
+            }
+            (void)free_kept(NULL);
+        }
+    }
+}
+
+static void test_activations_pass_nan_and_stand_infinity(void **state) {
+    (void)state;
+    static const double at_infinity[][2] = {{INFINITY, -INFINITY}, {INFINITY, NAN}, {INFINITY, 0},
+                                            {INFINITY, -1},        {1, 0},          {INFINITY, NAN}};
+    float x[3] = {NAN, INFINITY, -INFINITY}, y[3], dy[3] = {1, 1, 1}, dx[3];
+    for (int a = CARRY_NO_ACTIVATION; a <= CARRY_GELU; a++) {
+        assert_ok(ctxs[0], carry_activate(ctxs[0], carry_view_1d(y, CARRY_F32, 3), carry_view_1d(x, CARRY_F32, 3),
+                                          (carry_activation)a));
+        assert_ok(ctxs[0],
+                  carry_activate_backward(ctxs[0], carry_view_1d(dx, CARRY_F32, 3), carry_view_1d(dy, CARRY_F32, 3),
+                                          carry_view_1d(x, CARRY_F32, 3), (carry_activation)a));
+        assert_true(isnan(y[0]) && (a == CARRY_NO_ACTIVATION || isnan(dx[0])));
+        assert_true((double)y[1] == at_infinity[a][0]);
+        assert_true((double)y[2] == at_infinity[a][1] || isnan(at_infinity[a][1])); /* -inf times sigmoid's 0 is NaN */
+    }
+    assert_refused(
+        ctxs[0], CARRY_EARGUMENT, "number 9",
+        carry_activate(ctxs[0], carry_view_1d(y, CARRY_F32, 3), carry_view_1d(x, CARRY_F32, 3), (carry_activation)9));
+}
+
+static double swiglu_loss(const void *given) {
+    const problem *p = given;
+    double sum = 0.0;
+    for (int64_t i = 0; i < p->x.count; i++) {
+        sum += p->dy[i] * activate64(p->x.v[i], CARRY_SILU) * p->y.v[i];
+    }
+    return sum;
+}
+
+static void check_swiglu(carry_dtype type, int64_t count, bool in_place) {
+    problem p = {.x = random_array(type, 1, &count, -4, 4), .y = random_array(type, 1, &count, -1, 1)};
+    array dy = random_array(type, 1, &count, -1, 1);
+    array first[3];
+    p.dy = dy.v;
+    for (int c = 0; c < CTXS; c++) {
+        array gate = copy_of(&p.x), up = copy_of(&p.y);
+        array got[3] = {poisoned(type, 1, &count), in_place ? gate : poisoned(type, 1, &count),
+                        in_place ? up : poisoned(type, 1, &count)};
+        assert_ok(ctxs[c], carry_swiglu(ctxs[c], got[0].t, gate.t, up.t));
+        assert_ok(ctxs[c], carry_swiglu_backward(ctxs[c], got[1].t, got[2].t, dy.t, gate.t, up.t));
+        for (int i = 0; i < 3; i++) {
+            first[i] = c == 0 ? got[i] : first[i];
+            assert_same("swiglu", &got[i], &first[i]);
+        }
+    }
+    double *want = keep(malloc((size_t)count * sizeof *want));
+    for (int64_t i = 0; i < count; i++) {
+        want[i] = activate64(p.x.v[i], CARRY_SILU) * p.y.v[i];
+    }
+    assert_near("y", &first[0], want, 0x1p-20);
+    assert_gradient("dgate", &first[1], &p.x, count / 50 + 1, swiglu_loss, &p, 0x1p-20);
+    assert_gradient("dup", &first[2], &p.y, count / 50 + 1, swiglu_loss, &p, 0x1p-20);
+}
+
+static void test_swiglu_matches_float64_and_differences(void **state) {
+    (void)state;
+    static const int64_t counts[] = {1, 31, 1024, 1025, 33333};
+    for (int i = 0; i < 3; i++) {
+        for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+            check_swiglu(types[i], counts[k], k % 2 == 1);
+        }
+    }
+}
+
+static double norm_loss(const void *given) {
+    const problem *p = given;
+    double sum = 0.0;
+    for (int64_t t = 0; t < p->tokens; t++) {
+        double squares = 0.0;
+        for (int64_t i = 0; i < p->n; i++) {
+            squares += p->x.v[t * p->n + i] * p->x.v[t * p->n + i];
+        }
+        double scale = 1.0 / sqrt(squares / (double)p->n + p->eps);
+        for (int64_t i = 0; i < p->n; i++) {
+            int64_t at = t * p->n + i;
+            double y = p->x.v[at] * scale * (p->w.v != NULL ? p->w.v[i] : 1.0);
+            y *= p->z.v != NULL ? activate64(p->z.v[at], CARRY_SILU) : 1.0;
+            p->y.v[at] = y;
+            sum += p->dy[at] * y;
+        }
+    }
+    return sum;
+}
+
+/* Sums of n squares below 1, in partial sums: the scale is off by less than n 2^-24 of itself, here 2000 of them at
+   most, and a gradient by a few times that; sums over tokens add as many roundings. Small n may have a large scale:
+   inputs are at least 0.25. */
+static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighted, bool gated, bool accumulate) {
+    problem p = {.x = random_array(type, 2, SHAPE(tokens, n), 0.25f, 1), .tokens = tokens, .n = n, .eps = 1e-3f};
+    p.y = poisoned(type, 2, p.x.t.shape);
+    p.w = weighted ? random_array(type, 1, &n, -1, 1) : p.w;
+    p.z = gated ? random_array(type, 2, p.x.t.shape, -2, 2) : p.z;
+    array dy = random_array(type, 2, p.x.t.shape, -1, 1), dx0 = random_array(type, 2, p.x.t.shape, -1, 1);
+    array dw0 = random_array(CARRY_F32, 1, &n, -1, 1);
+    p.dy = dy.v;
+    size_t bytes = carry_rms_norm_backward_workspace(tokens, n);
+    void *workspace = keep(malloc(bytes));
+    array first[4];
+    for (int c = 0; c < CTXS; c++) {
+        array got[4] = {poisoned(type, 2, p.x.t.shape), accumulate ? copy_of(&dx0) : poisoned(type, 2, p.x.t.shape),
+                        copy_of(&dw0), poisoned(type, 2, p.x.t.shape)};
+        assert_ok(ctxs[c], carry_rms_norm(ctxs[c], got[0].t, p.x.t, p.w.t, p.z.t, 1e-3f));
+        assert_ok(ctxs[c], carry_rms_norm_backward(ctxs[c], got[1].t, got[2].t, gated ? got[3].t : absent, dy.t, p.x.t,
+                                                   p.w.t, p.z.t, 1e-3f, accumulate, workspace, bytes));
+        for (int i = 0; i < (gated ? 4 : 3); i++) {
+            first[i] = c == 0 ? got[i] : first[i];
+            assert_same("norm", &got[i], &first[i]);
+        }
+    }
+    const double bound = 0x1p-19 + 4.0 * 0x1p-24 * (double)(tokens + n);
+    (void)norm_loss(&p);
+    assert_near("y", &first[0], p.y.v, bound);
+    if (!accumulate) { /* else the difference lacks what was there, and rounding to 16 bits is of the sum */
+        assert_gradient("dx", &first[1], &p.x, p.x.count / 60 + 1, norm_loss, &p, bound);
+    } else if (type == CARRY_F32) {
+        for (int64_t i = 0; i < dx0.count; i++) {
+            ((float *)first[1].t.data)[i] -= ((float *)dx0.t.data)[i];
+        }
+        assert_gradient("dx", &first[1], &p.x, p.x.count / 60 + 1, norm_loss, &p, bound);
+    }
+    if (weighted) {
+        for (int64_t i = 0; i < n; i++) {
+            ((float *)first[2].t.data)[i] -= ((float *)dw0.t.data)[i];
+        }
+        assert_gradient("dw", &first[2], &p.w, n / 30 + 1, norm_loss, &p, bound);
+    }
+    if (gated) {
+        assert_gradient("dz", &first[3], &p.z, p.z.count / 60 + 1, norm_loss, &p, bound);
+    }
+}
+
+static void test_norm_matches_float64_and_differences(void **state) {
+    (void)state;
+    static const int64_t shapes[][2] = {{1, 1}, {1, 1025}, {3, 7}, {65, 33}, {130, 128}, {2, 2051}};
+    for (int i = 0; i < 3; i++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            for (int form = 0; form < 4; form++) {
+                check_norm(types[i], shapes[s][0], shapes[s][1], (form & 1) != 0, (form & 2) != 0, form == 1);
+                (void)free_kept(NULL);
+            }
+        }
+    }
+    check_norm(CARRY_F32, 64 * 256 + 3, 2, true, false, false); /* blocks of more than 64 tokens */
+}
+
+static void test_norm_names_what_does_not_fit(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    array x = random_array(CARRY_F32, 2, SHAPE(3, 4), -1, 1), y = poisoned(CARRY_F32, 2, SHAPE(3, 4));
+    array w = random_array(CARRY_F32, 1, SHAPE(5), -1, 1), dw = poisoned(CARRY_F32, 1, SHAPE(4));
+    float workspace[4];
+    assert_refused(ctx, CARRY_ESHAPE, "w has shape [5]", carry_rms_norm(ctx, y.t, x.t, w.t, absent, 0));
+    assert_refused(ctx, CARRY_ESHAPE, "z has shape [4]", carry_rms_norm(ctx, y.t, x.t, absent, dw.t, 0));
+    assert_refused(ctx, CARRY_EARGUMENT, "z is absent",
+                   carry_rms_norm_backward(ctx, absent, absent, y.t, x.t, x.t, absent, absent, 0, false, NULL, 0));
+    assert_refused(
+        ctx, CARRY_EWORKSPACE, "16 bytes",
+        carry_rms_norm_backward(ctx, absent, dw.t, absent, x.t, x.t, absent, absent, 0, false, workspace, 15));
+}
+
+/* Memory for the longest call is enough for shorter ones: 16384 tokens are summed in more blocks than 16385. */
+static void test_workspaces_never_shrink_with_tokens(void **state) {
+    (void)state;
+    size_t before[4] = {0};
+    for (int64_t tokens = 1; tokens < 70000; tokens++) {
+        const size_t bytes[] = {
+            carry_rms_norm_backward_workspace(tokens, 3), carry_layer_norm_backward_workspace(tokens, 3),
+            carry_conv_backward_workspace(2, tokens, 3, 4), carry_linear_cross_entropy_workspace(tokens, 3, 500)};
+        for (int i = 0; i < 4; i++) {
+            if (bytes[i] < before[i]) {
+                fail_msg("workspace %d of %lld tokens is %zu bytes, of one token less %zu", i, (long long)tokens,
+                         bytes[i], before[i]);
+            }
+            before[i] = bytes[i];
+        }
+    }
+}
+
+static void check_embed(carry_dtype type, carry_dtype weights, int64_t tokens, int64_t n) {
+    const int64_t vocabulary = 11;
+    array table = random_array(weights, 2, SHAPE(vocabulary, n), -1, 1),
+          dy = random_array(type, 2, SHAPE(tokens, n), -1, 1);
+    array dtable0 = random_array(CARRY_F32, 2, table.t.shape, -1, 1);
+    int64_t *ids = keep(malloc((size_t)tokens * sizeof *ids));
+    double *want = keep(malloc((size_t)(tokens * n) * sizeof *want));
+    for (int64_t i = 0; i < tokens * n; i++) {
+        ids[i / n] = i / n * i / n % vocabulary;
+    }
+    for (int64_t i = 0; i < tokens * n; i++) {
+        want[i] = table.v[ids[i / n] * n + i % n];
+        dtable0.v[ids[i / n] * n + i % n] += dy.v[i];
+    }
+    array first[2];
+    for (int c = 0; c < CTXS; c++) {
+        array y = poisoned(type, 2, dy.t.shape), dtable = copy_of(&dtable0);
+        assert_ok(ctxs[c], carry_embed(ctxs[c], y.t, table.t, carry_view_1d(ids, CARRY_I64, tokens)));
+        assert_ok(ctxs[c], carry_embed_backward(ctxs[c], dtable.t, dy.t, carry_view_1d(ids, CARRY_I64, tokens)));
+        first[0] = c == 0 ? y : first[0];
+        first[1] = c == 0 ? dtable : first[1];
+        assert_same("y", &y, &first[0]);
+        assert_same("dtable", &dtable, &first[1]);
+    }
+    assert_near("y", &first[0], want, 0.0);
+    assert_near("dtable", &first[1], dtable0.v, 4.0 * 0x1p-24 * (double)tokens);
+}
+
+static void test_embed_matches_float64(void **state) {
+    (void)state;
+    static const int64_t shapes[][2] = {{1, 1}, {7, 63}, {40, 65}, {3, 1025}, {1000, 129}};
+    for (int i = 0; i < 3; i++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            check_embed(types[i], CARRY_F32, shapes[s][0], shapes[s][1]);
+            check_embed(types[i], types[i], shapes[s][0], shapes[s][1]);
+        }
+        (void)free_kept(NULL);
+    }
+}
+
+static void test_embed_refuses_ids_outside_the_table(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[2];
+    array table = random_array(CARRY_F32, 2, SHAPE(5, 3), -1, 1), y = poisoned(CARRY_F32, 2, SHAPE(4, 3)),
+          was = copy_of(&y);
+    int64_t ids[] = {0, 4, 5, -1};
+    assert_refused(ctx, CARRY_ERANGE, "ids[2] is 5", carry_embed(ctx, y.t, table.t, carry_view_1d(ids, CARRY_I64, 4)));
+    ids[2] = INT64_MIN;
+    assert_refused(ctx, CARRY_ERANGE, "ids[2]",
+                   carry_embed_backward(ctx, table.t, y.t, carry_view_1d(ids, CARRY_I64, 4)));
+    assert_refused(ctx, CARRY_EDTYPE, "ids is f32",
+                   carry_embed(ctx, y.t, table.t, carry_view_1d(table.t.data, CARRY_F32, 4)));
+    assert_same("y", &y, &was);
+}
+
+/* Five steps; each has a dozen roundings relative to w, m, v and the update, whose size is about the rate. */
+static void check_adamw(int64_t count, bool clipped) {
+    array w0 = random_array(CARRY_F32, 1, &count, -1, 1), g = random_array(CARRY_F32, 1, &count, -1, 1);
+    double *m = keep(calloc((size_t)count, 8)), *v = keep(calloc((size_t)count, 8));
+    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = clipped ? 0.25 : 1.0};
+    array first[2];
+    for (int c = 0; c < CTXS; c++) {
+        array w = copy_of(&w0), m32 = poisoned(CARRY_F32, 1, &count), v32 = poisoned(CARRY_F32, 1, &count);
+        array low = poisoned(types[c], 1, &count), again = poisoned(types[c], 1, &count);
+        memset(m32.t.data, 0, (size_t)count * 4);
+        memset(v32.t.data, 0, (size_t)count * 4);
+        for (o.step = 1; o.step <= 5; o.step++) {
+            assert_ok(ctxs[c], carry_adamw_step(ctxs[c], w.t, m32.t, v32.t, low.t, g.t, &o));
+        }
+        assert_ok(ctxs[c], carry_convert(ctxs[c], again.t, w.t));
+        assert_same("low", &low, &again);
+        first[0] = c == 0 ? w : first[0];
+        first[1] = c == 0 ? v32 : first[1];
+        assert_same("w", &w, &first[0]);
+    }
+    for (o.step = 1; o.step <= 5; o.step++) {
+        for (int64_t i = 0; i < count; i++) {
+            double gradient = o.factor * g.v[i];
+            m[i] = o.b1 * m[i] + (1 - o.b1) * gradient;
+            v[i] = o.b2 * v[i] + (1 - o.b2) * gradient * gradient;
+            double update =
+                m[i] / (1 - pow(o.b1, (double)o.step)) / (sqrt(v[i] / (1 - pow(o.b2, (double)o.step))) + o.eps);
+            w0.v[i] -= o.rate * (update + o.decay * w0.v[i]);
+        }
+    }
+    assert_near("w", &first[0], w0.v, 5.0 * 0x1p-24 + 60.0 * 0x1p-24 * o.rate);
+    assert_near("v", &first[1], v, 60.0 * 0x1p-24);
+}
+
+static void test_adamw_matches_float64(void **state) {
+    (void)state;
+    check_adamw(1, false);
+    check_adamw(1027, true);
+    check_adamw(40003, false);
+}
+
+static void test_adamw_refuses_and_passes_nan(void **state) {
+    (void)state;
+    float w[2] = {1, 1}, m[2] = {0}, v[2] = {0}, g[2] = {NAN, 1};
+    carry_tensor tw = carry_view_1d(w, CARRY_F32, 2), tm = carry_view_1d(m, CARRY_F32, 2),
+                 tv = carry_view_1d(v, CARRY_F32, 2);
+    carry_tensor tg = carry_view_1d(g, CARRY_F32, 2), half = carry_view_1d(g, CARRY_BF16, 2);
+    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1.0};
+    assert_refused(ctxs[0], CARRY_EARGUMENT, "step is 0", carry_adamw_step(ctxs[0], tw, tm, tv, absent, tg, &o));
+    assert_refused(ctxs[0], CARRY_EDTYPE, "g is bf16", carry_adamw_step(ctxs[0], tw, tm, tv, absent, half, &o));
+    o.step = 1;
+    assert_ok(ctxs[0], carry_adamw_step(ctxs[0], tw, tm, tv, absent, tg, &o));
+    assert_true(isnan(w[0]) && fabsf(w[1] - 0.99f) < 1e-6f);
+}
+
+static void test_sum_of_squares_is_that_of_float64(void **state) {
+    (void)state;
+    static const int64_t counts[] = {0, 1, 17, 16385, 256 * 16384 + 5};
+    for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
+        array x = random_array(CARRY_F32, 1, &counts[k], -1, 1);
+        double want = 0.0, got = NAN, one = NAN;
+        for (int64_t i = 0; i < x.count; i++) {
+            want += x.v[i] * x.v[i];
+        }
+        assert_ok(ctxs[0], carry_sum_squares(ctxs[0], &one, x.t));
+        assert_ok(ctxs[2], carry_sum_squares(ctxs[2], &got, x.t));
+        assert_memory_equal(&got, &one, sizeof got);
+        assert_true(fabs(got - want) <= (double)x.count * 0x1p-53 * want); /* as many roundings, all one way */
+        if (x.count > 0) {
+            ((float *)x.t.data)[x.count - 1] = k % 2 == 0 ? NAN : INFINITY;
+            assert_ok(ctxs[2], carry_sum_squares(ctxs[2], &got, x.t));
+            assert_true(k % 2 == 0 ? isnan(got) : isinf(got));
+        }
+    }
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, free_kept)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_exp_is_near_the_true_one_and_passes_nan),
+        TEST(test_activations_match_float64_and_differences),
+        TEST(test_activations_pass_nan_and_stand_infinity),
+        TEST(test_swiglu_matches_float64_and_differences),
+        TEST(test_norm_matches_float64_and_differences),
+        TEST(test_norm_names_what_does_not_fit),
+        TEST(test_workspaces_never_shrink_with_tokens),
+        TEST(test_embed_matches_float64),
+        TEST(test_embed_refuses_ids_outside_the_table),
+        TEST(test_adamw_matches_float64),
+        TEST(test_adamw_refuses_and_passes_nan),
+        TEST(test_sum_of_squares_is_that_of_float64),
+    };
+    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
+}
