@@ -18,7 +18,12 @@
    A chunk of C tokens is done as matrix products (the WY form) and only differences of the cumulative gate that are <=
    0 are exponentiated, so deep decay and no decay are both safe. Inputs are f32, bf16 or f16; states and sums are f32.
    For a fixed plan results depend neither on the number of threads nor on the neighbours in the batch. Calls allocate
-   nothing. */
+   nothing.
+
+   On a GPU (device of the problem; sm_80 or later) every tensor, the workspace and what is kept are of that device,
+   except for cu_seqlens, which stays on the CPU: it is checked there before anything runs. Calls put their work into
+   the stream of the context (carry_ctx_set_stream) and return; cu_seqlens may be changed or freed after the return. The
+   same inputs give the same bits in every run. */
 #ifndef CARRY_DELTA_H
 #define CARRY_DELTA_H
 
@@ -51,11 +56,15 @@ typedef struct carry_delta_problem {
     float beta_factor;      /* after the sigmoid: 0 and 1: (0, 1); 2: (0, 2). Only with beta_sigmoid */
     int64_t snapshot_every; /* > 0: snapshot i is the state after min(length, (i+1) every) tokens of the sequence */
     int64_t snapshot_last;  /* > 0: snapshot i is the state after max(0, length - last + 1 + i) tokens, i < last */
+    int device;             /* 0: the CPU; else a GPU of carry/device.h */
 } carry_delta_problem;
 
-/* The list of methods ("recurrent", "chunk16", "chunk32", ...); NULL past the end. */
+/* The list of methods ("recurrent", "chunk16", "chunk32", ...) that the CPU has; NULL past the end. And those of a
+   device, of which all GPUs have the same; none where this build has no CUDA. */
 CARRY_API const char *carry_delta_name(int index);
 CARRY_API const char *carry_delta_about(int index);
+CARRY_API const char *carry_delta_name_on(int device, int index);
+CARRY_API const char *carry_delta_about_on(int device, int index);
 
 typedef struct carry_delta_plan carry_delta_plan;
 
@@ -85,7 +94,7 @@ typedef struct carry_delta_forward_args {
     carry_tensor o;
     const carry_tensor *final_state;
     const carry_tensor *snapshots; /* [N, snapshots, HV, K, V], f32 */
-    void *kept;                    /* carry_delta_kept(plan) bytes aligned to 4, or NULL; not together with snapshots */
+    void *kept; /* carry_delta_kept(plan) bytes aligned to 4 (GPU: 16), or NULL; not together with snapshots */
     carry_tensor q, k, v, beta;
     const carry_tensor *g;
     const carry_tensor *initial_state; /* NULL: zero */

@@ -33,8 +33,20 @@ static int list_scans(carry_ctx *ctx, bool json) {
 
 static int list_deltas(carry_ctx *ctx, bool json) {
     (void)ctx;
-    for (int i = 0; carry_delta_name(i) != NULL; i++) {
-        row(json, "delta", carry_delta_name(i), carry_delta_about(i));
+    static const char *const device[] = {"cpu", "cuda"};
+    for (int gpu = 0; gpu < 2; gpu++) {
+        for (int i = 0; carry_delta_name_on(gpu, i) != NULL; i++) {
+            if (json) {
+                cli_json_open();
+                cli_json_text("kind", "delta");
+                cli_json_text("name", carry_delta_name_on(gpu, i));
+                cli_json_text("about", carry_delta_about_on(gpu, i));
+                cli_json_text("device", device[gpu]);
+                cli_json_close();
+            } else {
+                (void)printf("%-20s %-5s %s\n", carry_delta_name_on(gpu, i), device[gpu], carry_delta_about_on(gpu, i));
+            }
+        }
     }
     return CLI_DONE;
 }

@@ -133,7 +133,7 @@ carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_probl
     CARRY_TRY(carry_delta_check_written(ctx, p, "dk", &args->dk, p->heads, p->key));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dv", &args->dv, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dbeta", &args->dbeta, p->value_heads, 0));
-    return args->dg != NULL ? carry_delta_check_written(ctx, p, "dg", args->dg, p->value_heads, 0) : CARRY_OK;
+    return args->dg != NULL ? carry_delta_check_gate_gradient(ctx, p, args->dg) : CARRY_OK;
 }
 
 carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *p,
@@ -148,20 +148,6 @@ carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta
         CARRY_TRY(carry_delta_check_heads(ctx, p, "dA_log", args->dA_log));
     }
     return args->ddt_bias != NULL ? carry_delta_check_heads(ctx, p, "ddt_bias", args->ddt_bias) : CARRY_OK;
-}
-
-static carry_status check(carry_delta_plan *plan, const carry_delta_backward_args *args, const carry_delta_inputs *in,
-                          const void *workspace, size_t workspace_bytes) {
-    carry_ctx *ctx = plan->ctx;
-    const carry_delta_problem *p = &plan->problem;
-    if (p->gate == CARRY_DELTA_KEY_GATE) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the backward pass has no key gate (KDA) in this build");
-    }
-    CARRY_TRY(carry_delta_check_inputs(ctx, p, in));
-    CARRY_TRY(carry_delta_check_gradients(ctx, p, args));
-    CARRY_TRY(carry_delta_check_state_gradients(ctx, p, args));
-    CARRY_TRY(carry_delta_check_kept(ctx, args->kept));
-    return carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->backward_workspace);
 }
 
 /* Nothing was kept: the forward pass again, without output, for what backward needs of it. */
@@ -224,11 +210,12 @@ carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *a
                                 .dt_bias = args->dt_bias};
 }
 
-carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
-                                  size_t workspace_bytes) {
-    CARRY_SPAN(plan->ctx, "delta", "backward");
+carry_status carry_delta_cpu_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
+                                      size_t workspace_bytes) {
     carry_delta_back back = {.args = args, .in = carry_delta_back_inputs_of(args), .kept = args->kept};
-    CARRY_TRY(check(plan, args, &back.in, workspace, workspace_bytes));
+    if (plan->problem.gate == CARRY_DELTA_KEY_GATE) {
+        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the backward pass has no key gate (KDA) in this build");
+    }
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_back_take(plan, &arena, &back);
     if (args->kept == NULL) {

@@ -64,6 +64,15 @@ carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem
     return CARRY_OK;
 }
 
+static carry_status check_device(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                                 const carry_tensor *tensor) {
+    if (tensor->device != p->device) {
+        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d and the problem is planned for device %d%s", name,
+                          tensor->device, p->device, p->device == 0 ? ", the CPU" : "");
+    }
+    return p->device != 0 ? carry_device_check_pointer(ctx, name, tensor->data, p->device) : CARRY_OK;
+}
+
 static carry_status check_rows(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
                                const carry_tensor *tensor, int rank, const int64_t *shape, bool f32_allowed) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
@@ -72,10 +81,7 @@ static carry_status check_rows(carry_ctx *ctx, const carry_delta_problem *p, con
                           carry_dtype_name(tensor->dtype), carry_dtype_name(p->dtype),
                           f32_allowed && p->dtype != CARRY_F32 ? " (or f32 here)" : "");
     }
-    if (tensor->device != 0) {
-        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d: the delta rule runs on the CPU in this build", name,
-                          tensor->device);
-    }
+    CARRY_TRY(check_device(ctx, p, name, tensor));
     if (rank == 4 && !carry_tensor_is_packed(tensor, 3)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s has stride %" PRId64 " over its last index, which must be 1", name,
                           tensor->stride[3]);
@@ -91,16 +97,13 @@ static carry_status check_rows(carry_ctx *ctx, const carry_delta_problem *p, con
     return CARRY_OK;
 }
 
-static carry_status check_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                              const int64_t *shape) {
+carry_status carry_delta_check_f32(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                                   const carry_tensor *tensor, int rank, const int64_t *shape) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
-    if (tensor->device != 0) {
-        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d: the delta rule runs on the CPU in this build", name,
-                          tensor->device);
-    }
+    CARRY_TRY(check_device(ctx, p, name, tensor));
     if (tensor->dtype != CARRY_F32 || !carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, tensor->dtype != CARRY_F32 ? CARRY_EDTYPE : CARRY_ESTRIDE,
-                          "%s is %s%s: it must be packed f32 on the CPU", name, carry_dtype_name(tensor->dtype),
+                          "%s is %s%s: it must be packed f32", name, carry_dtype_name(tensor->dtype),
                           carry_tensor_is_packed(tensor, 0) ? "" : " and not packed");
     }
     return CARRY_OK;
@@ -112,9 +115,14 @@ carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *p
     return check_rows(ctx, p, name, tensor, size > 0 ? 4 : 3, shape, size == 0);
 }
 
-carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
-                                       const carry_tensor *tensor, int64_t heads, int64_t size) {
-    CARRY_TRY(carry_delta_check_like(ctx, p, name, tensor, heads, size));
+/* The gate, or its gradient. */
+static carry_status check_gate(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                               const carry_tensor *tensor) {
+    const int64_t shape[] = {p->batch, p->tokens, p->value_heads, p->key};
+    return check_rows(ctx, p, name, tensor, p->gate == CARRY_DELTA_KEY_GATE ? 4 : 3, shape, true);
+}
+
+static carry_status check_apart(carry_ctx *ctx, const char *name, const carry_tensor *tensor) {
     if (!carry_tensor_is_apart(tensor, 3)) {
         char strides[CARRY_SHAPE_TEXT];
         return carry_fail(ctx, CARRY_ESTRIDE, "%s has strides %s: its elements would overlap", name,
@@ -123,16 +131,27 @@ carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem
     return CARRY_OK;
 }
 
+carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
+                                       const carry_tensor *tensor, int64_t heads, int64_t size) {
+    CARRY_TRY(carry_delta_check_like(ctx, p, name, tensor, heads, size));
+    return check_apart(ctx, name, tensor);
+}
+
+carry_status carry_delta_check_gate_gradient(carry_ctx *ctx, const carry_delta_problem *p, const carry_tensor *dg) {
+    CARRY_TRY(check_gate(ctx, p, "dg", dg));
+    return check_apart(ctx, "dg", dg);
+}
+
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
                                      const carry_tensor *tensor) {
     const int64_t shape[] = {p->sequences > 0 ? p->sequences : p->batch, p->value_heads,
                              p->state_transposed ? p->value : p->key, p->state_transposed ? p->key : p->value};
-    return check_f32(ctx, name, tensor, 4, shape);
+    return carry_delta_check_f32(ctx, p, name, tensor, 4, shape);
 }
 
 carry_status carry_delta_check_heads(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
                                      const carry_tensor *tensor) {
-    return check_f32(ctx, name, tensor, 1, &p->value_heads);
+    return carry_delta_check_f32(ctx, p, name, tensor, 1, &p->value_heads);
 }
 
 carry_status carry_delta_check_borders(carry_ctx *ctx, const carry_delta_problem *p, int64_t tokens,
@@ -174,13 +193,7 @@ carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *p
         return carry_fail(ctx, CARRY_EARGUMENT, "g is %s and the plan has %s gate", in->g != NULL ? "given" : "missing",
                           p->gate != CARRY_DELTA_NO_GATE ? "a" : "no");
     }
-    if (p->gate == CARRY_DELTA_HEAD_GATE) {
-        CARRY_TRY(carry_delta_check_like(ctx, p, "g", in->g, p->value_heads, 0));
-    } else if (p->gate == CARRY_DELTA_KEY_GATE) {
-        const int64_t shape[] = {p->batch, p->tokens, p->value_heads, p->key};
-        CARRY_TRY(check_rows(ctx, p, "g", in->g, 4, shape, true));
-    }
-    return CARRY_OK;
+    return in->g != NULL ? check_gate(ctx, p, "g", in->g) : CARRY_OK;
 }
 
 carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *p, const carry_delta_inputs *in) {
@@ -203,11 +216,12 @@ carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem 
     return carry_delta_check_borders(ctx, p, p->tokens, in->cu_seqlens);
 }
 
-carry_status carry_delta_check_kept(carry_ctx *ctx, const void *kept) {
-    if ((uintptr_t)kept % sizeof(float) != 0) {
-        return carry_fail(ctx, CARRY_EALIGN, "kept is at an address that is not a multiple of 4");
+carry_status carry_delta_check_kept(carry_ctx *ctx, const carry_delta_problem *p, const void *kept) {
+    unsigned alignment = p->device != 0 ? 16 : (unsigned)sizeof(float);
+    if ((uintptr_t)kept % alignment != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "kept is at an address that is not a multiple of %u", alignment);
     }
-    return CARRY_OK;
+    return p->device != 0 ? carry_device_check_pointer(ctx, "kept", kept, p->device) : CARRY_OK;
 }
 
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
@@ -219,12 +233,12 @@ carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *p
     if (args->snapshots != NULL) {
         const int64_t shape[] = {plan->sequences, carry_delta_snapshots(plan), p->value_heads,
                                  p->state_transposed ? p->value : p->key, p->state_transposed ? p->key : p->value};
-        CARRY_TRY(check_f32(ctx, "snapshots", args->snapshots, 5, shape));
+        CARRY_TRY(carry_delta_check_f32(ctx, p, "snapshots", args->snapshots, 5, shape));
         if (args->kept != NULL) {
             return carry_fail(ctx, CARRY_EARGUMENT, "snapshots and what backward needs cannot be kept by one call");
         }
     }
-    return carry_delta_check_kept(ctx, args->kept);
+    return carry_delta_check_kept(ctx, p, args->kept);
 }
 
 carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {

@@ -346,25 +346,19 @@ double carry_delta_forward_flops(const carry_delta_plan *plan) {
     return tokens * ((double)p->heads * shared + (double)p->value_heads * own);
 }
 
-carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
-                                 size_t workspace_bytes) {
-    carry_ctx *ctx = plan->ctx;
+carry_status carry_delta_cpu_forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
+                                     size_t workspace_bytes) {
     const carry_delta_problem *p = &plan->problem;
-    CARRY_SPAN(ctx, "delta", "forward");
     carry_delta_run run = {.in = carry_delta_inputs_of(args),
                            .o = &args->o,
                            .final_state = args->final_state,
                            .snapshots = args->snapshots,
                            .kept = args->kept};
-    CARRY_TRY(carry_delta_check_inputs(ctx, p, &run.in));
-    CARRY_TRY(carry_delta_check_written(ctx, p, "o", &args->o, p->value_heads, p->value));
-    CARRY_TRY(carry_delta_check_outputs(ctx, plan, args));
-    CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     run.chunks_only = args->kept != NULL; /* what is kept is kept by chunks */
     (void)carry_delta_run_take(plan, &arena, &run, p->value, true);
     carry_delta_run_all(&run);
     plan->flops = carry_delta_forward_flops(plan);
-    carry_span_work(ctx, plan->flops, (double)(p->batch * p->tokens));
+    carry_span_work(plan->ctx, plan->flops, (double)(p->batch * p->tokens));
     return CARRY_OK;
 }

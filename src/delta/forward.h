@@ -47,6 +47,14 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
                         int64_t head, int64_t t, int64_t first, int64_t columns, float *S, ptrdiff_t stride,
                         ptrdiff_t next);
 
+/* The CPU's entries of the table (cpu.c): forward.c, tokens.c and range.c. */
+carry_status carry_delta_cpu_forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
+                                     size_t workspace_bytes);
+carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                  const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
+carry_status carry_delta_cpu_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
+                                   const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
+
 double carry_delta_forward_flops(const carry_delta_plan *plan);
 carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args);
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,

@@ -3,22 +3,46 @@
 #define CARRY_DELTA_PLAN_H
 
 #include "carry/delta.h"
+#include "carry/device.h"
 #include "core/memory.h"
 #include "ops/kernels/kernels.h"
 
 #define CARRY_DELTA_MAX_CHUNK 128
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A method: a const struct, one line in table.c. The calls (call.c) have checked every tensor and the workspace before
+   they come to an entry; what is left to it is what it alone cannot do, which it refuses with CARRY_EUNSUPPORTED. An
+   entry that is NULL is refused by name. Entries of a GPU put their work into the context's stream and return. */
 typedef struct carry_delta_method {
     const char *name, *about;
     int64_t chunk; /* 0: token by token */
+    /* Writes the reason into why (never empty) when it does not. */
+    bool (*applies)(const carry_delta_plan *plan, char *why, size_t why_size);
+    double (*cost)(const carry_delta_plan *plan); /* of forward, in any unit that methods of one device share */
+    /* Sets forward_workspace, backward_workspace, range_workspace and kept of the plan; false: overflow. */
+    bool (*workspace)(carry_delta_plan *plan);
+    carry_status (*forward)(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
+                            size_t bytes);
+    carry_status (*backward)(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
+                             size_t bytes);
+    carry_status (*step)(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                         const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
+    carry_status (*range)(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
+                          const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
 } carry_delta_method;
 
-const carry_delta_method *carry_delta_at(int index);
-const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's */
+/* table.c: of the CPU, or of GPUs; NULL past the end. */
+const carry_delta_method *carry_delta_at(bool on_gpu, int index);
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's, on the CPU */
 
 struct carry_delta_plan {
     carry_ctx *ctx;
-    const carry_kernels *kernels;
+    const carry_kernels *kernels; /* of the CPU */
+    int ordinal;                  /* of the device in its backend; */
+    carry_device_properties gpu;  /* and what it is, where it is not the CPU */
     carry_delta_problem problem;
     const carry_delta_method *method;
     int64_t chunk; /* of the chunk form; also what backward uses when the method is token by token */
@@ -27,7 +51,7 @@ struct carry_delta_plan {
     float scale;
     size_t forward_workspace, backward_workspace, range_workspace, kept;
     double flops;
-    char about[192];
+    char about[256];
 };
 
 /* One sequence, or this rank's part of one: where its tokens are, where its chunks start among all chunks, and where
@@ -67,11 +91,15 @@ carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *p
                                     const carry_tensor *tensor, int64_t heads, int64_t size);
 carry_status carry_delta_check_written(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                        const carry_tensor *tensor, int64_t heads, int64_t size);
+carry_status carry_delta_check_gate_gradient(carry_ctx *ctx, const carry_delta_problem *problem,
+                                             const carry_tensor *dg);
 carry_status carry_delta_check_state(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                      const carry_tensor *tensor);
 carry_status carry_delta_check_heads(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
                                      const carry_tensor *tensor);
-carry_status carry_delta_check_kept(carry_ctx *ctx, const void *kept);
+carry_status carry_delta_check_kept(carry_ctx *ctx, const carry_delta_problem *problem, const void *kept);
+carry_status carry_delta_check_f32(carry_ctx *ctx, const carry_delta_problem *problem, const char *name,
+                                   const carry_tensor *tensor, int rank, const int64_t *shape);
 carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 
 /* The table of sequences, from batch or cu_seqlens (already checked), with room for plan->sequences. */
@@ -113,4 +141,7 @@ static inline float *carry_delta_kept_values(const carry_delta_plan *plan, const
     return values + (token * p->value_heads + head) * p->value;
 }
 
+#ifdef __cplusplus
+}
+#endif
 #endif

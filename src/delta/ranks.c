@@ -254,7 +254,7 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
     if (args->snapshots != NULL) {
         return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no snapshots");
     }
-    CARRY_TRY(carry_delta_check_kept(plan->ctx, args->kept));
+    CARRY_TRY(carry_delta_check_kept(plan->ctx, &plan->problem, args->kept));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, false, &j.memory);
     j.M = args->kept != NULL ? kept_maps(plan, args->kept) : j.memory.M;
@@ -282,7 +282,7 @@ carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carr
     if (args->kept == NULL && plan->kept > 0) {
         return carry_fail(plan->ctx, CARRY_EARGUMENT, "kept is missing: over ranks, backward needs what forward kept");
     }
-    CARRY_TRY(carry_delta_check_kept(plan->ctx, args->kept));
+    CARRY_TRY(carry_delta_check_kept(plan->ctx, &plan->problem, args->kept));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, true, &j.memory);
     j.M = kept_maps(plan, args->kept);

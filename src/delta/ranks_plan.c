@@ -25,6 +25,10 @@ static carry_status check(carry_ctx *ctx, const carry_delta_problem *problem,
     carry_delta_problem p = *problem;
     p.tokens = p.tokens == 0 ? 1 : p.tokens;
     CARRY_TRY(carry_delta_check_problem(ctx, &p));
+    if (p.device != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks runs on the CPU, not on device %d",
+                          p.device);
+    }
     if (p.gate == CARRY_DELTA_KEY_GATE || p.state_transposed || p.snapshot_every != 0 || p.snapshot_last != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no %s",
                           p.gate == CARRY_DELTA_KEY_GATE ? "key gate (KDA)"

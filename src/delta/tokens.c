@@ -70,22 +70,12 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
-                              const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                  const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
-    CARRY_SPAN(ctx, "delta", "step");
-    carry_delta_run run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state};
+    carry_delta_run run = {.in = carry_delta_inputs_of(inputs), .o = o, .final_state = state};
     run.in.initial_state = NULL;
-    if (p->tokens != 1 || p->sequences != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
-                          "a step takes one token for each of batch sequences; this plan has %lld%s",
-                          (long long)p->tokens, p->sequences != 0 ? ", packed" : "");
-    }
-    CARRY_TRY(carry_delta_check_inputs(ctx, p, &run.in));
-    CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
-    CARRY_TRY(carry_delta_check_state(ctx, p, "state", &state));
-    CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_run_take(plan, &arena, &run, p->value, false);
     carry_delta_sequences(plan, &run.in, run.sequences);

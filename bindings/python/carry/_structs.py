@@ -132,6 +132,7 @@ class DeltaProblem(Structure):
         ("beta_factor", c_float),
         ("snapshot_every", c_int64),
         ("snapshot_last", c_int64),
+        ("device", c_int),
     ]
 
 

@@ -1,0 +1,39 @@
+/* The only list of the delta rule's methods. */
+#include "delta/plan.h"
+
+extern const carry_delta_method carry_delta_cpu_recurrent, carry_delta_cpu_chunk16, carry_delta_cpu_chunk32,
+    carry_delta_cpu_chunk64, carry_delta_cpu_chunk128;
+
+static const carry_delta_method *const table[] = {
+    &carry_delta_cpu_recurrent, &carry_delta_cpu_chunk16,  &carry_delta_cpu_chunk32,
+    &carry_delta_cpu_chunk64,   &carry_delta_cpu_chunk128, NULL,
+};
+
+static const carry_delta_method *const gpu_table[] = {
+    NULL,
+};
+
+#define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]) - 1)
+
+const carry_delta_method *carry_delta_at(bool on_gpu, int index) {
+    int count = on_gpu ? COUNT(gpu_table) : COUNT(table);
+    return index < 0 || index >= count ? NULL : on_gpu ? gpu_table[index] : table[index];
+}
+
+const char *carry_delta_name_on(int device, int index) {
+    const carry_delta_method *method = carry_delta_at(device != 0, index);
+    return method != NULL ? method->name : NULL;
+}
+
+const char *carry_delta_about_on(int device, int index) {
+    const carry_delta_method *method = carry_delta_at(device != 0, index);
+    return method != NULL ? method->about : NULL;
+}
+
+const char *carry_delta_name(int index) {
+    return carry_delta_name_on(0, index);
+}
+
+const char *carry_delta_about(int index) {
+    return carry_delta_about_on(0, index);
+}
