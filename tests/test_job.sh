@@ -88,6 +88,8 @@ worker_of() {
 gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 
 # Nothing there yet, and what is not understood.
+refused "there is no run store" job list
+refused "a job needs a command" job submit -- ""
 expect 0 "no jobs yet" job list
 refused "no jobs yet" job wait last
 refused "needs one of" job
@@ -95,7 +97,6 @@ refused "has no 'fly'" job fly
 refused "needs -- and a command" job submit
 refused "needs -- and a command" job submit echo
 refused "needs -- and a command" job submit --
-refused "a job needs a command" job submit -- ""
 refused "does not begin with -" job submit -- -x
 refused "no job system 'cloud'" job submit --on cloud -- true
 refused "takes no command" job list -- true
@@ -229,7 +230,7 @@ expect 1 "failed, exit code 7" job wait "$id" --seconds 60
 expect 0 "done" job wait "$next" --seconds 60
 
 # The worker and the keeper of its job are killed, as by a reboot: the job is lost, its command is gone, and what was
-# queued goes on with the next verb, whatever it is.
+# queued goes on with the next worker.
 rm -f "$folder/pid" "$folder/gate"
 id=$(submit -- sh -c 'echo $PPID $$ > "$1/pid"; sleep 100' sh "$folder")
 next=$(submit -- sh -c 'echo went on > "$1/next"' sh "$folder")
@@ -240,6 +241,7 @@ kill -STOP "$worker"
 kill -9 "$keeper" "$worker"
 until gone "$keeper" && gone "$worker"; do sleep 0.02; done
 expect 0 "lost" job list
+"$carry" job work || fail "job work: exit $?"
 until_there "$folder/next"
 expect 1 "lost, exit code -" job wait "$id"
 expect 0 "done" job wait "$next" --seconds 60

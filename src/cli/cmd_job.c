@@ -1,4 +1,4 @@
-/* carry job submit | wait | logs | cancel | list | work. */
+/* carry job submit | wait | logs | cancel | release | list | work. */
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -244,6 +244,19 @@ static int cancel(const job_options *o, int64_t id) {
     return CLI_DONE;
 }
 
+static int release(const job_options *o, int64_t id) {
+    carry_job job;
+    if (carry_job_release(o->store, id) != CARRY_OK || carry_job_known(o->store, &job, id) != CARRY_OK) {
+        return cli_failed(o->ctx);
+    }
+    if (o->json) {
+        print_json(&job);
+    } else {
+        (void)printf("job %lld: %s\n", (long long)id, job.state);
+    }
+    return CLI_DONE;
+}
+
 static int list(const job_options *o, int64_t id) {
     carry_job *jobs;
     int count;
@@ -278,8 +291,8 @@ static int work(const job_options *o, int64_t id) {
 }
 
 static const action actions[] = {
-    {"submit", false, submit}, {"wait", true, wait_for}, {"logs", true, logs},
-    {"cancel", true, cancel},  {"list", false, list},    {"work", false, work},
+    {"submit", false, submit},  {"wait", true, wait_for}, {"logs", true, logs},  {"cancel", true, cancel},
+    {"release", true, release}, {"list", false, list},    {"work", false, work},
 };
 
 static const action *find_action(const char *name) {
@@ -371,8 +384,8 @@ static int run(int count, char **arguments) {
     char shown[64];
     const action *chosen = words > 0 ? find_action(arguments[0]) : NULL;
     if (chosen == NULL) {
-        return words == 0 ? cli_refuse("job needs one of submit, wait, logs, cancel, list, work")
-                          : cli_refuse("job has no '%s': submit, wait, logs, cancel, list, work are known",
+        return words == 0 ? cli_refuse("job needs one of submit, wait, logs, cancel, release, list, work")
+                          : cli_refuse("job has no '%s': submit, wait, logs, cancel, release, list, work are known",
                                        cli_shown(shown, arguments[0]));
     }
     o.json = common.json;
@@ -397,20 +410,22 @@ static int run(int count, char **arguments) {
 const cli_verb cli_job = {
     .name = "job",
     .arguments = "WHAT",
-    .summary = "submit, wait, logs, cancel, list: a local queue, or Slurm",
+    .summary = "submit, wait, logs, cancel, release, list: a local queue, or Slurm",
     .details =
         "  submit [--on local|slurm] [--name NAME] -- COMMAND...   run it later, in this folder and environment\n"
         "  wait ID [--show-logs] [--tail N] [--seconds S]          until it has ended\n"
         "  logs ID [--tail N] [--follow]                           what it wrote\n"
         "  cancel ID                                               SIGTERM, five seconds later SIGKILL; scancel\n"
+        "  release ID                                              start a held job after all\n"
         "  list                                                    all jobs, the newest first\n"
         "  work                                                    run the local queue here until it is empty\n"
         "ID is a number, or last. wait: exit 0 when the job succeeded, 1 when it failed, was cancelled or lost, 2 "
         "when\n"
         "that cannot be known; Ctrl-C stops waiting, not the job.\n"
-        "local: one job at a time per store, oldest first. submit starts a worker in the background when none is at\n"
-        "work, and every job verb starts one when jobs are queued, as after a reboot. A job that ran when the machine\n"
-        "went down is marked as lost and not run again.\n"
+        "local: one job at a time per store, oldest first. submit and release start a worker in the background when\n"
+        "none is at work; looking starts nothing. Jobs that were queued on another host, before this machine was\n"
+        "started or in a store that lay elsewhere are held until released. A job that ran when the machine went down\n"
+        "is marked as lost and not run again.\n"
         "slurm: sbatch and its SBATCH_ variables (SBATCH_PARTITION, ...) decide where it runs; the store's folder "
         "must\n"
         "be seen by the nodes.",

@@ -260,8 +260,11 @@ int cli_refuse(const char *format, ...) {
 
 int cli_store_there(const char *path) {
     char shown[64];
-    return path == NULL || access(path, F_OK) == 0 ? CLI_DONE
-                                                   : cli_refuse("there is no run store %s", cli_shown(shown, path));
+    const char *named = path == NULL ? getenv("CARRY_STORE") : path;
+    if (named == NULL || (path == NULL && *named == '\0') || access(named, F_OK) == 0) {
+        return CLI_DONE;
+    }
+    return cli_refuse("there is no run store %s%s", cli_shown(shown, named), path == NULL ? " (CARRY_STORE)" : "");
 }
 
 int cli_failed(carry_ctx *ctx) {

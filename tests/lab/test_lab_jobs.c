@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
 #include "lab/process.h"
 #include "support.h"
@@ -133,13 +134,25 @@ static void execute(const fixture *f, const char *sql) {
 
 /* Rows as a process that was killed, or another machine, would have left them. */
 static int64_t row_in_state(const fixture *f, const char *state, const char *arguments) {
-    char sql[512];
+    char sql[2048];
     (void)snprintf(sql, sizeof sql,
                    "INSERT INTO jobs(system, name, arguments, folder, state, submitted, started, pid, process_start, "
                    "boot, host) VALUES('local', 'x', '%s', '/', '%s', 1, 2, 1, 1, 'never', 'nowhere')",
                    arguments, state);
     execute(f, sql);
     return sqlite3_last_insert_rowid(carry_store_db(f->store));
+}
+
+/* A row in the queue, from this host since it was started, for the store where it is. */
+static int64_t row_in_queue(const fixture *f, const char *arguments) {
+    char sql[2048];
+    char log[CARRY_JOB_PATH];
+    int64_t id = row_in_state(f, "queued", arguments);
+    assert_ok(f->ctx, carry_job_file(f->store, log, id, "log"));
+    (void)snprintf(sql, sizeof sql, "UPDATE jobs SET boot = '%s', host = '%s', log = '%s' WHERE id = %lld",
+                   carry_alive_boot(), carry_alive_host(), log, (long long)id);
+    execute(f, sql);
+    return id;
 }
 
 static void make_job_folder(const fixture *f) {
@@ -204,7 +217,7 @@ static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     make_job_folder(f);
     int64_t first = 0;
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
-        int64_t id = row_in_state(f, "queued", damaged[i]);
+        int64_t id = row_in_queue(f, damaged[i]);
         first = first > 0 ? first : id;
     }
     const char *const command[] = {"sh", "-c", "exit 5", NULL};
@@ -224,6 +237,42 @@ static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     assert_int_equal(count, 6);
     assert_int_equal(jobs[0].id, id);
     free(jobs);
+}
+
+/* Each of host, boot and folder alone holds a job; nothing but release starts it. */
+static void test_jobs_submitted_elsewhere_are_held(void **state) {
+    const fixture *f = *state;
+    static const struct {
+        const char *change, *held;
+    } cases[] = {{"host = 'nowhere'", "on another host"},
+                 {"boot = 'never'", "before this machine was started"},
+                 {"log = '/elsewhere/jobs/1.log'", "in another folder"}};
+    make_job_folder(f);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        carry_job job;
+        char sql[256];
+        int64_t waiting;
+        int64_t id = row_in_queue(f, "[\"true\"]");
+        assert_ok(f->ctx, carry_job_local_waiting(f->store, &waiting));
+        assert_int_equal(waiting, id);
+        (void)snprintf(sql, sizeof sql, "UPDATE jobs SET %s WHERE id = %lld", cases[i].change, (long long)id);
+        execute(f, sql);
+        assert_ok(f->ctx, carry_job_local_waiting(f->store, &waiting));
+        assert_int_equal(waiting, 0);
+        assert_ok(f->ctx, carry_job_refresh(f->store, &job, id));
+        assert_string_equal(job.state, "held");
+        assert_string_equal(job.held, cases[i].held);
+        assert_refused(f->ctx, CARRY_EUNSUPPORTED, cases[i].held, carry_job_wait(f->store, &job, id, 60.0, NULL));
+        assert_ok(f->ctx, carry_job_release(f->store, id)); /* without its environment it fails, but it was started */
+        assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 60.0, NULL));
+        assert_string_equal(job.state, "failed");
+        id = row_in_queue(f, "[\"true\"]");
+        (void)snprintf(sql, sizeof sql, "UPDATE jobs SET %s WHERE id = %lld", cases[i].change, (long long)id);
+        execute(f, sql);
+        assert_ok(f->ctx, carry_job_cancel(f->store, id));
+        assert_ok(f->ctx, carry_job_refresh(f->store, &job, id));
+        assert_string_equal(job.state, "cancelled");
+    }
 }
 
 static bool always(void) {
@@ -287,6 +336,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test_setup_teardown(test_rows_left_by_the_killed_are_lost, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_a_job_that_cannot_start_does_not_stop_the_queue, open_fixture,
                                         close_fixture),
+        cmocka_unit_test_setup_teardown(test_jobs_submitted_elsewhere_are_held, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_requests_that_cannot_be, open_fixture, close_fixture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -234,6 +234,23 @@ static void test_a_newer_store_is_refused_and_left_byte_for_byte(void **state) {
     assert_unchanged(wal, log);
 }
 
+/* A trigger would change what is written: the command of the next job, for one. */
+static void test_a_store_with_triggers_or_views_is_refused(void **state) {
+    (void)state;
+    static const char *const programs[] = {
+        "CREATE TRIGGER t AFTER INSERT ON jobs BEGIN UPDATE jobs SET arguments = '[\"evil\"]'; END",
+        "DROP TRIGGER t; CREATE VIEW v AS SELECT 1"};
+    carry_store *store = open_store();
+    carry_store_close(store);
+    for (size_t i = 0; i < sizeof programs / sizeof programs[0]; i++) {
+        sql(path, programs[i], false);
+        assert_refused(ctx, CARRY_EFORMAT, "holds 1 triggers or views", carry_store_open(ctx, &store, path));
+    }
+    sql(path, "DROP VIEW v", false);
+    assert_ok(ctx, carry_store_open(ctx, &store, path));
+    carry_store_close(store);
+}
+
 static void test_what_is_no_store_is_refused_and_left_byte_for_byte(void **state) {
     (void)state;
     carry_store *store;
@@ -310,6 +327,7 @@ int main(void) {
         in_a_folder(test_runs_are_found_listed_and_deleted),
         in_a_folder(test_compacting_gives_room_back),
         in_a_folder(test_a_newer_store_is_refused_and_left_byte_for_byte),
+        in_a_folder(test_a_store_with_triggers_or_views_is_refused),
         in_a_folder(test_what_is_no_store_is_refused_and_left_byte_for_byte),
         in_a_folder(test_a_truncated_store_is_refused),
     };

@@ -15,7 +15,7 @@
 #define MOST_COMMAND ((size_t)128 << 10)
 #define FIRST_INTERVAL 0.02
 #define LONGEST_INTERVAL 1.0
-#define POKE_SECONDS 5.0
+#define WORKER_SECONDS 10.0 /* for a worker that was just started to be at work */
 #define UNANSWERED_SECONDS 30.0
 #define SUBMITTING_SECONDS 600.0 /* for a submission from another machine, whose process cannot be looked at */
 
@@ -108,7 +108,7 @@ static carry_status make_job_folder(carry_store *store) {
     if (mkdir(folder, 0777) != 0 && errno != EEXIST) {
         return carry_fail(store->ctx, CARRY_EIO, "%s cannot be made: %s", folder, strerror(errno));
     }
-    return CARRY_OK;
+    return carry_job_own_folder(store);
 }
 
 static carry_status insert(carry_store *store, int64_t *id, const carry_job_request *request, const char *system,
@@ -270,14 +270,33 @@ carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id) {
 
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id) {
     CARRY_TRY(open_jobs(store));
-    CARRY_TRY(look_and_copy(store, job, id));
-    return carry_job_local_poke(store); /* afterwards: a new worker takes the lock that tells what still runs */
+    return look_and_copy(store, job, id);
+}
+
+/* Whether a job will be run at all, while it waits for that. *idle: since when no worker has been seen, 0: never. */
+static carry_status check_queue(carry_store *store, const carry_job *job, double *idle) {
+    if (strcmp(job->state, "held") == 0) {
+        return carry_fail(store->ctx, CARRY_EUNSUPPORTED,
+                          "job %lld was submitted %s and is not started here (carry job release %lld does)",
+                          (long long)job->id, job->held, (long long)job->id);
+    }
+    bool waits = strcmp(job->state, "queued") == 0 && strcmp(job->on, carry_job_local.name) == 0;
+    if (!waits || carry_job_lock_held(store, CARRY_JOB_LOCK_WORKER)) {
+        *idle = 0.0;
+        return CARRY_OK;
+    }
+    *idle = *idle > 0.0 ? *idle : carry_seconds();
+    return carry_seconds() - *idle < WORKER_SECONDS
+               ? CARRY_OK
+               : carry_fail(store->ctx, CARRY_EUNSUPPORTED,
+                            "job %lld is queued and no worker is at work: carry job work runs the queue",
+                            (long long)job->id);
 }
 
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void)) {
     double started = carry_seconds();
     double answered = started;
-    double poked = started;
+    double idle = 0.0;
     double interval = FIRST_INTERVAL;
     carry_status status = carry_job_refresh(store, job, id);
     while (true) {
@@ -288,6 +307,9 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
         }
         if (status == CARRY_OK && carry_job_has_ended(job)) {
             return CARRY_OK;
+        }
+        if (status == CARRY_OK) {
+            CARRY_TRY(check_queue(store, job, &idle));
         }
         if (stop != NULL && stop()) {
             return carry_fail(store->ctx, CARRY_EINTERRUPTED, "interrupted; job %lld goes on", (long long)id);
@@ -302,10 +324,6 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
         double left = seconds - (now - started);
         carry_job_sleep(left < interval ? left : interval);
         interval = interval * 1.5 < LONGEST_INTERVAL ? interval * 1.5 : LONGEST_INTERVAL;
-        if (carry_seconds() - poked > POKE_SECONDS) { /* the worker may have been killed meanwhile */
-            CARRY_TRY(carry_job_local_poke(store));
-            poked = carry_seconds();
-        }
         status = look_and_copy(store, job, id);
     }
 }
@@ -326,7 +344,22 @@ carry_status carry_job_cancel(carry_store *store, int64_t id) {
         status = system->cancel(store, &row);
     }
     free(row.arguments);
-    CARRY_TRY(status);
+    return status;
+}
+
+carry_status carry_job_release(carry_store *store, int64_t id) {
+    carry_job job;
+    sqlite3_stmt *statement;
+    CARRY_TRY(open_jobs(store));
+    CARRY_TRY(look_and_copy(store, &job, id));
+    if (strcmp(job.state, "held") != 0) {
+        return carry_fail(store->ctx, CARRY_EARGUMENT, "job %lld is not held, it is %s", (long long)id, job.state);
+    }
+    CARRY_TRY(carry_job_own_folder(store));
+    CARRY_TRY(carry_store_prepare(store, &statement,
+                                  "UPDATE jobs SET host = ?2, boot = ?3, log = ?4 WHERE id = ?1 AND state = 'queued'",
+                                  "isss", id, carry_alive_host(), carry_alive_boot(), job.log));
+    CARRY_TRY(carry_store_exec(store, "releasing a job", statement));
     return carry_job_local_poke(store);
 }
 
@@ -351,7 +384,6 @@ carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count) {
     for (int i = 0; status == CARRY_OK && i < *count; i++) {
         status = look_leniently(store, &(*jobs)[i], (*jobs)[i].id, &silent);
     }
-    status = status == CARRY_OK ? carry_job_local_poke(store) : status;
     if (status != CARRY_OK) {
         free(*jobs);
         *jobs = NULL;

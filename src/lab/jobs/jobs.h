@@ -24,11 +24,13 @@ typedef struct carry_job_request {
 
 /* submitting: only while carry_job_submit is at it. cancelling: asked to end, not yet gone. lost: it ended without an
    exit code that anyone could keep (the machine went down, its processes were killed from outside); it is not run
-   again. */
+   again. held: in the local queue, but submitted on another host, before this machine was started or into a store that
+   lay elsewhere; it is not started, since a store that was copied or cloned brings its queue along. */
 typedef struct carry_job {
     int64_t id;
     char on[16], name[64];
-    char state[16];    /* submitting, queued, running, cancelling; ended: done, failed, cancelled, lost */
+    char state[16];    /* submitting, queued, held, running, cancelling; ended: done, failed, cancelled, lost */
+    char held[48];     /* held: where it was submitted, such as "on another host"; else "" */
     char external[64]; /* Slurm's id */
     char command[512], folder[1024], log[1024];
     double submitted, started, ended; /* seconds since 1970, 0: not yet */
@@ -39,14 +41,17 @@ typedef struct carry_job {
 carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_request *request);
 /* As last known, asking nobody. */
 carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
-/* Asks the queue or Slurm what became of it. */
+/* Asks the queue or Slurm what became of it. Starts nothing, as do waiting, listing and cancelling. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
 /* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop said so (CARRY_EINTERRUPTED; NULL: never). A Slurm
-   that does not answer is asked again for half a minute. The job is left as it is in any case. */
+   that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED when it is held, or queued with no worker
+   at work. The job is left as it is in any case. */
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void));
 /* SIGTERM, then after five seconds SIGKILL, to all of its process group; scancel. Nothing to do when it is cancelled
    already; CARRY_EARGUMENT when it has ended otherwise. Slurm may take longer: the job is then left as cancelling. */
 carry_status carry_job_cancel(carry_store *store, int64_t id);
+/* A held job is queued here, and a worker started. CARRY_EARGUMENT when it is not held. */
+carry_status carry_job_release(carry_store *store, int64_t id);
 /* The newest first; the caller frees *jobs. What Slurm does not tell stays as it was last known, with a warning. */
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
 
@@ -55,8 +60,8 @@ bool carry_job_has_ended(const carry_job *job);
 carry_status carry_job_newest(carry_store *store, int64_t *id);
 
 /* The local queue, one job at a time, oldest first, until it is empty or stop says so (a running job is then left to
-   finish). Does nothing where another worker is at it. carry_job_submit starts this very program as a worker:
-   `PROGRAM job work --store PATH`, so its main must lead here. */
+   finish). Runs what this user has submitted here; does nothing where another worker is at it. carry_job_submit starts
+   this very program as a worker: `PROGRAM job work --store PATH`, so its main must lead here. */
 carry_status carry_job_work(carry_store *store, bool (*stop)(void));
 
 /* Where the last `lines` lines of a log begin (0: all of it), reading no more than these; -1 when it cannot be read. */

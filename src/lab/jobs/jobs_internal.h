@@ -30,6 +30,10 @@ extern const carry_job_system carry_job_local, carry_job_slurm;
 double carry_job_now(void); /* seconds since 1970 */
 void carry_job_sleep(double seconds);
 
+/* "" when a queued row was submitted by this host since it was started, into the store where it lies now; else what
+   differs: "on another host". A store that was copied or cloned brings its queue along, and a queue is commands. */
+const char *carry_job_elsewhere(const carry_job_row *row, const char *log);
+
 /* A file of a job, by its ending: log, end, environment; id 0 for what all jobs share (ending is then a whole name). */
 carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64_t id, const char *ending);
 
@@ -47,8 +51,10 @@ carry_status carry_job_transaction(carry_store *store, const char *word);
 typedef enum carry_job_lock { CARRY_JOB_LOCK_WORKER, CARRY_JOB_LOCK_RUNNING } carry_job_lock;
 carry_status carry_job_lock_take(carry_store *store, carry_job_lock lock, int *file, bool *taken);
 bool carry_job_lock_held(carry_store *store, carry_job_lock lock);
-/* Are there local jobs to start? */
-carry_status carry_job_local_waiting(carry_store *store, int64_t *id); /* the oldest, 0: none */
+/* Are there local jobs to start? The oldest that was submitted here, 0: none. */
+carry_status carry_job_local_waiting(carry_store *store, int64_t *id);
+/* The folder of the jobs' files is a folder and belongs to the user: only such a queue is run or added to. */
+carry_status carry_job_own_folder(carry_store *store);
 /* Starts a worker where there is something to do and nobody at it. */
 carry_status carry_job_local_poke(carry_store *store);
 

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -19,6 +20,24 @@
 
 #define GRACE_SECONDS 5.0
 #define KILL_SECONDS 10.0
+
+carry_status carry_job_own_folder(carry_store *store) {
+    char folder[CARRY_JOB_PATH];
+    struct stat about;
+    CARRY_TRY(carry_job_file(store, folder, 0, ""));
+    folder[strlen(folder) - 1] = '\0'; /* with its / a link would be followed */
+    if (lstat(folder, &about) != 0) {
+        return carry_fail(store->ctx, CARRY_EIO, "%s cannot be used: %s", folder, strerror(errno));
+    }
+    if (!S_ISDIR(about.st_mode)) {
+        return carry_fail(store->ctx, CARRY_EFORMAT, "%s is not a folder, so no jobs are run from it", folder);
+    }
+    return about.st_uid == geteuid()
+               ? CARRY_OK
+               : carry_fail(store->ctx, CARRY_EUNSUPPORTED,
+                            "%s belongs to user %lld, not to you (user %lld): use a store of your own for jobs", folder,
+                            (long long)about.st_uid, (long long)geteuid());
+}
 
 static struct flock region(carry_job_lock lock) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)lock, .l_len = 1};
@@ -63,8 +82,12 @@ bool carry_job_lock_held(carry_store *store, carry_job_lock lock) {
 
 carry_status carry_job_local_waiting(carry_store *store, int64_t *id) {
     sqlite3_stmt *statement;
-    CARRY_TRY(carry_store_prepare(
-        store, &statement, "SELECT coalesce(min(id), 0) FROM jobs WHERE system = 'local' AND state = 'queued'", ""));
+    char folder[CARRY_JOB_PATH];
+    CARRY_TRY(carry_job_file(store, folder, 0, ""));
+    CARRY_TRY(carry_store_prepare(store, &statement,
+                                  "SELECT coalesce(min(id), 0) FROM jobs WHERE system = 'local' AND state = 'queued' "
+                                  "AND host = ?1 AND boot = ?2 AND log = ?3 || id || '.log'",
+                                  "sss", carry_alive_host(), carry_alive_boot(), folder));
     carry_status status = sqlite3_step(statement) == SQLITE_ROW ? CARRY_OK : carry_store_fail(store, "reading jobs");
     *id = status == CARRY_OK ? sqlite3_column_int64(statement, 0) : 0;
     (void)sqlite3_finalize(statement);
@@ -163,7 +186,8 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
 }
 
 static carry_status refresh(carry_store *store, const carry_job_row *row) {
-    if (strcmp(row->is.state, "queued") == 0 || carry_job_lock_held(store, CARRY_JOB_LOCK_RUNNING)) {
+    const bool waits = strcmp(row->is.state, "queued") == 0 || strcmp(row->is.state, "held") == 0;
+    if (waits || carry_job_lock_held(store, CARRY_JOB_LOCK_RUNNING)) {
         return CARRY_OK;
     }
     return carry_job_settle(store, row->is.id, -1, "lost");

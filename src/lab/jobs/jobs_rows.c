@@ -11,6 +11,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
 
 double carry_job_now(void) {
@@ -49,6 +50,13 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
                           "the path of %.60s... is too long for jobs beside it (%d characters)", real, CARRY_JOB_PATH);
     }
     return CARRY_OK;
+}
+
+const char *carry_job_elsewhere(const carry_job_row *row, const char *log) {
+    return strcmp(row->host, carry_alive_host()) != 0   ? "on another host"
+           : strcmp(row->boot, carry_alive_boot()) != 0 ? "before this machine was started"
+           : strcmp(row->is.log, log) != 0              ? "in another folder"
+                                                        : "";
 }
 
 static void copy_text(char *to, size_t size, sqlite3_stmt *from, int column) {
@@ -103,7 +111,17 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     row->process_start = sqlite3_column_int64(from, 12);
     copy_text(row->boot, sizeof row->boot, from, 13);
     copy_text(row->host, sizeof row->host, from, 14);
-    return carry_job_file(store, row->is.log, row->is.id, "log"); /* not as stored: the project may have moved */
+    copy_text(row->is.log, sizeof row->is.log, from, 15);
+    char log[CARRY_JOB_PATH]; /* not as stored: the project may have moved */
+    CARRY_TRY(carry_job_file(store, log, row->is.id, "log"));
+    const bool waits = strcmp(row->is.on, carry_job_local.name) == 0 && strcmp(row->is.state, "queued") == 0;
+    const char *elsewhere = waits ? carry_job_elsewhere(row, log) : "";
+    if (*elsewhere != '\0') {
+        (void)snprintf(row->is.state, sizeof row->is.state, "held");
+        (void)snprintf(row->is.held, sizeof row->is.held, "%s", elsewhere);
+    }
+    (void)snprintf(row->is.log, sizeof row->is.log, "%s", log);
+    return CARRY_OK;
 }
 
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) {
@@ -111,7 +129,7 @@ carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) 
     *row = (carry_job_row){.is = {.id = id}};
     CARRY_TRY(carry_store_prepare(store, &statement,
                                   "SELECT id, system, name, arguments, folder, state, external, submitted, started, "
-                                  "ended, code, pid, process_start, boot, host FROM jobs WHERE id = ?1",
+                                  "ended, code, pid, process_start, boot, host, log FROM jobs WHERE id = ?1",
                                   "i", id));
     int code = sqlite3_step(statement);
     carry_status status;

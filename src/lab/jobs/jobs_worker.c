@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -150,10 +151,23 @@ static carry_status parse_arguments(carry_ctx *ctx, launch *l) {
                      : carry_fail(ctx, CARRY_EFORMAT, "job %lld's command is damaged", (long long)l->row.is.id);
 }
 
+/* Its submitter wrote it, readable by nobody else: whose it is says whose job it is. */
+static carry_status check_submitter(carry_ctx *ctx, const char *path) {
+    struct stat about;
+    if (lstat(path, &about) != 0) {
+        return carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", path, strerror(errno));
+    }
+    return S_ISREG(about.st_mode) && about.st_uid == geteuid() && about.st_nlink == 1
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EUNSUPPORTED, "%s was not written by this user (%lld): the job is not run", path,
+                            (long long)geteuid());
+}
+
 static carry_status read_environment(carry_store *store, launch *l) {
     char path[CARRY_JOB_PATH];
     size_t length = 0;
     CARRY_TRY(carry_job_file(store, path, l->row.is.id, "environment"));
+    CARRY_TRY(check_submitter(store->ctx, path));
     CARRY_TRY(carry_file_read(store->ctx, &l->variables, &length, path, MOST_ENVIRONMENT));
     size_t count = 0;
     for (size_t at = 0; at < length; at += strlen(l->variables + at) + 1) {
@@ -339,6 +353,7 @@ carry_status carry_job_work(carry_store *store, bool (*stop)(void)) {
     int64_t waiting;
     CARRY_TRY(carry_job_transaction(store, "PRAGMA synchronous=FULL"));
     CARRY_TRY(carry_job_local_waiting(store, &waiting));
+    CARRY_TRY(waiting > 0 ? carry_job_own_folder(store) : CARRY_OK);
     while (waiting > 0 && !(stop != NULL && stop())) {
         int lock;
         bool taken;

@@ -17,7 +17,7 @@ struct sqlite3;
 typedef struct carry_store carry_store;
 
 /* path NULL: $CARRY_STORE, else .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here.
- */
+   One that was found like this and belongs to another user is refused (CARRY_EUNSUPPORTED). */
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
 void carry_store_close(carry_store *store);
 const char *carry_store_path(const carry_store *store);

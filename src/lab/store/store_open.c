@@ -32,7 +32,7 @@ static bool exists(const char *folder, const char *name) {
     return stat(path, &about) == 0;
 }
 
-/* .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here. */
+/* .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here; not somebody else's. */
 static carry_status default_path(carry_ctx *ctx, char *path, size_t size) {
     const char *given = getenv("CARRY_STORE");
     if (given != NULL && *given != '\0') {
@@ -54,7 +54,7 @@ static carry_status default_path(carry_ctx *ctx, char *path, size_t size) {
         }
     }
     (void)snprintf(path, size, "%s/.carry/store.db", folder);
-    return CARRY_OK;
+    return carry_store_check_owner(ctx, path);
 }
 
 static void make_folders(const char *path) {
@@ -72,9 +72,11 @@ static carry_status look(carry_store *store, bool *is_store) {
     int64_t version;
     int64_t application;
     int64_t tables;
+    int64_t programs;
     CARRY_TRY(pragma(store, &version, "PRAGMA user_version"));
     CARRY_TRY(pragma(store, &application, "PRAGMA application_id"));
     CARRY_TRY(pragma(store, &tables, "SELECT count(*) FROM sqlite_master"));
+    CARRY_TRY(pragma(store, &programs, "SELECT count(*) FROM sqlite_master WHERE type IN ('trigger', 'view')"));
     bool ours = application == CARRY_STORE_APPLICATION;
     *is_store = ours && version == CARRY_STORE_VERSION;
     if (ours && version > CARRY_STORE_VERSION) {
@@ -82,6 +84,11 @@ static carry_status look(carry_store *store, bool *is_store) {
             store->ctx, CARRY_EUNSUPPORTED,
             "%s was written by a newer carry (store version %lld, this one knows %d): nothing was changed", store->path,
             (long long)version, CARRY_STORE_VERSION);
+    }
+    if (*is_store && programs > 0) { /* a store that came with a copied folder must not change what is written to it */
+        return carry_fail(store->ctx, CARRY_EFORMAT,
+                          "%s holds %lld triggers or views, and a run store has none: nothing was changed", store->path,
+                          (long long)programs);
     }
     if (!*is_store && (tables > 0 || application != 0 || version != 0)) {
         return carry_fail(store->ctx, CARRY_EFORMAT, "%s is a database, but not a run store: nothing was changed",
@@ -118,6 +125,8 @@ static carry_status use_wal(carry_store *store) {
 static carry_status settle(carry_store *store) {
     bool is_store;
     (void)sqlite3_busy_timeout(store->db, BUSY_MILLISECONDS);
+    (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
+    (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
     (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL); /* until it is known to be ours */
     CARRY_TRY(carry_store_script(store, "opening",
                                  "PRAGMA trusted_schema=OFF; PRAGMA foreign_keys=ON; PRAGMA temp_store=MEMORY; "
