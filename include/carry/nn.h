@@ -6,7 +6,12 @@
    otherwise. Results do not depend on the number of threads: sums over tokens are made in blocks of fixed size and
    added in order. Absent tensors have data NULL. Nothing is allocated; where an operator needs memory it says how much,
    never less for more tokens. CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written.
- */
+
+   All tensors of a call, and its workspace, are on one device: the CPU, which has worked on return, or a GPU, where the
+   work is enqueued on the context's stream (carry_ctx_set_stream) and nobody waits. That holds for token ids, targets,
+   losses and norms too: nothing goes through the host between two operators. Ids and targets are validated on the host,
+   once per batch and before they are uploaded, by carry_check_ids and carry_check_targets; on the CPU operators check
+   them again, and on a GPU one that is out of range is not followed: its row or loss becomes NaN. */
 #ifndef CARRY_NN_H
 #define CARRY_NN_H
 
@@ -110,33 +115,52 @@ CARRY_API carry_status carry_conv_backward(carry_ctx *ctx, const carry_conv_back
                                            size_t workspace_bytes);
 CARRY_API size_t carry_conv_backward_workspace(int64_t batch, int64_t tokens, int64_t channels, int64_t width);
 
+/* For tensors in host memory, i64, packed: CARRY_ERANGE names the first id that is not in 0..vocabulary-1; a target may
+   also be -100. *counted, unless NULL, gets the number of targets that are not. */
+CARRY_API carry_status carry_check_ids(carry_ctx *ctx, carry_tensor ids, int64_t vocabulary);
+CARRY_API carry_status carry_check_targets(carry_ctx *ctx, int64_t *counted, carry_tensor targets, int64_t vocabulary);
+
 /* y[t] = table[ids[t]]: y [T, n], table [vocabulary, n], ids [T] i64. CARRY_ERANGE names the first id that is not in
    the table. Backward adds dy[t] to dtable[ids[t]], in the order of tokens. */
 CARRY_API carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids);
 CARRY_API carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids);
 
-/* Cross entropy of softmax(logits) [T, vocabulary] with targets [T], i64; a target of -100 is left out. *loss gets the
-   sum over the tokens that count, *counted their number. dlogits = scale (softmax - one-hot), zero where left out; it
-   may be logits, or absent. */
-CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dlogits,
+/* Cross entropy of softmax(logits) [T, vocabulary] with targets [T], i64; a target of -100 is left out. losses [T],
+   f32, gets the loss of each token, 0 where left out. dlogits = scale (softmax - one-hot), zero where left out; it may
+   be logits, or absent. */
+CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits,
                                            carry_tensor logits, carry_tensor targets, float scale);
 /* The same with logits = W x, never whole in memory: block after block of tokens. dx, dW (added to) as of
    carry_linear_backward, either absent: loss only. */
-CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dx,
-                                                  carry_tensor dW, carry_tensor x, carry_tensor W, carry_tensor targets,
-                                                  float scale, void *workspace, size_t workspace_bytes);
+CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
+                                                  carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
+                                                  void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t vocabulary);
+/* total [2], f64: the sum of losses [T] in float64, and the number of targets [T] that are not -100; added to what is
+   there where asked. Copy it to the host (carry_copy) when somebody wants to see it. */
+CARRY_API carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
+                                        bool accumulate);
 
-/* Sum of squares, in float64, of a packed f32 tensor; NaN and infinity come through. */
-CARRY_API carry_status carry_sum_squares(carry_ctx *ctx, double *sum, carry_tensor x);
+/* sum [1], f64: the sum of squares, in float64, of a packed f32 tensor, added to what is there where asked; NaN and
+   infinity come through. workspace: carry_sum_squares_workspace(elements of x) bytes, aligned to 8. */
+CARRY_API carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate,
+                                         void *workspace, size_t workspace_bytes);
+CARRY_API size_t carry_sum_squares_workspace(int64_t count);
+
+/* factor [1], f32: what brings gradients whose squares add up to squares [1], f64, to a norm of at most limit: 1 where
+   they have it, or where limit is 0; NaN where squares is not finite. */
+CARRY_API carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares, double limit);
 
 /* AdamW, one pass over f32 w, m, v and gradient g of equal count:
-       g' = factor g;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
+       g' = factor clip g;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
        w = w - rate (m / (1 - b1^step) / (sqrt(v / (1 - b2^step)) + eps) + decay w)
-   step counts from 1. `low`, where present, gets w in its own type. */
+   step counts from 1. `low`, where present, gets w in its own type. clip is a number on the device, of
+   carry_clip_factor as a rule; absent, it is 1. Where it is NaN nothing is changed, so that a step whose gradients are
+   not finite can be refused when that is known on the host. */
 typedef struct carry_adamw {
     double rate, b1, b2, eps, decay, factor;
     int64_t step;
+    carry_tensor clip; /* [1], f32, or absent */
 } carry_adamw;
 
 CARRY_API carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v,

@@ -38,6 +38,15 @@ typedef struct carry_matmul_options {
 CARRY_API carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
                                     const carry_matmul_options *options);
 
+/* to = from, bit by bit: packed, of equal shape and type, each on any device. The copy is enqueued on this context's
+   stream of the GPU concerned (of two, the one written to). Host memory that is not pinned (carry_host_alloc) may be
+   used again on return; pinned memory, and every copy to the host, after carry_stream_wait, unless the stream is NULL:
+   a copy to the host on it has happened on return. */
+CARRY_API carry_status carry_copy(carry_ctx *ctx, carry_tensor to, carry_tensor from);
+/* Every element becomes 0, or value in the tensor's type. Packed tensors of any type. */
+CARRY_API carry_status carry_zero(carry_ctx *ctx, carry_tensor to);
+CARRY_API carry_status carry_fill(carry_ctx *ctx, carry_tensor to, double value);
+
 /* to[i] = from[i] in another type: f32, bf16, f16, each packed, of equal shape; to may be from when sizes are equal.
    The same bits on every device. */
 CARRY_API carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from);

@@ -13,12 +13,14 @@
 extern "C" {
 #endif
 
-/* X(name, text, bytes). bf16 is the upper half of an f32; f16 is IEEE binary16. */
+/* X(name, text, bytes). bf16 is the upper half of an f32; f16 is IEEE binary16. i64 is for ids and positions, f64 for
+   sums over many elements (carry/nn.h); no other operator takes them. */
 #define CARRY_DTYPE_LIST(X) \
     X(F32, "f32", 4)        \
     X(BF16, "bf16", 2)      \
     X(F16, "f16", 2)        \
-    X(I64, "i64", 8)
+    X(I64, "i64", 8)        \
+    X(F64, "f64", 8)
 
 typedef enum carry_dtype {
 #define X(name, text, bytes) CARRY_##name,
@@ -47,6 +49,20 @@ CARRY_API carry_tensor carry_view_1d(void *data, carry_dtype dtype, int64_t s0);
 CARRY_API carry_tensor carry_view_2d(void *data, carry_dtype dtype, int64_t s0, int64_t s1);
 CARRY_API carry_tensor carry_view_3d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2);
 CARRY_API carry_tensor carry_view_4d(void *data, carry_dtype dtype, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
+
+/* The same on another device. */
+CARRY_API carry_tensor carry_view_on(int device, void *data, carry_dtype dtype, int rank, const int64_t *shape);
+
+/* Views of a view, on the same device and of the same type. Neither is checked, as carry_view is not: a tensor that is
+   made of them is checked by the operator that gets it. An absent tensor (data NULL) stays absent.
+   reshape: the elements of a packed tensor in another shape of as many. slice: items first .. first + count - 1 along
+   the first index, such as rows. */
+CARRY_API carry_tensor carry_reshape(carry_tensor tensor, int rank, const int64_t *shape);
+CARRY_API carry_tensor carry_reshape_1d(carry_tensor tensor, int64_t s0);
+CARRY_API carry_tensor carry_reshape_2d(carry_tensor tensor, int64_t s0, int64_t s1);
+CARRY_API carry_tensor carry_reshape_3d(carry_tensor tensor, int64_t s0, int64_t s1, int64_t s2);
+CARRY_API carry_tensor carry_reshape_4d(carry_tensor tensor, int64_t s0, int64_t s1, int64_t s2, int64_t s3);
+CARRY_API carry_tensor carry_slice(carry_tensor tensor, int64_t first, int64_t count);
 
 /* Round to nearest, ties to even. NaN stays NaN (quiet, payload's upper bits kept), infinities and signed zeros stay,
    f16 subnormals are exact, and what exceeds the largest finite number becomes infinite. */

@@ -2,7 +2,8 @@
 
    Sizes come from files and command lines: every product goes through these before it is allocated, mapped or compared.
    An arena hands out aligned pieces of a block that somebody else owns; run over NULL it only counts, so the same lines
-   state a workspace's size and carve it. */
+   state a workspace's size and carve it. It never reads or writes the block, which may be memory of a GPU: 64 bytes are
+   enough for the widest access there. */
 #ifndef CARRY_CORE_MEMORY_H
 #define CARRY_CORE_MEMORY_H
 

@@ -67,7 +67,7 @@ static void fill_blocks(void *argument, int64_t begin, int64_t end, int worker) 
 
 static carry_status run_fill(carry_ctx *ctx, const fill *f) {
     CARRY_TRY(carry_tensor_expect(ctx, "out", &f->out, f->out.rank, f->out.shape));
-    if (f->out.dtype == CARRY_I64 || f->out.device != 0 || !carry_tensor_is_packed(&f->out, 0)) {
+    if (!carry_dtype_is_real(f->out.dtype) || f->out.device != 0 || !carry_tensor_is_packed(&f->out, 0)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "out must be a packed f32, bf16 or f16 tensor on the CPU");
     }
     fill copy = *f;

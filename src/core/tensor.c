@@ -32,6 +32,10 @@ int64_t carry_tensor_count(const carry_tensor *tensor) {
     return count;
 }
 
+bool carry_dtype_is_real(carry_dtype dtype) {
+    return dtype == CARRY_F32 || dtype == CARRY_BF16 || dtype == CARRY_F16;
+}
+
 double carry_tensor_at(const carry_tensor *tensor, int64_t index) {
     if (tensor->dtype == CARRY_F32) {
         return ((const float *)tensor->data)[index];
@@ -136,6 +140,49 @@ carry_tensor carry_view(void *data, carry_dtype dtype, int rank, const int64_t *
         }
     }
     return view;
+}
+
+carry_tensor carry_view_on(int device, void *data, carry_dtype dtype, int rank, const int64_t *shape) {
+    carry_tensor view = carry_view(data, dtype, rank, shape);
+    view.device = device;
+    return view;
+}
+
+carry_tensor carry_reshape(carry_tensor tensor, int rank, const int64_t *shape) {
+    return carry_view_on(tensor.device, tensor.data, tensor.dtype, rank, shape);
+}
+
+carry_tensor carry_reshape_1d(carry_tensor tensor, int64_t s0) {
+    return carry_reshape(tensor, 1, (const int64_t[]){s0});
+}
+
+carry_tensor carry_reshape_2d(carry_tensor tensor, int64_t s0, int64_t s1) {
+    return carry_reshape(tensor, 2, (const int64_t[]){s0, s1});
+}
+
+carry_tensor carry_reshape_3d(carry_tensor tensor, int64_t s0, int64_t s1, int64_t s2) {
+    return carry_reshape(tensor, 3, (const int64_t[]){s0, s1, s2});
+}
+
+carry_tensor carry_reshape_4d(carry_tensor tensor, int64_t s0, int64_t s1, int64_t s2, int64_t s3) {
+    return carry_reshape(tensor, 4, (const int64_t[]){s0, s1, s2, s3});
+}
+
+carry_tensor carry_slice(carry_tensor tensor, int64_t first, int64_t count) {
+    if (tensor.data != NULL) {
+        tensor.data = (char *)tensor.data + first * tensor.stride[0] * (int64_t)carry_dtype_size(tensor.dtype);
+    }
+    tensor.shape[0] = count;
+    return tensor;
+}
+
+carry_tensor carry_arena_tensor(carry_arena *arena, int device, carry_dtype dtype, int rank, const int64_t *shape) {
+    size_t count;
+    if (!carry_size_product(&count, shape, rank, 1)) {
+        arena->overflowed = true;
+        return (carry_tensor){.dtype = dtype, .device = device};
+    }
+    return carry_view_on(device, carry_arena_take(arena, count, carry_dtype_size(dtype)), dtype, rank, shape);
 }
 
 carry_tensor carry_view_1d(void *data, carry_dtype dtype, int64_t s0) {

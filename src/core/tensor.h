@@ -5,6 +5,7 @@
 #include <stdbool.h>
 
 #include "carry/tensor.h"
+#include "core/memory.h"
 
 /* "[2, 3, 4]" into text; for messages. */
 #define CARRY_SHAPE_TEXT 160
@@ -14,6 +15,12 @@ int64_t carry_tensor_count(const carry_tensor *tensor); /* elements */
 
 /* Element `index`, counted in memory from data on, of an f32, bf16 or f16 tensor. */
 double carry_tensor_at(const carry_tensor *tensor, int64_t index);
+
+/* f32, bf16 or f16: what activations and weights can be. */
+bool carry_dtype_is_real(carry_dtype dtype);
+
+/* A packed tensor of an arena over memory of `device`. */
+carry_tensor carry_arena_tensor(carry_arena *arena, int device, carry_dtype dtype, int rank, const int64_t *shape);
 
 /* Are the indices from `from` on packed, last fastest? Indices of extent 1 may have any stride. */
 bool carry_tensor_is_packed(const carry_tensor *tensor, int from);

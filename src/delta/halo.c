@@ -51,7 +51,7 @@ static carry_status check(carry_ctx *ctx, const carry_tensor *before, const carr
     if (before->dtype != CARRY_F32 || !carry_tensor_is_packed(before, 0) || before->device != 0) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed f32 on the CPU", before_name);
     }
-    if (x->dtype == CARRY_I64 || x->device != 0 || !carry_tensor_is_packed(x, 2)) {
+    if (!carry_dtype_is_real(x->dtype) || x->device != 0 || !carry_tensor_is_packed(x, 2)) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s must be f32, bf16 or f16 on the CPU, channels packed", name);
     }
     return CARRY_OK;

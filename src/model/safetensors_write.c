@@ -32,8 +32,8 @@ static carry_status check_item(carry_ctx *ctx, const carry_safetensors_item *ite
     if (tensor->device != 0 || !carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s must be packed and on the CPU to be written", item->name);
     }
-    bool known = carry_dtype_size(item->dtype) > 0;
-    if (!known || (item->dtype != tensor->dtype && (item->dtype == CARRY_I64 || tensor->dtype == CARRY_I64))) {
+    bool both_real = carry_dtype_is_real(item->dtype) && carry_dtype_is_real(tensor->dtype);
+    if (!both_real && (item->dtype != CARRY_I64 || tensor->dtype != CARRY_I64)) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and cannot be written as %s", item->name,
                           carry_dtype_name(tensor->dtype), carry_dtype_name(item->dtype));
     }
@@ -49,6 +49,7 @@ static const char *type_text(carry_dtype dtype) {
     case CARRY_F16:
         return "F16";
     case CARRY_I64:
+    case CARRY_F64: /* refused before */
         break;
     }
     return "I64";

@@ -53,8 +53,9 @@ void carry_narrow(const carry_kernels *kernels, void *to, const float *from, car
 carry_status carry_expect_packed(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
                                  const carry_tensor *like) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, like->rank, like->shape));
-    if (tensor->dtype == CARRY_I64) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s is i64, and f32, bf16 or f16 is needed", name);
+    if (!carry_dtype_is_real(tensor->dtype)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s, and f32, bf16 or f16 is needed", name,
+                          carry_dtype_name(tensor->dtype));
     }
     if (!carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed: its elements must follow each other", name);

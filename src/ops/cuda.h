@@ -10,6 +10,8 @@ extern "C" {
 
 /* elementwise.cu */
 carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *map);
+carry_status carry_cuda_fill(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size,
+                             int64_t count, carry_stream *stream);
 
 /* rows.cu */
 carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm *norm);

@@ -77,6 +77,9 @@ typedef struct carry_device_turn {
 typedef struct carry_device_ops {
     const char *backend; /* its name in the device table */
     carry_status (*map)(carry_ctx *ctx, const carry_device_map *map);
+    /* count elements of `size` bytes (2, 4 or 8), each with the bits of the value. */
+    carry_status (*fill)(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size, int64_t count,
+                         carry_stream *stream);
     carry_status (*norm)(carry_ctx *ctx, const carry_device_norm *norm);
     carry_status (*turn)(carry_ctx *ctx, const carry_device_turn *turn);
     /* The ways to a product, and the one that is chosen; way NULL is that one. CARRY_EUNSUPPORTED when it cannot. */

@@ -3,6 +3,8 @@
    A thread does 8 elements, 16 or 32 bytes of each operand at a time, when all are aligned to 16 bytes, and else one;
    each element is read before it is written by the same thread, so that the result may lie where an operand of the same
    size does. */
+#include <string.h>
+
 extern "C" {
 #include "ops/device.h"
 #include "ops/cuda.h"
@@ -91,5 +93,36 @@ extern "C" carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *m
         });
     });
     CARRY_CUDA_TRY(error, "an element-wise kernel cannot be launched");
+    return CARRY_OK;
+}
+
+template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *to, E value, int64_t count) {
+    int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
+        to[i] = value;
+    }
+}
+
+template <typename E>
+static cudaError_t launch_fill(void *to, const unsigned char *bits, int64_t count, cudaStream_t stream) {
+    E value;
+    memcpy(&value, bits, sizeof value);
+    int64_t blocks = (count + THREADS - 1) / THREADS;
+    fill_kernel<E>
+        <<<(unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), THREADS, 0, stream>>>((E *)to, value, count);
+    return cudaGetLastError();
+}
+
+extern "C" carry_status carry_cuda_fill(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size,
+                                        int64_t count, carry_stream *stream) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    if (count == 0) {
+        return CARRY_OK;
+    }
+    cudaStream_t in = (cudaStream_t)stream;
+    cudaError_t error = size == 2   ? launch_fill<uint16_t>(to, bits, count, in)
+                        : size == 4 ? launch_fill<uint32_t>(to, bits, count, in)
+                                    : launch_fill<uint64_t>(to, bits, count, in);
+    CARRY_CUDA_TRY(error, "a fill cannot be launched");
     return CARRY_OK;
 }

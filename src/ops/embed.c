@@ -1,7 +1,5 @@
 /* Rows of a table by number, and back. Backward, threads take columns: each walks all tokens in their order, so a row
    that is met twice gets the same sum on any number of threads. */
-#include <inttypes.h>
-
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
@@ -62,20 +60,12 @@ static void scatter_columns(void *argument, int64_t begin, int64_t end, int work
 }
 
 /* y is [T, n], the table [vocabulary, n], and every id is a row of it. */
-static carry_status expect_ids(carry_ctx *ctx, job *j, const char *y_name, const carry_tensor *ids) {
+static carry_status expect_ids(carry_ctx *ctx, job *j, const carry_tensor *ids) {
     j->tokens = j->y.shape[0];
     j->n = j->y.shape[1];
     CARRY_TRY(carry_expect_i64(ctx, "ids", ids, j->tokens));
     j->ids = ids->data;
-    int64_t vocabulary = j->table.shape[0];
-    for (int64_t t = 0; t < j->tokens; t++) {
-        if (j->ids[t] < 0 || j->ids[t] >= vocabulary) {
-            return carry_fail(ctx, CARRY_ERANGE,
-                              "ids[%" PRId64 "] is %" PRId64 " and the table of %s has %" PRId64 " rows", t, j->ids[t],
-                              y_name, vocabulary);
-        }
-    }
-    return CARRY_OK;
+    return carry_check_ids(ctx, *ids, j->table.shape[0]);
 }
 
 carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
@@ -85,7 +75,7 @@ carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, car
     CARRY_TRY(carry_expect_rank(ctx, "table", &table, 2));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
     CARRY_TRY(carry_expect_weight(ctx, "table", &table, 2, (const int64_t[]){table.shape[0], y.shape[1]}, y.dtype));
-    CARRY_TRY(expect_ids(ctx, &j, "y", &ids));
+    CARRY_TRY(expect_ids(ctx, &j, &ids));
     carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, gather_range, &j);
     return CARRY_OK;
 }
@@ -97,7 +87,7 @@ carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_ten
     CARRY_TRY(carry_expect_rank(ctx, "dtable", &dtable, 2));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dy));
     CARRY_TRY(carry_expect_f32(ctx, "dtable", &dtable, 2, (const int64_t[]){dtable.shape[0], dy.shape[1]}));
-    CARRY_TRY(expect_ids(ctx, &j, "dy", &ids));
+    CARRY_TRY(expect_ids(ctx, &j, &ids));
     carry_parallel(ctx, (j.n + COLUMNS - 1) / COLUMNS, 1, scatter_columns, &j);
     return CARRY_OK;
 }

@@ -1,7 +1,7 @@
 /* Cross entropy, of logits and of a linear layer whose logits are never whole in memory.
 
    A row of logits is walked three times while it is in a cache: its largest, the sum of exponentials relative to that,
-   and the gradient. Losses of tokens are kept beside and added in order. */
+   and the gradient. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -15,7 +15,6 @@
 #include "ops/nn.h"
 
 #define LEFT_OUT (-100)
-#define TOKENS 1024 /* whose losses are kept beside */
 #define GRAIN_ELEMENTS 16384
 /* Logits of a block of tokens: enough tokens that reading the weight for them costs little beside the product. */
 #define BLOCK_BYTES (16 << 20)
@@ -25,9 +24,9 @@ typedef struct job {
     const carry_kernels *kernels;
     carry_tensor dlogits, logits;
     const int64_t *targets;
-    int64_t vocabulary, first; /* row of the first token */
+    int64_t vocabulary;
     float scale;
-    double *losses;
+    float *losses;
 } job;
 
 static int64_t piece_at(int64_t at, int64_t end) {
@@ -78,7 +77,7 @@ static void loss_token(const job *j, int64_t t) {
     const size_t size = carry_dtype_size(j->logits.dtype);
     const bool asked = carry_is_here(&j->dlogits);
     const bool kept = asked && j->logits.dtype == CARRY_F32;
-    j->losses[t - j->first] = 0.0;
+    j->losses[t] = 0.0f;
     if (target == LEFT_OUT) {
         if (asked) {
             memset((char *)j->dlogits.data + (size_t)row * size, 0, (size_t)j->vocabulary * size);
@@ -88,7 +87,7 @@ static void loss_token(const job *j, int64_t t) {
     const double at_target = carry_tensor_at(&j->logits, row + target); /* dlogits may be logits */
     const float largest = largest_of(j, row);
     const double sum = sum_of(j, row, largest, kept);
-    j->losses[t - j->first] = log(sum) + ((double)largest - at_target);
+    j->losses[t] = (float)(log(sum) + ((double)largest - at_target));
     if (asked) {
         softmax_row(j, row, largest, (float)((double)j->scale / sum), kept);
         float one = (float)((double)j->scale * (exp(at_target - (double)largest) / sum - 1.0));
@@ -100,40 +99,25 @@ static void loss_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     for (int64_t t = begin; t < end; t++) {
-        loss_token(j, j->first + t);
+        loss_token(j, t);
     }
 }
 
-static void add_losses(carry_ctx *ctx, job *j, int64_t tokens, double *loss, int64_t *counted) {
-    double losses[TOKENS];
-    j->losses = losses;
-    for (j->first = 0; j->first < tokens; j->first += TOKENS) {
-        int64_t count = tokens - j->first < TOKENS ? tokens - j->first : TOKENS;
-        carry_parallel(ctx, count, GRAIN_ELEMENTS / (j->vocabulary + 1) + 1, loss_range, j);
-        for (int64_t t = 0; t < count; t++) {
-            if (j->targets[j->first + t] != LEFT_OUT) {
-                *loss += losses[t];
-                *counted += 1;
-            }
-        }
-    }
+/* Losses in f32, as they are given back; the sum of a batch is made of these in float64. */
+static void run_losses(carry_ctx *ctx, job *j, int64_t tokens) {
+    carry_parallel(ctx, tokens, GRAIN_ELEMENTS / (j->vocabulary + 1) + 1, loss_range, j);
 }
 
-static carry_status expect_targets(carry_ctx *ctx, const carry_tensor *targets, int64_t tokens, int64_t vocabulary) {
+static carry_status expect_targets(carry_ctx *ctx, const carry_tensor *losses, const carry_tensor *targets,
+                                   int64_t tokens, int64_t vocabulary) {
+    CARRY_TRY(carry_expect_f32(ctx, "losses", losses, 1, &tokens));
     CARRY_TRY(carry_expect_i64(ctx, "targets", targets, tokens));
-    const int64_t *target = targets->data;
-    for (int64_t t = 0; t < tokens; t++) {
-        if (target[t] != LEFT_OUT && (target[t] < 0 || target[t] >= vocabulary)) {
-            return carry_fail(ctx, CARRY_ERANGE, "targets[%" PRId64 "] is %" PRId64 " and the vocabulary has %" PRId64,
-                              t, target[t], vocabulary);
-        }
-    }
-    return CARRY_OK;
+    return carry_check_targets(ctx, NULL, *targets, vocabulary);
 }
 
-carry_status carry_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dlogits,
-                                 carry_tensor logits, carry_tensor targets, float scale) {
-    job j = {.dlogits = dlogits, .logits = logits, .targets = targets.data, .scale = scale};
+carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits,
+                                 carry_tensor targets, float scale) {
+    job j = {.dlogits = dlogits, .logits = logits, .targets = targets.data, .losses = losses.data, .scale = scale};
     CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "cross_entropy", &logits));
     CARRY_TRY(carry_expect_rank(ctx, "logits", &logits, 2));
     CARRY_TRY(carry_expect_like(ctx, "logits", &logits, &logits));
@@ -141,10 +125,8 @@ carry_status carry_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted,
         CARRY_TRY(carry_expect_like(ctx, "dlogits", &dlogits, &logits));
     }
     j.vocabulary = logits.shape[1];
-    CARRY_TRY(expect_targets(ctx, &targets, logits.shape[0], j.vocabulary));
-    *loss = 0.0;
-    *counted = 0;
-    add_losses(ctx, &j, logits.shape[0], loss, counted);
+    CARRY_TRY(expect_targets(ctx, &losses, &targets, logits.shape[0], j.vocabulary));
+    run_losses(ctx, &j, logits.shape[0]);
     return CARRY_OK;
 }
 
@@ -167,7 +149,7 @@ size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t v
 
 /* Tokens first..first+count-1: logits, their loss and gradient in place, and what reaches x and W. */
 static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const carry_tensor *dW, const carry_tensor *x,
-                         const carry_tensor *W, int64_t first, int64_t count, double *loss, int64_t *counted) {
+                         const carry_tensor *W, int64_t first, int64_t count) {
     const int64_t n = x->shape[1];
     const size_t offset = (size_t)(first * n) * carry_dtype_size(x->dtype);
     carry_matrix rows = {.data = (const char *)x->data + offset, .dtype = x->dtype, .row = n};
@@ -182,7 +164,7 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                 .c = j->logits.data,
                                                 .c_dtype = CARRY_F32,
                                                 .c_row = j->vocabulary});
-    add_losses(ctx, j, count, loss, counted);
+    run_losses(ctx, j, count);
     if (carry_is_here(dx)) {
         weight.transposed = false;
         carry_mixed_products(ctx, j->kernels,
@@ -210,9 +192,9 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
     }
 }
 
-carry_status carry_linear_cross_entropy(carry_ctx *ctx, double *loss, int64_t *counted, carry_tensor dx,
-                                        carry_tensor dW, carry_tensor x, carry_tensor W, carry_tensor targets,
-                                        float scale, void *workspace, size_t workspace_bytes) {
+carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
+                                        carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
+                                        void *workspace, size_t workspace_bytes) {
     job j = {.scale = scale};
     CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "linear_cross_entropy", &x));
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
@@ -227,18 +209,39 @@ carry_status carry_linear_cross_entropy(carry_ctx *ctx, double *loss, int64_t *c
     }
     int64_t tokens = x.shape[0];
     j.vocabulary = W.shape[0];
-    CARRY_TRY(expect_targets(ctx, &targets, tokens, j.vocabulary));
+    CARRY_TRY(expect_targets(ctx, &losses, &targets, tokens, j.vocabulary));
     CARRY_TRY(carry_expect_workspace(ctx, "linear_cross_entropy", workspace, workspace_bytes,
                                      carry_linear_cross_entropy_workspace(tokens, x.shape[1], j.vocabulary)));
-    *loss = 0.0;
-    *counted = 0;
     int64_t block = block_tokens(tokens, j.vocabulary);
     for (int64_t first = 0; first < tokens; first += block) {
         int64_t count = tokens - first < block ? tokens - first : block;
         j.logits = carry_view_2d(workspace, CARRY_F32, count, j.vocabulary);
         j.dlogits = carry_is_here(&dx) || carry_is_here(&dW) ? j.logits : (carry_tensor){.data = NULL};
         j.targets = (const int64_t *)targets.data + first;
-        linear_block(ctx, &j, &dx, &dW, &x, &W, first, count, loss, counted);
+        j.losses = (float *)losses.data + first;
+        linear_block(ctx, &j, &dx, &dW, &x, &W, first, count);
     }
+    return CARRY_OK;
+}
+
+carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
+                              bool accumulate) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_nn_begin(ctx, &kernels, "sum_losses", &losses));
+    CARRY_TRY(carry_expect_rank(ctx, "losses", &losses, 1));
+    CARRY_TRY(carry_expect_f32(ctx, "losses", &losses, 1, losses.shape));
+    CARRY_TRY(carry_expect_i64(ctx, "targets", &targets, losses.shape[0]));
+    CARRY_TRY(carry_expect_f64(ctx, "total", &total, 2));
+    const float *loss = losses.data;
+    const int64_t *target = targets.data;
+    double *to = total.data;
+    double sum = 0.0;
+    int64_t counted = 0;
+    for (int64_t t = 0; t < losses.shape[0]; t++) {
+        sum += (double)loss[t];
+        counted += target[t] != LEFT_OUT;
+    }
+    to[0] = accumulate ? to[0] + sum : sum;
+    to[1] = accumulate ? to[1] + (double)counted : (double)counted;
     return CARRY_OK;
 }

@@ -62,7 +62,7 @@ static carry_status expect_type(carry_ctx *ctx, const char *name, const carry_te
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: carry_matmul takes f32 on the CPU", name,
                           carry_dtype_name(dtype));
     }
-    if (dtype == CARRY_I64 || (dtype != a->dtype && (tensor != c || dtype != CARRY_F32))) {
+    if (!carry_dtype_is_real(dtype) || (dtype != a->dtype && (tensor != c || dtype != CARRY_F32))) {
         return carry_fail(
             ctx, CARRY_EDTYPE,
             "%s is %s and a is %s: on a GPU a and b are both f32, bf16 or f16, and c is f32 or of their type", name,

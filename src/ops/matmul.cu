@@ -387,6 +387,7 @@ static carry_status product(carry_ctx *ctx, const carry_device_product *p, const
 const carry_device_ops carry_device_ops_cuda = {
     .backend = "cuda",
     .map = carry_cuda_map,
+    .fill = carry_cuda_fill,
     .norm = carry_cuda_norm,
     .turn = carry_cuda_turn,
     .ways = ways,

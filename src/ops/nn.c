@@ -68,15 +68,25 @@ carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tens
     return CARRY_OK;
 }
 
-carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count) {
+static carry_status expect_8_bytes(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count,
+                                   carry_dtype dtype) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 1, &count));
-    if (tensor->dtype != CARRY_I64) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and i64 is needed", name, carry_dtype_name(tensor->dtype));
+    if (tensor->dtype != dtype) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and %s is needed", name, carry_dtype_name(tensor->dtype),
+                          carry_dtype_name(dtype));
     }
     if (!carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed: its elements must follow each other", name);
     }
     return carry_device_expect(ctx, name, tensor, 0);
+}
+
+carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count) {
+    return expect_8_bytes(ctx, name, tensor, count, CARRY_I64);
+}
+
+carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count) {
+    return expect_8_bytes(ctx, name, tensor, count, CARRY_F64);
 }
 
 carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, const void *workspace, size_t bytes,

@@ -21,6 +21,7 @@ carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_t
 carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                               const int64_t *shape);
 carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count);
+carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count);
 carry_status carry_expect_rank(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank);
 /* Workspaces are arrays of f32: aligned to them, and large enough. */
 carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, const void *workspace, size_t bytes,

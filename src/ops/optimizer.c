@@ -8,6 +8,9 @@
 #include "ops/nn.h"
 
 #define GRAIN 16384
+/* What a GPU sums in one block, at least, and how many it has at most. */
+#define CARRY_SQUARES_BLOCK 16384
+#define CARRY_SQUARES_BLOCKS 1024
 #define SUMS 256 /* sums of pieces that are kept before they are added in order */
 
 typedef struct job {
@@ -46,21 +49,42 @@ static void squares_range(void *argument, int64_t begin, int64_t end, int worker
     }
 }
 
-carry_status carry_sum_squares(carry_ctx *ctx, double *sum, carry_tensor x) {
+size_t carry_sum_squares_workspace(int64_t count) {
+    int64_t blocks = count / CARRY_SQUARES_BLOCK + 1;
+    return (size_t)(blocks < CARRY_SQUARES_BLOCKS ? blocks : CARRY_SQUARES_BLOCKS) * sizeof(double);
+}
+
+carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace,
+                               size_t workspace_bytes) {
     double sums[SUMS];
     job j = {.g = x, .sums = sums};
     CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "sum_squares", &x));
     CARRY_TRY(carry_expect_f32(ctx, "x", &x, x.rank, x.shape));
+    CARRY_TRY(carry_expect_f64(ctx, "sum", &sum, 1));
     int64_t count = carry_tensor_count(&x);
-    *sum = 0.0;
+    CARRY_TRY(
+        carry_expect_workspace(ctx, "sum_squares", workspace, workspace_bytes, carry_sum_squares_workspace(count)));
+    double total = 0.0;
     for (j.first = 0; j.first < count; j.first += (int64_t)SUMS * GRAIN) {
         j.count = count - j.first < (int64_t)SUMS * GRAIN ? count - j.first : (int64_t)SUMS * GRAIN;
         int64_t pieces = (j.count + GRAIN - 1) / GRAIN;
         carry_parallel(ctx, pieces, 1, squares_range, &j);
         for (int64_t i = 0; i < pieces; i++) {
-            *sum += sums[i];
+            total += sums[i];
         }
     }
+    double *to = sum.data;
+    *to = accumulate ? *to + total : total;
+    return CARRY_OK;
+}
+
+carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares, double limit) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_nn_begin(ctx, &kernels, "clip_factor", &squares));
+    CARRY_TRY(carry_expect_f64(ctx, "squares", &squares, 1));
+    CARRY_TRY(carry_expect_f32(ctx, "factor", &factor, 1, (const int64_t[]){1}));
+    const double norm = sqrt(*(const double *)squares.data);
+    *(float *)factor.data = !isfinite(norm) ? NAN : limit > 0.0 && norm > limit ? (float)(limit / norm) : 1.0f;
     return CARRY_OK;
 }
 
@@ -76,14 +100,22 @@ carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, ca
     if (carry_is_here(&low)) {
         CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape));
     }
+    double clip = 1.0;
+    if (carry_is_here(&o->clip)) {
+        CARRY_TRY(carry_expect_f32(ctx, "clip", &o->clip, 1, (const int64_t[]){1}));
+        clip = (double)*(const float *)o->clip.data;
+    }
     if (o->step < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", o->step);
+    }
+    if (isnan(clip)) {
+        return CARRY_OK;
     }
     j.factors = (carry_adam_factors){.b1 = (float)o->b1,
                                      .c1 = (float)(1.0 - o->b1),
                                      .b2 = (float)o->b2,
                                      .c2 = (float)(1.0 - o->b2),
-                                     .factor = (float)o->factor,
+                                     .factor = (float)(o->factor * clip),
                                      .rate = (float)(o->rate / (1.0 - pow(o->b1, (double)o->step))),
                                      .unbias_v = (float)(1.0 / sqrt(1.0 - pow(o->b2, (double)o->step))),
                                      .eps = (float)o->eps,

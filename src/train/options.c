@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/tensor.h"
 #include "train/mixers.h"
 
 #define MOST 9e15 /* a whole number that a double holds */
@@ -123,7 +124,7 @@ static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
     carry_schedule_kind schedule;
     carry_dtype dtype;
     CARRY_TRY(carry_schedule_parse(ctx, &schedule, o->schedule));
-    if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || dtype == CARRY_I64) {
+    if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || !carry_dtype_is_real(dtype)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for activations: f32, bf16 and f16 there are",
                           o->dtype);
     }

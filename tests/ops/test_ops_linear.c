@@ -146,22 +146,25 @@ static void check_cross_entropy(carry_dtype type, int64_t tokens, int64_t vocabu
             counted_wanted++;
         }
     }
-    array first = {0};
-    double first_loss = 0.0;
+    array first = {0}, first_losses = {0};
     for (int c = 0; c < CTXS; c++) {
         array from = copy_of(&logits);
         array d = in_place ? from : poisoned(type, 2, logits.t.shape);
-        double loss = NAN;
-        int64_t counted = -1;
-        assert_ok(ctxs[c], carry_cross_entropy(ctxs[c], &loss, &counted, d.t, from.t, targets.t, 0.5f));
-        assert_int_equal(counted, counted_wanted);
-        assert_true(fabs(loss - loss_wanted) <= 0x1p-20 * (fabs(loss_wanted) + (double)tokens));
+        array losses = poisoned(CARRY_F32, 1, &tokens), only = poisoned(CARRY_F32, 1, &tokens);
+        double total[2] = {NAN, NAN};
+        carry_tensor sums = carry_view_1d(total, CARRY_F64, 2);
+        assert_ok(ctxs[c], carry_cross_entropy(ctxs[c], losses.t, d.t, from.t, targets.t, 0.5f));
+        assert_ok(ctxs[c], carry_sum_losses(ctxs[c], sums, losses.t, targets.t, false));
+        assert_true(total[1] == (double)counted_wanted);
+        assert_true(fabs(total[0] - loss_wanted) <= 0x1p-20 * (fabs(loss_wanted) + (double)tokens));
+        assert_ok(ctxs[c], carry_sum_losses(ctxs[c], sums, losses.t, targets.t, true));
+        assert_true(total[1] == 2.0 * (double)counted_wanted);
         first = c == 0 ? d : first;
-        first_loss = c == 0 ? loss : first_loss;
+        first_losses = c == 0 ? losses : first_losses;
         assert_same("dlogits", &d, &first);
-        assert_memory_equal(&loss, &first_loss, sizeof loss);
-        assert_ok(ctxs[c], carry_cross_entropy(ctxs[c], &loss, &counted, absent, logits.t, targets.t, 0.5f));
-        assert_memory_equal(&loss, &first_loss, sizeof loss);
+        assert_same("losses", &losses, &first_losses);
+        assert_ok(ctxs[c], carry_cross_entropy(ctxs[c], only.t, absent, logits.t, targets.t, 0.5f));
+        assert_same("losses without a gradient", &only, &first_losses);
     }
     assert_near("dlogits", &first, want, 0x1p-21);
 }
@@ -182,19 +185,19 @@ static void test_cross_entropy_passes_nan_on_and_refuses_targets(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[1];
     array logits = random_array(CARRY_F32, 2, SHAPE(2, 2000), -1, 1), targets = some_targets(2, 2000);
-    double loss = 7.0;
-    int64_t counted = 7;
+    float loss[2] = {7.0f, 7.0f};
+    carry_tensor losses = carry_view_1d(loss, CARRY_F32, 2);
     ((int64_t *)targets.t.data)[1] = 2000;
     assert_refused(ctx, CARRY_ERANGE, "targets[1] is 2000",
-                   carry_cross_entropy(ctx, &loss, &counted, absent, logits.t, targets.t, 1.0f));
+                   carry_cross_entropy(ctx, losses, absent, logits.t, targets.t, 1.0f));
     ((int64_t *)targets.t.data)[1] = -1;
     assert_refused(ctx, CARRY_ERANGE, "targets[1] is -1",
-                   carry_cross_entropy(ctx, &loss, &counted, absent, logits.t, targets.t, 1.0f));
-    assert_true(loss == 7.0 && counted == 7);
+                   carry_cross_entropy(ctx, losses, absent, logits.t, targets.t, 1.0f));
+    assert_true(loss[0] == 7.0f && loss[1] == 7.0f);
     ((int64_t *)targets.t.data)[1] = 1;
     ((float *)logits.t.data)[3999] = NAN;
-    assert_ok(ctx, carry_cross_entropy(ctx, &loss, &counted, absent, logits.t, targets.t, 1.0f));
-    assert_true(isnan(loss));
+    assert_ok(ctx, carry_cross_entropy(ctx, losses, absent, logits.t, targets.t, 1.0f));
+    assert_true(!isnan(loss[0]) && isnan(loss[1]));
 }
 
 static void check_linear_cross_entropy(carry_dtype type, int64_t tokens, int64_t n, int64_t vocabulary) {
@@ -221,13 +224,15 @@ static void check_linear_cross_entropy(carry_dtype type, int64_t tokens, int64_t
     array first[2];
     for (int c = 0; c < CTXS; c++) {
         array dx = poisoned(type, 2, x.t.shape), dW = copy_of(&dW0);
-        double loss, only;
-        int64_t counted;
-        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], &loss, &counted, dx.t, dW.t, x.t, W.t, targets.t, 0.25f,
+        array losses = poisoned(CARRY_F32, 1, &tokens), only = poisoned(CARRY_F32, 1, &tokens);
+        double total[2];
+        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], losses.t, dx.t, dW.t, x.t, W.t, targets.t, 0.25f,
                                                       workspace, bytes));
-        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], &only, &counted, absent, absent, x.t, W.t, targets.t,
-                                                      0.25f, workspace, bytes));
-        assert_memory_equal(&loss, &only, sizeof loss);
+        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], only.t, absent, absent, x.t, W.t, targets.t, 0.25f,
+                                                      workspace, bytes));
+        assert_same("losses", &losses, &only);
+        assert_ok(ctxs[c], carry_sum_losses(ctxs[c], carry_view_1d(total, CARRY_F64, 2), losses.t, targets.t, false));
+        double loss = total[0];
         /* A logit is off by sum_bound(n), and so is the loss of its token. */
         assert_true(fabs(loss - loss_wanted) <= (double)tokens * (sum_bound(n) + 0x1p-20 * 10.0));
         if (c == 0) {
@@ -258,12 +263,11 @@ static void test_linear_cross_entropy_says_what_it_needs(void **state) {
     array x = random_array(CARRY_F32, 2, SHAPE(4, 3), -1, 1), W = random_array(CARRY_F32, 2, SHAPE(9, 3), -1, 1);
     array targets = some_targets(4, 9);
     float workspace[36];
-    double loss;
-    int64_t counted;
+    float loss[4];
     assert_int_equal(carry_linear_cross_entropy_workspace(4, 3, 9), sizeof workspace);
     assert_refused(ctx, CARRY_EWORKSPACE, "144 bytes",
-                   carry_linear_cross_entropy(ctx, &loss, &counted, absent, absent, x.t, W.t, targets.t, 1.0f,
-                                              workspace, sizeof workspace - 1));
+                   carry_linear_cross_entropy(ctx, carry_view_1d(loss, CARRY_F32, 4), absent, absent, x.t, W.t,
+                                              targets.t, 1.0f, workspace, sizeof workspace - 1));
 }
 
 #define TEST(name) cmocka_unit_test_teardown(name, free_kept)

@@ -368,20 +368,54 @@ static void test_sum_of_squares_is_that_of_float64(void **state) {
     static const int64_t counts[] = {0, 1, 17, 16385, 256 * 16384 + 5};
     for (size_t k = 0; k < sizeof counts / sizeof *counts; k++) {
         array x = random_array(CARRY_F32, 1, &counts[k], -1, 1);
-        double want = 0.0, got = NAN, one = NAN;
+        double want = 0.0, got = NAN, one = NAN, partial[1024];
+        carry_tensor to = carry_view_1d(&got, CARRY_F64, 1), to_one = carry_view_1d(&one, CARRY_F64, 1);
         for (int64_t i = 0; i < x.count; i++) {
             want += x.v[i] * x.v[i];
         }
-        assert_ok(ctxs[0], carry_sum_squares(ctxs[0], &one, x.t));
-        assert_ok(ctxs[2], carry_sum_squares(ctxs[2], &got, x.t));
+        assert_ok(ctxs[0], carry_sum_squares(ctxs[0], to_one, x.t, false, partial, sizeof partial));
+        assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));
         assert_memory_equal(&got, &one, sizeof got);
         assert_true(fabs(got - want) <= (double)x.count * 0x1p-53 * want); /* as many roundings, all one way */
         if (x.count > 0) {
             ((float *)x.t.data)[x.count - 1] = k % 2 == 0 ? NAN : INFINITY;
-            assert_ok(ctxs[2], carry_sum_squares(ctxs[2], &got, x.t));
+            assert_ok(ctxs[2], carry_sum_squares(ctxs[2], to, x.t, false, partial, sizeof partial));
             assert_true(k % 2 == 0 ? isnan(got) : isinf(got));
         }
     }
+}
+
+/* The factor and the step that it scales are those of the same factor given as a number. */
+static void test_clipping_by_a_number_on_the_device(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    double squares = 16.0;
+    float factor = 0.0f;
+    carry_tensor to = carry_view_1d(&factor, CARRY_F32, 1), from = carry_view_1d(&squares, CARRY_F64, 1);
+    assert_ok(ctx, carry_clip_factor(ctx, to, from, 1.0));
+    assert_true(factor == 0.25f);
+    float w[2] = {1, -1}, m[2] = {0}, v[2] = {0}, g[2] = {3, 2}, w2[2] = {1, -1}, m2[2] = {0}, v2[2] = {0};
+    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1.0, .step = 1, .clip = to};
+    carry_adamw plain = o;
+    plain.clip = absent;
+    plain.factor = 0.25;
+    carry_tensor tg = carry_view_1d(g, CARRY_F32, 2);
+    assert_ok(ctx, carry_adamw_step(ctx, carry_view_1d(w, CARRY_F32, 2), carry_view_1d(m, CARRY_F32, 2),
+                                    carry_view_1d(v, CARRY_F32, 2), absent, tg, &o));
+    assert_ok(ctx, carry_adamw_step(ctx, carry_view_1d(w2, CARRY_F32, 2), carry_view_1d(m2, CARRY_F32, 2),
+                                    carry_view_1d(v2, CARRY_F32, 2), absent, tg, &plain));
+    assert_memory_equal(w, w2, sizeof w);
+    assert_memory_equal(v, v2, sizeof v);
+    assert_ok(ctx, carry_clip_factor(ctx, to, from, 5.0));
+    assert_true(factor == 1.0f);
+    assert_ok(ctx, carry_clip_factor(ctx, to, from, 0.0));
+    assert_true(factor == 1.0f);
+    squares = INFINITY;
+    assert_ok(ctx, carry_clip_factor(ctx, to, from, 1.0));
+    assert_true(isnan(factor));
+    assert_ok(ctx, carry_adamw_step(ctx, carry_view_1d(w, CARRY_F32, 2), carry_view_1d(m, CARRY_F32, 2),
+                                    carry_view_1d(v, CARRY_F32, 2), absent, tg, &o));
+    assert_memory_equal(w, w2, sizeof w);
 }
 
 #define TEST(name) cmocka_unit_test_teardown(name, free_kept)
@@ -400,6 +434,7 @@ int main(void) {
         TEST(test_adamw_matches_float64),
         TEST(test_adamw_refuses_and_passes_nan),
         TEST(test_sum_of_squares_is_that_of_float64),
+        TEST(test_clipping_by_a_number_on_the_device),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);
 }

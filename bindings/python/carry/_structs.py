@@ -15,7 +15,7 @@ STATUSES = (
 
 # tensor.h
 DTYPES = ("f32", "bf16", "f16", "i64")
-F32, BF16, F16, I64 = range(4)
+F32, BF16, F16, I64, F64 = range(5)
 MAX_RANK = 6
 
 # scan.h

@@ -1,6 +1,8 @@
 /* Where the activations of a pass lie. The same lines count the bytes and carve them. */
 #include "model/lm/lm_pass.h"
 
+#include "core/tensor.h"
+
 static carry_tensor take(carry_arena *arena, carry_dtype dtype, int64_t rows, int64_t width) {
     const int64_t shape[] = {rows, width};
     size_t count;
@@ -109,6 +111,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     pass->last = take(arena, dtype, pass->tokens, c->hidden_size);
     pass->last_h = take(arena, dtype, pass->options.batch, c->hidden_size);
     pass->last_x = take(arena, dtype, pass->options.batch, c->hidden_size);
+    pass->losses = carry_arena_tensor(arena, 0, CARRY_F32, 1, &pass->tokens);
     if (!pass->options.forward_only) {
         take_back(pass, arena, &pass->back);
     }

@@ -223,17 +223,16 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args) {
     }
     carry_tensor targets = flat(args->labels, pass->tokens);
     int64_t counted = 0;
-    for (int64_t i = 0; i < pass->tokens; i++) {
-        counted += ((const int64_t *)targets.data)[i] != -100;
-    }
+    CARRY_TRY(carry_check_targets(ctx, &counted, targets, lm->config.vocab_size));
     float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
-    double loss = 0.0;
-    CARRY_TRY(carry_linear_cross_entropy(ctx, &loss, &counted, args->backward ? pass->back.dx : absent,
+    double total[2] = {0.0, 0.0};
+    CARRY_TRY(carry_linear_cross_entropy(ctx, pass->losses, args->backward ? pass->back.dx : absent,
                                          args->backward ? carry_lm_gradient(lm, lm->head) : absent, pass->last,
                                          carry_lm_weight(lm, lm->head), targets, scale, pass->scratch,
                                          pass->scratch_bytes));
+    CARRY_TRY(carry_sum_losses(ctx, carry_view_1d(total, CARRY_F64, 2), pass->losses, targets, false));
     if (args->loss != NULL) {
-        *args->loss = loss;
+        *args->loss = total[0];
     }
     if (args->counted != NULL) {
         *args->counted = counted;

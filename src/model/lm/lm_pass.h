@@ -42,6 +42,7 @@ struct carry_lm_pass {
     carry_tensor *h;   /* what enters each layer, and what leaves the last: all of them one without backward */
     carry_tensor last; /* the last norm's output */
     carry_tensor last_h, last_x; /* of each sequence's last token */
+    carry_tensor losses;         /* of each token, f32 */
     carry_tensor beta, ones;     /* constants, where the configuration asks for them */
     carry_lm_back back;
     void *scratch; /* the workspace of whichever operator runs */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/tensor.h"
 
 #define MOST 9e15
 #define AT(field) offsetof(carry_dit_train_options, field), sizeof(((carry_dit_train_options *)0)->field)
@@ -103,7 +104,7 @@ carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options
                           "%lld blocks of width %lld are too large to be trained on shapes: --config shapes is meant",
                           (long long)c.num_layers, (long long)c.dim);
     }
-    if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || dtype == CARRY_I64) {
+    if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || !carry_dtype_is_real(dtype)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for weights: bf16, f16 and f32 there are",
                           o->dtype);
     }
