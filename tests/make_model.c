@@ -17,16 +17,16 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
     config.intermediate_size = 32;
     config.norm_eps = 1e-2;
     carry_lm *lm;
-    carry_status status = carry_lm_new(ctx, &lm, &config);
+    carry_status status = carry_lm_new(ctx, &lm, &config, 0);
     status = status == CARRY_OK ? carry_lm_init(lm, 5) : status;
-    for (int64_t i = 0; status == CARRY_OK && i < lm->parameters; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
+    for (int64_t i = 0; status == CARRY_OK && i < lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &lm->own.parameter[i];
         for (int64_t j = 0; p->start == CARRY_LM_NORMAL && j < p->count; j++) {
-            lm->weights[p->offset + j] *= 20.0f;
+            lm->own.weights[p->offset + j] *= 20.0f;
         }
     }
     if (status == CARRY_OK && damaged) {
-        lm->weights[lm->parameter[lm->norm].offset] = NAN;
+        lm->own.weights[lm->own.parameter[lm->norm].offset] = NAN;
     }
     status = status == CARRY_OK ? carry_lm_save(lm, folder, CARRY_F32) : status;
     carry_lm_free(lm);

@@ -104,10 +104,10 @@ static carry_status run_case(golden_lm *g) {
         return carry_fail(g->ctx, CARRY_EFORMAT, "expected.safetensors: loss must be one number");
     }
     tell(g, "loss", fabs(loss / (double)counted - carry_tensor_at(wanted, 0)), LOSS_BOUND);
-    for (int64_t i = 0; i < g->lm->parameters; i++) {
+    for (int64_t i = 0; i < g->lm->own.parameters; i++) {
         char name[CARRY_SAFETENSORS_NAME];
         carry_tensor gradient = carry_lm_gradient(g->lm, i);
-        (void)snprintf(name, sizeof name, "grad.%s", g->lm->parameter[i].name);
+        (void)snprintf(name, sizeof name, "grad.%s", g->lm->own.parameter[i].name);
         CARRY_TRY(compare(g, name, &gradient, GRADIENT_BOUND));
     }
     return CARRY_OK;
@@ -117,7 +117,7 @@ static carry_status run_folder(golden_lm *g, const char *folder) {
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(g->ctx, path, folder, "expected.safetensors"));
     CARRY_TRY(carry_safetensors_open(g->ctx, &g->expected, path));
-    CARRY_TRY(carry_lm_load(g->ctx, &g->lm, folder));
+    CARRY_TRY(carry_lm_load(g->ctx, &g->lm, folder, 0));
     return run_case(g);
 }
 

@@ -113,7 +113,7 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     int code = CLI_IMPOSSIBLE;
-    if (carry_model_open(d.ctx, &d.model, arguments[0]) == CARRY_OK) {
+    if (carry_model_open(d.ctx, &d.model, arguments[0], 0) == CARRY_OK) {
         code = evaluate(&d, words - 1, arguments + 1);
     } else {
         (void)cli_failed(d.ctx);

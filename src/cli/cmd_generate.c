@@ -258,7 +258,7 @@ static int open_and_generate(desk *d, const char *folder) {
     }
     double started = carry_seconds();
     if (carry_sampling_check(d->ctx, &sampling) != CARRY_OK ||
-        carry_model_open(d->ctx, &d->model, folder) != CARRY_OK) {
+        carry_model_open(d->ctx, &d->model, folder, 0) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
     d->loading = carry_seconds() - started;

@@ -48,7 +48,7 @@ static void on_start(void *user, const carry_train_start *s) {
         (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
     }
     (void)printf("%s%s%s: %s parameters, %lld layers, hidden %lld, %lld heads of %lld, vocabulary %lld\n", cli_bold(),
-                 carry_lm_kind_name(c->kind), cli_plain(), count_text(parameters, (double)s->lm->trained),
+                 carry_lm_kind_name(c->kind), cli_plain(), count_text(parameters, (double)s->lm->own.trained),
                  (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_heads, (long long)c->key,
                  (long long)c->vocab_size);
     (void)printf("%lld steps of %lld x %lld = %s tokens", (long long)s->steps, (long long)s->options->batch,

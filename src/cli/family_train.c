@@ -198,7 +198,7 @@ static void hear_start(void *user, const carry_train_start *start) {
     s->to->tokens = (double)start->tokens;
     s->to->flops = start->flops * (double)start->tokens;
     /* Activations with the mixer's workspace; weights, gradients and AdamW's two, f32 each. */
-    s->to->memory = (double)start->memory + 16.0 * (double)start->lm->count;
+    s->to->memory = (double)start->memory + 16.0 * (double)start->lm->own.count;
 }
 
 static void hear_step(void *user, const carry_train_report *report) {

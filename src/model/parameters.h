@@ -1,11 +1,19 @@
-/* The parameters of a model: a flat f32 buffer and a list of what lies where in it, so that optimizers, reductions and
-   files see arrays. */
+/* The parameters of a model: a list of named tensors, and flat f32 buffers on one device that hold all of them, so that
+   optimizers, reductions and files see arrays. Language models and video transformers share this module.
+
+   A model adds its parameters one after the other, then allocates. Start values are computed on the host and uploaded:
+   they are the same bits on every device. The f32 weights are the masters; where a device computes in 16 bits there are
+   copies of them (`low`), which follow every change that is made through this module or by the optimizer. */
 #ifndef CARRY_MODEL_PARAMETERS_H
 #define CARRY_MODEL_PARAMETERS_H
 
 #include <stdbool.h>
 
 #include "carry/tensor.h"
+#include "model/weights.h"
+
+/* How ranks share a parameter: each has all of it, or a part of its first or second index. */
+typedef enum carry_parameter_cut { CARRY_CUT_NONE, CARRY_CUT_ROWS, CARRY_CUT_COLUMNS } carry_parameter_cut;
 
 typedef struct carry_parameter {
     char name[64];
@@ -14,15 +22,66 @@ typedef struct carry_parameter {
     int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */
     bool decays;           /* does weight decay reach it? */
     int start;             /* how it starts: the model's own */
+    carry_parameter_cut cut;
 } carry_parameter;
 
 typedef struct carry_parameters {
+    carry_ctx *ctx;
+    int device;      /* of the buffers */
+    int rank, ranks; /* that share parameters which are cut; ranks 0: one */
     int64_t parameters;
     carry_parameter *parameter;
     int64_t count;   /* elements of each flat buffer */
     int64_t trained; /* of those, without the gaps: the number of parameters */
     float *weights;
     float *gradients; /* NULL until wanted */
+    void *low;        /* the weights in low_dtype; NULL until wanted */
+    carry_dtype low_dtype;
 } carry_parameters;
+
+/* An empty list with room for `most`. ctx and device are for everything that follows. */
+carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int device, int64_t most);
+/* The next of the list; its place follows the last one's. shape is of the whole tensor, and is cut for this rank.
+   Returns its index; -1 when p has rank 0: the model has none. The caller has bounded the sum of all. */
+int64_t carry_parameters_add(carry_parameters *own, carry_parameter p);
+/* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
+carry_status carry_parameters_allocate(carry_parameters *own);
+carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
+carry_status carry_parameters_zero_gradients(carry_parameters *own);
+/* Copies in bf16 or f16, and the same again from the weights of now; nothing where there are none. */
+carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype);
+carry_status carry_parameters_round(carry_parameters *own);
+void carry_parameters_free(carry_parameters *own);
+
+/* Parameter `index` in one of the flat buffers; elements [first, first + count) of one. */
+carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
+carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
+/* The weight as products want it: its copy in 16 bits where there are any, else as it is. */
+carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index);
+const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name); /* NULL: none */
+
+/* This rank's part of parameter `index`, from the whole tensor in host memory, packed; the copies in 16 bits wait for
+   carry_parameters_round. */
+carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype);
+
+/* Start values: `fill` writes the whole tensor of a parameter, f32 in host memory. */
+carry_status carry_parameters_start(carry_parameters *own,
+                                    carry_status (*fill)(const void *model, const carry_parameter *p,
+                                                         carry_tensor whole, uint64_t seed),
+                                    const void *model, uint64_t seed);
+
+/* Between host memory and a flat buffer: elements [first, first + count). The copy has happened on return. */
+carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
+                                     int64_t count);
+carry_status carry_parameters_download(const carry_parameters *own, float *to, const float *buffer, int64_t first,
+                                       int64_t count);
+
+/* From a folder's weights (model/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
+   by name; `spare` (NULL: none) says which surplus ones may be there. */
+carry_status carry_parameters_load(carry_parameters *own, const char *folder,
+                                   bool (*spare)(const void *model, const carry_weights *weights, const char *name),
+                                   const void *model);
+/* model.safetensors in a folder, replaced as a whole. Not of a rank's part. */
+carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype);
 
 #endif

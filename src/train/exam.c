@@ -124,7 +124,7 @@ carry_status carry_training_examine(carry_training *t) {
 
 /* m and v of all ranks, on rank 0; its own where it is alone. */
 static carry_status gather_state(carry_training *t, const float **m, const float **v) {
-    const int64_t count[] = {2, t->lm->count};
+    const int64_t count[] = {2, t->lm->own.count};
     size_t bytes;
     *m = t->optimizer->m;
     *v = t->optimizer->v;
@@ -136,11 +136,11 @@ static carry_status gather_state(carry_training *t, const float **m, const float
     }
     if (t->speaks && t->gathered == NULL) {
         return carry_fail(t->ctx, CARRY_EMEMORY, "no memory to gather the optimizer's state of %" PRId64 " elements",
-                          t->lm->count);
+                          t->lm->own.count);
     }
-    CARRY_TRY(carry_optimizer_gather(t->optimizer, t->gathered, t->speaks ? t->gathered + t->lm->count : NULL));
+    CARRY_TRY(carry_optimizer_gather(t->optimizer, t->gathered, t->speaks ? t->gathered + t->lm->own.count : NULL));
     *m = t->gathered;
-    *v = t->speaks ? t->gathered + t->lm->count : NULL;
+    *v = t->speaks ? t->gathered + t->lm->own.count : NULL;
     return CARRY_OK;
 }
 
@@ -150,7 +150,6 @@ static carry_status save_model(const void *lm, const char *folder) {
 
 static carry_status write_checkpoint(carry_training *t, const float *m, const float *v) {
     carry_json_text options = {0};
-    const carry_parameters parameters = carry_lm_parameters(t->lm);
     carry_train_options_write(&options, &t->options);
     carry_status status = CARRY_OK;
     if (options.failed) {
@@ -162,7 +161,7 @@ static carry_status write_checkpoint(carry_training *t, const float *m, const fl
                                                            .position = t->position,
                                                            .source = t->material.crc,
                                                            .options = options.bytes,
-                                                           .parameters = &parameters,
+                                                           .parameters = &t->lm->own,
                                                            .save = save_model,
                                                            .model = t->lm,
                                                            .tokenizer = t->material.tokenizer,

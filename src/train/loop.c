@@ -21,8 +21,8 @@ typedef struct sums {
 double carry_train_flops(const carry_lm *lm) {
     const carry_lm_config *c = &lm->config;
     double products = 0.0;
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &lm->own.parameter[i];
         const bool is_table = i == lm->embeddings && lm->head != lm->embeddings; /* rows of it are copied */
         products += p->rank == 2 && !is_table ? (double)p->count : 0.0;
     }
@@ -42,7 +42,7 @@ carry_status carry_training_pass(carry_training *t, const carry_batch *batch, in
 static carry_status run_parts(carry_training *t, const carry_batch *batch, double *loss) {
     const double scale = 1.0 / (double)(batch->labels_whole > 0 ? batch->labels_whole : 1);
     *loss = 0.0;
-    carry_lm_zero_gradients(t->lm);
+    CARRY_TRY(carry_parameters_zero_gradients(&t->lm->own));
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         double sum = 0.0;
         int64_t counted;
@@ -59,10 +59,10 @@ static carry_status run_parts(carry_training *t, const carry_batch *batch, doubl
 
 /* The weight that is not finite, or the gradient that was it first. */
 static carry_status name_culprit(carry_training *t, char *text, size_t size) {
-    for (int64_t i = 0; i < t->lm->parameters; i++) {
-        const carry_lm_parameter *p = &t->lm->parameter[i];
+    for (int64_t i = 0; i < t->lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &t->lm->own.parameter[i];
         for (int64_t j = 0; j < p->count; j++) {
-            if (!isfinite(t->lm->weights[p->offset + j])) {
+            if (!isfinite(t->lm->own.weights[p->offset + j])) {
                 (void)snprintf(text, size, "the weight %s was not finite before it", p->name);
                 return CARRY_OK;
             }
@@ -72,7 +72,7 @@ static carry_status name_culprit(carry_training *t, char *text, size_t size) {
     CARRY_TRY(carry_optimizer_bad(t->optimizer, &bad));
     if (bad >= 0) {
         (void)snprintf(text, size, "the first tensor that was not finite is the gradient of %s",
-                       t->lm->parameter[bad].name);
+                       t->lm->own.parameter[bad].name);
     } else {
         (void)snprintf(text, size, "weights and gradients are finite, their norm is not");
     }

@@ -53,6 +53,7 @@ typedef struct carry_train_hooks {
     void (*saved)(void *user, int64_t step, const char *folder);
     void *user;
     double peak; /* flop/s of all ranks together; 0: unknown */
+    int device;  /* of carry/device.h: where the model is, and all work is done */
     bool resume; /* go on from the newest whole checkpoint in options->out */
 } carry_train_hooks;
 

@@ -44,7 +44,7 @@ static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *
     carry_status status = CARRY_ENOTFOUND;
     for (int i = 0; i < count && status != CARRY_OK; i++) {
         status = carry_file_in(ctx, model->folder, folder, entry[i]->d_name);
-        status = status == CARRY_OK ? carry_lm_load(ctx, &model->lm, model->folder) : status;
+        status = status == CARRY_OK ? carry_lm_load(ctx, &model->lm, model->folder, model->device) : status;
         if (status != CARRY_OK && i + 1 < count) {
             carry_log(ctx, CARRY_LOG_WARNING, "%.40s is passed over: %s", entry[i]->d_name, carry_ctx_error(ctx));
         }
@@ -70,7 +70,7 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
     }
     if (has_file(ctx, folder, "config.json")) {
         (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
-        return carry_lm_load(ctx, &model->lm, folder);
+        return carry_lm_load(ctx, &model->lm, folder, model->device);
     }
     struct dirent **entry;
     int count = scandir(folder, &entry, is_step, newest_first);
@@ -127,8 +127,8 @@ static int64_t special_or_none(const carry_model *model, int64_t id) {
     return id >= 0 && carry_tokenizer_is_special(model->tokenizer, id) ? id : -1;
 }
 
-carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder) {
-    *model = (carry_model){.start = -1, .end = -1, .other_end = -1};
+carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
     carry_status status = load_weights(ctx, model, folder);
     status = status == CARRY_OK ? open_tokenizer(ctx, model, folder) : status;
     status = status == CARRY_OK ? compare_sizes(ctx, model) : status;

@@ -15,6 +15,7 @@
 #include "train/tokenizer/tokenizer.h"
 
 typedef struct carry_model {
+    int device; /* that it is on */
     carry_lm *lm;
     carry_tokenizer *tokenizer;
     int64_t start;                /* what an empty text is continued from: bos_token_id or the end of text; -1: none */
@@ -23,7 +24,7 @@ typedef struct carry_model {
 } carry_model;
 
 /* On failure nothing is held. */
-carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder);
+carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 void carry_model_close(carry_model *model);
 
 #endif

@@ -99,16 +99,6 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     return carry_lm_config_finish(t->ctx, config);
 }
 
-/* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled. */
-static void scale_decay(carry_lm *lm, double factor) {
-    for (int64_t i = 0; i < lm->parameters && factor > 0.0; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
-        for (int64_t j = 0; p->start == CARRY_LM_DECAY_RATE && j < p->count; j++) {
-            lm->weights[p->offset + j] += (float)log(factor); /* A_log */
-        }
-    }
-}
-
 static carry_status make_model(carry_training *t) {
     carry_lm_config config;
     CARRY_TRY(configure(t, &config));
@@ -119,14 +109,15 @@ static carry_status make_model(carry_training *t) {
                           ": the model must have at least as many",
                           t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
     }
-    CARRY_TRY(carry_lm_new(t->ctx, &t->lm, &config));
+    CARRY_TRY(carry_lm_new(t->ctx, &t->lm, &config, t->hooks->device));
     CARRY_TRY(carry_lm_want_gradients(t->lm));
     if (t->found.step >= 0 || t->options.model[0] != '\0') {
         return carry_lm_load_weights(t->lm, t->found.step >= 0 ? t->found.path : t->options.model);
     }
-    CARRY_TRY(carry_lm_init(t->lm, (uint64_t)t->options.seed));
-    scale_decay(t->lm, t->options.forget);
-    return CARRY_OK;
+    /* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled.
+     */
+    t->lm->forget = t->options.forget;
+    return carry_lm_init(t->lm, (uint64_t)t->options.seed);
 }
 
 static carry_status choose_steps(carry_training *t) {
@@ -200,9 +191,8 @@ static carry_status open_pass(carry_training *t) {
 
 static carry_status open_optimizer(carry_training *t) {
     const carry_train_options *o = &t->options;
-    const carry_parameters parameters = carry_lm_parameters(t->lm);
     CARRY_TRY(carry_optimizer_new(
-        t->ctx, &t->optimizer, &parameters, t->comm,
+        t->ctx, &t->optimizer, &t->lm->own, t->comm,
         &(carry_optimizer_options){
             .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip}));
     return t->found.step >= 0 ? carry_checkpoint_load_state(t->found.path, t->optimizer) : CARRY_OK;

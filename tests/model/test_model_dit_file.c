@@ -185,7 +185,7 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     c.dim = 128 * 4096;
     c.num_heads = 4096;
     carry_dit *dit;
-    assert_refused(ctx, CARRY_EMEMORY, "no memory", carry_dit_new(ctx, &dit, &c, NULL));
+    assert_refused(ctx, CARRY_EMEMORY, "out of memory", carry_dit_new(ctx, &dit, &c, NULL));
 }
 
 static void test_weights_that_do_not_fit_are_named(void **state) {

@@ -47,23 +47,23 @@ static uint64_t noise(uint64_t x) {
    still finds any wrong term. */
 static void compare_gradients(const char *name, carry_lm *lm, double *weights, const batch *x) {
     reference r = {.lm = lm, .weights = weights};
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &lm->own.parameter[i];
         double along = 0.0;
         double length = 0.0;
         double losses[2];
         for (int side = 0; side < 2; side++) {
             for (int64_t j = 0; j < p->count; j++) {
                 double sign = noise((uint64_t)(i * 1000003 + j)) % 2 == 0 ? 1.0 : -1.0;
-                double gradient = (double)lm->gradients[p->offset + j];
-                weights[p->offset + j] = (double)lm->weights[p->offset + j] + (side == 0 ? 1e-6 : -1e-6) * sign;
+                double gradient = (double)lm->own.gradients[p->offset + j];
+                weights[p->offset + j] = (double)lm->own.weights[p->offset + j] + (side == 0 ? 1e-6 : -1e-6) * sign;
                 along += side == 0 ? gradient * sign : 0.0;
                 length += side == 0 ? gradient * gradient : 0.0;
             }
             losses[side] = reference_loss(&r, x->ids, x->labels, B, T);
         }
         for (int64_t j = 0; j < p->count; j++) {
-            weights[p->offset + j] = (double)lm->weights[p->offset + j];
+            weights[p->offset + j] = (double)lm->own.weights[p->offset + j];
         }
         double slope = (losses[0] - losses[1]) / 2e-6 / (double)x->counted;
         if (!(length > 0.0) || !(fabs(slope - along) <= 1e-4 * sqrt(length) + 1e-8)) {
@@ -80,9 +80,9 @@ static void compare_with_reference(carry_ctx *ctx, const char *name, carry_lm_co
     const carry_lm_pass_options options = {.batch = B, .tokens = T};
     carry_lm_args args = args_of(&x, B, T);
     assert_ok(ctx, run_once(lm, &options, &args));
-    double *weights = reference_new(lm->count);
-    for (int64_t i = 0; i < lm->count; i++) {
-        weights[i] = (double)lm->weights[i];
+    double *weights = reference_new(lm->own.count);
+    for (int64_t i = 0; i < lm->own.count; i++) {
+        weights[i] = (double)lm->own.weights[i];
     }
     reference r = {.lm = lm, .weights = weights};
     for (int64_t b = 0; b < B; b++) {
@@ -179,9 +179,9 @@ static outcome outcome_of(int threads, carry_lm_config config, const carry_lm_pa
     fill(&x);
     carry_lm_args args = args_of(&x, B, T);
     assert_ok(ctx, run_once(lm, options, &args));
-    outcome o = {.loss = x.loss, .gradients = lm->gradients, .count = lm->count};
+    outcome o = {.loss = x.loss, .gradients = lm->own.gradients, .count = lm->own.count};
     memcpy(o.logits, x.logits, sizeof o.logits);
-    lm->gradients = NULL;
+    lm->own.gradients = NULL;
     carry_lm_free(lm);
     carry_ctx_free(ctx);
     return o;
@@ -242,8 +242,8 @@ static void packed_sequences_equal_those_apart(void **unused) {
         args.cu_seqlens = carry_view_1d(borders, CARRY_I64, 5);
         args.scale = 0.125f;
         assert_ok(ctx, run_once(lm, &(carry_lm_pass_options){.batch = 1, .tokens = B * T, .sequences = 4}, &args));
-        float *gradients = lm->gradients;
-        lm->gradients = NULL;
+        float *gradients = lm->own.gradients;
+        lm->own.gradients = NULL;
         assert_ok(ctx, carry_lm_want_gradients(lm));
         double loss = 0.0;
         batch whole;
@@ -264,7 +264,7 @@ static void packed_sequences_equal_those_apart(void **unused) {
             assert_true(apart_f32(packed.logits + first * VOCABULARY, one.logits, length * VOCABULARY) <= 1e-5);
         }
         assert_true(fabs(packed.loss - loss) <= 1e-5 * fabs(loss));
-        assert_true(apart_f32(gradients, lm->gradients, lm->count) <= 1e-5);
+        assert_true(apart_f32(gradients, lm->own.gradients, lm->own.count) <= 1e-5);
         free(gradients);
         carry_lm_free(lm);
     }
@@ -282,8 +282,8 @@ static void bf16_is_near_f32(void **unused) {
     fill(&exact);
     carry_lm_args args = args_of(&exact, B, T);
     assert_ok(ctx, run_once(lm, &(carry_lm_pass_options){.batch = B, .tokens = T}, &args));
-    float *gradients = lm->gradients;
-    lm->gradients = NULL;
+    float *gradients = lm->own.gradients;
+    lm->own.gradients = NULL;
     assert_ok(ctx, carry_lm_want_gradients(lm));
     batch x;
     fill(&x);
@@ -297,7 +297,7 @@ static void bf16_is_near_f32(void **unused) {
     /* A rounding is 2^-9 = 2e-3 of a value; some forty of them in a row add up to about six times that. */
     assert_true(apart_f32(x.logits, exact.logits, B * T * VOCABULARY) <= 1.2e-2);
     assert_true(fabs(x.loss - exact.loss) <= 2e-3 * exact.loss);
-    assert_true(apart_f32(lm->gradients, gradients, lm->count) <= 2.5e-2);
+    assert_true(apart_f32(lm->own.gradients, gradients, lm->own.count) <= 2.5e-2);
     free(gradients);
     carry_lm_free(lm);
     carry_ctx_free(ctx);
@@ -313,7 +313,7 @@ typedef struct order {
 static carry_status note_ready(void *user, int64_t first, int64_t count) {
     order *o = user;
     assert_int_equal(first + count, o->end);
-    memcpy(o->seen + first, o->lm->gradients + first, (size_t)count * sizeof(float));
+    memcpy(o->seen + first, o->lm->own.gradients + first, (size_t)count * sizeof(float));
     o->end = first;
     o->calls++;
     return CARRY_OK;
@@ -333,7 +333,7 @@ static void gradients_are_complete_when_they_are_said_to_be(void **unused) {
         carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
         config.tie_word_embeddings = tied != 0;
         carry_lm *lm = model(ctx, config);
-        order o = {.lm = lm, .end = lm->count, .seen = calloc((size_t)lm->count, sizeof(float))};
+        order o = {.lm = lm, .end = lm->own.count, .seen = calloc((size_t)lm->own.count, sizeof(float))};
         batch x;
         fill(&x);
         carry_lm_args args = args_of(&x, B, T);
@@ -343,14 +343,14 @@ static void gradients_are_complete_when_they_are_said_to_be(void **unused) {
         assert_ok(ctx, run_once(lm, &options, &args));
         assert_int_equal(o.end, 0);
         assert_int_equal(o.calls, 4);
-        assert_memory_equal(o.seen, lm->gradients, (size_t)lm->count * sizeof(float));
+        assert_memory_equal(o.seen, lm->own.gradients, (size_t)lm->own.count * sizeof(float));
         /* A second run adds the same again. */
         args.ready = NULL;
         assert_ok(ctx, run_once(lm, &options, &args));
-        for (int64_t i = 0; i < lm->count; i++) {
+        for (int64_t i = 0; i < lm->own.count; i++) {
             o.seen[i] *= 2.0f;
         }
-        assert_true(apart_f32(lm->gradients, o.seen, lm->count) <= 1e-6);
+        assert_true(apart_f32(lm->own.gradients, o.seen, lm->own.count) <= 1e-6);
         args.ready = stop_at_once;
         assert_int_equal(run_once(lm, &options, &args), CARRY_EINTERRUPTED);
         free(o.seen);

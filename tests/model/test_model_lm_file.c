@@ -44,17 +44,17 @@ static void what_is_saved_loads_again(void **unused) {
         carry_lm *lm = model(ctx, config);
         carry_lm *back;
         assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
-        assert_ok(ctx, carry_lm_load(ctx, &back, folder));
-        assert_int_equal(lm->count, back->count);
-        assert_memory_equal(lm->weights, back->weights, (size_t)lm->count * sizeof(float));
+        assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
+        assert_int_equal(lm->own.count, back->own.count);
+        assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
         carry_lm_free(back);
         for (carry_dtype dtype = CARRY_BF16; dtype <= CARRY_F16; dtype++) {
             assert_ok(ctx, carry_lm_save(lm, folder, dtype));
-            assert_ok(ctx, carry_lm_load(ctx, &back, folder));
+            assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
             /* half a unit of the last of 8 or 11 bits, and f16's smallest steps below 6e-5 */
-            for (int64_t j = 0; j < lm->count; j++) {
-                float off = fabsf(lm->weights[j] - back->weights[j]);
-                assert_true(off <= fabsf(lm->weights[j]) * (dtype == CARRY_BF16 ? 0x1p-8f : 0x1p-11f) + 6e-8f);
+            for (int64_t j = 0; j < lm->own.count; j++) {
+                float off = fabsf(lm->own.weights[j] - back->own.weights[j]);
+                assert_true(off <= fabsf(lm->own.weights[j]) * (dtype == CARRY_BF16 ? 0x1p-8f : 0x1p-11f) + 6e-8f);
             }
             carry_lm_free(back);
         }
@@ -70,11 +70,11 @@ static void start_values_follow_the_rules(void **unused) {
     config.vocab_size = 5000;
     config.num_v_heads = 64;
     carry_lm *lm;
-    assert_ok(ctx, carry_lm_new(ctx, &lm, &config));
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
     assert_ok(ctx, carry_lm_init(lm, 3));
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
-        const float *w = lm->weights + p->offset;
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &lm->own.parameter[i];
+        const float *w = lm->own.weights + p->offset;
         bool rule = strstr(p->name, "A_log") != NULL || strstr(p->name, "dt_bias") != NULL;
         assert_int_equal(p->decays, !rule);
         double squares = 0.0;
@@ -91,11 +91,11 @@ static void start_values_follow_the_rules(void **unused) {
         }
     }
     carry_lm *other;
-    assert_ok(ctx, carry_lm_new(ctx, &other, &config));
+    assert_ok(ctx, carry_lm_new(ctx, &other, &config, 0));
     assert_ok(ctx, carry_lm_init(other, 3));
-    assert_memory_equal(lm->weights, other->weights, (size_t)lm->count * sizeof(float));
+    assert_memory_equal(lm->own.weights, other->own.weights, (size_t)lm->own.count * sizeof(float));
     assert_ok(ctx, carry_lm_init(other, 4));
-    assert_true(memcmp(lm->weights, other->weights, (size_t)lm->count * sizeof(float)) != 0);
+    assert_true(memcmp(lm->own.weights, other->own.weights, (size_t)lm->own.count * sizeof(float)) != 0);
     carry_lm_free(other);
     carry_lm_free(lm);
     carry_ctx_free(ctx);
@@ -103,10 +103,10 @@ static void start_values_follow_the_rules(void **unused) {
 
 /* The parameters of lm as items; the caller changes some and writes them. */
 static carry_safetensors_item *items_of(const carry_lm *lm) {
-    carry_safetensors_item *items = calloc((size_t)lm->parameters + 1, sizeof *items);
+    carry_safetensors_item *items = calloc((size_t)lm->own.parameters + 1, sizeof *items);
     assert_non_null(items);
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        items[i] = (carry_safetensors_item){lm->parameter[i].name, carry_lm_weight(lm, i), CARRY_F32};
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        items[i] = (carry_safetensors_item){lm->own.parameter[i].name, carry_lm_weight(lm, i), CARRY_F32};
     }
     return items;
 }
@@ -119,27 +119,28 @@ static void tensors_that_do_not_fit_are_refused_by_name(void **unused) {
     assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
     carry_safetensors_item *items = items_of(lm);
     const char *file = "model.safetensors";
-    int64_t count = lm->parameters;
-    items[2].tensor = carry_view_2d(lm->weights, CARRY_F32, 12, 10);
+    int64_t count = lm->own.parameters;
+    items[2].tensor = carry_view_2d(lm->own.weights, CARRY_F32, 12, 10);
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder(file), items, count, NULL));
     assert_refused(ctx, CARRY_ESHAPE,
                    "model.layers.0.attn.q_proj.weight has shape [12, 10] where the configuration needs "
                    "[10, 12]",
-                   carry_lm_load(ctx, &back, folder));
+                   carry_lm_load(ctx, &back, folder, 0));
     assert_null(back);
     items[2] = items[count - 1];
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder(file), items, count - 1, NULL));
     assert_refused(ctx, CARRY_EFORMAT, "no tensor model.layers.0.attn.q_proj.weight",
-                   carry_lm_load(ctx, &back, folder));
+                   carry_lm_load(ctx, &back, folder, 0));
     free(items);
     items = items_of(lm);
-    items[count] = (carry_safetensors_item){"model.layers.7.x", carry_view_1d(lm->weights, CARRY_F32, 3), CARRY_F32};
+    items[count] =
+        (carry_safetensors_item){"model.layers.7.x", carry_view_1d(lm->own.weights, CARRY_F32, 3), CARRY_F32};
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder(file), items, count + 1, NULL));
-    assert_refused(ctx, CARRY_EFORMAT, "model.layers.7.x of shape [3]", carry_lm_load(ctx, &back, folder));
+    assert_refused(ctx, CARRY_EFORMAT, "model.layers.7.x of shape [3]", carry_lm_load(ctx, &back, folder, 0));
     int64_t wrong[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
-    items[1] = (carry_safetensors_item){lm->parameter[1].name, carry_view_1d(wrong, CARRY_I64, 12), CARRY_I64};
+    items[1] = (carry_safetensors_item){lm->own.parameter[1].name, carry_view_1d(wrong, CARRY_I64, 12), CARRY_I64};
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder(file), items, count, NULL));
-    assert_refused(ctx, CARRY_EDTYPE, "attn_norm.weight is i64", carry_lm_load(ctx, &back, folder));
+    assert_refused(ctx, CARRY_EDTYPE, "attn_norm.weight is i64", carry_lm_load(ctx, &back, folder, 0));
     free(items);
     carry_lm_free(lm);
     carry_ctx_free(ctx);
@@ -154,14 +155,14 @@ static void a_tied_head_may_be_there_if_it_is_the_embeddings(void **unused) {
     carry_lm *back;
     assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
     carry_safetensors_item *items = items_of(lm);
-    items[lm->parameters] = items[0];
-    items[lm->parameters].name = "lm_head.weight";
-    assert_ok(ctx, carry_safetensors_write(ctx, in_folder("model.safetensors"), items, lm->parameters + 1, NULL));
-    assert_ok(ctx, carry_lm_load(ctx, &back, folder));
+    items[lm->own.parameters] = items[0];
+    items[lm->own.parameters].name = "lm_head.weight";
+    assert_ok(ctx, carry_safetensors_write(ctx, in_folder("model.safetensors"), items, lm->own.parameters + 1, NULL));
+    assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
     carry_lm_free(back);
-    items[lm->parameters].tensor.data = lm->weights + 1;
-    assert_ok(ctx, carry_safetensors_write(ctx, in_folder("model.safetensors"), items, lm->parameters + 1, NULL));
-    assert_refused(ctx, CARRY_EFORMAT, "lm_head.weight", carry_lm_load(ctx, &back, folder));
+    items[lm->own.parameters].tensor.data = lm->own.weights + 1;
+    assert_ok(ctx, carry_safetensors_write(ctx, in_folder("model.safetensors"), items, lm->own.parameters + 1, NULL));
+    assert_refused(ctx, CARRY_EFORMAT, "lm_head.weight", carry_lm_load(ctx, &back, folder, 0));
     free(items);
     carry_lm_free(lm);
     carry_ctx_free(ctx);
@@ -173,7 +174,7 @@ static void write_index(carry_ctx *ctx, const carry_lm *lm, const char *second, 
     size_t used = (size_t)snprintf(text, 65536, "{\"metadata\": {\"total_size\": 1}, \"weight_map\": {");
     for (int64_t i = 0; i < listed; i++) {
         used += (size_t)snprintf(text + used, 65536 - used, "%s\"%s\": \"%s\"", i > 0 ? ", " : "",
-                                 lm->parameter[i].name, i % 2 == 0 ? "one.safetensors" : second);
+                                 lm->own.parameter[i].name, i % 2 == 0 ? "one.safetensors" : second);
     }
     used += (size_t)snprintf(text + used, 65536 - used, "}}");
     assert_ok(ctx, carry_file_replace(ctx, in_folder("model.safetensors.index.json"), text, used));
@@ -190,30 +191,30 @@ static void several_files_are_one_model(void **unused) {
     carry_safetensors_item *items = items_of(lm);
     carry_safetensors_item *parts[2] = {items_of(lm), items_of(lm)};
     int64_t counts[2] = {0, 0};
-    for (int64_t i = 0; i < lm->parameters; i++) {
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
         parts[i % 2][counts[i % 2]++] = items[i];
     }
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder("one.safetensors"), parts[0], counts[0], NULL));
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder("two.safetensors"), parts[1], counts[1], NULL));
-    write_index(ctx, lm, "two.safetensors", lm->parameters);
-    assert_ok(ctx, carry_lm_load(ctx, &back, folder));
-    assert_memory_equal(lm->weights, back->weights, (size_t)lm->count * sizeof(float));
+    write_index(ctx, lm, "two.safetensors", lm->own.parameters);
+    assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
+    assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
     carry_lm_free(back);
-    write_index(ctx, lm, "two.safetensors", lm->parameters - 1);
-    assert_refused(ctx, CARRY_EFORMAT, "its files hold", carry_lm_load(ctx, &back, folder));
-    write_index(ctx, lm, "one.safetensors", lm->parameters);
-    assert_refused(ctx, CARRY_EFORMAT, "is not in one.safetensors", carry_lm_load(ctx, &back, folder));
+    write_index(ctx, lm, "two.safetensors", lm->own.parameters - 1);
+    assert_refused(ctx, CARRY_EFORMAT, "its files hold", carry_lm_load(ctx, &back, folder, 0));
+    write_index(ctx, lm, "one.safetensors", lm->own.parameters);
+    assert_refused(ctx, CARRY_EFORMAT, "is not in one.safetensors", carry_lm_load(ctx, &back, folder, 0));
     static const char *const hostile[] = {"../two.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", ""};
     for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
-        write_index(ctx, lm, hostile[i], lm->parameters);
-        assert_refused(ctx, CARRY_EFORMAT, "no file's name", carry_lm_load(ctx, &back, folder));
+        write_index(ctx, lm, hostile[i], lm->own.parameters);
+        assert_refused(ctx, CARRY_EFORMAT, "no file's name", carry_lm_load(ctx, &back, folder, 0));
     }
-    write_index(ctx, lm, "gone.safetensors", lm->parameters);
-    assert_refused(ctx, CARRY_ENOTFOUND, "gone.safetensors", carry_lm_load(ctx, &back, folder));
+    write_index(ctx, lm, "gone.safetensors", lm->own.parameters);
+    assert_refused(ctx, CARRY_ENOTFOUND, "gone.safetensors", carry_lm_load(ctx, &back, folder, 0));
     assert_ok(ctx, carry_file_replace(ctx, in_folder("model.safetensors.index.json"), "{\"weight_map\": 3}", 17));
-    assert_refused(ctx, CARRY_EFORMAT, "weight_map", carry_lm_load(ctx, &back, folder));
+    assert_refused(ctx, CARRY_EFORMAT, "weight_map", carry_lm_load(ctx, &back, folder, 0));
     (void)unlink(in_folder("model.safetensors.index.json"));
-    assert_refused(ctx, CARRY_ENOTFOUND, "model.safetensors", carry_lm_load(ctx, &back, folder));
+    assert_refused(ctx, CARRY_ENOTFOUND, "model.safetensors", carry_lm_load(ctx, &back, folder, 0));
     free(items);
     free(parts[0]);
     free(parts[1]);
@@ -240,7 +241,7 @@ static void folders_made_elsewhere_travel_both_ways(void **unused) {
         carry_lm *lm;
         carry_safetensors there;
         carry_safetensors here;
-        assert_ok(ctx, carry_lm_load(ctx, &lm, source));
+        assert_ok(ctx, carry_lm_load(ctx, &lm, source, 0));
         assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
         assert_ok(ctx, carry_safetensors_open(ctx, &there, path));
         assert_ok(ctx, carry_safetensors_open(ctx, &here, in_folder("model.safetensors")));

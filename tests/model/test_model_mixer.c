@@ -107,7 +107,7 @@ static double loss_of(carry_ctx *ctx, carry_lm *lm, carry_lm_pass_options option
     }
     options.batch = B;
     options.tokens = T;
-    carry_lm_zero_gradients(lm);
+    assert_ok(lm->ctx, carry_parameters_zero_gradients(&lm->own));
     assert_ok(ctx, run_once(lm, &options, &args));
     return loss;
 }
@@ -117,16 +117,16 @@ static void a_mixer_is_called_once_a_layer(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
     double plain = loss_of(ctx, lm, (carry_lm_pass_options){0}, false);
-    size_t bytes = (size_t)lm->count * sizeof(float);
+    size_t bytes = (size_t)lm->own.count * sizeof(float);
     float *gradients = malloc(bytes);
     assert_non_null(gradients);
-    memcpy(gradients, lm->gradients, bytes);
+    memcpy(gradients, lm->own.gradients, bytes);
     for (int recompute = 0; recompute < 2; recompute++) {
         watch seen = {0};
         const carry_lm_pass_options options = {.mixer = &watching, .mixer_options = &seen, .recompute = recompute != 0};
         double loss = loss_of(ctx, lm, options, false); /* zeros stand before: as if nothing did */
         assert_true(loss == plain);
-        assert_memory_equal(lm->gradients, gradients, bytes);
+        assert_memory_equal(lm->own.gradients, gradients, bytes);
         assert_int_equal(seen.forwards, LAYERS * (1 + recompute));
         assert_int_equal(seen.backwards, LAYERS);
         assert_int_equal(seen.halos, 3 * LAYERS * (1 + recompute));

@@ -133,9 +133,9 @@ static double loss_of(const carry_lm_mixer *mixer, carry_lm_config config, bool 
                                 .loss = &loss};
     const carry_lm_pass_options options = {.batch = B, .tokens = T, .mixer = mixer, .recompute = recompute};
     assert_ok(ctx, run_once(lm, &options, &args));
-    *gradients = lm->gradients;
-    *count = lm->count;
-    lm->gradients = NULL;
+    *gradients = lm->own.gradients;
+    *count = lm->own.count;
+    lm->own.gradients = NULL;
     carry_lm_free(lm);
     carry_ctx_free(ctx);
     return loss;

@@ -87,14 +87,14 @@ static void compare(carry_ctx *ctx, const carry_lm_config *config, sizes s) {
     list l;
     want_model(&l, config, s);
     assert_non_null(mkdtemp(folder));
-    assert_ok(ctx, carry_lm_new(ctx, &lm, config));
-    assert_int_equal(lm->parameters, l.count);
+    assert_ok(ctx, carry_lm_new(ctx, &lm, config, 0));
+    assert_int_equal(lm->own.parameters, l.count);
     assert_ok(ctx, carry_lm_save(lm, folder, CARRY_BF16));
     assert_ok(ctx, carry_weights_open(ctx, &weights, folder));
     assert_int_equal(weights.count, l.count);
     for (int i = 0; i < l.count; i++) {
         const expected *e = &l.item[i];
-        const carry_lm_parameter *p = carry_lm_find(lm, e->name);
+        const carry_lm_parameter *p = carry_parameters_find(&lm->own, e->name);
         const carry_tensor *t = carry_weights_find(&weights, e->name);
         if (p == NULL || t == NULL) {
             fail_msg("%s is missing", e->name);
@@ -109,7 +109,7 @@ static void compare(carry_ctx *ctx, const carry_lm_config *config, sizes s) {
         }
     }
     carry_weights_close(&weights);
-    assert_ok(ctx, carry_lm_load(ctx, &again, folder));
+    assert_ok(ctx, carry_lm_load(ctx, &again, folder, 0));
     carry_lm_free(again);
     carry_lm_free(lm);
     char path[64];
@@ -186,7 +186,7 @@ static void models_from_there_have_these_parameters(void **unused) {
         carry_lm *lm;
         list l;
         (void)snprintf(folder, sizeof folder, "%s/../shared/vectors/%s", CARRY_SOURCE, names[i]);
-        if (carry_lm_load(ctx, &lm, folder) == CARRY_ENOTFOUND) {
+        if (carry_lm_load(ctx, &lm, folder, 0) == CARRY_ENOTFOUND) {
             print_message("skipped: %s is not here\n", folder);
             continue;
         }
@@ -200,9 +200,9 @@ static void models_from_there_have_these_parameters(void **unused) {
         int64_t I =
             c->intermediate_size > 0 ? c->intermediate_size : (c->hidden_size * ratio * 2 / 3 + 255) / 256 * 256;
         want_model(&l, c, (sizes){.d = c->hidden_size, .I = I, .Kd = Kd, .Vd = HV * dv, .HV = HV, .dv = dv});
-        assert_int_equal(lm->parameters, l.count);
+        assert_int_equal(lm->own.parameters, l.count);
         for (int j = 0; j < l.count; j++) {
-            const carry_lm_parameter *p = carry_lm_find(lm, l.item[j].name);
+            const carry_lm_parameter *p = carry_parameters_find(&lm->own, l.item[j].name);
             assert_non_null(p);
             assert_int_equal(p->rank, l.item[j].rank);
             assert_memory_equal(p->shape, l.item[j].shape, sizeof p->shape[0] * (size_t)p->rank);

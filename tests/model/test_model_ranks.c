@@ -100,8 +100,8 @@ static carry_status on_rank(void *user, carry_comm *comm) {
     carry_lm *lm = model(carry_comm_ctx(comm), j->config);
     carry_status status = run_part(j, lm, comm, rank);
     if (status == CARRY_OK) {
-        j->gradients[rank] = lm->gradients;
-        lm->gradients = NULL;
+        j->gradients[rank] = lm->own.gradients;
+        lm->own.gradients = NULL;
     }
     carry_lm_free(lm);
     return status;
@@ -112,17 +112,17 @@ static carry_status on_rank(void *user, carry_comm *comm) {
    as large as at the start pass it on some ten times larger, and the sums over tokens that make A_log's and dt_bias's
    gradients cancel to a tenth of their terms: 1e-4. A lost halo, state or rank is 1e-2 and more. */
 static void compare_gradients(const char *name, const carry_lm *lm, const float *wanted, const job *j, int ranks) {
-    float *sum = calloc((size_t)lm->count, sizeof(float));
+    float *sum = calloc((size_t)lm->own.count, sizeof(float));
     assert_non_null(sum);
-    for (int64_t i = 0; i < lm->count; i++) {
+    for (int64_t i = 0; i < lm->own.count; i++) {
         double total = 0.0;
         for (int r = 0; r < ranks; r++) {
             total += (double)j->gradients[r][i];
         }
         sum[i] = (float)total;
     }
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        const carry_lm_parameter *p = &lm->parameter[i];
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_lm_parameter *p = &lm->own.parameter[i];
         double error = apart_f32(sum + p->offset, wanted + p->offset, p->count);
         if (!(error <= (j->dtype == CARRY_F32 ? 2e-4 : 0.1))) {
             fail_msg("%s, %d ranks: the gradient of %s is %g apart", name, ranks, p->name, error);
@@ -163,7 +163,7 @@ static void compare_in(carry_dtype dtype, const char *name, carry_lm_config conf
             fail_msg("%s, %d ranks: the loss is %.9g, %.9g without backward, and should be %.9g", name, ranks, loss,
                      alone, whole.loss[0]);
         }
-        compare_gradients(name, lm, lm->gradients, &j, ranks);
+        compare_gradients(name, lm, lm->own.gradients, &j, ranks);
         for (int r = 0; r < ranks; r++) {
             free(j.gradients[r]);
         }

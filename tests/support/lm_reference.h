@@ -16,7 +16,7 @@ typedef struct reference {
 
 static inline const double *reference_weight(const reference *r, int64_t layer, carry_lm_slot slot) {
     int64_t index = r->lm->layer[layer][slot];
-    return index >= 0 ? r->weights + r->lm->parameter[index].offset : NULL;
+    return index >= 0 ? r->weights + r->lm->own.parameter[index].offset : NULL;
 }
 
 static inline double *reference_new(int64_t count) {
@@ -191,7 +191,7 @@ static inline double *reference_logits(const reference *r, const int64_t *ids, i
     double *h = reference_new(T * d);
     double *x = reference_new(T * d);
     for (int64_t t = 0; t < T; t++) {
-        memcpy(h + t * d, r->weights + lm->parameter[lm->embeddings].offset + ids[t] * d, (size_t)d * sizeof *h);
+        memcpy(h + t * d, r->weights + lm->own.parameter[lm->embeddings].offset + ids[t] * d, (size_t)d * sizeof *h);
     }
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
         reference_norm(x, h, reference_weight(r, layer, CARRY_LM_ATTN_NORM), NULL, T, d, c->norm_eps);
@@ -199,8 +199,8 @@ static inline double *reference_logits(const reference *r, const int64_t *ids, i
         reference_norm(x, h, reference_weight(r, layer, CARRY_LM_MLP_NORM), NULL, T, d, c->norm_eps);
         reference_add(h, reference_mlp(r, layer, x, T), T * d);
     }
-    reference_norm(x, h, r->weights + lm->parameter[lm->norm].offset, NULL, T, d, c->norm_eps);
-    double *logits = reference_linear(r->weights + lm->parameter[lm->head].offset, x, T, c->vocab_size, d);
+    reference_norm(x, h, r->weights + lm->own.parameter[lm->norm].offset, NULL, T, d, c->norm_eps);
+    double *logits = reference_linear(r->weights + lm->own.parameter[lm->head].offset, x, T, c->vocab_size, d);
     free(h);
     free(x);
     return logits;

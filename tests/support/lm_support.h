@@ -27,12 +27,12 @@ static inline carry_lm_config small(carry_lm_kind kind) {
 /* Start values, with matrices `factor` times as large: with 20, everything matters. */
 static inline carry_lm *model_scaled(carry_ctx *ctx, carry_lm_config config, float factor) {
     carry_lm *lm;
-    assert_ok(ctx, carry_lm_new(ctx, &lm, &config));
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
     assert_ok(ctx, carry_lm_init(lm, 7));
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        carry_lm_parameter *p = &lm->parameter[i];
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        carry_lm_parameter *p = &lm->own.parameter[i];
         for (int64_t j = 0; j < p->count; j++) {
-            lm->weights[p->offset + j] *= p->start == CARRY_LM_NORMAL ? factor : 1.0f + 0.03f * (float)(j % 7);
+            lm->own.weights[p->offset + j] *= p->start == CARRY_LM_NORMAL ? factor : 1.0f + 0.03f * (float)(j % 7);
         }
     }
     assert_ok(ctx, carry_lm_want_gradients(lm));

@@ -152,7 +152,7 @@ static void what_cannot_be_evaluated_is_refused(void **state) {
     assert_refused(p->ctx, CARRY_EINTERRUPTED, "1024", carry_evaluate(p->ctx, &m, path, &options, &got));
     assert_true(got.tokens == 1024 && got.nll > 0.0);
     options = (carry_evaluate_options){0};
-    m.lm->weights[m.lm->parameter[m.lm->norm].offset] = NAN;
+    m.lm->own.weights[m.lm->own.parameter[m.lm->norm].offset] = NAN;
     assert_refused(p->ctx, CARRY_ERANGE, "not finite", carry_evaluate(p->ctx, &m, path, &options, &got));
     carry_model_close(&m);
     assert_refused(p->ctx, CARRY_ENOTFOUND, "gone", carry_evaluate(p->ctx, &m, "gone", &options, &got));
@@ -173,22 +173,22 @@ static void the_newest_whole_step_is_taken(void **state) {
     carry_model m;
     path_in(p, run, "run");
     assert_int_equal(mkdir(run, 0700), 0);
-    assert_refused(p->ctx, CARRY_ENOTFOUND, "step-N", carry_model_open(p->ctx, &m, run));
+    assert_refused(p->ctx, CARRY_ENOTFOUND, "step-N", carry_model_open(p->ctx, &m, run, 0));
     save_model(p, "run/step-9", 257, path);
     save_model(p, "run/step-100", 257, path);
     save_model(p, "run/step-20x", 257, path);
-    assert_ok(p->ctx, carry_model_open(p->ctx, &m, run));
+    assert_ok(p->ctx, carry_model_open(p->ctx, &m, run, 0));
     assert_string_equal(strrchr(m.folder, '/'), "/step-100");
     assert_true(m.end == 256 && m.start == 256 && m.other_end == -1);
     carry_model_close(&m);
     path_in(p, path, "run/step-100/model.safetensors");
     assert_int_equal(truncate(path, 5000), 0);
-    assert_ok(p->ctx, carry_model_open(p->ctx, &m, run));
+    assert_ok(p->ctx, carry_model_open(p->ctx, &m, run, 0));
     assert_string_equal(strrchr(m.folder, '/'), "/step-9");
     carry_model_close(&m);
     path_in(p, path, "run/step-9/model.safetensors");
     assert_int_equal(unlink(path), 0);
-    carry_status status = carry_model_open(p->ctx, &m, run);
+    carry_status status = carry_model_open(p->ctx, &m, run, 0);
     assert_true(status != CARRY_OK && strstr(carry_ctx_error(p->ctx), "no step that is whole") != NULL);
     assert_true(m.lm == NULL && m.tokenizer == NULL);
 }
@@ -218,7 +218,7 @@ static void a_tokenizer_must_belong_to_its_model(void **state) {
             assert_ok(p->ctx, carry_tokenizer_save(p->ctx, tokenizer, path));
             carry_tokenizer_free(tokenizer);
         }
-        carry_status status = carry_model_open(p->ctx, &m, folder);
+        carry_status status = carry_model_open(p->ctx, &m, folder, 0);
         if (cases[i].refusal == NULL) {
             assert_ok(p->ctx, status);
             assert_int_equal(m.end, cases[i].added == 3 ? 258 : cases[i].vocabulary == 256 ? -1 : 256);

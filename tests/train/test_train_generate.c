@@ -199,7 +199,7 @@ static void a_text_ends_at_the_end_token(void **unused) {
     carry_model m = byte_model(ctx, VOCABULARY);
     int64_t ids[] = {'a', 'b'};
     int64_t winner = next_by_forward(ctx, m.lm, ids, 2);
-    float *head = m.lm->weights + m.lm->parameter[m.lm->head].offset;
+    float *head = m.lm->own.weights + m.lm->own.parameter[m.lm->head].offset;
     for (int64_t i = 0; i < m.lm->config.hidden_size; i++) {
         head[256 * m.lm->config.hidden_size + i] = 2.0f * head[winner * m.lm->config.hidden_size + i];
     }
@@ -248,7 +248,7 @@ static void what_cannot_be_generated_is_refused(void **unused) {
     options = options_of(-1.0, 4);
     assert_refused(ctx, CARRY_EARGUMENT, "temperature", carry_generate(ctx, &m, &good, 1, &options, &result));
     options = options_of(1.0, 4);
-    m.lm->weights[m.lm->parameter[m.lm->norm].offset] = NAN;
+    m.lm->own.weights[m.lm->own.parameter[m.lm->norm].offset] = NAN;
     assert_refused(ctx, CARRY_ERANGE, "nan", carry_generate(ctx, &m, &good, 1, &options, &result));
     carry_continuation_free(&result);
     carry_model_close(&m);

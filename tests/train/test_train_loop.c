@@ -161,18 +161,17 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     config.head_dim = 8;
     assert_ok(ctx, carry_comm_open(ctx, &comm, "self", NULL));
     carry_lm *lm;
-    assert_ok(ctx, carry_lm_new(ctx, &lm, &config));
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
     assert_ok(ctx, carry_lm_init(lm, 3));
     assert_ok(ctx, carry_lm_want_gradients(lm));
-    const carry_parameters parameters = carry_lm_parameters(lm);
     carry_optimizer *optimizer;
     const carry_optimizer_options options = {.b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.5, .clip = 0.25};
-    assert_ok(ctx, carry_optimizer_new(ctx, &optimizer, &parameters, comm, &options));
+    assert_ok(ctx, carry_optimizer_new(ctx, &optimizer, &lm->own, comm, &options));
     double squares = 0.0;
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        for (int64_t j = 0; j < lm->parameter[i].count; j++) {
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        for (int64_t j = 0; j < lm->own.parameter[i].count; j++) {
             float g = (float)((i + 3 * j) % 11) - 5.0f;
-            lm->gradients[lm->parameter[i].offset + j] = g;
+            lm->own.gradients[lm->own.parameter[i].offset + j] = g;
             squares += (double)g * (double)g;
         }
     }
@@ -180,19 +179,19 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     assert_ok(ctx, carry_optimizer_collect(optimizer, &got));
     assert_near(got, squares, 1e-9 * squares); /* whole numbers: only the order of f64 sums differs */
     const double norm = sqrt(squares);
-    const carry_lm_parameter *p = carry_lm_find(lm, "model.layers.0.mlp.up_proj.weight");
-    const carry_lm_parameter *n = carry_lm_find(lm, "model.layers.0.attn.dt_bias");
-    const float before = lm->weights[p->offset];
-    const float norm_before = lm->weights[n->offset + 1];
-    const float g = lm->gradients[p->offset];
-    const float norm_g = lm->gradients[n->offset + 1];
+    const carry_lm_parameter *p = carry_parameters_find(&lm->own, "model.layers.0.mlp.up_proj.weight");
+    const carry_lm_parameter *n = carry_parameters_find(&lm->own, "model.layers.0.attn.dt_bias");
+    const float before = lm->own.weights[p->offset];
+    const float norm_before = lm->own.weights[n->offset + 1];
+    const float g = lm->own.gradients[p->offset];
+    const float norm_g = lm->own.gradients[n->offset + 1];
     assert_ok(ctx, carry_optimizer_step(optimizer, 1, 1e-3, norm));
     assert_near(optimizer->m[p->offset], 0.1 * (double)g * 0.25 / norm, 1e-6 * fabs((double)g) / norm);
     /* At the first step Adam's direction is g / |g|; decay is added where the list has it, and not to dt_bias. */
     const double direction = g > 0.0f ? 1.0 : g < 0.0f ? -1.0 : 0.0;
-    assert_near(lm->weights[p->offset], (double)before - 1e-3 * (direction + 0.5 * (double)before), 2e-6);
+    assert_near(lm->own.weights[p->offset], (double)before - 1e-3 * (direction + 0.5 * (double)before), 2e-6);
     const double norm_direction = norm_g > 0.0f ? 1.0 : norm_g < 0.0f ? -1.0 : 0.0;
-    assert_near(lm->weights[n->offset + 1], (double)norm_before - 1e-3 * norm_direction, 2e-6);
+    assert_near(lm->own.weights[n->offset + 1], (double)norm_before - 1e-3 * norm_direction, 2e-6);
     carry_optimizer_free(optimizer);
     carry_lm_free(lm);
     carry_comm_free(comm);

@@ -1,103 +1,15 @@
-/* A video transformer's folder, a rank's part of its tensors, and digests of weights. */
-#include "model/dit/dit_file.h"
-
-#include <inttypes.h>
-#include <stdlib.h>
+/* A video transformer's folder, and digests of weights. */
 #include <string.h>
 
-#include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
-#include "core/tensor.h"
 #include "model/dit/dit_config.h"
-#include "model/dit/dit_parts.h"
-#include "model/weights.h"
-
-/* Rows of the part: they follow each other in the whole tensor when the cut is at the first index, and lie apart when
-   it is at the second. */
-carry_status carry_dit_take(carry_dit *dit, int64_t index, const void *whole, carry_dtype dtype) {
-    const carry_parameter *p = &dit->own.parameter[index];
-    const int cut = carry_dit_cut(p);
-    const unsigned char *from = whole;
-    const size_t size = carry_dtype_size(dtype);
-    float *to = dit->own.weights + p->offset;
-    const int64_t rows = cut == 1 ? p->shape[0] : 1;
-    const int64_t columns = p->count / rows;
-    const int64_t apart = cut == 1 ? columns * dit->ranks : columns;
-    const int64_t first = cut >= 0 ? columns * dit->rank : 0;
-    for (int64_t row = 0; row < rows; row++) {
-        /* A view has a pointer that may be written through; this one is only read. */
-        void *piece = (void *)(uintptr_t)(from + (size_t)(first + row * apart) * size);
-        CARRY_TRY(carry_convert(dit->ctx, carry_view_1d(to + row * columns, CARRY_F32, columns),
-                                carry_view_1d(piece, dtype, columns)));
-    }
-    return CARRY_OK;
-}
-
-static carry_status load_parameter(carry_dit *dit, const carry_weights *weights, int64_t index, const char *folder) {
-    const carry_parameter *p = &dit->own.parameter[index];
-    const carry_tensor *from = carry_weights_find(weights, p->name);
-    const int cut = carry_dit_cut(p);
-    int64_t shape[5];
-    char has[CARRY_SHAPE_TEXT];
-    char needs[CARRY_SHAPE_TEXT];
-    memcpy(shape, p->shape, sizeof shape);
-    if (cut >= 0) {
-        shape[cut] *= dit->ranks;
-    }
-    if (from == NULL) {
-        return carry_fail(dit->ctx, CARRY_EFORMAT, "%s has no tensor %s, which the configuration needs with shape %s",
-                          folder, p->name, carry_shape_text(needs, p->rank, shape));
-    }
-    if (from->rank != p->rank || memcmp(from->shape, shape, (size_t)p->rank * sizeof *shape) != 0) {
-        return carry_fail(dit->ctx, CARRY_ESHAPE, "%s: %s has shape %s where the configuration needs %s", folder,
-                          p->name, carry_shape_text(has, from->rank, from->shape),
-                          carry_shape_text(needs, p->rank, shape));
-    }
-    if (from->dtype == CARRY_I64) {
-        return carry_fail(dit->ctx, CARRY_EDTYPE, "%s: %s is i64: f32, bf16 or f16 is needed", folder, p->name);
-    }
-    return carry_dit_take(dit, index, from->data, from->dtype);
-}
-
-static bool has_parameter(const carry_dit *dit, const char *name) {
-    for (int64_t i = 0; i < dit->own.parameters; i++) {
-        if (strcmp(dit->own.parameter[i].name, name) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
-/* All parameters were found: what is more than their number is surplus. */
-static carry_status refuse_surplus(const carry_dit *dit, const carry_weights *weights, const char *folder) {
-    for (int64_t i = 0; weights->count != dit->own.parameters && i < weights->count; i++) {
-        const char *name = carry_weights_name(weights, i);
-        if (!has_parameter(dit, name)) {
-            const carry_tensor *tensor = carry_weights_find(weights, name);
-            char has[CARRY_SHAPE_TEXT];
-            return carry_fail(dit->ctx, CARRY_EFORMAT,
-                              "%s: the tensor %.80s of shape %s has no place in the configured model", folder, name,
-                              carry_shape_text(has, tensor->rank, tensor->shape));
-        }
-    }
-    return CARRY_OK;
-}
 
 carry_status carry_dit_load(carry_dit *dit, const char *folder) {
-    carry_weights weights;
-    CARRY_TRY(carry_weights_open(dit->ctx, &weights, folder));
-    carry_status status = CARRY_OK;
-    for (int64_t i = 0; status == CARRY_OK && i < dit->own.parameters; i++) {
-        status = load_parameter(dit, &weights, i, folder);
-    }
-    status = status == CARRY_OK ? refuse_surplus(dit, &weights, folder) : status;
-    carry_weights_close(&weights);
-    return status;
+    return carry_parameters_load(&dit->own, folder, NULL, NULL);
 }
 
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype) {
-    static const char *const notes[] = {"format", "pt", NULL};
     char path[CARRY_FILE_PATH];
     if (dit->ranks > 1) {
         return carry_fail(dit->ctx, CARRY_EUNSUPPORTED,
@@ -105,21 +17,7 @@ carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtyp
     }
     CARRY_TRY(carry_file_in(dit->ctx, path, folder, "config.json"));
     CARRY_TRY(carry_dit_config_write(dit->ctx, &dit->config, path));
-    CARRY_TRY(carry_file_in(dit->ctx, path, folder, "model.safetensors"));
-    carry_safetensors_item *items = calloc((size_t)dit->own.parameters, sizeof *items);
-    if (items == NULL) {
-        return carry_fail(dit->ctx, CARRY_EMEMORY, "no memory to write %s", path);
-    }
-    for (int64_t i = 0; i < dit->own.parameters; i++) {
-        const carry_parameter *p = &dit->own.parameter[i];
-        items[i] =
-            (carry_safetensors_item){.name = p->name,
-                                     .tensor = carry_view(dit->own.weights + p->offset, CARRY_F32, p->rank, p->shape),
-                                     .dtype = dtype};
-    }
-    carry_status status = carry_safetensors_write(dit->ctx, path, items, dit->own.parameters, notes);
-    free(items);
-    return status;
+    return carry_parameters_save(&dit->own, folder, dtype);
 }
 
 /* A digest that is fast rather than hard: it tells models apart, not forgers. */
@@ -168,7 +66,7 @@ static uint64_t fingerprint(const carry_dit *dit, bool common) {
     uint64_t digest = mix_config(&dit->config);
     digest = common ? digest : mix(digest, (uint64_t)dit->rank << 32 | (uint64_t)dit->ranks);
     for (int64_t i = 0; i < dit->own.parameters; i++) {
-        if (!common || carry_dit_cut(&dit->own.parameter[i]) < 0) {
+        if (!common || dit->own.parameter[i].cut == CARRY_CUT_NONE) {
             digest = mix_parameter(digest, dit, &dit->own.parameter[i]);
         }
     }

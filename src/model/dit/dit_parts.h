@@ -5,15 +5,12 @@
 
 #include "model/dit/dit.h"
 
-/* carry_parameter.start: how it starts, and how a mesh cuts it. */
+/* carry_parameter.start. */
 enum {
     CARRY_DIT_START_LINEAR,     /* N(0, 1/sqrt(in)) */
     CARRY_DIT_START_BIAS,       /* zero, or N(0, 0.02) */
     CARRY_DIT_START_ONES,       /* norms: one, or N(1, 0.1) */
     CARRY_DIT_START_MODULATION, /* N(0, 1/sqrt(dim)) */
-    CARRY_DIT_START_KIND = 15,  /* mask of the above */
-    CARRY_DIT_BY_ROWS = 16,     /* a rank has a part of the first index: its heads, its share of the FFN */
-    CARRY_DIT_BY_COLUMNS = 32,  /* ... of the second */
 };
 
 /* A parameter as operators want it: vectors as they are, modulations [6, dim] and [2, dim], the patch embedding

@@ -1,4 +1,4 @@
-/* The parameters of a language model: the list, the buffers, start values. */
+/* The parameters of a language model: what they are and how they start. */
 #include "model/lm/lm.h"
 
 #include <inttypes.h>
@@ -9,9 +9,6 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "core/memory.h"
-
-#define GAP 16 /* elements: every parameter starts on a line of the cache */
 
 static const char *const layer_keys[] = {
 #define X(name, key) key,
@@ -75,22 +72,9 @@ static carry_lm_parameter describe(const carry_lm_config *c, carry_lm_slot slot)
     return (carry_lm_parameter){0};
 }
 
-/* The next of the list; its place follows the last one's. */
-static int64_t add(carry_lm *lm, carry_lm_parameter parameter) {
-    parameter.count = 1;
-    for (int i = 0; i < parameter.rank; i++) {
-        parameter.count *= parameter.shape[i]; /* carry_lm_config_finish has bounded the sum of them */
-    }
-    parameter.offset = lm->count;
-    lm->count += (parameter.count + GAP - 1) / GAP * GAP;
-    lm->trained += parameter.count;
-    lm->parameter[lm->parameters] = parameter;
-    return lm->parameters++;
-}
-
 static int64_t add_named(carry_lm *lm, const char *name, carry_lm_parameter parameter) {
     (void)snprintf(parameter.name, sizeof parameter.name, "%s", name);
-    return add(lm, parameter);
+    return carry_parameters_add(&lm->own, parameter); /* carry_lm_config_finish has bounded the sum of them */
 }
 
 static void list_parameters(carry_lm *lm) {
@@ -104,73 +88,71 @@ static void list_parameters(carry_lm *lm) {
             carry_lm_parameter parameter = describe(c, slot);
             (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%" PRId64 ".%s", layer,
                            layer_keys[slot]);
-            lm->layer[layer][slot] = parameter.rank > 0 ? add(lm, parameter) : -1;
+            lm->layer[layer][slot] = carry_parameters_add(&lm->own, parameter);
         }
     }
     lm->norm = add_named(lm, "model.norm.weight", norm);
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
-carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config) {
+static carry_status make(carry_lm *lm, int device) {
+    CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
+    const int64_t layers = lm->config.num_hidden_layers;
+    lm->layer = calloc((size_t)layers, sizeof *lm->layer);
+    if (lm->layer == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " layers", layers);
+    }
+    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * CARRY_LM_SLOTS + 3));
+    list_parameters(lm);
+    return carry_parameters_allocate(&lm->own);
+}
+
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a model");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = carry_lm_config_finish(ctx, &lm->config);
-    if (status == CARRY_OK) {
-        size_t layers = (size_t)lm->config.num_hidden_layers;
-        lm->parameter = calloc(layers * CARRY_LM_SLOTS + 3, sizeof *lm->parameter);
-        lm->layer = calloc(layers, sizeof *lm->layer);
-        if (lm->parameter != NULL && lm->layer != NULL) {
-            list_parameters(lm);
-            lm->weights = carry_aligned_new((size_t)lm->count * sizeof(float));
-        }
-        if (lm->weights == NULL) {
-            status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the %" PRId64 " parameters of a model", lm->count);
-        }
-    }
+    carry_status status = make(lm, device);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;
     }
-    memset(lm->weights, 0, (size_t)lm->count * sizeof(float));
     *made = lm;
     return CARRY_OK;
 }
 
 void carry_lm_free(carry_lm *lm) {
     if (lm != NULL) {
-        free(lm->parameter);
+        carry_parameters_free(&lm->own);
         free(lm->layer);
-        free(lm->weights);
-        free(lm->gradients);
         free(lm);
     }
 }
 
-static carry_status start(carry_lm *lm, const carry_lm_parameter *p, uint64_t seed) {
-    float *w = lm->weights + p->offset;
-    carry_tensor flat = carry_view_1d(w, CARRY_F32, p->count);
+static carry_status start(const void *model, const carry_parameter *p, carry_tensor whole, uint64_t seed) {
+    const carry_lm *lm = model;
+    float *w = whole.data;
     uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
     switch (p->start) {
     case CARRY_LM_NORMAL:
-        return carry_random_normal(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range);
+        return carry_random_normal(lm->ctx, whole, seed, stream, 0.0f, (float)lm->config.initializer_range);
     case CARRY_LM_ONES:
         for (int64_t i = 0; i < p->count; i++) {
             w[i] = 1.0f;
         }
         return CARRY_OK;
     case CARRY_LM_DECAY_RATE:
-        CARRY_TRY(carry_random_uniform(lm->ctx, flat, seed, stream, 0.0f, 16.0f));
+        CARRY_TRY(carry_random_uniform(lm->ctx, whole, seed, stream, 0.0f, 16.0f));
         for (int64_t i = 0; i < p->count; i++) {
             w[i] = logf(fmaxf(w[i], 1e-6f)); /* U(0, 16) may be 0 */
+            w[i] += lm->forget > 0.0 ? (float)log(lm->forget) : 0.0f;
         }
         return CARRY_OK;
     case CARRY_LM_STEP_BIAS:
-        CARRY_TRY(carry_random_uniform(lm->ctx, flat, seed, stream, logf(0.001f), logf(0.1f)));
+        CARRY_TRY(carry_random_uniform(lm->ctx, whole, seed, stream, logf(0.001f), logf(0.1f)));
         for (int64_t i = 0; i < p->count; i++) {
             float step = fmaxf(expf(w[i]), 1e-4f);
             w[i] = step + logf(-expm1f(-step)); /* softplus of it is step */
@@ -181,54 +163,19 @@ static carry_status start(carry_lm *lm, const carry_lm_parameter *p, uint64_t se
 }
 
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed) {
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        CARRY_TRY(start(lm, &lm->parameter[i], seed));
-    }
-    return CARRY_OK;
+    return carry_parameters_start(&lm->own, start, lm, seed);
 }
 
 carry_status carry_lm_want_gradients(carry_lm *lm) {
-    if (lm->gradients == NULL) {
-        lm->gradients = carry_aligned_new((size_t)lm->count * sizeof(float));
-        if (lm->gradients == NULL) {
-            return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory for the gradients of %" PRId64 " parameters",
-                              lm->count);
-        }
-    }
-    carry_lm_zero_gradients(lm);
-    return CARRY_OK;
-}
-
-void carry_lm_zero_gradients(carry_lm *lm) {
-    memset(lm->gradients, 0, (size_t)lm->count * sizeof(float));
-}
-
-carry_parameters carry_lm_parameters(const carry_lm *lm) {
-    return (carry_parameters){.parameters = lm->parameters,
-                              .parameter = lm->parameter,
-                              .count = lm->count,
-                              .trained = lm->trained,
-                              .weights = lm->weights,
-                              .gradients = lm->gradients};
+    return carry_parameters_want_gradients(&lm->own);
 }
 
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter) {
-    const carry_lm_parameter *p = &lm->parameter[parameter];
-    return carry_view(lm->weights + p->offset, CARRY_F32, p->rank, p->shape);
+    return carry_parameters_view(&lm->own, lm->own.weights, parameter);
 }
 
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter) {
-    const carry_lm_parameter *p = &lm->parameter[parameter];
-    return carry_view(lm->gradients + p->offset, CARRY_F32, p->rank, p->shape);
-}
-
-const carry_lm_parameter *carry_lm_find(const carry_lm *lm, const char *name) {
-    for (int64_t i = 0; i < lm->parameters; i++) {
-        if (strcmp(lm->parameter[i].name, name) == 0) {
-            return &lm->parameter[i];
-        }
-    }
-    return NULL;
+    return carry_parameters_view(&lm->own, lm->own.gradients, parameter);
 }
 
 /* The first parameter of a layer is its attn_norm, which every layer has. */
@@ -236,10 +183,11 @@ static int64_t begin_of(const carry_lm *lm, int64_t layer) {
     if (layer < 0) {
         return 0;
     }
-    return lm->parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer][CARRY_LM_ATTN_NORM] : lm->norm].offset;
+    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer][CARRY_LM_ATTN_NORM] : lm->norm]
+        .offset;
 }
 
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count) {
     *first = begin_of(lm, layer);
-    *count = (layer < lm->config.num_hidden_layers ? begin_of(lm, layer + 1) : lm->count) - *first;
+    *count = (layer < lm->config.num_hidden_layers ? begin_of(lm, layer + 1) : lm->own.count) - *first;
 }

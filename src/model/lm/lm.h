@@ -6,10 +6,9 @@
    and in the mixer, with x = norm(h): q, k, v = f(conv(proj x)); o = delta rule (q, k, v, beta(b_proj x), g(a_proj x));
    out = o_proj(head-wise norm(o) silu(g_proj x)).
 
-   Parameters are one flat f32 buffer, gradients another of the same layout, so that optimizers and reductions see
-   arrays; a list, made from the configuration by one function, says what lies where. A pass is a plan for batches of
-   one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators on tensors
-   and nothing else, so it does not know where they run. */
+   Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
+   batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
+   on tensors and nothing else, so it does not know where they run. */
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
@@ -57,29 +56,22 @@ typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
 typedef struct carry_lm {
     carry_ctx *ctx;
     carry_lm_config config;
-    int64_t parameters;
-    carry_lm_parameter *parameter;    /* embeddings; layer after layer; norm; lm_head (not when tied) */
+    carry_parameters own;             /* embeddings; layer after layer; norm; lm_head (not when tied) */
     int64_t (*layer)[CARRY_LM_SLOTS]; /* indices of parameters; -1: the model has none */
     int64_t embeddings, norm, head;   /* head is embeddings when tied */
-    int64_t count;                    /* elements of each flat buffer */
-    int64_t trained;                  /* of those, without the gaps: the number of parameters */
-    float *weights;
-    float *gradients; /* NULL until carry_lm_want_gradients */
+    double forget;                    /* for init: heads start to forget so many times as fast; 0: once */
 } carry_lm;
 
-/* The weights of a new model are zero: load or init. The model uses ctx. */
-carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config);
+/* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
+ */
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
-void carry_lm_zero_gradients(carry_lm *lm);
 
-/* A view of them, for what trains or stores models of any kind; as of now: gradients may come later. */
-carry_parameters carry_lm_parameters(const carry_lm *lm);
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
-const carry_lm_parameter *carry_lm_find(const carry_lm *lm, const char *name); /* NULL: none */
 /* Elements [*first, *first + *count) of the flat buffers: of a layer, of the embeddings (-1), or of what follows the
    layers (num_hidden_layers). Ranges do not overlap and cover all. */
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
@@ -87,7 +79,7 @@ void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *
 /* A folder as Hugging Face has it: config.json, and model.safetensors or what model.safetensors.index.json lists, in
    f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused by name. A tied lm_head may be there if it is
    the embeddings. */
-carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder);
+carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* config.json and model.safetensors, each replaced as a whole, the configuration first. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
 /* Weights alone, from a folder into a model that is there. */

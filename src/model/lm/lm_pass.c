@@ -154,7 +154,7 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
         return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens is %s and the pass has %" PRId64 " packed sequences",
                           args->cu_seqlens.data != NULL ? "given" : "missing", o->sequences);
     }
-    if (args->backward && (o->forward_only || args->labels.data == NULL || pass->lm->gradients == NULL)) {
+    if (args->backward && (o->forward_only || args->labels.data == NULL || pass->lm->own.gradients == NULL)) {
         return carry_fail(ctx, CARRY_EARGUMENT,
                           "backward needs labels, a pass that is not forward_only, and carry_lm_want_gradients");
     }

@@ -165,7 +165,7 @@ static carry_status do_step(training *t, carry_dit_train_report *report, bool *s
     const int64_t first = t->step * t->options.batch + carry_comm_rank(t->comm) * t->videos;
     CARRY_TRY(carry_shapes_batch_make(t->batch, first, &args, &all.counted));
     CARRY_TRY(make_past(t));
-    memset(t->dit->own.gradients, 0, (size_t)t->dit->own.count * sizeof(float));
+    CARRY_TRY(carry_parameters_zero_gradients(&t->dit->own));
     if (carry_comm_size(t->comm) > 1) {
         args.ready = carry_optimizer_ready;
         args.user = t->optimizer;
@@ -297,8 +297,7 @@ static carry_status make_model(training *t) {
     }
     CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL));
     const size_t bytes = (size_t)t->dit->own.count * sizeof(float);
-    CARRY_TRY(take_memory(t, &t->dit->own.gradients, bytes, "gradients"));
-    memset(t->dit->own.gradients, 0, bytes);
+    CARRY_TRY(carry_parameters_want_gradients(&t->dit->own));
     if (resumes || t->options.model[0] != '\0') {
         CARRY_TRY(carry_dit_load(t->dit, resumes ? t->found.path : t->options.model));
     } else {

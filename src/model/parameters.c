@@ -1,0 +1,215 @@
+/* The list, the buffers and start values. */
+#include "model/parameters.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+
+#define GAP 16 /* elements: every parameter starts on a line of the cache */
+
+carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int device, int64_t most) {
+    own->ctx = ctx;
+    own->device = device;
+    own->parameter = calloc((size_t)most, sizeof *own->parameter);
+    return own->parameter != NULL
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of %" PRId64 " parameters", most);
+}
+
+int64_t carry_parameters_add(carry_parameters *own, carry_parameter p) {
+    if (p.rank == 0) {
+        return -1;
+    }
+    if (p.cut != CARRY_CUT_NONE && own->ranks > 1) {
+        p.shape[p.cut == CARRY_CUT_ROWS ? 0 : 1] /= own->ranks;
+    }
+    p.count = 1;
+    for (int i = 0; i < p.rank; i++) {
+        p.count *= p.shape[i];
+    }
+    p.offset = own->count;
+    own->count += (p.count + GAP - 1) / GAP * GAP;
+    own->trained += p.count;
+    own->parameter[own->parameters] = p;
+    return own->parameters++;
+}
+
+/* A flat buffer of `count` elements, zero. */
+static carry_status take(const carry_parameters *own, void *buffer, size_t size, const char *what) {
+    const size_t bytes = (size_t)own->count * size;
+    void *data = NULL;
+    if (carry_device_alloc(own->ctx, &data, own->device, bytes) != CARRY_OK) {
+        size_t available = 0;
+        size_t total = 0;
+        (void)carry_device_memory(own->ctx, own->device, &available, &total);
+        return carry_fail(own->ctx, CARRY_EMEMORY,
+                          "out of memory: %s of %" PRId64 " parameters need %.2f GB, and %.2f GB are free: about "
+                          "%.0f million parameters would fit",
+                          what, own->trained, 1e-9 * (double)bytes, 1e-9 * (double)available,
+                          1e-6 * (double)available / (double)size);
+    }
+    *(void **)buffer = data;
+    return carry_device_fill(own->ctx, data, own->device, 0, bytes, carry_ctx_stream(own->ctx, own->device));
+}
+
+carry_status carry_parameters_allocate(carry_parameters *own) {
+    return take(own, &own->weights, sizeof(float), "the weights");
+}
+
+carry_status carry_parameters_want_gradients(carry_parameters *own) {
+    return own->gradients != NULL ? carry_parameters_zero_gradients(own)
+                                  : take(own, &own->gradients, sizeof(float), "the gradients");
+}
+
+carry_status carry_parameters_zero_gradients(carry_parameters *own) {
+    return carry_device_fill(own->ctx, own->gradients, own->device, 0, (size_t)own->count * sizeof(float),
+                             carry_ctx_stream(own->ctx, own->device));
+}
+
+carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype) {
+    if (own->low != NULL) {
+        return own->low_dtype == dtype
+                   ? CARRY_OK
+                   : carry_fail(own->ctx, CARRY_EUNSUPPORTED,
+                                "the weights have copies in %s already: one type of 16 bits can be had at a time, not "
+                                "%s too",
+                                carry_dtype_name(own->low_dtype), carry_dtype_name(dtype));
+    }
+    own->low_dtype = dtype;
+    CARRY_TRY(take(own, &own->low, carry_dtype_size(dtype), "the 16-bit copies of the weights"));
+    return carry_parameters_round(own);
+}
+
+static carry_tensor low_flat(const carry_parameters *own, int64_t first, int64_t count) {
+    unsigned char *data = own->low;
+    carry_tensor view = carry_view_1d(data + (size_t)first * carry_dtype_size(own->low_dtype), own->low_dtype, count);
+    view.device = own->device;
+    return view;
+}
+
+carry_status carry_parameters_round(carry_parameters *own) {
+    return own->low != NULL ? carry_convert(own->ctx, low_flat(own, 0, own->count),
+                                            carry_parameters_flat(own, own->weights, 0, own->count))
+                            : CARRY_OK;
+}
+
+void carry_parameters_free(carry_parameters *own) {
+    carry_device_free(own->ctx, own->device, own->weights);
+    carry_device_free(own->ctx, own->device, own->gradients);
+    carry_device_free(own->ctx, own->device, own->low);
+    free(own->parameter);
+    *own = (carry_parameters){0};
+}
+
+carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index) {
+    const carry_parameter *p = &own->parameter[index];
+    carry_tensor view = carry_view(buffer + p->offset, CARRY_F32, p->rank, p->shape);
+    view.device = own->device;
+    return view;
+}
+
+carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count) {
+    carry_tensor view = carry_view_1d(buffer + first, CARRY_F32, count);
+    view.device = own->device;
+    return view;
+}
+
+carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index) {
+    carry_tensor view = carry_parameters_view(own, own->weights, index);
+    if (own->low != NULL) {
+        view.data = low_flat(own, own->parameter[index].offset, view.shape[0]).data;
+        view.dtype = own->low_dtype;
+    }
+    return view;
+}
+
+const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name) {
+    for (int64_t i = 0; i < own->parameters; i++) {
+        if (strcmp(own->parameter[i].name, name) == 0) {
+            return &own->parameter[i];
+        }
+    }
+    return NULL;
+}
+
+static carry_status move(const carry_parameters *own, void *to, int to_device, const void *from, int from_device,
+                         int64_t count) {
+    carry_stream *stream = carry_ctx_stream(own->ctx, own->device);
+    CARRY_TRY(carry_device_copy(own->ctx, to, to_device, from, from_device, (size_t)count * sizeof(float), stream));
+    return carry_stream_wait(own->ctx, own->device, stream);
+}
+
+carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
+                                     int64_t count) {
+    return move(own, buffer + first, own->device, from, 0, count);
+}
+
+carry_status carry_parameters_download(const carry_parameters *own, float *to, const float *buffer, int64_t first,
+                                       int64_t count) {
+    return move(own, to, 0, buffer + first, own->device, count);
+}
+
+/* This rank's part of the whole tensor, as f32 in host memory. Its rows follow each other in the whole tensor when the
+   cut is at the first index, and do not when it is at the second. */
+static carry_status take_part(const carry_parameters *own, const carry_parameter *p, float *to, const void *whole,
+                              carry_dtype dtype) {
+    const int ranks = own->ranks > 1 ? own->ranks : 1;
+    const unsigned char *from = whole;
+    const size_t size = carry_dtype_size(dtype);
+    const int64_t rows = p->cut == CARRY_CUT_COLUMNS ? p->shape[0] : 1;
+    const int64_t columns = p->count / rows;
+    const int64_t next = p->cut == CARRY_CUT_COLUMNS ? columns * ranks : columns;
+    const int64_t first = p->cut != CARRY_CUT_NONE ? columns * own->rank : 0;
+    for (int64_t row = 0; row < rows; row++) {
+        /* A view has a pointer that may be written through; this one is only read. */
+        void *piece = (void *)(uintptr_t)(from + (size_t)(first + row * next) * size);
+        CARRY_TRY(carry_convert(own->ctx, carry_view_1d(to + row * columns, CARRY_F32, columns),
+                                carry_view_1d(piece, dtype, columns)));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype) {
+    const carry_parameter *p = &own->parameter[index];
+    if (own->device == 0) {
+        return take_part(own, p, own->weights + p->offset, whole, dtype);
+    }
+    float *part = carry_aligned_new((size_t)p->count * sizeof *part);
+    if (part == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    carry_status status = take_part(own, p, part, whole, dtype);
+    status = status == CARRY_OK ? carry_parameters_upload(own, own->weights, p->offset, part, p->count) : status;
+    free(part);
+    return status;
+}
+
+carry_status carry_parameters_start(carry_parameters *own,
+                                    carry_status (*fill)(const void *model, const carry_parameter *p,
+                                                         carry_tensor whole, uint64_t seed),
+                                    const void *model, uint64_t seed) {
+    carry_status status = CARRY_OK;
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        const bool is_cut = p->cut != CARRY_CUT_NONE && own->ranks > 1;
+        if (own->device == 0 && !is_cut) {
+            status = fill(model, p, carry_view_1d(own->weights + p->offset, CARRY_F32, p->count), seed);
+            continue;
+        }
+        const int64_t count = p->count * (is_cut ? own->ranks : 1);
+        float *whole = carry_aligned_new((size_t)count * sizeof *whole);
+        if (whole == NULL) {
+            return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: the whole of %s", p->name);
+        }
+        status = fill(model, p, carry_view_1d(whole, CARRY_F32, count), seed);
+        status = status == CARRY_OK ? carry_parameters_put(own, i, whole, CARRY_F32) : status;
+        free(whole);
+    }
+    return status == CARRY_OK ? carry_parameters_round(own) : status;
+}

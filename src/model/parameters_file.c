@@ -1,0 +1,96 @@
+/* Parameters from and to a model's folder. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "core/file.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "model/parameters.h"
+
+static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
+    const carry_parameter *p = &own->parameter[index];
+    const carry_tensor *from = carry_weights_find(weights, p->name);
+    int64_t shape[5];
+    char has[CARRY_SHAPE_TEXT];
+    char needs[CARRY_SHAPE_TEXT];
+    memcpy(shape, p->shape, sizeof shape);
+    if (p->cut != CARRY_CUT_NONE && own->ranks > 1) {
+        shape[p->cut == CARRY_CUT_ROWS ? 0 : 1] *= own->ranks;
+    }
+    if (from == NULL) {
+        return carry_fail(own->ctx, CARRY_EFORMAT, "%s has no tensor %s, which the configuration needs with shape %s",
+                          folder, p->name, carry_shape_text(needs, p->rank, shape));
+    }
+    if (from->rank != p->rank || memcmp(from->shape, shape, (size_t)p->rank * sizeof *shape) != 0) {
+        return carry_fail(own->ctx, CARRY_ESHAPE, "%s: %s has shape %s where the configuration needs %s", folder,
+                          p->name, carry_shape_text(has, from->rank, from->shape),
+                          carry_shape_text(needs, p->rank, shape));
+    }
+    if (from->dtype != CARRY_F32 && from->dtype != CARRY_BF16 && from->dtype != CARRY_F16) {
+        return carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed", folder, p->name,
+                          carry_dtype_name(from->dtype));
+    }
+    return carry_parameters_put(own, index, from->data, from->dtype);
+}
+
+carry_status carry_parameters_load(carry_parameters *own, const char *folder,
+                                   bool (*spare)(const void *model, const carry_weights *weights, const char *name),
+                                   const void *model) {
+    carry_weights weights;
+    CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    carry_status status = CARRY_OK;
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        status = load_one(own, &weights, i, folder);
+    }
+    /* All parameters were found: what is more than their number is surplus. */
+    for (int64_t i = 0; status == CARRY_OK && weights.count != own->parameters && i < weights.count; i++) {
+        const char *name = carry_weights_name(&weights, i);
+        if (carry_parameters_find(own, name) == NULL && (spare == NULL || !spare(model, &weights, name))) {
+            const carry_tensor *tensor = carry_weights_find(&weights, name);
+            char has[CARRY_SHAPE_TEXT];
+            status = carry_fail(own->ctx, CARRY_EFORMAT,
+                                "%s: the tensor %.80s of shape %s has no place in the configured model", folder, name,
+                                carry_shape_text(has, tensor->rank, tensor->shape));
+        }
+    }
+    carry_weights_close(&weights);
+    return status == CARRY_OK ? carry_parameters_round(own) : status;
+}
+
+/* The weights in host memory: where they are, or a copy, which is to be freed. */
+static carry_status see_weights(const carry_parameters *own, const float **seen, float **copied) {
+    *seen = own->weights;
+    *copied = NULL;
+    if (own->device == 0) {
+        return CARRY_OK;
+    }
+    *seen = *copied = carry_aligned_new((size_t)own->count * sizeof(float));
+    if (*copied == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: a copy of %lld weights", (long long)own->count);
+    }
+    return carry_parameters_download(own, *copied, own->weights, 0, own->count);
+}
+
+carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype) {
+    static const char *const notes[] = {"format", "pt", NULL}; /* transformers asks for it */
+    char path[CARRY_FILE_PATH];
+    const float *weights;
+    float *copied;
+    CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));
+    carry_status status = see_weights(own, &weights, &copied);
+    carry_safetensors_item *items = calloc((size_t)own->parameters, sizeof *items);
+    if (status == CARRY_OK && items == NULL) {
+        status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to write %s", path);
+    }
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        void *data = (void *)(uintptr_t)(weights + p->offset); /* only read */
+        items[i] = (carry_safetensors_item){
+            .name = p->name, .tensor = carry_view(data, CARRY_F32, p->rank, p->shape), .dtype = dtype};
+    }
+    status = status == CARRY_OK ? carry_safetensors_write(own->ctx, path, items, own->parameters, notes) : status;
+    free(items);
+    free(copied);
+    return status;
+}
