@@ -64,6 +64,13 @@ else
     grep -q "without the lab" err || fail "--config: $(cat err)"
 fi
 
+# A device that is not there, or that is none, is refused before work begins.
+refused "cpu, cuda or cuda:N is accepted" train --data book.txt --device gpu --out no
+refused "there is no device cuda:4096" train --data book.txt --device cuda:4096 --out no
+expect 0 "; on cpu" train --data book.txt $small --steps 1 --device cpu --out on-cpu
+refused "there is no device cuda:4096" generate on-cpu -p cats --device cuda:4096
+refused "there is no device cuda:4096" eval on-cpu book.txt --device cuda:4096
+
 # Bad input: a sentence, and nothing made.
 : > empty.txt
 head -c 4000 /dev/urandom > binary.txt

@@ -34,6 +34,9 @@ typedef struct carry_device_properties {
 
 CARRY_API int carry_device_count(void);
 CARRY_API carry_status carry_device_describe(carry_ctx *ctx, int device, carry_device_properties *properties);
+/* The device that a name means: "cpu", "cuda" (the first GPU) or "cuda:N". CARRY_EARGUMENT for another name;
+   CARRY_EUNSUPPORTED where this build or this machine has no such device, with the reason. */
+CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const char *name);
 /* Kinds of devices that this build knows and that are not usable here: one sentence each, such as "cuda: the driver is
    for CUDA 12.4 and this library was built with CUDA 13.0: install a newer driver". NULL past the end. Valid until the
    next call on this context. */

@@ -22,24 +22,25 @@ carry_status carry_golden_delta(carry_ctx *ctx, const char *path,
                                 void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* Whichever path is: such a file, or a folder with config.json, model.safetensors and expected.safetensors, whose
-   config decides what it is (golden_folder.c has the list). In f32. */
-carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void *user, const carry_golden_line *line),
-                          void *user);
+   config decides what it is (golden_folder.c has the list). In f32, on a device; -1: the first GPU where there is one
+   and this kind runs on it. */
+carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
+                          void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* What carry_golden calls for a folder; name is what the case is called. */
-typedef carry_status (*carry_golden_folder)(carry_ctx *ctx, const char *folder, const char *name,
+typedef carry_status (*carry_golden_folder)(carry_ctx *ctx, const char *folder, const char *name, int device,
                                             void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* A language model: input_ids, logits, loss, grad.NAME of every parameter. */
-carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *name,
+carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *name, int device,
                              void (*report)(void *user, const carry_golden_line *line), void *user);
 /* A tiny video autoencoder: latents and the frames they give, at once and as stream0, stream1, ...; pixels and what
    they are encoded to. */
-carry_status carry_golden_tae(carry_ctx *ctx, const char *folder, const char *name,
+carry_status carry_golden_tae(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* A video transformer: latents, context and t, and the velocity they give. */
-carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name,
+carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* Relative RMS, or the RMS of what should be zeros; both have the same number of elements. */

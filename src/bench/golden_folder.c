@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/tensor.h"
@@ -16,10 +17,11 @@
 static const struct {
     const char *key, *value;
     carry_golden_folder check;
+    bool on_gpus;
 } kinds[] = {
-    {"model_type", "gated_deltanet", carry_golden_lm}, {"model_type", "delta_net", carry_golden_lm},
-    {"_class_name", "TAEHV", carry_golden_tae},        {"_class_name", "WanModel", carry_golden_dit},
-    {"model_type", "t2v", carry_golden_dit}, /* Wan's, where nobody wrote the class */
+    {"model_type", "gated_deltanet", carry_golden_lm, true}, {"model_type", "delta_net", carry_golden_lm, true},
+    {"_class_name", "TAEHV", carry_golden_tae, false},       {"_class_name", "WanModel", carry_golden_dit, false},
+    {"model_type", "t2v", carry_golden_dit, false}, /* Wan's, where nobody wrote the class */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -59,7 +61,7 @@ static carry_status refuse(carry_ctx *ctx, const carry_json *root, const char *p
                       "%s has no \"model_type\" and no \"_class_name\": only %s can be checked", path, list);
 }
 
-static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const char *folder) {
+static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, bool *on_gpus, const char *folder) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
     *check = NULL;
@@ -68,6 +70,7 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const ch
     for (size_t i = 0; *check == NULL && i < KINDS; i++) {
         if (carry_json_is_text(carry_json_find(root, kinds[i].key), kinds[i].value)) {
             *check = kinds[i].check;
+            *on_gpus = kinds[i].on_gpus;
         }
     }
     carry_status status = *check != NULL ? CARRY_OK : refuse(ctx, root, path);
@@ -75,13 +78,20 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, const ch
     return status;
 }
 
-carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void *user, const carry_golden_line *line),
-                          void *user) {
+static carry_status refuse_device(carry_ctx *ctx, const char *path, int device) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                      "%s is checked on the CPU only, not on device %d: language models are "
+                      "checked on GPUs",
+                      path, device);
+}
+
+carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
+                          void (*report)(void *user, const carry_golden_line *line), void *user) {
     struct stat about;
     carry_golden_folder check = NULL;
     char name[64];
     if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) {
-        return carry_golden_delta(ctx, path, report, user);
+        return device > 0 ? refuse_device(ctx, path, device) : carry_golden_delta(ctx, path, report, user);
     }
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') {
@@ -92,6 +102,13 @@ carry_status carry_golden(carry_ctx *ctx, const char *path, void (*report)(void 
         start--;
     }
     (void)snprintf(name, sizeof name, "%.*s", (int)(length - start < 60 ? length - start : 60), path + start);
-    carry_status status = kind_of(ctx, &check, path);
-    return check != NULL ? check(ctx, path, name, report, user) : status;
+    bool on_gpus = false;
+    CARRY_TRY(kind_of(ctx, &check, &on_gpus, path));
+    if (device > 0 && !on_gpus) {
+        return refuse_device(ctx, path, device);
+    }
+    if (device < 0) {
+        device = on_gpus && carry_device_count() > 1 ? 1 : 0;
+    }
+    return check(ctx, path, name, device, report, user);
 }

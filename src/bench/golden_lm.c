@@ -6,11 +6,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "bench/golden.h"
+#include "model/host.h"
 #include "model/lm/lm.h"
 #include "model/safetensors.h"
 
@@ -23,8 +25,10 @@ typedef struct golden_lm {
     carry_lm *lm;
     carry_lm_pass *pass;
     carry_safetensors expected;
+    int device;
     int64_t *labels;
-    float *logits;
+    void *logits; /* on the device */
+    float *seen;  /* in host memory: a copy of what is compared */
     void *memory;
     const char *name; /* of the case: the folder's */
     void (*report)(void *user, const carry_golden_line *line);
@@ -53,8 +57,10 @@ static carry_status find(const golden_lm *g, const carry_tensor **found, const c
 
 static carry_status compare(const golden_lm *g, const char *name, const carry_tensor *got, double bound) {
     const carry_tensor *wanted;
+    const carry_tensor seen = carry_view(g->seen, CARRY_F32, got->rank, got->shape);
     CARRY_TRY(find(g, &wanted, name, CARRY_F32, got->rank, got->shape));
-    tell(g, name, carry_golden_error(wanted, got), bound);
+    CARRY_TRY(carry_read(g->ctx, seen, *got));
+    tell(g, name, carry_golden_error(wanted, &seen), bound);
     return CARRY_OK;
 }
 
@@ -66,18 +72,22 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
     size_t logits;
     bool fits = carry_size_product(&logits, sizes, 3, sizeof(float));
     g->labels = fits ? malloc((size_t)(options.batch * options.tokens) * sizeof *g->labels) : NULL;
-    g->logits = fits ? carry_aligned_new(logits) : NULL;
-    g->memory = carry_aligned_new(carry_lm_pass_memory(g->pass));
-    if (g->labels == NULL || g->logits == NULL || g->memory == NULL) {
+    const size_t weights = (size_t)g->lm->own.count * sizeof(float); /* no gradient is larger */
+    g->seen = fits ? carry_aligned_new(logits > weights ? logits : weights) : NULL;
+    CARRY_TRY(carry_lm_pass_take(g->pass, &g->memory));
+    if (fits) {
+        CARRY_TRY(carry_device_alloc(g->ctx, &g->logits, g->device, logits));
+    }
+    if (g->labels == NULL || g->logits == NULL || g->seen == NULL) {
         return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
     }
     const int64_t *from = ids->data;
     for (int64_t i = 0; i < options.batch * options.tokens; i++) {
         g->labels[i] = (i + 1) % options.tokens != 0 ? from[i + 1] : -100;
     }
-    memset(g->logits, 0xff, logits); /* what is not written shows */
-    memset(g->memory, 0xff, carry_lm_pass_memory(g->pass));
-    return CARRY_OK;
+    carry_stream *stream = carry_ctx_stream(g->ctx, g->device);
+    CARRY_TRY(carry_device_fill(g->ctx, g->logits, g->device, 0xff, logits, stream)); /* what is not written shows */
+    return carry_device_fill(g->ctx, g->memory, g->device, 0xff, carry_lm_pass_memory(g->pass), stream);
 }
 
 static carry_status run_case(golden_lm *g) {
@@ -93,7 +103,8 @@ static carry_status run_case(golden_lm *g) {
     const carry_lm_args args = {
         .ids = *ids,
         .labels = carry_view_2d(g->labels, CARRY_I64, ids->shape[0], ids->shape[1]),
-        .logits = carry_view_3d(g->logits, CARRY_F32, ids->shape[0], ids->shape[1], g->lm->config.vocab_size),
+        .logits = carry_view_on(g->device, g->logits, CARRY_F32, 3,
+                                (const int64_t[]){ids->shape[0], ids->shape[1], g->lm->config.vocab_size}),
         .backward = true,
         .loss = &loss,
         .counted = &counted};
@@ -117,19 +128,20 @@ static carry_status run_folder(golden_lm *g, const char *folder) {
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(g->ctx, path, folder, "expected.safetensors"));
     CARRY_TRY(carry_safetensors_open(g->ctx, &g->expected, path));
-    CARRY_TRY(carry_lm_load(g->ctx, &g->lm, folder, 0));
+    CARRY_TRY(carry_lm_load(g->ctx, &g->lm, folder, g->device));
     return run_case(g);
 }
 
-carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *name,
+carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *name, int device,
                              void (*report)(void *user, const carry_golden_line *line), void *user) {
-    golden_lm g = {.ctx = ctx, .name = name, .report = report, .user = user};
+    golden_lm g = {.ctx = ctx, .name = name, .device = device, .report = report, .user = user};
     carry_status status = run_folder(&g, folder);
+    carry_device_free(ctx, device, g.memory);
+    carry_device_free(ctx, device, g.logits);
     carry_lm_pass_free(g.pass);
     carry_lm_free(g.lm);
     carry_safetensors_close(&g.expected);
     free(g.labels);
-    free(g.logits);
-    free(g.memory);
+    free(g.seen);
     return status;
 }

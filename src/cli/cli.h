@@ -68,6 +68,15 @@ const char *cli_command(char *text, size_t size, const char *verb, int count, ch
 carry_ctx *cli_open(const cli_common *common);
 carry_ctx *cli_open_rank(const cli_common *common, int rank);
 
+/* The device of --device: cpu, cuda or cuda:N. NULL: the first GPU, or the CPU where there is none. CLI_DONE, or after
+   a message CLI_IMPOSSIBLE. */
+int cli_device(carry_ctx *ctx, const char *text, int *device);
+/* "cpu", or "cuda:0, NVIDIA H200". */
+#define CLI_DEVICE 128
+const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device);
+#define CLI_DEVICE_OPTION(target) \
+    { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU where there is one)" }
+
 /* Where the spans of every context go (NULL: nowhere), which profile decides for the verb that it runs. */
 void cli_set_recorder(struct carry_recorder *recorder);
 bool cli_has_recorder(void);

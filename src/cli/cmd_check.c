@@ -157,7 +157,8 @@ static void print_golden(void *user, const carry_golden_line *line) {
 /* What was asked for, the same for every rank. */
 typedef struct wish {
     cli_common common;
-    const char *golden;
+    const char *golden, *device;
+    int on; /* a device; -1: the best for what is checked */
     int words;
     char **problems;
     tally first; /* rank 0's */
@@ -174,7 +175,7 @@ static carry_status check_all(void *user, carry_comm *comm) {
         carry_progress_start(&t->bar, stderr, "checking", 0);
     }
     if (w->golden != NULL) {
-        CARRY_TRY(carry_golden(ctx, w->golden, print_golden, t));
+        CARRY_TRY(carry_golden(ctx, w->golden, w->on, print_golden, t));
     }
     for (int i = 0; i < w->words; i++) {
         const int ranks = carry_collective_ranks(ctx, w->problems[i]);
@@ -190,6 +191,7 @@ static int run(int count, char **arguments) {
     const cli_option own[] = {
         {"golden", 0, CLI_TEXT, &w.golden, "PATH",
          "compare with vectors made elsewhere: a .safetensors of delta-rule cases, or a model's folder"},
+        {"device", 0, CLI_TEXT, &w.device, "NAME", "of --golden: cpu, cuda or cuda:N (a GPU where there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_check, count, arguments, own, &w.common);
@@ -202,6 +204,16 @@ static int run(int count, char **arguments) {
     if (w.golden != NULL && cli_ranks() != 1) {
         return cli_refuse_ranks("check --golden");
     }
+    if (w.device != NULL && w.golden == NULL) {
+        return cli_refuse("--device is for --golden: a problem says device=%s", w.device);
+    }
+    w.on = -1;
+    carry_ctx *ctx = w.device != NULL ? cli_open(&w.common) : NULL;
+    if (w.device != NULL && (ctx == NULL || cli_device(ctx, w.device, &w.on) != CLI_DONE)) {
+        carry_ctx_free(ctx);
+        return CLI_IMPOSSIBLE;
+    }
+    carry_ctx_free(ctx);
     const int code = cli_ranks_problems("check", w.words, w.problems, false);
     if (code != CLI_DONE) {
         return code;

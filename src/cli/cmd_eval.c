@@ -13,6 +13,7 @@ typedef struct desk {
     carry_model model;
     carry_progress progress;
     carry_evaluate_options options;
+    const char *on; /* the device, as it was typed */
 } desk;
 
 static bool on_progress(void *user, int64_t done, int64_t total) {
@@ -26,7 +27,9 @@ static void print_json(const desk *d, const char *name, const carry_evaluation *
     double loss = carry_evaluation_loss(e);
     cli_json_open();
     cli_json_text("file", name);
+    char device[CLI_DEVICE];
     cli_json_text("model", d->model.folder);
+    cli_json_text("device", cli_device_name(device, d->ctx, d->model.device));
     cli_json_number("loss", loss);
     cli_json_number("perplexity", exp(loss));
     cli_json_number("bits_per_byte", carry_evaluation_bits_per_byte(e));
@@ -48,8 +51,9 @@ static void print_evaluation(const desk *d, const char *name, const carry_evalua
         return;
     }
     double loss = carry_evaluation_loss(e);
-    (void)printf("%s%s%s: loss %.4f, perplexity %.3f, %.4f bits per byte\n", cli_bold(), name, cli_plain(), loss,
-                 exp(loss), carry_evaluation_bits_per_byte(e));
+    char device[CLI_DEVICE];
+    (void)printf("%s%s%s: loss %.4f, perplexity %.3f, %.4f bits per byte (%s)\n", cli_bold(), name, cli_plain(), loss,
+                 exp(loss), carry_evaluation_bits_per_byte(e), cli_device_name(device, d->ctx, d->model.device));
     if (e->words > 0) {
         (void)printf("  perplexity per word %.2f over %lld words, ends of lines included\n",
                      carry_wikitext_perplexity(e->nll, e->words), (long long)e->words);
@@ -97,6 +101,7 @@ static int run(int count, char **arguments) {
     const cli_option own[] = {
         {"length", 0, CLI_NUMBER, &d.options.length, "N", "windows of N tokens on their own (0: one text to its end)"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "take files that do not look like text"},
+        CLI_DEVICE_OPTION(&d.on),
         {0},
     };
     d.options.user = &d.progress;
@@ -112,8 +117,13 @@ static int run(int count, char **arguments) {
     if (d.ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
+    int device;
     int code = CLI_IMPOSSIBLE;
-    if (carry_model_open(d.ctx, &d.model, arguments[0], 0) == CARRY_OK) {
+    if (cli_device(d.ctx, d.on, &device) != CLI_DONE) {
+        carry_ctx_free(d.ctx);
+        return code;
+    }
+    if (carry_model_open(d.ctx, &d.model, arguments[0], device) == CARRY_OK) {
         code = evaluate(&d, words - 1, arguments + 1);
     } else {
         (void)cli_failed(d.ctx);

@@ -25,6 +25,7 @@ typedef struct desk {
     size_t shown;    /* bytes of it; the prompt itself is there once `headed` */
     bool headed, on_terminal;
     double loading;
+    const char *on; /* the device, as it was typed */
 } desk;
 
 static bool add_prompt(desk *d, const char *text, size_t length) {
@@ -256,12 +257,20 @@ static int open_and_generate(desk *d, const char *folder) {
     if (d->ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
+    int device;
     double started = carry_seconds();
+    if (cli_device(d->ctx, d->on, &device) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
+    }
     if (carry_sampling_check(d->ctx, &sampling) != CARRY_OK ||
-        carry_model_open(d->ctx, &d->model, folder, 0) != CARRY_OK) {
+        carry_model_open(d->ctx, &d->model, folder, device) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
     d->loading = carry_seconds() - started;
+    if (d->common.verbose > 0 || device != 0) { /* standard output has the text alone */
+        char name[CLI_DEVICE];
+        (void)fprintf(stderr, "%son %s%s\n", cli_dim(), cli_device_name(name, d->ctx, device), cli_plain());
+    }
     if (!gather_prompts(d)) {
         return CLI_IMPOSSIBLE;
     }
@@ -296,6 +305,7 @@ static int run(int count, char **arguments) {
         {"top-p", 0, CLI_REAL, &d.top_p, "P", "only from the likeliest that together have probability P (0.95)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
         {"stop", 0, CLI_TEXT, &d.stop, "TEXT", "end a text before this"},
+        CLI_DEVICE_OPTION(&d.on),
         {0},
     };
     d.given.text = calloc((size_t)count + 1, sizeof *d.given.text);

@@ -8,7 +8,7 @@
 #include "train/checkpoint.h"
 
 #define KEYS 64
-#define OWN 5 /* options that are no keys, and the end */
+#define OWN 6 /* options that are no keys, and the end */
 
 /* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
 typedef struct typed {
@@ -31,6 +31,7 @@ static void list_options(typed *t, train_desk *desk) {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
         {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
         {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store"},
+        CLI_DEVICE_OPTION(&desk->device),
         {0},
     };
     memcpy(t->option + n, own, sizeof own);
@@ -183,8 +184,10 @@ static int choose_out(train_desk *desk) {
 static carry_status train_rank(void *user, carry_comm *comm) {
     train_desk *desk = user;
     carry_ctx *ctx = carry_comm_ctx(comm);
-    double peak;
-    CARRY_TRY(carry_ceilings_gemm(ctx, &peak));
+    double peak = 0.0;
+    if (desk->hooks.device == 0) { /* of a GPU it is not measured here */
+        CARRY_TRY(carry_ceilings_gemm(ctx, &peak));
+    }
     peak *= 1e9;
     CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     carry_train_hooks hooks = desk->hooks; /* threads share the desk */
@@ -214,6 +217,13 @@ static void print_end(const train_desk *desk) {
     }
 }
 
+/* Ranks, and recurrences other than by chunks, are on the CPU: where nothing was typed they decide. */
+static int choose_device(train_desk *desk) {
+    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_chunk.name) != 0;
+    const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
+    return cli_device(desk->ctx, text, &desk->hooks.device);
+}
+
 static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {
     const char *folder = words > 0 ? arguments[0] : NULL;
     for (int i = 0; carry_train_keys[i].name != NULL && folder == NULL; i++) {
@@ -234,6 +244,7 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     if (code == CLI_DONE && carry_train_options_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
+    code = code == CLI_DONE ? choose_device(desk) : code;
     if (code == CLI_DONE) {
         name_run(desk);
         code = choose_out(desk);

@@ -14,7 +14,8 @@ typedef struct train_desk {
     carry_train_hooks hooks;
     bool resume, unstored;
     const char *store_path, *config;
-    char name[64]; /* of the run: the text's or the task's */
+    const char *device; /* as it was typed */
+    char name[64];      /* of the run: the text's or the task's */
     char command[1024];
     carry_ctx *ctx; /* for the store and for files that are read before the ranks are there */
     struct carry_store *store;

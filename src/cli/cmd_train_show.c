@@ -39,6 +39,7 @@ static void end_line(train_desk *desk) {
 static void on_start(void *user, const carry_train_start *s) {
     train_desk *desk = user;
     const carry_lm_config *c = &s->lm->config;
+    char device[CLI_DEVICE];
     char parameters[32];
     char tokens[32];
     if (desk->common.json) {
@@ -47,10 +48,11 @@ static void on_start(void *user, const carry_train_start *s) {
     if (s->resumed != NULL) {
         (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
     }
-    (void)printf("%s%s%s: %s parameters, %lld layers, hidden %lld, %lld heads of %lld, vocabulary %lld\n", cli_bold(),
-                 carry_lm_kind_name(c->kind), cli_plain(), count_text(parameters, (double)s->lm->own.trained),
-                 (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->num_heads, (long long)c->key,
-                 (long long)c->vocab_size);
+    (void)printf("%s%s%s: %s parameters, %lld layers, hidden %lld, %lld heads of %lld, vocabulary %lld; on %s\n",
+                 cli_bold(), carry_lm_kind_name(c->kind), cli_plain(),
+                 count_text(parameters, (double)s->lm->own.trained), (long long)c->num_hidden_layers,
+                 (long long)c->hidden_size, (long long)c->num_heads, (long long)c->key, (long long)c->vocab_size,
+                 cli_device_name(device, s->lm->ctx, s->lm->own.device));
     (void)printf("%lld steps of %lld x %lld = %s tokens", (long long)s->steps, (long long)s->options->batch,
                  (long long)s->options->length, count_text(tokens, (double)s->tokens));
     if (isfinite(s->rows_of_epoch)) {
@@ -61,8 +63,11 @@ static void on_start(void *user, const carry_train_start *s) {
     if (s->ranks * s->parts > 1) {
         (void)printf("%d data ranks x %d sequence ranks\n", s->ranks, s->parts);
     }
-    (void)printf("%s%s\npeak %.1f GFLOP/s, of a 512^3 product now%s\n", cli_dim(), s->plan, 1e-9 * desk->peak,
-                 cli_plain());
+    (void)printf("%s%s\n", cli_dim(), s->plan);
+    if (desk->peak > 0.0) {
+        (void)printf("peak %.1f GFLOP/s, of a 512^3 product now\n", 1e-9 * desk->peak);
+    }
+    (void)printf("%s", cli_plain());
     (void)fflush(stdout);
 }
 
@@ -92,9 +97,13 @@ static void on_report(void *user, const carry_train_report *r) {
         print_json(desk, r);
         return;
     }
-    (void)printf("%sstep %lld/%lld  loss %.4f  rate %.2e  %s tokens/s  MFU %.0f %%  %.0f MB  %s left",
+    char mfu[24] = "";
+    if (isfinite(r->mfu)) {
+        (void)snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * r->mfu);
+    }
+    (void)printf("%sstep %lld/%lld  loss %.4f  rate %.2e  %s tokens/s%s  %.0f MB  %s left",
                  desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate,
-                 count_text(rate, r->tokens_per_s), 100.0 * r->mfu, 1e-6 * r->memory, duration(left, r->left));
+                 count_text(rate, r->tokens_per_s), mfu, 1e-6 * r->memory, duration(left, r->left));
     desk->has_unended = true;
     if (!desk->redraws) {
         end_line(desk);

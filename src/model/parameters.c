@@ -9,7 +9,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "core/tensor.h"
+#include "model/host.h"
 
 #define GAP 16 /* elements: every parameter starts on a line of the cache */
 
@@ -86,15 +86,18 @@ carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype)
     return carry_parameters_round(own);
 }
 
-static carry_tensor low_flat(const carry_parameters *own, int64_t first, int64_t count) {
+carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, int64_t count) {
     unsigned char *data = own->low;
+    if (data == NULL) {
+        return (carry_tensor){0};
+    }
     carry_tensor view = carry_view_1d(data + (size_t)first * carry_dtype_size(own->low_dtype), own->low_dtype, count);
     view.device = own->device;
     return view;
 }
 
 carry_status carry_parameters_round(carry_parameters *own) {
-    return own->low != NULL ? carry_convert(own->ctx, low_flat(own, 0, own->count),
+    return own->low != NULL ? carry_convert(own->ctx, carry_parameters_low(own, 0, own->count),
                                             carry_parameters_flat(own, own->weights, 0, own->count))
                             : CARRY_OK;
 }
@@ -123,7 +126,7 @@ carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, i
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index) {
     carry_tensor view = carry_parameters_view(own, own->weights, index);
     if (own->low != NULL) {
-        view.data = low_flat(own, own->parameter[index].offset, view.shape[0]).data;
+        view.data = carry_parameters_low(own, own->parameter[index].offset, view.shape[0]).data;
         view.dtype = own->low_dtype;
     }
     return view;
@@ -138,21 +141,29 @@ const carry_parameter *carry_parameters_find(const carry_parameters *own, const 
     return NULL;
 }
 
-static carry_status move(const carry_parameters *own, void *to, int to_device, const void *from, int from_device,
-                         int64_t count) {
-    carry_stream *stream = carry_ctx_stream(own->ctx, own->device);
-    CARRY_TRY(carry_device_copy(own->ctx, to, to_device, from, from_device, (size_t)count * sizeof(float), stream));
-    return carry_stream_wait(own->ctx, own->device, stream);
-}
-
 carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
                                      int64_t count) {
-    return move(own, buffer + first, own->device, from, 0, count);
+    /* A view has a pointer that may be written through; this one is only read. */
+    return carry_copy(own->ctx, carry_parameters_flat(own, buffer, first, count),
+                      carry_view_1d((void *)(uintptr_t)from, CARRY_F32, count));
 }
 
-carry_status carry_parameters_download(const carry_parameters *own, float *to, const float *buffer, int64_t first,
+carry_status carry_parameters_download(const carry_parameters *own, float *to, float *buffer, int64_t first,
                                        int64_t count) {
-    return move(own, to, 0, buffer + first, own->device, count);
+    return carry_read(own->ctx, carry_view_1d(to, CARRY_F32, count), carry_parameters_flat(own, buffer, first, count));
+}
+
+carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied) {
+    *seen = buffer;
+    *copied = NULL;
+    if (own->device == 0) {
+        return CARRY_OK;
+    }
+    *seen = *copied = carry_aligned_new((size_t)own->count * sizeof(float));
+    if (*copied == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: a copy of %" PRId64 " numbers", own->count);
+    }
+    return carry_parameters_download(own, *copied, buffer, 0, own->count);
 }
 
 /* This rank's part of the whole tensor, as f32 in host memory. Its rows follow each other in the whole tensor when the

@@ -56,6 +56,8 @@ void carry_parameters_free(carry_parameters *own);
 /* Parameter `index` in one of the flat buffers; elements [first, first + count) of one. */
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
 carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
+/* Elements of the copies in 16 bits; absent where there are none. */
+carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, int64_t count);
 /* The weight as products want it: its copy in 16 bits where there are any, else as it is. */
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index);
 const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name); /* NULL: none */
@@ -70,11 +72,14 @@ carry_status carry_parameters_start(carry_parameters *own,
                                                          carry_tensor whole, uint64_t seed),
                                     const void *model, uint64_t seed);
 
-/* Between host memory and a flat buffer: elements [first, first + count). The copy has happened on return. */
+/* Between host memory, which may be used again on return, and a flat buffer: elements [first, first + count). */
 carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
                                      int64_t count);
-carry_status carry_parameters_download(const carry_parameters *own, float *to, const float *buffer, int64_t first,
+carry_status carry_parameters_download(const carry_parameters *own, float *to, float *buffer, int64_t first,
                                        int64_t count);
+
+/* A flat buffer in host memory: where it is, or a copy, which the caller frees (NULL: none was made). */
+carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied);
 
 /* From a folder's weights (model/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
    by name; `spare` (NULL: none) says which surplus ones may be there. */

@@ -4,7 +4,6 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "core/memory.h"
 #include "core/tensor.h"
 #include "model/parameters.h"
 
@@ -58,27 +57,13 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
     return status == CARRY_OK ? carry_parameters_round(own) : status;
 }
 
-/* The weights in host memory: where they are, or a copy, which is to be freed. */
-static carry_status see_weights(const carry_parameters *own, const float **seen, float **copied) {
-    *seen = own->weights;
-    *copied = NULL;
-    if (own->device == 0) {
-        return CARRY_OK;
-    }
-    *seen = *copied = carry_aligned_new((size_t)own->count * sizeof(float));
-    if (*copied == NULL) {
-        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: a copy of %lld weights", (long long)own->count);
-    }
-    return carry_parameters_download(own, *copied, own->weights, 0, own->count);
-}
-
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype) {
     static const char *const notes[] = {"format", "pt", NULL}; /* transformers asks for it */
     char path[CARRY_FILE_PATH];
     const float *weights;
     float *copied;
     CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));
-    carry_status status = see_weights(own, &weights, &copied);
+    carry_status status = carry_parameters_see(own, own->weights, &weights, &copied);
     carry_safetensors_item *items = calloc((size_t)own->parameters, sizeof *items);
     if (status == CARRY_OK && items == NULL) {
         status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to write %s", path);

@@ -194,8 +194,8 @@ static carry_status load_part(carry_optimizer *o, float *to, char which, const c
     const int64_t begin = p->offset > o->first ? p->offset : o->first;
     const int64_t end = p->offset + p->count < o->first + o->count ? p->offset + p->count : o->first + o->count;
     if (end > begin) {
-        memcpy(to + (begin - o->first), (const float *)tensor->data + (begin - p->offset),
-               (size_t)(end - begin) * sizeof(float));
+        CARRY_TRY(carry_parameters_upload(o->model, to, begin - o->first,
+                                          (const float *)tensor->data + (begin - p->offset), end - begin));
     }
     return CARRY_OK;
 }
@@ -206,9 +206,9 @@ carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *o) {
     CARRY_TRY(carry_file_in(o->ctx, name, path, CARRY_STATE_FILE));
     CARRY_TRY(carry_safetensors_open(o->ctx, &file, name));
     carry_status status = CARRY_OK;
-    for (int64_t i = 0; i < o->model.parameters && status == CARRY_OK; i++) {
-        status = load_part(o, o->m, 'm', &o->model.parameter[i], &file);
-        status = status == CARRY_OK ? load_part(o, o->v, 'v', &o->model.parameter[i], &file) : status;
+    for (int64_t i = 0; i < o->model->parameters && status == CARRY_OK; i++) {
+        status = load_part(o, o->m, 'm', &o->model->parameter[i], &file);
+        status = status == CARRY_OK ? load_part(o, o->v, 'v', &o->model->parameter[i], &file) : status;
     }
     carry_safetensors_close(&file);
     return status;
@@ -225,7 +225,7 @@ carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, con
         const carry_tensor *tensor;
         status = find_state(ctx, &tensor, 'w', p, &file);
         if (status == CARRY_OK) {
-            memcpy(model->weights + p->offset, tensor->data, (size_t)p->count * sizeof(float));
+            status = carry_parameters_upload(model, model->weights, p->offset, tensor->data, p->count);
         }
     }
     carry_safetensors_close(&file);

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
@@ -37,12 +38,12 @@ typedef struct work {
 } work;
 
 static void close_work(work *w) {
+    carry_device_free(w->ctx, w->model->lm->own.device, w->memory);
     carry_lm_pass_free(w->pass);
     carry_lm_state_free(w->state);
     carry_encoder_free(w->encoder);
     carry_ids_free(&w->ids);
     free(w->bytes.at);
-    free(w->memory);
     free(w->input);
     free(w->label);
 }
@@ -79,13 +80,10 @@ static carry_status want_pass(work *w, int64_t rows, int64_t length) {
     w->pass_rows = rows;
     w->pass_length = length;
     if (carry_lm_pass_memory(w->pass) > w->memory_bytes) {
-        free(w->memory);
+        carry_lm_pass_give(w->pass, w->memory);
+        w->memory_bytes = 0;
+        CARRY_TRY(carry_lm_pass_take(w->pass, &w->memory));
         w->memory_bytes = carry_lm_pass_memory(w->pass);
-        w->memory = carry_aligned_new(w->memory_bytes);
-        if (w->memory == NULL) {
-            w->memory_bytes = 0;
-            return carry_fail(w->ctx, CARRY_EMEMORY, "no memory to evaluate %" PRId64 " tokens at once", rows * length);
-        }
     }
     return CARRY_OK;
 }
@@ -148,7 +146,7 @@ static carry_status predict_all(work *w, bool rest) {
 static carry_status begin_file(work *w) {
     w->ids.count = 0;
     if (w->state != NULL) {
-        carry_lm_state_clear(w->state, 0);
+        CARRY_TRY(carry_lm_state_clear(w->state, 0));
     }
     if (w->model->start < 0) {
         return CARRY_OK;

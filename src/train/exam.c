@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "model/host.h"
 #include "train/training.h"
 
 #define SAVE_SECONDS 3600.0 /* that other ranks wait for a disk */
@@ -30,12 +32,16 @@ static carry_status open_exam(carry_training *t) {
         carry_dtype dtype;
         size_t bytes;
         CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
+        const int device = t->lm->own.device;
+        void *logits = NULL;
         if (carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype))) {
-            t->logits = carry_aligned_new(bytes);
+            (void)carry_device_alloc(t->ctx, &logits, device, bytes); /* NULL where it fails */
+            t->logits = carry_view_on(device, logits, dtype, 3, sizes);
+            t->logits_seen = carry_aligned_new(device != 0 ? bytes : 1);
             t->chosen = calloc((size_t)(sizes[0] * sizes[1]), sizeof *t->chosen);
         }
-        if (t->logits == NULL || t->chosen == NULL) {
-            return carry_fail(t->ctx, CARRY_EMEMORY, "no memory for the predictions of an examination");
+        if (t->logits.data == NULL || t->logits_seen == NULL || t->chosen == NULL) {
+            return carry_fail(t->ctx, CARRY_EMEMORY, "out of memory: the predictions of an evaluation");
         }
     }
     return carry_batches_new(t->ctx, &t->exam, &source,
@@ -50,7 +56,13 @@ static carry_status open_exam(carry_training *t) {
 }
 
 /* The largest logit of each row. */
-static void choose(carry_training *t, const carry_tensor *logits) {
+static carry_status choose(carry_training *t) {
+    carry_tensor seen = t->logits;
+    if (seen.device != 0) {
+        seen = carry_view(t->logits_seen, seen.dtype, 3, seen.shape);
+        CARRY_TRY(carry_read(t->ctx, seen, t->logits));
+    }
+    const carry_tensor *logits = &seen;
     const int64_t width = logits->shape[2];
     const int64_t rows = logits->shape[0] * logits->shape[1];
     for (int64_t r = 0; r < rows; r++) {
@@ -60,6 +72,7 @@ static void choose(carry_training *t, const carry_tensor *logits) {
         }
         t->chosen[r] = best;
     }
+    return CARRY_OK;
 }
 
 /* Adds loss, labels, right ones and asked ones of a batch to sums[4]. */
@@ -67,18 +80,13 @@ static carry_status examine_batch(carry_training *t, const carry_batch *batch, d
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         double loss = 0.0;
         int64_t counted = 0;
-        carry_lm_args args = {.loss = &loss, .counted = &counted};
-        if (t->logits != NULL) {
-            carry_dtype dtype;
-            CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
-            args.logits = carry_view_3d(t->logits, dtype, t->rows, batch->length, t->lm->config.vocab_size);
-        }
+        carry_lm_args args = {.loss = &loss, .counted = &counted, .logits = t->logits};
         CARRY_TRY(carry_training_pass(t, batch, part, &args));
         sums[0] += loss;
         sums[1] += (double)counted;
-        if (t->logits != NULL) {
+        if (t->logits.data != NULL) {
             int64_t asked = 0;
-            choose(t, &args.logits);
+            CARRY_TRY(choose(t));
             sums[2] += (double)t->material.task->score(t->chosen, batch->label + part * t->rows * batch->length,
                                                        t->rows * batch->length, &asked);
             sums[3] += (double)asked;
@@ -122,13 +130,13 @@ carry_status carry_training_examine(carry_training *t) {
     return CARRY_OK;
 }
 
-/* m and v of all ranks, on rank 0; its own where it is alone. */
+/* m and v of all ranks, in host memory of rank 0; its own where it is alone and has them there. */
 static carry_status gather_state(carry_training *t, const float **m, const float **v) {
     const int64_t count[] = {2, t->lm->own.count};
     size_t bytes;
     *m = t->optimizer->m;
     *v = t->optimizer->v;
-    if (carry_comm_size(t->comm) == 1) {
+    if (carry_comm_size(t->comm) == 1 && t->lm->own.device == 0) {
         return CARRY_OK;
     }
     if (t->speaks && t->gathered == NULL && carry_size_product(&bytes, count, 2, sizeof(float))) {

@@ -196,7 +196,7 @@ static carry_status begin_text(work *w, int64_t at) {
     carry_continuation *c = &w->results[prompt];
     *p = (place){.prompt = prompt, .stream = stream_of(w, prompt), .started = carry_seconds()};
     CARRY_TRY(encode_prompt(w, &w->prompts[prompt]));
-    carry_lm_state_clear(carry_lm_generator_state(w->generator), at);
+    CARRY_TRY(carry_lm_state_clear(carry_lm_generator_state(w->generator), at));
     c->prompt_tokens = (int64_t)w->ids.count;
     int64_t count = c->prompt_tokens > 0 ? c->prompt_tokens : 1;
     for (int64_t done = 0; done < count && !w->stopped;) {

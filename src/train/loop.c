@@ -7,16 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/ops.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
+#include "model/host.h"
 #include "train/training.h"
-
-/* What ranks add up once a step: one message for all of it. */
-typedef struct sums {
-    double loss, squares, stop;
-} sums;
 
 double carry_train_flops(const carry_lm *lm) {
     const carry_lm_config *c = &lm->config;
@@ -38,43 +35,51 @@ carry_status carry_training_pass(carry_training *t, const carry_batch *batch, in
     return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
-/* Forward and backward over this rank's rows; *loss is the sum over its labels. */
-static carry_status run_parts(carry_training *t, const carry_batch *batch, double *loss) {
+/* Where a step's sums go: the loss and the number of labels, and the squares of gradients. */
+static carry_tensor sums_of(const carry_training *t, int64_t row, int64_t first, int64_t count) {
+    return carry_slice(carry_reshape_1d(t->sums, t->lag * CARRY_TRAIN_SUMS), row * CARRY_TRAIN_SUMS + first, count);
+}
+
+/* Forward and backward over this rank's rows; the loss, summed over its labels, goes to total. */
+static carry_status run_parts(carry_training *t, const carry_batch *batch, carry_tensor total) {
     const double scale = 1.0 / (double)(batch->labels_whole > 0 ? batch->labels_whole : 1);
-    *loss = 0.0;
+    CARRY_TRY(carry_zero(t->ctx, total));
     CARRY_TRY(carry_parameters_zero_gradients(&t->lm->own));
     for (int64_t part = 0; part < t->options.accumulate; part++) {
-        double sum = 0.0;
-        int64_t counted;
-        carry_lm_args args = {.backward = true, .scale = (float)scale, .loss = &sum, .counted = &counted};
+        carry_lm_args args = {.backward = true, .scale = (float)scale, .total = total};
         if (part + 1 == t->options.accumulate && carry_comm_size(t->comm) > 1) {
             args.ready = carry_optimizer_ready;
             args.user = t->optimizer;
         }
         CARRY_TRY(carry_training_pass(t, batch, part, &args));
-        *loss += sum;
     }
     return CARRY_OK;
 }
 
 /* The weight that is not finite, or the gradient that was it first. */
 static carry_status name_culprit(carry_training *t, char *text, size_t size) {
-    for (int64_t i = 0; i < t->lm->own.parameters; i++) {
-        const carry_lm_parameter *p = &t->lm->own.parameter[i];
+    const carry_parameters *own = &t->lm->own;
+    const float *weights;
+    float *copied;
+    CARRY_TRY(carry_parameters_see(own, own->weights, &weights, &copied));
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
         for (int64_t j = 0; j < p->count; j++) {
-            if (!isfinite(t->lm->own.weights[p->offset + j])) {
+            if (!isfinite(weights[p->offset + j])) {
                 (void)snprintf(text, size, "the weight %s was not finite before it", p->name);
+                free(copied);
                 return CARRY_OK;
             }
         }
     }
+    free(copied);
     int64_t bad;
     CARRY_TRY(carry_optimizer_bad(t->optimizer, &bad));
     if (bad >= 0) {
         (void)snprintf(text, size, "the first tensor that was not finite is the gradient of %s",
-                       t->lm->own.parameter[bad].name);
+                       own->parameter[bad].name);
     } else {
-        (void)snprintf(text, size, "weights and gradients are finite, their norm is not");
+        (void)snprintf(text, size, "weights and gradients are finite now");
     }
     return CARRY_OK;
 }
@@ -102,30 +107,67 @@ static carry_status keep_learned(carry_training *t, carry_status status) {
     return carry_fail(t->ctx, status, "%s. The state before that is in %s/step-%" PRId64, why, t->options.out, t->step);
 }
 
+/* Reads the sums of the steps since the last time; the report is of the newest. The first that is not finite ends the
+   run: the weights, and with them the count of steps, are those before it. */
+static carry_status take_sums(carry_training *t, carry_train_report *report) {
+    double sums[CARRY_TRAIN_LAG * CARRY_TRAIN_SUMS];
+    const int64_t count = t->unread * CARRY_TRAIN_SUMS;
+    CARRY_TRY(carry_read(t->ctx, carry_view_1d(sums, CARRY_F64, count), sums_of(t, 0, 0, count)));
+    for (int64_t i = 0; i < t->unread; i++) {
+        const carry_train_place *at = &t->before[i];
+        report->loss = sums[i * CARRY_TRAIN_SUMS] / (double)(at->labels > 0 ? at->labels : 1);
+        report->norm = sqrt(sums[i * CARRY_TRAIN_SUMS + 2]);
+        if (!isfinite(report->loss) || !isfinite(report->norm)) {
+            t->step = at->step;
+            t->seen = at->seen;
+            t->position = at->position;
+            return refuse_step(t, report->loss, report->norm);
+        }
+    }
+    t->unread = 0;
+    return CARRY_OK;
+}
+
+/* Are the sums wanted after the step that is now done, the n-th since the start? */
+static bool is_wanted(const carry_training *t, int64_t n, bool stop) {
+    const carry_train_options *o = &t->options;
+    return n == 1 || stop || t->step % o->log_every == 0 || t->step == t->schedule.steps ||
+           t->step % o->save_every == 0 || (o->eval_every > 0 && t->step % o->eval_every == 0) || t->unread == t->lag;
+}
+
+/* On the CPU the sums are read before the weights change, and ranks add them up: one message for all of it. On a GPU
+   nobody waits: a step with gradients that are not finite changes nothing, and is found when sums are wanted. */
 static carry_status do_step(carry_training *t, carry_train_report *report, bool *stop) {
     CARRY_SPAN(t->ctx, "train", "step");
     const carry_batch *batch;
-    sums all = {.stop = t->hooks->stop != NULL && t->hooks->stop() ? 1.0 : 0.0};
+    double stops = t->hooks->stop != NULL && t->hooks->stop() ? 1.0 : 0.0;
     const carry_status rows = carry_batches_next(t->ctx, t->batches, &batch);
     if (rows != CARRY_OK) {
         return keep_learned(t, rows);
     }
-    CARRY_TRY(run_parts(t, batch, &all.loss));
-    CARRY_TRY(carry_optimizer_collect(t->optimizer, &all.squares));
-    CARRY_TRY(carry_all_reduce(t->comm, &all, sizeof all / sizeof(double), CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    report->loss = all.loss / (double)(batch->labels_whole > 0 ? batch->labels_whole : 1);
-    report->norm = sqrt(all.squares);
-    report->rate = carry_schedule_rate(&t->schedule, t->step + 1);
-    *stop = all.stop > 0.0;
-    if (!isfinite(report->loss) || !isfinite(report->norm)) {
-        return refuse_step(t, report->loss, report->norm);
+    t->before[t->unread] =
+        (carry_train_place){.step = t->step, .seen = t->seen, .position = t->position, .labels = batch->labels_whole};
+    const carry_tensor squares = sums_of(t, t->unread, 2, 1);
+    CARRY_TRY(run_parts(t, batch, sums_of(t, t->unread, 0, 2)));
+    CARRY_TRY(carry_optimizer_collect(t->optimizer, squares));
+    t->unread++;
+    if (t->lag == 1) {
+        double *sums = t->sums.data;
+        double all[] = {sums[0], sums[2], stops};
+        CARRY_TRY(carry_all_reduce(t->comm, all, 3, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+        sums[0] = all[0];
+        sums[2] = all[1];
+        stops = all[2];
+        CARRY_TRY(take_sums(t, report));
     }
-    CARRY_TRY(carry_optimizer_step(t->optimizer, t->step + 1, report->rate, report->norm));
+    report->rate = carry_schedule_rate(&t->schedule, t->step + 1);
+    *stop = stops > 0.0;
+    CARRY_TRY(carry_optimizer_step(t->optimizer, t->step + 1, report->rate, squares));
     carry_span_work(t->ctx, t->flops * (double)(batch->rows * batch->length), (double)(batch->rows * batch->length));
     t->step++;
     t->seen += t->options.batch * t->options.length;
     t->position = carry_batches_position(t->batches);
-    return CARRY_OK;
+    return t->unread > 0 && is_wanted(t, t->done + 1, *stop) ? take_sums(t, report) : CARRY_OK;
 }
 
 static void tell(carry_training *t, carry_train_report *report, double seconds, int64_t steps) {

@@ -3,16 +3,16 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "carry/device.h"
 #include "carry/nn.h"
+#include "carry/ops.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
-#include "core/threads.h"
+#include "core/tensor.h"
 
 #define UNIT 16        /* elements: slices begin where parameters may, so that vectors stay whole */
-#define BLOCK 4096     /* elements whose squares are added in one go */
 #define GRADIENT_TAG 1 /* of the communicator */
 #define STATE_TAG 2
 
@@ -24,31 +24,49 @@ void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, i
     *count = (end < whole ? end : whole) - begin;
 }
 
+/* Everything on the model's device: m, v, the workspace of sums, and the clip factor with what keeps it NaN. */
+static void place(carry_optimizer *o, carry_arena *arena) {
+    const int device = o->model->device;
+    const int64_t one = 1;
+    o->workspace_bytes = carry_sum_squares_workspace(o->count);
+    o->m = carry_arena_take(arena, (size_t)o->count, sizeof(float));
+    o->v = carry_arena_take(arena, (size_t)o->count, sizeof(float));
+    o->workspace = carry_arena_take(arena, o->workspace_bytes, 1);
+    o->clip = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
+    o->poison = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
+    o->zero = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
+}
+
 static carry_status make_room(carry_optimizer *o) {
     carry_ctx *ctx = o->ctx;
     const int64_t others = o->ranks - 1;
     const int64_t each[] = {others, o->count};
-    size_t state;
+    const int device = o->model->device;
+    size_t bytes;
     size_t received;
     size_t requests;
-    o->room = 2 * o->model.parameters * others;
-    if (!carry_size_product(&state, &o->count, 1, sizeof(float)) ||
-        !carry_size_product(&received, each, 2, sizeof(float)) ||
+    o->room = 2 * o->model->parameters * others;
+    carry_arena count = carry_arena_over(NULL, 0);
+    place(o, &count);
+    if (!carry_arena_total(&count, &bytes) || !carry_size_product(&received, each, 2, sizeof(float)) ||
         !carry_size_product(&requests, &o->room, 1, sizeof *o->request)) {
         return carry_fail(ctx, CARRY_ESIZE, "the optimizer's state of %lld elements is too large", (long long)o->count);
     }
-    o->m = carry_aligned_new(state + 1);
-    o->v = carry_aligned_new(state + 1);
     o->received = carry_aligned_new(received + 1);
     o->request = calloc(requests + 1, 1);
-    o->sums = calloc((size_t)(o->count / BLOCK) + 1, sizeof *o->sums);
-    if (o->m == NULL || o->v == NULL || o->received == NULL || o->request == NULL || o->sums == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the optimizer's state, %lld elements",
-                          (long long)o->count);
+    const bool is_there = carry_device_alloc(ctx, &o->memory, device, bytes) == CARRY_OK;
+    if (!is_there || o->received == NULL || o->request == NULL) {
+        size_t available = 0;
+        size_t total = 0;
+        (void)carry_device_memory(ctx, device, &available, &total);
+        return carry_fail(ctx, CARRY_EMEMORY,
+                          "out of memory: the optimizer's state of %lld elements needs %.2f GB, and %.2f GB are free",
+                          (long long)o->count, 1e-9 * (double)bytes, 1e-9 * (double)available);
     }
-    memset(o->m, 0, state);
-    memset(o->v, 0, state);
-    return CARRY_OK;
+    carry_arena arena = carry_arena_over(o->memory, bytes);
+    place(o, &arena);
+    CARRY_TRY(carry_device_fill(ctx, o->memory, device, 0, bytes, carry_ctx_stream(ctx, device)));
+    return carry_fill(ctx, o->clip, 1.0);
 }
 
 carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, const carry_parameters *model,
@@ -59,7 +77,7 @@ carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, co
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for an optimizer");
     }
     o->ctx = ctx;
-    o->model = *model;
+    o->model = model;
     o->comm = comm;
     o->options = *options;
     o->rank = carry_comm_rank(comm);
@@ -84,11 +102,9 @@ void carry_optimizer_free(carry_optimizer *o) {
             (void)carry_wait(&o->request[i]);
         }
     }
-    free(o->m);
-    free(o->v);
+    carry_device_free(o->ctx, o->model->device, o->memory);
     free(o->received);
     free(o->request);
-    free(o->sums);
     free(o);
 }
 
@@ -96,7 +112,7 @@ void carry_optimizer_free(carry_optimizer *o) {
 static int64_t overlap(const carry_optimizer *o, int rank, int64_t first, int64_t count, int64_t *from) {
     int64_t begin;
     int64_t length;
-    carry_optimizer_slice(o->model.count, rank, o->ranks, &begin, &length);
+    carry_optimizer_slice(o->model->count, rank, o->ranks, &begin, &length);
     const int64_t end = begin + length < first + count ? begin + length : first + count;
     *from = begin > first ? begin : first;
     return end > *from ? end - *from : 0;
@@ -121,7 +137,7 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
             o->requests++;
         }
         if (length > 0 && o->requests < o->room) {
-            CARRY_TRY(carry_isend(o->comm, &o->request[o->requests], o->model.gradients + from,
+            CARRY_TRY(carry_isend(o->comm, &o->request[o->requests], o->model->gradients + from,
                                   (size_t)length * sizeof(float), to, GRADIENT_TAG));
             o->requests++;
         }
@@ -133,49 +149,18 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
     return CARRY_OK;
 }
 
-/* own becomes the sum over ranks, in their order: ((x0 + x1) + x2) + ... */
-static void add_ranks(const carry_optimizer *o, float *own, int64_t from, int64_t n) {
-    float sum[BLOCK];
-    memcpy(sum, o->rank == 0 ? own : received_from(o, 0) + from, (size_t)n * sizeof *sum);
+/* The slice's gradients become the sum over ranks, in their order: ((x0 + x1) + x2) + ... */
+static carry_status add_ranks(carry_optimizer *o) {
+    const carry_tensor own = carry_parameters_flat(o->model, o->model->gradients, o->first, o->count);
+    const carry_tensor first = o->rank == 0 ? own : carry_view_1d(received_from(o, 0), CARRY_F32, o->count);
     for (int r = 1; r < o->ranks; r++) {
-        const float *x = r == o->rank ? own : received_from(o, r) + from;
-        for (int64_t i = 0; i < n; i++) {
-            sum[i] += x[i];
-        }
+        const carry_tensor x = r == o->rank ? own : carry_view_1d(received_from(o, r), CARRY_F32, o->count);
+        CARRY_TRY(carry_elementwise(o->ctx, CARRY_ADD, r + 1 == o->ranks ? own : first, first, x));
     }
-    memcpy(own, sum, (size_t)n * sizeof *sum);
+    return CARRY_OK;
 }
 
-static double squares_of(const float *x, int64_t n) {
-    double lane[8] = {0.0}; /* sums that do not wait for each other */
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        for (int l = 0; l < 8; l++) {
-            lane[l] += (double)x[i + l] * (double)x[i + l];
-        }
-    }
-    for (; i < n; i++) {
-        lane[0] += (double)x[i] * (double)x[i];
-    }
-    return ((lane[0] + lane[1]) + (lane[2] + lane[3])) + ((lane[4] + lane[5]) + (lane[6] + lane[7]));
-}
-
-/* Blocks begin..end-1 of the slice. */
-static void add_blocks(void *argument, int64_t begin, int64_t end, int worker) {
-    const carry_optimizer *o = argument;
-    (void)worker;
-    for (int64_t b = begin; b < end; b++) {
-        const int64_t from = b * BLOCK;
-        const int64_t n = o->count - from < BLOCK ? o->count - from : BLOCK;
-        float *own = o->model.gradients + o->first + from;
-        if (o->ranks > 1) {
-            add_ranks(o, own, from, n);
-        }
-        o->sums[b] = squares_of(own, n);
-    }
-}
-
-carry_status carry_optimizer_collect(carry_optimizer *o, double *squares) {
+carry_status carry_optimizer_collect(carry_optimizer *o, carry_tensor squares) {
     CARRY_SPAN(o->ctx, "train", "collect gradients");
     carry_status status = CARRY_OK;
     for (int64_t i = 0; i < o->requests; i++) {
@@ -184,13 +169,9 @@ carry_status carry_optimizer_collect(carry_optimizer *o, double *squares) {
     }
     o->requests = 0;
     CARRY_TRY(status);
-    const int64_t blocks = (o->count + BLOCK - 1) / BLOCK;
-    carry_parallel(o->ctx, blocks, 4, add_blocks, o);
-    *squares = 0.0;
-    for (int64_t b = 0; b < blocks; b++) {
-        *squares += o->sums[b];
-    }
-    return CARRY_OK;
+    CARRY_TRY(add_ranks(o));
+    return carry_sum_squares(o->ctx, squares, carry_parameters_flat(o->model, o->model->gradients, o->first, o->count),
+                             false, o->workspace, o->workspace_bytes);
 }
 
 static bool all_finite(const float *x, int64_t count) {
@@ -203,26 +184,39 @@ static bool all_finite(const float *x, int64_t count) {
 }
 
 carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
+    const carry_parameters *model = o->model;
+    const float *gradients;
+    float *copied;
     *parameter = -1;
-    for (int64_t i = o->model.parameters - 1; i >= 0 && *parameter < 0;
+    CARRY_TRY(carry_parameters_see(model, model->gradients, &gradients, &copied));
+    for (int64_t i = model->parameters - 1; i >= 0 && *parameter < 0;
          i--) { /* backward goes from the last to the first */
         int64_t from;
-        const int64_t n = overlap(o, o->rank, o->model.parameter[i].offset, o->model.parameter[i].count, &from);
-        *parameter = n > 0 && !all_finite(o->model.gradients + from, n) ? i : -1;
+        const int64_t n = overlap(o, o->rank, model->parameter[i].offset, model->parameter[i].count, &from);
+        *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;
     }
+    free(copied);
     return carry_all_reduce(o->comm, parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
 }
 
 /* Elements [from, end) of the flat buffers, all of which decay or none. */
 static carry_status update(carry_optimizer *o, int64_t from, int64_t end, const carry_adamw *options) {
+    const carry_parameters *model = o->model;
     const int64_t n = end - from;
     if (n <= 0) {
         return CARRY_OK;
     }
-    return carry_adamw_step(o->ctx, carry_view_1d(o->model.weights + from, CARRY_F32, n),
-                            carry_view_1d(o->m + (from - o->first), CARRY_F32, n),
-                            carry_view_1d(o->v + (from - o->first), CARRY_F32, n), (carry_tensor){0},
-                            carry_view_1d(o->model.gradients + from, CARRY_F32, n), options);
+    return carry_adamw_step(
+        o->ctx, carry_parameters_flat(model, model->weights, from, n),
+        carry_parameters_flat(model, o->m, from - o->first, n), carry_parameters_flat(model, o->v, from - o->first, n),
+        carry_parameters_low(model, from, n), carry_parameters_flat(model, model->gradients, from, n), options);
+}
+
+/* A factor that is NaN stays NaN: where steps are read back later, those after a bad one change nothing. */
+static carry_status choose_clip(carry_optimizer *o, carry_tensor squares) {
+    CARRY_TRY(carry_elementwise(o->ctx, CARRY_MULTIPLY, o->poison, o->clip, o->zero));
+    CARRY_TRY(carry_clip_factor(o->ctx, o->clip, squares, o->options.clip));
+    return carry_elementwise(o->ctx, CARRY_ADD, o->clip, o->clip, o->poison);
 }
 
 static carry_status gather_weights(carry_optimizer *o) {
@@ -233,29 +227,30 @@ static carry_status gather_weights(carry_optimizer *o) {
     for (int r = 0; r < o->ranks; r++) {
         int64_t first;
         int64_t count;
-        carry_optimizer_slice(o->model.count, r, o->ranks, &first, &count);
+        carry_optimizer_slice(o->model->count, r, o->ranks, &first, &count);
         bytes[r] = (size_t)count * sizeof(float);
     }
-    carry_status status = carry_all_gatherv(o->comm, o->model.weights, o->model.weights + o->first, bytes);
+    carry_status status = carry_all_gatherv(o->comm, o->model->weights, o->model->weights + o->first, bytes);
     free(bytes);
     return status;
 }
 
-carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate, double norm) {
+carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate, carry_tensor squares) {
     CARRY_SPAN(o->ctx, "train", "optimizer");
-    const double clip = o->options.clip;
+    CARRY_TRY(choose_clip(o, squares));
     carry_adamw options = {.rate = rate,
                            .b1 = o->options.b1,
                            .b2 = o->options.b2,
                            .eps = o->options.eps,
-                           .factor = clip > 0.0 && norm > clip ? clip / norm : 1.0,
+                           .factor = 1.0,
+                           .clip = o->clip,
                            .step = step};
     const int64_t end = o->first + o->count;
     int64_t from = o->first;
-    for (int64_t i = 0; i < o->model.parameters && from < end; i++) { /* neighbours that decay alike are one run */
-        const carry_parameter *p = &o->model.parameter[i];
-        const bool goes_on = i + 1 < o->model.parameters && o->model.parameter[i + 1].decays == p->decays;
-        int64_t until = i + 1 < o->model.parameters ? o->model.parameter[i + 1].offset : o->model.count;
+    for (int64_t i = 0; i < o->model->parameters && from < end; i++) { /* neighbours that decay alike are one run */
+        const carry_parameter *p = &o->model->parameter[i];
+        const bool goes_on = i + 1 < o->model->parameters && o->model->parameter[i + 1].decays == p->decays;
+        int64_t until = i + 1 < o->model->parameters ? o->model->parameter[i + 1].offset : o->model->count;
         until = until < end ? until : end;
         if ((!goes_on || until == end) && until > from) {
             options.decay = p->decays ? o->options.decay : 0.0;
@@ -271,12 +266,12 @@ carry_status carry_optimizer_gather(carry_optimizer *o, float *m, float *v) {
         CARRY_TRY(carry_send(o->comm, o->m, (size_t)o->count * sizeof(float), 0, STATE_TAG));
         return carry_send(o->comm, o->v, (size_t)o->count * sizeof(float), 0, STATE_TAG);
     }
-    memcpy(m, o->m, (size_t)o->count * sizeof(float));
-    memcpy(v, o->v, (size_t)o->count * sizeof(float));
+    CARRY_TRY(carry_parameters_download(o->model, m, o->m, 0, o->count));
+    CARRY_TRY(carry_parameters_download(o->model, v, o->v, 0, o->count));
     for (int r = 1; r < o->ranks; r++) {
         int64_t first;
         int64_t count;
-        carry_optimizer_slice(o->model.count, r, o->ranks, &first, &count);
+        carry_optimizer_slice(o->model->count, r, o->ranks, &first, &count);
         CARRY_TRY(carry_recv(o->comm, m + first, (size_t)count * sizeof(float), r, STATE_TAG));
         CARRY_TRY(carry_recv(o->comm, v + first, (size_t)count * sizeof(float), r, STATE_TAG));
     }

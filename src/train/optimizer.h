@@ -22,19 +22,21 @@ typedef struct carry_optimizer_options {
 
 typedef struct carry_optimizer {
     carry_ctx *ctx;
-    carry_parameters model; /* borrowed */
+    const carry_parameters *model; /* borrowed */
     carry_comm *comm;
     carry_optimizer_options options;
     int rank, ranks;
-    int64_t first, count; /* this rank's slice */
-    float *m, *v;         /* [count] */
-    float *received;      /* [ranks - 1][count]: the slice's gradients of the other ranks */
-    double *sums;         /* of squares, by blocks */
+    int64_t first, count;            /* this rank's slice */
+    float *m, *v;                    /* [count], on the model's device */
+    float *received;                 /* [ranks - 1][count]: the slice's gradients of the other ranks */
+    carry_tensor clip, poison, zero; /* [1], f32: the factor of gradients; 0 times the one before; 0 */
+    void *memory, *workspace;        /* of all that is on the device; of sums */
+    size_t workspace_bytes;
     carry_request *request;
     int64_t requests, room;
 } carry_optimizer;
 
-/* The model has gradients already; its buffers and comm outlive the optimizer. */
+/* The model has gradients already; it and comm outlive the optimizer. More ranks than one: on the CPU. */
 carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, const carry_parameters *model,
                                  carry_comm *comm, const carry_optimizer_options *options);
 void carry_optimizer_free(carry_optimizer *optimizer);
@@ -45,15 +47,16 @@ void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, i
 /* A `ready` of a pass, with the optimizer as user: in the backward after which these gradients are complete. A range is
    one parameter at least; all ranks report the same ranges in the same order. */
 carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count);
-/* After that backward: the gradients of the slice become the sum over ranks; *squares the sum of their squares, of this
-   rank's slice alone. */
-carry_status carry_optimizer_collect(carry_optimizer *optimizer, double *squares);
+/* After that backward: the gradients of the slice become the sum over ranks; squares ([1], f64, on the model's device)
+   gets the sum of their squares, of this rank's slice alone. */
+carry_status carry_optimizer_collect(carry_optimizer *optimizer, carry_tensor squares);
 /* The parameter whose gradient was not finite first, in the order of backward; -1: all are finite. A collective. */
 carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter);
-/* step counts from 1; norm is that of all gradients. A collective: afterwards all ranks have the same weights. */
-carry_status carry_optimizer_step(carry_optimizer *optimizer, int64_t step, double rate, double norm);
+/* step counts from 1; squares is of all gradients, over all ranks. Where it is not finite nothing is changed, in this
+   step and in those that follow. A collective: afterwards all ranks have the same weights. */
+carry_status carry_optimizer_step(carry_optimizer *optimizer, int64_t step, double rate, carry_tensor squares);
 
-/* m and v of the whole model, [model.count] each, to rank 0; the others may give NULL. A collective. */
+/* m and v of the whole model, [model.count] each, to host memory of rank 0; the others may give NULL. A collective. */
 carry_status carry_optimizer_gather(carry_optimizer *optimizer, float *m, float *v);
 
 #endif

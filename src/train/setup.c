@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "train/training.h"
@@ -181,12 +182,17 @@ static carry_status open_pass(carry_training *t) {
     pass.mixer_options = t->mixing.options;
     CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
     t->bytes = carry_lm_pass_memory(t->pass);
-    t->memory = carry_aligned_new(t->bytes);
-    return t->memory != NULL ? CARRY_OK
-                             : carry_fail(t->ctx, CARRY_EMEMORY,
-                                          "no memory for the activations of %" PRId64 " rows of %" PRId64
-                                          " tokens, %zu bytes: use a smaller --batch, --accumulate or --recompute",
-                                          t->rows, pass.tokens, t->bytes);
+    if (carry_lm_pass_take(t->pass, &t->memory) != CARRY_OK) {
+        char why[384];
+        (void)snprintf(why, sizeof why, "%s", carry_ctx_error(t->ctx));
+        return carry_fail(t->ctx, CARRY_EMEMORY, "%s: use a smaller --batch, --accumulate or --recompute", why);
+    }
+    const int device = t->lm->own.device;
+    void *sums;
+    t->lag = device == 0 ? 1 : CARRY_TRAIN_LAG;
+    CARRY_TRY(carry_device_alloc(t->ctx, &sums, device, (size_t)t->lag * CARRY_TRAIN_SUMS * sizeof(double)));
+    t->sums = carry_view_on(device, sums, CARRY_F64, 2, (const int64_t[]){t->lag, CARRY_TRAIN_SUMS});
+    return CARRY_OK;
 }
 
 static carry_status open_optimizer(carry_training *t) {
@@ -223,6 +229,13 @@ carry_status carry_training_open(carry_training *t) {
     t->found.step = -1;
     t->speaks = carry_comm_rank(t->comm) == 0;
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
+    if (t->hooks->device != 0 && carry_comm_size(t->comm) > 1) {
+        return carry_fail(
+            t->ctx, CARRY_EUNSUPPORTED,
+            "%d ranks exchange gradients in host memory: train on one GPU with one rank, or with --device "
+            "cpu",
+            carry_comm_size(t->comm));
+    }
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
     CARRY_TRY(find_checkpoint(t));
     const char *has_tokenizer = t->found.step >= 0                               ? t->found.path
@@ -247,14 +260,17 @@ void carry_training_close(carry_training *t) {
     carry_optimizer_free(t->optimizer);
     carry_batches_free(t->batches);
     carry_batches_free(t->exam);
+    const int device = t->lm != NULL ? t->lm->own.device : 0;
+    carry_device_free(t->ctx, device, t->memory);
+    carry_device_free(t->ctx, device, t->sums.data);
+    carry_device_free(t->ctx, device, t->logits.data);
     carry_lm_pass_free(t->pass);
     carry_lm_free(t->lm);
     carry_material_close(&t->material);
     carry_grid_close(&t->grid);
     carry_run_folder_close(&t->folder);
     carry_found_free(&t->found);
-    free(t->memory);
-    free(t->logits);
+    free(t->logits_seen);
     free(t->chosen);
     free(t->gathered);
 }

@@ -10,6 +10,16 @@
 #include "train/optimizer.h"
 #include "train/parallel.h"
 
+#define CARRY_TRAIN_SUMS 3 /* of a step: loss, labels, squares of gradients */
+#define CARRY_TRAIN_LAG 64 /* steps whose sums wait on a GPU to be read, at most */
+
+/* Where a run stood before a step. */
+typedef struct carry_train_place {
+    int64_t step, seen;
+    carry_position position;
+    int64_t labels; /* of the step's whole batch */
+} carry_train_place;
+
 typedef struct carry_training {
     carry_ctx *ctx;
     carry_comm *comm;
@@ -27,7 +37,12 @@ typedef struct carry_training {
     bool has_no_exam;
     void *memory;
     size_t bytes;
-    void *logits; /* of an examination, of a task */
+    carry_tensor sums; /* [lag, CARRY_TRAIN_SUMS], f64, on the model's device */
+    int64_t lag;       /* 1 on the CPU: read in every step */
+    int64_t unread;    /* steps whose sums were not read */
+    carry_train_place before[CARRY_TRAIN_LAG];
+    carry_tensor logits; /* of an evaluation of a task, on the model's device, */
+    void *logits_seen;   /* and in host memory */
     int64_t *chosen;
     float *gathered; /* m and v of the whole model, on rank 0 of several */
     carry_run_folder folder;

@@ -69,7 +69,7 @@ static carry_status golden(seen *s) {
     (void)snprintf(path, sizeof path, "%s/expected.safetensors", folder);
     assert_ok(ctx, carry_safetensors_write(ctx, path, items, item_count, NULL));
     item_count = 0;
-    return carry_golden(ctx, folder, note, s);
+    return carry_golden(ctx, folder, 0, note, s);
 }
 
 static void test_what_is_there_is_checked(void **state) {

@@ -95,7 +95,7 @@ static carry_status golden(seen *s, int64_t batch, bool bare, int left_out) {
     }
     memset(s, 0, sizeof *s);
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder("expected.safetensors"), items, 4, NULL));
-    return carry_golden(ctx, folder, note, s);
+    return carry_golden(ctx, folder, 0, note, s);
 }
 
 static void test_batches_are_checked_and_a_wrong_number_shows(void **state) {
@@ -122,7 +122,7 @@ static void test_times_may_be_whole_numbers(void **state) {
         {"t", carry_view_1d(whole_t, CARRY_I64, 1), CARRY_I64}};
     seen s = {0};
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder("expected.safetensors"), items, 4, NULL));
-    assert_ok(ctx, carry_golden(ctx, folder, note, &s));
+    assert_ok(ctx, carry_golden(ctx, folder, 0, note, &s));
     assert_true(s.lines == 1 && s.error <= 1e-6);
 }
 
@@ -140,9 +140,9 @@ static void test_cases_that_do_not_fit_are_refused(void **state) {
         {"velocity", carry_view_4d(velocity, CARRY_F32, 16, FRAMES, 3, WIDTH), CARRY_F32},
         {"t", carry_view_1d(t, CARRY_F32, 1), CARRY_F32}};
     assert_ok(ctx, carry_safetensors_write(ctx, in_folder("expected.safetensors"), odd, 4, NULL));
-    assert_refused(ctx, CARRY_ESIZE, "2 x 6 is the nearest", carry_golden(ctx, folder, note, &s));
+    assert_refused(ctx, CARRY_ESIZE, "2 x 6 is the nearest", carry_golden(ctx, folder, 0, note, &s));
     assert_int_equal(unlink(in_folder("expected.safetensors")), 0);
-    assert_int_not_equal(carry_golden(ctx, folder, note, &s), CARRY_OK);
+    assert_int_not_equal(carry_golden(ctx, folder, 0, note, &s), CARRY_OK);
 }
 
 static void test_vectors_made_elsewhere(void **state) {
@@ -154,7 +154,7 @@ static void test_vectors_made_elsewhere(void **state) {
         print_message("skipped: %s is not here\n", vectors);
         skip();
     }
-    assert_ok(ctx, carry_golden(ctx, vectors, note, &s));
+    assert_ok(ctx, carry_golden(ctx, vectors, 0, note, &s));
     assert_true(s.lines == 1 && s.error <= 1e-5);
 }
 

@@ -194,6 +194,25 @@ static void test_devices_that_are_not_there_are_refused(void **state) {
     expect_no_device(ctx, carry_device_count(), number);
 }
 
+static void test_names_of_devices_are_understood_or_refused(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    int device = -1;
+    assert_int_equal(carry_ctx_new(&ctx, NULL), CARRY_OK);
+    assert_ok(ctx, carry_device_named(ctx, &device, "cpu"));
+    assert_int_equal(device, 0);
+    static const char *const bad[] = {"", "gpu", "cuda:", "cuda:x", "cuda:0x", "cuda:-1", "cuda1", "CPU"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        assert_refused(ctx, CARRY_EARGUMENT, "cpu, cuda or cuda:N", carry_device_named(ctx, &device, bad[i]));
+    }
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "there is no device cuda:99999",
+                   carry_device_named(ctx, &device, "cuda:99999"));
+    if (carry_device_named(ctx, &device, "cuda") == CARRY_OK) {
+        assert_int_equal(device, 1);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_device_0_is_the_cpu),
@@ -204,6 +223,7 @@ int main(void) {
         cmocka_unit_test(test_fills_fill_and_no_more),
         cmocka_unit_test(test_time_between_events_does_not_run_backwards),
         cmocka_unit_test(test_devices_that_are_not_there_are_refused),
+        cmocka_unit_test(test_names_of_devices_are_understood_or_refused),
     };
     return cmocka_run_group_tests_name("device cpu", tests, ctx_make, ctx_end);
 }

@@ -176,7 +176,7 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
         }
     }
     double got;
-    assert_ok(ctx, carry_optimizer_collect(optimizer, &got));
+    assert_ok(ctx, carry_optimizer_collect(optimizer, carry_view_1d(&got, CARRY_F64, 1)));
     assert_near(got, squares, 1e-9 * squares); /* whole numbers: only the order of f64 sums differs */
     const double norm = sqrt(squares);
     const carry_lm_parameter *p = carry_parameters_find(&lm->own, "model.layers.0.mlp.up_proj.weight");
@@ -185,7 +185,7 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     const float norm_before = lm->own.weights[n->offset + 1];
     const float g = lm->own.gradients[p->offset];
     const float norm_g = lm->own.gradients[n->offset + 1];
-    assert_ok(ctx, carry_optimizer_step(optimizer, 1, 1e-3, norm));
+    assert_ok(ctx, carry_optimizer_step(optimizer, 1, 1e-3, carry_view_1d(&got, CARRY_F64, 1)));
     assert_near(optimizer->m[p->offset], 0.1 * (double)g * 0.25 / norm, 1e-6 * fabs((double)g) / norm);
     /* At the first step Adam's direction is g / |g|; decay is added where the list has it, and not to dt_bias. */
     const double direction = g > 0.0f ? 1.0 : g < 0.0f ? -1.0 : 0.0;

@@ -102,9 +102,13 @@ typedef struct carry_lm_state carry_lm_state;
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options);
 void carry_lm_pass_free(carry_lm_pass *pass);
 size_t carry_lm_pass_memory(const carry_lm_pass *pass); /* bytes a call needs: activations and workspace */
+/* That memory, on the model's device; the message of a device with too little says what would fit. And back. */
+carry_status carry_lm_pass_take(const carry_lm_pass *pass, void **memory);
+void carry_lm_pass_give(const carry_lm_pass *pass, void *memory);
 const char *carry_lm_pass_about(const carry_lm_pass *pass);
 
-/* Absent tensors have data NULL. */
+/* Absent tensors have data NULL. ids, labels, cu_seqlens and cuts are in host memory, where they are checked; logits
+   and total are on the model's device. */
 typedef struct carry_lm_args {
     carry_tensor ids;    /* [B, T], i64 */
     carry_tensor labels; /* [B, T], i64: what each token should be followed by; -100 does not count. Absent: no loss */
@@ -116,7 +120,9 @@ typedef struct carry_lm_args {
     bool backward;         /* adds to the gradients */
     float scale;           /* of the gradient of every counted token's loss; 0: one over their number, for the mean */
     carry_lm_state *state; /* continues from it and leaves it after the last token. Not with backward, nor packed */
-    double *loss;          /* the sum over counted tokens; NULL: not wanted */
+    double *loss;          /* the sum over counted tokens, which is waited for; NULL: not wanted */
+    carry_tensor total;    /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
+                              nobody waits. May be absent */
     int64_t *counted;
     /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */
@@ -132,7 +138,7 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
    the delta rule, in f32. A new one is zero: nothing was read. */
 carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
-void carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
+carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 

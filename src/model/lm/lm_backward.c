@@ -15,7 +15,7 @@ static carry_status norm_backward(carry_lm_pass *pass, carry_tensor dh, carry_te
 /* dx (+)= dy W, dW += dy^T x. */
 static carry_status project_backward(carry_lm_pass *pass, int64_t layer, carry_lm_slot slot, carry_tensor dx,
                                      carry_tensor dy, carry_tensor x, bool accumulate) {
-    carry_tensor W = carry_lm_w(pass, layer, slot);
+    carry_tensor W = carry_lm_product(pass, layer, slot);
     if (W.data == NULL) {
         return CARRY_OK;
     }
@@ -81,7 +81,7 @@ static carry_status convolve_backward(carry_lm_pass *pass, const carry_lm_args *
                                      .dy = carry_lm_channels(pass, dy),
                                      .x = carry_lm_channels(pass, x),
                                      .w = carry_lm_w(pass, layer, slot),
-                                     .cu_seqlens = args->cuts.data != NULL ? args->cuts : args->cu_seqlens,
+                                     .cu_seqlens = pass->cuts,
                                      .activation = activation};
     bool halo = pass->mixer->halo != NULL && carry_lm_rows_of(pass, layer)->before[which].data != NULL;
     if (halo) {

@@ -6,21 +6,26 @@
 
 carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width) {
     const int64_t shape[] = {pass->options.batch, pass->options.tokens, heads, width};
-    return carry_view(rows.data, rows.dtype, width > 0 ? 4 : 3, shape);
+    return carry_reshape(rows, width > 0 ? 4 : 3, shape);
 }
 
 carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows) {
-    return carry_view_3d(rows.data, rows.dtype, pass->options.batch, pass->options.tokens, rows.shape[1]);
+    return carry_reshape_3d(rows, pass->options.batch, pass->options.tokens, rows.shape[1]);
 }
 
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
     const carry_lm_config *c = &pass->lm->config;
-    return carry_view_2d(rows.data, rows.dtype, pass->tokens * c->value_heads, c->value);
+    return carry_reshape_2d(rows, pass->tokens * c->value_heads, c->value);
 }
 
 carry_tensor carry_lm_w(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot) {
     int64_t index = pass->lm->layer[layer][slot];
     return index >= 0 ? carry_lm_weight(pass->lm, index) : (carry_tensor){0};
+}
+
+carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot) {
+    int64_t index = pass->lm->layer[layer][slot];
+    return index >= 0 ? carry_parameters_product(&pass->lm->own, index) : (carry_tensor){0};
 }
 
 carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot) {
@@ -44,7 +49,7 @@ static carry_status convolve(carry_lm_pass *pass, const carry_lm_args *args, int
         carry_conv_args conv = {.y = carry_lm_channels(pass, y),
                                 .x = carry_lm_channels(pass, x),
                                 .w = carry_lm_w(pass, layer, slot),
-                                .cu_seqlens = args->cuts.data != NULL ? args->cuts : args->cu_seqlens,
+                                .cu_seqlens = pass->cuts,
                                 .activation = activation};
         if (args->state != NULL) {
             conv.before = conv.after = args->state->conv[layer][which];
@@ -87,7 +92,7 @@ static carry_status mix(carry_lm_pass *pass, const carry_lm_args *args, int64_t 
 }
 
 static carry_status project(carry_lm_pass *pass, int64_t layer, carry_lm_slot slot, carry_tensor y, carry_tensor x) {
-    carry_tensor W = carry_lm_w(pass, layer, slot);
+    carry_tensor W = carry_lm_product(pass, layer, slot);
     return W.data != NULL ? carry_linear(pass->ctx, y, x, W, false) : CARRY_OK;
 }
 
@@ -111,7 +116,7 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
     CARRY_TRY(carry_rms_norm(ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
                              carry_lm_w(pass, layer, CARRY_LM_O_NORM), z, eps));
     CARRY_TRY(carry_convert(ctx, r->middle, h));
-    return carry_linear(ctx, r->middle, r->y, carry_lm_w(pass, layer, CARRY_LM_O_PROJ), true);
+    return carry_linear(ctx, r->middle, r->y, carry_lm_product(pass, layer, CARRY_LM_O_PROJ), true);
 }
 
 static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_rows *r, bool again) {
@@ -127,7 +132,7 @@ static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_row
         return CARRY_OK;
     }
     CARRY_TRY(carry_convert(ctx, pass->h[layer + 1], r->middle));
-    return carry_linear(ctx, pass->h[layer + 1], r->activated, carry_lm_w(pass, layer, CARRY_LM_DOWN_PROJ), true);
+    return carry_linear(ctx, pass->h[layer + 1], r->activated, carry_lm_product(pass, layer, CARRY_LM_DOWN_PROJ), true);
 }
 
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {

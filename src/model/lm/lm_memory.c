@@ -3,14 +3,13 @@
 
 #include "core/tensor.h"
 
-static carry_tensor take(carry_arena *arena, carry_dtype dtype, int64_t rows, int64_t width) {
-    const int64_t shape[] = {rows, width};
-    size_t count;
-    if (!carry_size_product(&count, shape, 2, 1)) {
-        arena->overflowed = true;
-        return (carry_tensor){0};
-    }
-    return carry_view(carry_arena_take(arena, count, carry_dtype_size(dtype)), dtype, 2, shape);
+static carry_tensor take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t rows,
+                         int64_t width) {
+    return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){rows, width});
+}
+
+static carry_tensor take_1d(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t count) {
+    return carry_arena_tensor(arena, pass->lm->own.device, dtype, 1, &count);
 }
 
 static carry_tensor take_before(const carry_lm_pass *pass, carry_arena *arena, int64_t channels) {
@@ -18,8 +17,8 @@ static carry_tensor take_before(const carry_lm_pass *pass, carry_arena *arena, i
     if (pass->mixer->halo == NULL || !c->use_short_conv || c->conv_size < 2) {
         return (carry_tensor){0};
     }
-    carry_tensor rows = take(arena, CARRY_F32, pass->options.batch * (c->conv_size - 1), channels);
-    return carry_view_3d(rows.data, CARRY_F32, pass->options.batch, c->conv_size - 1, channels);
+    const int64_t shape[] = {pass->options.batch, c->conv_size - 1, channels};
+    return carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape);
 }
 
 static void take_layer(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r) {
@@ -27,26 +26,26 @@ static void take_layer(const carry_lm_pass *pass, carry_arena *arena, carry_lm_r
     carry_dtype dtype = pass->options.dtype;
     int64_t n = pass->tokens;
     bool gated = c->kind == CARRY_LM_GATED_DELTANET;
-    r->x = take(arena, dtype, n, c->hidden_size);
-    r->q_in = take(arena, dtype, n, c->key_width);
-    r->k_in = take(arena, dtype, n, c->key_width);
-    r->v_in = take(arena, dtype, n, c->value_width);
+    r->x = take(pass, arena, dtype, n, c->hidden_size);
+    r->q_in = take(pass, arena, dtype, n, c->key_width);
+    r->k_in = take(pass, arena, dtype, n, c->key_width);
+    r->v_in = take(pass, arena, dtype, n, c->value_width);
     r->before[0] = take_before(pass, arena, c->key_width);
     r->before[1] = take_before(pass, arena, c->key_width);
     r->before[2] = take_before(pass, arena, c->value_width);
-    r->q = take(arena, dtype, n, c->key_width);
-    r->k = take(arena, dtype, n, c->key_width);
-    r->v = take(arena, dtype, n, c->value_width);
-    r->a = gated ? take(arena, dtype, n, c->value_heads) : (carry_tensor){0};
-    r->b = gated || c->use_beta ? take(arena, dtype, n, c->value_heads) : pass->beta;
-    r->z = c->use_gate ? take(arena, dtype, n, c->value_width) : (carry_tensor){0};
-    r->o = take(arena, dtype, n, c->value_width);
-    r->y = take(arena, dtype, n, c->value_width);
-    r->middle = take(arena, dtype, n, c->hidden_size);
-    r->x2 = take(arena, dtype, n, c->hidden_size);
-    r->gate = take(arena, dtype, n, c->intermediate);
-    r->up = take(arena, dtype, n, c->intermediate);
-    r->activated = take(arena, dtype, n, c->intermediate);
+    r->q = take(pass, arena, dtype, n, c->key_width);
+    r->k = take(pass, arena, dtype, n, c->key_width);
+    r->v = take(pass, arena, dtype, n, c->value_width);
+    r->a = gated ? take(pass, arena, dtype, n, c->value_heads) : (carry_tensor){0};
+    r->b = gated || c->use_beta ? take(pass, arena, dtype, n, c->value_heads) : pass->beta;
+    r->z = c->use_gate ? take(pass, arena, dtype, n, c->value_width) : (carry_tensor){0};
+    r->o = take(pass, arena, dtype, n, c->value_width);
+    r->y = take(pass, arena, dtype, n, c->value_width);
+    r->middle = take(pass, arena, dtype, n, c->hidden_size);
+    r->x2 = take(pass, arena, dtype, n, c->hidden_size);
+    r->gate = take(pass, arena, dtype, n, c->intermediate);
+    r->up = take(pass, arena, dtype, n, c->intermediate);
+    r->activated = take(pass, arena, dtype, n, c->intermediate);
     r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, pass->mixer->kept(pass->mixing), 1);
 }
 
@@ -54,24 +53,24 @@ static void take_back(const carry_lm_pass *pass, carry_arena *arena, carry_lm_ba
     const carry_lm_config *c = &pass->lm->config;
     carry_dtype dtype = pass->options.dtype;
     int64_t n = pass->tokens;
-    back->dh = take(arena, dtype, n, c->hidden_size);
-    back->dx = take(arena, dtype, n, c->hidden_size);
-    back->dmiddle_wide = take(arena, dtype, n, c->intermediate);
-    back->dy = take(arena, dtype, n, c->value_width);
-    back->dout = take(arena, dtype, n, c->value_width);
-    back->dz = c->use_gate ? take(arena, dtype, n, c->value_width) : (carry_tensor){0};
-    back->dq = take(arena, dtype, n, c->key_width);
-    back->dk = take(arena, dtype, n, c->key_width);
-    back->dv = take(arena, dtype, n, c->value_width);
-    back->dq_in = take(arena, dtype, n, c->key_width);
-    back->dk_in = take(arena, dtype, n, c->key_width);
+    back->dh = take(pass, arena, dtype, n, c->hidden_size);
+    back->dx = take(pass, arena, dtype, n, c->hidden_size);
+    back->dmiddle_wide = take(pass, arena, dtype, n, c->intermediate);
+    back->dy = take(pass, arena, dtype, n, c->value_width);
+    back->dout = take(pass, arena, dtype, n, c->value_width);
+    back->dz = c->use_gate ? take(pass, arena, dtype, n, c->value_width) : (carry_tensor){0};
+    back->dq = take(pass, arena, dtype, n, c->key_width);
+    back->dk = take(pass, arena, dtype, n, c->key_width);
+    back->dv = take(pass, arena, dtype, n, c->value_width);
+    back->dq_in = take(pass, arena, dtype, n, c->key_width);
+    back->dk_in = take(pass, arena, dtype, n, c->key_width);
     back->dv_in = back->dy; /* used up by then */
-    back->da = take(arena, dtype, n, c->value_heads);
-    back->db = take(arena, dtype, n, c->value_heads);
+    back->da = take(pass, arena, dtype, n, c->value_heads);
+    back->db = take(pass, arena, dtype, n, c->value_heads);
     back->dbefore_key = take_before(pass, arena, c->key_width);
     back->dbefore_value = take_before(pass, arena, c->value_width);
-    back->dA_log = carry_view_1d(carry_arena_take(arena, (size_t)c->value_heads, 4), CARRY_F32, c->value_heads);
-    back->ddt_bias = carry_view_1d(carry_arena_take(arena, (size_t)c->value_heads, 4), CARRY_F32, c->value_heads);
+    back->dA_log = take_1d(pass, arena, CARRY_F32, c->value_heads);
+    back->ddt_bias = take_1d(pass, arena, CARRY_F32, c->value_heads);
 }
 
 static size_t larger(size_t a, size_t b) {
@@ -99,19 +98,26 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
     carry_dtype dtype = pass->options.dtype;
     bool constant = c->kind == CARRY_LM_DELTA_NET && !c->use_beta;
-    pass->beta = constant ? take(arena, CARRY_F32, pass->tokens, c->value_heads) : (carry_tensor){0};
-    pass->ones = c->qk_activation == CARRY_ELU ? take(arena, CARRY_F32, pass->tokens, c->key_width) : (carry_tensor){0};
+    pass->beta = constant ? take(pass, arena, CARRY_F32, pass->tokens, c->value_heads) : (carry_tensor){0};
+    pass->ones =
+        c->qk_activation == CARRY_ELU ? take(pass, arena, dtype, pass->tokens, c->key_width) : (carry_tensor){0};
     for (int64_t i = 0; i <= c->num_hidden_layers; i++) {
         bool own = i == 0 || !pass->options.forward_only;
-        pass->h[i] = own ? take(arena, dtype, pass->tokens, c->hidden_size) : pass->h[0];
+        pass->h[i] = own ? take(pass, arena, dtype, pass->tokens, c->hidden_size) : pass->h[0];
     }
     for (int64_t i = 0; i < pass->layers_kept; i++) {
         take_layer(pass, arena, &pass->layer[i]);
     }
-    pass->last = take(arena, dtype, pass->tokens, c->hidden_size);
-    pass->last_h = take(arena, dtype, pass->options.batch, c->hidden_size);
-    pass->last_x = take(arena, dtype, pass->options.batch, c->hidden_size);
-    pass->losses = carry_arena_tensor(arena, 0, CARRY_F32, 1, &pass->tokens);
+    pass->last = take(pass, arena, dtype, pass->tokens, c->hidden_size);
+    pass->last_h = take(pass, arena, dtype, pass->options.batch, c->hidden_size);
+    pass->last_x = take(pass, arena, dtype, pass->options.batch, c->hidden_size);
+    pass->losses = take_1d(pass, arena, CARRY_F32, pass->tokens);
+    pass->total = take_1d(pass, arena, CARRY_F64, 2);
+    if (pass->lm->own.device != 0) { /* on the CPU they are used where they are */
+        pass->ids = take_1d(pass, arena, CARRY_I64, pass->tokens);
+        pass->labels = take_1d(pass, arena, CARRY_I64, pass->tokens);
+        pass->cuts = take_1d(pass, arena, CARRY_I64, pass->options.sequences + 1);
+    }
     if (!pass->options.forward_only) {
         take_back(pass, arena, &pass->back);
     }

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "model/host.h"
 
 #define MAX_TOKENS ((int64_t)1 << 32)
 
@@ -37,7 +39,8 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     return CARRY_OK;
 }
 
-static carry_delta_problem problem_of(const carry_lm_config *c, const carry_lm_pass_options *o) {
+static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_options *o) {
+    const carry_lm_config *c = &lm->config;
     bool gated = c->kind == CARRY_LM_GATED_DELTANET;
     bool logits = gated || c->use_beta;
     return (carry_delta_problem){.batch = o->batch,
@@ -52,11 +55,17 @@ static carry_delta_problem problem_of(const carry_lm_config *c, const carry_lm_p
                                  .l2norm = true,
                                  .gate_inside = gated,
                                  .beta_sigmoid = logits,
-                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f};
+                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f,
+                                 .device = lm->own.device};
 }
 
 /* A model is run by the recurrence that it was trained with. */
-static carry_status check_mixer(carry_ctx *ctx, const carry_lm_config *config, const carry_lm_mixer *mixer) {
+static carry_status check_mixer(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *mixer) {
+    const carry_lm_config *config = &lm->config;
+    if (lm->own.device != 0 && (mixer != NULL ? mixer != &carry_lm_mixer_chunk : !config->use_delta_rule)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: chunk works on GPUs",
+                          mixer != NULL ? mixer->name : carry_lm_mixer_linear.name);
+    }
     if (mixer == NULL || (mixer == &carry_lm_mixer_linear) == !config->use_delta_rule) {
         return CARRY_OK;
     }
@@ -73,7 +82,10 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
     CARRY_TRY(check_options(ctx, options));
-    CARRY_TRY(check_mixer(ctx, &lm->config, options->mixer));
+    CARRY_TRY(check_mixer(ctx, lm, options->mixer));
+    if (lm->own.device != 0 && options->dtype != CARRY_F32) {
+        CARRY_TRY(carry_parameters_want_low(&lm->own, options->dtype));
+    }
     carry_lm_pass *pass = calloc(1, sizeof *pass);
     if (pass == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
@@ -82,7 +94,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->lm = lm;
     pass->options = *options;
     pass->tokens = options->batch * options->tokens;
-    pass->problem = problem_of(&lm->config, options);
+    pass->problem = problem_of(lm, options);
     pass->mixer = options->mixer != NULL      ? options->mixer
                   : lm->config.use_delta_rule ? &carry_lm_mixer_chunk
                                               : &carry_lm_mixer_linear;
@@ -120,6 +132,25 @@ void carry_lm_pass_free(carry_lm_pass *pass) {
     }
 }
 
+carry_status carry_lm_pass_take(const carry_lm_pass *pass, void **memory) {
+    const int device = pass->lm->own.device;
+    if (carry_device_alloc(pass->ctx, memory, device, pass->memory) == CARRY_OK) {
+        return CARRY_OK;
+    }
+    size_t available = 0;
+    size_t total = 0;
+    (void)carry_device_memory(pass->ctx, device, &available, &total);
+    return carry_fail(pass->ctx, CARRY_EMEMORY,
+                      "out of memory: the activations of %" PRId64 " rows of %" PRId64
+                      " tokens need %.2f GB, and %.2f GB are free: about %.0f tokens would fit",
+                      pass->options.batch, pass->options.tokens, 1e-9 * (double)pass->memory, 1e-9 * (double)available,
+                      (double)available / (double)pass->memory * (double)pass->tokens);
+}
+
+void carry_lm_pass_give(const carry_lm_pass *pass, void *memory) {
+    carry_device_free(pass->ctx, pass->lm->own.device, memory);
+}
+
 size_t carry_lm_pass_memory(const carry_lm_pass *pass) {
     return pass->memory;
 }
@@ -134,6 +165,10 @@ static carry_status check_i64(carry_ctx *ctx, const char *name, const carry_tens
     if (tensor->dtype != CARRY_I64 || !carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed i64", name);
     }
+    if (tensor->device != 0) {
+        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d: it is given in host memory, and uploaded", name,
+                          tensor->device);
+    }
     return CARRY_OK;
 }
 
@@ -145,6 +180,9 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows));
     if (args->labels.data != NULL) {
         CARRY_TRY(check_i64(ctx, "labels", &args->labels, 2, rows));
+    }
+    if (args->total.data != NULL && args->loss != NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the loss is added to total or read, not both");
     }
     if (args->logits.data != NULL) {
         CARRY_TRY(carry_tensor_expect(ctx, "logits", &args->logits, args->last_logits ? 2 : 3,
@@ -170,41 +208,49 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     return CARRY_OK;
 }
 
-static carry_tensor flat(carry_tensor ids, int64_t count) {
-    return carry_view_1d(ids.data, CARRY_I64, count);
+/* What a call gives in host memory, where the work is done: checked before, uploaded where that is not the CPU. */
+static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_tensor from, int64_t count) {
+    const carry_tensor flat = carry_reshape_1d(from, count);
+    if (pass->lm->own.device == 0 || from.data == NULL) {
+        *here = flat;
+        return CARRY_OK;
+    }
+    return carry_copy(pass->ctx, *here, flat);
 }
 
-static void fill_ones(carry_tensor tensor, float value) {
-    float *to = tensor.data;
-    for (int64_t i = 0; to != NULL && i < carry_tensor_count(&tensor); i++) {
-        to[i] = value;
+static carry_status bring_all(carry_lm_pass *pass, const carry_lm_args *args, int64_t *counted) {
+    const int64_t vocabulary = pass->lm->config.vocab_size;
+    const carry_tensor cuts = args->cuts.data != NULL ? args->cuts : args->cu_seqlens;
+    CARRY_TRY(carry_check_ids(pass->ctx, args->ids, vocabulary));
+    CARRY_TRY(bring(pass, &pass->ids, args->ids, pass->tokens));
+    CARRY_TRY(bring(pass, &pass->cuts, cuts, cuts.shape[0]));
+    if (args->labels.data == NULL) {
+        return CARRY_OK;
     }
+    CARRY_TRY(carry_check_targets(pass->ctx, counted, args->labels, vocabulary));
+    return bring(pass, &pass->labels, args->labels, pass->tokens);
 }
 
 static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
     carry_ctx *ctx = pass->ctx;
     const carry_lm_config *c = &pass->lm->config;
-    carry_tensor W = carry_lm_weight(pass->lm, pass->lm->head);
+    carry_tensor W = carry_parameters_product(&pass->lm->own, pass->lm->head);
     carry_tensor x = pass->last;
     if (args->last_logits) {
         carry_tensor h = pass->h[c->num_hidden_layers];
-        size_t row = (size_t)c->hidden_size * carry_dtype_size(h.dtype);
         for (int64_t b = 0; b < pass->options.batch; b++) {
-            int64_t from = (b + 1) * pass->options.tokens - 1;
-            CARRY_TRY(carry_convert(
-                ctx, carry_view_1d((unsigned char *)pass->last_h.data + (size_t)b * row, h.dtype, c->hidden_size),
-                carry_view_1d((unsigned char *)h.data + (size_t)from * row, h.dtype, c->hidden_size)));
+            CARRY_TRY(carry_copy(ctx, carry_slice(pass->last_h, b, 1),
+                                 carry_slice(h, (b + 1) * pass->options.tokens - 1, 1)));
         }
         CARRY_TRY(carry_rms_norm(ctx, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm),
                                  (carry_tensor){0}, (float)c->norm_eps));
         x = pass->last_x;
     }
-    return carry_linear(ctx, carry_view_2d(args->logits.data, args->logits.dtype, x.shape[0], c->vocab_size), x, W,
-                        false);
+    return carry_linear(ctx, carry_reshape_2d(args->logits, x.shape[0], c->vocab_size), x, W, false);
 }
 
 /* The loss, and with backward the gradients of what enters the last norm and of what follows the layers. */
-static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args) {
+static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int64_t counted) {
     carry_ctx *ctx = pass->ctx;
     carry_lm *lm = pass->lm;
     CARRY_SPAN(ctx, "model", "head");
@@ -221,17 +267,16 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args) {
     if (args->labels.data == NULL) {
         return CARRY_OK;
     }
-    carry_tensor targets = flat(args->labels, pass->tokens);
-    int64_t counted = 0;
-    CARRY_TRY(carry_check_targets(ctx, &counted, targets, lm->config.vocab_size));
-    float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
-    double total[2] = {0.0, 0.0};
+    const float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
     CARRY_TRY(carry_linear_cross_entropy(ctx, pass->losses, args->backward ? pass->back.dx : absent,
                                          args->backward ? carry_lm_gradient(lm, lm->head) : absent, pass->last,
-                                         carry_lm_weight(lm, lm->head), targets, scale, pass->scratch,
-                                         pass->scratch_bytes));
-    CARRY_TRY(carry_sum_losses(ctx, carry_view_1d(total, CARRY_F64, 2), pass->losses, targets, false));
+                                         carry_parameters_product(&lm->own, lm->head), pass->labels, scale,
+                                         pass->scratch, pass->scratch_bytes));
+    const bool adds = args->total.data != NULL;
+    CARRY_TRY(carry_sum_losses(ctx, adds ? args->total : pass->total, pass->losses, pass->labels, adds));
     if (args->loss != NULL) {
+        double total[2];
+        CARRY_TRY(carry_read(ctx, carry_view_1d(total, CARRY_F64, 2), pass->total));
         *args->loss = total[0];
     }
     if (args->counted != NULL) {
@@ -266,14 +311,19 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     }
     carry_arena arena = carry_arena_over(memory, bytes);
     carry_lm_pass_lay_out(pass, &arena);
-    fill_ones(pass->beta, lm->config.allow_neg_eigval ? 2.0f : 1.0f);
-    fill_ones(pass->ones, 1.0f);
-    carry_tensor ids = flat(args->ids, pass->tokens);
-    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), ids));
+    int64_t counted = 0;
+    CARRY_TRY(bring_all(pass, args, &counted));
+    if (pass->beta.data != NULL) {
+        CARRY_TRY(carry_fill(ctx, pass->beta, lm->config.allow_neg_eigval ? 2.0 : 1.0));
+    }
+    if (pass->ones.data != NULL) {
+        CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
+    }
+    CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
     }
-    CARRY_TRY(run_head(pass, args));
+    CARRY_TRY(run_head(pass, args, counted));
     if (!args->backward) {
         return CARRY_OK;
     }
@@ -282,6 +332,6 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
         CARRY_TRY(carry_lm_layer_backward(pass, args, layer));
         CARRY_TRY(tell_ready(pass, args, layer));
     }
-    CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, ids));
+    CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
     return tell_ready(pass, args, -1);
 }

@@ -41,9 +41,10 @@ struct carry_lm_pass {
     carry_lm_rows *layer;
     carry_tensor *h;   /* what enters each layer, and what leaves the last: all of them one without backward */
     carry_tensor last; /* the last norm's output */
-    carry_tensor last_h, last_x; /* of each sequence's last token */
-    carry_tensor losses;         /* of each token, f32 */
-    carry_tensor beta, ones;     /* constants, where the configuration asks for them */
+    carry_tensor last_h, last_x;    /* of each sequence's last token */
+    carry_tensor losses, total;     /* of each token, f32; their sum and number, f64 */
+    carry_tensor ids, labels, cuts; /* of the call, where the work is done; cuts: for the convolutions, may be absent */
+    carry_tensor beta, ones;        /* constants, where the configuration asks for them */
     carry_lm_back back;
     void *scratch; /* the workspace of whichever operator runs */
     size_t scratch_bytes;
@@ -51,6 +52,7 @@ struct carry_lm_pass {
 
 struct carry_lm_state {
     carry_ctx *ctx;
+    int device;
     int64_t batch, layers, slices;
     carry_tensor (*conv)[3]; /* [batch, W-1, channels] of q, k, v; data NULL: no convolution */
     carry_tensor *delta;     /* [batch, HV, K, V], laid out in slices (mixer.h) */
@@ -77,6 +79,8 @@ carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows);
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows);
 /* A layer's weight or gradient; data NULL when the model has none. */
 carry_tensor carry_lm_w(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
+/* The weight as products want it (model/parameters.h). */
+carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
 carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
 /* What a convolution does after its sum. */
 carry_activation carry_lm_activation(const carry_lm_pass *pass, carry_lm_slot slot);

@@ -38,14 +38,8 @@ int64_t carry_lm_mixer_slices(int64_t value) {
 }
 
 static carry_tensor take_rows(carry_arena *arena, const carry_delta_problem *p, int64_t heads, int64_t width) {
-    int64_t shape[] = {p->batch, p->tokens, heads, width};
-    size_t count;
-    if (!carry_size_product(&count, shape, 4, 1)) {
-        arena->overflowed = true;
-        count = 0;
-    }
-    void *data = carry_arena_take(arena, count, carry_dtype_size(p->dtype));
-    return carry_view(data, p->dtype, width > 1 ? 4 : 3, shape);
+    const int64_t shape[] = {p->batch, p->tokens, heads, width};
+    return carry_arena_tensor(arena, p->device, p->dtype, width > 0 ? 4 : 3, shape);
 }
 
 static void take_sums(const mixing *m, carry_arena *arena, sums *s) {
@@ -54,11 +48,10 @@ static void take_sums(const mixing *m, carry_arena *arena, sums *s) {
         int64_t heads = p->value_heads;
         s->dq = take_rows(arena, p, p->heads, p->key);
         s->dk = take_rows(arena, p, p->heads, p->key);
-        s->dbeta = take_rows(arena, p, heads, 1);
-        s->dg = take_rows(arena, p, heads, 1);
-        s->dA_log = carry_view_1d(carry_arena_take(arena, (size_t)heads, 4), CARRY_F32, heads);
-        s->ddt_bias = carry_view_1d(carry_arena_take(arena, (size_t)heads, 4), CARRY_F32, heads);
-        s->dq.rank = s->dk.rank = 4; /* also where K is 1 */
+        s->dbeta = take_rows(arena, p, heads, 0);
+        s->dg = take_rows(arena, p, heads, 0);
+        s->dA_log = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
+        s->ddt_bias = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
     }
     s->rest = carry_arena_take(arena, m->delta_workspace, 1);
     s->rest_bytes = m->delta_workspace;
@@ -164,10 +157,9 @@ static carry_tensor slice_of(const mixing *m, carry_tensor tensor, int64_t index
 }
 
 static carry_tensor state_of(const mixing *m, const carry_tensor *state, int64_t index) {
-    carry_tensor one =
-        carry_view_4d(state->data, CARRY_F32, state->shape[0], state->shape[1], state->shape[2], m->slice);
-    one.data = (float *)state->data + index * carry_tensor_count(&one);
-    return one;
+    const int64_t *s = state->shape;
+    const carry_tensor slices = carry_reshape_2d(*state, m->slices, s[0] * s[1] * s[2] * m->slice);
+    return carry_reshape_4d(carry_slice(slices, index, 1), s[0], s[1], s[2], m->slice);
 }
 
 static carry_status forward_slice(mixing *m, const carry_delta_forward_args *args, int64_t index, void *workspace) {

@@ -171,7 +171,7 @@ static carry_status do_step(training *t, carry_dit_train_report *report, bool *s
         args.user = t->optimizer;
     }
     CARRY_TRY(carry_dit_pass_run(t->pass, &args, t->memory, carry_dit_pass_memory(t->pass)));
-    CARRY_TRY(carry_optimizer_collect(t->optimizer, &all.squares));
+    CARRY_TRY(carry_optimizer_collect(t->optimizer, carry_view_1d(&all.squares, CARRY_F64, 1)));
     CARRY_TRY(carry_all_reduce(t->comm, &all, sizeof all / sizeof(double), CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     report->loss = all.loss / (all.counted > 0.0 ? all.counted : 1.0);
     report->norm = sqrt(all.squares);
@@ -180,7 +180,7 @@ static carry_status do_step(training *t, carry_dit_train_report *report, bool *s
     if (!isfinite(report->loss) || !isfinite(report->norm)) {
         return refuse_step(t, report->loss, report->norm);
     }
-    CARRY_TRY(carry_optimizer_step(t->optimizer, t->step + 1, report->rate, report->norm));
+    CARRY_TRY(carry_optimizer_step(t->optimizer, t->step + 1, report->rate, carry_view_1d(&all.squares, CARRY_F64, 1)));
     t->step++;
     add_to_average(t);
     return CARRY_OK;
