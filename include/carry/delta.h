@@ -15,8 +15,9 @@
    HV is a multiple of H; value head j belongs to head j / (HV/H). N is B; with packed sequences B is 1 and N sequences
    lie one after the other, sequence i being tokens cu_seqlens[i]..cu_seqlens[i+1]-1 (it may be empty).
 
-   A chunk of C tokens is done as matrix products (the WY form) and only differences of the cumulative gate that are <=
-   0 are exponentiated, so deep decay and no decay are both safe. Inputs are f32, bf16 or f16; states and sums are f32.
+   A chunk of C tokens is done as matrix products (the WY form) and only differences of the cumulative gate, summed in
+   double, that are <= 0 are exponentiated: deep decay and no decay are both safe. A gate of -inf erases the state, as
+   does any whose e^g is 0 in f32; its gradient is 0. Inputs are f32, bf16 or f16; states and sums are f32.
    For a fixed plan results depend neither on the number of threads nor on the neighbours in the batch. Calls allocate
    nothing.
 
@@ -88,8 +89,8 @@ CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
 /* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free (elements of what is
    written do not overlap), the last index of those with four is packed; states, snapshots, A_log, dt_bias and
    cu_seqlens (i64, [N+1]) are packed. o overlaps no input, which is the caller's duty. final_state may be
-   initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. NaN passes
-   through. */
+   initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. A NaN
+   reaches what depends on it: outputs of its token and of later ones, never of earlier ones. */
 typedef struct carry_delta_forward_args {
     carry_tensor o;
     const carry_tensor *final_state;

@@ -15,6 +15,7 @@
 
 #include "core/context.h"
 #include "core/span.h"
+#include "ops/triangle.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
 
@@ -23,6 +24,18 @@ typedef carry_delta_back_unit unit;
 static void product(const carry_delta_plan *plan, carry_product p) {
     p.count = 1;
     plan->kernels->product(&p);
+}
+
+/* a's columns from `first` on, as many as rows, are a lower triangle, or where a is transposed an upper one. finite: b
+   is known to be. */
+static void triangle_product(const carry_delta_plan *plan, carry_product p, float *b, int64_t first, bool finite) {
+    p.b = b;
+    if (finite) {
+        product(plan, p);
+        return;
+    }
+    p.count = 1;
+    carry_triangle_product(plan->kernels, &p, b, first, p.a_transposed);
 }
 
 /* The inputs and what forward kept of one value head's chunk. */
@@ -56,25 +69,26 @@ static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     float *dR = s->gradients;
-    const float *dO = dR + tokens * V;
+    float *dO = dR + tokens * V;
     CARRY_SPAN(plan->ctx, "delta", "backward solve");
     product(plan,
             (carry_product){
                 .m = tokens, .n = V, .k = K, .a = s->left_k, .b = dS, .c = dR, .a_row = K, .b_row = V, .c_row = V});
     for (int64_t j = 0; j < tokens; j += BLOCK) {
         int64_t m = tokens - j < BLOCK ? tokens - j : BLOCK;
-        product(plan, (carry_product){.m = m,
-                                      .n = V,
-                                      .k = tokens - j,
-                                      .a = s->heads.P + j * plan->chunk + j,
-                                      .b = dO + j * V,
-                                      .base = dR + j * V,
-                                      .c = dR + j * V,
-                                      .a_row = plan->chunk,
-                                      .b_row = V,
-                                      .base_row = V,
-                                      .c_row = V,
-                                      .a_transposed = true});
+        triangle_product(plan,
+                         (carry_product){.m = m,
+                                         .n = V,
+                                         .k = tokens - j,
+                                         .a = s->heads.P + j * plan->chunk + j,
+                                         .base = dR + j * V,
+                                         .c = dR + j * V,
+                                         .a_row = plan->chunk,
+                                         .b_row = V,
+                                         .base_row = V,
+                                         .c_row = V,
+                                         .a_transposed = true},
+                         dO + j * V, 0, false);
     }
     carry_delta_solve_transposed(plan, &s->heads, tokens, dR, V, s->beside);
 }
@@ -231,15 +245,17 @@ static void store_scalars(const unit *u, int64_t t, int64_t tokens, int64_t valu
             dbeta *= s->heads.beta[i] * (1.0f - s->heads.beta[i] / factor);
         }
         carry_delta_scalar_store(&back->args->dbeta, u->sequence->batch, first + i, value_head, dbeta);
-        dg += s->dG[i]; /* G[i] holds the gates of all tokens up to i */
+        dg += s->dG[i];                            /* G[i] holds the gates of all tokens up to i */
+        bool erases = expf(s->heads.g[i]) == 0.0f; /* nothing before i reaches i or what follows */
+        dg = erases ? 0.0f : dg;
         float given = dg;
         if (p->gate_inside) {
             float rate = -expf(((const float *)back->in.A_log->data)[value_head]);
             float bias = ((const float *)back->in.dt_bias->data)[value_head];
             float a = carry_delta_scalar(back->in.g, u->sequence->batch, first + i, value_head);
-            given = dg * rate * sigmoid(a + bias);
+            given = erases ? 0.0f : dg * rate * sigmoid(a + bias);
             int64_t at = (u->sequence - back->sequences) * p->value_heads + value_head;
-            back->on_A_log[at] += dg * s->heads.g[i];
+            back->on_A_log[at] += erases ? 0.0f : dg * s->heads.g[i];
             back->on_dt_bias[at] += given;
         }
         if (back->args->dg != NULL) {
@@ -292,26 +308,24 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "backward rows");
+    bool finite = carry_all_finite(s->rows.k, tokens * K) && carry_all_finite(s->rows.q, tokens * K);
     for (int64_t i = 0; i < tokens;
          i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
         int64_t m = tokens - i < BLOCK ? tokens - i : BLOCK;
         carry_product p = {.m = m, .n = K, .a_row = plan->chunk, .b_row = K, .base_row = K, .c_row = K};
         p.k = i + m;
-        p.b = s->rows.k;
         p.a = s->on_qk + i * plan->chunk;
         p.base = p.c = s->dq + i * K;
-        product(plan, p);
+        triangle_product(plan, p, s->rows.k, i, finite);
         p.a = s->on_kk + i * plan->chunk;
         p.base = p.c = s->dk + i * K;
-        product(plan, p);
+        triangle_product(plan, p, s->rows.k, i, finite);
         p.k = tokens - i;
         p.a_transposed = true;
         p.a = s->on_qk + i * plan->chunk + i;
-        p.b = s->rows.q + i * K;
-        product(plan, p);
+        triangle_product(plan, p, s->rows.q + i * K, 0, finite);
         p.a = s->on_kk + i * plan->chunk + i;
-        p.b = s->rows.k + i * K;
-        product(plan, p);
+        triangle_product(plan, p, s->rows.k + i * K, 0, finite);
     }
     if (plan->problem.l2norm) {
         through_norm(s->dq, s->rows.q, s->rows.q_norm, tokens, K);

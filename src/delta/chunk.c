@@ -6,6 +6,7 @@
 
 #include "core/span.h"
 #include "ops/convert.h"
+#include "ops/triangle.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
 #define NORM_EPSILON 1e-6f
@@ -72,7 +73,7 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
     size_t K = (size_t)plan->problem.key;
     size_t numbers = by_key(plan) ? C * K : C;
     head->g = carry_arena_take(arena, numbers, sizeof(float));
-    head->G = carry_arena_take(arena, numbers, sizeof(float));
+    head->G = carry_arena_take(arena, numbers, sizeof(double));
     head->fade = carry_arena_take(arena, numbers, sizeof(float));
     head->left = carry_arena_take(arena, numbers, sizeof(float));
     head->end = carry_arena_take(arena, K, sizeof(float));
@@ -81,6 +82,12 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
     head->P = carry_arena_take(arena, C * C, sizeof(float));
     head->inverse = carry_arena_take(arena, C * BLOCK, sizeof(float));
     head->D = carry_arena_take(arena, C * C, sizeof(float));
+    size_t keys = by_key(plan) ? K : 0;
+    head->before = carry_arena_take(arena, C * keys, sizeof(float));
+    head->before_k = carry_arena_take(arena, C * keys, sizeof(float));
+    head->after = carry_arena_take(arena, BLOCK * keys, sizeof(float));
+    head->after_k = carry_arena_take(arena, BLOCK * keys, sizeof(float));
+    head->after_q = carry_arena_take(arena, BLOCK * keys, sizeof(float));
 }
 
 static void normalise(float *rows, float *norms, int64_t tokens, int64_t size) {
@@ -159,10 +166,6 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
     }
 }
 
-static float softplus(float x) {
-    return x > 20.0f ? x : log1pf(expf(x));
-}
-
 static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
@@ -178,79 +181,11 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
-static void load_gate(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
-                      int64_t value_head, int64_t tokens, float *g) {
-    const carry_delta_problem *p = &plan->problem;
-    int64_t size = by_key(plan) ? p->key : 1;
-    if (p->gate == CARRY_DELTA_NO_GATE) {
-        memset(g, 0, (size_t)tokens * sizeof *g);
-        return;
-    }
-    if (by_key(plan)) {
-        carry_delta_load(plan, g, in->g, batch, first, value_head, tokens, 0, size);
-    } else {
-        for (int64_t i = 0; i < tokens; i++) {
-            g[i] = carry_delta_scalar(in->g, batch, first + i, value_head);
-        }
-    }
-    if (p->gate_inside) {
-        float rate = -expf(((const float *)in->A_log->data)[value_head]);
-        float bias = ((const float *)in->dt_bias->data)[value_head];
-        for (int64_t i = 0; i < tokens * size; i++) {
-            g[i] = rate * softplus(g[i] + bias);
-        }
-    }
-}
-
-static void end_decays(const carry_delta_plan *plan, carry_delta_head *head, const float *last) {
-    float all = expf(last[0]);
-    for (int64_t j = 0; j < plan->problem.key; j++) {
-        head->end[j] = by_key(plan) ? expf(last[j]) : all;
-    }
-}
-
-static void sum_gate(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
-    int64_t size = by_key(plan) ? plan->problem.key : 1;
-    for (int64_t i = 0; i < tokens; i++) {
-        for (int64_t j = 0; j < size; j++) {
-            head->G[i * size + j] = head->g[i * size + j] + (i > 0 ? head->G[(i - 1) * size + j] : 0.0f);
-        }
-    }
-    const float *last = head->G + (tokens - 1) * size;
-    for (int64_t i = 0; i < tokens * size; i++) {
-        head->fade[i] = expf(head->G[i]);
-        head->left[i] = expf(last[i % size] - head->G[i]);
-    }
-    end_decays(plan, head, last);
-}
-
-/* e^{G[i]-G[j]} for j <= i. Off the diagonal blocks it is a product of two factors, both <= 1, around the first token
-   of i's block: C^2/16 exponentials instead of C^2/2. */
-static void head_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
-    int64_t C = plan->chunk;
-    float before[CARRY_DELTA_MAX_CHUNK];
-    for (int64_t block = 0; block < tokens; block += BLOCK) {
-        int64_t end = block + BLOCK < tokens ? block + BLOCK : tokens;
-        for (int64_t j = 0; j < block; j++) {
-            before[j] = expf(head->G[block] - head->G[j]);
-        }
-        for (int64_t i = block; i < end; i++) {
-            float after = expf(head->G[i] - head->G[block]);
-            for (int64_t j = 0; j < block; j++) {
-                head->D[i * C + j] = after * before[j];
-            }
-            for (int64_t j = block; j <= i; j++) {
-                head->D[i * C + j] = expf(head->G[i] - head->G[j]);
-            }
-        }
-    }
-}
-
 static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
     int64_t C = plan->chunk;
     bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
     if (gated) {
-        head_decays(plan, head, rows->tokens);
+        carry_delta_gate_decays(plan, head, rows->tokens);
     }
     for (int64_t i = 0; i < rows->tokens; i++) {
         const float *kk = rows->kk + i * C;
@@ -273,45 +208,13 @@ static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows 
     }
 }
 
-/* Key gate: sum over channels of x[i] k[j] e^{G[i]-G[j]}. Off the diagonal blocks both factors around the block's first
-   token are <= 1 and the sum is a product; on the diagonal blocks the difference itself is exponentiated. */
-static void key_triangle_row(const carry_delta_plan *plan, const carry_delta_rows *rows, const carry_delta_head *head,
-                             int64_t i, const float *x, float *to) {
-    int64_t K = plan->problem.key;
-    int64_t block = i / BLOCK * BLOCK;
-    float faded[CARRY_DELTA_MAX_DIM];
-    for (int64_t c = 0; c < K; c++) {
-        faded[c] = x[c] * expf(head->G[i * K + c] - head->G[block * K + c]);
-    }
-    for (int64_t j = 0; j <= i; j++) {
-        float sum = 0.0f;
-        if (j < block) {
-            for (int64_t c = 0; c < K; c++) {
-                sum += faded[c] * rows->k[j * K + c] * expf(head->G[block * K + c] - head->G[j * K + c]);
-            }
-        } else {
-            for (int64_t c = 0; c < K; c++) {
-                sum += x[c] * rows->k[j * K + c] * expf(head->G[i * K + c] - head->G[j * K + c]);
-            }
-        }
-        to[j] = sum;
-    }
-}
-
-static void key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
-    int64_t C = plan->chunk;
-    int64_t K = plan->problem.key;
-    for (int64_t i = 0; i < rows->tokens; i++) {
-        float *nA = head->nA + i * C;
-        float *P = head->P + i * C;
-        int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
-        key_triangle_row(plan, rows, head, i, rows->k + i * K, nA);
-        if (rows->with_q) {
-            key_triangle_row(plan, rows, head, i, rows->q + i * K, P);
-        }
-        for (int64_t j = 0; j < end; j++) {
-            nA[j] = j < i ? -head->beta[i] * nA[j] : 0.0f;
-            P[j] = rows->with_q && j <= i ? plan->scale * P[j] : 0.0f;
+/* Row i of an inverse, where a factor is NaN or infinite: times the zeros right of a row's end it would spread. */
+static void careful_row(float row[BLOCK], const float *factors, const float *inverse, int64_t i) {
+    memset(row, 0, BLOCK * sizeof *row);
+    row[i] = 1.0f;
+    for (int64_t j = 0; j < i; j++) {
+        for (int64_t c = 0; c <= j; c++) {
+            row[c] += factors[j] * inverse[j * BLOCK + c];
         }
     }
 }
@@ -322,13 +225,16 @@ static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
         float *inverse = head->inverse + block * BLOCK;
         for (int64_t i = 0; i < size; i++) {
+            const float *factors = head->nA + (block + i) * plan->chunk + block;
             float row[BLOCK] = {0};
             row[i] = 1.0f;
             for (int64_t j = 0; j < i; j++) {
-                float factor = head->nA[(block + i) * plan->chunk + block + j];
                 for (int64_t c = 0; c < BLOCK; c++) {
-                    row[c] += factor * inverse[j * BLOCK + c];
+                    row[c] += factors[j] * inverse[j * BLOCK + c];
                 }
+            }
+            if (!carry_all_finite(row, BLOCK)) {
+                careful_row(row, factors, inverse, i);
             }
             memcpy(inverse + i * BLOCK, row, sizeof row);
         }
@@ -338,22 +244,40 @@ static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *
 void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch,
                                  int64_t token, int64_t value_head, carry_delta_head *head) {
     load_beta(plan, in, batch, token, value_head, 1, head->beta);
-    load_gate(plan, in, batch, token, value_head, 1, head->g);
-    end_decays(plan, head, head->g);
+    carry_delta_gate_load(plan, in, batch, token, value_head, 1, head->g);
+    carry_delta_gate_end(plan, head, head->g);
 }
 
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head) {
     CARRY_SPAN(plan->ctx, "delta", "triangles");
     load_beta(plan, in, batch, first, value_head, rows->tokens, head->beta);
-    load_gate(plan, in, batch, first, value_head, rows->tokens, head->g);
-    sum_gate(plan, head, rows->tokens);
+    carry_delta_gate_load(plan, in, batch, first, value_head, rows->tokens, head->g);
+    carry_delta_gate_sum(plan, head, rows->tokens);
     if (by_key(plan)) {
-        key_triangles(plan, rows, head);
+        carry_delta_key_triangles(plan, rows, head);
     } else {
         head_triangles(plan, rows, head);
     }
     invert_blocks(plan, head, rows->tokens);
+}
+
+/* to = inverse beside, or inverse^T beside. */
+static void solve_block(const carry_delta_plan *plan, const float *inverse, int64_t size, float *beside, float *to,
+                        int64_t columns, bool transposed) {
+    carry_triangle_product(plan->kernels,
+                           &(carry_product){.m = size,
+                                            .n = columns,
+                                            .k = size,
+                                            .count = 1,
+                                            .a = inverse,
+                                            .b = beside,
+                                            .c = to,
+                                            .a_row = BLOCK,
+                                            .b_row = columns,
+                                            .c_row = columns,
+                                            .a_transposed = transposed},
+                           beside, 0, transposed);
 }
 
 void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
@@ -374,16 +298,7 @@ void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *hea
                                                 .b_row = columns,
                                                 .base_row = columns,
                                                 .c_row = columns});
-        plan->kernels->product(&(carry_product){.m = size,
-                                                .n = columns,
-                                                .k = size,
-                                                .count = 1,
-                                                .a = head->inverse + block * BLOCK,
-                                                .b = beside,
-                                                .c = here,
-                                                .a_row = BLOCK,
-                                                .b_row = columns,
-                                                .c_row = columns});
+        solve_block(plan, head->inverse + block * BLOCK, size, beside, here, columns, false);
     }
 }
 
@@ -406,17 +321,7 @@ void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delt
                                                 .base_row = columns,
                                                 .c_row = columns,
                                                 .a_transposed = true});
-        plan->kernels->product(&(carry_product){.m = size,
-                                                .n = columns,
-                                                .k = size,
-                                                .count = 1,
-                                                .a = head->inverse + block * BLOCK,
-                                                .b = beside,
-                                                .c = here,
-                                                .a_row = BLOCK,
-                                                .b_row = columns,
-                                                .c_row = columns,
-                                                .a_transposed = true});
+        solve_block(plan, head->inverse + block * BLOCK, size, beside, here, columns, true);
     }
 }
 

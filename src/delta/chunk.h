@@ -1,6 +1,8 @@
 /* One chunk of one head: its rows in f32, its decays and its two triangles.
 
-   With G the cumulative gate inside the chunk (differences only are exponentiated, all of them <= 0):
+   With G the cumulative gate inside the chunk (differences only are exponentiated, all of them <= 0). G is summed in
+   double with every gate cut off at -4096: e^-4096 is 0, so what a deeper gate or -inf erases stays erased, and the
+   gates behind it are not rounded away beside it.
 
        fade[i]   = e^{G[i]}             what is left of the incoming state at token i
        left[i]   = e^{G[C]-G[i]}        what is left of token i at the chunk's end
@@ -28,13 +30,17 @@ typedef struct carry_delta_rows {
 
 /* What belongs to one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
 typedef struct carry_delta_head {
-    float *g, *G;       /* the gate and its inclusive sums */
+    float *g;           /* the gate */
+    double *G;          /* its inclusive sums */
     float *fade, *left; /* by_key */
     float *end;         /* [K]: e^{G[C]} */
     float *beta;        /* [C] */
     float *nA, *P;      /* [C, C] */
     float *inverse;     /* [C, 16]: inverses of the diagonal blocks, one under the other */
     float *D;           /* [C, C]: decays e^{G[i]-G[j]}, for backward; not with a key gate */
+    /* With a key gate: decays around the first token b of a block of 16, and rows times them. */
+    float *before, *before_k;         /* [C, K]: e^{G[b]-G[j]}, and k[j] e^{G[b]-G[j]}, j < b */
+    float *after, *after_k, *after_q; /* [16, K]: e^{G[i]-G[b]} of the block's tokens, and k[i] and q[i] times it */
 } carry_delta_head;
 
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
@@ -71,6 +77,21 @@ void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta
 /* Loads gate and beta of one value head, and makes decays and triangles. */
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
+
+/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end); D.
+ */
+void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                           int64_t value_head, int64_t tokens, float *g);
+void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g);
+void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
+void carry_delta_gate_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
+/* With a key gate: nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} of all channels.
+ */
+void carry_delta_key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head);
+void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head,
+                             int64_t block, int64_t size);
+void carry_delta_key_decays(const carry_delta_plan *plan, const carry_delta_head *head, int64_t i, int64_t j,
+                            float *decays);
 
 /* X <- (I + A)^-1 X, and X <- (I + A)^-T X; X is [C, columns], rows `stride` apart; beside holds 16 rows of columns. */
 void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,

@@ -13,6 +13,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
+#include "ops/triangle.h"
 
 #define LEAST_COLUMNS 16 /* narrower products leave the vectors half full */
 
@@ -116,7 +117,20 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     for (int64_t i = 0; i < tokens; i += CARRY_DELTA_BLOCK) {
         int64_t m = tokens - i < CARRY_DELTA_BLOCK ? tokens - i : CARRY_DELTA_BLOCK;
         float *rows = s->O + i * u->columns;
-        product(plan, m, u->columns, i + m, s->heads.P + i * plan->chunk, plan->chunk, s->X, rows, rows);
+        carry_triangle_product(plan->kernels,
+                               &(carry_product){.m = m,
+                                                .n = u->columns,
+                                                .k = i + m,
+                                                .count = 1,
+                                                .a = s->heads.P + i * plan->chunk,
+                                                .b = s->X,
+                                                .base = rows,
+                                                .c = rows,
+                                                .a_row = plan->chunk,
+                                                .b_row = u->columns,
+                                                .base_row = u->columns,
+                                                .c_row = u->columns},
+                               s->X, i, false);
     }
     carry_delta_store(plan, u->run->o, s->O, u->sequence->batch, u->sequence->start + t, value_head, tokens, u->first,
                       u->columns);

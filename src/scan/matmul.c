@@ -15,6 +15,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
+#include "ops/triangle.h"
 
 #define MAX_LEVELS 64
 #define MAX_RADIX 16
@@ -51,7 +52,8 @@ static void one_channel(const triangles *t, int64_t first, int64_t size, int64_t
     ptrdiff_t row = t->here->stride * t->item->h_step;
     for (int64_t from = 0; from < work->width; from += MAX_COLUMNS) {
         int64_t columns = work->width - from < MAX_COLUMNS ? work->width - from : MAX_COLUMNS;
-        work->kernels->product(&(carry_product){.m = size,
+        carry_triangle_product(work->kernels,
+                               &(carry_product){.m = size,
                                                 .n = columns,
                                                 .k = size,
                                                 .count = 1,
@@ -60,7 +62,8 @@ static void one_channel(const triangles *t, int64_t first, int64_t size, int64_t
                                                 .c = result,
                                                 .a_row = size,
                                                 .b_row = row,
-                                                .c_row = columns});
+                                                .c_row = columns},
+                               block + from, 0, false);
         for (int64_t i = 1; i < size; i++) {
             memcpy(block + from + i * row, result + i * columns, (size_t)columns * sizeof *result);
         }

@@ -58,6 +58,11 @@ static inline carry_tensor scalars(float *data, const carry_delta_problem *p, in
     return t;
 }
 
+static inline carry_tensor gates(float *data, const carry_delta_problem *p, int64_t first, int64_t tokens) {
+    return p->gate == CARRY_DELTA_KEY_GATE ? rows(data, p, first, tokens, p->value_heads, p->key)
+                                           : scalars(data, p, first, tokens);
+}
+
 /* The arguments of tokens first..first+tokens-1, results into `to`. */
 typedef struct call {
     carry_tensor g, initial, borders, A_log, dt_bias, final, dg, dinitial, dfinal, dA, ddt;
@@ -73,8 +78,8 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
     c->final.data = to[1];
     c->dinitial.data = to[6];
     c->dfinal.data = w->dfinal;
-    c->g = scalars(w->g, p, first, tokens);
-    c->dg = scalars(to[7], p, first, tokens);
+    c->g = gates(w->g, p, first, tokens);
+    c->dg = gates(to[7], p, first, tokens);
     c->borders = carry_view_1d((void *)(uintptr_t)w->borders, CARRY_I64, w->states + 1);
     c->A_log = carry_view_1d(w->A_log, CARRY_F32, p->value_heads);
     c->dt_bias = carry_view_1d(w->dt_bias, CARRY_F32, p->value_heads);
@@ -174,7 +179,8 @@ static inline whole make_whole(carry_ctx *ctx, carry_delta_problem p, const int6
     w.k = whole_normals(ctx, keys, 1, root);
     w.v = whole_normals(ctx, values, 2, 1.0f);
     w.beta = whole_normals(ctx, scalar, 3, 1.0f);
-    w.g = whole_normals(ctx, scalar, 4, 1.0f);
+    int64_t gate = scalar * (p.gate == CARRY_DELTA_KEY_GATE ? p.key : 1);
+    w.g = whole_normals(ctx, gate, 4, 1.0f);
     w.initial = whole_normals(ctx, states, 5, 0.3f);
     w.A_log = whole_normals(ctx, p.value_heads, 6, 0.5f);
     w.dt_bias = whole_normals(ctx, p.value_heads, 7, 0.5f);
@@ -182,10 +188,12 @@ static inline whole make_whole(carry_ctx *ctx, carry_delta_problem p, const int6
     w.dfinal = whole_normals(ctx, states, 9, 1.0f);
     for (int64_t i = 0; i < scalar; i++) {
         w.beta[i] = p.beta_sigmoid ? w.beta[i] : 1.0f / (1.0f + expf(-w.beta[i]));
+    }
+    for (int64_t i = 0; i < gate; i++) {
         w.g[i] = p.gate_inside ? w.g[i] - 4.0f : -0.02f * fabsf(w.g[i]); /* states last over many tokens */
     }
-    const int64_t count[RESULTS] = {values, states, keys,   keys,          values,
-                                    scalar, states, scalar, p.value_heads, p.value_heads};
+    const int64_t count[RESULTS] = {values, states, keys, keys,          values,
+                                    scalar, states, gate, p.value_heads, p.value_heads};
     for (int r = 0; r < RESULTS; r++) {
         w.count[r] = count[r];
         w.wanted[r] = calloc((size_t)count[r] + 1, sizeof(float));

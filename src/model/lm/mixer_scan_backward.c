@@ -121,8 +121,9 @@ static void store_scalars(const carry_mixer_scan_work *w, int64_t item, const ca
     if (p->gate_inside) {
         float rate = -expf(((const float *)w->in.A_log->data)[value_head]);
         float bias = ((const float *)w->in.dt_bias->data)[value_head];
-        given = dg * rate * sigmoid(carry_delta_scalar(w->in.g, b, t, value_head) + bias);
-        w->dgate[item] = dg * x->head.g[0];
+        bool erases = expf(x->head.g[0]) == 0.0f; /* a gate of -inf has no gradient */
+        given = erases ? 0.0f : dg * rate * sigmoid(carry_delta_scalar(w->in.g, b, t, value_head) + bias);
+        w->dgate[item] = erases ? 0.0f : dg * x->head.g[0];
         w->given[item] = given;
     }
     if (w->backward->dg != NULL) {

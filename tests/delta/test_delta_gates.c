@@ -1,0 +1,202 @@
+/* Deep gates: no method is worse than the recurrence, forward, backward and over ranks, whatever gates follow each
+   other; and a NaN of one token stays where the recurrence leaves it. */
+#include "delta_reference.h"
+
+static const float depths[] = {0.0f, -1e-3f, -1.0f, -50.0f, -1e3f, -1e6f, -INFINITY};
+
+/* Form 0: any of them. Others: one deep gate early in a chunk, and small ones behind it. */
+static void draw_gates(whole *w, uint64_t seed, int form) {
+    for (int64_t i = 0; i < w->count[7]; i++) {
+        uint32_t any = draw(seed, 11, (uint64_t)i);
+        w->g[i] = form == 0 ? depths[any % 7] : any % 40 == 0 ? depths[3 + form] : depths[any % 2 + (any % 8 == 2)];
+    }
+}
+
+static const carry_delta_problem problems[] = {
+    {.batch = 1, .tokens = 150, .heads = 1, .value_heads = 2, .key = 24, .value = 20, .gate = CARRY_DELTA_HEAD_GATE},
+    {.batch = 2,
+     .tokens = 77,
+     .heads = 2,
+     .value_heads = 2,
+     .key = 9,
+     .value = 33,
+     .gate = CARRY_DELTA_HEAD_GATE,
+     .l2norm = true},
+};
+
+/* Ten times what the recurrence in f32 loses; where that is less than an ulp of the largest element, an ulp of it. */
+static void expect_close(const recurrence *exact, const recurrence *plain, const whole *w, int results,
+                         const char *what, int form) {
+    for (int r = 0; r < results; r++) {
+        double allowed = 10.0 * fmax(error_of(exact, r, NULL, plain->to[r]), 0x1p-24);
+        double off = error_of(exact, r, w->got[r], NULL);
+        if (!(off <= allowed)) {
+            fail_msg("%s, gates of form %d: %s is off by %.3g of its largest, %.3g is allowed", what, form,
+                     result_name[r], off, allowed);
+        }
+    }
+}
+
+static void no_method_is_worse_than_the_recurrence(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        for (int form = 0; form < 4; form++) {
+            whole w = make_whole(ctx, problems[i], NULL);
+            draw_gates(&w, i, form);
+            recurrence exact = recur_whole(&w, false);
+            recurrence plain = recur_whole(&w, true);
+            for (int m = 0; carry_delta_name(m) != NULL; m++) {
+                run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+                expect_close(&exact, &plain, &w, REFERENCED, carry_delta_name(m), form);
+            }
+            discard_recurrence(&exact);
+            discard_recurrence(&plain);
+            discard_whole(&w);
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+/* The same with a gate a key channel, forward. */
+static void key_gates_are_no_worse_either(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int form = 0; form < 4; form++) {
+        carry_delta_problem p = problems[form % 2];
+        p.gate = CARRY_DELTA_KEY_GATE;
+        whole w = make_whole(ctx, p, NULL);
+        draw_gates(&w, 5, form);
+        recurrence exact = recur_whole(&w, false);
+        recurrence plain = recur_whole(&w, true);
+        for (int m = 0; carry_delta_name(m) != NULL; m++) {
+            carry_delta_plan *plan;
+            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w.p, carry_delta_name(m)));
+            size_t bytes = carry_delta_forward_workspace(plan);
+            void *workspace = malloc(bytes);
+            assert_non_null(workspace);
+            call c;
+            make_call(&c, &w, w.got, 0, w.p.tokens, NULL);
+            assert_ok(ctx, carry_delta_forward(plan, &c.forward, workspace, bytes));
+            expect_close(&exact, &plain, &w, 2, carry_delta_name(m), form);
+            free(workspace);
+            carry_delta_plan_free(plan);
+        }
+        discard_recurrence(&exact);
+        discard_recurrence(&plain);
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void ranks_are_no_worse_than_the_recurrence(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (int form = 0; form < 4; form++) {
+        whole w = make_whole(ctx, problems[0], NULL);
+        draw_gates(&w, 3, form);
+        recurrence exact = recur_whole(&w, false);
+        recurrence plain = recur_whole(&w, true);
+        for (int ranks = 2; ranks <= 3; ranks++) {
+            split s = {.w = &w};
+            cut_evenly(&s, ranks);
+            if (has_ranks(ranks)) {
+                run_on_ranks(&s, ranks, "deep gates");
+                expect_close(&exact, &plain, &w, REFERENCED, "ranks", form);
+            }
+        }
+        discard_recurrence(&exact);
+        discard_recurrence(&plain);
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* A gate that lets nothing through has no gradient: exactly 0, also of what the gate is made of. */
+static void gates_that_erase_have_no_gradient(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (int inside = 0; inside < 2; inside++) {
+        carry_delta_problem p = problems[0];
+        p.gate_inside = inside != 0;
+        whole w = make_whole(ctx, p, NULL);
+        for (int64_t i = 0; i < w.count[7]; i += 7) {
+            w.g[i] = inside != 0 ? INFINITY : i % 2 == 0 ? -INFINITY : -1e6f;
+        }
+        run_method(ctx, &w, "chunk32", w.got, false, false);
+        for (int r = 0; r < (inside != 0 ? RESULTS : REFERENCED); r++) {
+            for (int64_t i = 0; i < w.count[r]; i++) {
+                assert_true(isfinite(w.got[r][i]));
+                assert_true(r != 7 || i % 7 != 0 || w.got[r][i] == 0.0f);
+            }
+        }
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* Bits of rows before token `at`, or behind it, are those without the NaN. */
+static void expect_untouched(const whole *w, int result, int64_t at, bool before, const char *what) {
+    const carry_delta_problem *p = &w->p;
+    int64_t row = w->count[result] / (p->batch * p->tokens);
+    for (int64_t i = 0; i < w->count[result]; i++) {
+        if (before ? i / row < at : i / row > at) {
+            if (memcmp(&w->got[result][i], &w->wanted[result][i], sizeof(float)) != 0) {
+                fail_msg("NaN in %s of token %lld: %s of token %lld is %g and was %g", what, (long long)at,
+                         result_name[result], (long long)(i / row), (double)w->got[result][i],
+                         (double)w->wanted[result][i]);
+            }
+        }
+    }
+}
+
+static void a_nan_reaches_no_earlier_token(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_delta_problem p = problems[0];
+    p.heads = p.value_heads = 1;
+    whole w = make_whole(ctx, p, NULL);
+    const struct {
+        const char *name;
+        float *at;
+        int64_t size;
+    } inputs[] = {{"q", w.q, p.key},   {"k", w.k, p.key}, {"v", w.v, p.value},
+                  {"beta", w.beta, 1}, {"g", w.g, 1},     {"do", w.grad_o, p.value}};
+    for (int m = 0; carry_delta_name(m) != NULL; m++) {
+        run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
+        for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
+            for (int64_t at = 5; at < p.tokens; at += 26) {
+                for (int infinite = 0; infinite < 2; infinite++) {
+                    float *x = &inputs[i].at[at * inputs[i].size + inputs[i].size / 2];
+                    float kept = *x;
+                    *x = infinite != 0 && inputs[i].at != w.g ? INFINITY : NAN;
+                    run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+                    *x = kept;
+                    bool gradient = inputs[i].at == w.grad_o;
+                    expect_untouched(&w, 0, gradient ? p.tokens : at, true, inputs[i].name);
+                    expect_untouched(&w, 2, at, true, inputs[i].name); /* dq[t] depends on tokens up to t */
+                    for (int r = 2; gradient && r < REFERENCED; r++) { /* what depends on do from t on */
+                        if (r != 6) {
+                            expect_untouched(&w, r, at, false, inputs[i].name);
+                        }
+                    }
+                    if (!gradient && inputs[i].at != w.q && inputs[i].at != w.g) {
+                        assert_true(!isfinite(w.got[0][(p.tokens - 1) * p.value + p.value / 2]));
+                    }
+                }
+            }
+        }
+    }
+    discard_whole(&w);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(no_method_is_worse_than_the_recurrence), cmocka_unit_test(key_gates_are_no_worse_either),
+        cmocka_unit_test(ranks_are_no_worse_than_the_recurrence), cmocka_unit_test(gates_that_erase_have_no_gradient),
+        cmocka_unit_test(a_nan_reaches_no_earlier_token),
+    };
+    take_filter();
+    return cmocka_run_group_tests_name("delta/gates", tests, NULL, NULL);
+}
