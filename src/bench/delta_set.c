@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/deviation.h"
+#include "carry/device.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
@@ -76,7 +78,7 @@ carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry
                {&s->dk, p->dtype, 4, qk, backward},
                {&s->dv, p->dtype, 4, vo, backward},
                {&s->dbeta, CARRY_F32, 3, vo, backward},
-               {&s->dg, CARRY_F32, 3, vo, backward},
+               {&s->dg, CARRY_F32, p->gate == CARRY_DELTA_KEY_GATE ? 4 : 3, gate, backward},
                {&s->dstate, CARRY_F32, 4, state, backward}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].wanted) {
@@ -86,12 +88,70 @@ carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry
     return fill(ctx, s, backward, seed, rank);
 }
 
-void carry_delta_set_free(carry_delta_set *s) {
-    void *const all[] = {s->q.data,     s->k.data,     s->v.data,     s->beta.data,   s->g.data,
-                         s->state.data, s->o.data,     s->final.data, s->dq.data,     s->dk.data,
-                         s->dv.data,    s->dbeta.data, s->dg.data,    s->dstate.data, s->grad_o.data};
-    for (size_t j = 0; j < sizeof all / sizeof all[0]; j++) {
-        free(all[j]);
+/* The tensors of a set by number; those from TENSORS_READ on are written. */
+enum { TENSORS = 15, TENSORS_READ = 6 };
+
+static carry_tensor *tensor_at(carry_delta_set *s, int index) {
+    carry_tensor *const all[TENSORS] = {&s->q,     &s->k,  &s->v,  &s->beta, &s->g,     &s->grad_o, &s->state, &s->o,
+                                        &s->final, &s->dq, &s->dk, &s->dv,   &s->dbeta, &s->dg,     &s->dstate};
+    return all[index];
+}
+
+static size_t bytes_of(const carry_tensor *tensor) {
+    return carry_dtype_size(tensor->dtype) * (size_t)carry_tensor_count(tensor);
+}
+
+carry_status carry_delta_set_upload(carry_ctx *ctx, carry_delta_set *to, carry_delta_set *from, int device) {
+    *to = (carry_delta_set){0};
+    for (int i = 0; i < TENSORS; i++) {
+        const carry_tensor *host = tensor_at(from, i);
+        carry_tensor *there = tensor_at(to, i);
+        if (host->data != NULL) {
+            *there = *host;
+            there->data = NULL;
+            there->device = device;
+            CARRY_TRY(carry_device_alloc(ctx, &there->data, device, bytes_of(host)));
+            CARRY_TRY(carry_device_copy(ctx, there->data, device, host->data, 0, bytes_of(host), NULL));
+        }
+    }
+    return carry_stream_wait(ctx, device, NULL);
+}
+
+static carry_status move_written(carry_ctx *ctx, carry_delta_set *to, carry_delta_set *from) {
+    int device = to->q.device != 0 ? to->q.device : from->q.device;
+    carry_stream *stream = carry_ctx_stream(ctx, device);
+    for (int i = TENSORS_READ; to->q.data != from->q.data && i < TENSORS; i++) {
+        const carry_tensor *source = tensor_at(from, i);
+        const carry_tensor *target = tensor_at(to, i);
+        if (source->data != NULL) {
+            CARRY_TRY(carry_device_copy(ctx, target->data, target->device, source->data, source->device,
+                                        bytes_of(source), stream));
+        }
+    }
+    return carry_stream_wait(ctx, device, stream);
+}
+
+carry_status carry_delta_set_poison(carry_ctx *ctx, carry_delta_set *set, carry_delta_set *host) {
+    for (int i = TENSORS_READ + 1; i < TENSORS; i++) { /* but for the state, which a step reads too */
+        if (tensor_at(host, i)->data != NULL) {
+            carry_poison(tensor_at(host, i));
+        }
+    }
+    return move_written(ctx, set, host);
+}
+
+carry_status carry_delta_set_download(carry_ctx *ctx, carry_delta_set *host, carry_delta_set *set) {
+    return move_written(ctx, host, set);
+}
+
+void carry_delta_set_free(carry_ctx *ctx, carry_delta_set *s) {
+    for (int i = 0; i < TENSORS; i++) {
+        const carry_tensor *tensor = tensor_at(s, i);
+        if (tensor->device != 0) {
+            carry_device_free(ctx, tensor->device, tensor->data);
+        } else {
+            free(tensor->data);
+        }
     }
     *s = (carry_delta_set){0};
 }

@@ -16,7 +16,13 @@ typedef struct carry_delta_set {
    after a failure too. tokens may be 0. */
 carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *set, const carry_delta_problem *problem,
                                  bool backward, uint64_t seed, int rank);
-void carry_delta_set_free(carry_delta_set *set);
+void carry_delta_set_free(carry_ctx *ctx, carry_delta_set *set);
+
+/* The same on a device. What is written, state and final included, then goes from the CPU to the device filled with NaN
+   (the state as it is), and from the device to the CPU; nothing is copied when set and host are one. */
+carry_status carry_delta_set_upload(carry_ctx *ctx, carry_delta_set *to, carry_delta_set *from, int device);
+carry_status carry_delta_set_poison(carry_ctx *ctx, carry_delta_set *set, carry_delta_set *host);
+carry_status carry_delta_set_download(carry_ctx *ctx, carry_delta_set *host, carry_delta_set *set);
 
 /* The least that must move: inputs and outputs once; with a state, that is read besides. */
 double carry_delta_set_bytes(const carry_delta_problem *problem, bool with_state, bool backward);

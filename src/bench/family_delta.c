@@ -8,12 +8,16 @@
 #include <string.h>
 
 #include "carry/delta.h"
+#include "carry/device.h"
+#include "core/clock.h"
 #include "core/tensor.h"
 #include "core/context.h"
 #include "core/memory.h"
+#include "bench/delta_gradients.h"
 #include "bench/delta_set.h"
 #include "bench/deviation.h"
 #include "bench/family.h"
+#include "bench/timer.h"
 
 #define MAX_COPIES 64
 
@@ -25,7 +29,9 @@ typedef struct instance {
     bool backward, step, initial;
     char only[CARRY_PROBLEM_WORD];
     int copies, current;
-    set sets[MAX_COPIES];
+    set sets[MAX_COPIES]; /* on the device */
+    set host;             /* set 0 on the CPU; the same one where that is the device */
+    carry_timer *timer;   /* of a GPU, else NULL */
     carry_delta_plan *plan;
     void *workspace, *kept;
     double *o, *final; /* float64 reference of set 0 */
@@ -33,7 +39,7 @@ typedef struct instance {
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
-                            "backward, step, algo=NAME, device=cpu; with p ranks: b, t, h, "
+                            "backward, step, algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
                             "hv, k, v, nogate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
@@ -61,11 +67,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     }
     const char *method = carry_problem_setting(problem, "algo");
     (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
-    const char *device = carry_problem_setting(problem, "device");
-    if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': the delta rule runs on cpu in this build",
-                          device, problem->text);
-    }
+    CARRY_TRY(carry_problem_device(ctx, &p->device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if ((none && keys) || (it->step && it->backward)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
@@ -76,14 +78,36 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 static void close_instance(void *given) {
     instance *it = given;
     for (int i = 0; i < it->copies; i++) {
-        carry_delta_set_free(&it->sets[i]);
+        carry_delta_set_free(it->ctx, &it->sets[i]);
     }
+    if (it->problem.device != 0) {
+        carry_delta_set_free(it->ctx, &it->host);
+    }
+    carry_timer_free(it->timer);
     carry_delta_plan_free(it->plan);
-    free(it->workspace);
-    free(it->kept);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_device_free(it->ctx, it->problem.device, it->kept);
     free(it->o);
     free(it->final);
     free(it);
+}
+
+static carry_status make_set(instance *it, int index, uint64_t seed) {
+    const carry_delta_problem *p = &it->problem;
+    if (p->device == 0) {
+        CARRY_TRY(carry_delta_set_new(it->ctx, &it->sets[index], p, it->backward, seed, 0));
+        it->host = it->sets[0];
+        return CARRY_OK;
+    }
+    set made;
+    carry_status status = carry_delta_set_new(it->ctx, &made, p, it->backward, seed, 0);
+    status = status == CARRY_OK ? carry_delta_set_upload(it->ctx, &it->sets[index], &made, p->device) : status;
+    if (index == 0) {
+        it->host = made;
+    } else {
+        carry_delta_set_free(it->ctx, &made);
+    }
+    return status;
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
@@ -96,12 +120,15 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = parse(ctx, it, problem);
     if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
         carry_delta_plan *probe;
-        status = carry_delta_plan_new(ctx, &probe, &it->problem, "chunk16");
+        status = carry_delta_plan_new(ctx, &probe, &it->problem, it->problem.device != 0 ? NULL : "chunk16");
         carry_delta_plan_free(probe);
     }
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        status = carry_delta_set_new(ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i, 0);
+        status = make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->problem.device);
     }
     if (status != CARRY_OK) {
         close_instance(it);
@@ -154,9 +181,9 @@ static carry_status run_set(instance *it, set *s) {
 
 /* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
 static carry_status prepare_backward(instance *it) {
-    free(it->kept);
-    it->kept = carry_aligned_new(carry_delta_kept(it->plan));
-    if (it->kept == NULL) {
+    carry_device_free(it->ctx, it->problem.device, it->kept);
+    it->kept = NULL;
+    if (carry_device_alloc(it->ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward could not be had",
                           1e-9 * (double)carry_delta_kept(it->plan));
     }
@@ -167,25 +194,28 @@ static carry_status prepare_backward(instance *it) {
 
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
-    if (it->step && method == NULL) {
+    bool on_gpu = it->problem.device != 0;
+    if (it->step && method == NULL && !on_gpu) {
         method = "recurrent";
     }
-    if (it->step && strcmp(method, "recurrent") != 0) {
+    if (it->step && !on_gpu && strcmp(method, "recurrent") != 0) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "a step is token by token");
     }
-    if (it->backward && method != NULL && strcmp(method, "recurrent") == 0) {
+    if (it->backward && !on_gpu && method != NULL && strcmp(method, "recurrent") == 0) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the backward pass goes by chunks");
     }
     carry_delta_plan_free(it->plan);
-    free(it->workspace);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->timer);
     it->plan = NULL;
     it->workspace = NULL;
     CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, method));
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
-    it->workspace = carry_aligned_new(forward > backward ? forward : backward);
-    if (it->workspace == NULL) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the workspace could not be had");
+    size_t most = forward > backward ? forward : backward;
+    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, most) != CARRY_OK) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
+                          carry_delta_plan_method(it->plan), 1e-9 * (double)most);
     }
     return it->backward && it->copies > 0 ? prepare_backward(it) : CARRY_OK;
 }
@@ -209,6 +239,21 @@ static carry_status run(void *given) {
     return run_set(it, &it->sets[it->current]);
 }
 
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer != NULL) {
+        return carry_timer_time(it->timer, seconds, run, it);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(run(it));
+    *seconds = carry_seconds() - before;
+    return CARRY_OK;
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->problem.device;
+}
+
 static carry_counts counts(const void *given) {
     const instance *it = given;
     size_t forward = carry_delta_forward_workspace(it->plan);
@@ -220,8 +265,9 @@ static carry_counts counts(const void *given) {
 }
 
 static carry_status make_reference(instance *it) {
-    const carry_delta_problem *p = &it->problem;
-    set *s = &it->sets[0];
+    carry_delta_problem p = it->problem;
+    set *s = &it->host;
+    p.device = 0;
     if (it->has_reference) {
         return CARRY_OK;
     }
@@ -236,7 +282,7 @@ static carry_status make_reference(instance *it) {
     if (it->step) {
         args.initial_state = &s->state;
     }
-    CARRY_TRY(carry_delta_reference(it->ctx, it->o, it->final, p, &args));
+    CARRY_TRY(carry_delta_reference(it->ctx, it->o, it->final, &p, &args));
     it->has_reference = true;
     return CARRY_OK;
 }
@@ -247,89 +293,69 @@ static double bound_of(const carry_tensor *result) {
     return 64.0 * 0x1p-24 + carry_unit_roundoff(result->dtype);
 }
 
-/* Gradients against a float64 central difference along one random direction: (L(x + e d) - L(x - e d)) / 2e = <dL/dx,
-   d>. The whole gradient is compared with vectors made elsewhere by carry check --golden, and by the tests. */
+/* A GPU's gradients against the CPU's; those of the CPU, and those that it lacks, by a difference of the reference. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
-    set *s = &it->sets[0];
+    const carry_delta_problem *p = &it->problem;
     CARRY_TRY(prepare_backward(it));
-    const carry_tensor *poisoned[] = {&s->dq, &s->dk, &s->dv, &s->dbeta};
-    for (size_t i = 0; i < sizeof poisoned / sizeof poisoned[0]; i++) {
-        carry_poison(poisoned[i]);
+    CARRY_TRY(carry_delta_set_poison(it->ctx, &it->sets[0], &it->host));
+    CARRY_TRY(run_set(it, &it->sets[0]));
+    CARRY_TRY(carry_delta_set_download(it->ctx, &it->host, &it->sets[0]));
+    if (p->device != 0 && p->gate != CARRY_DELTA_KEY_GATE) {
+        return carry_delta_gradients_cpu(it->ctx, &it->host, p, it->initial, deviations, count);
     }
-    CARRY_TRY(run_set(it, s));
-    if (it->problem.dtype != CARRY_F32) {
+    if (p->dtype != CARRY_F32) {
         *count = 0;
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED,
                           "gradients are checked in f32 here, in bf16 by carry check --golden");
     }
-    int64_t size = carry_tensor_count(&s->v);
-    float *kept = malloc((size_t)size * sizeof *kept);
-    double *o = malloc((size_t)size * 2 * sizeof *o);
-    if (kept == NULL || o == NULL) {
-        free(kept);
-        free(o);
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
-    }
-    float *v = s->v.data;
-    memcpy(kept, v, (size_t)size * sizeof *kept);
-    const float *along = s->grad_o.data; /* any direction will do */
-    const float *dv = s->dv.data;
-    double analytic = 0.0;
-    double numeric = 0.0;
-    double scale = 0.0;
-    carry_status status = CARRY_OK;
-    for (int side = 0; side < 2 && status == CARRY_OK; side++) {
-        for (int64_t i = 0; i < size; i++) {
-            v[i] = kept[i] + (side == 0 ? 1.0f : -1.0f) * along[(i * 7 + 3) % size];
-        }
-        carry_delta_forward_args args = args_of(it, s);
-        status = carry_delta_reference(it->ctx, o + side * size, NULL, &it->problem, &args);
-    }
-    for (int64_t i = 0; i < size; i++) { /* o is linear in v, so the difference is exact */
-        numeric += 0.5 * (o[i] - o[size + i]) * (double)along[i];
-        double part = (double)dv[i] * (double)along[(i * 7 + 3) % size];
-        analytic += part;
-        scale += part * part;
-    }
-    memcpy(v, kept, (size_t)size * sizeof *kept);
-    free(kept);
-    free(o);
-    double off = fabs(analytic - numeric);
-    deviations[0] = (carry_deviation){.tensor = "dv", .error = off / sqrt(scale), .absolute = off, .bound = 1e-4};
-    *count = 1;
-    return status;
+    return carry_delta_gradients_dv(it->ctx, &it->host, p, it->initial, deviations, count);
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
-    set *s = &it->sets[0];
+    set *s = &it->host;
     *count = 0;
     if (it->backward) {
         return compare_backward(it, deviations, count);
     }
     CARRY_TRY(make_reference(it));
-    carry_poison(&s->o);
-    if (!it->step) {
-        carry_poison(&s->final);
-        CARRY_TRY(run_set(it, s));
-        deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
-        deviations[1] = carry_deviation_of("final_state", &s->final, it->final, bound_of(&s->final));
-        *count = 2;
-        return CARRY_OK;
-    }
     size_t size = (size_t)carry_tensor_count(&s->state);
     float *before = malloc(size * sizeof *before);
     if (before == NULL) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
     }
     memcpy(before, s->state.data, size * sizeof *before);
-    carry_status status = run_set(it, s);
+    carry_status status = carry_delta_set_poison(it->ctx, &it->sets[0], s);
+    status = status == CARRY_OK ? run_set(it, &it->sets[0]) : status;
+    status = status == CARRY_OK ? carry_delta_set_download(it->ctx, s, &it->sets[0]) : status;
+    const carry_tensor *state = it->step ? &s->state : &s->final;
     deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
-    deviations[1] = carry_deviation_of("state", &s->state, it->final, bound_of(&s->state));
+    deviations[1] = carry_deviation_of(it->step ? "state" : "final_state", state, it->final, bound_of(state));
     memcpy(s->state.data, before, size * sizeof *before);
     free(before);
     *count = 2;
     return status;
+}
+
+/* Those of the CPU, then what GPUs have besides, where there is one. */
+static const char *method(int index) {
+    int count = 0;
+    while (carry_delta_name(count) != NULL) {
+        count++;
+    }
+    if (index < count || carry_device_count() < 2) {
+        return carry_delta_name(index);
+    }
+    for (int i = 0; carry_delta_name_on(1, i) != NULL; i++) {
+        int same = 0;
+        while (same < count && strcmp(carry_delta_name(same), carry_delta_name_on(1, i)) != 0) {
+            same++;
+        }
+        if (same == count && index-- == count) {
+            return carry_delta_name_on(1, i);
+        }
+    }
+    return NULL;
 }
 
 extern const carry_family carry_family_delta_ranks;
@@ -344,12 +370,14 @@ const carry_family carry_family_delta = {
     .plan = plan_instance,
     .close = close_instance,
     .bytes = bytes,
-    .method = carry_delta_name,
+    .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
     .only = only,
     .run = run,
+    .time = time_run,
+    .device = device_of,
     .counts = counts,
     .compare = compare,
 };

@@ -104,7 +104,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 static void close_instance(void *given) {
     instance *it = given;
     for (int i = 0; i < it->copies; i++) {
-        carry_delta_set_free(&it->sets[i]);
+        carry_delta_set_free(it->base.ctx, &it->sets[i]);
     }
     carry_delta_ranks_plan_free(it->plan);
     carry_comm_free(it->base.alone);

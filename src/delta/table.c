@@ -9,7 +9,14 @@ static const carry_delta_method *const table[] = {
     &carry_delta_cpu_chunk64,   &carry_delta_cpu_chunk128, NULL,
 };
 
+#if defined(CARRY_HAVE_CUDA)
+extern const carry_delta_method carry_delta_cuda_recurrent;
+#endif
+
 static const carry_delta_method *const gpu_table[] = {
+#if defined(CARRY_HAVE_CUDA)
+    &carry_delta_cuda_recurrent,
+#endif
     NULL,
 };
 
