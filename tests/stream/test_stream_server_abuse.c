@@ -354,7 +354,7 @@ static void test_connections_and_viewers_have_a_limit(void **state) {
         char byte;
         refused += hear(to[i], &byte, 1, i < 5 ? 0.1 : 0.0) == 0;
     }
-    assert_in_range(refused, MANY - 340, MANY - 300); /* 320 are served */
+    assert_in_range(refused, MANY - 340, MANY - 60); /* 320 at most are served; silent ones give way beyond 64 */
     for (int i = 0; i < MANY; i++) {
         (void)close(to[i]);
     }

@@ -4,6 +4,7 @@
    socket option lets two servers share it, and connections can be counted before they cost anything. */
 #include "stream/server/server_internal.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -89,6 +90,12 @@ static int viewer_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
         look_at_hub(server);
         return 0;
+    case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED:
+        carry_server_opened(server, wsi);
+        return 0;
+    case LWS_CALLBACK_WSI_DESTROY: /* of every protocol */
+        carry_server_closed(server, wsi);
+        return 0;
     case LWS_CALLBACK_HTTP: /* nobody gets here but with a request for a WebSocket, which was made by us */
         return -1;
     case LWS_CALLBACK_ESTABLISHED:
@@ -98,7 +105,7 @@ static int viewer_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     case LWS_CALLBACK_SERVER_WRITEABLE:
         return carry_server_writable(server, wsi, user);
     case LWS_CALLBACK_CLOSED:
-        carry_server_leave(server, user);
+        carry_server_leave(user);
         return 0;
     default:
         return 0;
@@ -126,7 +133,7 @@ static bool start_lws(carry_server *server) {
         .max_http_header_pool2 = CARRY_SERVER_CONNECTIONS, /* nobody waits because others are slow */
         .timeout_secs = seconds,
         .timeout_secs_ah_idle = seconds,
-        .fd_limit_per_thread = CARRY_SERVER_CONNECTIONS + 16,
+        .fd_limit_per_thread = 2 * CARRY_SERVER_CONNECTIONS + 64, /* a WebSocket has two while it is handed over */
         .vhost_name = "carry",
         .options = LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES | LWS_SERVER_OPTION_FALLBACK_TO_APPLY_LISTEN_ACCEPT_CONFIG,
         .listen_accept_role = "raw-skt",
@@ -207,6 +214,9 @@ static void server_free(carry_server *server) {
     carry_ctx_free(server->ctx);
     (void)sem_destroy(&server->ready);
     (void)sem_destroy(&server->told);
+    if (server->spare >= 0) {
+        (void)close(server->spare);
+    }
     free(server->token);
     free(server->record_to);
     free(server->out);
@@ -227,6 +237,7 @@ carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry
     server->hub = hub;
     server->controls = controls;
     server->listener = -1;
+    server->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     if (getrandom(&server->name, sizeof server->name, 0) != (ssize_t)sizeof server->name) {
         server->name = (uint64_t)(1e9 * carry_seconds());
     }

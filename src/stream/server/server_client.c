@@ -14,53 +14,21 @@
 #include "core/clock.h"
 #include "stream/server/server_internal.h"
 
-#define SEND_BUFFER (128 << 10) /* bytes in the kernel a viewer may be behind: a few frames, not seconds */
-#define LINGER 2.0              /* seconds */
+#define LINGER 2.0       /* seconds */
+#define HEAD_SECONDS 5.0 /* for the head of a request to come, or patience if that is less */
 
-static void adopt(carry_server *server, int file) {
-    lws_sock_file_fd_type given = {.filefd = file};
-    int one = 1, room = SEND_BUFFER;
-    (void)setsockopt(file, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-    (void)setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    struct lws *wsi = lws_adopt_descriptor_vhost(server->vhost, LWS_ADOPT_RAW_FILE_DESC, given, "client", NULL);
-    if (wsi == NULL) { /* it is closed */
-        return;
-    }
+void carry_server_add_client(carry_server *server, struct lws *wsi, int file) {
     carry_client *client = lws_wsi_user(wsi);
-    *client = (carry_client){.wsi = wsi, .file = file, .since = carry_seconds(), .next = server->clients};
+    *client = (carry_client){
+        .wsi = wsi, .address = server->arriving, .file = file, .since = carry_seconds(), .next = server->clients};
     client->before = &server->clients;
     if (client->next != NULL) {
         client->next->before = &client->next;
     }
     server->clients = client;
-    server->connections++;
 }
 
-void carry_server_accept(carry_server *server) {
-    for (;;) {
-        int file = accept4(server->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-        if (file < 0) {
-            if (errno == EINTR || errno == ECONNABORTED) {
-                continue;
-            }
-            return;
-        }
-        if (server->connections < CARRY_SERVER_CONNECTIONS) {
-            server->refusing = false;
-            adopt(server, file);
-            continue;
-        }
-        if (!server->refusing) {
-            server->refusing = true;
-            carry_log(server->ctx, CARRY_LOG_WARNING, "%d connections are open: more are hung up on",
-                      server->connections);
-        }
-        server->refused++;
-        (void)close(file);
-    }
-}
-
-static void forget(carry_server *server, carry_client *client) {
+static void forget(carry_client *client) {
     free(client->body);
     free(client->out);
     client->body = NULL;
@@ -71,7 +39,6 @@ static void forget(carry_server *server, carry_client *client) {
             client->next->before = client->before;
         }
         client->before = NULL;
-        server->connections--;
     }
 }
 
@@ -111,8 +78,9 @@ static int hand_over(carry_server *server, carry_client *client) {
     if (file < 0) {
         return -1;
     }
-    forget(server, client);
-    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length);
+    forget(client);
+    server->arriving = client->address;
+    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes it where it fails */
     return -1;
 }
 
@@ -124,7 +92,7 @@ static int upgrade(carry_server *server, carry_client *client, bool more) {
     if (strcmp(request->path, "/ws") != 0) {
         return carry_server_refuse(server, client, 404, "WebSockets are at /ws");
     }
-    carry_refusal refusal = carry_server_guard(server, request);
+    carry_refusal refusal = carry_server_guard(server, client->address, request);
     if (refusal.status != 0) {
         return carry_server_refuse(server, client, refusal.status, refusal.why);
     }
@@ -222,26 +190,34 @@ int carry_server_client_callback(struct lws *wsi, enum lws_callback_reasons reas
     carry_server *server = lws_context_user(lws_get_context(wsi));
     carry_client *client = user;
     switch ((int)reason) {
+    case LWS_CALLBACK_RAW_ADOPT_FILE:
+        carry_server_opened(server, wsi);
+        return 0;
     case LWS_CALLBACK_RAW_RX_FILE:
         return client->before != NULL ? readable(server, client) : -1;
     case LWS_CALLBACK_RAW_WRITEABLE_FILE:
         return client->out != NULL ? send_out(client) : 0;
     case LWS_CALLBACK_RAW_CLOSE_FILE:
-        forget(server, client);
+        forget(client);
         return 0;
     default:
         return 0;
     }
 }
 
+static double allowed(const carry_server *server, const carry_client *client) {
+    bool in_head = client->request.method == NULL;
+    return client->lingering ? LINGER : in_head && server->patience > HEAD_SECONDS ? HEAD_SECONDS : server->patience;
+}
+
 /* Shut, a socket can be read to its end, and the callback above ends it. */
 void carry_server_drop_slow(carry_server *server) {
     double now = carry_seconds();
     for (carry_client *client = server->clients; client != NULL; client = client->next) {
-        if (now - client->since > (client->lingering ? LINGER : server->patience)) {
+        if (now - client->since > allowed(server, client)) {
             if (!client->lingering) {
                 carry_log(server->ctx, CARRY_LOG_INFO, "a request that takes over %.0f s is hung up on",
-                          server->patience);
+                          allowed(server, client));
                 server->stalled++;
             }
             client->since = now;

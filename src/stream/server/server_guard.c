@@ -59,17 +59,32 @@ static bool same_origin(const char *origin, const char *host) {
     return strcasecmp(origin, host) == 0;
 }
 
-static bool knows_token(const carry_server *server, const carry_request *request) {
-    char given[CARRY_SERVER_TOKEN];
+/* The token that was given, or NULL. */
+static const char *given_token(const carry_request *request, char room[CARRY_SERVER_TOKEN]) {
     const char *bearer = "Bearer ";
     if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {
-        return carry_server_same_secret(request->authorization + strlen(bearer), server->token);
+        return request->authorization + strlen(bearer);
     }
-    return carry_request_argument(request, "token", given, sizeof given) &&
-           carry_server_same_secret(given, server->token);
+    return carry_request_argument(request, "token", room, CARRY_SERVER_TOKEN) ? room : NULL;
 }
 
-carry_refusal carry_server_guard(const carry_server *server, const carry_request *request) {
+/* Guesses are counted for each address, and one that has made too many is not told whether the next is right. */
+static carry_refusal check_token(const carry_server *server, carry_address *address, const carry_request *request) {
+    char room[CARRY_SERVER_TOKEN];
+    const char *given = given_token(request, room);
+    if (given != NULL && !carry_server_may_guess(address)) {
+        return (carry_refusal){429, "too many wrong tokens came from this address: wait some seconds"};
+    }
+    if (given != NULL && carry_server_same_secret(given, server->token)) {
+        return (carry_refusal){0};
+    }
+    if (given != NULL) {
+        carry_server_guessed_wrong(address);
+    }
+    return (carry_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
+}
+
+carry_refusal carry_server_guard(const carry_server *server, carry_address *address, const carry_request *request) {
     if (request->host == NULL || *request->host == '\0') {
         return (carry_refusal){400, "a request says in Host whom it asks"};
     }
@@ -79,8 +94,5 @@ carry_refusal carry_server_guard(const carry_server *server, const carry_request
     if (request->origin != NULL && !same_origin(request->origin, request->host)) {
         return (carry_refusal){403, "this request comes from a page of another origin"};
     }
-    if (server->token != NULL && !knows_token(server, request)) {
-        return (carry_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
-    }
-    return (carry_refusal){0};
+    return server->token != NULL ? check_token(server, address, request) : (carry_refusal){0};
 }

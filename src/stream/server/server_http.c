@@ -41,6 +41,8 @@ static const char *reason_of(int status) {
         return "Length Required";
     case 413:
         return "Content Too Large";
+    case 429:
+        return "Too Many Requests";
     case 431:
         return "Request Header Fields Too Large";
     case 503:
@@ -241,7 +243,7 @@ static int begin_body(carry_server *server, carry_client *client,
 
 int carry_server_request(carry_server *server, carry_client *client) {
     const char *path = client->request.path, *method = client->request.method;
-    carry_refusal refusal = carry_server_guard(server, &client->request);
+    carry_refusal refusal = carry_server_guard(server, client->address, &client->request);
     if (refusal.status != 0) {
         return carry_server_refuse(server, client, refusal.status, refusal.why);
     }

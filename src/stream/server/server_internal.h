@@ -19,14 +19,26 @@
 #include "stream/server/server_request.h"
 
 #define CARRY_SERVER_CONNECTIONS (CARRY_HUB_VIEWERS + 64)
+#define CARRY_SERVER_SHARE (CARRY_SERVER_CONNECTIONS - 32) /* of one address: some are left for the others */
+#define CARRY_SERVER_HALF_OPEN 64                          /* connections of one address whose request has not come */
+#define CARRY_SERVER_ADDRESSES (CARRY_SERVER_CONNECTIONS + 64)
 #define CARRY_SERVER_HEADERS 8192             /* bytes of one request's headers */
 #define CARRY_SERVER_BODY ((size_t)256 << 10) /* of a body or a message: eight prompts with every byte escaped fit */
 #define CARRY_SERVER_TOKEN 256
+
+/* What an address has, in server->addresses. */
+typedef struct carry_address {
+    unsigned char key[16];
+    int open;          /* connections */
+    double guesses;    /* of tokens that it may still make */
+    double guessed_at; /* when they were counted last; 0: never */
+} carry_address;
 
 /* A connection that makes one request. libwebsockets watches it as a file; reading, answering and hanging up are ours,
    for its own reader of requests (4.1) can be sent round for ever by what follows a body. */
 typedef struct carry_client {
     struct lws *wsi;
+    carry_address *address;
     int file;
     double since; /* it came, or was answered */
     char head[CARRY_SERVER_HEADERS + 1];
@@ -71,8 +83,11 @@ struct carry_server {
     struct lws_vhost *vhost;
     lws_sorted_usec_list_t tick, release;
 
-    int connections; /* clients, and viewers */
+    int connections; /* that libwebsockets has: clients, and viewers */
     bool refusing;   /* connections, for there are too many: said once */
+    int spare;       /* a descriptor to be closed when there is none left to accept with; -1: gone */
+    carry_address addresses[CARRY_SERVER_ADDRESSES];
+    carry_address *arriving; /* whose connection is being adopted */
     carry_client *clients;
     carry_peer *viewers;
     carry_film *film;
@@ -95,12 +110,23 @@ carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *opti
                                 bool loopback);
 
 /* server_guard.c. Who may ask. */
-carry_refusal carry_server_guard(const carry_server *server, const carry_request *request);
+carry_refusal carry_server_guard(const carry_server *server, carry_address *address, const carry_request *request);
 bool carry_server_is_loopback(const char *name, size_t length);       /* "localhost", "127.0.0.1:80", "[::1]:80", ... */
 bool carry_server_same_secret(const char *given, const char *secret); /* in constant time */
 
-/* server_client.c. Connections that make a request. Both return what a callback of libwebsockets returns: -1 closes. */
+/* server_address.c. The entry of an address; NULL: all are in use. */
+struct sockaddr_storage;
+carry_address *carry_server_address(carry_server *server, const struct sockaddr_storage *from);
+bool carry_server_may_guess(carry_address *address);
+void carry_server_guessed_wrong(carry_address *address);
+
+/* server_accept.c. libwebsockets has taken a connection of server->arriving, or has closed one. */
+void carry_server_opened(carry_server *server, struct lws *wsi);
+void carry_server_closed(carry_server *server, struct lws *wsi);
 void carry_server_accept(carry_server *server);
+
+/* server_client.c. Connections that make a request. Both return what a callback of libwebsockets returns: -1 closes. */
+void carry_server_add_client(carry_server *server, struct lws *wsi, int file);
 int carry_server_client_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
                                  size_t length);
 void carry_server_drop_slow(carry_server *server);
@@ -115,7 +141,7 @@ void carry_server_film_look(carry_server *server); /* one that ended by itself i
 
 /* server_ws.c */
 int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer);
-void carry_server_leave(carry_server *server, carry_peer *peer);
+void carry_server_leave(carry_peer *peer);
 int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer, const void *bytes, size_t length);
 int carry_server_writable(carry_server *server, struct lws *wsi, carry_peer *peer);
 void carry_server_ask_all(carry_server *server); /* every viewer that has something to get may be written to */

@@ -62,16 +62,14 @@ int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
         peer->next->before = &peer->next;
     }
     server->viewers = peer;
-    server->connections++;
     ask(peer);
     return 0;
 }
 
-void carry_server_leave(carry_server *server, carry_peer *peer) {
+void carry_server_leave(carry_peer *peer) {
     forget(peer);
     free(peer->reply);
     peer->reply = NULL;
-    server->connections -= peer->viewer != NULL;
     carry_hub_leave(peer->viewer);
     peer->viewer = NULL;
     if (peer->before != NULL) {

@@ -1,0 +1,203 @@
+/* What a server holds: descriptors are given back after bursts, a process that may open no more files neither spins nor
+   goes deaf, connections that say nothing lock nobody out, and guesses of tokens are slowed down. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+
+#include "stream_server_support.h"
+
+static int open_files(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    (void)closedir(folder);
+    return count;
+}
+
+/* From 127.0.0.LAST. */
+static int knock_from(int port, unsigned last) {
+    int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    assert_true(to >= 0);
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(0x7F000000U + last)};
+    assert_int_equal(bind(to, (struct sockaddr *)&at, sizeof at), 0);
+    at = (struct sockaddr_in){
+        .sin_family = AF_INET, .sin_port = htons((uint16_t)port), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    assert_int_equal(connect(to, (struct sockaddr *)&at, sizeof at), 0);
+    return to;
+}
+
+static int health_from(int port, unsigned last) {
+    static const char request[] = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    static reply r;
+    int to = knock_from(port, last);
+    (void)say(to, request, sizeof request - 1);
+    hear_reply(to, &r);
+    (void)close(to);
+    return r.status;
+}
+
+static void test_bursts_of_websockets_leave_no_descriptors(void **state) {
+    (void)state;
+    enum { MANY = 500, BURSTS = 6 };
+    static const char request[] = "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                                  "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n";
+    static int to[MANY];
+    site s;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    assert_int_equal(health_from(s.port, 1), 200);
+    int before = open_files();
+    for (int burst = 0; burst < BURSTS; burst++) {
+        for (int i = 0; i < MANY; i++) {
+            to[i] = knock(s.port);
+            (void)say(to[i], request, sizeof request - 1);
+        }
+        (void)usleep(100000); /* so that all of them are open at once */
+        for (int i = 0; i < MANY; i++) {
+            (void)close(to[i]);
+        }
+    }
+    double until = carry_seconds() + PATIENCE;
+    while (open_files() > before + 2 && carry_seconds() < until) {
+        (void)usleep(50000);
+    }
+    assert_in_range(open_files(), 0, before + 2);
+    site_publish(&s, 0);
+    assert_int_equal(health_from(s.port, 1), 200);
+    site_close(&s);
+}
+
+static void test_silent_connections_lock_nobody_out(void **state) {
+    (void)state;
+    enum { MANY = 400 };
+    static int to[MANY];
+    site s;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    for (int i = 0; i < MANY; i++) {
+        to[i] = knock(s.port);
+    }
+    assert_int_equal(health_from(s.port, 2), 200);
+    assert_int_equal(health_from(s.port, 1), 200); /* the oldest silent one gives way */
+    for (int i = 0; i < MANY; i++) {
+        (void)close(to[i]);
+    }
+    site_close(&s);
+}
+
+static void test_one_address_leaves_connections_for_others(void **state) {
+    (void)state;
+    enum { SILENT = 100 };
+    static int viewer[CARRY_HUB_VIEWERS], to[SILENT];
+    site s;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        viewer[i] = ws_join(s.port);
+    }
+    for (int i = 0; i < SILENT; i++) {
+        to[i] = knock(s.port);
+    }
+    for (unsigned other = 2; other < 6; other++) {
+        assert_int_equal(health_from(s.port, other), 200);
+    }
+    for (int i = 0; i < SILENT; i++) {
+        (void)close(to[i]);
+    }
+    for (int i = 0; i < CARRY_HUB_VIEWERS; i++) {
+        (void)close(viewer[i]);
+    }
+    site_close(&s);
+}
+
+static void test_a_request_must_come_within_seconds(void **state) {
+    (void)state;
+    site s;
+    char byte;
+    site_open(&s, &(carry_server_options){0});
+    double began = carry_seconds();
+    int silent = knock(s.port), slow = knock(s.port);
+    assert_true(say(slow, "GET / HT", 8));
+    assert_int_equal(hear(silent, &byte, 1, 15.0), 0);
+    assert_int_equal(hear(slow, &byte, 1, 15.0), 0);
+    assert_true(carry_seconds() - began > 2.0);
+    (void)close(silent);
+    (void)close(slow);
+    site_close(&s);
+}
+
+/* The clients are another process, which has its own descriptors: silent ones, then requests that must end in time,
+   served or hung up on. */
+static int ask_while_full(int port) {
+    enum { SILENT = 60 };
+    static const char request[] = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    char text[512];
+    for (int i = 0; i < SILENT; i++) {
+        (void)knock(port);
+    }
+    for (int i = 0; i < 20; i++) {
+        int to = knock(port);
+        (void)say(to, request, sizeof request - 1);
+        if (hear(to, text, sizeof text, 5.0) < 0) {
+            return 1;
+        }
+        (void)close(to);
+    }
+    (void)sleep(2);
+    return 0;
+}
+
+static double processor_seconds(void) {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void test_without_descriptors_it_neither_spins_nor_hangs(void **state) {
+    (void)state;
+    site s;
+    struct rlimit usual, small;
+    site_open(&s, &(carry_server_options){0});
+    site_publish(&s, 0);
+    assert_int_equal(health_from(s.port, 1), 200);
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &usual), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        (void)usleep(200000);
+        _exit(ask_while_full(s.port));
+    }
+    small = usual;
+    small.rlim_cur = (rlim_t)open_files() + 20;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &small), 0);
+    double began = carry_seconds(), worked = processor_seconds();
+    int end = 0;
+    assert_int_equal(waitpid(child, &end, 0), child);
+    worked = processor_seconds() - worked;
+    double took = carry_seconds() - began;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &usual), 0);
+    assert_true(WIFEXITED(end));
+    assert_int_equal(WEXITSTATUS(end), 0);
+    if (worked > 0.5 * took) {
+        fail_msg("the server worked for %.2f s of %.2f", worked, took);
+    }
+    for (double until = carry_seconds() + PATIENCE; health_from(s.port, 1) != 200;) {
+        assert_true(carry_seconds() < until);
+    }
+    site_close(&s);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bursts_of_websockets_leave_no_descriptors),
+        cmocka_unit_test(test_silent_connections_lock_nobody_out),
+        cmocka_unit_test(test_one_address_leaves_connections_for_others),
+        cmocka_unit_test(test_a_request_must_come_within_seconds),
+        cmocka_unit_test(test_without_descriptors_it_neither_spins_nor_hangs),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
