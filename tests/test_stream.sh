@@ -102,7 +102,7 @@ what_it_refuses() {
     expect 2 'is of --supervise' stream $small --chunks 1 --processes 3
     expect 2 'is of a recompute' stream $small --chunks 1 --context 3
     expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
-    for option in address token record-to; do
+    for option in address token token-file record-to; do
         expect 2 "^carry: --$option is of the page" stream $small --chunks 1 --$option x
     done
     expect 2 'of which a trace has nothing\|without the lab' stream $small --chunks 1 --supervise --trace "$folder/trace"
@@ -128,6 +128,15 @@ pages() {
         return
     fi
     expect 2 'needs\|token' stream $small --serve --address 0.0.0.0
+    expect 2 'a token has 16 to 255 characters, not 5' stream $small --serve --port 0 --chunks 1 --token short
+    echo 'short' > "$folder/token"
+    expect 2 'a token has 16 to 255 characters, not 5' stream $small --serve --port 0 --chunks 1 --token-file "$folder/token"
+    CARRY_TOKEN=short
+    export CARRY_TOKEN
+    expect 2 'a token has 16 to 255 characters, not 5' stream $small --serve --port 0 --chunks 1
+    unset CARRY_TOKEN
+    expect 2 'give one of them' stream $small --serve --token-file "$folder/token" --token 0123456789abcdef
+    expect 2 '^carry: --token-file: .*missing' stream $small --serve --token-file "$folder/missing"
     expect 2 "cannot be recorded to: No such" stream $small --serve --port 0 --chunks 1 --record-to "$folder/nowhere"
     expect 2 "cannot be recorded to: Not a" stream $small --serve --port 0 --chunks 1 --record-to "$carry"
     $limited "$carry" stream $small --serve --port 0 --json > "$folder/serve" 2>&1 &

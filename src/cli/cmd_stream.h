@@ -9,7 +9,7 @@
 typedef struct stream_wish {
     cli_texts prompts;
     const char *model, *config, *codec, *size, *steps, *recompute, *topology;
-    const char *address, *token, *record, *record_to, *out, *state;
+    const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean;
     int64_t chunks, depth, chunk, window, sink, context, batch, transition, port, processes, quality;
     double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
@@ -23,6 +23,7 @@ typedef struct stream_desk {
     stream_wish wish;
     carry_pipeline_options options;
     carry_control_state start;
+    char secret[512]; /* the token as it was read from a file */
     carry_controls *controls;
     carry_stream_figures figures;
     carry_ctx *ctx; /* for what is checked before the ranks are there */

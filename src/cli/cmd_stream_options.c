@@ -140,11 +140,33 @@ static int refuse_idle(const stream_wish *w) {
     if (w->context > 0 && strcmp(w->recompute, "off") == 0) {
         return cli_refuse("--context is of a recompute: give --recompute latent or anchor with it");
     }
-    const char *of_page = w->address != NULL     ? "address"
-                          : w->token != NULL     ? "token"
-                          : w->record_to != NULL ? "record-to"
-                                                 : NULL;
+    const char *of_page = w->address != NULL      ? "address"
+                          : w->token != NULL      ? "token"
+                          : w->token_file != NULL ? "token-file"
+                          : w->record_to != NULL  ? "record-to"
+                                                  : NULL;
     return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s is of the page: give --serve with it", of_page);
+}
+
+/* --token, else the first line of --token-file, else CARRY_TOKEN, which like a file is hidden from other users. */
+static int take_token(stream_desk *desk) {
+    stream_wish *w = &desk->wish;
+    char *text;
+    size_t length;
+    if (w->token != NULL && w->token_file != NULL) {
+        return cli_refuse("--token and --token-file both give a token: give one of them");
+    }
+    if (w->token_file == NULL) {
+        w->token = w->token != NULL ? w->token : getenv("CARRY_TOKEN");
+        return CLI_DONE;
+    }
+    if (carry_file_read(desk->ctx, &text, &length, w->token_file, sizeof desk->secret - 1) != CARRY_OK) {
+        return cli_refuse("--token-file: %s", carry_ctx_error(desk->ctx));
+    }
+    (void)snprintf(desk->secret, sizeof desk->secret, "%.*s", (int)strcspn(text, "\r\n"), text);
+    free(text);
+    w->token = desk->secret;
+    return CLI_DONE;
 }
 
 int stream_prepare(stream_desk *desk) {
@@ -157,5 +179,6 @@ int stream_prepare(stream_desk *desk) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
     code = code == CLI_DONE ? take_controls(desk) : code;
+    code = code == CLI_DONE && desk->wish.serve ? take_token(desk) : code;
     return code == CLI_DONE ? stream_page_check(desk) : code;
 }

@@ -236,25 +236,26 @@ static void test_a_viewer_gets_frames_and_none_of_before_a_cut(void **state) {
 static void test_a_token_opens_and_nothing_else_does(void **state) {
     (void)state;
     site s;
-    site_open(&s, &(carry_server_options){.token = "s3cret+token/"});
+    site_open(&s, &(carry_server_options){.token = "s3cret+token/0123"});
     int status;
     assert_reply(ask_for(s.port, "GET", "/", "", NULL), 401, "WWW-Authenticate: Bearer");
     assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer wrong\r\n", NULL), 401, "token is needed");
-    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token/x\r\n", NULL), 401, "");
-    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token\r\n", NULL), 401, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token/0123x\r\n", NULL), 401, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token/012\r\n", NULL), 401, "");
     assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer \r\n", NULL), 401, "");
-    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Basic s3cret+token/\r\n", NULL), 401, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Basic s3cret+token/0123\r\n", NULL), 401, "");
     assert_reply(ask_for(s.port, "GET", "/metrics?token=", "", NULL), 401, "");
     assert_reply(ask_for(s.port, "GET", "/metrics?token=S3CRET", "", NULL), 401, "");
     assert_reply(ask_for(s.port, "POST", "/api/controls", "", "{\"seed\": 3}"), 401, "");
-    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token/\r\n", NULL), 200, "");
-    assert_reply(ask_for(s.port, "GET", "/metrics?token=s3cret%2Btoken%2F", "", NULL), 200, "");
-    assert_reply(ask_for(s.port, "POST", "/api/controls?x=1&token=s3cret%2Btoken%2F", "", "{\"seed\": 3}"), 204, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer s3cret+token/0123\r\n", NULL), 200, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics?token=s3cret%2Btoken%2F0123", "", NULL), 200, "");
+    assert_reply(ask_for(s.port, "POST", "/api/controls?x=1&token=s3cret%2Btoken%2F0123", "", "{\"seed\": 3}"), 204,
+                 "");
     assert_int_equal(ws_open(s.port, "/ws", "", &status), -1);
     assert_int_equal(status, 401);
     assert_int_equal(ws_open(s.port, "/ws?token=s3cret", "", &status), -1);
     assert_int_equal(status, 401);
-    int viewer = ws_open(s.port, "/ws?token=s3cret%2Btoken%2F", "", &status);
+    int viewer = ws_open(s.port, "/ws?token=s3cret%2Btoken%2F0123", "", &status);
     assert_int_equal(status, 101);
     (void)close(viewer);
     site_close(&s);
@@ -279,9 +280,10 @@ static void test_addresses_and_ports_that_cannot_be_had_are_refused(void **state
         {{.address = "10.1.2.3"}, "token"},
         {{.port = 70000}, "70000"},
         {{.port = -1}, "-1"},
-        {{.token = ""}, "1 to 255"},
+        {{.token = ""}, "16 to 255"},
+        {{.token = "fifteen-letters"}, "16 to 255 characters, not 15"},
         {{.token = "with space"}, "visible"},
-        {{.address = "example.com", .token = "x"}, "numbers"},
+        {{.address = "example.com", .token = "0123456789abcdef"}, "numbers"},
         {{.patience = (double)NAN}, "patience"},
         {{.address = "127.0.0.1.example.com"}, "token"},
     };
@@ -295,10 +297,11 @@ static void test_addresses_and_ports_that_cannot_be_had_are_refused(void **state
     assert_ok(s.ctx, carry_server_start(s.ctx, &s.server, &(carry_server_options){.port = port}, s.hub, s.controls));
     assert_reply(ask_for(port, "GET", "/metrics", "", NULL), 200, "");
     carry_server_stop(s.server);
-    assert_ok(s.ctx, carry_server_start(s.ctx, &s.server, &(carry_server_options){.address = "0.0.0.0", .token = "t"},
+    assert_ok(s.ctx, carry_server_start(s.ctx, &s.server,
+                                        &(carry_server_options){.address = "0.0.0.0", .token = "0123456789abcdef"},
                                         s.hub, s.controls));
     s.port = carry_server_port(s.server);
-    assert_reply(ask_for(s.port, "GET", "/metrics?token=t", "", NULL), 200, "");
+    assert_reply(ask_for(s.port, "GET", "/metrics?token=0123456789abcdef", "", NULL), 200, "");
     assert_reply(ask_for(s.port, "GET", "/metrics", "", NULL), 401, "");
     site_close(&s);
 }

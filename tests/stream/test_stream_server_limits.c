@@ -191,12 +191,36 @@ static void test_without_descriptors_it_neither_spins_nor_hangs(void **state) {
     site_close(&s);
 }
 
+static void test_guesses_of_a_token_are_slowed_down(void **state) {
+    (void)state;
+    site s;
+    char request[128];
+    int denied = 0, slowed = 0;
+    site_open(&s, &(carry_server_options){.token = "0123456789abcdef"});
+    for (int i = 0; i < 40; i++) {
+        (void)snprintf(request, sizeof request, "Authorization: Bearer guess-%012d\r\n", i);
+        int status = ask_for(s.port, "GET", "/metrics", request, NULL)->status;
+        denied += status == 401;
+        slowed += status == 429;
+    }
+    assert_int_equal(denied + slowed, 40);
+    assert_in_range(denied, 10, 20); /* ten, and one for each second that the machine took */
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer 0123456789abcdef\r\n", NULL), 429, "wait");
+    (void)sleep(2);
+    assert_reply(ask_for(s.port, "GET", "/metrics", "Authorization: Bearer 0123456789abcdef\r\n", NULL), 200, "");
+    for (int i = 0; i < 20; i++) { /* no token is no guess */
+        assert_reply(ask_for(s.port, "GET", "/metrics", "", NULL), 401, "token is needed");
+    }
+    site_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_bursts_of_websockets_leave_no_descriptors),
         cmocka_unit_test(test_silent_connections_lock_nobody_out),
         cmocka_unit_test(test_one_address_leaves_connections_for_others),
         cmocka_unit_test(test_a_request_must_come_within_seconds),
+        cmocka_unit_test(test_guesses_of_a_token_are_slowed_down),
         cmocka_unit_test(test_without_descriptors_it_neither_spins_nor_hangs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -25,6 +25,7 @@
 #define CARRY_SERVER_HEADERS 8192             /* bytes of one request's headers */
 #define CARRY_SERVER_BODY ((size_t)256 << 10) /* of a body or a message: eight prompts with every byte escaped fit */
 #define CARRY_SERVER_TOKEN 256
+#define CARRY_SERVER_TOKEN_LEAST 16 /* characters: no guessing finds it */
 
 /* What an address has, in server->addresses. */
 typedef struct carry_address {

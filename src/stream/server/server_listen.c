@@ -48,15 +48,15 @@ carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *opti
     if (options->token == NULL && !loopback) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from elsewhere: give a token", address);
     }
-    size_t length = options->token != NULL ? strlen(options->token) : 1;
+    size_t length = options->token != NULL ? strlen(options->token) : CARRY_SERVER_TOKEN_LEAST;
     for (size_t i = 0; options->token != NULL && i < length; i++) {
         if (options->token[i] <= ' ' || options->token[i] >= 0x7F) {
             return carry_fail(ctx, CARRY_EARGUMENT, "a token has visible ASCII characters only");
         }
     }
-    if (length < 1 || length >= CARRY_SERVER_TOKEN) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a token has 1 to %d characters, not %zu", CARRY_SERVER_TOKEN - 1,
-                          length);
+    if (length < CARRY_SERVER_TOKEN_LEAST || length >= CARRY_SERVER_TOKEN) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a token has %d to %d characters, not %zu", CARRY_SERVER_TOKEN_LEAST,
+                          CARRY_SERVER_TOKEN - 1, length);
     }
     if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a patience of %g seconds is not 0 (30) to 3600", options->patience);
