@@ -96,9 +96,9 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
 static void print_kernels(const carry_hotspots *h, bool json, int top) {
     char text[2][32];
     if (h->gpus > 0 && !json) {
-        (void)printf("%skernels%s: busy for %s on %d GPU%s\n  %-42s %9s %9s  %7s %9s\n", cli_bold(), cli_plain(),
-                     time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s", "kernel", "total", "mean",
-                     "share", "calls");
+        (void)printf("%skernels%s: busy for %s on %d GPU%s; the host waited %lld times\n  %-42s %9s %9s  %7s %9s\n",
+                     cli_bold(), cli_plain(), time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s",
+                     (long long)h->gpu_waits, "kernel", "total", "mean", "share", "calls");
     }
     for (int i = 0; i < h->kernels && i < top; i++) {
         const carry_hotspot *kernel = &h->kernel[i];
@@ -170,6 +170,7 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
         if (hotspots->gpus > 0 || hotspots->gpu_lost > 0) {
             cli_json_integer("gpus", hotspots->gpus);
             cli_json_number("gpu_busy_s", hotspots->gpu_busy);
+            cli_json_integer("gpu_waits", hotspots->gpu_waits);
             cli_json_integer("gpu_events", hotspots->gpu_events);
             cli_json_integer("gpu_dropped", hotspots->gpu_dropped);
             cli_json_integer("gpu_lost", hotspots->gpu_lost);

@@ -48,6 +48,7 @@ typedef struct carry_activity_log {
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
     int64_t lost;           /* known to nobody: the recorder of the device had no room, or no time for them */
+    int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */
     double busy;            /* seconds in which a GPU did at least one thing, over all GPUs */
     const struct carry_backend *backend;

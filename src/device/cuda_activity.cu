@@ -36,7 +36,7 @@ static const size_t BUFFER_BYTES = (size_t)1 << 20;
 static const int MOST_BUFFERS = 32;
 static const int CLOCK_READINGS = 64;
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
-                                           CUPTI_ACTIVITY_KIND_MEMSET};
+                                           CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION};
 
 /* Both clocks at one moment. */
 typedef struct moment {
@@ -201,6 +201,9 @@ static void add_record(const CUpti_Activity *record) {
         break;
     case CUPTI_ACTIVITY_KIND_MEMSET:
         add_fill((const CUpti_ActivityMemset4 *)record);
+        break;
+    case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION:
+        filled->waits++;
         break;
     default:
         break;

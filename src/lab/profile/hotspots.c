@@ -140,6 +140,7 @@ carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, co
     }
     hotspots->gpus = log->gpus;
     hotspots->gpu_busy = log->busy;
+    hotspots->gpu_waits = log->waits;
     hotspots->gpu_events = log->count;
     hotspots->gpu_dropped = log->dropped;
     hotspots->gpu_lost = log->lost;

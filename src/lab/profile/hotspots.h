@@ -31,6 +31,7 @@ typedef struct carry_hotspots {
     int gpus;           /* that did anything while they were recorded; without one the rest is 0 */
     int kernels;
     carry_hotspot *kernel; /* by time, the largest first; total and self are the same, file is "gpu" */
+    int64_t gpu_waits;     /* of the host for a GPU; not in a trace that was read */
     double gpu_busy;       /* seconds in which GPUs did anything, over all of them */
     int64_t gpu_events, gpu_dropped, gpu_lost; /* on the trace; counted and not on it; not even counted */
 } carry_hotspots;
