@@ -221,7 +221,11 @@ static void print_end(const train_desk *desk) {
 static int choose_device(train_desk *desk) {
     const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_chunk.name) != 0;
     const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
-    return cli_device(desk->ctx, text, &desk->hooks.device);
+    const int code = cli_device(desk->ctx, text, &desk->hooks.device);
+    if (code == CLI_DONE && desk->hooks.device != 0 && cli_ranks() != 1) {
+        return cli_refuse("--device %s: several ranks train on the CPU only", desk->device);
+    }
+    return code;
 }
 
 static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {

@@ -1,7 +1,5 @@
-/* What a run does now and then: examinations and checkpoints. */
-#include <inttypes.h>
+/* The evaluations of a run. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 
 #include "carry/device.h"
@@ -12,16 +10,14 @@
 #include "model/host.h"
 #include "train/training.h"
 
-#define SAVE_SECONDS 3600.0 /* that other ranks wait for a disk */
-
 static carry_status open_exam(carry_training *t) {
     carry_source source;
     bool is_there;
     CARRY_TRY(carry_material_examined(t->ctx, &t->material, &t->options, &source, &is_there));
     t->has_no_exam = !is_there;
     if (!is_there) {
-        if (t->speaks) {
-            carry_sink_note(&t->hooks->sink, t->step,
+        if (t->loop.speaks) {
+            carry_sink_note(&t->hooks->sink, t->loop.step,
                             "the text is too large or too short to keep a part of it back: --eval-data FILE names "
                             "another to be examined with");
         }
@@ -95,7 +91,8 @@ static carry_status examine_batch(carry_training *t, const carry_batch *batch, d
     return CARRY_OK;
 }
 
-carry_status carry_training_examine(carry_training *t) {
+carry_status carry_training_examine(void *training) {
+    carry_training *t = training;
     CARRY_SPAN(t->ctx, "train", "examine");
     double sums[4] = {0.0};
     if (t->exam == NULL && !t->has_no_exam) {
@@ -114,95 +111,18 @@ carry_status carry_training_examine(carry_training *t) {
         CARRY_TRY(examine_batch(t, batch, sums));
     }
     CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    if (t->speaks) {
-        const carry_train_exam exam = {.step = t->step,
+    if (t->loop.speaks) {
+        const carry_train_exam exam = {.step = t->loop.step,
                                        .labels = (int64_t)sums[1],
                                        .loss = sums[0] / sums[1],
                                        .accuracy = sums[3] > 0.0 ? sums[2] / sums[3] : NAN};
-        carry_sink_metric(&t->hooks->sink, t->step, "eval_loss", exam.loss);
+        carry_sink_metric(&t->hooks->sink, t->loop.step, "eval_loss", exam.loss);
         if (sums[3] > 0.0) {
-            carry_sink_metric(&t->hooks->sink, t->step, "accuracy", exam.accuracy);
+            carry_sink_metric(&t->hooks->sink, t->loop.step, "accuracy", exam.accuracy);
         }
         if (t->hooks->examined != NULL) {
             t->hooks->examined(t->hooks->user, &exam);
         }
     }
     return CARRY_OK;
-}
-
-/* m and v of all ranks, in host memory of rank 0; its own where it is alone and has them there. */
-static carry_status gather_state(carry_training *t, const float **m, const float **v) {
-    const int64_t count[] = {2, t->lm->own.count};
-    size_t bytes;
-    *m = t->optimizer->m;
-    *v = t->optimizer->v;
-    if (carry_comm_size(t->comm) == 1 && t->lm->own.device == 0) {
-        return CARRY_OK;
-    }
-    if (t->speaks && t->gathered == NULL && carry_size_product(&bytes, count, 2, sizeof(float))) {
-        t->gathered = carry_aligned_new(bytes);
-    }
-    if (t->speaks && t->gathered == NULL) {
-        return carry_fail(t->ctx, CARRY_EMEMORY, "no memory to gather the optimizer's state of %" PRId64 " elements",
-                          t->lm->own.count);
-    }
-    CARRY_TRY(carry_optimizer_gather(t->optimizer, t->gathered, t->speaks ? t->gathered + t->lm->own.count : NULL));
-    *m = t->gathered;
-    *v = t->speaks ? t->gathered + t->lm->own.count : NULL;
-    return CARRY_OK;
-}
-
-static carry_status save_model(const void *lm, const char *folder) {
-    return carry_lm_save(lm, folder, CARRY_F32);
-}
-
-static carry_status write_checkpoint(carry_training *t, const float *m, const float *v) {
-    carry_json_text options = {0};
-    carry_train_options_write(&options, &t->options);
-    carry_status status = CARRY_OK;
-    if (options.failed) {
-        status = carry_fail(t->ctx, CARRY_EMEMORY, "no memory to write a checkpoint");
-    } else {
-        status = carry_checkpoint_save(t->ctx, &t->folder,
-                                       &(carry_checkpoint){.step = t->step,
-                                                           .seen = t->seen,
-                                                           .position = t->position,
-                                                           .source = t->material.crc,
-                                                           .options = options.bytes,
-                                                           .parameters = &t->lm->own,
-                                                           .save = save_model,
-                                                           .model = t->lm,
-                                                           .tokenizer = t->material.tokenizer,
-                                                           .m = m,
-                                                           .v = v,
-                                                           .keep = t->options.keep});
-    }
-    carry_json_text_free(&options);
-    return status;
-}
-
-carry_status carry_training_save(carry_training *t) {
-    const double deadline = carry_comm_deadline(t->comm);
-    const float *m;
-    const float *v;
-    int64_t status = CARRY_OK;
-    int64_t newest = t->folder.newest;
-    CARRY_TRY(carry_broadcast(t->comm, &newest, sizeof newest, 0));
-    if (newest == t->step) {
-        return CARRY_OK;
-    }
-    CARRY_TRY(gather_state(t, &m, &v));
-    if (t->speaks) {
-        status = write_checkpoint(t, m, v);
-        if (status == CARRY_OK && t->hooks->saved != NULL) {
-            t->hooks->saved(t->hooks->user, t->step, t->folder.path);
-        }
-    }
-    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline > SAVE_SECONDS ? deadline : SAVE_SECONDS));
-    CARRY_TRY(carry_broadcast(t->comm, &status, sizeof status, 0));
-    CARRY_TRY(carry_comm_set_deadline(t->comm, deadline));
-    if (status != CARRY_OK && !t->speaks) {
-        return carry_fail(t->ctx, CARRY_EPEER, "rank 0 could not write the checkpoint of step %" PRId64, t->step);
-    }
-    return (carry_status)status;
 }

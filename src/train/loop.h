@@ -1,12 +1,7 @@
-/* Training: the loop over steps, with its examinations, checkpoints and words.
-
-       rows of a step -> forward and backward, in parts -> sum over ranks -> clip -> AdamW -> weights to all ranks
+/* Training a language model, by the loop over steps (train/steps.h).
 
    The loss of a step is the mean over the labels of its whole batch, whatever ranks and parts it is split into; what is
-   reported is the same on all numbers of ranks but for the order of sums.
-
-   A loss or gradient that is not finite ends the run before it reaches the weights: the state before that step is
-   saved, and the sentence says which tensor had it first. An interrupted run finishes its step and saves. */
+   reported is the same on all numbers of ranks but for the order of sums. */
 #ifndef CARRY_TRAIN_LOOP_H
 #define CARRY_TRAIN_LOOP_H
 

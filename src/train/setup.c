@@ -15,45 +15,19 @@
 #define LAYERS 4
 #define WARMUP_MOST 100
 
-/* What rank 0 found, for the others. */
-typedef struct place {
-    char path[CARRY_FILE_PATH];
-    int64_t step, seen;
-    carry_position position;
-    uint32_t source;
-    bool held_back;
-} place;
-
-static carry_status find_held_back(carry_training *t, bool *held_back) {
-    carry_train_options before = carry_train_options_default();
-    CARRY_TRY(carry_train_options_read(t->ctx, &before, carry_json_find(t->found.document, "options")));
-    *held_back = carry_train_holds_back(&before);
-    return CARRY_OK;
-}
-
-/* The newest whole checkpoint: rank 0 looks, all go on from the same. */
-static carry_status find_checkpoint(carry_training *t) {
-    place at = {0};
-    t->found.step = -1;
-    if (!t->hooks->resume) {
+/* Did the run that goes on keep a part of its text back? Rank 0 has read its options. */
+static carry_status find_held_back(carry_training *t) {
+    if (t->loop.found.step < 0) {
         return CARRY_OK;
     }
-    if (t->speaks) {
-        CARRY_TRY(carry_checkpoint_find(t->ctx, &t->found, t->options.out, &t->hooks->sink));
-        (void)snprintf(at.path, sizeof at.path, "%s", t->found.path);
-        at.step = t->found.step;
-        at.seen = t->found.seen;
-        at.position = t->found.position;
-        at.source = t->found.source;
-        CARRY_TRY(find_held_back(t, &at.held_back));
+    int64_t held_back = 0;
+    if (t->loop.speaks) {
+        carry_train_options before = carry_train_options_default();
+        CARRY_TRY(carry_train_options_read(t->ctx, &before, carry_json_find(t->loop.found.document, "options")));
+        held_back = carry_train_holds_back(&before);
     }
-    CARRY_TRY(carry_broadcast(t->comm, &at, sizeof at, 0));
-    (void)snprintf(t->found.path, sizeof t->found.path, "%s", at.path);
-    t->found.step = t->step = at.step;
-    t->found.source = at.source;
-    t->held_back = at.held_back;
-    t->seen = at.seen;
-    t->position = at.position;
+    CARRY_TRY(carry_broadcast(t->comm, &held_back, sizeof held_back, 0));
+    t->held_back = held_back != 0;
     return CARRY_OK;
 }
 
@@ -71,8 +45,8 @@ static void choose_sizes(carry_train_options *o) {
 static carry_status configure(carry_training *t, carry_lm_config *config) {
     carry_train_options *o = &t->options;
     char path[CARRY_FILE_PATH];
-    if (t->found.step >= 0 || o->model[0] != '\0') {
-        CARRY_TRY(carry_file_in(t->ctx, path, t->found.step >= 0 ? t->found.path : o->model, "config.json"));
+    if (t->loop.found.step >= 0 || o->model[0] != '\0') {
+        CARRY_TRY(carry_file_in(t->ctx, path, t->loop.found.step >= 0 ? t->loop.found.path : o->model, "config.json"));
         return carry_lm_config_read(t->ctx, config, path);
     }
     if (o->architecture[0] != '\0') {
@@ -112,8 +86,8 @@ static carry_status make_model(carry_training *t) {
     }
     CARRY_TRY(carry_lm_new(t->ctx, &t->lm, &config, t->hooks->device));
     CARRY_TRY(carry_lm_want_gradients(t->lm));
-    if (t->found.step >= 0 || t->options.model[0] != '\0') {
-        return carry_lm_load_weights(t->lm, t->found.step >= 0 ? t->found.path : t->options.model);
+    if (t->loop.found.step >= 0 || t->options.model[0] != '\0') {
+        return carry_lm_load_weights(t->lm, t->loop.found.step >= 0 ? t->loop.found.path : t->options.model);
     }
     /* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled.
      */
@@ -134,10 +108,10 @@ static carry_status choose_steps(carry_training *t) {
         return carry_fail(t->ctx, CARRY_EARGUMENT, "%s has no epochs: say how many steps or tokens to train",
                           t->material.task != NULL ? "a task" : "this");
     }
-    t->schedule = (carry_schedule){.rate = o->rate, .final = o->final_rate, .steps = (int64_t)steps};
-    CARRY_TRY(carry_schedule_parse(t->ctx, &t->schedule.kind, o->schedule));
-    const int64_t own = t->schedule.steps / 20 < WARMUP_MOST ? t->schedule.steps / 20 : WARMUP_MOST;
-    t->schedule.warmup = o->warmup >= 0 ? o->warmup : own;
+    t->loop.schedule = (carry_schedule){.rate = o->rate, .final = o->final_rate, .steps = (int64_t)steps};
+    CARRY_TRY(carry_schedule_parse(t->ctx, &t->loop.schedule.kind, o->schedule));
+    const int64_t own = t->loop.schedule.steps / 20 < WARMUP_MOST ? t->loop.schedule.steps / 20 : WARMUP_MOST;
+    t->loop.schedule.warmup = o->warmup >= 0 ? o->warmup : own;
     return CARRY_OK;
 }
 
@@ -153,12 +127,12 @@ static carry_status open_batches(carry_training *t) {
                                                          .parts = t->grid.parts,
                                                          .shuffle = !t->material.source.is_endless,
                                                          .seed = (uint64_t)o->seed}));
-    if (t->found.step >= 0) {
-        if (t->found.source != t->material.crc) {
+    if (t->loop.found.step >= 0) {
+        if (t->loop.found.source != t->material.crc) {
             return carry_fail(t->ctx, CARRY_EARGUMENT,
                               "the text is not the one that %s was trained on, so its place in it means nothing: to "
                               "train on with another text, start from these weights with --model %s",
-                              t->options.out, t->found.path);
+                              t->options.out, t->loop.found.path);
         }
         if (t->held_back != carry_train_holds_back(o) && t->material.can_hold_back) {
             return carry_fail(t->ctx, CARRY_EARGUMENT, "%s %s", t->options.out,
@@ -167,7 +141,7 @@ static carry_status open_batches(carry_training *t) {
                                            : "was trained on the whole text, and nothing of it is left to be examined "
                                              "with: name another text with --eval-data");
         }
-        carry_batches_seek(t->batches, t->position);
+        carry_batches_seek(t->batches, t->loop.position);
     }
     return CARRY_OK;
 }
@@ -187,58 +161,58 @@ static carry_status open_pass(carry_training *t) {
         (void)snprintf(why, sizeof why, "%s", carry_ctx_error(t->ctx));
         return carry_fail(t->ctx, CARRY_EMEMORY, "%s: use a smaller --batch, --accumulate or --recompute", why);
     }
-    const int device = t->lm->own.device;
-    void *sums;
-    t->lag = device == 0 ? 1 : CARRY_TRAIN_LAG;
-    CARRY_TRY(carry_device_alloc(t->ctx, &sums, device, (size_t)t->lag * CARRY_TRAIN_SUMS * sizeof(double)));
-    t->sums = carry_view_on(device, sums, CARRY_F64, 2, (const int64_t[]){t->lag, CARRY_TRAIN_SUMS});
     return CARRY_OK;
 }
 
-static carry_status open_optimizer(carry_training *t) {
+static carry_status open_loop(carry_training *t) {
     const carry_train_options *o = &t->options;
-    CARRY_TRY(carry_optimizer_new(
-        t->ctx, &t->optimizer, &t->lm->own, t->comm,
-        &(carry_optimizer_options){
-            .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip}));
-    return t->found.step >= 0 ? carry_checkpoint_load_state(t->found.path, t->optimizer) : CARRY_OK;
+    const double tokens = (double)(t->rows * o->accumulate * t->material.length / t->grid.parts);
+    carry_steps *loop = &t->loop;
+    t->flops = carry_train_flops(t->lm);
+    loop->trainee = &carry_training_trainee;
+    loop->self = t;
+    loop->log_every = o->log_every;
+    loop->eval_every = o->eval_every;
+    loop->save_every = o->save_every;
+    loop->keep = o->keep;
+    loop->keys = carry_train_keys;
+    loop->options = o;
+    loop->stop = t->hooks->stop;
+    loop->seen_each = o->batch * o->length;
+    loop->flops = t->flops * tokens;
+    loop->items_each = tokens;
+    const carry_optimizer_options adam = {
+        .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip};
+    return carry_steps_open(loop, &t->lm->own, &adam);
 }
 
 static void tell_start(const carry_training *t) {
-    if (!t->speaks || t->hooks->started == NULL) {
+    if (!t->loop.speaks || t->hooks->started == NULL) {
         return;
     }
-    t->hooks->started(t->hooks->user, &(carry_train_start){.lm = t->lm,
-                                                           .options = &t->options,
-                                                           .plan = carry_lm_pass_about(t->pass),
-                                                           .resumed = t->found.step >= 0 ? t->found.path : NULL,
-                                                           .step = t->step,
-                                                           .steps = t->schedule.steps,
-                                                           .tokens = t->options.batch * t->options.length,
-                                                           .flops = t->flops,
-                                                           .rows_of_epoch = t->material.rows_of_epoch,
-                                                           .ranks = t->grid.ranks,
-                                                           .parts = t->grid.parts,
-                                                           .memory = t->bytes});
+    t->hooks->started(t->hooks->user,
+                      &(carry_train_start){.lm = t->lm,
+                                           .options = &t->options,
+                                           .plan = carry_lm_pass_about(t->pass),
+                                           .resumed = t->loop.found.step >= 0 ? t->loop.found.path : NULL,
+                                           .step = t->loop.step,
+                                           .steps = t->loop.schedule.steps,
+                                           .tokens = t->options.batch * t->options.length,
+                                           .flops = t->flops,
+                                           .rows_of_epoch = t->material.rows_of_epoch,
+                                           .ranks = t->grid.ranks,
+                                           .parts = t->grid.parts,
+                                           .memory = t->bytes});
 }
 
 carry_status carry_training_open(carry_training *t) {
     carry_train_options *o = &t->options;
-    t->folder.lock = -1;
-    t->folder.newest = -1;
-    t->found.step = -1;
-    t->speaks = carry_comm_rank(t->comm) == 0;
+    carry_steps_init(&t->loop, t->comm, o->out, &t->hooks->sink);
     CARRY_TRY(carry_train_options_check(t->ctx, o, carry_comm_size(t->comm)));
-    if (t->hooks->device != 0 && carry_comm_size(t->comm) > 1) {
-        return carry_fail(
-            t->ctx, CARRY_EUNSUPPORTED,
-            "%d ranks exchange gradients in host memory: train on one GPU with one rank, or with --device "
-            "cpu",
-            carry_comm_size(t->comm));
-    }
     CARRY_TRY(carry_grid_open(t->comm, &t->grid, (int)o->sequence_ranks));
-    CARRY_TRY(find_checkpoint(t));
-    const char *has_tokenizer = t->found.step >= 0                               ? t->found.path
+    CARRY_TRY(carry_steps_find(&t->loop, t->hooks->resume));
+    CARRY_TRY(find_held_back(t));
+    const char *has_tokenizer = t->loop.found.step >= 0                          ? t->loop.found.path
                                 : o->model[0] != '\0' && o->tokenizer[0] == '\0' ? o->model
                                                                                  : NULL;
     CARRY_TRY(carry_material_open(t->comm, &t->material, o, has_tokenizer));
@@ -246,31 +220,22 @@ carry_status carry_training_open(carry_training *t) {
     CARRY_TRY(choose_steps(t));
     CARRY_TRY(open_batches(t));
     CARRY_TRY(open_pass(t));
-    CARRY_TRY(open_optimizer(t));
-    if (t->speaks) { /* the last: what is refused leaves no folder */
-        CARRY_TRY(carry_run_folder_open(t->ctx, &t->folder, o->out));
-        t->folder.newest = t->found.step;
-    }
-    t->flops = carry_train_flops(t->lm);
+    CARRY_TRY(open_loop(t));
     tell_start(t);
     return CARRY_OK;
 }
 
 void carry_training_close(carry_training *t) {
-    carry_optimizer_free(t->optimizer);
+    carry_steps_close(&t->loop);
     carry_batches_free(t->batches);
     carry_batches_free(t->exam);
     const int device = t->lm != NULL ? t->lm->own.device : 0;
     carry_device_free(t->ctx, device, t->memory);
-    carry_device_free(t->ctx, device, t->sums.data);
     carry_device_free(t->ctx, device, t->logits.data);
     carry_lm_pass_free(t->pass);
     carry_lm_free(t->lm);
     carry_material_close(&t->material);
     carry_grid_close(&t->grid);
-    carry_run_folder_close(&t->folder);
-    carry_found_free(&t->found);
     free(t->logits_seen);
     free(t->chosen);
-    free(t->gathered);
 }

@@ -1,6 +1,5 @@
-/* Training the video transformer on shapes: the loop over steps, with its average, examinations and checkpoints.
-
-       videos of a step -> forward and backward -> sum over ranks -> clip -> AdamW -> weights to all ranks -> average
+/* Training the video transformer on shapes, by the loop over steps (train/steps.h); after each step the weights join
+   their running average.
 
    What is saved as the model is the running average of the weights; the weights themselves are in the optimizer's file
    of a checkpoint. A loss or gradient that is not finite ends the run before it reaches the weights, with the state

@@ -1,0 +1,185 @@
+/* The loop over steps. */
+#include "train/steps.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "carry/ops.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/span.h"
+#include "model/host.h"
+#include "train/steps_state.h"
+
+/* Where the sums of a step go. */
+static carry_tensor sums_of(const carry_steps *s, int64_t row, int64_t first, int64_t count) {
+    return carry_slice(carry_reshape_1d(s->sums, s->lag * CARRY_STEPS_SUMS), row * CARRY_STEPS_SUMS + first, count);
+}
+
+/* The weight that is not finite, or the gradient that was it first. */
+static carry_status name_culprit(carry_steps *s, char *text, size_t size) {
+    const float *weights;
+    float *copied;
+    int64_t bad = -1;
+    CARRY_TRY(carry_parameters_see(s->own, s->own->weights, &weights, &copied));
+    for (int64_t i = 0; i < s->own->parameters && bad < 0; i++) {
+        const carry_parameter *p = &s->own->parameter[i];
+        for (int64_t j = 0; j < p->count && bad < 0; j++) {
+            bad = isfinite(weights[p->offset + j]) ? -1 : i;
+        }
+    }
+    free(copied);
+    if (bad >= 0) {
+        (void)snprintf(text, size, "the weight %s was not finite before it", s->own->parameter[bad].name);
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_optimizer_bad(s->optimizer, &bad));
+    if (bad >= 0) {
+        (void)snprintf(text, size, "the first tensor that was not finite is the gradient of %s",
+                       s->own->parameter[bad].name);
+    } else {
+        (void)snprintf(text, size, "weights and gradients are finite, their norm is not");
+    }
+    return CARRY_OK;
+}
+
+/* The weights are still those of the last good step. */
+static carry_status refuse_step(carry_steps *s, double loss, double norm) {
+    char culprit[160];
+    CARRY_TRY(name_culprit(s, culprit, sizeof culprit));
+    CARRY_TRY(carry_steps_save(s));
+    return carry_fail(s->ctx, CARRY_ERANGE,
+                      "step %" PRId64 " has a loss of %g and gradients of norm %g: %s. The state before it is in "
+                      "%s/step-%" PRId64 "; a lower --rate or --clip may help",
+                      s->step + 1, loss, norm, culprit, s->out, s->step);
+}
+
+/* No more data can be had: what was learned is kept. Of several ranks the others may be in the step already, and would
+   not come to a save. */
+static carry_status keep_learned(carry_steps *s, carry_status status) {
+    char why[512];
+    (void)snprintf(why, sizeof why, "%s", carry_ctx_error(s->ctx));
+    if (carry_comm_size(s->comm) > 1 || s->done == 0) {
+        return status;
+    }
+    CARRY_TRY(carry_steps_save(s));
+    return carry_fail(s->ctx, status, "%s. The state before that is in %s/step-%" PRId64, why, s->out, s->step);
+}
+
+/* Reads the sums of the steps since the last time. The first that is not finite ends the run. */
+static carry_status take_sums(carry_steps *s, carry_steps_report *report) {
+    double sums[CARRY_STEPS_LAG * CARRY_STEPS_SUMS];
+    const int64_t count = s->unread * CARRY_STEPS_SUMS;
+    CARRY_TRY(carry_read(s->ctx, carry_view_1d(sums, CARRY_F64, count), sums_of(s, 0, 0, count)));
+    for (int64_t i = 0; i < s->unread; i++) {
+        const double *row = sums + i * CARRY_STEPS_SUMS;
+        const carry_steps_place *at = &s->before[i];
+        report->loss = row[0] / (row[1] > 0.0 ? row[1] : 1.0);
+        report->norm = sqrt(row[2]);
+        report->mean += report->loss;
+        if (!isfinite(report->loss) || !isfinite(report->norm)) {
+            s->step = at->step;
+            s->seen = at->seen;
+            s->position = at->position;
+            return refuse_step(s, report->loss, report->norm);
+        }
+    }
+    s->unread = 0;
+    return CARRY_OK;
+}
+
+/* Are the sums wanted, now that another step is done? */
+static bool is_wanted(const carry_steps *s, bool stop) {
+    return s->done == 0 || stop || s->step == s->schedule.steps || s->unread == s->lag || s->step % s->log_every == 0 ||
+           s->step % s->save_every == 0 || (s->eval_every > 0 && s->step % s->eval_every == 0);
+}
+
+static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *stop) {
+    CARRY_SPAN(s->ctx, "train", "step");
+    carry_position after;
+    double stops = s->stop != NULL && s->stop() ? 1.0 : 0.0;
+    const bool alone = carry_comm_size(s->comm) == 1;
+    const carry_tensor total = sums_of(s, s->unread, 0, 2);
+    const carry_tensor squares = sums_of(s, s->unread, 2, 1);
+    s->before[s->unread] = (carry_steps_place){.step = s->step, .seen = s->seen, .position = s->position};
+    const carry_status data = s->trainee->next(s->self, &after);
+    if (data != CARRY_OK) {
+        return keep_learned(s, data);
+    }
+    CARRY_TRY(carry_zero(s->ctx, total));
+    CARRY_TRY(carry_parameters_zero_gradients(s->own));
+    CARRY_TRY(s->trainee->gradients(s->self, total, alone ? NULL : carry_optimizer_ready, s->optimizer));
+    CARRY_TRY(carry_optimizer_collect(s->optimizer, squares));
+    s->unread++;
+    if (s->lag == 1) { /* what ranks add up once a step: one message for all of it */
+        double *sums = s->sums.data;
+        double all[] = {sums[0], sums[1], sums[2], stops};
+        CARRY_TRY(carry_all_reduce(s->comm, all, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+        for (int i = 0; i < CARRY_STEPS_SUMS; i++) {
+            sums[i] = all[i];
+        }
+        stops = all[CARRY_STEPS_SUMS];
+        CARRY_TRY(take_sums(s, report));
+    }
+    *stop = stops > 0.0;
+    s->rate = carry_schedule_rate(&s->schedule, s->step + 1);
+    CARRY_TRY(carry_optimizer_step(s->optimizer, s->step + 1, s->rate, squares));
+    if (s->items_each > 0.0) {
+        carry_span_work(s->ctx, s->flops, s->items_each);
+    }
+    s->step++;
+    s->seen += s->seen_each;
+    s->position = after;
+    if (s->trainee->stepped != NULL) {
+        s->trainee->stepped(s->self);
+    }
+    return s->unread > 0 && is_wanted(s, *stop) ? take_sums(s, report) : CARRY_OK;
+}
+
+static void tell(carry_steps *s, carry_steps_report *report) {
+    report->step = s->step;
+    report->steps = s->schedule.steps;
+    report->seen = s->seen;
+    report->rate = s->rate;
+    report->mean /= (double)report->since;
+    report->left = s->spent / (double)s->done * (double)(s->schedule.steps - s->step);
+    if (s->speaks) {
+        carry_sink_metric(s->sink, s->step, "rate", report->rate);
+        carry_sink_metric(s->sink, s->step, "norm", report->norm);
+        s->trainee->report(s->self, report);
+    }
+    *report = (carry_steps_report){0};
+}
+
+carry_status carry_steps_run(carry_steps *s) {
+    carry_steps_report report = {0};
+    bool stop = false;
+    while (s->step < s->schedule.steps && !stop) {
+        const double start = carry_seconds();
+        CARRY_TRY(do_step(s, &report, &stop));
+        const double spent = carry_seconds() - start;
+        const bool is_last = s->step == s->schedule.steps || stop;
+        report.seconds += spent;
+        report.since++;
+        s->spent += spent;
+        s->done++;
+        if (s->done == 1 || s->step % s->log_every == 0 || is_last) {
+            tell(s, &report);
+        }
+        const bool is_time = s->eval_every > 0 && (s->step % s->eval_every == 0 || is_last);
+        if (!stop && (is_time || (is_last && s->trainee->evaluates_at_end))) {
+            CARRY_TRY(s->trainee->evaluate(s->self));
+        }
+        if (s->step % s->save_every == 0 || is_last) {
+            CARRY_TRY(carry_steps_save(s));
+        }
+    }
+    if (stop && s->step < s->schedule.steps) {
+        return carry_fail(s->ctx, CARRY_EINTERRUPTED,
+                          "interrupted: step %" PRId64 " of %" PRId64 " is done and saved; to go on: %s %s", s->step,
+                          s->schedule.steps, s->trainee->resume, s->out);
+    }
+    return CARRY_OK;
+}

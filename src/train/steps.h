@@ -1,0 +1,104 @@
+/* The loop over steps, whatever is trained:
+
+       data of a step -> gradients -> sum over ranks -> clip -> AdamW -> weights to all ranks
+
+   with reports, evaluations and checkpoints on the way. What is trained says how to do these (carry_trainee); the loop
+   owns the optimizer, the schedule, the run's folder and the count of steps.
+
+   A loss or gradient that is not finite ends the run before it reaches the weights: the state before that step is
+   saved, and the message names the tensor that had it first. An interrupted run finishes its step and saves.
+
+   On the CPU the loss of every step is read before the weights change, and ranks add up theirs. On a GPU nothing is
+   waited for inside a step: a step whose gradients are not finite changes nothing, nor do those after it, and it is
+   found when the losses are read: for a report, an evaluation or a checkpoint, and after CARRY_STEPS_LAG steps. */
+#ifndef CARRY_TRAIN_STEPS_H
+#define CARRY_TRAIN_STEPS_H
+
+#include "core/sink.h"
+#include "train/checkpoint.h"
+#include "train/keys.h"
+#include "train/optimizer.h"
+#include "train/schedule.h"
+
+#define CARRY_STEPS_SUMS 3 /* of a step: the loss, what it is a mean over, the squares of gradients */
+#define CARRY_STEPS_LAG 64
+
+typedef struct carry_steps_report {
+    int64_t step, steps, seen;
+    double loss, mean; /* of the newest step; over the steps since the last report */
+    double rate, norm;
+    double seconds; /* of the steps since the last report */
+    int64_t since;  /* their number */
+    double left;    /* seconds */
+} carry_steps_report;
+
+typedef struct carry_trainee {
+    const char *resume; /* the command that goes on: "carry train --resume" */
+    bool evaluates_at_end;
+    /* The data of the next step; *after: where the one after it begins. */
+    carry_status (*next)(void *self, carry_position *after);
+    /* The gradients, which are zero, and the loss: its sum and what it is a mean over go to total ([2], f64, on the
+       device of the parameters). ready is for the pass, or NULL. */
+    carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
+                              void *user);
+    void (*stepped)(void *self);                                      /* the weights changed. NULL: nothing to do */
+    void (*report)(void *self, const carry_steps_report *report);     /* on rank 0 */
+    carry_status (*evaluate)(void *self);                             /* on all ranks */
+    void (*saved)(void *self, const char *folder);                    /* on rank 0. NULL: nothing to do */
+    void (*describe)(const void *self, carry_checkpoint *checkpoint); /* model, tokenizer, source: what is its own */
+} carry_trainee;
+
+/* Where a run stood before a step. */
+typedef struct carry_steps_place {
+    int64_t step, seen;
+    carry_position position;
+} carry_steps_place;
+
+typedef struct carry_steps {
+    carry_ctx *ctx;
+    carry_comm *comm;
+    const carry_trainee *trainee;
+    void *self;
+    /* From the options. */
+    const char *out;
+    int64_t log_every, eval_every, save_every, keep;
+    const carry_train_key *keys; /* of options, for checkpoints */
+    const void *options;
+    bool (*stop)(void); /* may be NULL */
+    const carry_sink *sink;
+    carry_schedule schedule;
+    int64_t seen_each;        /* tokens, or whatever is seen, of a step */
+    double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
+    /* The loop's own. */
+    bool speaks; /* rank 0 */
+    carry_parameters *own;
+    carry_optimizer *optimizer;
+    carry_run_folder folder;
+    carry_found found; /* the checkpoint that the run goes on from; step -1: none */
+    float *gathered;   /* m and v of the whole model in host memory, on rank 0 */
+    int64_t step, seen;
+    carry_position position; /* where the step after `step` begins */
+    double spent;            /* seconds of steps, since the start */
+    int64_t done;            /* steps since the start */
+    double rate;
+    carry_tensor sums; /* [lag, CARRY_STEPS_SUMS], f64, on the device of the parameters */
+    int64_t lag;       /* steps whose sums wait to be read, at most; 1 on the CPU */
+    int64_t unread;
+    carry_steps_place before[CARRY_STEPS_LAG];
+} carry_steps;
+
+/* First of all: it can be closed from then on. out and sink are borrowed. */
+void carry_steps_init(carry_steps *s, carry_comm *comm, const char *out, const carry_sink *sink);
+/* The newest whole checkpoint where resume says so: rank 0 looks, all go on from the same. */
+carry_status carry_steps_find(carry_steps *s, bool resume);
+/* Then, with a model that has gradients and with everything that is not the loop's own set: the optimizer, and as the
+   last thing, since what is refused leaves no folder, the folder. */
+carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam);
+/* All that are left. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
+carry_status carry_steps_run(carry_steps *s);
+void carry_steps_close(carry_steps *s); /* before the model is freed */
+
+/* What rank 0 did alone becomes the status of all. */
+carry_status carry_steps_share(carry_steps *s, carry_status own, const char *what);
+
+#endif

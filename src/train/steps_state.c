@@ -1,0 +1,157 @@
+/* Before the first step, between steps and after the last: what a run has on disk and in memory. */
+#include "train/steps_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "carry/device.h"
+#include "core/error.h"
+#include "core/memory.h"
+
+#define ALONE_SECONDS 3600.0 /* that the others wait while rank 0 writes or evaluates */
+
+carry_status carry_steps_share(carry_steps *s, carry_status own, const char *what) {
+    const double deadline = carry_comm_deadline(s->comm);
+    int64_t status = own;
+    CARRY_TRY(carry_comm_set_deadline(s->comm, deadline > ALONE_SECONDS ? deadline : ALONE_SECONDS));
+    CARRY_TRY(carry_broadcast(s->comm, &status, sizeof status, 0));
+    CARRY_TRY(carry_comm_set_deadline(s->comm, deadline));
+    if (status != CARRY_OK && !s->speaks) {
+        return carry_fail(s->ctx, CARRY_EPEER, "rank 0 could not %s of step %" PRId64, what, s->step);
+    }
+    return (carry_status)status;
+}
+
+void carry_steps_init(carry_steps *s, carry_comm *comm, const char *out, const carry_sink *sink) {
+    *s = (carry_steps){.ctx = carry_comm_ctx(comm),
+                       .comm = comm,
+                       .out = out,
+                       .sink = sink,
+                       .speaks = carry_comm_rank(comm) == 0,
+                       .folder = {.lock = -1, .newest = -1},
+                       .found = {.step = -1}};
+}
+
+carry_status carry_steps_find(carry_steps *s, bool resume) {
+    struct {
+        char path[CARRY_FILE_PATH];
+        int64_t step, seen;
+        carry_position position;
+        uint32_t source;
+    } at = {.step = -1};
+    if (!resume) {
+        return CARRY_OK;
+    }
+    if (s->speaks) {
+        CARRY_TRY(carry_checkpoint_find(s->ctx, &s->found, s->out, s->sink));
+        (void)snprintf(at.path, sizeof at.path, "%s", s->found.path);
+        at.step = s->found.step;
+        at.seen = s->found.seen;
+        at.position = s->found.position;
+        at.source = s->found.source;
+    }
+    CARRY_TRY(carry_broadcast(s->comm, &at, sizeof at, 0));
+    (void)snprintf(s->found.path, sizeof s->found.path, "%s", at.path);
+    s->found.step = s->step = at.step;
+    s->found.source = at.source;
+    s->seen = at.seen;
+    s->position = at.position;
+    return CARRY_OK;
+}
+
+carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam) {
+    void *sums;
+    s->own = own;
+    if (own->device != 0 && carry_comm_size(s->comm) > 1) {
+        return carry_fail(s->ctx, CARRY_EUNSUPPORTED,
+                          "%d ranks exchange gradients in host memory: train on a GPU with one rank, or with --device "
+                          "cpu",
+                          carry_comm_size(s->comm));
+    }
+    s->lag = own->device == 0 ? 1 : CARRY_STEPS_LAG;
+    CARRY_TRY(carry_device_alloc(s->ctx, &sums, own->device, (size_t)s->lag * CARRY_STEPS_SUMS * sizeof(double)));
+    s->sums = carry_view_on(own->device, sums, CARRY_F64, 2, (const int64_t[]){s->lag, CARRY_STEPS_SUMS});
+    CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->comm, adam));
+    if (s->found.step >= 0) {
+        CARRY_TRY(carry_checkpoint_load_state(s->found.path, s->optimizer));
+    }
+    if (s->speaks) {
+        CARRY_TRY(carry_run_folder_open(s->ctx, &s->folder, s->out));
+        s->folder.newest = s->found.step;
+    }
+    return CARRY_OK;
+}
+
+void carry_steps_close(carry_steps *s) {
+    carry_optimizer_free(s->optimizer);
+    if (s->own != NULL) {
+        carry_device_free(s->ctx, s->own->device, s->sums.data);
+    }
+    carry_run_folder_close(&s->folder);
+    carry_found_free(&s->found);
+    free(s->gathered);
+}
+
+/* m and v of all ranks, in host memory of rank 0; its own where it is alone and has them there. */
+static carry_status gather_state(carry_steps *s, const float **m, const float **v) {
+    const int64_t count[] = {2, s->own->count};
+    size_t bytes;
+    *m = s->optimizer->m;
+    *v = s->optimizer->v;
+    if (carry_comm_size(s->comm) == 1 && s->own->device == 0) {
+        return CARRY_OK;
+    }
+    if (s->speaks && s->gathered == NULL && carry_size_product(&bytes, count, 2, sizeof(float))) {
+        s->gathered = carry_aligned_new(bytes);
+    }
+    if (s->speaks && s->gathered == NULL) {
+        return carry_fail(s->ctx, CARRY_EMEMORY,
+                          "out of memory: the optimizer's state of %" PRId64 " elements is gathered", s->own->count);
+    }
+    CARRY_TRY(carry_optimizer_gather(s->optimizer, s->gathered, s->speaks ? s->gathered + s->own->count : NULL));
+    *m = s->gathered;
+    *v = s->speaks ? s->gathered + s->own->count : NULL;
+    return CARRY_OK;
+}
+
+static carry_status write_checkpoint(carry_steps *s, const float *m, const float *v) {
+    carry_json_text options = {0};
+    carry_keys_write(&options, s->keys, s->options);
+    carry_status status = CARRY_OK;
+    if (options.failed) {
+        status = carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: a checkpoint");
+    } else {
+        carry_checkpoint checkpoint = {.step = s->step,
+                                       .seen = s->seen,
+                                       .position = s->position,
+                                       .options = options.bytes,
+                                       .parameters = s->own,
+                                       .m = m,
+                                       .v = v,
+                                       .keep = s->keep};
+        s->trainee->describe(s->self, &checkpoint);
+        status = carry_checkpoint_save(s->ctx, &s->folder, &checkpoint);
+    }
+    carry_json_text_free(&options);
+    return status;
+}
+
+carry_status carry_steps_save(carry_steps *s) {
+    const float *m;
+    const float *v;
+    carry_status status = CARRY_OK;
+    int64_t newest = s->folder.newest;
+    CARRY_TRY(carry_broadcast(s->comm, &newest, sizeof newest, 0));
+    if (newest == s->step) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(gather_state(s, &m, &v));
+    if (s->speaks) {
+        status = write_checkpoint(s, m, v);
+        if (status == CARRY_OK && s->trainee->saved != NULL) {
+            s->trainee->saved(s->self, s->folder.path);
+        }
+    }
+    return carry_steps_share(s, status, "write the checkpoint");
+}
