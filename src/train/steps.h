@@ -82,7 +82,7 @@ typedef struct carry_steps {
     int64_t done;            /* steps since the start */
     double rate;
     carry_tensor sums; /* [lag, CARRY_STEPS_SUMS], f64, on the device of the parameters */
-    int64_t lag;       /* steps whose sums wait to be read, at most; 1 on the CPU */
+    int64_t lag;       /* steps whose sums wait to be read, at most. Set before open; 0: 1 on the CPU, else the most */
     int64_t unread;
     carry_steps_place before[CARRY_STEPS_LAG];
 } carry_steps;

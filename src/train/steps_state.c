@@ -69,7 +69,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
                           "cpu",
                           carry_comm_size(s->comm));
     }
-    s->lag = own->device == 0 ? 1 : CARRY_STEPS_LAG;
+    s->lag = s->lag > 0 ? s->lag : own->device == 0 ? 1 : CARRY_STEPS_LAG;
     CARRY_TRY(carry_device_alloc(s->ctx, &sums, own->device, (size_t)s->lag * CARRY_STEPS_SUMS * sizeof(double)));
     s->sums = carry_view_on(own->device, sums, CARRY_F64, 2, (const int64_t[]){s->lag, CARRY_STEPS_SUMS});
     CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->comm, adam));

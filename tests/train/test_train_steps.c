@@ -1,0 +1,154 @@
+/* The loop over steps with a trainee of two weights: the sums of steps may be read after each or many steps later, as on
+   a GPU, and a step that is not finite is found, named and kept from the weights either way. */
+#include "train_support.h"
+
+#include "train/steps.h"
+
+#define STEPS 23
+
+typedef struct fake {
+    carry_steps loop;
+    carry_parameters own;
+    int64_t bad; /* the step whose gradient is not finite; -1: none */
+    int reports;
+    double mean, loss;
+    float last[2]; /* the weights when a step begins */
+} fake;
+
+static carry_status next(void *self, carry_position *after) {
+    const fake *f = self;
+    *after = (carry_position){.row = f->loop.step + 1};
+    return CARRY_OK;
+}
+
+/* The loss is the sum over weights of (w - 3)^2 / 2, of two numbers. */
+static carry_status gradients(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
+                              void *user) {
+    fake *f = self;
+    double *sums = total.data;
+    (void)user;
+    assert_null(ready); /* one rank */
+    for (int i = 0; i < 2; i++) {
+        const float off = f->own.weights[i] - 3.0f;
+        f->own.gradients[i] += f->loop.step == f->bad ? NAN : off;
+        sums[0] += 0.5 * (double)off * (double)off;
+    }
+    sums[1] += 2.0;
+    return CARRY_OK;
+}
+
+static void report(void *self, const carry_steps_report *r) {
+    fake *f = self;
+    f->reports++;
+    f->mean = r->mean;
+    f->loss = r->loss;
+    assert_true(r->since >= 1 && r->step == f->loop.step);
+}
+
+static carry_status evaluate(void *self) {
+    (void)self;
+    return CARRY_OK;
+}
+
+static carry_status save(const void *model, const char *folder) {
+    const fake *f = model;
+    char path[CARRY_FILE_PATH];
+    CARRY_TRY(carry_file_in(f->own.ctx, path, folder, "config.json"));
+    CARRY_TRY(carry_file_replace(f->own.ctx, path, "{}", 2));
+    return carry_parameters_save(&f->own, folder, CARRY_F32);
+}
+
+static void describe(const void *self, carry_checkpoint *checkpoint) {
+    checkpoint->model = self;
+    checkpoint->save = save;
+}
+
+static const carry_trainee trainee = {.resume = "again",
+                                      .next = next,
+                                      .gradients = gradients,
+                                      .report = report,
+                                      .evaluate = evaluate,
+                                      .describe = describe};
+static const carry_train_key keys[] = {{0}};
+
+static carry_status train(fake *f, carry_comm *comm, int64_t lag, int64_t log_every, int64_t bad, const char *out) {
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    const carry_sink sink = {0};
+    *f = (fake){.bad = bad};
+    assert_ok(ctx, carry_parameters_open(ctx, &f->own, 0, 1));
+    (void)carry_parameters_add(&f->own, (carry_parameter){.name = "w", .rank = 1, .shape = {2}});
+    assert_ok(ctx, carry_parameters_allocate(&f->own));
+    assert_ok(ctx, carry_parameters_want_gradients(&f->own));
+    carry_steps *s = &f->loop;
+    carry_steps_init(s, comm, out, &sink);
+    assert_ok(ctx, carry_steps_find(s, false));
+    s->trainee = &trainee;
+    s->self = f;
+    s->log_every = log_every;
+    s->save_every = 1000;
+    s->keep = 1;
+    s->keys = keys;
+    s->options = f;
+    s->seen_each = 2;
+    s->lag = lag;
+    s->schedule = (carry_schedule){.kind = CARRY_SCHEDULE_CONSTANT, .rate = 0.1, .final = 0.1, .steps = STEPS};
+    const carry_optimizer_options adam = {.b1 = 0.9, .b2 = 0.99, .eps = 1e-8, .clip = 1.0};
+    assert_ok(ctx, carry_steps_open(s, &f->own, &adam));
+    carry_status status = carry_steps_run(s);
+    f->last[0] = f->own.weights[0];
+    f->last[1] = f->own.weights[1];
+    carry_steps_close(s);
+    carry_parameters_free(&f->own);
+    return status;
+}
+
+static void test_sums_that_are_read_later_change_nothing(void **state) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_comm *comm;
+    assert_ok(ctx, carry_comm_open(ctx, &comm, "self", NULL));
+    char out[256];
+    (void)below(out, state, "run");
+    fake each;
+    fake later;
+    assert_ok(ctx, train(&each, comm, 1, 5, -1, out));
+    assert_int_equal(each.reports, 1 + STEPS / 5 + 1);
+    for (int64_t lag = 2; lag <= CARRY_STEPS_LAG; lag = 3 * lag + 1) { /* 2, 7, 22: read between reports too */
+        assert_ok(ctx, train(&later, comm, lag, 5, -1, out));
+        assert_memory_equal(each.last, later.last, sizeof each.last);
+        assert_int_equal(each.reports, later.reports);
+        assert_true(each.loss == later.loss);
+        assert_true(each.mean == later.mean);
+    }
+    carry_comm_free(comm);
+    carry_ctx_free(ctx);
+}
+
+static void test_a_step_that_is_not_finite_is_found_and_leaves_the_weights(void **state) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_comm *comm;
+    assert_ok(ctx, carry_comm_open(ctx, &comm, "self", NULL));
+    char out[256];
+    (void)below(out, state, "run");
+    fake at_once;
+    fake later;
+    for (int64_t bad = 0; bad < STEPS; bad += 6) {
+        char wanted[64];
+        (void)snprintf(wanted, sizeof wanted, "step %d has a loss of", (int)bad + 1);
+        assert_refused(ctx, CARRY_ERANGE, wanted, train(&at_once, comm, 1, 10, bad, out));
+        assert_refused(ctx, CARRY_ERANGE, wanted, train(&later, comm, 16, 10, bad, out));
+        assert_int_equal(later.loop.step, bad);
+        assert_int_equal(later.loop.seen, 2 * bad);
+        assert_int_equal(later.loop.position.row, bad);
+        assert_memory_equal(at_once.last, later.last, sizeof later.last);
+    }
+    carry_comm_free(comm);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sums_that_are_read_later_change_nothing),
+        cmocka_unit_test(test_a_step_that_is_not_finite_is_found_and_leaves_the_weights),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
