@@ -41,6 +41,7 @@ typedef struct trained {
 typedef struct instance {
     carry_ctx *ctx;
     carry_train_options options;
+    int device;
     char only[CARRY_PROBLEM_WORD], about[160];
     const carry_lm_mixer *mixer;
     trained of[METHODS]; /* as carry_lm_mixer_at counts */
@@ -56,7 +57,7 @@ typedef struct session {
 
 static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
                             "step), stepsN, vocabN, pairsN; bf16, f16; delta_net; recompute; data=PATH or "
-                            "task=NAME, algo=METHOD, device=cpu";
+                            "task=NAME, algo=METHOD, device=cpu or cuda (chunk alone)";
 
 static const char *method(int index) {
     const carry_lm_mixer *mixer = carry_lm_mixer_at(index);
@@ -76,7 +77,6 @@ static void close_instance(void *given) {
 
 static carry_status read_problem(instance *it, carry_problem *problem) {
     carry_train_options *o = &it->options;
-    int device;
     *o = carry_train_options_default();
     o->layers = carry_problem_size(problem, "layers", 2);
     o->hidden = carry_problem_size(problem, "hidden", 64);
@@ -100,11 +100,10 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     (void)snprintf(o->data, sizeof o->data, "%s", data != NULL ? data : "");
     (void)snprintf(o->task, sizeof o->task, "%s", task != NULL ? task : data != NULL ? "" : "copy");
     (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
-    CARRY_TRY(carry_problem_device(it->ctx, &device, problem));
+    CARRY_TRY(carry_problem_device(it->ctx, &it->device, problem));
     CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
-    if (device != 0) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "training runs on the CPU in this build, not on device %d",
-                          device);
+    if (it->device != 0 && only == NULL) {
+        (void)snprintf(it->only, sizeof it->only, "%s", carry_lm_mixer_chunk.name);
     }
     if (o->steps > MOST_STEPS) {
         return carry_fail(it->ctx, CARRY_ESIZE, "steps%lld in '%s': at most %d are trained to be measured",
@@ -130,6 +129,10 @@ static carry_status choose(void *given, const char *wanted) {
     const carry_lm_mixer *mixer = carry_lm_mixer_named(wanted != NULL ? wanted : carry_lm_mixer_chunk.name);
     if (mixer == NULL) {
         return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no method '%.40s' of training", wanted);
+    }
+    if (it->device != 0 && mixer != &carry_lm_mixer_chunk) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the method %s trains on the CPU only: chunk does on GPUs",
+                          mixer->name);
     }
     it->mixer = mixer;
     (void)snprintf(it->options.method, sizeof it->options.method, "%s", mixer->name);
@@ -235,7 +238,7 @@ static carry_status train_into(session *s, const char *folder) {
     options.steps = s->steps;
     options.eval_every = s->steps == it->options.steps ? s->steps : 0;
     const carry_train_hooks hooks = {
-        .stop = cli_interrupted, .started = hear_start, .report = hear_step, .examined = hear_exam, .user = s};
+        .stop = cli_interrupted, .started = hear_start, .report = hear_step, .examined = hear_exam, .user = s, .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
     carry_status status = carry_train_run(comm, &options, &hooks);
     carry_comm_free(comm);
