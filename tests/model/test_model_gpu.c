@@ -1,0 +1,194 @@
+/* A language model on every GPU against the same model on the CPU: start values bit by bit, loss, logits and gradients,
+   generation. Without a GPU all of it is skipped aloud. */
+#include "lm_support.h"
+
+#include "carry/device.h"
+#include "model/host.h"
+
+#define BATCH 2
+#define TOKENS 70 /* more than a chunk, and no multiple of one */
+#define VOCABULARY SUPPORT_VOCABULARY
+
+typedef struct outcome {
+    double loss;
+    float logits[BATCH * TOKENS * VOCABULARY];
+    float *gradients;
+} outcome;
+
+static void run_on(carry_ctx *ctx, carry_lm *lm, const carry_lm_pass_options *options, bool packed, outcome *o) {
+    static int64_t ids[BATCH * TOKENS], labels[BATCH * TOKENS];
+    int64_t cuts[] = {0, 3, 67, BATCH * TOKENS};
+    for (int64_t i = 0; i < BATCH * TOKENS; i++) {
+        ids[i] = (7 * i * i + i / 5) % VOCABULARY;
+        labels[i] = i % 9 == 4 ? -100 : (3 * i + 2) % VOCABULARY;
+    }
+    carry_lm_pass *pass;
+    void *memory;
+    void *logits;
+    int64_t counted;
+    const int device = lm->own.device;
+    assert_ok(ctx, carry_lm_pass_new(lm, &pass, options));
+    assert_ok(ctx, carry_lm_pass_take(pass, &memory));
+    assert_ok(ctx, carry_device_alloc(ctx, &logits, device, sizeof o->logits));
+    assert_ok(ctx, carry_device_fill(ctx, memory, device, 0xff, carry_lm_pass_memory(pass), NULL));
+    const int64_t shape[] = {options->batch, options->tokens, VOCABULARY};
+    const carry_lm_args args = {
+        .ids = carry_view_2d(ids, CARRY_I64, shape[0], shape[1]),
+        .labels = carry_view_2d(labels, CARRY_I64, shape[0], shape[1]),
+        .cu_seqlens = packed ? carry_view_1d(cuts, CARRY_I64, 4) : (carry_tensor){0},
+        .logits = options->dtype == CARRY_F32 ? carry_view_on(device, logits, CARRY_F32, 3, shape) : (carry_tensor){0},
+        .backward = true,
+        .loss = &o->loss,
+        .counted = &counted};
+    assert_ok(ctx, carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)));
+    if (options->dtype == CARRY_F32) {
+        assert_ok(ctx, carry_read(ctx, carry_view(o->logits, CARRY_F32, 3, shape), args.logits));
+    }
+    o->gradients = calloc((size_t)lm->own.count, sizeof(float));
+    assert_non_null(o->gradients);
+    assert_ok(ctx, carry_parameters_download(&lm->own, o->gradients, lm->own.gradients, 0, lm->own.count));
+    carry_lm_pass_give(pass, memory);
+    carry_device_free(ctx, device, logits);
+    carry_lm_pass_free(pass);
+}
+
+/* The same model on a GPU. */
+static carry_lm *moved(carry_ctx *ctx, const carry_lm *lm, int device) {
+    carry_lm *there;
+    assert_ok(ctx, carry_lm_new(ctx, &there, &lm->config, device));
+    assert_ok(ctx, carry_parameters_upload(&there->own, there->own.weights, 0, lm->own.weights, lm->own.count));
+    assert_ok(ctx, carry_lm_want_gradients(there));
+    return there;
+}
+
+/* f32 sums in another order: some hundred roundings of 6e-8 in the loss; gradients pass through two layers more. */
+static void compare(carry_ctx *ctx, carry_lm_config config, carry_lm_pass_options options, bool packed) {
+    static outcome here, there;
+    options.batch = packed ? 1 : BATCH;
+    options.tokens = packed ? BATCH * TOKENS : TOKENS;
+    options.sequences = packed ? 3 : 0;
+    const bool is_wide = options.dtype == CARRY_F32;
+    for (int device = 1; device < carry_device_count(); device++) {
+        carry_lm *lm = model(ctx, config);
+        carry_lm *other = moved(ctx, lm, device);
+        run_on(ctx, lm, &options, packed, &here);
+        run_on(ctx, other, &options, packed, &there);
+        assert_true(fabs(here.loss - there.loss) <= (is_wide ? 1e-5 : 3e-2) * fabs(here.loss));
+        if (is_wide) {
+            assert_true(apart_f32(there.logits, here.logits, BATCH * TOKENS * VOCABULARY) <= 1e-4);
+        }
+        for (int64_t i = 0; i < lm->own.parameters && is_wide; i++) {
+            const carry_parameter *p = &lm->own.parameter[i];
+            const double off = apart_f32(there.gradients + p->offset, here.gradients + p->offset, p->count);
+            if (!(off <= 2e-3)) {
+                fail_msg("the gradient of %s is off by %g", p->name, off);
+            }
+        }
+        free(here.gradients);
+        free(there.gradients);
+        carry_lm_free(other);
+        carry_lm_free(lm);
+    }
+}
+
+static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    compare(ctx, c, (carry_lm_pass_options){0}, false);
+    compare(ctx, c, (carry_lm_pass_options){0}, true);
+    compare(ctx, c, (carry_lm_pass_options){.recompute = true}, false);
+    compare(ctx, c, (carry_lm_pass_options){.dtype = CARRY_BF16}, false);
+    c.num_v_heads = 4;
+    c.allow_neg_eigval = c.tie_word_embeddings = true;
+    compare(ctx, c, (carry_lm_pass_options){0}, false);
+    c.use_short_conv = c.use_gate = false;
+    compare(ctx, c, (carry_lm_pass_options){0}, false);
+    c = small(CARRY_LM_DELTA_NET);
+    compare(ctx, c, (carry_lm_pass_options){0}, false);
+    c.use_beta = false;
+    c.qk_activation = CARRY_ELU;
+    compare(ctx, c, (carry_lm_pass_options){0}, false);
+    carry_ctx_free(ctx);
+}
+
+static void start_values_are_the_same_bits_on_every_device(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    const carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    for (int device = 1; device < carry_device_count(); device++) {
+        carry_lm *here;
+        carry_lm *there;
+        assert_ok(ctx, carry_lm_new(ctx, &here, &c, 0));
+        assert_ok(ctx, carry_lm_new(ctx, &there, &c, device));
+        assert_ok(ctx, carry_lm_init(here, 5));
+        assert_ok(ctx, carry_lm_init(there, 5));
+        float *seen = calloc((size_t)here->own.count, sizeof *seen);
+        assert_non_null(seen);
+        assert_ok(ctx, carry_parameters_download(&there->own, seen, there->own.weights, 0, there->own.count));
+        assert_memory_equal(seen, here->own.weights, (size_t)here->own.count * sizeof *seen);
+        free(seen);
+        carry_lm_free(there);
+        carry_lm_free(here);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void generation_on_a_gpu_equals_the_cpu(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int device = 1; device < carry_device_count(); device++) {
+        carry_lm *lm[2];
+        carry_lm_generator *g[2];
+        float logits[2][BATCH * VOCABULARY];
+        lm[0] = model(ctx, small(CARRY_LM_GATED_DELTANET));
+        lm[1] = moved(ctx, lm[0], device);
+        for (int i = 0; i < 2; i++) {
+            const int64_t prompt[] = {1, 5, 2, 10, 0, 3, 7, 7};
+            assert_ok(ctx, carry_lm_generator_new(lm[i], &g[i], BATCH, CARRY_F32));
+            assert_ok(ctx, carry_lm_generator_prompt(g[i], 1, prompt, 8, logits[i]));
+        }
+        assert_true(apart_f32(logits[1], logits[0], VOCABULARY) <= 1e-4);
+        for (int64_t step = 0; step < 30; step++) {
+            const int64_t next[] = {step % VOCABULARY, (5 * step + 1) % VOCABULARY};
+            assert_ok(ctx, carry_lm_generator_step(g[0], next, logits[0]));
+            assert_ok(ctx, carry_lm_generator_step(g[1], next, logits[1]));
+            assert_true(apart_f32(logits[1], logits[0], BATCH * VOCABULARY) <= 1e-4);
+        }
+        for (int i = 0; i < 2; i++) {
+            carry_lm_generator_free(g[i]);
+            carry_lm_free(lm[i]);
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+static void what_a_gpu_cannot_do_is_refused(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    carry_lm *lm;
+    carry_lm_pass *pass;
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &c, 1));
+    const carry_lm_pass_options scan = {.batch = 1, .tokens = 4, .mixer = carry_lm_mixer_named("blelloch")};
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "blelloch works on the CPU only", carry_lm_pass_new(lm, &pass, &scan));
+    carry_lm_free(lm);
+    c.hidden_size = 1 << 20;
+    c.vocab_size = 1 << 20;
+    assert_refused(ctx, CARRY_EMEMORY, "are free: about", carry_lm_new(ctx, &lm, &c, 1));
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(start_values_are_the_same_bits_on_every_device),
+        cmocka_unit_test(a_model_on_a_gpu_equals_the_one_on_the_cpu),
+        cmocka_unit_test(generation_on_a_gpu_equals_the_cpu),
+        cmocka_unit_test(what_a_gpu_cannot_do_is_refused),
+    };
+    if (carry_device_count() < 2) {
+        (void)printf("skipped: there is no GPU here\n");
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
