@@ -8,6 +8,7 @@
 #define TILE_ROWS 6
 #define PAIR_ROWS 6
 #define ONE_ROWS 8
+#define DOT_AHEAD 2048
 #define TOKEN_VECTORS 4
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

@@ -7,6 +7,7 @@
 #define TILE_ROWS 6
 #define PAIR_ROWS 12
 #define ONE_ROWS 16
+#define DOT_AHEAD 2048
 #define TOKEN_VECTORS 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

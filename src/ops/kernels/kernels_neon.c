@@ -8,6 +8,7 @@
 #define TILE_ROWS 5 /* 6 fit on paper; gcc then spills two sums: 39 against 58 GFLOP/s at n = 32 */
 #define PAIR_ROWS 8
 #define ONE_ROWS 8
+#define DOT_AHEAD 0
 #define TOKEN_VECTORS 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

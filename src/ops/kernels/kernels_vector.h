@@ -5,6 +5,7 @@
        TILE_ROWS        rows of the widest tile: its sums, a row of b and one of a fit the registers
        PAIR_ROWS        rows of tiles of two vectors
        ONE_ROWS         rows of tiles of one
+       DOT_AHEAD        floats that a matrix times a vector is fetched ahead; 0: not
        TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
        vec              the vector itself, by vector_size
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
@@ -54,6 +55,7 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
 }
 
 #include "ops/kernels/vector_diagonal.h"
+#include "ops/kernels/vector_dots.h"
 #include "ops/kernels/vector_product.h"
 #include "ops/kernels/vector_token.h"
 

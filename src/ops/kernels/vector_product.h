@@ -166,65 +166,6 @@ INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_co
     }
 }
 
-INLINE float lanes_sum(vec v) {
-    float sum = 0.0f;
-    UNROLL
-    for (int i = 0; i < LANES; i++) {
-        sum += v[i];
-    }
-    return sum;
-}
-
-/* c[rows] = a[rows x k] b[k] + base[rows], b packed: dot products, `rows` at a time to hide the latency of the sums. */
-INLINE void dots(const int rows, int64_t k, const float *a, ptrdiff_t a_row, const float *b, const float *base,
-                 ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
-    vec sum[8];
-    float rest[8];
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        sum[r] = (vec){0};
-        rest[r] = base != NULL ? base[r * base_row] : 0.0f;
-    }
-    int64_t l = 0;
-    for (; l + LANES <= k; l += LANES) {
-        vec x = load(b + l);
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            sum[r] += load(a + r * a_row + l) * x;
-        }
-    }
-    for (; l < k; l++) {
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            rest[r] += a[r * a_row + l] * b[l];
-        }
-    }
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        c[r * c_row] = rest[r] + lanes_sum(sum[r]);
-    }
-}
-
-INLINE void dots_at(const int rows, const carry_product *p, int64_t i, const float *a, const float *b,
-                    const float *base, float *c) {
-    dots(rows, p->k, a + i * p->a_row, p->a_row, b, base != NULL ? base + i * p->base_row : NULL, p->base_row,
-         c + i * p->c_row, p->c_row);
-}
-
-/* Matrix times vector: every element of a is used once, so this runs at the speed of reading it. */
-static void times_vector(const carry_product *p, const float *a, const float *b, const float *base, float *c) {
-    int64_t i = 0;
-    for (; i + 8 <= p->m; i += 8) {
-        dots_at(8, p, i, a, b, base, c);
-    }
-    for (; i + 2 <= p->m; i += 2) {
-        dots_at(2, p, i, a, b, base, c);
-    }
-    if (i < p->m) {
-        dots_at(1, p, i, a, b, base, c);
-    }
-}
-
 /* k = 0: what is left of c = a b + base. */
 static void base_only(const carry_product *p, const float *base, float *c) {
     for (int64_t i = 0; i < p->m; i++) {
