@@ -10,7 +10,6 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/span.h"
-#include "device/gpu.h"
 #include "bench/sample.h"
 
 #define LEAST_RUNS 5
@@ -24,6 +23,7 @@ typedef struct session {
     carry_ctx *ctx;
     const carry_family *family;
     void *instance;
+    carry_dtype type; /* of its products */
     const carry_bench_options *options;
     carry_comm *comm; /* of the ranks that work on it together, or NULL */
     int cores;        /* that those have */
@@ -197,11 +197,14 @@ static int device_of(const session *s) {
 
 /* Of the device that the problem runs on. */
 static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
-    const carry_gpu *gpu;
-    if (device_of(s) == 0 || carry_gpu_of(s->ctx, &gpu, device_of(s)) != CARRY_OK) {
+    carry_ceilings gpu;
+    if (device_of(s) == 0) {
         return *cpu;
     }
-    return (carry_ceilings){.gemm_gflops = 1e-9 * gpu->tensor_flops_s, .copy_gbytes_s = 1e-9 * gpu->copy_bytes_s};
+    if (carry_ceilings_measure_on(s->ctx, device_of(s), s->type, &gpu) != CARRY_OK) {
+        return (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
+    }
+    return gpu;
 }
 
 static double median_of(session *s, const double *values, int count) {
@@ -240,6 +243,8 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
         double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
         result->share = fmax(arithmetic, movement) / result->median;
         result->ceilings = here;
+        result->device = device_of(s);
+        result->type = s->type;
     }
 }
 
@@ -265,6 +270,7 @@ static carry_status open_session(session *s, const char *text) {
     int copies;
     CARRY_TRY(carry_problem_parse(s->ctx, &problem, text));
     CARRY_TRY(carry_family_of(s->ctx, &s->family, &problem));
+    s->type = carry_problem_type(&problem, s->family->type);
     problem.comm = s->comm;
     carry_problem again = problem;
     CARRY_TRY(s->family->open(s->ctx, &s->instance, &problem, s->options->seed, 1));

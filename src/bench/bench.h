@@ -12,16 +12,16 @@
 #ifndef CARRY_LAB_BENCH_H
 #define CARRY_LAB_BENCH_H
 
+#include "carry/tensor.h"
 #include "bench/collective.h"
 
 typedef struct carry_ceilings {
-    double gemm_gflops;   /* a 512^3 f32 product on all threads */
-    double copy_gbytes_s; /* a copy far beyond the caches on all threads, bytes read and written */
+    double gemm_gflops;   /* the best large product: in f32 on all threads of the CPU, or of a type on a GPU */
+    double copy_gbytes_s; /* a copy far beyond the caches, bytes read and written */
 } carry_ceilings;
 
-carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings);
-/* The first of them alone, in some hundredths of a second. */
-carry_status carry_ceilings_gemm(carry_ctx *ctx, double *gflops);
+carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings); /* of the CPU */
+carry_status carry_ceilings_measure_on(carry_ctx *ctx, int device, carry_dtype type, carry_ceilings *ceilings);
 
 typedef struct carry_bench_result {
     char algorithm[24];
@@ -30,6 +30,8 @@ typedef struct carry_bench_result {
     carry_counts counts;
     double share;            /* of the ceiling that binds; NaN for a problem of several ranks */
     carry_ceilings ceilings; /* of the device it ran on */
+    int device;              /* that device */
+    carry_dtype type;        /* that its ceiling of products is of */
     carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */
     bool planned;            /* the planner's choice */
     int rank;                /* that these figures are of (bench_ranks.h) */

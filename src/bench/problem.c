@@ -124,6 +124,17 @@ carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const c
     return CARRY_OK;
 }
 
+carry_dtype carry_problem_type(const carry_problem *problem, carry_dtype otherwise) {
+    carry_dtype type = otherwise;
+    for (int i = 0; i < problem->items; i++) {
+        const carry_problem_item *item = &problem->item[i];
+        if (item->number < 0 && item->value[0] == '\0' && is_type(item->key)) {
+            (void)carry_dtype_parse(&type, item->key);
+        }
+    }
+    return type;
+}
+
 bool carry_problem_has(carry_problem *problem, const char *word) {
     for (int i = 0; i < problem->items; i++) {
         carry_problem_item *item = &problem->item[i];

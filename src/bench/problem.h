@@ -11,7 +11,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "carry/context.h"
+#include "carry/tensor.h"
 
 #define CARRY_PROBLEM_TEXT 256
 #define CARRY_PROBLEM_ITEMS 24
@@ -38,6 +38,9 @@ carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const c
 bool carry_problem_has(carry_problem *problem, const char *word);
 int64_t carry_problem_size(carry_problem *problem, const char *letters, int64_t otherwise);
 const char *carry_problem_setting(carry_problem *problem, const char *key); /* NULL when absent */
+
+/* The type that one of its words names. */
+carry_dtype carry_problem_type(const carry_problem *problem, carry_dtype otherwise);
 
 /* device=cpu, cuda, cuda1...: as carry/device.h counts; the CPU when nothing is said. CARRY_EUNSUPPORTED when there is
    none of that kind here. */

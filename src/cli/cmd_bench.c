@@ -49,7 +49,7 @@ static void print_ceilings(show *s) {
         return;
     }
     (void)printf(
-        "%sceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n"
+        "%sceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (CPU, %d threads, %s)\n"
         "method: checked first; %s; one warm-up; methods take turns; median, and the distance\n"
         "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
@@ -159,12 +159,33 @@ static void print_note(const carry_bench_result *results, int count) {
     }
 }
 
+/* Of a GPU, where it is not the CPU's that shares are of. */
+static void print_gpu_ceilings(const show *s, const carry_bench_result *results, int count) {
+    int i = 0;
+    while (i < count && results[i].device == 0) {
+        i++;
+    }
+    if (i == count) {
+        return;
+    }
+    const carry_bench_result *r = &results[i];
+    if (s->json) {
+        (void)printf(
+            "{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"device\": %d, \"type\": \"%s\"}\n",
+            r->ceilings.gemm_gflops, r->ceilings.copy_gbytes_s, r->device, carry_dtype_name(r->type));
+        return;
+    }
+    (void)printf("  %sceilings of device %d in this run: %s product %.1f GFLOP/s, copy %.1f GB/s%s\n", cli_dim(),
+                 r->device, carry_dtype_name(r->type), r->ceilings.gemm_gflops, r->ceilings.copy_gbytes_s, cli_plain());
+}
+
 static void print_results(const show *s, const char *problem, const carry_bench_result *results, int count) {
     if (!s->json && count > 0) {
         (void)printf("%s%s%s\n  %-14s %9s  %6s %6s %9s %8s %7s  %6s  %8s\n", cli_bold(), problem, cli_plain(),
                      "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
         print_note(results, count);
     }
+    print_gpu_ceilings(s, results, count);
     for (int i = 0; i < count; i++) {
         const carry_bench_result *r = &results[i];
         if (s->json) {

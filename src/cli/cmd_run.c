@@ -192,7 +192,7 @@ static carry_status measure(show *s, const carry_experiment_options *options, ca
     carry_ceilings ceilings;
     CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &ceilings));
     if (s->prints && !s->json) {
-        (void)printf("ceilings in this run: 512^3 product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n",
+        (void)printf("ceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n",
                      ceilings.gemm_gflops, ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
                      carry_ctx_kernels(s->ctx));
     }

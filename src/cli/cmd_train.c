@@ -4,7 +4,7 @@
 
 #include "cli/cmd_train.h"
 #include "core/error.h"
-#include "bench/bench.h"
+#include "ops/ceiling.h"
 #include "train/checkpoint.h"
 
 #define KEYS 64
@@ -184,11 +184,11 @@ static int choose_out(train_desk *desk) {
 static carry_status train_rank(void *user, carry_comm *comm) {
     train_desk *desk = user;
     carry_ctx *ctx = carry_comm_ctx(comm);
-    double peak = 0.0;
-    if (desk->hooks.device == 0) { /* of a GPU it is not measured here */
-        CARRY_TRY(carry_ceilings_gemm(ctx, &peak));
-    }
-    peak *= 1e9;
+    double peak;
+    carry_dtype type = CARRY_F32;
+    (void)carry_dtype_parse(&type, desk->options.dtype); /* what is no type is refused with the other options */
+    CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then share them while it is measured too */
+    CARRY_TRY(carry_ceiling_product(ctx, desk->hooks.device, type, &peak));
     CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     carry_train_hooks hooks = desk->hooks; /* threads share the desk */
     hooks.peak = peak;
@@ -318,7 +318,7 @@ const cli_verb cli_train = {
         "the same bits on the same ranks. Options given with it win over those it was started with.\n"
         "\n"
         "carry --ranks N train ... and mpirun -n N carry train ... share each batch among N ranks, or with\n"
-        "--sequence-ranks P each row among P of them. MFU is of the peak of a 512^3 product measured at the start.\n"
+        "--sequence-ranks P each row among P of them. MFU is of the fastest large product, measured at the start.\n"
         "\n"
         "carry train dit ... trains a causal video transformer on moving shapes: carry train dit --help.",
     .example = "carry train --data book.txt --steps 250 --out trained/book",

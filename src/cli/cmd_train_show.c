@@ -63,11 +63,8 @@ static void on_start(void *user, const carry_train_start *s) {
     if (s->ranks * s->parts > 1) {
         (void)printf("%d data ranks x %d sequence ranks\n", s->ranks, s->parts);
     }
-    (void)printf("%s%s\n", cli_dim(), s->plan);
-    if (desk->peak > 0.0) {
-        (void)printf("peak %.1f GFLOP/s, of a 512^3 product now\n", 1e-9 * desk->peak);
-    }
-    (void)printf("%s", cli_plain());
+    (void)printf("%s%s\npeak %.1f GFLOP/s, of the fastest large product now%s\n", cli_dim(), s->plan, 1e-9 * desk->peak,
+                 cli_plain());
     (void)fflush(stdout);
 }
 

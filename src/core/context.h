@@ -12,12 +12,13 @@ struct carry_stream;
 #define CARRY_CTX_STREAMS 16 /* as CARRY_STREAM_DEVICES of carry/device.h, which core does not include */
 
 typedef enum carry_slot {
-    CARRY_SLOT_OPS,    /* the kernels chosen for this processor (ops/) */
-    CARRY_SLOT_RATES,  /* measured rates (ops/) */
-    CARRY_SLOT_WISDOM, /* measured plans (scan/) */
-    CARRY_SLOT_BLASLT, /* cuBLASLt: handles, plans and workspaces (ops/) */
-    CARRY_SLOT_GPU,    /* measured rates of GPUs (device/) */
-    CARRY_SLOT_POOLS,  /* memory pools of GPUs (device/) */
+    CARRY_SLOT_OPS,      /* the kernels chosen for this processor (ops/) */
+    CARRY_SLOT_RATES,    /* measured rates (ops/) */
+    CARRY_SLOT_WISDOM,   /* measured plans (scan/) */
+    CARRY_SLOT_BLASLT,   /* cuBLASLt: handles, plans and workspaces (ops/) */
+    CARRY_SLOT_GPU,      /* measured rates of GPUs (device/) */
+    CARRY_SLOT_POOLS,    /* memory pools of GPUs (device/) */
+    CARRY_SLOT_CEILINGS, /* measured ceilings of GPUs (ops/) */
     CARRY_SLOT_COUNT
 } carry_slot;
 

@@ -135,7 +135,7 @@ static void write_method(carry_page *page, const carry_run *run) {
     carry_html_raw(page->to, ". ");
     carry_html_raw(page->to,
                    "Median is the middle one, spread the distance of the quartiles over it. Share is of the ceiling "
-                   "that binds, arithmetic or movement; ceilings are a 512&#179; product and a large copy, measured "
+                   "that binds, arithmetic or movement; ceilings are the best large product and a large copy, measured "
                    "in the same run. GB/s counts inputs and outputs once. Contention is the share that other "
                    "processes had of the machine while a problem was measured.%s</p>\n",
                    checked ? " Error is the largest difference over the reference&#8217;s largest magnitude." : "");

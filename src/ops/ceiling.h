@@ -1,0 +1,16 @@
+/* What a device does at most, measured: the fastest large product that there is on it, and a copy. Shares of a bench
+   and the MFU of training are of these, so that a way that was not tried cannot push them beyond 100 %. */
+#ifndef CARRY_OPS_CEILING_H
+#define CARRY_OPS_CEILING_H
+
+#include "carry/tensor.h"
+
+/* Flop/s of the best product: on the CPU in f32 on all threads of the context, by its kernels, by OpenBLAS and by what
+   linear layers take, in about a tenth of a second; on a GPU of `type` with sums in f32, by every way of its operators
+   (cuBLASLt among them), once per context. */
+carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s);
+
+/* Bytes a second, read plus written, of a copy far beyond the caches; on the CPU on all threads. */
+carry_status carry_ceiling_copy(carry_ctx *ctx, int device, double *bytes_s);
+
+#endif

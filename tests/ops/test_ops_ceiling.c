@@ -1,0 +1,97 @@
+/* Ceilings: no product of the context runs faster, whichever way it goes; devices that are not there are refused. */
+#include <math.h>
+
+#include "core/clock.h"
+#include "ops/ceiling.h"
+#include "ops/matmul.h"
+#include "support.h"
+
+enum { SIDE = 256 };
+
+/* Flop/s of the best of some products by one way. */
+static double rate_of(carry_ctx *ctx, carry_product_function by, float *floats) {
+    const carry_product p = {.m = SIDE,
+                             .n = SIDE,
+                             .k = SIDE,
+                             .count = 1,
+                             .a = floats,
+                             .b = floats + SIDE * SIDE,
+                             .c = floats + 2 * SIDE * SIDE,
+                             .a_row = SIDE,
+                             .b_row = SIDE,
+                             .c_row = SIDE};
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        double start = carry_seconds();
+        carry_products_by(ctx, by, &p);
+        best = fmin(best, carry_seconds() - start);
+    }
+    return 2.0 * SIDE * SIDE * SIDE / best;
+}
+
+/* A factor of two, since other processes may have slowed either measurement. */
+static void test_no_way_is_faster_than_the_ceiling(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    double ceiling;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_ok(ctx, carry_kernels_of(ctx, &kernels));
+    float *floats = calloc((size_t)3 * SIDE * SIDE, sizeof *floats);
+    assert_non_null(floats);
+    assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_F32, &ceiling));
+    assert_true(isfinite(ceiling) && ceiling > 0.0);
+    assert_true(rate_of(ctx, kernels->product, floats) < 2.0 * ceiling);
+    if (carry_blas_product != NULL) {
+        assert_true(rate_of(ctx, carry_blas_product, floats) < 2.0 * ceiling);
+    }
+    free(floats);
+    carry_ctx_free(ctx);
+}
+
+static void test_a_copy_has_a_rate(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    double rate = NAN;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 2}), CARRY_OK);
+    assert_ok(ctx, carry_ceiling_copy(ctx, 0, &rate));
+    assert_true(isfinite(rate) && rate > 0.0);
+    carry_ctx_free(ctx);
+}
+
+static void test_a_device_that_is_not_there_is_refused(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    double rate;
+    assert_int_equal(carry_ctx_new(&ctx, NULL), CARRY_OK);
+    assert_int_equal(carry_ceiling_product(ctx, carry_device_count(), CARRY_BF16, &rate), CARRY_EUNSUPPORTED);
+    assert_int_equal(carry_ceiling_copy(ctx, -1, &rate), CARRY_EUNSUPPORTED);
+    carry_ctx_free(ctx);
+}
+
+/* On a GPU; where there is none, the refusal above is all there is. */
+static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    double narrow;
+    double wide;
+    double again;
+    if (carry_device_count() < 2) {
+        skip();
+    }
+    assert_int_equal(carry_ctx_new(&ctx, NULL), CARRY_OK);
+    assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_BF16, &narrow));
+    assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F32, &wide));
+    assert_ok(ctx, carry_ceiling_product(ctx, 1, CARRY_F16, &again));
+    assert_true(narrow > wide && wide > 0.0);
+    assert_true(again == narrow); /* measured once */
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
+                                       cmocka_unit_test(test_a_copy_has_a_rate),
+                                       cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
+                                       cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
