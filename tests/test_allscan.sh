@@ -24,6 +24,7 @@ grep -q '"ranks": 3' out || fail "the ranks are not told"
 expect 0 'received 0.00018 MB' bench --repeats 3 $small
 expect 0 '"exposed": 0' bench --json --repeats 3 delta:f32:t32:h2:k8:v8:p2:algo=chain
 expect 0 '8 right, 0 wrong' check $small
+expect 0 '8 right, 0 wrong' check allscan:factors:f32:h1:k1:v1:p3
 expect 0 'dv ' check delta:f32:t32:h2:k8:v8:p2:backward
 expect 0 'over 3 ranks (threads)' plan $small
 expect 0 '"algorithm": "serial"' plan --json $small:algo=lasp1

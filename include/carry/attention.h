@@ -8,7 +8,8 @@
 
    q, o: [T, H, D]; k, v: [S, H, D]; the last index is contiguous, rows and heads may be any strides apart (so heads
    may be slices of a wider row). f32, bf16 or f16, one type for all; scores and sums are f32. lse [H, T], f32: the
-   logarithm of the sum of exp(score), which backward needs; absent (data NULL) when not wanted. o does not overlap the
+   logarithm of the sum of exp(score), less the largest bias of a run that is seen, so that a bias that all keys have
+   takes no digits from it; backward needs it; absent (data NULL) when not wanted. o does not overlap the
    inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16, D of 64 or 128, a scale above 0, rows and heads a
    multiple of 8 elements apart, forwards, from 16 bytes on; others are refused with a sentence.
 

@@ -82,7 +82,7 @@ void make_job(attention_job *job, const carry_attention_args *args) {
     job->heads = (int)args->q.shape[1];
     job->keys = (int)args->k.shape[0];
     job->scale = carry_attention_scale(args) * LOG2_E;
-    int runs = carry_attention_runs(args, seen, &job->top);
+    int runs = carry_attention_runs(args, seen);
     for (int i = 0; i < runs; i++) {
         if (seen[i].count > 0) {
             job->run[job->runs++] = {(int)seen[i].first, (int)seen[i].count, clamp(seen[i].bias)};

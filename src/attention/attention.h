@@ -14,9 +14,9 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 
 /* The runs that are seen: those with keys and a bias above -infinity; all rows where a call names none. Biases are less
-   the largest of them, *top, which softmax does not notice: scores are then not rounded to the spacing of a large bias
-   that all have. lse has it. */
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS], float *top);
+   the largest of them, which softmax does not notice: scores are then not rounded to the spacing of a large bias
+   that all have, and neither is lse. */
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]);
 float carry_attention_scale(const carry_attention_args *args);
 
 /* The specification, in float64 and without blocks: o [T, H, D], lse [H, T] (or NULL), packed. */

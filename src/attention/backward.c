@@ -28,7 +28,7 @@ typedef struct call {
     int64_t T, H, D, S;
     int64_t blocks; /* of queries */
     int64_t key_blocks, groups;
-    float scale, top;
+    float scale;
     float *mean; /* [H, T] */
     float *dq;   /* [H, groups, T, D] */
 } call;
@@ -72,7 +72,7 @@ static void call_of(call *c, const carry_attention_backward_args *args) {
                 .D = f->q.shape[2],
                 .S = f->k.shape[0],
                 .scale = carry_attention_scale(f)};
-    c->runs = carry_attention_runs(f, c->seen, &c->top);
+    c->runs = carry_attention_runs(f, c->seen);
     for (int r = 0; r < c->runs; r++) {
         c->key_blocks += c->seen[r].count > 0 ? (c->seen[r].count - 1) / KEYS + 1 : 0;
     }
@@ -151,7 +151,7 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     product_transposed(c, queries, keys, s->q, k, s->p);
     product_transposed(c, queries, keys, d_o, v, s->ds);
     for (int64_t i = 0; i < queries; i++) { /* a query that sees nothing has a lse of -infinity, and P of zeros */
-        float minus = lse[i] > -INFINITY || isnan(lse[i]) ? lse[i] - c->top - bias : INFINITY;
+        float minus = lse[i] > -INFINITY || isnan(lse[i]) ? lse[i] - bias : INFINITY;
         c->kernels->rows->softmax_backward(s->p + i * keys, s->ds + i * keys, minus, mean[i], keys);
     }
     product_added(c, keys, queries, s->p, true, d_o, s->dv);

@@ -143,20 +143,20 @@ carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspa
     return CARRY_OK;
 }
 
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS], float *top) {
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]) {
     int runs = 0;
-    *top = 0.0f;
+    float top = 0.0f;
     if (args->runs == 0) {
         seen[runs++] = (carry_key_run){.first = 0, .count = args->k.shape[0]};
     }
     for (int i = 0; i < args->runs; i++) {
         if (args->run[i].count > 0 && args->run[i].bias > -INFINITY) {
             seen[runs++] = args->run[i];
-            *top = runs == 1 || args->run[i].bias > *top ? args->run[i].bias : *top;
+            top = runs == 1 || args->run[i].bias > top ? args->run[i].bias : top;
         }
     }
     for (int i = 0; i < runs; i++) {
-        seen[i].bias -= *top;
+        seen[i].bias -= top;
     }
     return runs;
 }

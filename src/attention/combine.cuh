@@ -46,7 +46,7 @@ template <int D> __global__ void attention_combine(const __grid_constant__ atten
         *(uint32_t *)(to + j) = pack_bf16(o[j] / sum, o[j + 1] / sum);
     }
     if (job.lse != NULL && lane == 0) {
-        job.lse[(int64_t)head * job.queries + row] = lse_of(job, largest, sum);
+        job.lse[(int64_t)head * job.queries + row] = lse_of(largest, sum);
     }
 }
 

@@ -1,7 +1,8 @@
 /* Attention by blocks with an online softmax. A unit of work is one head and one block of queries; it walks the keys
    run by run, block by block, and holds for each query the largest score so far m, the sum l of exp(score - m), and
    o = sum exp(score - m) v. When a block has a larger score, what was summed is scaled down to it. At the end o / l is
-   the result and m + ln l is lse. No block of keys is in two runs, so a bias is one number for a block: it shifts m.
+   the result and m + ln l is lse, both less the largest bias. No block of keys is in two runs, so a bias is one number
+   for a block: it shifts m.
 
    Units do not depend on the number of threads, so neither do results. */
 #include <math.h>
@@ -28,7 +29,7 @@ typedef struct call {
     int runs;
     int64_t T, D, S;
     int64_t blocks, queries; /* of a head, and in each but the last */
-    float scale, top;
+    float scale;
 } call;
 
 typedef struct scratch {
@@ -167,7 +168,7 @@ static void store(const call *c, const scratch *s, int64_t head, int64_t first, 
         c->kernels->rows->scale(o, none ? 0.0f : 1.0f / s->sum[i], c->D);
         carry_narrow(c->kernels, carry_attention_at(&args->o, head, first + i), o, args->o.dtype, c->D);
         if (lse != NULL) {
-            lse[head * c->T + first + i] = none ? -INFINITY : s->most[i] + logf(s->sum[i]) + c->top;
+            lse[head * c->T + first + i] = none ? -INFINITY : s->most[i] + logf(s->sum[i]);
         }
     }
 }
@@ -200,7 +201,7 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
     call c;
     call_of(&c, args);
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
-    c.runs = carry_attention_runs(args, c.seen, &c.top);
+    c.runs = carry_attention_runs(args, c.seen);
     CARRY_SPAN(ctx, "attention", "forward");
     double seen = 0.0;
     for (int r = 0; r < c.runs; r++) {

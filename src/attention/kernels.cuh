@@ -43,7 +43,7 @@ struct attention_job {
     int64_t o_row, o_head;
     float *lse;               /* [heads, queries], packed; NULL: not wanted */
     int queries, heads, keys; /* keys: rows of the buffers */
-    float scale, top;         /* times log2 e; what biases are less, which lse has */
+    float scale;              /* times log2 e */
     attention_cut cut;
     int runs; /* without empty ones and those whose bias is -infinity */
     attention_run run[CARRY_KEY_RUNS];
@@ -139,8 +139,8 @@ static __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     return packed;
 }
 
-static __device__ __forceinline__ float lse_of(const attention_job &job, float largest, float sum) {
-    return 0.6931471805599453f * (largest + log2f(sum)) + job.top;
+static __device__ __forceinline__ float lse_of(float largest, float sum) {
+    return 0.6931471805599453f * (largest + log2f(sum));
 }
 
 /* Tiles of keys over all runs. */

@@ -19,11 +19,10 @@ static double dot(const carry_tensor *x, int64_t x_row, const carry_tensor *y, i
     return sum;
 }
 
-/* p[j] for every row j of the keys, zero for those that are not seen; returns lse. */
+/* p[j] for every row j of the keys, zero for those that are not seen; returns lse, less the largest bias. */
 static double probabilities(double *p, const carry_attention_args *args, int64_t t, int64_t head) {
     carry_key_run seen[CARRY_KEY_RUNS];
-    float top;
-    int runs = carry_attention_runs(args, seen, &top);
+    int runs = carry_attention_runs(args, seen);
     double scale = args->scale != 0.0f ? (double)args->scale : 1.0 / sqrt((double)args->q.shape[2]);
     double most = -INFINITY;
     double sum = 0.0;
@@ -42,7 +41,7 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
             }
         }
     }
-    return sum != 0.0 ? minus + log(sum) + (double)top : -INFINITY;
+    return sum != 0.0 ? minus + log(sum) : -INFINITY;
 }
 
 carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args) {

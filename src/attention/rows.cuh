@@ -134,7 +134,7 @@ static __device__ __forceinline__ void store_whole(const attention_job &job, con
             }
         }
         if (job.lse != NULL && lane == 0 && row < job.queries) {
-            job.lse[(int64_t)item.head * job.queries + row] = lse_of(job, state.largest[r], state.sum[r]);
+            job.lse[(int64_t)item.head * job.queries + row] = lse_of(state.largest[r], state.sum[r]);
         }
     }
 }

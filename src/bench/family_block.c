@@ -80,7 +80,9 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     (void)carry_problem_has(problem, "bf16");
     it->heads = carry_problem_size(problem, "h", 2);
     it->head = carry_problem_size(problem, "d", 128);
-    it->ffn = carry_problem_size(problem, "ff", 3 * it->heads * it->head);
+    int64_t qkv;
+    bool fits = !__builtin_mul_overflow(it->heads, it->head, &qkv) && !__builtin_mul_overflow(qkv, 3, &qkv);
+    it->ffn = carry_problem_size(problem, "ff", fits ? qkv : 1);
     it->queries = carry_problem_size(problem, "q", 64);
     it->keys = carry_problem_size(problem, "kv", it->queries);
     it->text = carry_problem_size(problem, "text", 16);
@@ -90,10 +92,9 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     if (it->keys < it->queries) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s': the cache (kv) holds the tokens (q) too", problem->text);
     }
-    const int64_t largest[] = {it->heads, it->head,
-                               3 * it->heads * it->head > it->ffn ? 3 * it->heads * it->head : it->ffn};
+    const int64_t largest[] = {it->heads, it->head, fits && qkv > it->ffn ? qkv : it->ffn};
     size_t bytes;
-    if (!carry_size_product(&bytes, largest, 3, 64)) {
+    if (!fits || !carry_size_product(&bytes, largest, 3, 64)) {
         return carry_fail(ctx, CARRY_ESIZE, "'%s' has sizes that multiply to more than memory can be", problem->text);
     }
     int64_t eighth = it->keys / 8;

@@ -9,7 +9,7 @@
 #include "delta/chunk.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
-#define DEEPEST -4096.0
+#define DEEPEST (-4096.0)
 
 static bool by_key(const carry_delta_plan *plan) {
     return plan->problem.gate == CARRY_DELTA_KEY_GATE;

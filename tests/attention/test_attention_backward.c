@@ -251,6 +251,23 @@ static void test_nothing_seen_gives_no_gradient(void **state) {
     check(ctxs[1], &p);
 }
 
+/* A bias that all keys have changes no probability, however many digits of a score it would swallow. */
+static void test_large_biases_keep_the_gradients(void **state) {
+    (void)state;
+    static const float biases[] = {-1e4f, -1e9f, -1e30f, 1e4f, 1e30f};
+    for (size_t i = 0; i < sizeof biases / sizeof biases[0]; i++) {
+        for (int runs = 1; runs <= 3; runs++) {
+            problem p = some_problem(CARRY_F32, 40, 150, 2, 16, 0, 0);
+            for (int r = 0; r < runs; r++) {
+                p.run[r] = (carry_key_run){.first = 50 * r, .count = r == runs - 1 ? 150 - 50 * r : 50};
+                p.run[r].bias = r == 1 ? biases[i] - 2.0f : biases[i];
+            }
+            p.runs = runs;
+            check(ctxs[0], &p);
+        }
+    }
+}
+
 /* One query that sees nothing finite: its lse is -infinity and the others' gradients are as they would be. */
 static void test_a_query_with_lse_of_minus_infinity_gives_nothing(void **state) {
     (void)state;
@@ -310,6 +327,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_gradients_are_the_same_for_any_number_of_threads, free_kept),
         cmocka_unit_test_teardown(test_calls_over_parts_of_queries_add_up, free_kept),
         cmocka_unit_test_teardown(test_nothing_seen_gives_no_gradient, free_kept),
+        cmocka_unit_test_teardown(test_large_biases_keep_the_gradients, free_kept),
         cmocka_unit_test_teardown(test_a_query_with_lse_of_minus_infinity_gives_nothing, free_kept),
         cmocka_unit_test_teardown(test_wrong_calls_are_refused, free_kept),
     };

@@ -134,13 +134,13 @@ static void test_biases_weigh_keys(void **state) {
     run(ctxs[0], &args);
     assert_float_equal(o[0], 7.0f / 3.0f, 1e-6);
     assert_float_equal(lse[0], logf(3.0f), 1e-6);
-    q[0] = 1.0f; /* one key: its value, and its score 0.5 3 + 2 */
+    q[0] = 1.0f; /* one key: its value, and its score 0.5 3 + 2, less the bias */
     args.runs = 1;
     args.run = (const carry_key_run[]){{.first = 1, .count = 1, .bias = 2.0f}};
     args.scale = 0.5f;
     run(ctxs[0], &args);
     assert_float_equal(o[1], 20.0f, 0.0f);
-    assert_float_equal(lse[0], 3.5f, 1e-6);
+    assert_float_equal(lse[0], 1.5f, 1e-6);
 }
 
 static void test_keys_of_no_run_are_never_read(void **state) {
@@ -244,8 +244,10 @@ static void test_huge_biases_do_not_overflow(void **state) {
     placed q = random_placed(CARRY_F32, 11, 2, 16, 0, 300.0f); /* scores far beyond 88 */
     p.q = q;
     placed o[4];
+    array lse[4];
     for (int i = 0; i < 4; i++) {
         o[i] = place(CARRY_F32, 11, 2, 16, 0);
+        lse[i] = poisoned(CARRY_F32, 2, SHAPE(2, 11));
         p.run[0] = (carry_key_run){.first = 0, .count = i < 2 ? 200 : 150, .bias = i % 2 == 0 ? 0.0f : -1e30f};
         p.runs = 1;
         if (i == 2) {
@@ -254,9 +256,11 @@ static void test_huge_biases_do_not_overflow(void **state) {
             p.run[1] = (carry_key_run){.first = 150, .count = 50};
             p.runs = 2;
         }
-        carry_attention_args args = args_of(&p, &o[i].t, NULL);
+        carry_attention_args args = args_of(&p, &o[i].t, &lse[i].t);
         run(ctxs[0], &args);
     }
+    assert_memory_equal(lse[0].t.data, lse[1].t.data, 22 * sizeof(float)); /* less the largest bias */
+    assert_memory_equal(lse[2].t.data, lse[3].t.data, 22 * sizeof(float));
     assert_memory_equal(o[2].memory, o[3].memory, o[2].bytes);
     for (int64_t i = 0; i < 11 * 32; i++) {
         assert_true(carry_tensor_at(&o[1].t, i) == carry_tensor_at(&o[0].t, i));

@@ -294,6 +294,24 @@ static void test_every_family_takes_its_example_and_refuses_what_it_does_not_kno
     assert_null(carry_family_at(-1));
 }
 
+/* Sizes whose products leave 64 bits are refused, not wrapped (the sanitizers see the difference). */
+static void test_sizes_that_overflow_are_refused_by_every_family(void **state) {
+    carry_ctx *ctx = *state;
+    static const char *const problems[] = {
+        "block:bf16:d9223372036854775807",       "block:bf16:h9223372036854775807:d9223372036854775807",
+        "attention:f32:h9223372036854775807:d2", "scan:f32:t9223372036854775807:n9223372036854775807",
+        "delta:f32:t9223372036854775807",
+    };
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        carry_problem problem;
+        const carry_family *family = NULL;
+        void *instance = NULL;
+        assert_ok(ctx, carry_problem_parse(ctx, &problem, problems[i]));
+        assert_ok(ctx, carry_family_find(ctx, &family, problem.family));
+        assert_int_not_equal(family->plan(ctx, &instance, &problem, false), CARRY_OK);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_words_sizes_and_settings_are_told_apart),
@@ -311,6 +329,7 @@ int main(void) {
         cmocka_unit_test(test_the_number_of_parts_is_limited),
         cmocka_unit_test(test_what_nobody_asked_for_is_named),
         cmocka_unit_test(test_asking_in_the_wrong_form_is_not_asking),
+        cmocka_unit_test(test_sizes_that_overflow_are_refused_by_every_family),
         cmocka_unit_test(test_every_family_takes_its_example_and_refuses_what_it_does_not_know),
     };
     return cmocka_run_group_tests_name("lab problem", tests, ctx_make, ctx_end);
