@@ -41,7 +41,7 @@ extern "C" {
 typedef enum carry_delta_gate {
     CARRY_DELTA_NO_GATE,   /* DeltaNet: g is absent */
     CARRY_DELTA_HEAD_GATE, /* Gated DeltaNet */
-    CARRY_DELTA_KEY_GATE,  /* KDA: forward only */
+    CARRY_DELTA_KEY_GATE,  /* KDA */
 } carry_delta_gate;
 
 typedef struct carry_delta_problem {

@@ -34,8 +34,8 @@ typedef struct carry_delta_ranks_options {
 
 typedef struct carry_delta_ranks_plan carry_delta_ranks_plan;
 
-/* A collective. problem is this rank's: tokens may be 0 and differ, all else is compared. Not for key gates,
-   transposed states or snapshots. options NULL: all of them chosen. */
+/* A collective. problem is this rank's: tokens may be 0 and differ, all else is compared. Not for transposed
+   states or snapshots. options NULL: all of them chosen. */
 CARRY_API carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan **plan,
                                                   const carry_delta_problem *problem,
                                                   const carry_delta_ranks_options *options);

@@ -100,7 +100,7 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
                {&s->on_qk, C * C},
                {&s->dq, C * K},
                {&s->dk, C * K},
-               {&s->dG, C},
+               {&s->dG, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : C},
                {&s->dbeta, C},
                {&s->beside, BLOCK * V}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
@@ -213,9 +213,6 @@ carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *a
 carry_status carry_delta_cpu_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                                       size_t workspace_bytes) {
     carry_delta_back back = {.args = args, .in = carry_delta_back_inputs_of(args), .kept = args->kept};
-    if (plan->problem.gate == CARRY_DELTA_KEY_GATE) {
-        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the backward pass has no key gate (KDA) in this build");
-    }
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_back_take(plan, &arena, &back);
     if (args->kept == NULL) {

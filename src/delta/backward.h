@@ -17,7 +17,7 @@ typedef struct carry_delta_back_scratch {
     float *by_values;     /* [2C, C]: dR V'^T, then dO V'^T */
     float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, over the group */
     float *dq, *dk;       /* [C, K] */
-    float *dG, *dbeta;    /* [C] */
+    float *dG, *dbeta;    /* [C]; dG [C, K] with a key gate */
     float *beside;        /* [16, V] */
     float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */
 } carry_delta_back_scratch;
@@ -49,6 +49,11 @@ typedef struct carry_delta_back_unit {
 
 /* backward_chunk.c: tokens t..t+tokens-1 of it, a chunk: dS of its value heads goes from behind it to before it. */
 void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
+
+/* backward_keys.c: with a key gate, what reaches q, k, beta and G through the states, and inside the chunk; dg. */
+void carry_delta_back_keys_states(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);
+void carry_delta_back_keys_triangles(const carry_delta_back_unit *unit, int64_t tokens);
+void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head);
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
 void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */

@@ -144,8 +144,10 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "backward state");
-    for (int64_t i = 0; i < K * V; i++) {
-        dS[i] *= s->heads.end[0];
+    for (int64_t i = 0; i < K; i++) {
+        for (int64_t j = 0; j < V; j++) {
+            dS[i * V + j] *= s->heads.end[i];
+        }
     }
     product(plan, (carry_product){.m = K,
                                   .n = V,
@@ -232,19 +234,27 @@ static float sigmoid(float x) {
 }
 
 /* beta and the gate: from what was used to what was given. */
-static void store_scalars(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
-    const carry_delta_back *back = u->back;
-    const carry_delta_problem *p = &back->plan->problem;
+static void store_beta(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
+    const carry_delta_problem *p = &u->back->plan->problem;
     carry_delta_back_scratch *s = u->s;
-    int64_t first = u->sequence->start + t;
     float factor = p->beta_factor != 0.0f ? p->beta_factor : 1.0f;
-    float dg = 0.0f;
-    for (int64_t i = tokens - 1; i >= 0; i--) {
+    for (int64_t i = 0; i < tokens; i++) {
         float dbeta = s->dbeta[i];
         if (p->beta_sigmoid) {
             dbeta *= s->heads.beta[i] * (1.0f - s->heads.beta[i] / factor);
         }
-        carry_delta_scalar_store(&back->args->dbeta, u->sequence->batch, first + i, value_head, dbeta);
+        carry_delta_scalar_store(&u->back->args->dbeta, u->sequence->batch, u->sequence->start + t + i, value_head,
+                                 dbeta);
+    }
+}
+
+static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
+    const carry_delta_back *back = u->back;
+    const carry_delta_problem *p = &back->plan->problem;
+    carry_delta_back_scratch *s = u->s;
+    int64_t first = u->sequence->start + t;
+    float dg = 0.0f;
+    for (int64_t i = tokens - 1; i >= 0; i--) {
         dg += s->dG[i];                            /* G[i] holds the gates of all tokens up to i */
         bool erases = expf(s->heads.g[i]) == 0.0f; /* nothing before i reaches i or what follows */
         dg = erases ? 0.0f : dg;
@@ -264,6 +274,21 @@ static void store_scalars(const unit *u, int64_t t, int64_t tokens, int64_t valu
     }
 }
 
+/* What reaches q, k, beta and the gate. */
+static void store_gradients(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
+                            const float *dS) {
+    if (u->back->plan->problem.gate == CARRY_DELTA_KEY_GATE) {
+        carry_delta_back_keys_states(u, tokens, S, dS);
+        carry_delta_back_keys_triangles(u, tokens);
+        carry_delta_back_keys_store(u, t, tokens, value_head);
+    } else {
+        through_states(u, tokens, S, dS);
+        through_triangles(u, tokens);
+        store_gate(u, t, tokens, value_head);
+    }
+    store_beta(u, t, tokens, value_head);
+}
+
 static void value_head_chunk(const unit *u, int64_t t, int64_t tokens, int64_t member) {
     const carry_delta_plan *plan = u->back->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -279,10 +304,8 @@ static void value_head_chunk(const unit *u, int64_t t, int64_t tokens, int64_t m
     const float *S =
         carry_delta_kept_state(plan, u->back->kept, u->sequence->chunk_start + t / plan->chunk, value_head);
     spread_gradients(u, tokens, S, dS);
-    through_states(u, tokens, S, dS);
-    through_triangles(u, tokens);
+    store_gradients(u, t, tokens, value_head, S, dS);
     pass_on(u, tokens, dS);
-    store_scalars(u, t, tokens, value_head);
     for (int64_t i = 0; i < tokens; i++) {
         for (int64_t j = 0; j < p->value; j++) {
             s->v[i * p->value + j] = s->heads.beta[i] * s->gradients[i * p->value + j];
@@ -309,7 +332,8 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "backward rows");
     bool finite = carry_all_finite(s->rows.k, tokens * K) && carry_all_finite(s->rows.q, tokens * K);
-    for (int64_t i = 0; i < tokens;
+    bool shared = plan->problem.gate != CARRY_DELTA_KEY_GATE;
+    for (int64_t i = 0; shared && i < tokens;
          i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
         int64_t m = tokens - i < BLOCK ? tokens - i : BLOCK;
         carry_product p = {.m = m, .n = K, .a_row = plan->chunk, .b_row = K, .base_row = K, .c_row = K};

@@ -29,11 +29,9 @@ static carry_status check(carry_ctx *ctx, const carry_delta_problem *problem,
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks runs on the CPU, not on device %d",
                           p.device);
     }
-    if (p.gate == CARRY_DELTA_KEY_GATE || p.state_transposed || p.snapshot_every != 0 || p.snapshot_last != 0) {
+    if (p.state_transposed || p.snapshot_every != 0 || p.snapshot_last != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no %s",
-                          p.gate == CARRY_DELTA_KEY_GATE ? "key gate (KDA)"
-                          : p.state_transposed           ? "transposed states"
-                                                         : "snapshots");
+                          p.state_transposed ? "transposed states" : "snapshots");
     }
     int method = 0;
     while (options->method != NULL && carry_delta_name(method) != NULL &&

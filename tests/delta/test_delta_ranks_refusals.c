@@ -38,9 +38,6 @@ static void expect_refusal(odd o, carry_status status, const char *words) {
 static void problems_are_refused_by_name(void **unused) {
     (void)unused;
     odd o = {.problem = good};
-    o.problem.gate = CARRY_DELTA_KEY_GATE;
-    expect_refusal(o, CARRY_EUNSUPPORTED, "key gate");
-    o.problem = good;
     o.problem.state_transposed = true;
     expect_refusal(o, CARRY_EUNSUPPORTED, "transposed");
     o.problem = good;

@@ -1,0 +1,182 @@
+/* The parts of a backward chunk that a key gate (KDA) has of its own: decays differ by channel, so what reaches q, k,
+   beta and G is summed channel by channel. With E = e^{G[i]-G[j]} of a channel, n = d(-A)[i,j] and p = scale dP[i,j]:
+
+       dq[i] += p k[j] E       dk[i] -= beta[i] n k[j] E       dbeta[i] -= n k[i].(k[j] E)
+       dk[j] += (p q[i] - beta[i] n k[i]) E
+       dG[i] += q[i] dq[i] + k[i] dk[i];   dG[j] -= k[j] dk[j]   of these parts
+
+   Off the diagonal blocks E is a product around the block's first token, and the sums are matrix products. */
+#include <math.h>
+
+#include "core/context.h"
+#include "core/span.h"
+#include "delta/backward.h"
+
+#define BLOCK CARRY_DELTA_BLOCK
+
+typedef carry_delta_back_unit unit;
+
+void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S, const float *dS) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    int64_t V = plan->problem.value;
+    CARRY_SPAN(plan->ctx, "delta", "through states");
+    float at_end[CARRY_DELTA_MAX_DIM];
+    for (int64_t c = 0; c < K; c++) {
+        at_end[c] = s->heads.end[c] * carry_delta_dot(S + c * V, dS + c * V, V);
+    }
+    for (int64_t i = 0; i < tokens; i++) {
+        float beta = s->heads.beta[i];
+        float seen = 0.0f;
+        for (int64_t c = 0; c < K; c++) {
+            int64_t at = i * K + c;
+            float on_R = s->heads.fade[at] * s->by_state[at];
+            float on_O = plan->scale * s->heads.fade[at] * s->by_state[tokens * K + at];
+            float on_end = s->heads.left[at] * s->by_end[at];
+            float beyond = i < tokens - 1 ? s->rows.k[at] * on_end : 0.0f; /* as with one gate a head */
+            seen += s->rows.k[at] * on_R;
+            s->dG[at] = s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R - beyond;
+            at_end[c] += beyond;
+            s->dq[at] += on_O;
+            s->dk[at] += on_end - beta * on_R;
+        }
+        s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
+    }
+    for (int64_t c = 0; c < K; c++) {
+        s->dG[(tokens - 1) * K + c] += at_end[c];
+    }
+}
+
+/* Rows of the block from what is before it: by products with k e^{G[b]-G[j]}. */
+static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    int64_t C = plan->chunk;
+    float *on_A = s->by_state; /* free by now */
+    float *on_P = s->by_state + BLOCK * K;
+    carry_product p = {.m = size, .n = K, .k = block, .count = 1, .a_row = C, .b_row = K, .c_row = K};
+    p.b = s->heads.before_k;
+    p.a = s->by_values + block * C;
+    p.c = on_A;
+    plan->kernels->product(&p);
+    p.a = s->by_values + (tokens + block) * C;
+    p.c = on_P;
+    plan->kernels->product(&p);
+    for (int64_t i = 0; i < size; i++) {
+        float beta = s->heads.beta[block + i];
+        float on_beta = 0.0f;
+        for (int64_t c = 0; c < K; c++) {
+            int64_t at = (block + i) * K + c;
+            float n = s->heads.after[i * K + c] * on_A[i * K + c];
+            float q = plan->scale * s->heads.after[i * K + c] * on_P[i * K + c];
+            s->dq[at] += q;
+            s->dk[at] -= beta * n;
+            s->dG[at] += s->rows.q[at] * q - beta * s->rows.k[at] * n;
+            on_beta += s->rows.k[at] * n;
+        }
+        s->dbeta[block + i] -= on_beta;
+    }
+}
+
+/* And what is before it from the block's rows. */
+static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    int64_t C = plan->chunk;
+    float *on_k = s->left_k; /* free by now */
+    for (int64_t i = 0; i < size; i++) {
+        for (int64_t c = 0; c < K; c++) {
+            s->heads.after_k[i * K + c] *= -s->heads.beta[block + i];
+            s->heads.after_q[i * K + c] *= plan->scale;
+        }
+    }
+    carry_product p = {.m = block, .n = K, .k = size, .count = 1, .a_row = C, .b_row = K, .base_row = K, .c_row = K};
+    p.a_transposed = true;
+    p.c = on_k;
+    p.a = s->by_values + block * C;
+    p.b = s->heads.after_k;
+    plan->kernels->product(&p);
+    p.base = on_k;
+    p.a = s->by_values + (tokens + block) * C;
+    p.b = s->heads.after_q;
+    plan->kernels->product(&p);
+    for (int64_t at = 0; at < block * K; at++) {
+        float k = s->heads.before[at] * on_k[at];
+        s->dk[at] += k;
+        s->dG[at] -= s->rows.k[at] * k;
+    }
+}
+
+/* Tokens j < i of one block. */
+static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    float beta = s->heads.beta[i];
+    float n = s->by_values[i * plan->chunk + j];
+    float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + j];
+    float decays[CARRY_DELTA_MAX_DIM];
+    const float *q_i = s->rows.q + i * K;
+    const float *k_i = s->rows.k + i * K;
+    const float *k_j = s->rows.k + j * K;
+    float on_beta = 0.0f;
+    carry_delta_key_decays(plan, &s->heads, i, j, decays);
+    for (int64_t c = 0; c < K; c++) {
+        float faded = k_j[c] * decays[c];
+        float on_k = (p * q_i[c] - beta * n * k_i[c]) * decays[c];
+        s->dq[i * K + c] += p * faded;
+        s->dk[i * K + c] -= beta * n * faded;
+        s->dk[j * K + c] += on_k;
+        s->dG[i * K + c] += k_j[c] * on_k;
+        s->dG[j * K + c] -= k_j[c] * on_k;
+        on_beta += k_i[c] * faded;
+    }
+    s->dbeta[i] -= n * on_beta;
+}
+
+void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    CARRY_SPAN(plan->ctx, "delta", "through triangles");
+    for (int64_t block = 0; block < tokens; block += BLOCK) {
+        int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        if (block > 0) {
+            carry_delta_key_factors(plan, &s->rows, &s->heads, block, size);
+            rows_of_block(u, tokens, block, size);
+            columns_of_block(u, tokens, block, size);
+        }
+        for (int64_t i = block; i < block + size; i++) {
+            for (int64_t j = block; j < i; j++) {
+                pair_of_block(u, tokens, i, j);
+            }
+            float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + i]; /* of q[i].k[i], which no gate sees */
+            for (int64_t c = i * K; c < (i + 1) * K; c++) {
+                s->dq[c] += p * s->rows.k[c];
+                s->dk[c] += p * s->rows.q[c];
+            }
+        }
+    }
+}
+
+/* dG to dg: G[i] holds the gates of all tokens up to i. A gate that lets nothing through has none. */
+void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    if (u->back->args->dg == NULL) {
+        return;
+    }
+    for (int64_t i = tokens - 1; i >= 0; i--) {
+        for (int64_t c = 0; c < K; c++) {
+            float later = i < tokens - 1 ? s->dG[(i + 1) * K + c] : 0.0f;
+            bool erases = expf(s->heads.g[i * K + c]) == 0.0f;
+            s->dG[i * K + c] = erases ? 0.0f : s->dG[i * K + c] + later;
+        }
+    }
+    carry_delta_store(plan, u->back->args->dg, s->dG, u->sequence->batch, u->sequence->start + t, value_head, tokens, 0,
+                      K);
+}
