@@ -26,6 +26,7 @@ expect 0 '"exposed": 0' bench --json --repeats 3 delta:f32:t32:h2:k8:v8:p2:algo=
 expect 0 '8 right, 0 wrong' check $small
 expect 0 '8 right, 0 wrong' check allscan:factors:f32:h1:k1:v1:p3
 expect 0 'dv ' check delta:f32:t32:h2:k8:v8:p2:backward
+expect 0 'dv ' check delta:f32:t32:h2:k8:v8:keygate:p2:backward
 expect 0 'over 3 ranks (threads)' plan $small
 expect 0 '"algorithm": "serial"' plan --json $small:algo=lasp1
 expect 0 'over 3 ranks (threads)' --ranks 4 plan $small

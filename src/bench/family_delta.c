@@ -38,9 +38,10 @@ typedef struct instance {
     bool has_reference;
 } instance;
 
-static const char takes[] = "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
-                            "backward, step, algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
-                            "hv, k, v, nogate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
+static const char takes[] =
+    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
+    "backward, step, algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
+    "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
     carry_delta_problem *p = &it->problem;

@@ -36,9 +36,10 @@ typedef struct instance {
     carry_delta_ranks_reference reference; /* of set 0 */
 } instance;
 
-static const char takes[] = "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
-                            "initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
-                            "wire=f32 or bf16, groups=N, device=cpu";
+static const char takes[] =
+    "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
+    "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
+    "wire=f32 or bf16, groups=N, device=cpu";
 
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");
@@ -78,7 +79,9 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     p->value_heads = carry_problem_size(problem, "hv", p->heads);
     p->key = carry_problem_size(problem, "k", 128);
     p->value = carry_problem_size(problem, "v", 128);
-    p->gate = carry_problem_has(problem, "nogate") ? CARRY_DELTA_NO_GATE : CARRY_DELTA_HEAD_GATE;
+    bool none = carry_problem_has(problem, "nogate");
+    bool keys = carry_problem_has(problem, "keygate");
+    p->gate = none ? CARRY_DELTA_NO_GATE : keys ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
     p->l2norm = true;
     it->total = carry_problem_size(problem, "t", 1024);
     it->backward = carry_problem_has(problem, "backward");
@@ -86,6 +89,9 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     const int64_t wanted = carry_problem_size(problem, "p", 0);
     CARRY_TRY(parse_settings(ctx, it, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if (none && keys) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
+    }
     if (wanted < 1 || wanted > CARRY_RANKS || it->total > INT64_MAX / CARRY_RANKS) {
         return carry_fail(ctx, CARRY_ESIZE, "'%s': there may be p1 to p%d ranks, and t%lld at most", problem->text,
                           CARRY_RANKS, (long long)(INT64_MAX / CARRY_RANKS));

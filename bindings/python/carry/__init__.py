@@ -17,6 +17,7 @@ from ._version import __version__
 from .delta import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
+    chunk_kda,
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "__version__",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
+    "chunk_kda",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "get_threads",

@@ -199,7 +199,7 @@ def fused_recurrent_gated_delta_rule(
     """The gated delta rule, token by token: for decoding and short sequences; `chunk_gated_delta_rule` is its equal.
 
     Args:
-        gk: `[B, T, HV, K]`, a gate for every key channel (KDA), in place of g; without gradients.
+        gk: `[B, T, HV, K]`, a gate for every key channel (KDA), in place of g.
         gv: a gate for every value channel, which Carry does not have.
         beta: ones when absent.
         The others: as in `chunk_gated_delta_rule`.
@@ -224,6 +224,61 @@ def fused_recurrent_gated_delta_rule(
         method="recurrent",
     )
     return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
+
+
+def chunk_kda(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    safe_gate: bool = False,
+    lower_bound: float | None = None,
+    disable_recompute: bool = False,
+    return_intermediate_states: bool = False,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    cu_seqlens_cpu: Any = None,
+    cp_context: Any = None,
+    *,
+    chunk_size: int | None = None,
+) -> tuple[Array, Array | None]:
+    """KDA, the delta rule with a gate for every key channel, chunk by chunk.
+
+    Args:
+        g: `[B, T, HV, K]`, the logarithm of the decay; `use_gate_in_kernel` is not available.
+        safe_gate, lower_bound, disable_recompute: helpers for GPUs; the gate is taken as it is, however deep.
+        The others: as in `chunk_gated_delta_rule`.
+
+    Returns:
+        o `[B, T, HV, V]`, and the final state or None.
+    """
+    refused = {
+        "use_gate_in_kernel": use_gate_in_kernel,
+        "return_intermediate_states": return_intermediate_states,
+        "cp_context": cp_context is not None,
+    }
+    for name, asked in refused.items():
+        if asked:
+            raise NotImplementedError(f"{name}: not available for KDA")
+    options = Options(
+        scale=_scale(scale),
+        state_v_first=state_v_first,
+        l2norm=use_qk_l2norm_in_kernel,
+        beta_sigmoid=use_beta_sigmoid_in_kernel,
+        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method=_method(chunk_size),
+    )
+    if g.ndim != 4:
+        raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
+    return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state)
 
 
 def chunk_delta_rule(

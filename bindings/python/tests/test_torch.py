@@ -44,7 +44,7 @@ def recurrence(q, k, v, g, beta, scale=None, initial_state=None, cu_seqlens=None
         if options.get("state_v_first") and initial_state is not None:
             S = S.transpose(1, 2)
         for t in range(start, end):
-            S = g[b, t].exp()[:, None, None] * S
+            S = (g[b, t].exp()[:, None, None] if g.ndim == 3 else g[b, t].exp()[:, :, None]) * S
             u = beta[b, t, :, None] * (v[b, t] - torch.einsum("hkv,hk->hv", S, k[b, t]))
             S = S + torch.einsum("hk,hv->hkv", k[b, t], u)
             outputs.append(scale * torch.einsum("hkv,hk->hv", S, q[b, t]))
@@ -239,15 +239,26 @@ def test_numpy_and_torch_give_the_same_bits():
     assert (o.numpy() == o_numpy).all() and (state.numpy() == state_numpy).all()
 
 
-def test_gate_by_key_runs_and_says_that_it_has_no_gradients():
-    given = inputs()
-    gk = -torch.rand(2, 70, 4, 12)
-    others = {name: given[name].detach() for name in ("q", "k", "v", "beta")}
-    o, _ = carry.fused_recurrent_gated_delta_rule(**others, gk=gk)
-    case = ref.case(*(x.numpy() for x in (others["q"], others["k"], others["v"], gk, others["beta"])))
-    assert ref.error(o.numpy(), ref.forward(case)[0]) < 1e-5
-    with pytest.raises((ValueError, NotImplementedError), match="gk|key"):
-        carry.fused_recurrent_gated_delta_rule(**others, gk=gk.requires_grad_())[0].sum().backward()
+def recurrent_kda(g, **given):
+    return carry.fused_recurrent_gated_delta_rule(gk=g, **given)
+
+
+@pytest.mark.parametrize("function", [carry.chunk_kda, recurrent_kda])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_a_gate_by_key(function, dtype):
+    given = inputs(dtype=dtype)
+    given["g"] = (-torch.rand(2, 70, 4, 12)).requires_grad_()
+    compare(function, given, (O_BOUND[dtype], GRADIENT_BOUND[dtype]))
+    compare(function, given, (O_BOUND[dtype], GRADIENT_BOUND[dtype]), use_qk_l2norm_in_kernel=True)
+
+
+def test_kda_names_what_it_does_not_have():
+    given = {name: x.detach() for name, x in inputs().items()}
+    with pytest.raises(ValueError, match="g has 3 dimensions"):
+        carry.chunk_kda(**given)
+    given["g"] = -torch.rand(2, 70, 4, 12)
+    with pytest.raises(NotImplementedError, match="use_gate_in_kernel"):
+        carry.chunk_kda(**given, use_gate_in_kernel=True)
 
 
 def test_refusals():
