@@ -69,6 +69,9 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     CARRY_TRY(make_map(ctx, encode, &a.k, "k", &job->k, job, job->heads, 2, ordinal));
     CARRY_TRY(make_map(ctx, encode, &a.v, "v", &job->v, job, job->value_heads, 1, ordinal));
     CARRY_TRY(make_map(ctx, encode, &last.grad_o, "do", &b->grad_o, job, job->value_heads, 2, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &last.v, "v", &job->v, job, job->value_heads, 2, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &last.grad_q, "dq", &b->dq, job, job->heads, 2, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &last.grad_k, "dk", &b->dk, job, job->heads, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
     CARRY_TRY(launch_prepare(ctx, job, last.in, ordinal, stream));
     a.s = shape_of(job);
@@ -84,7 +87,6 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     a.states = memory + l.dstates;
     a.values = memory + l.y;
     CARRY_TRY(run_scan<BACK>(ctx, job, a, ordinal, stream));
-    last.v = job->v;
     last.dq = b->dq;
     last.dk = b->dk;
     last.dv = b->dv;

@@ -5,7 +5,7 @@
 
        fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
 
-   (norms are 1 without l2norm), beta[i], and e^G[C]. */
+   beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm). */
 #ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
 #define CARRY_DELTA_CHUNK_DEVICE_CUH
 
@@ -21,8 +21,9 @@ constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;      /* bytes of 64 columns */
 constexpr int TILE = 2 * BAND;     /* of q or k */
 constexpr int NUMBERS_AT = 2 * BAND; /* T, P, then numbers */
-constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, END = 256;
-constexpr int CHUNK_BYTES = NUMBERS_AT + 2048;
+constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
+constexpr int NUMBERS_BYTES = 2048;
+constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 
 struct shape {
     int batch, tokens, heads, value_heads, sequences;
@@ -113,6 +114,14 @@ static __device__ __forceinline__ float low_half(uint32_t pair) {
 
 static __device__ __forceinline__ float high_half(uint32_t pair) {
     return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Decays of a chunk from its numbers: e^G[i], and e^(G[i] - G[j]). */
+static __device__ __forceinline__ float fade_of(const float *numbers, int i) {
+    return power_of_two(numbers[HIGH + i] + numbers[LOW + i]);
+}
+static __device__ __forceinline__ float decay_of(const float *numbers, int i, int j) {
+    return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
 }
 
 /* Rows from `length` of `bands` bands: zeros, by 128 threads. */

@@ -34,28 +34,29 @@ struct prepare_numbers {
     uint64_t full;
 };
 
-static __device__ __forceinline__ float number_at(const carry_delta_view &view, int batch, int token, int head) {
+/* An element's bits, and what they mean; apart, so that several loads are under way before the first is looked at. */
+static __device__ __forceinline__ uint32_t bits_at(const carry_delta_view &view, int batch, int token, int head) {
     int64_t at = batch * view.batch + token * view.token + head * view.head;
-    if (view.dtype == 0) {
-        return ((const float *)view.data)[at];
-    }
-    return view.dtype == 1 ? __bfloat162float(((const __nv_bfloat16 *)view.data)[at])
-                           : __half2float(((const __half *)view.data)[at]);
+    return view.dtype == 0 ? ((const uint32_t *)view.data)[at] : ((const uint16_t *)view.data)[at];
+}
+static __device__ __forceinline__ float number_of(uint32_t bits, int dtype) {
+    return dtype == 0   ? __uint_as_float(bits)
+           : dtype == 1 ? __uint_as_float(bits << 16)
+                        : __half2float(__ushort_as_half((unsigned short)bits));
 }
 
-static __device__ __forceinline__ float gate_at(const prepare_args &a, int batch, int token, int head) {
-    float g = number_at(a.g, batch, token, head);
+static __device__ __forceinline__ float gate_of(const prepare_args &a, float g, float rate, float bias) {
     if (a.gate_inside) {
-        float x = g + a.dt_bias[head];
-        g = -expf(a.A_log[head]) * (x > 20.0f ? x : log1pf(expf(x)));
+        float x = g + bias;
+        g = rate * (x > 20.0f ? x : log1pf(expf(x)));
     }
     return g < -512.0f ? -512.0f : g;
 }
 
-static __device__ __forceinline__ float beta_at(const prepare_args &a, int batch, int token, int head) {
-    float x = number_at(a.beta, batch, token, head);
+static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) {
     if (a.beta_sigmoid) {
-        x = a.beta_factor * (x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x)));
+        float e = expf(-fabsf(x));
+        x = a.beta_factor * (x >= 0.0f ? 1.0f : e) / (1.0f + e);
     }
     return x;
 }
@@ -63,14 +64,30 @@ static __device__ __forceinline__ float beta_at(const prepare_args &a, int batch
 /* A warp's, two tokens a lane. */
 static __device__ __forceinline__ void load_numbers(const prepare_args &a, const chunk_place &at, int head,
                                                     prepare_numbers &n, int e, int lane) {
+    uint32_t beta[2] = {0, 0}, gate[2] = {0, 0};
+    float rate = 0.0f, bias = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int token = 2 * lane + i;
+        if (token < at.length) {
+            beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
+            if (a.g.data != nullptr) {
+                gate[i] = bits_at(a.g, at.batch, at.first + token, head);
+            }
+        }
+    }
+    if (a.gate_inside) {
+        rate = -expf(a.A_log[head]);
+        bias = a.dt_bias[head];
+    }
     double x[2];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         int token = 2 * lane + i;
         bool there = token < at.length;
-        n.beta[e][token] = there ? beta_at(a, at.batch, at.first + token, head) : 0.0f;
+        n.beta[e][token] = there ? beta_of(a, number_of(beta[i], a.beta.dtype)) : 0.0f;
         x[i] = there && a.g.data != nullptr
-                   ? (double)gate_at(a, at.batch, at.first + token, head) * 1.4426950408889634
+                   ? (double)gate_of(a, number_of(gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
                    : 0.0;
     }
     double sum = x[0] + x[1];
@@ -279,9 +296,10 @@ static __device__ __forceinline__ void finish(const prepare_args &a, const prepa
         numbers[LEFT_K + thread] = n.inverse_norm[0][thread] * power_of_two((n.high[e][C - 1] - n.high[e][thread]) +
                                                                             (n.low[e][C - 1] - n.low[e][thread]));
         numbers[BETA + thread] = n.beta[e][thread];
-        if (thread == C - 1) {
-            numbers[END] = fade;
-        }
+        numbers[HIGH + thread] = n.high[e][thread];
+        numbers[LOW + thread] = n.low[e][thread];
+        numbers[NORM_K + thread] = n.inverse_norm[0][thread];
+        numbers[NORM_Q + thread] = n.inverse_norm[1][thread];
     }
 }
 

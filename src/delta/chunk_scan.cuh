@@ -20,15 +20,7 @@
 
 #include "delta/chunk_device.cuh"
 
-#ifdef MARKS
-#define MARK(i) do { if (threadIdx.x == 0) { unsigned now_ = clock(); marks[i] += now_ - mark_last; mark_last = now_; } } while (0)
-#else
-#define MARK(i)
-#endif
 namespace delta_chunk {
-#ifdef MARKS
-__device__ unsigned mark_out[16];
-#endif
 
 enum scan_kind { FORWARD, KEEP, BACK };
 
@@ -148,9 +140,6 @@ template <typename Shape> struct scan_worker {
 
     float S[64], X[32];
     uint32_t Sb[32];
-#ifdef MARKS
-    unsigned *marks; unsigned mark_last = 0;
-#endif
 
     __device__ __forceinline__ void load_state() {
         int value = 64 * (item.band + group) + 16 * warp + lane / 4;
@@ -209,7 +198,6 @@ template <typename Shape> struct scan_worker {
         if (item.at.length - n * C < C) {
             clear(k, v, item.at.length - n * C);
         }
-        MARK(0);
         products_begin();
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -225,10 +213,8 @@ template <typename Shape> struct scan_worker {
             fade[i] = *(const float2 *)(numbers + FADE_K + 8 * i);
             beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
         }
-        MARK(1);
         products_wait<0>();
         keep_below(X);
-        MARK(2);
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* beta (V - fade X) */
             const uint32_t *v2 = &w[i / 2][i % 2 * 2];
@@ -243,10 +229,8 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
         }
         products_commit();
-        MARK(3);
         show_state(n);
-        MARK(4);
-        float end = numbers[END - lane % 4 * 2];
+        float end = fade_of(p.numbers(n), C - 1);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             S[i] *= end;
@@ -255,10 +239,8 @@ template <typename Shape> struct scan_worker {
         for (int i = 0; i < 8; i++) {
             fade[i] = *(const float2 *)(numbers + LEFT_K + 8 * i);
         }
-        MARK(5);
         products_wait<0>();
         keep_below(X);
-        MARK(6);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             r[2 * i] = pack(fade[i].x * X[4 * i], fade[i].y * X[4 * i + 1]);
@@ -270,12 +252,9 @@ template <typename Shape> struct scan_worker {
             product_right(S, r + 4 * i, describe(k + i * 2048, BAND), 1);
         }
         products_commit();
-        MARK(7);
         show_values(v, n);
-        MARK(8);
         products_wait<0>();
         keep_below(S);
-        MARK(9);
         if (lane == 0) {
             barrier_arrive(p.barrier(p.empty, n));
         }
@@ -317,7 +296,7 @@ template <typename Shape> struct scan_worker {
             load_matrices_across(w[i], values_at(v, i));
         }
         show_state(n);
-        float end = numbers[END - lane % 4 * 2];
+        float end = fade_of(p.numbers(n), C - 1);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             S[i] *= end;
@@ -568,15 +547,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) scan(const __grid_constant_
     } else {
         registers_take<Shape::WORK_REGISTERS>();
         scan_worker<Shape> me = {a, item, p, group, warp, lane};
-#ifdef MARKS
-        __shared__ unsigned marks[16];
-        if (threadIdx.x == 0) for (int i = 0; i < 16; i++) marks[i] = 0;
-        me.marks = marks; me.mark_last = clock();
-#endif
         me.run();
-#ifdef MARKS
-        if (threadIdx.x == 0 && blockIdx.x == 0) for (int i = 0; i < 16; i++) mark_out[i] = marks[i];
-#endif
     }
 #endif
 }
