@@ -9,7 +9,7 @@
 #ifndef CARRY_ATTENTION_HOPPER_KERNEL_CUH
 #define CARRY_ATTENTION_HOPPER_KERNEL_CUH
 
-#include "attention/hopper.cuh"
+#include "device/hopper.cuh"
 #include "attention/kernels.cuh"
 #include "attention/rows.cuh"
 

@@ -3,8 +3,8 @@
 
    Tiles lie in shared memory as the copy engine leaves them with its 128-byte swizzle: columns in bands of 64 elements,
    each band a column of rows of 128 bytes; eight rows are one atom of 1024 bytes. */
-#ifndef CARRY_ATTENTION_HOPPER_CUH
-#define CARRY_ATTENTION_HOPPER_CUH
+#ifndef CARRY_DEVICE_HOPPER_CUH
+#define CARRY_DEVICE_HOPPER_CUH
 
 #include <cuda.h>
 #include <stdint.h>
@@ -68,6 +68,42 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap 
                  : "memory");
 }
 
+/* The same of a map with one more index, [batch, head, band, row, 64]: the bands from `band` that the map's box holds. */
+static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int band, int head,
+                                                 int batch, uint32_t barrier) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to),
+                 "l"(map), "r"(0), "r"(row), "r"(band), "r"(head), "r"(batch), "r"(barrier)
+                 : "memory");
+}
+
+/* Bytes that lie one after the other; addresses and their number are multiples of 16. */
+static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
+/* From shared memory; a thread's copies since its last commit are one group. `read`: what was copied may be
+   overwritten, though it has not arrived yet. */
+static __device__ __forceinline__ void store_bytes(void *to, uint32_t from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
+                 : "memory");
+}
+/* The tile at (row, band, head, batch) of a map of five indices; rows outside are left out. */
+static __device__ __forceinline__ void store_tile(const CUtensorMap *map, uint32_t from, int row, int band, int head,
+                                                  int batch) {
+    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
+                 "r"(from), "r"(0), "r"(row), "r"(band), "r"(head), "r"(batch)
+                 : "memory");
+}
+static __device__ __forceinline__ void stores_commit() {
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+static __device__ __forceinline__ void stores_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
 /* What a product is told of an operand: where it starts, bytes from one band to the next (of operands whose rows run
    along k: not asked), and from eight rows to the next eight. */
 static __device__ __forceinline__ uint64_t describe(uint32_t address, int band) {
@@ -128,6 +164,35 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
     }
 
+/* As `both`, but rows of b across k. */
+#define PRODUCT_ACROSS(N, REGISTERS, A, B, ADD, ...)                                                           \
+    static __device__ __forceinline__ void product_across(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     ", p, 1, 1, 0, 1;\n}\n"                                                                   \
+                     : __VA_ARGS__                                                                             \
+                     : "l"(a), "l"(b), "r"(add));                                                              \
+    }
+/* As `across`, but rows of a across k too. */
+#define PRODUCT_TURNED(N, REGISTERS, A, B, ADD, ...)                                                           \
+    static __device__ __forceinline__ void product_turned(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     ", p, 1, 1, 1, 1;\n}\n"                                                                   \
+                     : __VA_ARGS__                                                                             \
+                     : "l"(a), "l"(b), "r"(add));                                                              \
+    }
+/* As `right`, but rows of b along k. */
+#define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                  \
+    static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     ", p, 1, 1, 0;\n}\n"                                                                            \
+                     : __VA_ARGS__                                                                                   \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
+    }
+
+PRODUCT_BOTH(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_BOTH(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_BOTH(144, R0_31 R32_63 R64_71, "%72", "%73", "%74", F32(d, 0), F32(d, 32), F8(d, 64))
 PRODUCT_BOTH(160, R0_31 R32_63 R64_71 R72_79, "%80", "%81", "%82", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72))
@@ -135,11 +200,26 @@ PRODUCT_BOTH(176, R0_31 R32_63 R64_71 R72_79 R80_87, "%88", "%89", "%90", F32(d,
              F8(d, 80))
 PRODUCT_RIGHT(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 PRODUCT_RIGHT(128, R0_31 R32_63, "%64, %65, %66, %67", "%68", "%69", F32(d, 0), F32(d, 32))
+PRODUCT_ACROSS(64, R0_31, "%32", "%33", "%34", F32(d, 0))
+PRODUCT_ACROSS(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
+PRODUCT_TURNED(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
+PRODUCT_ALONG(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 
+#undef PRODUCT_ALONG
+#undef PRODUCT_ACROSS
+#undef PRODUCT_TURNED
 #undef PRODUCT_BOTH
 #undef PRODUCT_RIGHT
 #undef F8
 #undef F32
+
+/* No reading of these sums moves above this line: it belongs after the wait for the products that make them. */
+template <int N> static __device__ __forceinline__ void keep_below(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        asm volatile("" : "+f"(d[i])::"memory");
+    }
+}
 
 } // namespace hopper
 

@@ -1,0 +1,63 @@
+/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16, K = V = 128: plain descriptions and launchers.
+
+   Forward is two kernels. prepare makes of every chunk and value head what does not depend on the state: the inverse
+   triangle times beta, the masked and gated scores, and the decays. scan walks the chunks of a sequence with the state
+   in registers. Work for the host: nothing but the launches. */
+#ifndef CARRY_DELTA_CHUNK_CUDA_H
+#define CARRY_DELTA_CHUNK_CUDA_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct carry_ctx carry_ctx;
+
+/* One number (or row) a token and head; strides in elements. */
+typedef struct carry_delta_view {
+    const void *data;
+    int64_t batch, token, head;
+    int dtype; /* carry_dtype */
+} carry_delta_view;
+
+typedef struct carry_delta_chunk_job {
+    int64_t batch, tokens, heads, value_heads;
+    int64_t sequences;         /* batch, or the packed ones */
+    const int64_t *cu_seqlens; /* in device memory; NULL: not packed */
+    float scale;
+    bool state_transposed, l2norm, gate_inside, beta_sigmoid;
+    float beta_factor;
+    carry_delta_view q, k, v, o, beta, g; /* g.data NULL: no gate */
+    const float *A_log, *dt_bias;
+    const float *initial_state; /* NULL: zero */
+    float *final_state;         /* NULL: not wanted */
+    void *workspace;            /* carry_delta_chunk_bytes, aligned to 128 */
+} carry_delta_chunk_job;
+
+/* grad_o and the outputs lie as o, q, k, v, beta and g do; states' gradients as states. */
+typedef struct carry_delta_chunk_back {
+    carry_delta_chunk_job job; /* o and final_state are not looked at; workspace: carry_delta_chunk_back_bytes */
+    carry_delta_view grad_o, dq, dk, dv, dbeta, dg;
+    const float *dfinal_state; /* NULL: zero */
+    float *dinitial_state;     /* NULL: not wanted */
+    float *dA_log, *ddt_bias;  /* with gate_inside */
+} carry_delta_chunk_back;
+
+/* Whether this GPU and this build have the kernels. */
+bool carry_delta_chunk_works(int ordinal);
+size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job);
+/* Enqueued; the job is not read afterwards. CARRY_EUNSUPPORTED names a tensor whose place the copy engine cannot take:
+   starts and strides of q, k, v and o are multiples of 16 bytes. */
+carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
+size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job);
+carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal, void *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
