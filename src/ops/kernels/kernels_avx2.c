@@ -9,6 +9,10 @@
 #define PAIR_ROWS 6
 #define ONE_ROWS 8
 #define TOKEN_VECTORS 4
+#define PACK_ROWS 6
+#define PACK_VECTORS 2
+#define PACK_DEPTH 256
+#define SQUARE 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 

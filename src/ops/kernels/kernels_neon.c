@@ -9,6 +9,10 @@
 #define PAIR_ROWS 8
 #define ONE_ROWS 8
 #define TOKEN_VECTORS 8
+#define PACK_ROWS 8
+#define PACK_VECTORS 3
+#define PACK_DEPTH 512
+#define SQUARE 4
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 
