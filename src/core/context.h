@@ -19,6 +19,7 @@ typedef enum carry_slot {
     CARRY_SLOT_GPU,      /* measured rates of GPUs (device/) */
     CARRY_SLOT_POOLS,    /* memory pools of GPUs (device/) */
     CARRY_SLOT_CEILINGS, /* measured ceilings of GPUs (ops/) */
+    CARRY_SLOT_PACKED,   /* buffers of packed products, one a thread (ops/) */
     CARRY_SLOT_COUNT
 } carry_slot;
 
