@@ -141,13 +141,13 @@ refused 'an empty prompt needs' generate bytes -p ''
 refused 'has no prompt' generate model --file empty
 refused 'gone cannot be read' generate model --file gone
 refused 'standard input can be read once' generate model -p - -p -
-refused 'logit of token' generate nan -p x
+refused 'element 0 of model.norm.weight is nan' generate nan -p x
 refused 'needs a model' eval model
 refused 'gone' eval gone text
 refused 'empty is empty' eval model empty
 refused 'zero' eval model zero
 refused 'random' eval model random
-refused 'not finite' eval nan text
+refused 'element 0 of model.norm.weight is nan' eval nan text
 refused 'can be had' eval model text --length 99999999
 printf a > single
 refused 'nothing before it' eval bytes single

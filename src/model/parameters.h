@@ -81,6 +81,9 @@ carry_status carry_parameters_download(const carry_parameters *own, float *to, f
 /* A flat buffer in host memory: where it is, or a copy, which the caller frees (NULL: none was made). */
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied);
 
+/* Does a folder have all of the list, by name, shape and type? To be asked before memory is: a configuration is a few
+   bytes, and what it asks for must be in the files. */
+carry_status carry_parameters_check(const carry_parameters *own, const char *folder);
 /* From a folder's weights (model/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
    by name; `spare` (NULL: none) says which surplus ones may be there. */
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,

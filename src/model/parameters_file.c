@@ -1,4 +1,5 @@
 /* Parameters from and to a model's folder. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -7,7 +8,44 @@
 #include "core/tensor.h"
 #include "model/parameters.h"
 
-static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
+#define LARGEST 1e8f /* of a weight; those of models that work are below 1e3 */
+
+static float value_at(const void *data, carry_dtype dtype, int64_t index) {
+    const unsigned char *at = (const unsigned char *)data + (size_t)index * carry_dtype_size(dtype);
+    uint16_t half;
+    uint32_t bits;
+    float value;
+    if (dtype == CARRY_F32) {
+        memcpy(&value, at, sizeof value);
+        return value;
+    }
+    memcpy(&half, at, sizeof half);
+    if (dtype == CARRY_F16) { /* none is too large: NaN and infinity alone have this exponent */
+        return (half & 0x7C00u) == 0x7C00u ? (half & 0x3FFu) != 0 ? NAN : INFINITY : 0.0f;
+    }
+    bits = (uint32_t)half << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* A damaged file would otherwise be used: one flipped bit of an exponent makes every result wrong. */
+static carry_status check_values(const carry_parameters *own, const carry_tensor *from, const char *name,
+                                 const char *folder) {
+    const int64_t count = carry_tensor_count(from);
+    for (int64_t i = 0; i < count; i++) {
+        const float value = value_at(from->data, from->dtype, i);
+        if (!(fabsf(value) <= LARGEST)) {
+            return carry_fail(own->ctx, CARRY_EFORMAT,
+                              "%s: element %lld of %s is %g: weights are finite and at most %g", folder, (long long)i,
+                              name, (double)value, (double)LARGEST);
+        }
+    }
+    return CARRY_OK;
+}
+
+/* The tensor of a parameter, of the right shape and type. */
+static carry_status find_one(const carry_parameters *own, const carry_weights *weights, int64_t index,
+                             const char *folder, const carry_tensor **found) {
     const carry_parameter *p = &own->parameter[index];
     const carry_tensor *from = carry_weights_find(weights, p->name);
     int64_t shape[5];
@@ -30,7 +68,27 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
         return carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed", folder, p->name,
                           carry_dtype_name(from->dtype));
     }
+    *found = from;
+    return CARRY_OK;
+}
+
+static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
+    const carry_tensor *from;
+    CARRY_TRY(find_one(own, weights, index, folder, &from));
+    CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
     return carry_parameters_put(own, index, from->data, from->dtype);
+}
+
+carry_status carry_parameters_check(const carry_parameters *own, const char *folder) {
+    carry_weights weights;
+    const carry_tensor *found;
+    carry_status status = CARRY_OK;
+    CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        status = find_one(own, &weights, i, folder, &found);
+    }
+    carry_weights_close(&weights);
+    return status;
 }
 
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,

@@ -136,6 +136,26 @@ static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const c
     return CARRY_OK;
 }
 
+carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *folder) {
+    char note[CARRY_FILE_PATH];
+    struct stat about;
+    carry_found found = {0};
+    CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
+    if (stat(note, &about) != 0) {
+        return CARRY_OK;
+    }
+    carry_status status = read_note(ctx, &found, note);
+    const carry_json *files = status == CARRY_OK ? carry_json_find(found.document, "files") : NULL;
+    if (files != NULL && files->kind == CARRY_JSON_ARRAY) {
+        for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
+            const bool is_state = carry_json_is_text(carry_json_find(f, "name"), CARRY_STATE_FILE);
+            status = is_state ? CARRY_OK : check_file(ctx, f, folder, note);
+        }
+    }
+    carry_found_free(&found);
+    return status;
+}
+
 static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {
     int64_t *steps;
     int64_t count;

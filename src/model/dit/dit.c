@@ -138,7 +138,7 @@ static void list_parameters(carry_dit *dit) {
     }
 }
 
-static carry_status make(carry_dit *dit) {
+static carry_status make(carry_dit *dit, const char *folder) {
     const int64_t blocks = dit->config.num_layers;
     dit->heads = dit->config.num_heads / dit->ranks;
     dit->ffn = dit->config.ffn_dim / dit->ranks;
@@ -150,10 +150,16 @@ static carry_status make(carry_dit *dit) {
     }
     CARRY_TRY(carry_parameters_open(dit->ctx, &dit->own, 0, blocks * CARRY_DIT_SLOTS + CARRY_DIT_OUTERS));
     list_parameters(dit); /* carry_dit_config_check has bounded the sum of them */
+    CARRY_TRY(folder != NULL ? carry_parameters_check(&dit->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&dit->own);
 }
 
 carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh) {
+    return carry_dit_new_for(ctx, made, config, mesh, NULL);
+}
+
+carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
+                               const char *folder) {
     *made = NULL;
     const int ranks = mesh != NULL ? carry_comm_size(mesh) : 1;
     CARRY_TRY(carry_dit_config_check(ctx, config, ranks));
@@ -166,7 +172,7 @@ carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_con
     dit->ranks = ranks;
     dit->rank = mesh != NULL ? carry_comm_rank(mesh) : 0;
     dit->config = *config;
-    carry_status status = make(dit);
+    carry_status status = make(dit, folder);
     if (status != CARRY_OK) {
         carry_dit_free(dit);
         return status;

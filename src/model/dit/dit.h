@@ -139,6 +139,9 @@ typedef struct carry_dit {
 
 /* A model, or the shard of this rank of the mesh, with zero weights. Then: load or init. */
 carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh);
+/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
+carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
+                               const char *folder);
 void carry_dit_free(carry_dit *dit);
 /* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
    any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */

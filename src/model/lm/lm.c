@@ -95,7 +95,7 @@ static void list_parameters(carry_lm *lm) {
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
-static carry_status make(carry_lm *lm, int device) {
+static carry_status make(carry_lm *lm, int device, const char *folder) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
     const int64_t layers = lm->config.num_hidden_layers;
     lm->layer = calloc((size_t)layers, sizeof *lm->layer);
@@ -104,10 +104,16 @@ static carry_status make(carry_lm *lm, int device) {
     }
     CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * CARRY_LM_SLOTS + 3));
     list_parameters(lm);
+    CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&lm->own);
 }
 
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
+    return carry_lm_new_for(ctx, made, config, device, NULL);
+}
+
+carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                              const char *folder) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
@@ -115,7 +121,7 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = make(lm, device);
+    carry_status status = make(lm, device, folder);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;

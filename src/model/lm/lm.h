@@ -65,6 +65,9 @@ typedef struct carry_lm {
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
  */
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device);
+/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
+carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                              const char *folder);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);

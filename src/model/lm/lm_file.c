@@ -27,7 +27,7 @@ carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, in
     *lm = NULL;
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_lm_config_read(ctx, &config, path));
-    CARRY_TRY(carry_lm_new(ctx, lm, &config, device));
+    CARRY_TRY(carry_lm_new_for(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);
     if (status != CARRY_OK) {
         carry_lm_free(*lm);

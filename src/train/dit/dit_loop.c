@@ -166,6 +166,7 @@ static carry_status make_model(training *t) {
     const size_t bytes = (size_t)t->dit->own.count * sizeof(float);
     CARRY_TRY(carry_parameters_want_gradients(&t->dit->own));
     if (resumes || t->options.model[0] != '\0') {
+        CARRY_TRY(resumes ? CARRY_OK : carry_checkpoint_verify_model(t->ctx, t->options.model));
         CARRY_TRY(carry_dit_load(t->dit, resumes ? t->loop.found.path : t->options.model));
     } else {
         CARRY_TRY(carry_dit_init_training(t->dit, (uint64_t)t->options.seed));
