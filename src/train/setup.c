@@ -84,10 +84,9 @@ static carry_status make_model(carry_training *t) {
                           ": the model must have at least as many",
                           t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
     }
-    const char *folder = t->loop.found.step >= 0       ? t->loop.found.path
-                         : t->options.model[0] != '\0' ? t->options.model
-                                                       : NULL;
-    if (folder != NULL && t->loop.found.step < 0) { /* a checkpoint that was found is verified already */
+    const bool resumes = t->loop.found.step >= 0;
+    const char *folder = resumes ? t->loop.found.path : t->options.model[0] != '\0' ? t->options.model : NULL;
+    if (folder != NULL && !resumes) { /* a checkpoint that was found is verified already */
         CARRY_TRY(carry_checkpoint_verify_model(t->ctx, folder));
     }
     CARRY_TRY(carry_lm_new_for(t->ctx, &t->lm, &config, t->hooks->device, folder));
