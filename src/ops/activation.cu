@@ -1,93 +1,54 @@
-/* Activations and the gated unit on NVIDIA GPUs, element by element. */
-#include "ops/nn.cuh"
+/* Activations and the gated unit on NVIDIA GPUs. */
+#include "ops/each.cuh"
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS) activate_kernel(row_of<T> y, row_of<T> x, int64_t count, int activation) {
-    int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-        y.put(i, activate_one(x.get(i), activation));
+struct activate_each {
+    int activation;
+    __device__ __forceinline__ void operator()(float (&out)[1], const float (&in)[1]) const {
+        out[0] = activate_one(in[0], activation);
     }
-}
+};
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    activate_backward_kernel(row_of<T> dx, row_of<T> dy, row_of<T> x, int64_t count, int activation) {
-    int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-        dx.put(i, activate_back(dy.get(i), x.get(i), activation));
+/* From dy, x. */
+struct activate_backward_each {
+    int activation;
+    __device__ __forceinline__ void operator()(float (&out)[1], const float (&in)[2]) const {
+        out[0] = activate_back(in[0], in[1], activation);
     }
-}
+};
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    swiglu_kernel(row_of<T> y, row_of<T> gate, row_of<T> up, int64_t count) {
-    int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-        y.put(i, silu_of(gate.get(i)) * up.get(i));
+/* From gate, up. */
+struct swiglu_each {
+    __device__ __forceinline__ void operator()(float (&out)[1], const float (&in)[2]) const {
+        out[0] = silu_of(in[0]) * in[1];
     }
-}
+};
 
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    swiglu_backward_kernel(row_of<T> dgate, row_of<T> dup, row_of<T> dy, row_of<T> gate, row_of<T> up, int64_t count) {
-    int64_t step = (int64_t)gridDim.x * THREADS;
-    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
-        float d = dy.get(i);
-        float g = gate.get(i);
-        float u = up.get(i);
-        float s = sigmoid_of(g);
-        dup.put(i, d * (g * s));
-        dgate.put(i, d * u * silu_slope_of(g, s));
+/* dgate, dup from dy, gate, up. */
+struct swiglu_backward_each {
+    __device__ __forceinline__ void operator()(float (&out)[2], const float (&in)[3]) const {
+        const float s = sigmoid_of(in[1]);
+        out[0] = in[0] * in[2] * silu_slope_of(in[1], s);
+        out[1] = in[0] * (in[1] * s);
     }
-}
+};
 
 extern "C" carry_status carry_cuda_activate(carry_ctx *ctx, carry_tensor y, carry_tensor x,
                                             carry_activation activation) {
-    place at = {};
-    CARRY_TRY(open_place(ctx, &at, x.device));
-    int64_t count = carry_tensor_count(&x);
-    with_type(x.dtype, [&](auto type) {
-        using T = decltype(type);
-        activate_kernel<T><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(row<T>(y), row<T>(x), count,
-                                                                                  (int)activation);
-    });
-    return launched(ctx, at, "activate cannot be launched");
+    return for_each<1, 1>(ctx, "activate cannot be launched", {y}, {x}, activate_each{(int)activation});
 }
 
 extern "C" carry_status carry_cuda_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dy, carry_tensor x,
                                                      carry_activation activation) {
-    place at = {};
-    CARRY_TRY(open_place(ctx, &at, x.device));
-    int64_t count = carry_tensor_count(&x);
-    with_type(x.dtype, [&](auto type) {
-        using T = decltype(type);
-        activate_backward_kernel<T><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(
-            row<T>(dx), row<T>(dy), row<T>(x), count, (int)activation);
-    });
-    return launched(ctx, at, "activate_backward cannot be launched");
+    return for_each<1, 2>(ctx, "activate_backward cannot be launched", {dx}, {dy, x},
+                          activate_backward_each{(int)activation});
 }
 
 extern "C" carry_status carry_cuda_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up) {
-    place at = {};
-    CARRY_TRY(open_place(ctx, &at, gate.device));
-    int64_t count = carry_tensor_count(&gate);
-    with_type(gate.dtype, [&](auto type) {
-        using T = decltype(type);
-        swiglu_kernel<T>
-            <<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(row<T>(y), row<T>(gate), row<T>(up), count);
-    });
-    return launched(ctx, at, "swiglu cannot be launched");
+    return for_each<1, 2>(ctx, "swiglu cannot be launched", {y}, {gate, up}, swiglu_each{});
 }
 
 extern "C" carry_status carry_cuda_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup,
                                                    carry_tensor dy, carry_tensor gate, carry_tensor up) {
-    place at = {};
-    CARRY_TRY(open_place(ctx, &at, gate.device));
-    int64_t count = carry_tensor_count(&gate);
-    with_type(gate.dtype, [&](auto type) {
-        using T = decltype(type);
-        swiglu_backward_kernel<T><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(
-            row<T>(dgate), row<T>(dup), row<T>(dy), row<T>(gate), row<T>(up), count);
-    });
-    return launched(ctx, at, "swiglu_backward cannot be launched");
+    return for_each<2, 3>(ctx, "swiglu_backward cannot be launched", {dgate, dup}, {dy, gate, up},
+                          swiglu_backward_each{});
 }

@@ -1,8 +1,7 @@
 /* Causal depthwise convolution along tokens on NVIDIA GPUs, and its gradient.
 
    A thread has a channel, so that neighbours read neighbouring elements, and walks a block of tokens. What a token sees
-   is read again for each of its taps: from the first cache. Backward, ds (conv_backward.c) is a window of registers
-   that moves along with the token; dw is summed per block of tokens into the workspace, which is added in order. */
+   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per block of tokens into the workspace, which is added in order. */
 #include "ops/nn.cuh"
 
 extern "C" {
@@ -57,16 +56,33 @@ static __device__ __forceinline__ float seen(const conv_of<T> &a, const sequence
     return known ? a.before[(b * (a.width - 1) + s + a.width - 1) * a.channels + c] : 0.0f;
 }
 
-/* The sum before the activation; WIDTH is at least the width. */
+/* What token t sees, in registers: window[i] is of token t - (width - 1) + i; WIDTH is at least the width. */
 template <typename T, int WIDTH>
-static __device__ __forceinline__ float sum_at(const conv_of<T> &a, const float (&tap)[WIDTH], const sequence &in,
-                                               int64_t b, int64_t t, int64_t c) {
+static __device__ __forceinline__ void load_window(const conv_of<T> &a, float (&window)[WIDTH], const sequence &in,
+                                                   int64_t b, int64_t t, int64_t c) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        window[i] = i < a.width ? seen(a, in, b, t - (a.width - 1) + i, c) : 0.0f;
+    }
+}
+
+/* A number enters at place width - 1, and the others move by one. */
+template <int WIDTH>
+static __device__ __forceinline__ void move_window(float (&window)[WIDTH], float next, int64_t width) {
+#pragma unroll
+    for (int i = 0; i < WIDTH; i++) {
+        const float following = i + 1 < WIDTH ? window[i + 1 < WIDTH ? i + 1 : i] : 0.0f;
+        window[i] = i + 1 < width ? following : i + 1 == width ? next : 0.0f;
+    }
+}
+
+/* The sum before the activation. */
+template <int WIDTH>
+static __device__ __forceinline__ float sum_of(const float (&tap)[WIDTH], const float (&window)[WIDTH]) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < WIDTH; i++) {
-        if (i < a.width) {
-            sum = fmaf(tap[i], seen(a, in, b, t - (a.width - 1) + i, c), sum);
-        }
+        sum = fmaf(tap[i], window[i], sum);
     }
     return sum;
 }
@@ -79,18 +95,22 @@ static __device__ __forceinline__ void load_taps(const conv_of<T> &a, float (&ta
     }
 }
 
-/* A border moves when the token passes it: looked for again, which is rare. */
-template <typename T>
-static __device__ __forceinline__ void move_on(const conv_of<T> &a, sequence &in, int64_t t) {
+/* The window moves on to token t, whose x is `next`. Past a border it is of another sequence, and is loaded anew. */
+template <typename T, int WIDTH>
+static __device__ __forceinline__ void move_on(const conv_of<T> &a, float (&window)[WIDTH], sequence &in, float next,
+                                               int64_t b, int64_t t, int64_t c) {
     if (t >= in.end) {
         in = sequence_of(a, t);
+        load_window<T, WIDTH>(a, window, in, b, t, c);
+    } else {
+        move_window<WIDTH>(window, next, a.width);
     }
 }
 
 template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) conv_kernel(conv_of<T> a) {
     const int64_t c = (int64_t)blockIdx.y * CHANNELS + threadIdx.x;
     const int64_t token_blocks = (a.tokens + TOKENS - 1) / TOKENS;
-    float tap[WIDTH];
+    float tap[WIDTH], window[WIDTH], x[TOKENS];
     if (c >= a.channels) {
         return;
     }
@@ -98,12 +118,22 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
     for (int64_t block = blockIdx.x; block < a.batch * token_blocks; block += gridDim.x) {
         const int64_t b = block / token_blocks;
         const int64_t first = block % token_blocks * TOKENS;
-        const int64_t last = first + TOKENS < a.tokens ? first + TOKENS : a.tokens;
         sequence in = sequence_of(a, first);
-        for (int64_t t = first; t < last; t++) {
-            move_on(a, in, t);
-            float sum = sum_at<T, WIDTH>(a, tap, in, b, t, c);
-            a.y.put((b * a.tokens + t) * a.channels + c, activate_one(sum, a.activation));
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) { /* all before the first is needed, so that nobody waits for each */
+            x[i] = first + i < a.tokens ? a.x.get((b * a.tokens + first + i) * a.channels + c) : 0.0f;
+        }
+        load_window<T, WIDTH>(a, window, in, b, first, c);
+#pragma unroll
+        for (int i = 0; i < TOKENS; i++) {
+            const int64_t t = first + i;
+            if (t < a.tokens) {
+                if (i > 0) {
+                    move_on<T, WIDTH>(a, window, in, x[i], b, t, c);
+                }
+                a.y.put((b * a.tokens + t) * a.channels + c,
+                        activate_one(sum_of<WIDTH>(tap, window), a.activation));
+            }
         }
     }
 }
@@ -129,49 +159,40 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
     const int64_t first = blockIdx.x % token_blocks * a.block;
     const int64_t last = first + a.block < a.tokens ? first + a.block : a.tokens;
     const int64_t start = first == 0 ? -(a.width - 1) : first;
-    float tap[WIDTH], ds[WIDTH] = {}, sum[WIDTH] = {};
+    float tap[WIDTH], turned[WIDTH], window[WIDTH], ds[WIDTH] = {}, sum[WIDTH] = {};
     if (c >= a.channels) {
         return;
     }
     load_taps<T, WIDTH>(a, tap, c);
-    sequence of_t = sequence_of(a, start > 0 ? start : 0), of_s = sequence_of(a, start);
+#pragma unroll
+    for (int j = 0; j < WIDTH; j++) {
+        turned[j] = j < a.width ? a.w[c * a.width + a.width - 1 - j] : 0.0f;
+    }
+    sequence of_t = sequence_of(a, first), of_s = sequence_of(a, start);
+    load_window<T, WIDTH>(a, window, of_t, b, first, c);
     for (int64_t t = start; t < last + a.width - 1; t++) { /* t enters the window, s = t - (width - 1) leaves it */
         float next = 0.0f;
         if (t >= 0 && t < a.tokens) {
-            move_on(a, of_t, t);
-            next = a.dy.get((b * a.tokens + t) * a.channels + c);
-            if (a.activation != CARRY_NO_ACTIVATION) {
-                next = activate_back(next, sum_at<T, WIDTH>(a, tap, of_t, b, t, c), a.activation);
+            const int64_t at = (b * a.tokens + t) * a.channels + c;
+            if (t > first) {
+                move_on<T, WIDTH>(a, window, of_t, a.x.get(at), b, t, c);
             }
-            if (a.partial != NULL && t >= first && t < last) {
+            next = activate_back(a.dy.get(at), sum_of<WIDTH>(tap, window), a.activation);
 #pragma unroll
-                for (int i = 0; i < WIDTH; i++) {
-                    if (i < a.width) {
-                        sum[i] = fmaf(next, seen(a, of_t, b, t - (a.width - 1) + i, c), sum[i]);
-                    }
-                }
+            for (int i = 0; i < WIDTH; i++) {
+                sum[i] = t < last ? fmaf(next, window[i], sum[i]) : sum[i];
             }
         }
-#pragma unroll
-        for (int j = 0; j < WIDTH; j++) { /* moved by one; the last of `width` is the new one */
-            ds[j] = j + 1 < a.width ? (j + 1 < WIDTH ? ds[j + 1] : 0.0f) : j + 1 == a.width ? next : 0.0f;
-        }
+        move_window<WIDTH>(ds, next, a.width);
         const int64_t s = t - (a.width - 1);
         if (s < start) {
             continue;
         }
-        move_on(a, of_s, s);
+        of_s = s >= of_s.end ? sequence_of(a, s) : of_s;
         float value = 0.0f;
 #pragma unroll
-        for (int j = 0; j < WIDTH; j++) { /* tap width - 1 - j, by a fixed index */
-            if (j < a.width && s + j >= 0 && s + j < of_s.end) {
-                float weight = 0.0f;
-#pragma unroll
-                for (int i = 0; i < WIDTH; i++) {
-                    weight = i == a.width - 1 - j ? tap[i] : weight;
-                }
-                value = fmaf(weight, ds[j], value);
-            }
+        for (int j = 0; j < WIDTH; j++) {
+            value = s + j >= 0 && s + j < of_s.end ? fmaf(turned[j], ds[j], value) : value;
         }
         if (s >= 0 && a.dx.here()) {
             a.dx.put((b * a.tokens + s) * a.channels + c, value);

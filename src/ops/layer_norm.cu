@@ -79,33 +79,97 @@ static __device__ __forceinline__ void backward_row(const layer_args<T> &a, int6
     }
 }
 
-/* Of one block of tokens. Shared memory: [WARPS, 2, n], so rows of half a warp's length at most; longer ones are a
-   block's and are added in the workspace itself. */
-template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) layer_backward_kernel(layer_args<T> a) {
-    extern __shared__ float shared[];
+/* A long row is a block's; its sums are added in the workspace itself, by its column's thread. */
+template <typename T> __global__ void __launch_bounds__(THREADS) layer_backward_kernel(layer_args<T> a) {
     __shared__ float parts[WARPS];
-    const int lane = (int)threadIdx.x % GROUP;
-    const int group = (int)threadIdx.x / GROUP;
-    float *partial = a.partial != NULL ? a.partial + blockIdx.x * 2 * a.n : NULL;
-    float *sums = partial == NULL ? NULL : GROUP == 32 ? shared + group * 2 * a.n : partial;
-    for (int64_t i = lane; sums != NULL && i < a.n; i += GROUP) {
-        sums[i] = sums[a.n + i] = 0.0f;
+    float *sums = a.partial != NULL ? a.partial + blockIdx.x * 2 * a.n : NULL;
+    for (int64_t i = threadIdx.x; sums != NULL && i < 2 * a.n; i += THREADS) {
+        sums[i] = 0.0f;
     }
+    __syncthreads();
     const int64_t first = blockIdx.x * a.block;
     const int64_t last = first + a.block < a.rows ? first + a.block : a.rows;
-    for (int64_t row = first + group; row < last; row += THREADS / GROUP) {
-        backward_row<T, GROUP>(a, row, lane, parts, sums);
+    for (int64_t row = first; row < last; row++) {
+        backward_row<T, THREADS>(a, row, (int)threadIdx.x, parts, sums);
     }
-    if (GROUP != 32 || partial == NULL) {
+}
+
+/* A row of up to GROUP EACH elements lies in the registers of a warp, or of the block: everything is loaded before
+   anything is waited for. Sums over the group's rows are in registers too; of warps they are added in order through
+   shared memory, [WARPS, 2, n]. */
+template <typename T, int GROUP, int EACH>
+__global__ void __launch_bounds__(THREADS) layer_backward_held_kernel(layer_args<T> a) {
+    extern __shared__ float shared[];
+    __shared__ float parts[WARPS];
+    const int lane = (int)threadIdx.x % GROUP, group = (int)threadIdx.x / GROUP;
+    const int64_t first = blockIdx.x * a.block;
+    const int64_t last = first + a.block < a.rows ? first + a.block : a.rows;
+    const float over = 1.0f / (float)a.n;
+    float dw[EACH] = {}, db[EACH] = {}, w[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        w[j] = a.w.here() && lane + GROUP * j < a.n ? a.w[lane + GROUP * j] + a.plus : 1.0f;
+    }
+    for (int64_t row = first + group; row < last; row += THREADS / GROUP) {
+        float x[EACH], dy[EACH], sum = 0.0f, squares = 0.0f, level = 0.0f, back = 0.0f;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const bool there = lane + GROUP * j < a.n;
+            const int64_t at = row * a.n + lane + GROUP * j;
+            x[j] = there ? a.x.get(at) : 0.0f;
+            dy[j] = there ? a.dy.get(at) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            sum += x[j];
+        }
+        const float mean = group_sum<GROUP>(sum, parts) * over;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            x[j] = lane + GROUP * j < a.n ? x[j] - mean : 0.0f;
+            squares = fmaf(x[j], x[j], squares);
+        }
+        const float scale = 1.0f / sqrtf(group_sum<GROUP>(squares, parts) * over + a.eps);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            x[j] *= scale;
+            level = fmaf(dy[j], w[j], level);
+            back = fmaf(dy[j] * w[j], x[j], back);
+        }
+        level = group_sum<GROUP>(level, parts) * over;
+        back = group_sum<GROUP>(back, parts) * over;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int64_t at = row * a.n + lane + GROUP * j;
+            dw[j] = fmaf(dy[j], x[j], dw[j]);
+            db[j] += dy[j];
+            if (a.dx.here() && lane + GROUP * j < a.n) {
+                const float value = scale * (dy[j] * w[j] - level - x[j] * back);
+                a.dx.put(at, a.accumulate ? a.dx.get(at) + value : value);
+            }
+        }
+    }
+    if (a.partial == NULL) {
+        return;
+    }
+    float *to = GROUP == 32 ? shared + group * 2 * a.n : a.partial + blockIdx.x * 2 * a.n;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        if (lane + GROUP * j < a.n) {
+            to[lane + GROUP * j] = dw[j];
+            to[a.n + lane + GROUP * j] = db[j];
+        }
+    }
+    if (GROUP != 32) {
         return;
     }
     __syncthreads();
     for (int64_t i = threadIdx.x; i < 2 * a.n; i += THREADS) {
-        float sum = shared[i];
+        float total = shared[i];
         for (int g = 1; g < WARPS; g++) {
-            sum += shared[g * 2 * a.n + i];
+            total += shared[g * 2 * a.n + i];
         }
-        partial[i] = sum;
+        a.partial[blockIdx.x * 2 * a.n + i] = total;
     }
 }
 
@@ -162,11 +226,15 @@ extern "C" carry_status carry_cuda_layer_norm_backward(carry_ctx *ctx, carry_ten
         a.plus = plus;
         a.eps = eps;
         a.accumulate = accumulate;
-        if (n <= WARP_ROW / 2) {
-            size_t shared = partial != NULL ? (size_t)(WARPS * 2 * n) * sizeof(float) : 0;
-            layer_backward_kernel<T, 32><<<(unsigned)blocks, THREADS, shared, at.stream>>>(a);
+        const size_t shared = partial != NULL && n <= 256 ? (size_t)(WARPS * 2 * n) * sizeof(float) : 0;
+        if (n <= 256) {
+            layer_backward_held_kernel<T, 32, 8><<<(unsigned)blocks, THREADS, shared, at.stream>>>(a);
+        } else if (n <= 8 * THREADS) {
+            layer_backward_held_kernel<T, THREADS, 8><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
+        } else if (n <= 24 * THREADS) {
+            layer_backward_held_kernel<T, THREADS, 24><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
         } else {
-            layer_backward_kernel<T, THREADS><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
+            layer_backward_kernel<T><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
         }
     });
     CARRY_TRY(launched(ctx, at, "layer_norm_backward cannot be launched"));

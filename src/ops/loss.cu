@@ -1,7 +1,7 @@
 /* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
 
-   A block has a row of logits: its largest, the sum of exponentials relative to that, and the gradient. The linear layer
-   goes on in blocks of as many tokens as the workspace holds logits of, in f32. Their gradient is written over them, in
+   A block has a row of logits and reads it twice: for its largest with the sum of exponentials relative to that, and for
+   the gradient. The linear layer goes on in blocks of as many tokens as the workspace holds logits of, in f32. Their gradient is written over them, in
    the weights' type, from the first element on: a gradient of 16 bits never reaches logits that are still to be read. */
 #include <math.h>
 
@@ -9,45 +9,76 @@
 
 constexpr int64_t LEFT_OUT = -100;
 
-static __device__ __forceinline__ float block_largest(float value, float *parts) {
+constexpr int ROW_THREADS = 512; /* of a row of logits */
+
+/* The largest logit so far, and the sum of exponentials relative to it. */
+struct running {
+    float largest, sum;
+};
+
+/* Relative to nothing, a logit of -inf is no NaN. */
+static __device__ __forceinline__ float base_of(float largest) {
+    return largest == -INFINITY ? 0.0f : largest;
+}
+
+static __device__ __forceinline__ running join(running a, running b) {
+    const float largest = fmaxf(a.largest, b.largest), base = base_of(largest);
+    return running{largest, a.sum * expf(base_of(a.largest) - base) + b.sum * expf(base_of(b.largest) - base)};
+}
+
+/* Over the block, in one order; all get it. */
+static __device__ __forceinline__ running join_block(running r, running *parts) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, step));
+        r = join(r, running{__shfl_xor_sync(0xffffffffu, r.largest, step), __shfl_xor_sync(0xffffffffu, r.sum, step)});
     }
+    __syncthreads(); /* parts may still be read */
     if (threadIdx.x % 32 == 0) {
-        parts[threadIdx.x / 32] = value;
+        parts[threadIdx.x / 32] = r;
     }
     __syncthreads();
-    float largest = parts[0];
-    for (int i = 1; i < THREADS / 32; i++) {
-        largest = fmaxf(largest, parts[i]);
+    running all = parts[0];
+    for (int i = 1; i < ROW_THREADS / 32; i++) {
+        all = join(all, parts[i]);
     }
-    __syncthreads();
-    return largest;
+    return all;
 }
+
+/* ONCE neighbours, of 4 elements or 1: by one access where there are 4. */
+template <typename T, int ONCE> struct __align__(ONCE * sizeof(typename T::stored)) piece {
+    typename T::stored value[ONCE];
+};
 
 /* Rows of logits are `row` elements apart, those of the gradient d_row of theirs; the gradient may lie over the logits
    when it starts at the same byte and its elements are no larger. A target that is not in the vocabulary gives NaN. */
-template <typename L, typename D>
-__global__ void __launch_bounds__(THREADS)
+template <typename L, typename D, int ONCE>
+__global__ void __launch_bounds__(ROW_THREADS)
     loss_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row, const int64_t *targets,
                 int64_t tokens, int64_t vocabulary, float scale) {
-    __shared__ float parts[THREADS / 32];
+    __shared__ running parts[ROW_THREADS / 32];
     for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
         const int64_t target = targets[t];
         const bool counts = target != LEFT_OUT;
         const bool known = target >= 0 && target < vocabulary;
-        const int64_t from = t * row, to = t * d_row;
-        float largest = -INFINITY, sum = 0.0f;
-        for (int64_t i = threadIdx.x; counts && i < vocabulary; i += THREADS) {
-            largest = fmaxf(largest, logits.get(from + i));
+        const typename L::stored *from = logits.data + t * row;
+        running r = {-INFINITY, 0.0f};
+        for (int64_t i = threadIdx.x * ONCE; counts && i < vocabulary; i += ROW_THREADS * ONCE) {
+            const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+            float largest = r.largest, sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < ONCE; j++) {
+                largest = fmaxf(largest, L::widen(p.value[j]));
+            }
+            const float base = base_of(largest);
+#pragma unroll
+            for (int j = 0; j < ONCE; j++) {
+                sum += expf(L::widen(p.value[j]) - base);
+            }
+            r = running{largest, fmaf(r.sum, expf(base_of(r.largest) - base), sum)};
         }
-        largest = block_largest(largest, parts);
-        for (int64_t i = threadIdx.x; counts && i < vocabulary; i += THREADS) {
-            sum += expf(logits.get(from + i) - largest);
-        }
-        sum = group_sum<THREADS>(sum, parts);
-        const float at_target = counts && known ? logits.get(from + target) : NAN;
+        r = join_block(r, parts);
+        const float largest = r.largest, sum = r.sum;
+        const float at_target = counts && known ? L::widen(from[target]) : NAN;
         __syncthreads(); /* the gradient may lie over it */
         if (threadIdx.x == 0) {
             losses[t] = counts ? (float)(log((double)sum) + ((double)largest - (double)at_target)) : 0.0f;
@@ -56,18 +87,23 @@ __global__ void __launch_bounds__(THREADS)
             continue;
         }
         const float share = scale / sum;
-        for (int64_t first = 0; first < vocabulary; first += THREADS) {
-            const int64_t i = first + threadIdx.x;
-            float value = 0.0f;
+        const float at_one = (float)((double)scale * (exp((double)at_target - (double)largest) / (double)sum - 1.0));
+        for (int64_t first = 0; first < vocabulary; first += ROW_THREADS * ONCE) {
+            const int64_t i = first + threadIdx.x * ONCE;
+            piece<D, ONCE> d = {};
             if (counts && i < vocabulary) {
-                value = i == target ? (float)((double)scale * (exp((double)at_target - (double)largest) / (double)sum - 1.0))
-                                    : expf(logits.get(from + i) - largest) * share;
+                const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+#pragma unroll
+                for (int j = 0; j < ONCE; j++) {
+                    const float value = expf(L::widen(p.value[j]) - largest) * share;
+                    d.value[j] = D::narrow(i + j == target ? at_one : value);
+                }
             }
             if (sizeof(typename D::stored) < sizeof(typename L::stored)) {
                 __syncthreads(); /* all of this piece is read: it may be written over */
             }
             if (i < vocabulary) {
-                dlogits.put(to + i, value);
+                *(piece<D, ONCE> *)(dlogits.data + t * d_row + i) = d;
             }
         }
     }
@@ -76,9 +112,16 @@ __global__ void __launch_bounds__(THREADS)
 template <typename L, typename D>
 static void launch(const place &at, float *losses, void *dlogits, int64_t d_row, const void *logits, int64_t row,
                    const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
-    loss_kernel<L, D><<<blocks_for(tokens, 1), THREADS, 0, at.stream>>>(
-        losses, row_of<D>{(typename D::stored *)dlogits}, d_row, row_of<L>{(typename L::stored *)(void *)logits}, row,
-        targets, tokens, vocabulary, scale);
+    const bool by_four = vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0 && (uintptr_t)dlogits % 16 == 0;
+    const row_of<D> d = {(typename D::stored *)dlogits};
+    const row_of<L> l = {(typename L::stored *)(void *)logits};
+    if (by_four) {
+        loss_kernel<L, D, 4><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,
+                                                                                   tokens, vocabulary, scale);
+    } else {
+        loss_kernel<L, D, 1><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,
+                                                                                   tokens, vocabulary, scale);
+    }
 }
 
 extern "C" carry_status carry_cuda_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits,

@@ -1,8 +1,8 @@
 /* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, whole or in the two steps of rows spread over ranks.
 
-   A row is a warp's, or a block's when it is long; it is read twice, the second time from a cache. Backward, a block
-   walks a block of tokens as norm.c does: each warp adds dw of its rows in order into shared memory, warps are added in
-   order into a row of the workspace, and the rows of the workspace in order into dw. */
+   A row is a warp's, or a block's when it is long; forward it is read twice, the second time from a cache. Backward, a
+   block walks a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are added in order into a
+   row of the workspace, and the rows of the workspace in order into dw. */
 #include "ops/nn.cuh"
 
 extern "C" {
@@ -93,33 +93,94 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
     }
 }
 
-/* Shared memory: dw of each warp, [WARPS, n]; a long row's dw is added in the workspace itself, by its column's thread. */
-template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_args<T> a) {
-    extern __shared__ float sums[];
+/* A long row is a block's; its dw is added in the workspace itself, by its column's thread. */
+template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_args<T> a) {
     __shared__ float parts[WARPS];
-    const int lane = (int)threadIdx.x % GROUP;
-    const int group = (int)threadIdx.x / GROUP;
-    float *partial = a.partial != NULL ? a.partial + blockIdx.x * a.n : NULL;
-    float *dw = partial == NULL ? NULL : GROUP == 32 ? sums + group * a.n : partial;
-    for (int64_t i = lane; dw != NULL && i < a.n; i += GROUP) {
+    float *dw = a.partial != NULL ? a.partial + blockIdx.x * a.n : NULL;
+    for (int64_t i = threadIdx.x; dw != NULL && i < a.n; i += THREADS) {
         dw[i] = 0.0f;
     }
     const int64_t first = blockIdx.x * a.block;
     const int64_t last = first + a.block < a.rows ? first + a.block : a.rows;
-    for (int64_t row = first + group; row < last; row += THREADS / GROUP) {
-        backward_row<T, GROUP>(a, row, lane, parts, dw);
+    for (int64_t row = first; row < last; row++) {
+        backward_row<T, THREADS>(a, row, (int)threadIdx.x, parts, dw);
     }
-    if (GROUP != 32 || partial == NULL) {
+}
+
+/* A row of up to 32 EACH elements is a warp's, and lies in its registers: everything is loaded before anything is
+   waited for. dw of the warp's rows is summed in registers, then over warps in order through shared memory, [warps, n].
+ */
+template <typename T, int EACH, int MOST>
+__global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a) {
+    extern __shared__ float sums[];
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, warps = (int)blockDim.x / 32;
+    const int64_t first = blockIdx.x * a.block;
+    const int64_t last = first + a.block < a.rows ? first + a.block : a.rows;
+    float dw[EACH] = {}, w[EACH];
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        w[j] = a.w.here() && lane + 32 * j < a.n ? a.w[lane + 32 * j] : 1.0f;
+    }
+    for (int64_t row = first + warp; row < last; row += warps) {
+        float x[EACH], dy[EACH], z[EACH], squares = 0.0f, dots = 0.0f;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const bool there = lane + 32 * j < a.n;
+            const int64_t at = row * a.n + lane + 32 * j;
+            x[j] = there ? a.x.get(at) : 0.0f;
+            dy[j] = there ? a.dy.get(at) : 0.0f;
+            z[j] = there && a.z.here() ? a.z.get(at) : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const float gate = a.z.here() ? silu_of(z[j]) : 1.0f;
+            squares = fmaf(x[j], x[j], squares);
+            dots = fmaf(dy[j] * w[j] * gate, x[j], dots);
+        }
+        squares = warp_sum(squares);
+        dots = warp_sum(dots);
+        const float scale = 1.0f / sqrtf(squares / a.over + a.eps);
+        const float back = scale * scale * scale * (dots / a.over);
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int64_t at = row * a.n + lane + 32 * j;
+            const float s = a.z.here() ? sigmoid_of(z[j]) : 1.0f;
+            const float gate = a.z.here() ? z[j] * s : 1.0f;
+            const float g = dy[j] * w[j];
+            dw[j] = fmaf(dy[j] * (x[j] * scale), gate, dw[j]);
+            if (lane + 32 * j < a.n) {
+                if (a.dx.here()) {
+                    const float value = scale * (g * gate) - back * x[j];
+                    a.dx.put(at, a.accumulate ? a.dx.get(at) + value : value);
+                }
+                if (a.dz.here()) {
+                    a.dz.put(at, g * (x[j] * scale) * silu_slope_of(z[j], s));
+                }
+            }
+        }
+    }
+    if (a.partial == NULL) {
         return;
     }
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        if (lane + 32 * j < a.n) {
+            sums[warp * a.n + lane + 32 * j] = dw[j];
+        }
+    }
     __syncthreads();
-    for (int64_t i = threadIdx.x; i < a.n; i += THREADS) {
+    for (int64_t i = threadIdx.x; i < a.n; i += blockDim.x) {
         float sum = sums[i];
-        for (int g = 1; g < WARPS; g++) {
+        for (int g = 1; g < warps; g++) {
             sum += sums[g * a.n + i];
         }
-        partial[i] = sum;
+        a.partial[blockIdx.x * a.n + i] = sum;
     }
+}
+
+template <typename T, int EACH, int MOST> static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at) {
+    const size_t shared = a.partial != NULL ? (size_t)(MOST / 32 * a.n) * sizeof(float) : 0;
+    norm_backward_warp_kernel<T, EACH, MOST><<<(unsigned)blocks, MOST, shared, at.stream>>>(a);
 }
 
 /* A warp a row, or a block a row. */
@@ -218,11 +279,16 @@ extern "C" carry_status carry_cuda_rms_norm_backward(carry_ctx *ctx, carry_tenso
         a.over = (float)n;
         a.eps = eps;
         a.accumulate = accumulate;
-        if (n <= WARP_ROW) {
-            size_t shared = a.partial != NULL ? (size_t)(WARPS * n) * sizeof(float) : 0;
-            norm_backward_kernel<T, 32><<<(unsigned)blocks, THREADS, shared, at.stream>>>(a);
+        if (n <= 128) {
+            launch_warps<T, 4, 1024>(a, blocks, at);
+        } else if (n <= 256) {
+            launch_warps<T, 8, 1024>(a, blocks, at);
+        } else if (n <= 512) {
+            launch_warps<T, 16, 512>(a, blocks, at);
+        } else if (n <= WARP_ROW) {
+            launch_warps<T, 32, 256>(a, blocks, at);
         } else {
-            norm_backward_kernel<T, THREADS><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
+            norm_backward_kernel<T><<<(unsigned)blocks, THREADS, 0, at.stream>>>(a);
         }
     });
     CARRY_TRY(launched(ctx, at, "rms_norm_backward cannot be launched"));
