@@ -49,7 +49,7 @@ refused "no option '--colour'" bench --colour
 refused "no option '-x'" list scans -x
 
 # Lists.
-for what in scans deltas kernels devices problems rates codecs configs verbs; do
+for what in scans deltas kernels devices ops problems rates codecs configs verbs; do
     expect 0 "" list $what
     expect 0 '"name": ' list $what --json
 done

@@ -13,7 +13,7 @@
 #include "bench/deviation.h"
 #include "bench/family.h"
 #include "bench/timer.h"
-#include "ops/device.h"
+#include "ops/table.h"
 #include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
 
@@ -191,9 +191,9 @@ static carry_device_product device_product(const instance *it, int at, int ordin
 }
 
 static carry_status choose_there(instance *it, const char *wanted) {
-    const carry_device_ops *ops;
+    const carry_operators *ops;
     int ordinal;
-    CARRY_TRY(carry_device_ops_of(it->ctx, &ops, it->device, &ordinal));
+    CARRY_TRY(carry_operators_of(it->ctx, &ops, "matmul", it->device, &ordinal));
     carry_device_product product = device_product(it, 0, ordinal);
     wanted = wanted != NULL ? wanted : ops->product_choice(it->ctx, &product);
     for (int i = 0; ops->ways[i] != NULL; i++) {
@@ -265,9 +265,9 @@ static const char *only(const void *given) {
 
 static carry_status run_on(instance *it, int at) {
     if (it->device != 0) {
-        const carry_device_ops *ops;
+        const carry_operators *ops;
         int ordinal;
-        CARRY_TRY(carry_device_ops_of(it->ctx, &ops, it->device, &ordinal));
+        CARRY_TRY(carry_operators_of(it->ctx, &ops, "matmul", it->device, &ordinal));
         carry_device_product product = device_product(it, at, ordinal);
         return ops->product(it->ctx, &product, it->way);
     }

@@ -5,11 +5,13 @@
 #include "bench/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
+#include "ops/table.h"
 #ifdef CARRY_HAVE_LAB
 #include "lab/experiment/experiment.h"
 #endif
 
-#define WORDS "scans, deltas, collectives, kernels, devices, problems, rates, experiments, codecs, configs or verbs"
+#define WORDS \
+    "scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, configs or verbs"
 
 static void row(bool json, const char *what, const char *name, const char *about) {
     if (json) {
@@ -129,6 +131,24 @@ static int list_devices(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+/* Every operator with the kinds of devices that have it in this build, and the types of its activations there. */
+static int list_ops(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const char *name;
+    for (int i = 0; (name = carry_operator_name(i)) != NULL; i++) {
+        char about[160] = "";
+        size_t used = 0;
+        const char *backend = NULL;
+        const char *types = NULL;
+        for (int b = 0; (types = carry_operator_types(i, b, &backend)) != NULL && used < sizeof about; b++) {
+            used += (size_t)snprintf(about + used, sizeof about - used, "%s%s: %s", b > 0 ? "; " : "", backend,
+                                     types[0] != '\0' ? types : "-");
+        }
+        row(json, "op", name, about);
+    }
+    return CLI_DONE;
+}
+
 static int list_families(carry_ctx *ctx, bool json) {
     (void)ctx;
     const carry_family *family;
@@ -205,17 +225,10 @@ static int list_verbs(carry_ctx *ctx, bool json) {
 static const struct {
     const char *what;
     int (*list)(carry_ctx *ctx, bool json);
-} lists[] = {{"scans", list_scans},
-             {"deltas", list_deltas},
-             {"collectives", list_collectives},
-             {"kernels", list_kernels},
-             {"devices", list_devices},
-             {"problems", list_families},
-             {"rates", list_rates},
-             {"experiments", list_experiments},
-             {"codecs", list_codecs},
-             {"configs", list_configs},
-             {"verbs", list_verbs}};
+} lists[] = {{"scans", list_scans},       {"deltas", list_deltas},   {"collectives", list_collectives},
+             {"kernels", list_kernels},   {"devices", list_devices}, {"ops", list_ops},
+             {"problems", list_families}, {"rates", list_rates},     {"experiments", list_experiments},
+             {"codecs", list_codecs},     {"configs", list_configs}, {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -244,14 +257,16 @@ static int run(int count, char **arguments) {
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: scans, deltas, collectives, kernels, devices, problems, rates, experiments, codecs, "
-               "configs, verbs",
+    .summary =
+        "what there is: scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, "
+        "configs, verbs",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"
                "  collectives  the kinds of communicators, and the algorithms of the scan across ranks\n"
                "  kernels      the sets of CPU kernels, and which one is used\n"
                "  devices      where work can run\n"
+               "  ops          the operators, with the devices and types each has\n"
                "  problems     the families of the problem grammar, with what they take\n"
                "  rates        what this machine does per second, as the planner knows it\n"
                "  experiments  those of this project, with what they suppose\n"

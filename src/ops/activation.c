@@ -3,6 +3,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN 16384
@@ -86,46 +87,68 @@ static carry_status expect_known(carry_ctx *ctx, carry_activation activation) {
 }
 
 carry_status carry_activate(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_activation activation) {
-    job j = {.to = y, .x = x, .activation = activation};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "activate", &x));
+    CARRY_OPERATOR(ctx, operators, activate, &x)
     CARRY_TRY(expect_known(ctx, activation));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
+    return operators->activate(ctx, y, x, activation);
+}
+
+carry_status carry_cpu_activate(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_activation activation) {
+    job j = {.to = y, .x = x, .activation = activation};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, carry_tensor_count(&x), GRAIN, activate_range, &j);
     return CARRY_OK;
 }
 
 carry_status carry_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dy, carry_tensor x,
                                      carry_activation activation) {
-    job j = {.to = dx, .y = dy, .x = x, .activation = activation};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "activate_backward", &x));
+    CARRY_OPERATOR(ctx, operators, activate_backward, &x)
     CARRY_TRY(expect_known(ctx, activation));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &x));
     CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
+    return operators->activate_backward(ctx, dx, dy, x, activation);
+}
+
+carry_status carry_cpu_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dy, carry_tensor x,
+                                         carry_activation activation) {
+    job j = {.to = dx, .y = dy, .x = x, .activation = activation};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, carry_tensor_count(&x), GRAIN, activate_backward_range, &j);
     return CARRY_OK;
 }
 
 carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up) {
-    job j = {.to = y, .x = gate, .y = up};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "swiglu", &gate));
+    CARRY_OPERATOR(ctx, operators, swiglu, &gate)
     CARRY_TRY(carry_expect_like(ctx, "gate", &gate, &gate));
     CARRY_TRY(carry_expect_like(ctx, "up", &up, &gate));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &gate));
+    return operators->swiglu(ctx, y, gate, up);
+}
+
+carry_status carry_cpu_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up) {
+    job j = {.to = y, .x = gate, .y = up};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, carry_tensor_count(&gate), GRAIN, swiglu_range, &j);
     return CARRY_OK;
 }
 
 carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,
                                    carry_tensor gate, carry_tensor up) {
-    job j = {.to = dgate, .to2 = dup, .x = gate, .y = up, .z = dy};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "swiglu_backward", &gate));
+    CARRY_OPERATOR(ctx, operators, swiglu_backward, &gate)
     CARRY_TRY(carry_expect_like(ctx, "gate", &gate, &gate));
     CARRY_TRY(carry_expect_like(ctx, "up", &up, &gate));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &gate));
     CARRY_TRY(carry_expect_like(ctx, "dgate", &dgate, &gate));
     CARRY_TRY(carry_expect_like(ctx, "dup", &dup, &gate));
+    return operators->swiglu_backward(ctx, dgate, dup, dy, gate, up);
+}
+
+carry_status carry_cpu_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,
+                                       carry_tensor gate, carry_tensor up) {
+    job j = {.to = dgate, .to2 = dup, .x = gate, .y = up, .z = dy};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, carry_tensor_count(&gate), GRAIN, swiglu_backward_range, &j);
     return CARRY_OK;
 }

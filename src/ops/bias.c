@@ -2,6 +2,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -34,23 +35,34 @@ static void add_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static carry_status add_rows(carry_ctx *ctx, job *j, const char *operator_name, const char *x, const char *g) {
-    CARRY_TRY(carry_nn_begin(ctx, &j->kernels, operator_name, &j->x));
-    CARRY_TRY(carry_expect_rank(ctx, x, &j->x, 2));
-    CARRY_TRY(carry_expect_like(ctx, x, &j->x, &j->x));
+static carry_status add_rows(carry_ctx *ctx, job *j) {
+    CARRY_TRY(carry_kernels_of(ctx, &j->kernels));
     j->n = j->x.shape[1];
-    CARRY_TRY(carry_expect_weight(ctx, g, &j->g, 1, &j->n, j->x.dtype));
     carry_parallel(ctx, j->x.shape[0], GRAIN_ELEMENTS / (j->n + 1) + 1, add_range, j);
     return CARRY_OK;
 }
 
+carry_status carry_cpu_add_bias(carry_ctx *ctx, carry_tensor y, carry_tensor b) {
+    return add_rows(ctx, &(job){.x = y, .g = b});
+}
+
+carry_status carry_cpu_gated_add(carry_ctx *ctx, carry_tensor x, carry_tensor y, carry_tensor g) {
+    return add_rows(ctx, &(job){.x = x, .y = y, .g = g});
+}
+
 carry_status carry_add_bias(carry_ctx *ctx, carry_tensor y, carry_tensor b) {
-    job j = {.x = y, .g = b};
-    return add_rows(ctx, &j, "add_bias", "y", "b");
+    CARRY_OPERATOR(ctx, operators, add_bias, &y)
+    CARRY_TRY(carry_expect_rank(ctx, "y", &y, 2));
+    CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
+    CARRY_TRY(carry_expect_weight(ctx, "b", &b, 1, &y.shape[1], &y));
+    return operators->add_bias(ctx, y, b);
 }
 
 carry_status carry_gated_add(carry_ctx *ctx, carry_tensor x, carry_tensor y, carry_tensor g) {
-    job j = {.x = x, .y = y, .g = g};
+    CARRY_OPERATOR(ctx, operators, gated_add, &x)
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
-    return add_rows(ctx, &j, "gated_add", "x", "g");
+    CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
+    CARRY_TRY(carry_expect_weight(ctx, "g", &g, 1, &x.shape[1], &x));
+    return operators->gated_add(ctx, x, y, g);
 }

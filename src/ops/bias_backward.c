@@ -5,6 +5,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -75,33 +76,40 @@ static void multiply_range(void *argument, int64_t begin, int64_t end, int worke
 }
 
 carry_status carry_add_bias_backward(carry_ctx *ctx, carry_tensor db, carry_tensor dy) {
-    job j = {.dx = dy, .dg = db};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "add_bias_backward", &dy));
+    CARRY_OPERATOR(ctx, operators, add_bias_backward, &dy)
     CARRY_TRY(carry_expect_rank(ctx, "dy", &dy, 2));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dy));
-    j.tokens = dy.shape[0];
-    j.n = dy.shape[1];
-    CARRY_TRY(carry_expect_f32(ctx, "db", &db, 1, &j.n));
+    CARRY_TRY(carry_expect_f32(ctx, "db", &db, 1, &dy.shape[1], dy.device));
+    return operators->add_bias_backward(ctx, db, dy);
+}
+
+carry_status carry_cpu_add_bias_backward(carry_ctx *ctx, carry_tensor db, carry_tensor dy) {
+    job j = {.dx = dy, .dg = db, .tokens = dy.shape[0], .n = dy.shape[1]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     add_up(ctx, &j);
     return CARRY_OK;
 }
 
 carry_status carry_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx, carry_tensor y,
                                       carry_tensor g) {
-    job j = {.dx = dx, .y = y, .g = g, .dy = dy, .dg = dg};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "gated_add_backward", &dx));
+    CARRY_OPERATOR(ctx, operators, gated_add_backward, &dx)
     CARRY_TRY(carry_expect_rank(ctx, "dx", &dx, 2));
     CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &dx));
-    j.tokens = dx.shape[0];
-    j.n = dx.shape[1];
     if (carry_is_here(&dg)) {
         CARRY_TRY(carry_expect_like(ctx, "y", &y, &dx));
-        CARRY_TRY(carry_expect_f32(ctx, "dg", &dg, 1, &j.n));
+        CARRY_TRY(carry_expect_f32(ctx, "dg", &dg, 1, &dx.shape[1], dx.device));
     }
     if (carry_is_here(&dy)) {
         CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dx));
-        CARRY_TRY(carry_expect_weight(ctx, "g", &g, 1, &j.n, dx.dtype));
+        CARRY_TRY(carry_expect_weight(ctx, "g", &g, 1, &dx.shape[1], &dx));
     }
+    return operators->gated_add_backward(ctx, dy, dg, dx, y, g);
+}
+
+carry_status carry_cpu_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx,
+                                          carry_tensor y, carry_tensor g) {
+    job j = {.dx = dx, .y = y, .g = g, .dy = dy, .dg = dg, .tokens = dx.shape[0], .n = dx.shape[1]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     if (carry_is_here(&dg)) { /* first: dy may be y */
         add_up(ctx, &j);
     }

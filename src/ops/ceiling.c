@@ -13,7 +13,7 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "device/gpu.h"
-#include "ops/device.h"
+#include "ops/table.h"
 #include "ops/linear.h"
 #include "ops/matmul.h"
 
@@ -164,7 +164,7 @@ static void rig_close(carry_ctx *ctx, int device, rig *r) {
 }
 
 /* Seconds of one product, the best of some runs after one. CARRY_EUNSUPPORTED where the way does not take it. */
-static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const carry_device_ops *ops,
+static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const carry_operators *ops,
                              const carry_device_product *p, const char *by, double *seconds) {
     *seconds = INFINITY;
     for (int i = 0; i <= GPU_RUNS; i++) {
@@ -182,9 +182,9 @@ static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const car
 }
 
 static carry_status time_ways(carry_ctx *ctx, int device, const rig *r, carry_dtype type, int64_t n, double *flops_s) {
-    const carry_device_ops *ops;
+    const carry_operators *ops;
     int ordinal;
-    CARRY_TRY(carry_device_ops_of(ctx, &ops, device, &ordinal));
+    CARRY_TRY(carry_operators_of(ctx, &ops, "matmul", device, &ordinal));
     const size_t area = (size_t)(n * n) * carry_dtype_size(type);
     const carry_device_product p = {.m = n,
                                     .n = n,

@@ -9,6 +9,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/cpu.h"
 
 #define TOKENS 64
 
@@ -18,18 +19,16 @@ typedef struct job {
     int64_t token_blocks, channel_blocks;
 } job;
 
-static carry_status expect_borders(carry_ctx *ctx, carry_conv_problem *p, const carry_tensor *cu_seqlens) {
+static carry_status expect_borders(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens) {
     CARRY_TRY(carry_expect_rank(ctx, "cu_seqlens", cu_seqlens, 1));
-    CARRY_TRY(carry_expect_i64(ctx, "cu_seqlens", cu_seqlens, cu_seqlens->shape[0]));
-    p->sequences = cu_seqlens->shape[0] - 1;
-    p->borders = cu_seqlens->data;
+    CARRY_TRY(carry_expect_i64(ctx, "cu_seqlens", cu_seqlens, cu_seqlens->shape[0], p->x.device));
     if (p->batch != 1 || p->sequences < 1) {
         return carry_fail(ctx, CARRY_ESHAPE,
                           "cu_seqlens has %" PRId64 " entries and x a batch of %" PRId64
                           ": two entries at least and a batch of 1 are needed",
                           p->sequences + 1, p->batch);
     }
-    for (int64_t i = 0; i < p->sequences; i++) {
+    for (int64_t i = 0; p->x.device == 0 && i < p->sequences; i++) {
         if (p->borders[i + 1] < p->borders[i] || p->borders[0] != 0) {
             return carry_fail(ctx, CARRY_EARGUMENT,
                               "cu_seqlens must start at 0 and not decrease; entries %" PRId64 " and %" PRId64
@@ -37,35 +36,43 @@ static carry_status expect_borders(carry_ctx *ctx, carry_conv_problem *p, const 
                               i, i + 1, p->borders[i], p->borders[i + 1]);
         }
     }
-    if (p->borders[p->sequences] != p->tokens) {
+    if (p->x.device == 0 && p->borders[p->sequences] != p->tokens) {
         return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens ends at %" PRId64 " and there are %" PRId64 " tokens",
                           p->borders[p->sequences], p->tokens);
     }
     return CARRY_OK;
 }
 
-carry_status carry_conv_expect(carry_ctx *ctx, carry_conv_problem *p, const char *operator_name,
-                               const carry_tensor *cu_seqlens) {
-    CARRY_TRY(carry_nn_begin(ctx, &p->kernels, operator_name, &p->x));
+carry_conv_problem carry_conv_problem_of(carry_tensor x, carry_tensor w, carry_tensor before, carry_tensor cu_seqlens,
+                                         carry_activation activation) {
+    return (carry_conv_problem){.x = x,
+                                .w = w,
+                                .before = before,
+                                .borders = cu_seqlens.data,
+                                .sequences = carry_is_here(&cu_seqlens) ? cu_seqlens.shape[0] - 1 : 0,
+                                .batch = x.shape[0],
+                                .tokens = x.shape[1],
+                                .channels = x.shape[2],
+                                .width = w.rank == 2 || w.rank == 3 ? w.shape[w.rank - 1] : 0,
+                                .activation = activation};
+}
+
+carry_status carry_conv_expect(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens) {
     CARRY_TRY(carry_expect_rank(ctx, "x", &p->x, 3));
     CARRY_TRY(carry_expect_like(ctx, "x", &p->x, &p->x));
-    p->batch = p->x.shape[0];
-    p->tokens = p->x.shape[1];
-    p->channels = p->x.shape[2];
     if (p->w.rank != 2 && p->w.rank != 3) {
         return carry_fail(ctx, CARRY_ESHAPE, "w has rank %d where 2 or 3 is needed", p->w.rank);
     }
-    p->width = p->w.shape[p->w.rank - 1];
     if (p->width < 1 || p->width > CARRY_CONV_WIDTHS) {
         return carry_fail(ctx, CARRY_ESHAPE, "w has %" PRId64 " taps: 1 to %d are possible", p->width,
                           CARRY_CONV_WIDTHS);
     }
     const int64_t three[3] = {p->channels, 1, p->width};
     const int64_t two[2] = {p->channels, p->width};
-    CARRY_TRY(carry_expect_weight(ctx, "w", &p->w, p->w.rank, p->w.rank == 3 ? three : two, p->x.dtype));
+    CARRY_TRY(carry_expect_weight(ctx, "w", &p->w, p->w.rank, p->w.rank == 3 ? three : two, &p->x));
     if (carry_is_here(&p->before)) {
-        CARRY_TRY(
-            carry_expect_f32(ctx, "before", &p->before, 3, (const int64_t[]){p->batch, p->width - 1, p->channels}));
+        CARRY_TRY(carry_expect_f32(ctx, "before", &p->before, 3, (const int64_t[]){p->batch, p->width - 1, p->channels},
+                                   p->x.device));
     }
     if ((unsigned)p->activation > CARRY_GELU) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no activation number %d", (int)p->activation);
@@ -182,15 +189,23 @@ static void keep_last(const job *j) {
 }
 
 carry_status carry_conv(carry_ctx *ctx, const carry_conv_args *args) {
-    job j = {.p = {.x = args->x, .w = args->w, .before = args->before, .activation = args->activation},
+    const carry_conv_problem p =
+        carry_conv_problem_of(args->x, args->w, args->before, args->cu_seqlens, args->activation);
+    CARRY_OPERATOR(ctx, operators, conv, &args->x)
+    CARRY_TRY(carry_conv_expect(ctx, &p, &args->cu_seqlens));
+    CARRY_TRY(carry_expect_like(ctx, "y", &args->y, &args->x));
+    if (carry_is_here(&args->after)) {
+        CARRY_TRY(carry_expect_f32(ctx, "after", &args->after, 3, (const int64_t[]){p.batch, p.width - 1, p.channels},
+                                   args->x.device));
+    }
+    return operators->conv(ctx, args);
+}
+
+carry_status carry_cpu_conv(carry_ctx *ctx, const carry_conv_args *args) {
+    job j = {.p = carry_conv_problem_of(args->x, args->w, args->before, args->cu_seqlens, args->activation),
              .y = args->y,
              .after = args->after};
-    CARRY_TRY(carry_conv_expect(ctx, &j.p, "conv", &args->cu_seqlens));
-    CARRY_TRY(carry_expect_like(ctx, "y", &j.y, &j.p.x));
-    if (carry_is_here(&j.after)) {
-        CARRY_TRY(
-            carry_expect_f32(ctx, "after", &j.after, 3, (const int64_t[]){j.p.batch, j.p.width - 1, j.p.channels}));
-    }
+    CARRY_TRY(carry_kernels_of(ctx, &j.p.kernels));
     j.token_blocks = (j.p.tokens + TOKENS - 1) / TOKENS;
     j.channel_blocks = (j.p.channels + CARRY_CONV_CHANNELS - 1) / CARRY_CONV_CHANNELS;
     carry_parallel(ctx, j.p.batch * j.token_blocks * j.channel_blocks, 1, conv_blocks, &j);

@@ -16,8 +16,10 @@ typedef struct carry_conv_problem {
     carry_activation activation;
 } carry_conv_problem;
 
-carry_status carry_conv_expect(carry_ctx *ctx, carry_conv_problem *p, const char *operator_name,
-                               const carry_tensor *cu_seqlens);
+/* Sizes are those of x and w, which carry_conv_expect checks; kernels is NULL. */
+carry_conv_problem carry_conv_problem_of(carry_tensor x, carry_tensor w, carry_tensor before, carry_tensor cu_seqlens,
+                                         carry_activation activation);
+carry_status carry_conv_expect(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens);
 
 /* First token of t's sequence and the one after its last; *first_sequence: may it see what is before the tokens? */
 void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, int64_t *end, bool *first_sequence);

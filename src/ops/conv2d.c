@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 /* What a piece of rows reads and writes should stay in the second cache beside a panel of weights. */
@@ -62,19 +63,28 @@ static float weight(const float *taps, carry_conv2d_form form, int phase, int ro
 
 carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form,
                                int64_t first) {
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_nn_begin(ctx, &kernels, "carry_conv2d_pack", &to));
+    CARRY_OPERATOR(ctx, operators, conv2d_pack, &to)
     CARRY_TRY(carry_expect_rank(ctx, "from", &from, 4));
     int64_t out = from.shape[0];
     int64_t in = from.shape[1];
     int64_t side = form == CARRY_CONV2D_POINT ? 1 : 3;
-    CARRY_TRY(carry_expect_f32(ctx, "from", &from, 4, (const int64_t[]){out, in, side, side}));
+    CARRY_TRY(carry_expect_f32(ctx, "from", &from, 4, (const int64_t[]){out, in, side, side}, to.device));
     const int64_t count = carry_conv2d_packed(form, out, in);
-    CARRY_TRY(carry_expect_f32(ctx, "to", &to, 1, &count));
+    CARRY_TRY(carry_expect_f32(ctx, "to", &to, 1, &count, to.device));
     if (first < 1 || first > in) {
         return carry_fail(ctx, CARRY_ESHAPE, "x has %" PRId64 " channels of the %" PRId64 " that the weights are for",
                           first, in);
     }
+    return operators->conv2d_pack(ctx, to, from, form, first);
+}
+
+carry_status carry_cpu_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form,
+                                   int64_t first) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
+    const int64_t out = from.shape[0];
+    const int64_t in = from.shape[1];
+    const int64_t side = from.shape[2];
     const window *o = &windows[form];
     const float *taps = from.data;
     float *next = to.data;
@@ -161,8 +171,8 @@ static void run_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static carry_status check(carry_ctx *ctx, const carry_conv2d_args *a, const carry_kernels **kernels) {
-    CARRY_TRY(carry_nn_begin(ctx, kernels, "carry_conv2d", &a->y));
+static carry_status check(carry_ctx *ctx, const carry_conv2d_args *a) {
+    const int device = a->y.device;
     CARRY_TRY(carry_expect_rank(ctx, "x", &a->x, 3));
     CARRY_TRY(carry_expect_rank(ctx, "y", &a->y, 3));
     int64_t height = a->x.shape[0] - 2;
@@ -176,21 +186,21 @@ static carry_status check(carry_ctx *ctx, const carry_conv2d_args *a, const carr
     const int64_t shape[] = {(half ? (height + 1) / 2 : factor * height) + 2,
                              (half ? (width + 1) / 2 : factor * width) + 2, out};
     const int64_t weights = carry_conv2d_packed(a->form, out, a->in);
-    CARRY_TRY(carry_expect_f32(ctx, "x", &a->x, 3, a->x.shape));
-    CARRY_TRY(carry_expect_f32(ctx, "y", &a->y, 3, shape));
-    CARRY_TRY(carry_expect_f32(ctx, "w", &a->w, 1, &weights));
+    CARRY_TRY(carry_expect_f32(ctx, "x", &a->x, 3, a->x.shape, device));
+    CARRY_TRY(carry_expect_f32(ctx, "y", &a->y, 3, shape, device));
+    CARRY_TRY(carry_expect_f32(ctx, "w", &a->w, 1, &weights, device));
     int64_t given = a->x.shape[2];
     if (carry_is_here(&a->past)) {
         CARRY_TRY(carry_expect_rank(ctx, "past", &a->past, 3));
         const int64_t past[] = {height + 2, width + 2, a->in - given};
-        CARRY_TRY(carry_expect_f32(ctx, "past", &a->past, 3, past));
+        CARRY_TRY(carry_expect_f32(ctx, "past", &a->past, 3, past, device));
     } else if (given > a->in) {
         return carry_fail(ctx, CARRY_ESHAPE, "x has %" PRId64 " channels and w is for %" PRId64, given, a->in);
     }
     if (carry_is_here(&a->bias)) {
-        CARRY_TRY(carry_expect_f32(ctx, "bias", &a->bias, 1, &out));
+        CARRY_TRY(carry_expect_f32(ctx, "bias", &a->bias, 1, &out, device));
     }
-    return carry_is_here(&a->add) ? carry_expect_f32(ctx, "add", &a->add, 3, shape) : CARRY_OK;
+    return carry_is_here(&a->add) ? carry_expect_f32(ctx, "add", &a->add, 3, shape, device) : CARRY_OK;
 }
 
 static input as_input(const carry_tensor *picture) {
@@ -199,8 +209,14 @@ static input as_input(const carry_tensor *picture) {
 }
 
 carry_status carry_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
+    CARRY_OPERATOR(ctx, operators, conv2d, &args->y)
+    CARRY_TRY(check(ctx, args));
+    return operators->conv2d(ctx, args);
+}
+
+carry_status carry_cpu_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
     job j = {.form = args->form, .window = windows[args->form], .relu = args->relu, .in = args->in};
-    CARRY_TRY(check(ctx, args, &j.kernels));
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     CARRY_SPAN(ctx, "ops", "conv2d");
     j.x = as_input(&args->x);
     j.past = carry_is_here(&args->past) ? as_input(&args->past) : (input){0};

@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/conv.h"
+#include "ops/cpu.h"
 
 typedef struct job {
     carry_conv_problem p;
@@ -129,27 +130,37 @@ size_t carry_conv_backward_workspace(int64_t batch, int64_t tokens, int64_t chan
 
 carry_status carry_conv_backward(carry_ctx *ctx, const carry_conv_backward_args *args, void *workspace,
                                  size_t workspace_bytes) {
-    job j = {.p = {.x = args->x, .w = args->w, .before = args->before, .activation = args->activation},
+    const carry_conv_problem p =
+        carry_conv_problem_of(args->x, args->w, args->before, args->cu_seqlens, args->activation);
+    const int device = args->x.device;
+    CARRY_OPERATOR(ctx, operators, conv_backward, &args->x)
+    CARRY_TRY(carry_conv_expect(ctx, &p, &args->cu_seqlens));
+    CARRY_TRY(carry_expect_like(ctx, "dy", &args->dy, &args->x));
+    if (carry_is_here(&args->dx)) {
+        CARRY_TRY(carry_expect_like(ctx, "dx", &args->dx, &args->x));
+    }
+    if (carry_is_here(&args->dw)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dw", &args->dw, args->w.rank, args->w.shape, device));
+        CARRY_TRY(carry_expect_workspace(ctx, "conv_backward", workspace, workspace_bytes,
+                                         carry_conv_backward_workspace(p.batch, p.tokens, p.channels, p.width),
+                                         device));
+    }
+    if (carry_is_here(&args->dbefore)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dbefore", &args->dbefore, 3,
+                                   (const int64_t[]){p.batch, p.width - 1, p.channels}, device));
+    }
+    return operators->conv_backward(ctx, args, workspace);
+}
+
+carry_status carry_cpu_conv_backward(carry_ctx *ctx, const carry_conv_backward_args *args, void *workspace) {
+    job j = {.p = carry_conv_problem_of(args->x, args->w, args->before, args->cu_seqlens, args->activation),
              .dx = args->dx,
              .dw = args->dw,
              .dbefore = args->dbefore,
              .dy = args->dy,
              .partial = workspace};
     const carry_conv_problem *p = &j.p;
-    CARRY_TRY(carry_conv_expect(ctx, &j.p, "conv_backward", &args->cu_seqlens));
-    CARRY_TRY(carry_expect_like(ctx, "dy", &j.dy, &p->x));
-    if (carry_is_here(&j.dx)) {
-        CARRY_TRY(carry_expect_like(ctx, "dx", &j.dx, &p->x));
-    }
-    if (carry_is_here(&j.dw)) {
-        CARRY_TRY(carry_expect_f32(ctx, "dw", &j.dw, p->w.rank, p->w.shape));
-        CARRY_TRY(carry_expect_workspace(ctx, "conv_backward", workspace, workspace_bytes,
-                                         carry_conv_backward_workspace(p->batch, p->tokens, p->channels, p->width)));
-    }
-    if (carry_is_here(&j.dbefore)) {
-        CARRY_TRY(
-            carry_expect_f32(ctx, "dbefore", &j.dbefore, 3, (const int64_t[]){p->batch, p->width - 1, p->channels}));
-    }
+    CARRY_TRY(carry_kernels_of(ctx, &j.p.kernels));
     j.block = carry_token_block(p->tokens);
     j.token_blocks = (p->tokens + j.block - 1) / j.block;
     j.channel_blocks = (p->channels + CARRY_CONV_CHANNELS - 1) / CARRY_CONV_CHANNELS;

@@ -6,7 +6,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
-#include "ops/device.h"
+#include "ops/cpu.h"
 
 #define PIECE 16384
 #define BESIDE 1024
@@ -64,18 +64,15 @@ carry_status carry_expect_packed(carry_ctx *ctx, const char *name, const carry_t
 }
 
 carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from) {
-    job j = {.to = to, .from = from};
-    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    CARRY_OPERATOR(ctx, operators, convert, &from)
     CARRY_TRY(carry_expect_packed(ctx, "from", &from, &from));
     CARRY_TRY(carry_expect_packed(ctx, "to", &to, &from));
-    int64_t count = carry_tensor_count(&from);
-    if (from.device == 0) {
-        carry_parallel(ctx, count, PIECE, convert_range, &j);
-        return CARRY_OK;
-    }
-    const carry_device_ops *ops;
-    carry_device_map map = {.count = count, .to = to.data, .x = from.data, .to_type = to.dtype, .type = from.dtype};
-    CARRY_TRY(carry_device_ops_of(ctx, &ops, from.device, &map.ordinal));
-    map.stream = carry_ctx_stream(ctx, from.device);
-    return ops->map(ctx, &map);
+    return operators->convert(ctx, to, from);
+}
+
+carry_status carry_cpu_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from) {
+    job j = {.to = to, .from = from};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    carry_parallel(ctx, carry_tensor_count(&from), PIECE, convert_range, &j);
+    return CARRY_OK;
 }

@@ -5,7 +5,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "ops/device.h"
+#include "ops/cpu.h"
 
 static carry_status expect_packed(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
                                   const carry_tensor *like) {
@@ -50,22 +50,22 @@ static void encode(unsigned char bits[8], carry_dtype dtype, double value) {
 }
 
 carry_status carry_fill(carry_ctx *ctx, carry_tensor to, double value) {
+    CARRY_OPERATOR(ctx, operators, fill, &to)
     CARRY_TRY(expect_packed(ctx, "to", &to, &to));
     if (to.dtype == CARRY_I64 && !(value >= -0x1p53 && value <= 0x1p53)) {
         return carry_fail(ctx, CARRY_ERANGE, "%g cannot be the value of an i64 tensor: -2^53 to 2^53 can", value);
     }
-    const int64_t count = carry_tensor_count(&to);
-    const size_t size = carry_dtype_size(to.dtype);
     unsigned char bits[8] = {0};
     encode(bits, to.dtype, value);
-    if (to.device == 0) {
-        for (int64_t i = 0; i < count; i++) {
-            memcpy((unsigned char *)to.data + (size_t)i * size, bits, size);
-        }
-        return CARRY_OK;
+    return operators->fill(ctx, to, bits);
+}
+
+carry_status carry_cpu_fill(carry_ctx *ctx, carry_tensor to, const unsigned char *bits) {
+    (void)ctx;
+    const int64_t count = carry_tensor_count(&to);
+    const size_t size = carry_dtype_size(to.dtype);
+    for (int64_t i = 0; i < count; i++) {
+        memcpy((unsigned char *)to.data + (size_t)i * size, bits, size);
     }
-    const carry_device_ops *ops;
-    int ordinal;
-    CARRY_TRY(carry_device_ops_of(ctx, &ops, to.device, &ordinal));
-    return ops->fill(ctx, ordinal, to.data, bits, size, count, carry_ctx_stream(ctx, to.device));
+    return CARRY_OK;
 }

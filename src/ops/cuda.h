@@ -1,25 +1,29 @@
-/* The CUDA entries of the table of operators, one file each; matmul.cu has the table itself. A C header. */
+/* The CUDA entries of the operator table, each in the file of its stem, and what those files share. A C header. */
 #ifndef CARRY_OPS_CUDA_H
 #define CARRY_OPS_CUDA_H
 
-#include "ops/device.h"
+#include "ops/table.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* elementwise.cu */
-carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *map);
-carry_status carry_cuda_fill(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size,
-                             int64_t count, carry_stream *stream);
+#define X(name, types, parameters) carry_status carry_cuda_##name parameters;
+CARRY_OPERATOR_LIST(X)
+#undef X
 
-/* rows.cu */
-carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm *norm);
-carry_status carry_cuda_turn(carry_ctx *ctx, const carry_device_turn *turn);
+/* matmul.cu: the ways to a product; way NULL is the one that product_choice names. */
+extern const char *const carry_cuda_ways[];
+const char *carry_cuda_product_choice(carry_ctx *ctx, const carry_device_product *product);
+carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_product *product, const char *way);
 
 /* blaslt.cu: a product through cuBLASLt, which is looked for at the first call. *done is false when the library is not
    here (a warning says so once per context) or has no way for this shape; then nothing happened. */
 carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *product, bool *done);
+
+/* sums.cu: to[i] += the sum over b < blocks, in their order, of from[b * stride + i], for i < n. */
+carry_status carry_cuda_add_blocks(carry_ctx *ctx, carry_tensor to, const float *from, int64_t blocks, int64_t n,
+                                   int64_t stride);
 
 #ifdef __cplusplus
 }

@@ -1,6 +1,5 @@
-/* The table of operators on devices other than the CPU: one const struct per backend; device_table.c is the only list.
-
-   Callers have checked shapes, types and where the data is. Entries put their work into the stream and return. */
+/* Operators of the table (ops/table.h) that no public function calls: what models on GPUs ask for themselves. Callers
+   have checked shapes, types and where the data is. */
 #ifndef CARRY_OPS_DEVICE_H
 #define CARRY_OPS_DEVICE_H
 
@@ -31,21 +30,10 @@ typedef struct carry_device_product {
     carry_stream *stream;
 } carry_device_product;
 
-/* to[i] = x[i] op y[i] for i < count, in f32; a conversion when y is NULL. */
-typedef struct carry_device_map {
-    carry_elementwise_op op;
-    int64_t count;
-    void *to;
-    const void *x, *y;
-    carry_dtype to_type, type; /* x and y are of one type */
-    int ordinal;
-    carry_stream *stream;
-} carry_device_map;
-
 /* What stands between the products of a transformer, a pass over rows of n elements of bf16 each. n is a multiple of 8,
    up to 16384, rows start at multiples of 16 bytes; vectors are f32.
 
-   norm: where y is, x[t] += gate * y[t] (gate NULL: 1) is written; where h is,
+   add_layer_norm: where y is, x[t] += gate * y[t] (gate NULL: 1) is written; where h is,
    h[t] = (x[t] - mean) / sqrt(variance + eps) * (w + plus) + b, w and b NULL: a factor of 1, nothing. */
 typedef struct carry_device_norm {
     int64_t rows, n;
@@ -58,9 +46,9 @@ typedef struct carry_device_norm {
     carry_stream *stream;
 } carry_device_norm;
 
-/* turn: to[t] = from[t] / sqrt(mean square + eps) * w (w NULL: only copied), then, where there is a table [rows,
-   head/2, 2], rotary positions of heads of `head` elements (carry/nn.h). For each part; to may be from. */
-typedef struct carry_device_turn {
+/* qk_norm_rotary: to[t] = from[t] / sqrt(mean square + eps) * w (w NULL: only copied), then, where there is a table
+   [rows, head/2, 2], rotary positions of heads of `head` elements (carry/nn.h). For each part; to may be from. */
+typedef struct carry_device_qk_norm_rotary {
     int64_t rows, n, head;
     struct {
         void *to;
@@ -72,27 +60,7 @@ typedef struct carry_device_turn {
     float eps;
     int ordinal;
     carry_stream *stream;
-} carry_device_turn;
-
-typedef struct carry_device_ops {
-    const char *backend; /* its name in the device table */
-    carry_status (*map)(carry_ctx *ctx, const carry_device_map *map);
-    /* count elements of `size` bytes (2, 4 or 8), each with the bits of the value. */
-    carry_status (*fill)(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size, int64_t count,
-                         carry_stream *stream);
-    carry_status (*norm)(carry_ctx *ctx, const carry_device_norm *norm);
-    carry_status (*turn)(carry_ctx *ctx, const carry_device_turn *turn);
-    /* The ways to a product, and the one that is chosen; way NULL is that one. CARRY_EUNSUPPORTED when it cannot. */
-    const char *const *ways; /* ends with NULL */
-    const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
-    carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
-} carry_device_ops;
-
-/* CARRY_EUNSUPPORTED when there is no such device or it has no operators. */
-carry_status carry_device_ops_of(carry_ctx *ctx, const carry_device_ops **ops, int device, int *ordinal);
-
-/* Names of the ways to a product over all entries of the table; NULL past the end. */
-const char *carry_device_way(int index);
+} carry_device_qk_norm_rotary;
 
 /* Fails, calling the tensor by its name, unless it is on `device`, and its pointer too. */
 carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int device);

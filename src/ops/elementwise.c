@@ -1,10 +1,10 @@
-/* Element by element, in f32: on the CPU in pieces that stay in the first cache, on another device by its table. */
+/* Element by element, in f32: in pieces that stay in the first cache. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
-#include "ops/device.h"
+#include "ops/cpu.h"
 
 #define PIECE 16384
 #define BESIDE 1024
@@ -53,8 +53,7 @@ static void combine_range(void *argument, int64_t begin, int64_t end, int worker
 
 carry_status carry_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
                                carry_tensor y) {
-    job j = {.op = op, .to = to, .x = x, .y = y};
-    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    CARRY_OPERATOR(ctx, operators, elementwise, &x)
     if ((unsigned)op > CARRY_MULTIPLY) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no element-wise operator number %d", (int)op);
     }
@@ -65,15 +64,13 @@ carry_status carry_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_te
         return carry_fail(ctx, CARRY_EDTYPE, "x is %s and y is %s: they must be of one type", carry_dtype_name(x.dtype),
                           carry_dtype_name(y.dtype));
     }
-    int64_t count = carry_tensor_count(&x);
-    if (x.device == 0) {
-        carry_parallel(ctx, count, PIECE, combine_range, &j);
-        return CARRY_OK;
-    }
-    const carry_device_ops *ops;
-    carry_device_map map = {
-        .op = op, .count = count, .to = to.data, .x = x.data, .y = y.data, .to_type = to.dtype, .type = x.dtype};
-    CARRY_TRY(carry_device_ops_of(ctx, &ops, x.device, &map.ordinal));
-    map.stream = carry_ctx_stream(ctx, x.device);
-    return ops->map(ctx, &map);
+    return operators->elementwise(ctx, op, to, x, y);
+}
+
+carry_status carry_cpu_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
+                                   carry_tensor y) {
+    job j = {.op = op, .to = to, .x = x, .y = y};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    carry_parallel(ctx, carry_tensor_count(&x), PIECE, combine_range, &j);
+    return CARRY_OK;
 }

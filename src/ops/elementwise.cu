@@ -6,7 +6,7 @@
 #include <string.h>
 
 extern "C" {
-#include "ops/device.h"
+#include "core/tensor.h"
 #include "ops/cuda.h"
 }
 
@@ -69,31 +69,43 @@ static bool is_aligned(const void *pointer) {
     return (uintptr_t)pointer % 16 == 0;
 }
 
-template <typename To, typename X, bool PAIR> static cudaError_t launch(const carry_device_map *m) {
-    int64_t eights = is_aligned(m->to) && is_aligned(m->x) && is_aligned(m->y) ? m->count / ONCE : 0;
-    int64_t pieces = eights > 0 ? eights : m->count;
+/* y absent: a conversion. */
+template <typename To, typename X, bool PAIR>
+static void launch(int op, const carry_tensor &to, const carry_tensor &x, const carry_tensor &y, cudaStream_t stream) {
+    int64_t count = carry_tensor_count(&x);
+    int64_t eights = is_aligned(to.data) && is_aligned(x.data) && is_aligned(y.data) ? count / ONCE : 0;
+    int64_t pieces = eights > 0 ? eights : count;
     int64_t blocks = (pieces + THREADS - 1) / THREADS;
-    map_kernel<To, X, PAIR>
-        <<<(unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), THREADS, 0, (cudaStream_t)m->stream>>>(
-            (typename To::stored *)m->to, (const typename X::stored *)m->x, (const typename X::stored *)m->y, m->count,
-            eights, (int)m->op);
-    return cudaGetLastError();
+    map_kernel<To, X, PAIR><<<(unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), THREADS, 0, stream>>>(
+        (typename To::stored *)to.data, (const typename X::stored *)x.data, (const typename X::stored *)y.data, count,
+        eights, op);
 }
 
-extern "C" carry_status carry_cuda_map(carry_ctx *ctx, const carry_device_map *map) {
-    int ordinal = map->ordinal;
+static carry_status map(carry_ctx *ctx, int op, const carry_tensor &to, const carry_tensor &x, const carry_tensor &y) {
+    int ordinal = 0;
+    (void)carry_backend_of(x.device, &ordinal);
+    cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, x.device);
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    if (map->count == 0) {
+    if (carry_tensor_count(&x) == 0) {
         return CARRY_OK;
     }
-    cudaError_t error = with_type(map->to_type, [&](auto to) {
-        return with_type(map->type, [&](auto x) {
-            return map->y == NULL ? launch<decltype(to), decltype(x), false>(map)
-                                  : launch<decltype(to), decltype(x), true>(map);
+    with_type(to.dtype, [&](auto to_type) {
+        with_type(x.dtype, [&](auto type) {
+            y.data == NULL ? launch<decltype(to_type), decltype(type), false>(op, to, x, y, stream)
+                           : launch<decltype(to_type), decltype(type), true>(op, to, x, y, stream);
         });
     });
-    CARRY_CUDA_TRY(error, "an element-wise kernel cannot be launched");
+    CARRY_CUDA_TRY(cudaGetLastError(), "an element-wise kernel cannot be launched");
     return CARRY_OK;
+}
+
+extern "C" carry_status carry_cuda_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from) {
+    return map(ctx, 0, to, from, carry_tensor{});
+}
+
+extern "C" carry_status carry_cuda_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
+                                               carry_tensor y) {
+    return map(ctx, (int)op, to, x, y);
 }
 
 template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *to, E value, int64_t count) {
@@ -104,25 +116,34 @@ template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *
 }
 
 template <typename E>
-static cudaError_t launch_fill(void *to, const unsigned char *bits, int64_t count, cudaStream_t stream) {
+static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
     E value;
     memcpy(&value, bits, sizeof value);
+    int64_t count = carry_tensor_count(&to);
     int64_t blocks = (count + THREADS - 1) / THREADS;
     fill_kernel<E>
-        <<<(unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), THREADS, 0, stream>>>((E *)to, value, count);
-    return cudaGetLastError();
+        <<<(unsigned)(blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX), THREADS, 0, stream>>>((E *)to.data, value, count);
 }
 
-extern "C" carry_status carry_cuda_fill(carry_ctx *ctx, int ordinal, void *to, const unsigned char *bits, size_t size,
-                                        int64_t count, carry_stream *stream) {
+extern "C" carry_status carry_cuda_fill(carry_ctx *ctx, carry_tensor to, const unsigned char *bits) {
+    int ordinal = 0;
+    (void)carry_backend_of(to.device, &ordinal);
+    cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, to.device);
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    if (count == 0) {
+    if (carry_tensor_count(&to) == 0) {
         return CARRY_OK;
     }
-    cudaStream_t in = (cudaStream_t)stream;
-    cudaError_t error = size == 2   ? launch_fill<uint16_t>(to, bits, count, in)
-                        : size == 4 ? launch_fill<uint32_t>(to, bits, count, in)
-                                    : launch_fill<uint64_t>(to, bits, count, in);
-    CARRY_CUDA_TRY(error, "a fill cannot be launched");
+    switch (carry_dtype_size(to.dtype)) {
+    case 2:
+        launch_fill<uint16_t>(to, bits, stream);
+        break;
+    case 4:
+        launch_fill<uint32_t>(to, bits, stream);
+        break;
+    default:
+        launch_fill<uint64_t>(to, bits, stream);
+        break;
+    }
+    CARRY_CUDA_TRY(cudaGetLastError(), "a fill cannot be launched");
     return CARRY_OK;
 }

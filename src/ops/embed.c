@@ -4,6 +4,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -59,35 +60,43 @@ static void scatter_columns(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* y is [T, n], the table [vocabulary, n], and every id is a row of it. */
-static carry_status expect_ids(carry_ctx *ctx, job *j, const carry_tensor *ids) {
-    j->tokens = j->y.shape[0];
-    j->n = j->y.shape[1];
-    CARRY_TRY(carry_expect_i64(ctx, "ids", ids, j->tokens));
-    j->ids = ids->data;
-    return carry_check_ids(ctx, *ids, j->table.shape[0]);
+/* y is [T, n], and every id a row of the table. On another device ids were validated before they went there. */
+static carry_status expect_ids(carry_ctx *ctx, const carry_tensor *y, const carry_tensor *table,
+                               const carry_tensor *ids) {
+    CARRY_TRY(carry_expect_i64(ctx, "ids", ids, y->shape[0], y->device));
+    return y->device == 0 ? carry_check_ids(ctx, *ids, table->shape[0]) : CARRY_OK;
 }
 
 carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
-    job j = {.y = y, .table = table};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "embed", &y));
+    CARRY_OPERATOR(ctx, operators, embed, &y)
     CARRY_TRY(carry_expect_rank(ctx, "y", &y, 2));
     CARRY_TRY(carry_expect_rank(ctx, "table", &table, 2));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
-    CARRY_TRY(carry_expect_weight(ctx, "table", &table, 2, (const int64_t[]){table.shape[0], y.shape[1]}, y.dtype));
-    CARRY_TRY(expect_ids(ctx, &j, &ids));
+    CARRY_TRY(carry_expect_weight(ctx, "table", &table, 2, (const int64_t[]){table.shape[0], y.shape[1]}, &y));
+    CARRY_TRY(expect_ids(ctx, &y, &table, &ids));
+    return operators->embed(ctx, y, table, ids);
+}
+
+carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids) {
+    CARRY_OPERATOR(ctx, operators, embed_backward, &dy)
+    CARRY_TRY(carry_expect_rank(ctx, "dy", &dy, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "dtable", &dtable, 2));
+    CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dy));
+    CARRY_TRY(carry_expect_f32(ctx, "dtable", &dtable, 2, (const int64_t[]){dtable.shape[0], dy.shape[1]}, dy.device));
+    CARRY_TRY(expect_ids(ctx, &dy, &dtable, &ids));
+    return operators->embed_backward(ctx, dtable, dy, ids);
+}
+
+carry_status carry_cpu_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
+    job j = {.y = y, .table = table, .ids = ids.data, .tokens = y.shape[0], .n = y.shape[1]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, gather_range, &j);
     return CARRY_OK;
 }
 
-carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids) {
-    job j = {.y = dy, .table = dtable};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "embed_backward", &dy));
-    CARRY_TRY(carry_expect_rank(ctx, "dy", &dy, 2));
-    CARRY_TRY(carry_expect_rank(ctx, "dtable", &dtable, 2));
-    CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &dy));
-    CARRY_TRY(carry_expect_f32(ctx, "dtable", &dtable, 2, (const int64_t[]){dtable.shape[0], dy.shape[1]}));
-    CARRY_TRY(expect_ids(ctx, &j, &ids));
+carry_status carry_cpu_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids) {
+    job j = {.y = dy, .table = dtable, .ids = ids.data, .tokens = dy.shape[0], .n = dy.shape[1]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, (j.n + COLUMNS - 1) / COLUMNS, 1, scatter_columns, &j);
     return CARRY_OK;
 }

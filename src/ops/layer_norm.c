@@ -5,6 +5,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -59,18 +60,23 @@ static void layer_norm_range(void *argument, int64_t begin, int64_t end, int wor
 
 carry_status carry_layer_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b,
                               float plus, float eps) {
-    job j = {.y = y, .x = x, .w = w, .b = b, .plus = plus, .eps = eps};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "layer_norm", &x));
+    CARRY_OPERATOR(ctx, operators, layer_norm, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
-    j.n = x.shape[1];
     if (carry_is_here(&w)) {
-        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &j.n, x.dtype));
+        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &x.shape[1], &x));
     }
     if (carry_is_here(&b)) {
-        CARRY_TRY(carry_expect_weight(ctx, "b", &b, 1, &j.n, x.dtype));
+        CARRY_TRY(carry_expect_weight(ctx, "b", &b, 1, &x.shape[1], &x));
     }
+    return operators->layer_norm(ctx, y, x, w, b, plus, eps);
+}
+
+carry_status carry_cpu_layer_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b,
+                                  float plus, float eps) {
+    job j = {.y = y, .x = x, .w = w, .b = b, .n = x.shape[1], .plus = plus, .eps = eps};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.n + 1) + 1, layer_norm_range, &j);
     return CARRY_OK;
 }

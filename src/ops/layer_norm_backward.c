@@ -11,6 +11,7 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 typedef struct job {
@@ -110,39 +111,42 @@ size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n) {
     return carry_size_product(&bytes, factors, 3, sizeof(float)) ? bytes : SIZE_MAX;
 }
 
-static carry_status expect_all(carry_ctx *ctx, job *j, void *workspace, size_t workspace_bytes) {
-    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
-    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
-    j->tokens = j->x.shape[0];
-    j->n = j->x.shape[1];
-    CARRY_TRY(carry_expect_like(ctx, "dy", &j->dy, &j->x));
-    if (carry_is_here(&j->w)) {
-        CARRY_TRY(carry_expect_weight(ctx, "w", &j->w, 1, &j->n, j->x.dtype));
-    }
-    if (carry_is_here(&j->dx)) {
-        CARRY_TRY(carry_expect_like(ctx, "dx", &j->dx, &j->x));
-    }
-    if (carry_is_here(&j->dw)) {
-        CARRY_TRY(carry_expect_f32(ctx, "dw", &j->dw, 1, &j->n));
-    }
-    if (carry_is_here(&j->db)) {
-        CARRY_TRY(carry_expect_f32(ctx, "db", &j->db, 1, &j->n));
-    }
-    if (carry_is_here(&j->dw) || carry_is_here(&j->db)) {
-        CARRY_TRY(carry_expect_workspace(ctx, "layer_norm_backward", workspace, workspace_bytes,
-                                         carry_layer_norm_backward_workspace(j->tokens, j->n)));
-        j->partial = workspace;
-    }
-    return CARRY_OK;
-}
-
 carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
                                        carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
                                        bool accumulate, void *workspace, size_t workspace_bytes) {
+    CARRY_OPERATOR(ctx, operators, layer_norm_backward, &x)
+    CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
+    const int64_t n = x.shape[1];
+    CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &x));
+    if (carry_is_here(&w)) {
+        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &n, &x));
+    }
+    if (carry_is_here(&dx)) {
+        CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
+    }
+    if (carry_is_here(&dw)) {
+        CARRY_TRY(carry_expect_f32(ctx, "dw", &dw, 1, &n, x.device));
+    }
+    if (carry_is_here(&db)) {
+        CARRY_TRY(carry_expect_f32(ctx, "db", &db, 1, &n, x.device));
+    }
+    if (carry_is_here(&dw) || carry_is_here(&db)) {
+        CARRY_TRY(carry_expect_workspace(ctx, "layer_norm_backward", workspace, workspace_bytes,
+                                         carry_layer_norm_backward_workspace(x.shape[0], n), x.device));
+    }
+    return operators->layer_norm_backward(ctx, dx, dw, db, dy, x, w, plus, eps, accumulate, workspace);
+}
+
+carry_status carry_cpu_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
+                                           carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
+                                           bool accumulate, void *workspace) {
     job j = {.dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = w, .plus = plus, .eps = eps};
     j.accumulate = accumulate;
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "layer_norm_backward", &x));
-    CARRY_TRY(expect_all(ctx, &j, workspace, workspace_bytes));
+    j.tokens = x.shape[0];
+    j.n = x.shape[1];
+    j.partial = carry_is_here(&dw) || carry_is_here(&db) ? workspace : NULL;
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     j.block = carry_token_block(j.tokens);
     const int64_t blocks = (j.tokens + j.block - 1) / j.block;
     carry_parallel(ctx, blocks, 1, backward_blocks, &j);

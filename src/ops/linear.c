@@ -10,6 +10,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 /* The largest and the smallest tile. Large ones are packed less often inside BLAS; a result of few large ones, such as
@@ -196,16 +197,21 @@ static carry_status expect_layer(carry_ctx *ctx, const char *y_name, const carry
     CARRY_TRY(carry_expect_rank(ctx, x_name, x, 2));
     CARRY_TRY(carry_expect_rank(ctx, y_name, y, 2));
     CARRY_TRY(carry_expect_like(ctx, x_name, x, x));
-    CARRY_TRY(carry_expect_weight(ctx, "W", W, 2, (const int64_t[]){y->shape[1], x->shape[1]}, x->dtype));
+    CARRY_TRY(carry_expect_weight(ctx, "W", W, 2, (const int64_t[]){y->shape[1], x->shape[1]}, x));
     carry_tensor like = *x;
     like.shape[1] = y->shape[1];
     return carry_expect_like(ctx, y_name, y, &like);
 }
 
 carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_nn_begin(ctx, &kernels, "linear", &x));
+    CARRY_OPERATOR(ctx, operators, linear, &x)
     CARRY_TRY(expect_layer(ctx, "y", &y, "x", &x, &W));
+    return operators->linear(ctx, y, x, W, accumulate);
+}
+
+carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
     carry_mixed_product p = {.m = x.shape[0],
                              .n = y.shape[1],
                              .k = x.shape[1],
@@ -232,15 +238,21 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
 
 carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x,
                                    carry_tensor W, bool accumulate) {
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_nn_begin(ctx, &kernels, "linear_backward", &dy));
+    CARRY_OPERATOR(ctx, operators, linear_backward, &dy)
     CARRY_TRY(expect_layer(ctx, "dy", &dy, "x", &x, &W));
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }
     if (carry_is_here(&dW)) {
-        CARRY_TRY(carry_expect_f32(ctx, "dW", &dW, 2, W.shape));
+        CARRY_TRY(carry_expect_f32(ctx, "dW", &dW, 2, W.shape, dy.device));
     }
+    return operators->linear_backward(ctx, dx, dW, dy, x, W, accumulate);
+}
+
+carry_status carry_cpu_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
+                                       carry_tensor x, carry_tensor W, bool accumulate) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
     if (carry_is_here(&dx)) {
         carry_mixed_products(ctx, kernels,
                              &(carry_mixed_product){.m = x.shape[0],

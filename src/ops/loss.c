@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/cpu.h"
 #include "ops/linear.h"
 #include "ops/nn.h"
 
@@ -109,23 +110,33 @@ static void run_losses(carry_ctx *ctx, job *j, int64_t tokens) {
 }
 
 static carry_status expect_targets(carry_ctx *ctx, const carry_tensor *losses, const carry_tensor *targets,
-                                   int64_t tokens, int64_t vocabulary) {
-    CARRY_TRY(carry_expect_f32(ctx, "losses", losses, 1, &tokens));
-    CARRY_TRY(carry_expect_i64(ctx, "targets", targets, tokens));
-    return carry_check_targets(ctx, NULL, *targets, vocabulary);
+                                   int64_t tokens, int64_t vocabulary, int device) {
+    CARRY_TRY(carry_expect_f32(ctx, "losses", losses, 1, &tokens, device));
+    CARRY_TRY(carry_expect_i64(ctx, "targets", targets, tokens, device));
+    return device == 0 ? carry_check_targets(ctx, NULL, *targets, vocabulary) : CARRY_OK;
 }
 
 carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits,
                                  carry_tensor targets, float scale) {
-    job j = {.dlogits = dlogits, .logits = logits, .targets = targets.data, .losses = losses.data, .scale = scale};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "cross_entropy", &logits));
+    CARRY_OPERATOR(ctx, operators, cross_entropy, &logits)
     CARRY_TRY(carry_expect_rank(ctx, "logits", &logits, 2));
     CARRY_TRY(carry_expect_like(ctx, "logits", &logits, &logits));
     if (carry_is_here(&dlogits)) {
         CARRY_TRY(carry_expect_like(ctx, "dlogits", &dlogits, &logits));
     }
-    j.vocabulary = logits.shape[1];
-    CARRY_TRY(expect_targets(ctx, &losses, &targets, logits.shape[0], j.vocabulary));
+    CARRY_TRY(expect_targets(ctx, &losses, &targets, logits.shape[0], logits.shape[1], logits.device));
+    return operators->cross_entropy(ctx, losses, dlogits, logits, targets, scale);
+}
+
+carry_status carry_cpu_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits,
+                                     carry_tensor targets, float scale) {
+    job j = {.dlogits = dlogits,
+             .logits = logits,
+             .targets = targets.data,
+             .losses = losses.data,
+             .vocabulary = logits.shape[1],
+             .scale = scale};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     run_losses(ctx, &j, logits.shape[0]);
     return CARRY_OK;
 }
@@ -195,24 +206,32 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
 carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
                                         carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
                                         void *workspace, size_t workspace_bytes) {
-    job j = {.scale = scale};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "linear_cross_entropy", &x));
+    CARRY_OPERATOR(ctx, operators, linear_cross_entropy, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_rank(ctx, "W", &W, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
-    CARRY_TRY(carry_expect_weight(ctx, "W", &W, 2, (const int64_t[]){W.shape[0], x.shape[1]}, x.dtype));
+    CARRY_TRY(carry_expect_weight(ctx, "W", &W, 2, (const int64_t[]){W.shape[0], x.shape[1]}, &x));
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }
     if (carry_is_here(&dW)) {
-        CARRY_TRY(carry_expect_f32(ctx, "dW", &dW, 2, W.shape));
+        CARRY_TRY(carry_expect_f32(ctx, "dW", &dW, 2, W.shape, x.device));
     }
-    int64_t tokens = x.shape[0];
-    j.vocabulary = W.shape[0];
-    CARRY_TRY(expect_targets(ctx, &losses, &targets, tokens, j.vocabulary));
+    CARRY_TRY(expect_targets(ctx, &losses, &targets, x.shape[0], W.shape[0], x.device));
     CARRY_TRY(carry_expect_workspace(ctx, "linear_cross_entropy", workspace, workspace_bytes,
-                                     carry_linear_cross_entropy_workspace(tokens, x.shape[1], j.vocabulary)));
-    int64_t block = block_tokens(tokens, j.vocabulary);
+                                     carry_linear_cross_entropy_workspace(x.shape[0], x.shape[1], W.shape[0]),
+                                     x.device));
+    return operators->linear_cross_entropy(ctx, losses, dx, dW, x, W, targets, scale, workspace, workspace_bytes);
+}
+
+carry_status carry_cpu_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
+                                            carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
+                                            void *workspace, size_t workspace_bytes) {
+    (void)workspace_bytes; /* blocks are a function of the shape alone, so that sums are */
+    const int64_t tokens = x.shape[0];
+    job j = {.scale = scale, .vocabulary = W.shape[0]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    const int64_t block = block_tokens(tokens, j.vocabulary);
     for (int64_t first = 0; first < tokens; first += block) {
         int64_t count = tokens - first < block ? tokens - first : block;
         j.logits = carry_view_2d(workspace, CARRY_F32, count, j.vocabulary);
@@ -226,12 +245,17 @@ carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, car
 
 carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
                               bool accumulate) {
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_nn_begin(ctx, &kernels, "sum_losses", &losses));
+    CARRY_OPERATOR(ctx, operators, sum_losses, &losses)
     CARRY_TRY(carry_expect_rank(ctx, "losses", &losses, 1));
-    CARRY_TRY(carry_expect_f32(ctx, "losses", &losses, 1, losses.shape));
-    CARRY_TRY(carry_expect_i64(ctx, "targets", &targets, losses.shape[0]));
-    CARRY_TRY(carry_expect_f64(ctx, "total", &total, 2));
+    CARRY_TRY(carry_expect_f32(ctx, "losses", &losses, 1, losses.shape, losses.device));
+    CARRY_TRY(carry_expect_i64(ctx, "targets", &targets, losses.shape[0], losses.device));
+    CARRY_TRY(carry_expect_f64(ctx, "total", &total, 2, losses.device));
+    return operators->sum_losses(ctx, total, losses, targets, accumulate);
+}
+
+carry_status carry_cpu_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
+                                  bool accumulate) {
+    (void)ctx;
     const float *loss = losses.data;
     const int64_t *target = targets.data;
     double *to = total.data;

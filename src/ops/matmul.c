@@ -1,5 +1,4 @@
-/* Batched matrix products on tensors: checks, the choice between Carry's kernels and OpenBLAS, and threads; those on
-   another device go to its table of operators. */
+/* Batched matrix products on tensors: checks, the choice between Carry's kernels and OpenBLAS, and threads. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -8,7 +7,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
-#include "ops/device.h"
+#include "ops/cpu.h"
 #include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
 #include "ops/rates.h"
@@ -104,37 +103,6 @@ static carry_status expect_matrices(carry_ctx *ctx, const carry_tensor *c, const
     return expect_type(ctx, "b", b, c, a);
 }
 
-static carry_status product_on_device(carry_ctx *ctx, const carry_tensor *c, const carry_tensor *a,
-                                      const carry_tensor *b, const carry_matmul_options *o) {
-    const carry_device_ops *ops;
-    int ordinal;
-    CARRY_TRY(carry_device_ops_of(ctx, &ops, c->device, &ordinal));
-    CARRY_TRY(carry_device_expect(ctx, "c", c, c->device));
-    CARRY_TRY(carry_device_expect(ctx, "a", a, c->device));
-    CARRY_TRY(carry_device_expect(ctx, "b", b, c->device));
-    carry_device_product product = {.m = c->shape[1],
-                                    .n = c->shape[2],
-                                    .k = a->shape[o->a_transposed ? 1 : 2],
-                                    .count = c->shape[0],
-                                    .a = a->data,
-                                    .b = b->data,
-                                    .c = c->data,
-                                    .a_row = a->stride[1],
-                                    .b_row = b->stride[1],
-                                    .c_row = c->stride[1],
-                                    .a_next = a->stride[0],
-                                    .b_next = b->stride[0],
-                                    .c_next = c->stride[0],
-                                    .type = a->dtype,
-                                    .c_type = c->dtype,
-                                    .a_transposed = o->a_transposed,
-                                    .b_transposed = o->b_transposed,
-                                    .accumulate = o->accumulate,
-                                    .ordinal = ordinal,
-                                    .stream = carry_ctx_stream(ctx, c->device)};
-    return ops->product(ctx, &product, NULL);
-}
-
 static double blas_from(const carry_ctx *ctx) {
     const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
     if (rates == NULL) {
@@ -188,14 +156,18 @@ carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_
                           const carry_matmul_options *options) {
     static const carry_matmul_options defaults;
     const carry_matmul_options *o = options != NULL ? options : &defaults;
+    CARRY_TRY(expect_matrices(ctx, &c, &a, &b, o));
+    CARRY_OPERATOR(ctx, operators, matmul, &c)
+    CARRY_TRY(carry_device_expect(ctx, "c", &c, c.device));
+    CARRY_TRY(carry_device_expect(ctx, "a", &a, c.device));
+    CARRY_TRY(carry_device_expect(ctx, "b", &b, c.device));
+    return operators->matmul(ctx, c, a, b, o);
+}
+
+carry_status carry_cpu_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
+                              const carry_matmul_options *o) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    CARRY_TRY(expect_matrices(ctx, &c, &a, &b, o));
-    if (c.device != 0) {
-        return product_on_device(ctx, &c, &a, &b, o);
-    }
-    CARRY_TRY(carry_device_expect(ctx, "a", &a, 0));
-    CARRY_TRY(carry_device_expect(ctx, "b", &b, 0));
     carry_products(ctx, kernels,
                    &(carry_product){.m = c.shape[1],
                                     .n = c.shape[2],

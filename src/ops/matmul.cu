@@ -1,4 +1,4 @@
-/* Batches of matrix products on the tensor cores of NVIDIA GPUs, and the CUDA entry of the table of operators.
+/* Batches of matrix products on the tensor cores of NVIDIA GPUs.
 
    A block of four warps makes one tile of c of 64 x 64 or 32 x 32, a quarter a warp, or four tiles of 16 x 16 of as
    many items, one a warp. It walks over k in panels: both operands' panels are copied into shared memory as they lie,
@@ -17,14 +17,10 @@ extern "C" {
 #include "device/cuda.h"
 #include "ops/types.cuh"
 
-extern "C" {
-extern const carry_device_ops carry_device_ops_cuda;
-}
-
 static const int THREADS = 128;
 static const int SMALL = 64;      /* sides up to this and */
 static const int SMALL_SUM = 256; /* sums up to this stay with these kernels, where cuBLASLt is here */
-static const char *const ways[] = {"tensor_cores", "cublaslt", NULL};
+extern "C" const char *const carry_cuda_ways[] = {"tensor_cores", "cublaslt", NULL};
 
 /* What differs between types: elements of a panel over k, k of one instruction, and padding that keeps the eight rows
    or the four by eight elements that are read together in different banks. */
@@ -357,22 +353,22 @@ static carry_status product_own(carry_ctx *ctx, const carry_device_product *p) {
     return CARRY_OK;
 }
 
-static const char *product_choice(carry_ctx *ctx, const carry_device_product *p) {
+extern "C" const char *carry_cuda_product_choice(carry_ctx *ctx, const carry_device_product *p) {
     (void)ctx;
     bool more = p->bias != NULL || p->gelu;
-    return p->k > 0 && (more || p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? ways[1] : ways[0];
+    return p->k > 0 && (more || p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? carry_cuda_ways[1] : carry_cuda_ways[0];
 }
 
-static carry_status product(carry_ctx *ctx, const carry_device_product *p, const char *way) {
+extern "C" carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_product *p, const char *way) {
     bool done = false;
-    const char *wanted = way != NULL ? way : product_choice(ctx, p);
+    const char *wanted = way != NULL ? way : carry_cuda_product_choice(ctx, p);
     if (p->count < 1 || p->m < 1 || p->n < 1) {
         return CARRY_OK;
     }
-    if (strcmp(wanted, ways[1]) == 0) {
+    if (strcmp(wanted, carry_cuda_ways[1]) == 0) {
         CARRY_TRY(carry_cuda_blaslt(ctx, p, &done));
     }
-    if (!done && way != NULL && strcmp(way, ways[0]) != 0) {
+    if (!done && way != NULL && strcmp(way, carry_cuda_ways[0]) != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is not here, or not for this product", way);
     }
     if (!done && (p->bias != NULL || p->gelu)) {
@@ -383,14 +379,3 @@ static carry_status product(carry_ctx *ctx, const carry_device_product *p, const
     }
     return done ? CARRY_OK : product_own(ctx, p);
 }
-
-const carry_device_ops carry_device_ops_cuda = {
-    .backend = "cuda",
-    .map = carry_cuda_map,
-    .fill = carry_cuda_fill,
-    .norm = carry_cuda_norm,
-    .turn = carry_cuda_turn,
-    .ways = ways,
-    .product_choice = product_choice,
-    .product = product,
-};

@@ -1,28 +1,10 @@
 /* Checks and pieces that the operators of carry/nn.h share. */
 #include "ops/nn.h"
 
-#include <inttypes.h>
-
 #include "core/context.h"
 #include "core/tensor.h"
-#include "device/backend.h"
 #include "ops/convert.h"
 #include "ops/device.h"
-
-carry_status carry_nn_begin(carry_ctx *ctx, const carry_kernels **kernels, const char *operator_name,
-                            const carry_tensor *tensor) {
-    CARRY_TRY(carry_kernels_of(ctx, kernels));
-    if (tensor->device == 0) {
-        return CARRY_OK;
-    }
-    int ordinal;
-    const carry_backend *backend = carry_backend_of(tensor->device, &ordinal);
-    if (backend == NULL) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: device %d is not here (carry list devices shows what there is)",
-                          operator_name, tensor->device);
-    }
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s has no entry for device %s yet", operator_name, backend->name);
-}
 
 carry_status carry_expect_rank(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank) {
     if (tensor->rank != rank) {
@@ -32,8 +14,8 @@ carry_status carry_expect_rank(carry_ctx *ctx, const char *name, const carry_ten
 }
 
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                                     const int64_t *shape) {
-    carry_tensor like = {.rank = rank};
+                                     const int64_t *shape, int device) {
+    carry_tensor like = {.rank = rank, .device = device};
     for (int i = 0; i < rank && i < CARRY_MAX_RANK; i++) {
         like.shape[i] = shape[i];
     }
@@ -50,18 +32,18 @@ carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_ten
 }
 
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                                 const int64_t *shape, carry_dtype activations) {
-    CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape));
-    if (tensor->dtype != CARRY_F32 && tensor->dtype != activations) {
+                                 const int64_t *shape, const carry_tensor *activations) {
+    CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, activations->device));
+    if (tensor->dtype != CARRY_F32 && tensor->dtype != activations->dtype) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: f32 or the activations' type, %s, is needed", name,
-                          carry_dtype_name(tensor->dtype), carry_dtype_name(activations));
+                          carry_dtype_name(tensor->dtype), carry_dtype_name(activations->dtype));
     }
     return CARRY_OK;
 }
 
 carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                              const int64_t *shape) {
-    CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape));
+                              const int64_t *shape, int device) {
+    CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, device));
     if (tensor->dtype != CARRY_F32) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and f32 is needed", name, carry_dtype_name(tensor->dtype));
     }
@@ -69,7 +51,7 @@ carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tens
 }
 
 static carry_status expect_8_bytes(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count,
-                                   carry_dtype dtype) {
+                                   carry_dtype dtype, int device) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 1, &count));
     if (tensor->dtype != dtype) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and %s is needed", name, carry_dtype_name(tensor->dtype),
@@ -78,19 +60,19 @@ static carry_status expect_8_bytes(carry_ctx *ctx, const char *name, const carry
     if (!carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed: its elements must follow each other", name);
     }
-    return carry_device_expect(ctx, name, tensor, 0);
+    return carry_device_expect(ctx, name, tensor, device);
 }
 
-carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count) {
-    return expect_8_bytes(ctx, name, tensor, count, CARRY_I64);
+carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count, int device) {
+    return expect_8_bytes(ctx, name, tensor, count, CARRY_I64, device);
 }
 
-carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count) {
-    return expect_8_bytes(ctx, name, tensor, count, CARRY_F64);
+carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count, int device) {
+    return expect_8_bytes(ctx, name, tensor, count, CARRY_F64, device);
 }
 
 carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, const void *workspace, size_t bytes,
-                                    size_t needed) {
+                                    size_t needed, int device) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
         return carry_fail(ctx, CARRY_EWORKSPACE, "%s needs a workspace of %zu bytes, and %zu are given", operator_name,
                           needed, workspace != NULL ? bytes : (size_t)0);
@@ -99,7 +81,7 @@ carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, c
         return carry_fail(ctx, CARRY_EALIGN, "the workspace of %s is at an address that is not a multiple of %zu",
                           operator_name, sizeof(float));
     }
-    return CARRY_OK;
+    return device != 0 && needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK;
 }
 
 const float *carry_piece_in(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,

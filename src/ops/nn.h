@@ -1,4 +1,4 @@
-/* What the operators of carry/nn.h share: the start of each, checks that name the tensor, and pieces of rows in f32. */
+/* What the operators of carry/nn.h share: checks that name the tensor, and pieces of rows in f32. */
 #ifndef CARRY_OPS_NN_H
 #define CARRY_OPS_NN_H
 
@@ -7,25 +7,21 @@
 
 #define CARRY_PIECE 1024 /* elements that are widened beside a tensor of 16 bits at a time */
 
-/* The kernels of this context; CARRY_EUNSUPPORTED unless the tensor that says where an operator works is on the CPU. */
-carry_status carry_nn_begin(carry_ctx *ctx, const carry_kernels **kernels, const char *operator_name,
-                            const carry_tensor *tensor);
-
-/* Packed, on the CPU, of this shape; and f32, bf16 or f16 / of the activations' type / f32 or of the activations' type
-   / f32 / i64. */
+/* Packed, on `device` (or that of like, or of the activations), of this shape; and f32, bf16 or f16 / of the
+   activations' type / f32 or of the activations' type / f32 / i64 / f64. */
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                                     const int64_t *shape);
+                                     const int64_t *shape, int device);
 carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                                 const int64_t *shape, carry_dtype activations);
+                                 const int64_t *shape, const carry_tensor *activations);
 carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                              const int64_t *shape);
-carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count);
-carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count);
+                              const int64_t *shape, int device);
+carry_status carry_expect_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count, int device);
+carry_status carry_expect_f64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int64_t count, int device);
 carry_status carry_expect_rank(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank);
-/* Workspaces are arrays of f32: aligned to them, and large enough. */
+/* Workspaces are arrays of f32: aligned to them, large enough, and on the device. */
 carry_status carry_expect_workspace(carry_ctx *ctx, const char *operator_name, const void *workspace, size_t bytes,
-                                    size_t needed);
+                                    size_t needed, int device);
 
 static inline bool carry_is_here(const carry_tensor *tensor) {
     return tensor->data != NULL;

@@ -8,6 +8,7 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -122,25 +123,29 @@ static void backward_blocks(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-static carry_status expect_inputs(carry_ctx *ctx, job *j) {
-    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
-    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
-    j->tokens = j->x.shape[0];
-    j->n = j->x.shape[1];
-    if (carry_is_here(&j->w)) {
-        CARRY_TRY(carry_expect_weight(ctx, "w", &j->w, 1, &j->n, j->x.dtype));
+static carry_status expect_inputs(carry_ctx *ctx, const carry_tensor *x, const carry_tensor *w, const carry_tensor *z) {
+    CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", x, x));
+    if (carry_is_here(w)) {
+        CARRY_TRY(carry_expect_weight(ctx, "w", w, 1, &x->shape[1], x));
     }
-    if (carry_is_here(&j->z)) {
-        CARRY_TRY(carry_expect_like(ctx, "z", &j->z, &j->x));
+    if (carry_is_here(z)) {
+        CARRY_TRY(carry_expect_like(ctx, "z", z, x));
     }
     return CARRY_OK;
 }
 
 carry_status carry_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps) {
-    job j = {.y = y, .x = x, .w = w, .z = z, .eps = eps};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rms_norm", &x));
-    CARRY_TRY(expect_inputs(ctx, &j));
+    CARRY_OPERATOR(ctx, operators, rms_norm, &x)
+    CARRY_TRY(expect_inputs(ctx, &x, &w, &z));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
+    return operators->rms_norm(ctx, y, x, w, z, eps);
+}
+
+carry_status carry_cpu_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z,
+                                float eps) {
+    job j = {.y = y, .x = x, .w = w, .z = z, .tokens = x.shape[0], .n = x.shape[1], .eps = eps};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, norm_range, &j);
     return CARRY_OK;
 }
@@ -158,18 +163,16 @@ size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n) {
 carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy,
                                      carry_tensor x, carry_tensor w, carry_tensor z, float eps, bool accumulate,
                                      void *workspace, size_t workspace_bytes) {
-    job j = {.dx = dx, .dw = dw, .dz = dz, .dy = dy, .x = x, .w = w, .z = z, .eps = eps, .accumulate = accumulate};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rms_norm_backward", &x));
-    CARRY_TRY(expect_inputs(ctx, &j));
+    CARRY_OPERATOR(ctx, operators, rms_norm_backward, &x)
+    CARRY_TRY(expect_inputs(ctx, &x, &w, &z));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &x));
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }
     if (carry_is_here(&dw)) {
-        CARRY_TRY(carry_expect_f32(ctx, "dw", &dw, 1, &j.n));
+        CARRY_TRY(carry_expect_f32(ctx, "dw", &dw, 1, &x.shape[1], x.device));
         CARRY_TRY(carry_expect_workspace(ctx, "rms_norm_backward", workspace, workspace_bytes,
-                                         carry_rms_norm_backward_workspace(j.tokens, j.n)));
-        j.partial = workspace;
+                                         carry_rms_norm_backward_workspace(x.shape[0], x.shape[1]), x.device));
     }
     if (carry_is_here(&dz)) {
         if (!carry_is_here(&z)) {
@@ -177,6 +180,17 @@ carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tens
         }
         CARRY_TRY(carry_expect_like(ctx, "dz", &dz, &x));
     }
+    return operators->rms_norm_backward(ctx, dx, dw, dz, dy, x, w, z, eps, accumulate, workspace);
+}
+
+carry_status carry_cpu_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz,
+                                         carry_tensor dy, carry_tensor x, carry_tensor w, carry_tensor z, float eps,
+                                         bool accumulate, void *workspace) {
+    job j = {.dx = dx, .dw = dw, .dz = dz, .dy = dy, .x = x, .w = w, .z = z, .eps = eps, .accumulate = accumulate};
+    j.tokens = x.shape[0];
+    j.n = x.shape[1];
+    j.partial = workspace;
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     j.block = carry_token_block(j.tokens);
     int64_t blocks = (j.tokens + j.block - 1) / j.block;
     carry_parallel(ctx, blocks, 1, backward_blocks, &j);

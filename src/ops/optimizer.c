@@ -5,7 +5,9 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
+#include "ops/optimizer.h"
 
 #define GRAIN 16384
 /* What a GPU sums in one block, at least, and how many it has at most. */
@@ -56,14 +58,24 @@ size_t carry_sum_squares_workspace(int64_t count) {
 
 carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace,
                                size_t workspace_bytes) {
+    CARRY_OPERATOR(ctx, operators, sum_squares, &x)
+    CARRY_TRY(carry_expect_f32(ctx, "x", &x, x.rank, x.shape, x.device));
+    CARRY_TRY(carry_expect_f64(ctx, "sum", &sum, 1, x.device));
+    CARRY_TRY(carry_expect_workspace(ctx, "sum_squares", workspace, workspace_bytes,
+                                     carry_sum_squares_workspace(carry_tensor_count(&x)), x.device));
+    if ((uintptr_t)workspace % sizeof(double) != 0) {
+        return carry_fail(ctx, CARRY_EALIGN,
+                          "the workspace of sum_squares is at an address that is not a multiple of 8");
+    }
+    return operators->sum_squares(ctx, sum, x, accumulate, workspace);
+}
+
+carry_status carry_cpu_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace) {
+    (void)workspace;
     double sums[SUMS];
     job j = {.g = x, .sums = sums};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "sum_squares", &x));
-    CARRY_TRY(carry_expect_f32(ctx, "x", &x, x.rank, x.shape));
-    CARRY_TRY(carry_expect_f64(ctx, "sum", &sum, 1));
-    int64_t count = carry_tensor_count(&x);
-    CARRY_TRY(
-        carry_expect_workspace(ctx, "sum_squares", workspace, workspace_bytes, carry_sum_squares_workspace(count)));
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    const int64_t count = carry_tensor_count(&x);
     double total = 0.0;
     for (j.first = 0; j.first < count; j.first += (int64_t)SUMS * GRAIN) {
         j.count = count - j.first < (int64_t)SUMS * GRAIN ? count - j.first : (int64_t)SUMS * GRAIN;
@@ -79,10 +91,14 @@ carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x,
 }
 
 carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares, double limit) {
-    const carry_kernels *kernels;
-    CARRY_TRY(carry_nn_begin(ctx, &kernels, "clip_factor", &squares));
-    CARRY_TRY(carry_expect_f64(ctx, "squares", &squares, 1));
-    CARRY_TRY(carry_expect_f32(ctx, "factor", &factor, 1, (const int64_t[]){1}));
+    CARRY_OPERATOR(ctx, operators, clip_factor, &squares)
+    CARRY_TRY(carry_expect_f64(ctx, "squares", &squares, 1, squares.device));
+    CARRY_TRY(carry_expect_f32(ctx, "factor", &factor, 1, (const int64_t[]){1}, squares.device));
+    return operators->clip_factor(ctx, factor, squares, limit);
+}
+
+carry_status carry_cpu_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares, double limit) {
+    (void)ctx;
     const double norm = sqrt(*(const double *)squares.data);
     *(float *)factor.data = !isfinite(norm) ? NAN : limit > 0.0 && norm > limit ? (float)(limit / norm) : 1.0f;
     return CARRY_OK;
@@ -90,36 +106,42 @@ carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor
 
 carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                               carry_tensor g, const carry_adamw *options) {
-    job j = {.w = w, .m = m, .v = v, .low = low, .g = g};
-    const carry_adamw *o = options;
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "adamw_step", &w));
-    CARRY_TRY(carry_expect_f32(ctx, "w", &w, w.rank, w.shape));
-    CARRY_TRY(carry_expect_f32(ctx, "m", &m, w.rank, w.shape));
-    CARRY_TRY(carry_expect_f32(ctx, "v", &v, w.rank, w.shape));
-    CARRY_TRY(carry_expect_f32(ctx, "g", &g, w.rank, w.shape));
+    CARRY_OPERATOR(ctx, operators, adamw_step, &w)
+    CARRY_TRY(carry_expect_f32(ctx, "w", &w, w.rank, w.shape, w.device));
+    CARRY_TRY(carry_expect_f32(ctx, "m", &m, w.rank, w.shape, w.device));
+    CARRY_TRY(carry_expect_f32(ctx, "v", &v, w.rank, w.shape, w.device));
+    CARRY_TRY(carry_expect_f32(ctx, "g", &g, w.rank, w.shape, w.device));
     if (carry_is_here(&low)) {
-        CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape));
+        CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape, w.device));
     }
-    double clip = 1.0;
-    if (carry_is_here(&o->clip)) {
-        CARRY_TRY(carry_expect_f32(ctx, "clip", &o->clip, 1, (const int64_t[]){1}));
-        clip = (double)*(const float *)o->clip.data;
+    if (carry_is_here(&options->clip)) {
+        CARRY_TRY(carry_expect_f32(ctx, "clip", &options->clip, 1, (const int64_t[]){1}, w.device));
     }
-    if (o->step < 1) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", o->step);
+    if (options->step < 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", options->step);
     }
-    if (isnan(clip)) {
-        return CARRY_OK;
+    return operators->adamw_step(ctx, w, m, v, low, g, options);
+}
+
+carry_adam_factors carry_adam_factors_of(const carry_adamw *o, double clip) {
+    return (carry_adam_factors){.b1 = (float)o->b1,
+                                .c1 = (float)(1.0 - o->b1),
+                                .b2 = (float)o->b2,
+                                .c2 = (float)(1.0 - o->b2),
+                                .factor = (float)(o->factor * clip),
+                                .rate = (float)(o->rate / (1.0 - pow(o->b1, (double)o->step))),
+                                .unbias_v = (float)(1.0 / sqrt(1.0 - pow(o->b2, (double)o->step))),
+                                .eps = (float)o->eps,
+                                .decay = (float)(o->rate * o->decay)};
+}
+
+carry_status carry_cpu_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
+                                  carry_tensor g, const carry_adamw *options) {
+    const double clip = carry_is_here(&options->clip) ? (double)*(const float *)options->clip.data : 1.0;
+    job j = {.w = w, .m = m, .v = v, .low = low, .g = g, .factors = carry_adam_factors_of(options, clip)};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    if (!isnan(clip)) {
+        carry_parallel(ctx, carry_tensor_count(&w), GRAIN, adamw_range, &j);
     }
-    j.factors = (carry_adam_factors){.b1 = (float)o->b1,
-                                     .c1 = (float)(1.0 - o->b1),
-                                     .b2 = (float)o->b2,
-                                     .c2 = (float)(1.0 - o->b2),
-                                     .factor = (float)(o->factor * clip),
-                                     .rate = (float)(o->rate / (1.0 - pow(o->b1, (double)o->step))),
-                                     .unbias_v = (float)(1.0 / sqrt(1.0 - pow(o->b2, (double)o->step))),
-                                     .eps = (float)o->eps,
-                                     .decay = (float)(o->rate * o->decay)};
-    carry_parallel(ctx, carry_tensor_count(&w), GRAIN, adamw_range, &j);
     return CARRY_OK;
 }

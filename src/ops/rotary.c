@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -36,17 +37,21 @@ static void rotary_range(void *argument, int64_t begin, int64_t end, int worker)
 }
 
 carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse) {
-    job j = {.y = y, .x = x, .table = table, .sign = inverse ? -1.0f : 1.0f};
-    CARRY_TRY(carry_nn_begin(ctx, &j.kernels, "rotary", &x));
+    CARRY_OPERATOR(ctx, operators, rotary, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 3));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
-    j.heads = x.shape[1];
-    j.size = x.shape[2];
-    if (j.size % 2 != 0) {
-        return carry_fail(ctx, CARRY_ESHAPE, "x has heads of %" PRId64 ": rotary positions turn pairs", j.size);
+    const int64_t size = x.shape[2];
+    if (size % 2 != 0) {
+        return carry_fail(ctx, CARRY_ESHAPE, "x has heads of %" PRId64 ": rotary positions turn pairs", size);
     }
-    CARRY_TRY(carry_expect_f32(ctx, "table", &table, 3, (const int64_t[]){x.shape[0], j.size / 2, 2}));
+    CARRY_TRY(carry_expect_f32(ctx, "table", &table, 3, (const int64_t[]){x.shape[0], size / 2, 2}, x.device));
+    return operators->rotary(ctx, y, x, table, inverse);
+}
+
+carry_status carry_cpu_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse) {
+    job j = {.y = y, .x = x, .table = table, .heads = x.shape[1], .size = x.shape[2], .sign = inverse ? -1.0f : 1.0f};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.heads * j.size + 1) + 1, rotary_range, &j);
     return CARRY_OK;
 }

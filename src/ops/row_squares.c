@@ -6,6 +6,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/cpu.h"
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
@@ -54,33 +55,45 @@ static void scale_range(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-static carry_status expect(carry_ctx *ctx, job *j, const char *operator_name) {
-    CARRY_TRY(carry_nn_begin(ctx, &j->kernels, operator_name, &j->x));
-    CARRY_TRY(carry_expect_rank(ctx, "x", &j->x, 2));
-    CARRY_TRY(carry_expect_like(ctx, "x", &j->x, &j->x));
-    j->n = j->x.shape[1];
-    return carry_expect_f32(ctx, "sums", &j->sums, 1, &j->x.shape[0]);
+static carry_status expect(carry_ctx *ctx, const carry_tensor *x, const carry_tensor *sums) {
+    CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
+    CARRY_TRY(carry_expect_like(ctx, "x", x, x));
+    return carry_expect_f32(ctx, "sums", sums, 1, &x->shape[0], x->device);
 }
 
 carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x) {
-    job j = {.x = x, .sums = sums};
-    CARRY_TRY(expect(ctx, &j, "row_squares"));
+    CARRY_OPERATOR(ctx, operators, row_squares, &x)
+    CARRY_TRY(expect(ctx, &x, &sums));
+    return operators->row_squares(ctx, sums, x);
+}
+
+carry_status carry_cpu_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x) {
+    job j = {.x = x, .sums = sums, .n = x.shape[1]};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.n + 1) + 1, squares_range, &j);
     return CARRY_OK;
 }
 
 carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w,
                              int64_t whole, float eps) {
-    job j = {.y = y, .x = x, .sums = sums, .w = w, .whole = whole, .eps = eps};
-    CARRY_TRY(expect(ctx, &j, "rms_scale"));
+    CARRY_OPERATOR(ctx, operators, rms_scale, &x)
+    CARRY_TRY(expect(ctx, &x, &sums));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
     if (carry_is_here(&w)) {
-        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &j.n, x.dtype));
+        CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &x.shape[1], &x));
     }
-    if (whole < j.n) {
+    if (whole < x.shape[1]) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "rms_scale: the whole row has %" PRId64 " elements and this part of it %" PRId64, whole, j.n);
+                          "rms_scale: the whole row has %" PRId64 " elements and this part of it %" PRId64, whole,
+                          x.shape[1]);
     }
+    return operators->rms_scale(ctx, y, x, sums, w, whole, eps);
+}
+
+carry_status carry_cpu_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w,
+                                 int64_t whole, float eps) {
+    job j = {.y = y, .x = x, .sums = sums, .w = w, .n = x.shape[1], .whole = whole, .eps = eps};
+    CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     carry_parallel(ctx, x.shape[0], GRAIN_ELEMENTS / (j.n + 1) + 1, scale_range, &j);
     return CARRY_OK;
 }

@@ -154,7 +154,7 @@ __device__ __forceinline__ void rotate(float (&x)[EACH], const float *table, int
     }
 }
 
-__global__ void turn_kernel(carry_device_turn a) {
+__global__ void qk_norm_rotary_kernel(carry_device_qk_norm_rotary a) {
     __shared__ float parts[32];
     float x[EACH];
     int n = (int)a.n;
@@ -203,7 +203,7 @@ carry_status expect_rows(carry_ctx *ctx, int64_t n, bool aligned) {
 
 } // namespace
 
-extern "C" carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm *norm) {
+extern "C" carry_status carry_cuda_add_layer_norm(carry_ctx *ctx, const carry_device_norm *norm) {
     int ordinal = norm->ordinal;
     CARRY_TRY(expect_rows(ctx, norm->n,
                           fits(norm->x, norm->x_row) && fits(norm->h, norm->h_row) && fits(norm->y, norm->y_row) &&
@@ -217,21 +217,21 @@ extern "C" carry_status carry_cuda_norm(carry_ctx *ctx, const carry_device_norm 
     return CARRY_OK;
 }
 
-extern "C" carry_status carry_cuda_turn(carry_ctx *ctx, const carry_device_turn *turn) {
-    int ordinal = turn->ordinal;
-    bool aligned = turn->head % 8 == 0 && turn->head > 0 && turn->rows <= INT_MAX;
-    for (int i = 0; i < turn->parts; i++) {
-        aligned = aligned && fits(turn->part[i].to, turn->part[i].to_row) &&
-                  fits(turn->part[i].from, turn->part[i].from_row) && fits(turn->part[i].w, 0) &&
-                  fits(turn->part[i].table, 0);
+extern "C" carry_status carry_cuda_qk_norm_rotary(carry_ctx *ctx, const carry_device_qk_norm_rotary *args) {
+    int ordinal = args->ordinal;
+    bool aligned = args->head % 8 == 0 && args->head > 0 && args->rows <= INT_MAX;
+    for (int i = 0; i < args->parts; i++) {
+        aligned = aligned && fits(args->part[i].to, args->part[i].to_row) &&
+                  fits(args->part[i].from, args->part[i].from_row) && fits(args->part[i].w, 0) &&
+                  fits(args->part[i].table, 0);
     }
-    CARRY_TRY(expect_rows(ctx, turn->n, aligned));
-    if (turn->rows < 1 || turn->n < 1 || turn->parts < 1) {
+    CARRY_TRY(expect_rows(ctx, args->n, aligned));
+    if (args->rows < 1 || args->n < 1 || args->parts < 1) {
         return CARRY_OK;
     }
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    dim3 grid((unsigned)turn->rows, (unsigned)turn->parts);
-    turn_kernel<<<grid, threads_of(turn->n), 0, (cudaStream_t)turn->stream>>>(*turn);
+    dim3 grid((unsigned)args->rows, (unsigned)args->parts);
+    qk_norm_rotary_kernel<<<grid, threads_of(args->n), 0, (cudaStream_t)args->stream>>>(*args);
     CARRY_CUDA_TRY(cudaGetLastError(), "positions cannot be launched");
     return CARRY_OK;
 }

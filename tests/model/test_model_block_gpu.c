@@ -4,7 +4,7 @@
 
 #include "bench/family.h"
 #include "model/dit/dit_device.h"
-#include "ops/device.h"
+#include "ops/table.h"
 
 #define GPU 1
 
@@ -60,15 +60,15 @@ static void every_token_of_small_blocks_matches_float64(void **unused) {
 static void rows_that_do_not_fit_are_refused(void **unused) {
     (void)unused;
     int ordinal;
-    const carry_device_ops *ops;
+    const carry_operators *ops;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    assert_ok(ctx, carry_device_ops_of(ctx, &ops, GPU, &ordinal));
+    assert_ok(ctx, carry_operators_of(ctx, &ops, "test", GPU, &ordinal));
     carry_device_norm norm = {.rows = 1, .n = 20, .ordinal = ordinal};
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "multiple of 8", ops->norm(ctx, &norm));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "multiple of 8", ops->add_layer_norm(ctx, &norm));
     norm.n = 16392;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "16384", ops->norm(ctx, &norm));
-    carry_device_turn turn = {.rows = 1, .n = 64, .head = 12, .parts = 1, .ordinal = ordinal};
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "multiple of 8", ops->turn(ctx, &turn));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "16384", ops->add_layer_norm(ctx, &norm));
+    carry_device_qk_norm_rotary turn = {.rows = 1, .n = 64, .head = 12, .parts = 1, .ordinal = ordinal};
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "multiple of 8", ops->qk_norm_rotary(ctx, &turn));
     carry_ctx_free(ctx);
 }
 

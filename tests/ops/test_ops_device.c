@@ -2,7 +2,7 @@
    type, size and alignment; tensors in the wrong memory are refused. Skipped aloud where there is no GPU. */
 #include <math.h>
 
-#include "ops/device.h"
+#include "ops/table.h"
 #include "support.h"
 
 enum { GPU = 1, SKIPPED = 77 };
@@ -293,9 +293,9 @@ static void products_are_right_for_every_size_form_and_type(void **unused) {
 static void every_way_to_a_product_gives_the_same(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    const carry_device_ops *ops;
+    const carry_operators *ops;
     int ordinal;
-    assert_ok(ctx, carry_device_ops_of(ctx, &ops, GPU, &ordinal));
+    assert_ok(ctx, carry_operators_of(ctx, &ops, "test", GPU, &ordinal));
     for (int way = 0; ops->ways[way] != NULL; way++) {
         product_case t = {.batch = 3, .m = 96, .n = 72, .k = 264, .type = CARRY_F16, .c_type = CARRY_F32};
         both a = make(ctx, t.type, t.batch, t.m, t.k, 0, 1);

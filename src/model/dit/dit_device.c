@@ -6,7 +6,7 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
-#include "ops/device.h"
+#include "ops/table.h"
 
 typedef struct sizes {
     int64_t T, D, F, S, L, H, d;
@@ -22,7 +22,7 @@ typedef struct buffers {
 typedef struct pass {
     carry_ctx *ctx;
     const carry_dit_device_args *args;
-    const carry_device_ops *ops;
+    const carry_operators *ops;
     int ordinal;
     carry_stream *stream;
     sizes s;
@@ -189,7 +189,7 @@ static carry_status norm(const pass *p, const void *y, const float *gate, const 
                               .eps = p->args->eps,
                               .ordinal = p->ordinal,
                               .stream = p->stream};
-    return p->ops->norm(p->ctx, &args);
+    return p->ops->add_layer_norm(p->ctx, &args);
 }
 
 /* q in place; k and v to their rows of the cache. */
@@ -198,30 +198,31 @@ static carry_status place_keys(const pass *p) {
     int64_t D = p->s.D;
     int64_t at = a->first * D;
     const float *table = a->table.data;
-    carry_device_turn turn = {.rows = p->s.T,
-                              .n = D,
-                              .head = p->s.d,
-                              .part = {{p->b.qkv, p->b.qkv, 3 * D, 3 * D, a->w.norm_q.data, table},
-                                       {(uint16_t *)a->k.data + at, p->b.qkv + D, D, 3 * D, a->w.norm_k.data, table},
-                                       {(uint16_t *)a->v.data + at, p->b.qkv + 2 * D, D, 3 * D, NULL, NULL}},
-                              .parts = 3,
-                              .eps = a->eps,
-                              .ordinal = p->ordinal,
-                              .stream = p->stream};
-    return p->ops->turn(p->ctx, &turn);
+    carry_device_qk_norm_rotary turn = {
+        .rows = p->s.T,
+        .n = D,
+        .head = p->s.d,
+        .part = {{p->b.qkv, p->b.qkv, 3 * D, 3 * D, a->w.norm_q.data, table},
+                 {(uint16_t *)a->k.data + at, p->b.qkv + D, D, 3 * D, a->w.norm_k.data, table},
+                 {(uint16_t *)a->v.data + at, p->b.qkv + 2 * D, D, 3 * D, NULL, NULL}},
+        .parts = 3,
+        .eps = a->eps,
+        .ordinal = p->ordinal,
+        .stream = p->stream};
+    return p->ops->qk_norm_rotary(p->ctx, &turn);
 }
 
 static carry_status norm_cross_queries(const pass *p) {
     int64_t D = p->s.D;
-    carry_device_turn turn = {.rows = p->s.T,
-                              .n = D,
-                              .head = p->s.d,
-                              .part = {{p->b.qkv, p->b.qkv, D, D, p->args->w.cross_norm_q.data, NULL}},
-                              .parts = 1,
-                              .eps = p->args->eps,
-                              .ordinal = p->ordinal,
-                              .stream = p->stream};
-    return p->ops->turn(p->ctx, &turn);
+    carry_device_qk_norm_rotary turn = {.rows = p->s.T,
+                                        .n = D,
+                                        .head = p->s.d,
+                                        .part = {{p->b.qkv, p->b.qkv, D, D, p->args->w.cross_norm_q.data, NULL}},
+                                        .parts = 1,
+                                        .eps = p->args->eps,
+                                        .ordinal = p->ordinal,
+                                        .stream = p->stream};
+    return p->ops->qk_norm_rotary(p->ctx, &turn);
 }
 
 static carry_status attend(const pass *p, const carry_attention_args *args) {
@@ -255,7 +256,7 @@ static carry_status run(const pass *p) {
 carry_status carry_dit_device_block(carry_ctx *ctx, const carry_dit_device_args *args, void *workspace,
                                     size_t workspace_bytes) {
     pass p = {.ctx = ctx, .args = args, .s = sizes_of(args)};
-    CARRY_TRY(carry_device_ops_of(ctx, &p.ops, args->x.device, &p.ordinal));
+    CARRY_TRY(carry_operators_of(ctx, &p.ops, "a block", args->x.device, &p.ordinal));
     CARRY_TRY(check(&p));
     size_t needed = carry_dit_device_workspace(args);
     if (workspace_bytes < needed || (workspace == NULL && needed > 0)) {

@@ -1,0 +1,42 @@
+/* The operators of the CPU. */
+#include "ops/cpu.h"
+
+extern const carry_operators carry_operators_cpu;
+
+const carry_operators carry_operators_cpu = {
+    .backend = "cpu",
+    .fill = carry_cpu_fill,
+    .convert = carry_cpu_convert,
+    .elementwise = carry_cpu_elementwise,
+    .matmul = carry_cpu_matmul,
+    .linear = carry_cpu_linear,
+    .linear_backward = carry_cpu_linear_backward,
+    .rms_norm = carry_cpu_rms_norm,
+    .rms_norm_backward = carry_cpu_rms_norm_backward,
+    .activate = carry_cpu_activate,
+    .activate_backward = carry_cpu_activate_backward,
+    .add_bias = carry_cpu_add_bias,
+    .add_bias_backward = carry_cpu_add_bias_backward,
+    .gated_add = carry_cpu_gated_add,
+    .gated_add_backward = carry_cpu_gated_add_backward,
+    .layer_norm = carry_cpu_layer_norm,
+    .layer_norm_backward = carry_cpu_layer_norm_backward,
+    .row_squares = carry_cpu_row_squares,
+    .rms_scale = carry_cpu_rms_scale,
+    .rotary = carry_cpu_rotary,
+    .swiglu = carry_cpu_swiglu,
+    .swiglu_backward = carry_cpu_swiglu_backward,
+    .conv = carry_cpu_conv,
+    .conv_backward = carry_cpu_conv_backward,
+    .embed = carry_cpu_embed,
+    .embed_backward = carry_cpu_embed_backward,
+    .cross_entropy = carry_cpu_cross_entropy,
+    .linear_cross_entropy = carry_cpu_linear_cross_entropy,
+    .sum_losses = carry_cpu_sum_losses,
+    .sum_squares = carry_cpu_sum_squares,
+    .clip_factor = carry_cpu_clip_factor,
+    .adamw_step = carry_cpu_adamw_step,
+    .conv2d_pack = carry_cpu_conv2d_pack,
+    .conv2d = carry_cpu_conv2d,
+    .matmul_types = "f32",
+};

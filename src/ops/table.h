@@ -1,0 +1,123 @@
+/* The operator table: one const struct of functions per backend; table.c is the only list.
+
+   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h) checks shapes, types, devices and
+   workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and ops/cuda.c
+   list the entries, twins share a stem (norm.c, norm.cu). An entry may rely on those checks. It enqueues its work on
+   the context's stream of the device, waits for nothing and allocates nothing. A missing entry (NULL) is refused by the
+   operator's name. */
+#ifndef CARRY_OPS_TABLE_H
+#define CARRY_OPS_TABLE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/nn.h"
+#include "carry/ops.h"
+#include "ops/conv2d.h"
+#include "ops/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, types, parameters): every operator, with the types of its activations. */
+#define CARRY_REAL "f32 bf16 f16"
+#define CARRY_OPERATOR_LIST(X)                                                                                        \
+    X(fill, "f32 bf16 f16 i64 f64", (carry_ctx * ctx, carry_tensor to, const unsigned char *bits))                    \
+    X(convert, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from))                                     \
+    X(elementwise, CARRY_REAL,                                                                                        \
+      (carry_ctx * ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x, carry_tensor y))                    \
+    X(matmul, NULL,                                                                                                   \
+      (carry_ctx * ctx, carry_tensor c, carry_tensor a, carry_tensor b, const carry_matmul_options *options))         \
+    X(linear, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate))         \
+    X(linear_backward, CARRY_REAL,                                                                                    \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,            \
+       bool accumulate))                                                                                              \
+    X(rms_norm, CARRY_REAL,                                                                                           \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps))                   \
+    X(rms_norm_backward, CARRY_REAL,                                                                                  \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy, carry_tensor x,           \
+       carry_tensor w, carry_tensor z, float eps, bool accumulate, void *workspace))                                  \
+    X(activate, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_activation activation))           \
+    X(activate_backward, CARRY_REAL,                                                                                  \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dy, carry_tensor x, carry_activation activation))               \
+    X(add_bias, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor b))                                        \
+    X(add_bias_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor db, carry_tensor dy))                             \
+    X(gated_add, CARRY_REAL, (carry_ctx * ctx, carry_tensor x, carry_tensor y, carry_tensor g))                       \
+    X(gated_add_backward, CARRY_REAL,                                                                                 \
+      (carry_ctx * ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx, carry_tensor y, carry_tensor g))           \
+    X(layer_norm, CARRY_REAL,                                                                                         \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b, float plus, float eps))       \
+    X(layer_norm_backward, CARRY_REAL,                                                                                \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor db, carry_tensor dy, carry_tensor x,           \
+       carry_tensor w, float plus, float eps, bool accumulate, void *workspace))                                      \
+    X(row_squares, CARRY_REAL, (carry_ctx * ctx, carry_tensor sums, carry_tensor x))                                  \
+    X(rms_scale, CARRY_REAL,                                                                                          \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w, int64_t whole, float eps)) \
+    X(rotary, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse))        \
+    X(swiglu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor gate, carry_tensor up))                      \
+    X(swiglu_backward, CARRY_REAL,                                                                                    \
+      (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy, carry_tensor gate, carry_tensor up))   \
+    X(conv, CARRY_REAL, (carry_ctx * ctx, const carry_conv_args *args))                                               \
+    X(conv_backward, CARRY_REAL, (carry_ctx * ctx, const carry_conv_backward_args *args, void *workspace))            \
+    X(embed, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor table, carry_tensor ids))                     \
+    X(embed_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids))          \
+    X(cross_entropy, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits, carry_tensor targets,         \
+       float scale))                                                                                                  \
+    X(linear_cross_entropy, CARRY_REAL,                                                                               \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW, carry_tensor x, carry_tensor W,        \
+       carry_tensor targets, float scale, void *workspace, size_t workspace_bytes))                                   \
+    X(sum_losses, "f32",                                                                                              \
+      (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor targets, bool accumulate))              \
+    X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))      \
+    X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                 \
+    X(adamw_step, "f32",                                                                                              \
+      (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,             \
+       const carry_adamw *options))                                                                                   \
+    X(conv2d_pack, "f32",                                                                                             \
+      (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                   \
+    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                \
+    X(add_layer_norm, "bf16", (carry_ctx * ctx, const carry_device_norm *norm))                                       \
+    X(qk_norm_rotary, "bf16", (carry_ctx * ctx, const carry_device_qk_norm_rotary *args))
+
+typedef struct carry_operators {
+    const char *backend; /* its name in the device table */
+#define X(name, types, parameters) carry_status(*name) parameters;
+    CARRY_OPERATOR_LIST(X)
+#undef X
+    const char *matmul_types; /* the one operator that takes other types on another backend */
+    /* The ways to a product, and the one that is chosen; way NULL is that one. CARRY_EUNSUPPORTED when it cannot. NULL
+       where carry_matmul is the only one. */
+    const char *const *ways; /* ends with NULL */
+    const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
+    carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
+} carry_operators;
+
+/* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
+   operator's name, when there is no such device or it has no operators. */
+carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operators, const char *name, int device,
+                                int *ordinal);
+carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
+
+/* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */
+#define CARRY_OPERATOR(ctx, operators, name, tensor)                               \
+    const carry_operators *operators;                                              \
+    CARRY_TRY(carry_operators_of(ctx, &operators, #name, (tensor)->device, NULL)); \
+    if (operators->name == NULL) {                                                 \
+        return carry_operator_missing(ctx, operators, #name);                      \
+    }
+
+/* For `carry list ops`: the operators by number; NULL past the end. */
+const char *carry_operator_name(int index);
+/* Types that operator `index` takes on backend number `backend`, "" where it has no entry; NULL when there is no such
+   operator or backend. *name gets the backend's name. */
+const char *carry_operator_types(int index, int backend, const char **name);
+
+/* Names of the ways to a product over all backends; NULL past the end. */
+const char *carry_device_way(int index);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
