@@ -12,14 +12,14 @@
 #define KEYS 48
 #define FORMS 3  /* that are asked for, unless said */
 #define CHUNKS 8 /* of each stream */
-#define OWN 7    /* options that are no keys, and the end */
+#define OWN 8    /* options that are no keys, and the end */
 
 typedef struct dit_desk {
     cli_common common;
     carry_dit_train_options options;
     carry_dit_train_hooks hooks;
     bool resume, eval, turn, redraws, has_unended;
-    const char *show;
+    const char *show, *device;
     int64_t forms, chunks; /* of an examination */
     carry_ctx *ctx;
     char from[CARRY_FILE_PATH]; /* the checkpoint that a run goes on from */
@@ -42,6 +42,7 @@ static void list_options(dit_desk *desk) {
         {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
         {"turn", 0, CLI_FLAG, &desk->turn, NULL, "of --eval: then as many of another prompt, without a cut"},
         {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
+        {"device", 0, CLI_TEXT, &desk->device, "NAME", "cpu, which is where video transformers are trained"},
         {0},
     };
     memcpy(desk->option + n, own, sizeof own);
@@ -203,8 +204,11 @@ static void take_pictures(dit_desk *desk) {
     }
 }
 
-/* What only --eval heeds: within its bounds, and not without it. */
+/* The device; and what only --eval heeds: within its bounds, and not without it. */
 static int check_exam(dit_desk *desk) {
+    if (desk->device != NULL && strcmp(desk->device, "cpu") != 0) {
+        return cli_refuse("--device %.40s: video transformers are trained on the CPU only", desk->device);
+    }
     if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->turn || desk->show != NULL)) {
         return cli_refuse("--forms, --stream, --turn and --show are of an examination: give --eval too");
     }

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "carry/device.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "train/training.h"
@@ -53,10 +54,21 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     return CARRY_OK;
 }
 
+/* Of this process, or of the GPU that is trained on. */
+static double held_bytes(const carry_training *t) {
+    size_t available;
+    size_t total;
+    const int device = t->lm->own.device;
+    if (device == 0 || carry_device_memory(t->ctx, device, &available, &total) != CARRY_OK) {
+        return carry_resident_bytes();
+    }
+    return (double)(total - available);
+}
+
 static void tell(void *training, const carry_steps_report *r) {
     carry_training *t = training;
     const carry_train_hooks *h = t->hooks;
-    const double held = carry_resident_bytes();
+    const double held = held_bytes(t);
     const double tokens_per_s = (double)(r->since * t->loop.seen_each) / r->seconds;
     t->most = held > t->most ? held : t->most;
     const carry_train_report report = {.step = r->step,

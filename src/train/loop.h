@@ -29,7 +29,7 @@ typedef struct carry_train_report {
     double loss, rate, norm;
     double tokens_per_s; /* since the last report, of all ranks, without checkpoints and examinations */
     double mfu;          /* of the peak; NaN when that is unknown */
-    double memory;       /* bytes that this process holds: the most of all reports */
+    double memory;       /* bytes that this process holds, or of the GPU that are in use: the most of all reports */
     double left;         /* seconds */
 } carry_train_report;
 
