@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "carry/delta.h"
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/tensor.h"
 #include "core/error.h"
@@ -26,6 +27,7 @@ typedef struct golden {
     const carry_safetensors *file;
     char name[NAME_LIMIT];
     carry_delta_problem problem;
+    int device;
     void (*report)(void *user, const carry_golden_line *line);
     void *user;
     void *owned[32];
@@ -126,6 +128,41 @@ static carry_status make_tensors(golden *g, tensors *t, carry_dtype dtype) {
     return make(g, &t->dinitial, &states, CARRY_F32);
 }
 
+enum { TENSORS = 16 };
+
+static carry_tensor *tensor_at(tensors *t, int index) {
+    carry_tensor *const all[TENSORS] = {&t->q,      &t->k,      &t->v,  &t->beta,    &t->g,  &t->state,
+                                        &t->grad_o, &t->dstate, &t->o,  &t->final,   &t->dq, &t->dk,
+                                        &t->dv,     &t->dbeta,  &t->dg, &t->dinitial};
+    return all[index];
+}
+
+/* The case's tensors where it runs: copies on a GPU, which go back to `here` after the run. */
+static carry_status move(const golden *g, tensors *to, tensors *from, bool there) {
+    for (int i = 0; i < TENSORS; i++) {
+        const carry_tensor *source = tensor_at(from, i);
+        carry_tensor *target = tensor_at(to, i);
+        size_t bytes = (size_t)carry_tensor_count(source) * carry_dtype_size(source->dtype);
+        if (source->data == NULL) {
+            continue;
+        }
+        if (there) {
+            *target = *source;
+            target->data = NULL;
+            target->device = g->device;
+            CARRY_TRY(carry_device_alloc(g->ctx, &target->data, g->device, bytes));
+        }
+        CARRY_TRY(carry_device_copy(g->ctx, target->data, target->device, source->data, source->device, bytes, NULL));
+    }
+    return carry_stream_wait(g->ctx, g->device, NULL);
+}
+
+static void release(const golden *g, tensors *there) {
+    for (int i = 0; i < TENSORS; i++) {
+        carry_device_free(g->ctx, g->device, tensor_at(there, i)->data);
+    }
+}
+
 /* Sizes come from the tensors, the scale from the metadata: "scale": "0.125" inside the case's text. */
 static carry_status read_problem(golden *g, carry_dtype dtype) {
     const carry_tensor *q = find(g, "q");
@@ -141,6 +178,7 @@ static carry_status read_problem(golden *g, carry_dtype dtype) {
                                        .value_heads = v->shape[2],
                                        .value = v->shape[3],
                                        .dtype = dtype,
+                                       .device = g->device,
                                        .gate = find(g, "g") != NULL ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
                                        .sequences = borders != NULL && borders->rank == 1 ? borders->shape[0] - 1 : 0};
     const char *about = carry_safetensors_metadata(g->file, g->name);
@@ -153,26 +191,26 @@ static carry_status read_problem(golden *g, carry_dtype dtype) {
     return CARRY_OK;
 }
 
-static carry_status run_method(golden *g, tensors *t, const char *method, carry_dtype dtype) {
+/* Forward and backward, on tensors of the device. */
+static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     carry_delta_plan *plan = NULL;
     void *workspace = NULL;
     void *kept = NULL;
-    bool f32 = dtype == CARRY_F32;
-    double bound = f32 ? F32_BOUND : BF16_BOUND;
-    double gradient_bound = f32 ? F32_GRADIENT_BOUND : BF16_GRADIENT_BOUND;
     carry_status status = carry_delta_plan_new(g->ctx, &plan, &g->problem, method);
+    size_t backward = status == CARRY_OK ? carry_delta_backward_workspace(plan) : 0;
+    size_t forward = status == CARRY_OK ? carry_delta_forward_workspace(plan) : 0;
     if (status == CARRY_OK) {
-        workspace = carry_aligned_new(carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan));
-        kept = carry_aligned_new(carry_delta_kept(plan));
-        status =
-            workspace != NULL && kept != NULL ? CARRY_OK : carry_fail(g->ctx, CARRY_EMEMORY, "no memory for a case");
+        status = carry_device_alloc(g->ctx, &workspace, g->device, backward > forward ? backward : forward);
     }
-    bool by_chunks = strcmp(method, "recurrent") != 0;
+    if (status == CARRY_OK) {
+        status = carry_device_alloc(g->ctx, &kept, g->device, carry_delta_kept(plan));
+    }
+    bool keeps = g->device != 0 || strcmp(method, "recurrent") != 0;
     if (status == CARRY_OK) {
         status = carry_delta_forward(plan,
                                      &(carry_delta_forward_args){.o = t->o,
                                                                  .final_state = &t->final,
-                                                                 .kept = by_chunks ? kept : NULL,
+                                                                 .kept = keeps ? kept : NULL,
                                                                  .q = t->q,
                                                                  .k = t->k,
                                                                  .v = t->v,
@@ -180,7 +218,7 @@ static carry_status run_method(golden *g, tensors *t, const char *method, carry_
                                                                  .g = t->has_g ? &t->g : NULL,
                                                                  .initial_state = t->has_state ? &t->state : NULL,
                                                                  .cu_seqlens = t->cu_seqlens},
-                                     workspace, carry_delta_forward_workspace(plan));
+                                     workspace, forward);
     }
     if (status == CARRY_OK) {
         status = carry_delta_backward(plan,
@@ -192,7 +230,7 @@ static carry_status run_method(golden *g, tensors *t, const char *method, carry_
                                                                    .dinitial_state = &t->dinitial,
                                                                    .grad_o = t->grad_o,
                                                                    .dfinal_state = t->has_dstate ? &t->dstate : NULL,
-                                                                   .kept = by_chunks ? kept : NULL,
+                                                                   .kept = keeps ? kept : NULL,
                                                                    .q = t->q,
                                                                    .k = t->k,
                                                                    .v = t->v,
@@ -200,7 +238,37 @@ static carry_status run_method(golden *g, tensors *t, const char *method, carry_
                                                                    .g = t->has_g ? &t->g : NULL,
                                                                    .initial_state = t->has_state ? &t->state : NULL,
                                                                    .cu_seqlens = t->cu_seqlens},
-                                      workspace, carry_delta_backward_workspace(plan));
+                                      workspace, backward);
+    }
+    if (status == CARRY_OK && g->device != 0) {
+        status = carry_stream_wait(g->ctx, g->device, carry_ctx_stream(g->ctx, g->device));
+    }
+    carry_device_free(g->ctx, g->device, workspace);
+    carry_device_free(g->ctx, g->device, kept);
+    carry_delta_plan_free(plan);
+    return status;
+}
+
+static carry_status run_on_device(golden *g, tensors *t, const char *method) {
+    if (g->device == 0) {
+        return run_plan(g, t, method);
+    }
+    tensors there = {
+        .cu_seqlens = t->cu_seqlens, .has_g = t->has_g, .has_state = t->has_state, .has_dstate = t->has_dstate};
+    carry_status status = move(g, &there, t, true);
+    status = status == CARRY_OK ? run_plan(g, &there, method) : status;
+    status = status == CARRY_OK ? move(g, t, &there, false) : status;
+    release(g, &there);
+    return status;
+}
+
+static carry_status run_method(golden *g, tensors *t, const char *method, carry_dtype dtype) {
+    bool f32 = dtype == CARRY_F32;
+    double bound = f32 ? F32_BOUND : BF16_BOUND;
+    double gradient_bound = f32 ? F32_GRADIENT_BOUND : BF16_GRADIENT_BOUND;
+    carry_status status = run_on_device(g, t, method);
+    if (status == CARRY_EUNSUPPORTED && g->device != 0) {
+        return CARRY_OK; /* another method of the GPU has this size */
     }
     const struct {
         const char *name;
@@ -219,9 +287,6 @@ static carry_status run_method(golden *g, tensors *t, const char *method, carry_
             status = compare(g, method, results[i].name, dtype, results[i].tensor, results[i].bound);
         }
     }
-    free(workspace);
-    free(kept);
-    carry_delta_plan_free(plan);
     return status;
 }
 
@@ -229,8 +294,8 @@ static carry_status run_case(golden *g, carry_dtype dtype) {
     tensors t = {0};
     carry_status status = read_problem(g, dtype);
     status = status == CARRY_OK ? make_tensors(g, &t, dtype) : status;
-    for (int i = 0; status == CARRY_OK && carry_delta_name(i) != NULL; i++) {
-        status = run_method(g, &t, carry_delta_name(i), dtype);
+    for (int i = 0; status == CARRY_OK && carry_delta_name_on(g->device, i) != NULL; i++) {
+        status = run_method(g, &t, carry_delta_name_on(g->device, i), dtype);
     }
     while (g->owned_count > 0) {
         free(g->owned[--g->owned_count]);
@@ -238,11 +303,11 @@ static carry_status run_case(golden *g, carry_dtype dtype) {
     return status;
 }
 
-carry_status carry_golden_delta(carry_ctx *ctx, const char *path,
+carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
                                 void (*report)(void *user, const carry_golden_line *line), void *user) {
     carry_safetensors file;
     CARRY_TRY(carry_safetensors_open(ctx, &file, path));
-    golden g = {.ctx = ctx, .file = &file, .report = report, .user = user};
+    golden g = {.ctx = ctx, .file = &file, .device = device, .report = report, .user = user};
     carry_status status = CARRY_OK;
     int cases = 0;
     for (int64_t i = 0; status == CARRY_OK && i < file.count; i++) {

@@ -17,8 +17,8 @@ typedef struct carry_golden_line {
     int column; /* the widest tensor's name, for a table; 0: 15 */
 } carry_golden_line;
 
-/* Runs every case in f32 and in bf16, forward and backward, by every method, and reports each tensor. */
-carry_status carry_golden_delta(carry_ctx *ctx, const char *path,
+/* Runs every case in f32 and in bf16, forward and backward, by every method of the device, and reports each tensor. */
+carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
                                 void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* Whichever path is: such a file, or a folder with config.json, model.safetensors and expected.safetensors, whose

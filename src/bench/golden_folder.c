@@ -4,6 +4,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "carry/delta.h"
 #include "carry/device.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -80,8 +81,8 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, bool *on
 
 static carry_status refuse_device(carry_ctx *ctx, const char *path, int device) {
     return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                      "%s is checked on the CPU only, not on device %d: language models are "
-                      "checked on GPUs",
+                      "%s is checked on the CPU only, not on device %d: language models and "
+                      "the delta rule are checked on GPUs",
                       path, device);
 }
 
@@ -91,7 +92,8 @@ carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
     carry_golden_folder check = NULL;
     char name[64];
     if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) {
-        return device > 0 ? refuse_device(ctx, path, device) : carry_golden_delta(ctx, path, report, user);
+        bool on_gpu = device < 0 && carry_device_count() > 1 && carry_delta_name_on(1, 0) != NULL;
+        return carry_golden_delta(ctx, path, on_gpu ? 1 : device > 0 ? device : 0, report, user);
     }
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') {

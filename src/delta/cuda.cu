@@ -76,7 +76,7 @@ void take_borders(const carry_delta_plan *plan, carry_arena *arena, layout *l) {
 void take_backward(const carry_delta_plan *plan, carry_arena *arena, layout *l, bool kept) {
     const carry_delta_problem *p = &plan->problem;
     const carry_delta_job job = job_of(plan);
-    size_t rows = (size_t)(p->batch * p->tokens * p->value_heads * carry_delta_back_blocks(job.key, job.value));
+    size_t rows = (size_t)(p->batch * p->tokens * p->value_heads * carry_delta_back_blocks(&job, plan->gpu.units));
     size_t K = (size_t)p->key;
     take_borders(plan, arena, l);
     l->part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
@@ -181,7 +181,8 @@ carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_ten
     job.o = carry_delta_array_of(o);
     job.final_state = floats(state);
     if (carry_delta_step_applies(&job)) {
-        CARRY_CUDA_TRY(carry_delta_step_launch(&job, stream), "a step of the delta rule could not be started");
+        CARRY_CUDA_TRY(carry_delta_step_launch(&job, plan->gpu.units, stream),
+                       "a step of the delta rule could not be started");
     } else {
         CARRY_TRY(run(plan, &job, stream));
     }
@@ -222,7 +223,7 @@ carry_delta_back_job back_job_of(const carry_delta_plan *plan, const carry_delta
     back.dinitial = floats(args->dinitial_state);
     back.dA_log = floats(args->dA_log);
     back.ddt_bias = floats(args->ddt_bias);
-    back.blocks = carry_delta_back_blocks(back.job.key, back.job.value);
+    back.blocks = carry_delta_back_blocks(&back.job, plan->gpu.units);
     back.part_q = l->part_q;
     back.part_k = l->part_k;
     back.part_beta = l->part_beta;

@@ -52,15 +52,15 @@ typedef struct carry_delta_back_job {
 
 /* recurrent.cu */
 cudaError_t carry_delta_recurrent_launch(const carry_delta_job *job, cudaStream_t stream);
-/* recurrent_backward.cu: blocks of V, and bytes of stash for a grid of `units` multiprocessors. */
-int64_t carry_delta_back_blocks(int key, int value);
-size_t carry_delta_back_stash(const carry_delta_job *job, int units);
-cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int units, cudaStream_t stream);
+/* recurrent_backward.cu: blocks of V, and bytes of stash, on a GPU with so many multiprocessors. */
+int64_t carry_delta_back_blocks(const carry_delta_job *job, int multiprocessors);
+size_t carry_delta_back_stash(const carry_delta_job *job, int multiprocessors);
+cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int multiprocessors, cudaStream_t stream);
 /* gradients.cu */
 cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaStream_t stream);
 /* step.cu: false: the state is transposed or not aligned, and the plain kernel has to do it. */
 bool carry_delta_step_applies(const carry_delta_job *job);
-cudaError_t carry_delta_step_launch(const carry_delta_job *job, cudaStream_t stream);
+cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream);
 
 /* cuda.cu: what other methods on GPUs need too. The kernels' view of a tensor, or of none; and cu_seqlens (on the CPU,
    checked) copied to device memory through kernel parameters, so that neither the caller's memory nor a stream that is

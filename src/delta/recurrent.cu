@@ -1,8 +1,8 @@
 /* The forward pass on a GPU, token by token: every size and every option, at moderate speed.
 
    A block takes 16 columns of the state of one value head of one sequence, and keeps them in registers (rows.cuh).
-   Tokens come in tiles through shared memory. Columns of M of a range (carry_delta_range) stand behind V's: they start
-   as the identity and no values come in. */
+   Tokens come in tiles through shared memory, each asked for while the one before it is worked on. Columns of M of a
+   range (carry_delta_range) stand behind V's: they start as the identity and no values come in. */
 #include "delta/rows.cuh"
 
 namespace {
@@ -42,6 +42,9 @@ template <int KR, bool KEYS> struct unit {
     int column, r; /* this thread's */
     float S[KR];
     int64_t next, due; /* snapshot, and after how many tokens */
+    delta_tile<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS> k, q; /* of the tile that comes next */
+    delta_tile<tile<KR, KEYS>::TOKENS, COLUMNS, THREADS> v;
+    delta_gates<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS, KEYS> gates;
 
     __device__ void start() {
         if (column >= job.value) { /* M's */
@@ -90,25 +93,38 @@ template <int KR, bool KEYS> struct unit {
         }
     }
 
-    __device__ void load(int64_t t, int count) {
-        constexpr int KP = tile<KR, KEYS>::KP;
+    __device__ int count_from(int64_t t) const {
+        constexpr int TOKENS = tile<KR, KEYS>::TOKENS;
+        return place.length - t < TOKENS ? (int)(place.length - t) : TOKENS;
+    }
+
+    /* Asks for the tile that starts at token t of the sequence. */
+    __device__ void fetch(int64_t t) {
+        if (t >= place.length) {
+            return;
+        }
         int64_t token = place.start + t;
-        int64_t shared_head = head / job.group;
-        bool reads = job.o.data != nullptr;
-        load_tile<KP>(s.k, job.k, place.batch, token, shared_head, count, job.key, 0.0f);
-        if (reads) {
-            load_tile<KP>(s.q, job.q, place.batch, token, shared_head, count, job.key, 0.0f);
+        k.fetch(job.k, place.batch, token, head / job.group, count_from(t), 0, job.key);
+        if (job.o.data != nullptr) {
+            q.fetch(job.q, place.batch, token, head / job.group, count_from(t), 0, job.key);
         }
-        load_gates<KP, KEYS>(s.decay, s.beta, job, place.batch, token, head, count);
-        for (int i = (int)threadIdx.x; i < count * COLUMNS; i += THREADS) {
-            int at = first + i % COLUMNS;
-            s.v[i] =
-                at < job.value ? load_one(job.v, at_of(job.v, place.batch, token + i / COLUMNS, head) + at) : 0.0f;
+        v.fetch(job.v, place.batch, token, head, count_from(t), first, job.value);
+        gates.fetch(job, place.batch, token, head, count_from(t));
+    }
+
+    /* And puts it into shared memory. */
+    __device__ void put(int count) {
+        constexpr int KP = tile<KR, KEYS>::KP;
+        k.put(s.k, job.k);
+        if (job.o.data != nullptr) {
+            q.put(s.q, job.q);
         }
+        v.put(s.v, job.v);
+        gates.put(s.decay, s.beta, job, head);
         __syncthreads();
         if (job.l2norm) {
             normalise_tile<KP>(s.k, count);
-            if (reads) {
+            if (job.o.data != nullptr) {
                 normalise_tile<KP>(s.q, count);
             }
             __syncthreads();
@@ -130,22 +146,23 @@ template <int KR, bool KEYS> struct unit {
     __device__ void run() {
         constexpr int KP = tile<KR, KEYS>::KP;
         constexpr int TOKENS = tile<KR, KEYS>::TOKENS;
+        fetch(0);
         start();
         for (int64_t t = 0; t < place.length; t += TOKENS) {
-            int count = place.length - t < TOKENS ? (int)(place.length - t) : TOKENS;
-            load(t, count);
+            int count = count_from(t);
+            put(count);
+            fetch(t + TOKENS);
             for (int i = 0; i < count; i++) {
-                const float4 *k = reinterpret_cast<const float4 *>(s.k + i * KP);
-                const float4 *q = reinterpret_cast<const float4 *>(s.q + i * KP);
-                float *v = s.v + i * COLUMNS + (int)threadIdx.x / LANES;
+                const float4 *row = reinterpret_cast<const float4 *>(s.k + i * KP);
+                float *here = s.v + i * COLUMNS + (int)threadIdx.x / LANES;
                 keep(t + i);
-                float seen = fade_and_see<KR, KEYS>(S, k, s.decay + (KEYS ? i * KP : i), r);
-                add_outer<KR>(S, k, s.beta[i] * (*v - seen), r);
+                float seen = fade_and_see<KR, KEYS>(S, row, s.decay + (KEYS ? i * KP : i), r);
+                add_outer<KR>(S, row, s.beta[i] * (*here - seen), r);
                 if (job.o.data != nullptr) {
-                    float o = see<KR>(S, q, r);
+                    float o = see<KR>(S, reinterpret_cast<const float4 *>(s.q + i * KP), r);
                     __syncwarp();
                     if (r == 0) {
-                        *v = job.scale * o;
+                        *here = job.scale * o;
                     }
                 }
             }
@@ -157,7 +174,7 @@ template <int KR, bool KEYS> struct unit {
 };
 
 template <int KR, bool KEYS>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, KR >= 32 ? 2 : KR >= 16 ? 3 : 4)
     delta_recurrent(const __grid_constant__ carry_delta_job job, int64_t units, int blocks) {
     __shared__ tile<KR, KEYS> s;
     for (int64_t i = blockIdx.x; i < units; i += gridDim.x) {

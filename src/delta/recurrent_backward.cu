@@ -1,6 +1,6 @@
 /* The backward pass on a GPU, token by token, for every size and option.
 
-   A block takes all of V's columns of one value head of one sequence (a part of them where K V > 16,384) and walks from
+   A block takes some of V's columns of one value head of one sequence (fewer where there are few heads) and walks from
    the last token to the first, the gradient dS of the state in registers. States are made again from those that forward
    kept: of every CARRY_DELTA_SUB-th token of a chunk first, then of every token of such a part; they wait in the stash,
    in global memory, where a thread reads what it wrote itself. With S' = e^g S before the token's own update:
@@ -13,14 +13,14 @@
 
 namespace {
 
-constexpr int THREADS = 512;
-constexpr int WARPS = THREADS / 32;
-constexpr int ACROSS = THREADS / LANES; /* columns side by side */
 constexpr int SUB = CARRY_DELTA_SUB;
 constexpr int KEEP = CARRY_DELTA_KEEP;
 constexpr int SLOTS = KEEP / SUB + SUB; /* states of a block in the stash */
 
-template <int KR, int NC, bool KEYS> struct shared_memory {
+/* KR rows and NC columns of a thread; columns side by side are ACROSS. */
+template <int KR, int NC, int THREADS, bool KEYS> struct shared_memory {
+    static constexpr int WARPS = THREADS / 32;
+    static constexpr int ACROSS = THREADS / LANES;
     static constexpr int KP = KR * LANES;
     static constexpr int WIDTH = ACROSS * NC;
     alignas(16) float k[SUB * KP];
@@ -49,11 +49,13 @@ template <int KR> __device__ __forceinline__ void over_columns(float (&x)[KR], i
     }
 }
 
-template <int KR, int NC, bool KEYS> struct walk {
+template <int KR, int NC, int THREADS, bool KEYS> struct walk {
+    static constexpr int WARPS = THREADS / 32;
+    static constexpr int ACROSS = THREADS / LANES;
     static constexpr int KP = KR * LANES;
     static constexpr int WIDTH = ACROSS * NC;
     const carry_delta_back_job &back;
-    shared_memory<KR, NC, KEYS> &s;
+    shared_memory<KR, NC, THREADS, KEYS> &s;
     int64_t sequence, head, block;
     delta_place place;
     int first, across, r, lane, warp;
@@ -94,26 +96,29 @@ template <int KR, int NC, bool KEYS> struct walk {
         }
     }
 
-    __device__ void load_values(float *to, const carry_delta_array &from, int64_t token, int count) const {
-        for (int i = (int)threadIdx.x; i < count * WIDTH; i += THREADS) {
-            int at = first + i % WIDTH;
-            to[i] = at < back.job.value
-                        ? load_one(from, at_of(from, place.batch, token + i / WIDTH, head) + at)
-                        : 0.0f;
-        }
-    }
-
     /* Tokens t.. of the sequence; with_q: what the way back needs besides. */
     __device__ void load(int64_t t, int count, bool with_q) {
         const carry_delta_job &job = back.job;
         int64_t token = place.start + t;
-        __syncthreads();
-        load_tile<KP>(s.k, job.k, place.batch, token, head / job.group, count, job.key, 0.0f);
-        load_gates<KP, KEYS>(s.decay, s.beta, job, place.batch, token, head, count);
-        load_values(s.r, job.v, token, count);
+        delta_tile<SUB, KP, THREADS> k;
+        delta_tile<SUB, KP, THREADS> q;
+        delta_tile<SUB, WIDTH, THREADS> v;
+        delta_tile<SUB, WIDTH, THREADS> grad;
+        delta_gates<SUB, KP, THREADS, KEYS> gates;
+        k.fetch(job.k, place.batch, token, head / job.group, count, 0, job.key);
+        v.fetch(job.v, place.batch, token, head, count, first, job.value);
+        gates.fetch(job, place.batch, token, head, count);
         if (with_q) {
-            load_tile<KP>(s.q, job.q, place.batch, token, head / job.group, count, job.key, 0.0f);
-            load_values(s.grad_o, back.grad_o, token, count);
+            q.fetch(job.q, place.batch, token, head / job.group, count, 0, job.key);
+            grad.fetch(back.grad_o, place.batch, token, head, count, first, job.value);
+        }
+        __syncthreads(); /* nobody reads the tile before it any more */
+        k.put(s.k, job.k);
+        v.put(s.r, job.v);
+        gates.put(s.decay, s.beta, job, head);
+        if (with_q) {
+            q.put(s.q, job.q);
+            grad.put(s.grad_o, back.grad_o);
         }
         __syncthreads();
         if (job.l2norm) {
@@ -319,101 +324,106 @@ template <int KR, int NC, bool KEYS> struct walk {
     }
 };
 
-template <int KR, int NC, bool KEYS>
-__global__ void __launch_bounds__(THREADS, 1)
+template <int KR, int NC, int THREADS, bool KEYS>
+__global__ void __launch_bounds__(THREADS, 512 / THREADS)
     delta_recurrent_backward(const __grid_constant__ carry_delta_back_job back, int64_t units) {
     extern __shared__ float4 memory[];
-    shared_memory<KR, NC, KEYS> &s = *reinterpret_cast<shared_memory<KR, NC, KEYS> *>(memory);
+    auto &s = *reinterpret_cast<shared_memory<KR, NC, THREADS, KEYS> *>(memory);
     for (int64_t i = blockIdx.x; i < units; i += gridDim.x) {
         int64_t block = i % back.blocks;
         int64_t head = i / back.blocks % back.job.value_heads;
         int64_t sequence = i / back.blocks / back.job.value_heads;
-        walk<KR, NC, KEYS> w = {back,
-                                s,
-                                sequence,
-                                head,
-                                block,
-                                place_of(back.job, sequence),
-                                (int)block * ACROSS * NC,
-                                (int)threadIdx.x / LANES,
-                                (int)threadIdx.x % LANES,
-                                (int)threadIdx.x % 32,
-                                (int)threadIdx.x / 32};
+        walk<KR, NC, THREADS, KEYS> w = {back,
+                                         s,
+                                         sequence,
+                                         head,
+                                         block,
+                                         place_of(back.job, sequence),
+                                         (int)block * NC * (THREADS / LANES),
+                                         (int)threadIdx.x / LANES,
+                                         (int)threadIdx.x % LANES,
+                                         (int)threadIdx.x % 32,
+                                         (int)threadIdx.x / 32};
         w.run();
         __syncthreads();
     }
 }
 
-int64_t units_of(const carry_delta_job *job) {
-    return job->sequences * job->value_heads * carry_delta_back_blocks(job->key, job->value);
+/* How a problem is cut: rows and columns of a thread, threads of a block, blocks of V, and of the grid. */
+struct cut {
+    int rows, columns, threads;
+    int64_t blocks, units, grid;
+};
+
+/* Rows as K asks for. As many columns as leave state and gradient in registers; one, where heads are too few for the
+   GPU. */
+cut cut_of(const carry_delta_job *job, int multiprocessors) {
+    cut c;
+    c.rows = job->key <= 32 ? 4 : job->key <= 64 ? 8 : job->key <= 128 ? 16 : 32;
+    c.threads = c.rows == 32 ? 512 : 256;
+    int across = c.threads / LANES;
+    int64_t heads = job->sequences * job->value_heads;
+    int64_t resident = (int64_t)(512 / c.threads) * (multiprocessors > 0 ? multiprocessors : 1);
+    c.columns = 1;
+    while (c.columns * 2 * c.rows <= 32 && c.columns < 4 && c.columns * across < job->value &&
+           heads * ((job->value + 2 * c.columns * across - 1) / (2 * c.columns * across)) >= resident) {
+        c.columns *= 2;
+    }
+    c.blocks = (job->value + c.columns * across - 1) / (c.columns * across);
+    c.units = heads * c.blocks;
+    c.grid = c.units < resident ? c.units : resident;
+    return c;
 }
 
-/* Columns of a thread: as few as hold V, and no more than leave state and gradient in registers. */
-int rows_of(int key) {
-    return key <= 32 ? 4 : key <= 64 ? 8 : key <= 128 ? 16 : 32;
-}
-
-int columns_of(int key, int value) {
-    int wanted = value <= ACROSS ? 1 : value <= 2 * ACROSS ? 2 : 4;
-    int most = 32 / rows_of(key);
-    return wanted < most ? wanted : most;
-}
-
-int grid_of(const carry_delta_job *job, int units) {
-    int64_t all = units_of(job);
-    int64_t most = units > 0 ? units : 1;
-    return (int)(all < most ? all : most);
-}
-
-template <int KR, int NC, bool KEYS>
-cudaError_t launch_kernel(const carry_delta_back_job *back, int units, cudaStream_t stream) {
-    constexpr int bytes = (int)sizeof(shared_memory<KR, NC, KEYS>);
-    cudaError_t error = cudaFuncSetAttribute(delta_recurrent_backward<KR, NC, KEYS>,
+template <int KR, int NC, int THREADS, bool KEYS>
+cudaError_t launch_kernel(const carry_delta_back_job *back, const cut *c, cudaStream_t stream) {
+    constexpr int bytes = (int)sizeof(shared_memory<KR, NC, THREADS, KEYS>);
+    cudaError_t error = cudaFuncSetAttribute(delta_recurrent_backward<KR, NC, THREADS, KEYS>,
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) {
         return error;
     }
-    delta_recurrent_backward<KR, NC, KEYS><<<(unsigned)grid_of(&back->job, units), THREADS, bytes, stream>>>(
-        *back, units_of(&back->job));
+    delta_recurrent_backward<KR, NC, THREADS, KEYS><<<(unsigned)c->grid, THREADS, bytes, stream>>>(*back, c->units);
     return cudaGetLastError();
 }
 
-template <int KR, int NC> cudaError_t launch(const carry_delta_back_job *back, int units, cudaStream_t stream) {
-    return back->job.by_key ? launch_kernel<KR, NC, true>(back, units, stream)
-                            : launch_kernel<KR, NC, false>(back, units, stream);
+template <int KR, int NC, int THREADS>
+cudaError_t launch(const carry_delta_back_job *back, const cut *c, cudaStream_t stream) {
+    return back->job.by_key ? launch_kernel<KR, NC, THREADS, true>(back, c, stream)
+                            : launch_kernel<KR, NC, THREADS, false>(back, c, stream);
 }
 
 } // namespace
 
-int64_t carry_delta_back_blocks(int key, int value) {
-    int width = ACROSS * columns_of(key, value);
-    return (value + width - 1) / width;
+int64_t carry_delta_back_blocks(const carry_delta_job *job, int multiprocessors) {
+    return cut_of(job, multiprocessors).blocks;
 }
 
-size_t carry_delta_back_stash(const carry_delta_job *job, int units) {
-    size_t state = (size_t)THREADS * (size_t)rows_of(job->key) * (size_t)columns_of(job->key, job->value);
-    return (size_t)grid_of(job, units) * SLOTS * state * sizeof(float);
+size_t carry_delta_back_stash(const carry_delta_job *job, int multiprocessors) {
+    cut c = cut_of(job, multiprocessors);
+    return (size_t)c.grid * SLOTS * (size_t)(c.threads * c.rows * c.columns) * sizeof(float);
 }
 
-cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int units, cudaStream_t stream) {
-    switch (rows_of(back->job.key) * 8 + columns_of(back->job.key, back->job.value)) {
+cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int multiprocessors, cudaStream_t stream) {
+    cut c = cut_of(&back->job, multiprocessors);
+    switch (c.rows * 8 + c.columns) {
     case 4 * 8 + 1:
-        return launch<4, 1>(back, units, stream);
+        return launch<4, 1, 256>(back, &c, stream);
     case 4 * 8 + 2:
-        return launch<4, 2>(back, units, stream);
+        return launch<4, 2, 256>(back, &c, stream);
     case 4 * 8 + 4:
-        return launch<4, 4>(back, units, stream);
+        return launch<4, 4, 256>(back, &c, stream);
     case 8 * 8 + 1:
-        return launch<8, 1>(back, units, stream);
+        return launch<8, 1, 256>(back, &c, stream);
     case 8 * 8 + 2:
-        return launch<8, 2>(back, units, stream);
+        return launch<8, 2, 256>(back, &c, stream);
     case 8 * 8 + 4:
-        return launch<8, 4>(back, units, stream);
+        return launch<8, 4, 256>(back, &c, stream);
     case 16 * 8 + 1:
-        return launch<16, 1>(back, units, stream);
+        return launch<16, 1, 256>(back, &c, stream);
     case 16 * 8 + 2:
-        return launch<16, 2>(back, units, stream);
+        return launch<16, 2, 256>(back, &c, stream);
     default:
-        return launch<32, 1>(back, units, stream);
+        return launch<32, 1, 512>(back, &c, stream);
     }
 }

@@ -1,8 +1,8 @@
 /* Tokens of one head in shared memory as f32, and states in registers: what the plain kernels share.
 
-   A state's column is held by LANES neighbouring threads. Thread r of them has KR of the K rows: row_of(r, e), groups of
-   four that follow each other, so that k and q come from shared memory 16 bytes at a time and without conflicts. Rows
-   beyond K are zero. */
+   A state's column is held by LANES neighbouring threads. Thread r of them has KR of the K rows: row_of(r, e), groups
+   of four that follow each other, so that k and q come from shared memory 16 bytes at a time and without conflicts.
+   Rows beyond K are zero. */
 #ifndef CARRY_DELTA_ROWS_CUH
 #define CARRY_DELTA_ROWS_CUH
 
@@ -28,7 +28,7 @@ static __device__ __forceinline__ delta_place place_of(const carry_delta_job &jo
     return {0, at, job.borders[sequence + 1] - at, at};
 }
 
-/* Where the states that a sequence keeps start: at most tokens/64 + sequences of them, and no two sequences share one. */
+/* Where the states that a sequence keeps start: tokens/64 + sequences are enough, and no two sequences share one. */
 static __device__ __forceinline__ int64_t kept_of(const delta_place &place, int64_t sequence) {
     return place.token / CARRY_DELTA_KEEP + sequence;
 }
@@ -40,6 +40,18 @@ static __device__ __forceinline__ int64_t at_of(const carry_delta_array &array, 
 
 static __device__ __forceinline__ float load_one(const carry_delta_array &array, int64_t at) {
     return carry_load_any(array.data, array.dtype, at);
+}
+
+/* The bits of an element, and its value. Apart, since a value has to be waited for and bits need not be. */
+static __device__ __forceinline__ unsigned load_bits(const carry_delta_array &array, int64_t at) {
+    return array.dtype == CARRY_F32 ? static_cast<const unsigned *>(array.data)[at]
+                                    : static_cast<const unsigned short *>(array.data)[at];
+}
+
+static __device__ __forceinline__ float value_of(const carry_delta_array &array, unsigned bits) {
+    return array.dtype == CARRY_F32    ? __uint_as_float(bits)
+           : array.dtype == CARRY_BF16 ? __uint_as_float(bits << 16)
+                                       : __half2float(__ushort_as_half((unsigned short)bits));
 }
 
 static __device__ __forceinline__ float softplus_of(float x) {
@@ -55,16 +67,38 @@ static __device__ __forceinline__ float beta_of(const carry_delta_job &job, floa
     return job.beta_sigmoid ? job.beta_factor / (1.0f + expf(-beta)) : beta;
 }
 
-/* Rows [count, KP] of a tensor with `size` elements a row, zeros behind them. */
-template <int KP>
-static __device__ void load_tile(float *to, const carry_delta_array &from, int64_t batch, int64_t token, int64_t head,
-                                 int count, int size, float beyond) {
-    for (int i = (int)threadIdx.x; i < count * KP; i += (int)blockDim.x) {
-        int row = i / KP;
-        int at = i % KP;
-        to[i] = at < size ? load_one(from, at_of(from, batch, token + row, head) + at) : beyond;
+/* Rows [count, ROW] of a tensor, from its element `first` on, of which `size` are there; zeros behind them. Bits of a
+   whole tile are asked for first and put into shared memory later: a load takes half a microsecond. */
+template <int COUNT, int ROW, int THREADS> struct delta_tile {
+    static constexpr int EACH = (COUNT * ROW + THREADS - 1) / THREADS;
+    unsigned bits[EACH];
+
+    __device__ __forceinline__ void fetch(const carry_delta_array &from, int64_t batch, int64_t token, int64_t head,
+                                          int count, int first, int size) {
+        const int64_t start = at_of(from, batch, token, head) + first;
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int at = (int)threadIdx.x + j * THREADS;
+            bits[j] = at < count * ROW && at % ROW + first < size
+                          ? load_bits(from, start + (int64_t)(at / ROW) * from.token + at % ROW)
+                          : 0;
+        }
     }
-}
+
+    __device__ __forceinline__ float value(const carry_delta_array &from, int j) const {
+        return value_of(from, bits[j]);
+    }
+
+    __device__ __forceinline__ void put(float *to, const carry_delta_array &from) const {
+#pragma unroll
+        for (int j = 0; j < EACH; j++) {
+            const int at = (int)threadIdx.x + j * THREADS;
+            if (at < COUNT * ROW) {
+                to[at] = value_of(from, bits[j]);
+            }
+        }
+    }
+};
 
 /* Divides rows by their norms, a warp a row. */
 template <int KP> static __device__ void normalise_tile(float *rows, int count) {
@@ -87,25 +121,40 @@ template <int KP> static __device__ void normalise_tile(float *rows, int count) 
     }
 }
 
-/* e^g of every row of the state with a key gate, else one number a token; and beta. */
-template <int KP, bool KEYS>
-static __device__ void load_gates(float *decay, float *beta, const carry_delta_job &job, int64_t batch, int64_t token,
-                                  int64_t head, int count) {
-    if (KEYS) {
-        for (int i = (int)threadIdx.x; i < count * KP; i += (int)blockDim.x) {
-            int at = i % KP;
-            decay[i] = at < job.key ? expf(load_one(job.g, at_of(job.g, batch, token + i / KP, head) + at)) : 1.0f;
+/* The same of the gates: e^g of every row of the state with a key gate, else one number a token; and beta. */
+template <int COUNT, int KP, int THREADS, bool KEYS> struct delta_gates {
+    delta_tile<KEYS ? COUNT : 1, KEYS ? KP : COUNT, THREADS> g;
+    unsigned beta;
+
+    __device__ __forceinline__ void fetch(const carry_delta_job &job, int64_t batch, int64_t token, int64_t head,
+                                          int count) {
+        const bool mine = (int)threadIdx.x < count;
+        beta = mine ? load_bits(job.beta, at_of(job.beta, batch, token + threadIdx.x, head)) : 0;
+        if (KEYS) {
+            g.fetch(job.g, batch, token, head, count, 0, job.key);
+        } else {
+            g.bits[0] = mine && job.gated ? load_bits(job.g, at_of(job.g, batch, token + threadIdx.x, head)) : 0;
         }
     }
-    if ((int)threadIdx.x < count) {
-        int64_t t = token + threadIdx.x;
-        beta[threadIdx.x] = beta_of(job, load_one(job.beta, at_of(job.beta, batch, t, head)));
-        if (!KEYS) {
-            decay[threadIdx.x] =
-                job.gated ? expf(gate_of(job, load_one(job.g, at_of(job.g, batch, t, head)), head)) : 1.0f;
+
+    __device__ __forceinline__ void put(float *decay, float *to_beta, const carry_delta_job &job, int64_t head) const {
+        if (KEYS) {
+#pragma unroll
+            for (int j = 0; j < g.EACH; j++) {
+                const int at = (int)threadIdx.x + j * THREADS;
+                if (at < COUNT * KP) {
+                    decay[at] = expf(g.value(job.g, j));
+                }
+            }
+        }
+        if ((int)threadIdx.x < COUNT) {
+            to_beta[threadIdx.x] = beta_of(job, value_of(job.beta, beta));
+            if (!KEYS) {
+                decay[threadIdx.x] = job.gated ? expf(gate_of(job, value_of(job.g, g.bits[0]), head)) : 1.0f;
+            }
         }
     }
-}
+};
 
 /* Columns of a state in global memory, [K, V] or transposed; `at` counts states. */
 template <int KR>
