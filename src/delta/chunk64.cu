@@ -76,8 +76,9 @@ layout take(const carry_delta_plan *plan, carry_arena *arena, bool backward) {
     layout l;
     l.borders = (int64_t *)carry_arena_take(arena, plan->problem.sequences > 0 ? (size_t)plan->sequences + 1 : 0,
                                             sizeof(int64_t));
-    l.kernels = carry_arena_take(arena, backward ? carry_delta_chunk_back_bytes(&job) : carry_delta_chunk_bytes(&job),
-                                 1);
+    int units = plan->gpu.units;
+    l.kernels = carry_arena_take(
+        arena, backward ? carry_delta_chunk_back_bytes(&job, units) : carry_delta_chunk_bytes(&job, units), 1);
     return l;
 }
 

@@ -8,10 +8,10 @@ using namespace delta_chunk;
 namespace {
 
 struct layout {
-    size_t states, values, dstates, y, partial, bytes;
+    size_t states, values, dstates, y, partial, pairs, bytes;
 };
 
-layout layout_of(const carry_delta_chunk_job *job) {
+layout layout_of(const carry_delta_chunk_job *job, int units) {
     size_t tiles = (size_t)(slots_of(job) * job->value_heads);
     layout l;
     l.states = tiles * CHUNK_BYTES;
@@ -19,7 +19,8 @@ layout layout_of(const carry_delta_chunk_job *job) {
     l.dstates = l.values + tiles * TILE;
     l.y = l.dstates + tiles * STATE_BYTES;
     l.partial = l.y + tiles * TILE;
-    l.bytes = l.partial + tiles * 2 * sizeof(float);
+    l.pairs = l.partial + (tiles * 2 * sizeof(float) + 15) / 16 * 16;
+    l.bytes = l.pairs + pair_bytes(job, units);
     return l;
 }
 
@@ -50,15 +51,17 @@ carry_status run_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, cons
 
 } // namespace
 
-extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job) {
-    return layout_of(job).bytes;
+extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units) {
+    return layout_of(job, units).bytes;
 }
 
 extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal,
                                                    void *on) {
     const carry_delta_chunk_job *job = &b->job;
     cudaStream_t stream = (cudaStream_t)on;
-    layout l = layout_of(job);
+    int units = 0;
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+    layout l = layout_of(job, units);
     char *memory = (char *)job->workspace;
     encoder encode = NULL;
     scan_args a = {};
@@ -80,6 +83,7 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     a.initial_state = job->initial_state;
     a.states = memory + l.states;
     a.values = memory + l.values;
+    a.pairs = (float *)(memory + l.pairs);
     CARRY_TRY(run_scan<KEEP>(ctx, job, a, ordinal, stream));
     CARRY_TRY(make_map(ctx, encode, &a.v, "do", &b->grad_o, job, job->value_heads, 1, ordinal));
     a.initial_state = b->dfinal_state;

@@ -50,11 +50,12 @@ typedef struct carry_delta_chunk_back {
 
 /* Whether this GPU and this build have the kernels. */
 bool carry_delta_chunk_works(int ordinal);
-size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job);
+/* units: multiprocessors of the GPU. */
+size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units);
 /* Enqueued; the job is not read afterwards. CARRY_EUNSUPPORTED names a tensor whose place the copy engine cannot take:
    starts and strides of q, k, v and o are multiples of 16 bytes. */
 carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
-size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job);
+size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units);
 carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal, void *stream);
 
 #ifdef __cplusplus

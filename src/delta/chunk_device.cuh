@@ -28,6 +28,7 @@ constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 struct shape {
     int batch, tokens, heads, value_heads, sequences;
     const int64_t *cu_seqlens;
+    int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
 };
 
 struct sequence_place {
@@ -37,7 +38,9 @@ struct sequence_place {
 /* Packed sequences: cu[i] / 64 + i leaves room for every chunk of the sequences before i. */
 static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int index) {
     if (s.cu_seqlens == nullptr) {
-        return {index, 0, s.tokens, index * ((s.tokens + C - 1) / C)};
+        int batch = index / s.segments, chunk = index % s.segments * s.segment_chunks;
+        return {batch, chunk * C, min(s.tokens - chunk * C, s.segment_chunks * C),
+                batch * ((s.tokens + C - 1) / C) + chunk};
     }
     int first = (int)s.cu_seqlens[index];
     return {0, first, (int)s.cu_seqlens[index + 1] - first, first / C + index};
@@ -48,18 +51,17 @@ struct chunk_place {
 };
 
 static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot) {
-    int low = 0;
     if (s.cu_seqlens == nullptr) {
-        low = slot / ((s.tokens + C - 1) / C);
-    } else {
-        int high = s.sequences - 1; /* the last sequence that starts at or before the slot */
-        while (low < high) {
-            int middle = (low + high + 1) / 2;
-            if ((int)s.cu_seqlens[middle] / C + middle <= slot) {
-                low = middle;
-            } else {
-                high = middle - 1;
-            }
+        int chunks = (s.tokens + C - 1) / C, first = slot % chunks * C;
+        return {slot / chunks, first, min(C, s.tokens - first)};
+    }
+    int low = 0, high = s.sequences - 1; /* the last sequence that starts at or before the slot */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if ((int)s.cu_seqlens[middle] / C + middle <= slot) {
+            low = middle;
+        } else {
+            high = middle - 1;
         }
     }
     sequence_place place = sequence_of(s, low);

@@ -14,7 +14,11 @@
 
        dV' = left (dS K^T) + dO P;   Y = dV' T;   dS = end dS + (fade dO) Q - (fade Y) K
 
-   and stores the dS that leaves every chunk and Y (beta Y is the gradient of v). */
+   and stores the dS that leaves every chunk and Y (beta Y is the gradient of v).
+
+   Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
+   the pair (M, L) of the map S -> M S + L that it is: L is the state it leaves of nothing (of the initial state, in the
+   first segment), M what it leaves of the identity where v is zero. */
 #ifndef CARRY_DELTA_CHUNK_SCAN_CUH
 #define CARRY_DELTA_CHUNK_SCAN_CUH
 
@@ -22,7 +26,7 @@
 
 namespace delta_chunk {
 
-enum scan_kind { FORWARD, KEEP, BACK };
+enum scan_kind { FORWARD, KEEP, BACK, PAIR };
 
 constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
 
@@ -36,6 +40,7 @@ struct scan_args {
     float *final_state;
     bool state_transposed;
     char *states, *values; /* of every chunk, KEEP and BACK */
+    float *pairs;          /* [segments of all sequences, value heads, 2, values, keys]: L, then M */
 };
 
 /* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. */
@@ -53,8 +58,9 @@ template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape
 
 struct scan_item {
     sequence_place at;
-    int sequence, head, value_head, band; /* band: of v, the first of this block's */
+    int sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
     int chunks;
+    bool map; /* PAIR: M */
 };
 
 /* full: a stage was copied; empty: it was read. state, values: the rounded state, V' of a chunk are there; state_read:
@@ -67,11 +73,17 @@ template <typename Shape> static __device__ __forceinline__ scan_item item_of(co
     constexpr unsigned parts = 2 / Shape::GROUPS;
     unsigned at = blockIdx.x / parts;
     scan_item item;
+    item.map = false;
+    if (Shape::KIND == PAIR) {
+        item.map = at % 2 == 1;
+        at /= 2;
+    }
     item.band = (int)(blockIdx.x % parts);
     item.value_head = (int)(at % (unsigned)s.value_heads);
     item.sequence = (int)(at / (unsigned)s.value_heads);
     item.head = item.value_head / (s.value_heads / s.heads);
     item.at = sequence_of(s, item.sequence);
+    item.segment = item.sequence % s.segments;
     item.chunks = (item.at.length + C - 1) / C;
     return item;
 }
@@ -103,7 +115,7 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
         int chunk = Shape::KIND == BACK ? item.chunks - 1 - n : n, row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
-        barrier_expect(barrier, Shape::STAGE - (Shape::KIND == KEEP ? TILE : 0));
+        barrier_expect(barrier, Shape::STAGE - (Shape::KIND == KEEP || Shape::KIND == PAIR ? TILE : 0));
         copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
@@ -111,16 +123,21 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         }
         int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
         copy_bytes(to + Shape::T, a.tiles + tile * CHUNK_BYTES, CHUNK_BYTES, barrier);
-        if (Shape::KIND != KEEP) {
+        if (Shape::KIND != KEEP && Shape::KIND != PAIR) {
             copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
         }
     }
 }
 
-/* Element (value, key) of a packed state, however it lies. */
+/* Element (value, key) of a packed state of a whole sequence, however it lies; and of L or M of a segment. */
 static __device__ __forceinline__ int64_t state_at(const scan_args &a, const scan_item &item, int value, int key) {
-    int64_t from = ((int64_t)item.sequence * a.s.value_heads + item.value_head) * D * D;
+    int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.value_heads + item.value_head) * D * D;
     return from + (a.state_transposed ? value * D + key : key * D + value);
+}
+static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment, bool map,
+                                                  int value, int key) {
+    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * 2 + (map ? 1 : 0);
+    return from * D * D + value * D + key;
 }
 
 /* Sums as the left operand of the next products. */
@@ -146,7 +163,13 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            S[i] = a.initial_state != nullptr ? a.initial_state[state_at(a, item, v, k)] : 0.0f;
+            if (Shape::KIND == PAIR && (item.map || item.segment > 0)) {
+                S[i] = item.map && v == k ? 1.0f : 0.0f;
+            } else if (item.segment > 0) { /* what the fix-up left in the place of the last segment's L */
+                S[i] = a.pairs[pair_at(a, item, item.sequence - 1, false, v, k)];
+            } else {
+                S[i] = a.initial_state != nullptr ? a.initial_state[state_at(a, item, v, k)] : 0.0f;
+            }
         }
     }
     __device__ __forceinline__ void store_state() {
@@ -154,7 +177,11 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            a.final_state[state_at(a, item, v, k)] = S[i];
+            if (Shape::KIND == PAIR) {
+                a.pairs[pair_at(a, item, item.sequence, item.map, v, k)] = S[i];
+            } else {
+                a.final_state[state_at(a, item, v, k)] = S[i];
+            }
         }
     }
     __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
@@ -207,6 +234,9 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             load_matrices_across(w[i], values_at(v, i));
+            if (Shape::KIND == PAIR && item.map) {
+                w[i][0] = w[i][1] = w[i][2] = w[i][3] = 0;
+            }
         }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -229,7 +259,9 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
         }
         products_commit();
-        show_state(n);
+        if (Shape::KIND != PAIR) {
+            show_state(n);
+        }
         float end = fade_of(p.numbers(n), C - 1);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
@@ -252,7 +284,9 @@ template <typename Shape> struct scan_worker {
             product_right(S, r + 4 * i, describe(k + i * 2048, BAND), 1);
         }
         products_commit();
-        show_values(v, n);
+        if (Shape::KIND != PAIR) {
+            show_values(v, n);
+        }
         products_wait<0>();
         keep_below(S);
         if (lane == 0) {
@@ -356,7 +390,9 @@ template <typename Shape> struct scan_worker {
             product_right(S, y + 4 * i, describe(k + i * 2048, BAND), 1);
         }
         products_commit();
-        show_values(v, n);
+        if (Shape::KIND != PAIR) {
+            show_values(v, n);
+        }
         products_wait<0>();
         keep_below(S);
         if (lane == 0) {
@@ -372,7 +408,7 @@ template <typename Shape> struct scan_worker {
                 step(n);
             }
         }
-        if (a.final_state != nullptr) {
+        if (Shape::KIND == PAIR || (a.final_state != nullptr && item.segment + 1 == a.s.segments)) {
             store_state();
         }
     }
@@ -518,7 +554,10 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) scan(const __grid_constant_
     p.state = shared_address(&b.state);
     p.state_read = shared_address(&b.state_read);
     scan_item item = item_of<Shape>(a.s);
-    constexpr int READERS = Shape::KIND == FORWARD ? 4 : 1; /* of the rounded state and of V' */
+    constexpr int READERS = Shape::KIND == FORWARD ? 4 : Shape::KIND == PAIR ? 0 : 1; /* of the rounded state and of V' */
+    if (Shape::KIND == PAIR && (item.segment + 1 == a.s.segments || (item.map && item.segment == 0))) {
+        return; /* nobody asks for it */
+    }
     if (threadIdx.x == 0) {
         for (int i = 0; i < Shape::STAGES; i++) {
             barrier_init(p.full + 8 * i, 1);
@@ -526,7 +565,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) scan(const __grid_constant_
             barrier_init(p.values + 8 * i, 4 * Shape::GROUPS);
         }
         barrier_init(p.state, 4 * Shape::GROUPS);
-        barrier_init(p.state_read, READERS);
+        barrier_init(p.state_read, READERS > 0 ? READERS : 1);
         fence_async();
     }
     __syncthreads();
@@ -541,7 +580,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) scan(const __grid_constant_
         if constexpr (Shape::KIND == FORWARD) {
             scan_output<Shape> me = {a, item, p, warp, lane};
             me.run();
-        } else if (threadIdx.x % 128 == 0) {
+        } else if (Shape::KIND != PAIR && threadIdx.x % 128 == 0) {
             keep_chunks<Shape>(a, item, p);
         }
     } else {
@@ -550,6 +589,47 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) scan(const __grid_constant_
         me.run();
     }
 #endif
+}
+
+/* The state that enters every segment: S' = M S + L, segment after segment, in the place of L. 16 rows of values a
+   block, a thread for each key. */
+static __global__ void __launch_bounds__(128) fix_up(float *pairs, int segments, int value_heads) {
+    __shared__ float S[D][16 + 4]; /* [key][row] */
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
+    int row = (int)blockIdx.x * 16;
+    float sum[16];
+    for (int segment = 0; segment + 1 < segments; segment++) {
+        float *L = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * 2) * D * D;
+        const float *M = L + D * D; /* [value c][key] is M[key][c] */
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            sum[r] = L[(row + r) * D + key];
+        }
+        if (segment > 0) {
+#pragma unroll 8
+            for (int c = 0; c < D; c++) {
+                float m = M[c * D + key];
+                const float4 *s = (const float4 *)S[c];
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    float4 x = s[r];
+                    sum[4 * r] += m * x.x;
+                    sum[4 * r + 1] += m * x.y;
+                    sum[4 * r + 2] += m * x.z;
+                    sum[4 * r + 3] += m * x.w;
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = sum[r];
+            if (segment > 0) {
+                L[(row + r) * D + key] = sum[r];
+            }
+        }
+        __syncthreads();
+    }
 }
 
 } // namespace delta_chunk
