@@ -16,6 +16,9 @@
 #include "ops/device.h"
 #include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
+#include "ops/packed.h"
+#include "ops/rates.h"
+#include "scan/wisdom.h"
 
 #define MAX_COPIES 64
 
@@ -33,7 +36,7 @@ typedef struct instance {
     carry_product_function function;                          /* on the CPU */
     const char *way;                                          /* on a GPU */
     char name[24];
-    char about[96];
+    char about[256];
 } instance;
 
 static const char takes[] = "f32, bf16, f16 (these on a GPU), b (how many), m, n, k (m and k are n unless given), "
@@ -210,24 +213,49 @@ static carry_status choose_there(instance *it, const char *wanted) {
     return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for the CPU", wanted);
 }
 
+/* The way that this machine's rates name: what a process that starts now would take. */
+static carry_status choose_measured(instance *it, const carry_kernels *kernels) {
+    const carry_rates_table *rates;
+    CARRY_TRY(carry_wisdom_rates(it->ctx, &rates, false));
+    const carry_product *s = &it->shape;
+    const char *core = carry_blas_core();
+    const double from = rates->blas_from;
+    bool blas = from > 0.0 && carry_blas_product != NULL && (double)s->m >= from && (double)s->n >= from &&
+                (double)s->k >= from;
+    it->function = blas ? carry_blas_product : kernels->product;
+    (void)snprintf(it->name, sizeof it->name, "%s", blas ? "openblas" : kernels->name);
+    int length = snprintf(it->about, sizeof it->about, "%s: %s%s; 512^3 on one thread: own %.0f GFLOP/s", it->name,
+                          blas ? "cblas_sgemm" : kernels->about,
+                          !blas && carry_packed_pays(kernels, s) ? ", packed" : "", 1e-9 * rates->large_own);
+    if (rates->large_blas > 0.0 && length > 0 && length < (int)sizeof it->about) {
+        (void)snprintf(it->about + length, sizeof it->about - (size_t)length, ", BLAS (core type %s) %.0f",
+                       core != NULL ? core : "unknown", 1e-9 * rates->large_blas);
+    }
+    char line[200];
+    if (carry_blas_misfit(line, sizeof line, core, kernels->name)) {
+        carry_log(it->ctx, CARRY_LOG_WARNING, "%s", line);
+    }
+    return CARRY_OK;
+}
+
 static carry_status choose_here(instance *it, const char *wanted) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(it->ctx, &kernels));
-    if (wanted == NULL && carry_products_choice(it->ctx, kernels, &it->shape) != kernels->product) {
-        wanted = "openblas";
+    if (wanted == NULL) {
+        return choose_measured(it, kernels);
     }
-    if (wanted != NULL && strcmp(wanted, "openblas") == 0 && carry_blas_product != NULL) {
+    if (strcmp(wanted, "openblas") == 0 && carry_blas_product != NULL) {
         it->function = carry_blas_product;
         (void)snprintf(it->name, sizeof it->name, "openblas");
         (void)snprintf(it->about, sizeof it->about, "a loop of cblas_sgemm");
         return CARRY_OK;
     }
-    for (int i = 0; wanted != NULL && carry_device_way(i) != NULL; i++) {
+    for (int i = 0; carry_device_way(i) != NULL; i++) {
         if (strcmp(carry_device_way(i), wanted) == 0) {
             return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for a GPU", wanted);
         }
     }
-    for (int i = 0; wanted != NULL; i++) {
+    for (int i = 0;; i++) {
         kernels = carry_kernels_at(i);
         if (kernels == NULL) {
             return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no product '%s' in this build", wanted);

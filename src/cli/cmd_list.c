@@ -5,6 +5,7 @@
 #include "bench/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
+#include "ops/kernels/kernels.h"
 #ifdef CARRY_HAVE_LAB
 #include "lab/experiment/experiment.h"
 #endif
@@ -73,6 +74,15 @@ static int list_kernels(carry_ctx *ctx, bool json) {
                        : carry_kernels_usable(i) ? ""
                                                  : " (not on this processor)");
         row(json, "kernels", carry_kernels_name(i), about);
+    }
+    const char *core = carry_blas_core();
+    char about[256];
+    char misfit[200];
+    if (carry_blas_product != NULL) {
+        bool warn = carry_blas_misfit(misfit, sizeof misfit, core, carry_ctx_kernels(ctx));
+        (void)snprintf(about, sizeof about, "BLAS, core type %s%s%s", core != NULL ? core : "unknown",
+                       warn ? "; warning: " : "", warn ? misfit : "");
+        row(json, "blas", "openblas", about);
     }
     return CLI_DONE;
 }

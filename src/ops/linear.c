@@ -1,7 +1,8 @@
 /* Linear layers: three products of rows of tokens with a weight.
 
-   A product is cut into tiles of its result, whose sizes depend on shapes alone, and threads take tiles; so the number
-   of threads changes nothing in the sums. Operands of 16 bits are widened beside, block of k after block of k. */
+   Large ones in f32 are packed (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into
+   tiles of the result, whose sizes depend on shapes alone, and threads take tiles: the number of threads changes
+   nothing in the sums. Operands of 16 bits are widened beside, block of k after block of k. */
 #include "ops/linear.h"
 
 #include "carry/nn.h"
@@ -10,11 +11,14 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/matmul.h"
 #include "ops/nn.h"
+#include "ops/packed.h"
 
-/* The largest and the smallest tile. Large ones are packed less often inside BLAS; a result of few large ones, such as
-   a weight's gradient, is cut smaller until there is a tile for every thread of a usual machine. Of BLAS at 512^3, with
-   k in blocks of 512: 97 % at 256 x 256, 92 % at 128 x 128, 90 % at 64 x 128, 88 % at 64 x 64. */
+/* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
+   few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of a usual
+   machine. Of BLAS at 512^3, with k in blocks of 512: 97 % at 256 x 256, 92 % at 128 x 128, 90 % at 64 x 128, 88 % at
+   64 x 64. */
 #define TILE_M 256
 #define TILE_N 512
 #define LEAST_M 64
@@ -28,26 +32,18 @@
 #define MIXED_M 128
 #define MIXED_N 256
 #define MIXED_K 256
-/* Sides from which BLAS is faster, measured with k = 256: 32 tokens 29.0 against 31.9 GFLOP/s, 16 tokens 24.5 against
-   22.9. A fixed number, not the context's measured one, so that results are the same in every context. */
-#define BLAS_FROM 32
-#define BLAS_FROM_K 8
 #define PIECE_FLOPS 1000000
 
 typedef struct job {
+    carry_ctx *ctx;
     const carry_kernels *kernels;
+    carry_product_function function; /* of f32 tiles */
     const carry_mixed_product *p;
     int64_t rows, columns; /* of a tile */
     int64_t row_tiles, column_tiles;
     int64_t k_at, k; /* the block of the sum */
     bool plain;      /* everything is f32 */
 } job;
-
-static void run_product(const carry_kernels *kernels, const carry_product *p) {
-    bool large = p->m >= BLAS_FROM && p->n >= BLAS_FROM && p->k >= BLAS_FROM_K;
-    bool fits = p->a_row <= INT32_MAX && p->b_row <= INT32_MAX && p->c_row <= INT32_MAX; /* tiles do */
-    (large && fits && carry_blas_product != NULL ? carry_blas_product : kernels->product)(p);
-}
 
 /* Element (i, l) of the operand, not transposed. */
 static const char *element(const carry_matrix *a, int64_t i, int64_t l) {
@@ -100,7 +96,11 @@ static void mixed_tile(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t
                               .b_transposed = p->b.transposed};
         part.a = widened(j, &p->a, a, i, l, m, k, &part.a_row);
         part.b = widened(j, &p->b, b, l, n_at, k, n, &part.b_row);
-        run_product(j->kernels, &part);
+        if (j->function == j->kernels->product && carry_packed_pays(j->kernels, &part)) {
+            carry_packed_run(j->ctx, j->kernels, &part, 0);
+        } else {
+            j->function(&part);
+        }
     }
     for (int64_t r = 0; p->c_row != n && r < m; r++) {
         carry_narrow(j->kernels, to + (size_t)(r * p->c_row) * size, c + r * n, p->c_dtype, n);
@@ -110,23 +110,29 @@ static void mixed_tile(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t
     }
 }
 
-static void plain_tile(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t n) {
+/* Rows i.. and columns n_at.. of a product in f32, over the block of k. */
+static carry_product plain_part(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t n) {
     const carry_mixed_product *p = j->p;
     float *c = (float *)p->c + i * p->c_row + n_at;
-    run_product(j->kernels, &(carry_product){.m = m,
-                                             .n = n,
-                                             .k = j->k,
-                                             .count = 1,
-                                             .a = (const float *)(const void *)element(&p->a, i, j->k_at),
-                                             .a_row = p->a.row,
-                                             .b = (const float *)(const void *)element(&p->b, j->k_at, n_at),
-                                             .b_row = p->b.row,
-                                             .c = c,
-                                             .c_row = p->c_row,
-                                             .base = p->accumulate || j->k_at > 0 ? c : NULL,
-                                             .base_row = p->c_row,
-                                             .a_transposed = p->a.transposed,
-                                             .b_transposed = p->b.transposed});
+    return (carry_product){.m = m,
+                           .n = n,
+                           .k = j->k,
+                           .count = 1,
+                           .a = (const float *)(const void *)element(&p->a, i, j->k_at),
+                           .a_row = p->a.row,
+                           .b = (const float *)(const void *)element(&p->b, j->k_at, n_at),
+                           .b_row = p->b.row,
+                           .c = c,
+                           .c_row = p->c_row,
+                           .base = p->accumulate || j->k_at > 0 ? c : NULL,
+                           .base_row = p->c_row,
+                           .a_transposed = p->a.transposed,
+                           .b_transposed = p->b.transposed};
+}
+
+static void plain_tile(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t n) {
+    carry_product part = plain_part(j, i, n_at, m, n);
+    j->function(&part);
 }
 
 static void tiles(void *argument, int64_t begin, int64_t end, int worker) {
@@ -172,7 +178,13 @@ void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const ca
     CARRY_SPAN(ctx, "ops", "linear");
     carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;
-    job j = {.kernels = kernels, .p = p, .plain = plain, .k = p->k};
+    job j = {.ctx = ctx, .kernels = kernels, .p = p, .plain = plain, .k = p->k};
+    carry_product whole = plain_part(&j, 0, 0, p->m, p->n);
+    j.function = carry_products_choice(ctx, kernels, &whole);
+    if (plain && j.function == kernels->product && carry_packed_pays(kernels, &whole)) {
+        carry_packed_run(ctx, kernels, &whole, 0);
+        return;
+    }
     cut_into_tiles(&j);
     int64_t block = plain && p->k > LONG_K ? BLOCK_K : p->k;
     double flops = 2.0 * (double)j.rows * (double)j.columns * (double)block;

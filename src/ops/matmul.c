@@ -11,6 +11,7 @@
 #include "ops/device.h"
 #include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
+#include "ops/packed.h"
 #include "ops/rates.h"
 
 /* A piece of work worth waking a thread for: about 20 us at 50 GFLOP/s. */
@@ -39,6 +40,39 @@ static void run_pieces(void *argument, int64_t begin, int64_t end, int worker) {
         }
         j->product(&p);
     }
+}
+
+typedef struct packed_job {
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    const carry_product *p;
+} packed_job;
+
+static void run_packed_items(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const packed_job *j = argument;
+    for (int64_t item = begin; item < end; item++) {
+        carry_packed_run(j->ctx, j->kernels, j->p, item);
+    }
+}
+
+/* A thread to an item where there is one for each, else all threads to one item after the other. */
+static void run_packed(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product) {
+    packed_job j = {.ctx = ctx, .kernels = kernels, .p = product};
+    if (product->count >= carry_ctx_threads(ctx)) {
+        carry_parallel(ctx, product->count, 1, run_packed_items, &j);
+    } else {
+        run_packed_items(&j, 0, product->count, 0);
+    }
+}
+
+/* The set of kernels whose product this is, or NULL. */
+static const carry_kernels *set_of(carry_product_function function) {
+    const carry_kernels *kernels = NULL;
+    for (int i = 0; (kernels = carry_kernels_at(i)) != NULL && kernels->product != function;) {
+        i++;
+    }
+    return kernels;
 }
 
 static void run_items(void *argument, int64_t begin, int64_t end, int worker) {
@@ -135,12 +169,18 @@ static carry_status product_on_device(carry_ctx *ctx, const carry_tensor *c, con
     return ops->product(ctx, &product, NULL);
 }
 
-static double blas_from(const carry_ctx *ctx) {
-    const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
-    if (rates == NULL) {
-        return CARRY_BLAS_FROM;
+/* Carry's own unless this machine's remembered rates say otherwise, and settled at a context's first product: what was
+   measured while a run was under way, differently on its ranks perhaps, changes nothing in it. */
+static double blas_from(carry_ctx *ctx) {
+    double *settled = carry_packed_blas_from(ctx);
+    if (settled == NULL) {
+        return INFINITY;
     }
-    return rates->blas_from > 0.0 ? rates->blas_from : INFINITY;
+    if (*settled == 0.0) {
+        const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
+        *settled = rates != NULL && rates->remembered && rates->blas_from > 0.0 ? rates->blas_from : INFINITY;
+    }
+    return *settled;
 }
 
 /* BLAS takes rows that do not overlap and strides of an int. */
@@ -171,6 +211,11 @@ void carry_products_by(carry_ctx *ctx, carry_product_function function, const ca
     }
     CARRY_SPAN(ctx, "ops", "products");
     carry_span_work(ctx, flops * (double)product->count, 0.0);
+    const carry_kernels *own = set_of(function);
+    if (own != NULL && carry_packed_pays(own, product)) {
+        run_packed(ctx, own, product);
+        return;
+    }
     job j = {.product = function, .whole = *product, .row_blocks = 1, .rows = product->m};
     int threads = carry_ctx_threads(ctx);
     if (product->count < threads && flops > 2.0 * PIECE_FLOPS) {

@@ -4,14 +4,11 @@
 
 #include "ops/kernels/kernels.h"
 
-/* Until this context's rates are known: products from this size on in all three directions go through OpenBLAS, since
-   it measured faster there (docs/results/matmul.md). */
-#define CARRY_BLAS_FROM 256
-
 /* Like kernels->product, but the items are independent of each other and are spread over threads. */
 void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
 
-/* Which function carry_products would use. */
+/* Which function carry_products would use: kernels->product, by which packed products are meant too where they pay, or
+   OpenBLAS's for sides from the size on that this machine's wisdom names. */
 carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
                                              const carry_product *product);
 /* The same with a given function, whatever the size. */

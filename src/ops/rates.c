@@ -13,6 +13,7 @@
 #include "core/memory.h"
 #include "core/threads.h"
 #include "ops/kernels/kernels.h"
+#include "ops/packed.h"
 
 #define TRIES 3
 #define TRY_SECONDS 250e-6
@@ -23,7 +24,9 @@
 static const int64_t sizes[CARRY_RATE_SIZES] = {4, 8, 16, 32, 64, 128};
 static const int64_t widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
 static const int64_t steps[CARRY_RATE_STEPS] = {4, 32, 256, 2048, 16384};
-static const int64_t blas_sizes[BLAS_SIZES] = {128, 256, 384};
+static const int64_t blas_sizes[BLAS_SIZES] = {128, 256, 512};
+/* OpenBLAS must be so much faster to be chosen: products then do not change with the noise of a measurement. */
+#define BLAS_MARGIN 1.1
 
 typedef struct probe {
     carry_ctx *ctx;
@@ -152,20 +155,40 @@ static void measure_products(probe *p, carry_rates_table *rates) {
     }
 }
 
-/* The smallest size from which OpenBLAS is faster at every size tried. */
-static double measure_blas(probe *p) {
-    double from = 0.0;
-    for (int i = BLAS_SIZES - 1; i >= 0 && carry_blas_product != NULL; i--) {
-        p->n = p->width = blas_sizes[i];
-        p->product = p->kernels->product;
-        double own = time_of(p, call_product);
-        p->product = carry_blas_product;
-        if (time_of(p, call_product) >= own) {
-            break;
-        }
-        from = (double)blas_sizes[i];
+static void call_large(probe *p) {
+    carry_product large = {.m = p->n,
+                           .n = p->n,
+                           .k = p->n,
+                           .count = 1,
+                           .a = p->floats,
+                           .b = p->floats + p->n * p->n,
+                           .c = p->more,
+                           .a_row = p->n,
+                           .b_row = p->n,
+                           .c_row = p->n};
+    if (p->product != carry_blas_product && carry_packed_pays(p->kernels, &large)) {
+        carry_packed_run_alone(p->ctx, p->kernels, &large);
+    } else {
+        p->product(&large);
     }
-    return from;
+}
+
+/* Both ways at every size on one thread, and the smallest size from which OpenBLAS is faster by the margin. */
+static void measure_large(probe *p, carry_rates_table *rates) {
+    bool faster = true;
+    rates->blas_from = rates->large_blas = 0.0;
+    for (int i = BLAS_SIZES - 1; i >= 0; i--) {
+        p->n = blas_sizes[i];
+        double flops = 2.0 * (double)(p->n * p->n * p->n);
+        p->product = p->kernels->product;
+        double own = flops / time_of(p, call_large);
+        p->product = carry_blas_product;
+        double blas = carry_blas_product != NULL ? flops / time_of(p, call_large) : 0.0;
+        rates->large_own = i == BLAS_SIZES - 1 ? own : rates->large_own;
+        rates->large_blas = i == BLAS_SIZES - 1 ? blas : rates->large_blas;
+        faster = faster && blas > BLAS_MARGIN * own;
+        rates->blas_from = faster ? (double)p->n : rates->blas_from;
+    }
 }
 
 static void measure_steps(probe *p, carry_rates_table *rates) {
@@ -198,7 +221,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     memset(p.more, 0, COPY_BYTES);
     measure_products(&p, rates);
     measure_steps(&p, rates);
-    rates->blas_from = measure_blas(&p);
+    measure_large(&p, rates);
     rates->fork = time_of(&p, call_fork);
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
@@ -251,10 +274,11 @@ double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t w
 }
 
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit) {
-    static const char *const names[] = {"apply_call", "fork", "memory", "memory_one", "cache_bytes", "blas_from"};
-    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "size"};
-    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,
-                              &rates->memory_one, &rates->cache_bytes, &rates->blas_from};
+    static const char *const names[] = {"apply_call",  "fork",      "memory",     "memory_one",
+                                        "cache_bytes", "large_own", "large_blas", "blas_from"};
+    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "flop/s", "flop/s", "size"};
+    double *const others[] = {&rates->apply_call,  &rates->fork,      &rates->memory,     &rates->memory_one,
+                              &rates->cache_bytes, &rates->large_own, &rates->large_blas, &rates->blas_from};
     *unit = "s";
     if (index < 0) {
         return NULL;
@@ -289,7 +313,7 @@ bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates) {
     const char *unit;
     double *number;
     for (int i = 0; (number = carry_rates_number(&copy, i, name, &unit)) != NULL; i++) {
-        bool may_be_zero = number == &copy.blas_from;
+        bool may_be_zero = number == &copy.blas_from || number == &copy.large_blas;
         if (!isfinite(*number) || *number < 0.0 || (*number == 0.0 && !may_be_zero) || *number > 1e18) {
             return false;
         }

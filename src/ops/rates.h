@@ -24,7 +24,10 @@ typedef struct carry_rates_table {
     double memory;      /* bytes a second, read and written, beyond the caches, all threads */
     double memory_one;  /* the same, one thread alone */
     double cache_bytes; /* what all threads can keep in their caches */
-    double blas_from;   /* products from this size on go through OpenBLAS; 0: never */
+    double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
+    double large_blas;  /* the same of OpenBLAS; 0: there is none */
+    double blas_from;   /* products from this size on go through OpenBLAS, which is faster by a tenth; 0: never */
+    bool remembered;    /* these come from a file, and are no measurement of this process */
 } carry_rates_table;
 
 /* The table as a list of named numbers, for printing and for the wisdom file; NULL past the end. */

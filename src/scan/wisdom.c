@@ -343,6 +343,9 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
     carry_wisdom *wisdom;
     CARRY_TRY(wisdom_of(ctx, &wisdom));
     carry_rates_table *kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), false);
+    if (kept != NULL) {
+        kept->remembered = true;
+    }
     if (kept != NULL && !again && carry_rates_put(ctx, kept)) {
         return carry_rates_of(ctx, rates, false);
     }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "carry/tensor.h"
+#include "ops/kernels/packed.h"
 #include "ops/kernels/rows.h"
 
 /* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
@@ -67,6 +68,7 @@ typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
     carry_product_function product;
+    const carry_packed *packed; /* for large products; NULL: there are none */
     int columns; /* of a tile of product: b that lies in panels of so many columns is read without gaps */
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
@@ -88,5 +90,9 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels);
 extern const carry_product_function carry_blas_product;
 /* What the library calls itself, or NULL. Also tells it to keep to the calling thread: Carry splits the work. */
 const char *carry_blas_name(void);
+/* The processor that OpenBLAS takes this one for; NULL when it does not tell, or is not there. */
+const char *carry_blas_core(void);
+/* Whether that core type uses less than the processor has, of which `kernels` is the best set; if so, a sentence. */
+bool carry_blas_misfit(char *line, size_t size, const char *core, const char *kernels);
 
 #endif

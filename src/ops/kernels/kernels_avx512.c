@@ -9,6 +9,10 @@
 #define ONE_ROWS 16
 #define DOT_AHEAD 2048
 #define TOKEN_VECTORS 8
+#define PACK_ROWS 14
+#define PACK_VECTORS 2
+#define PACK_DEPTH 256
+#define SQUARE 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 

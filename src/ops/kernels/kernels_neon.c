@@ -10,6 +10,10 @@
 #define ONE_ROWS 8
 #define DOT_AHEAD 0
 #define TOKEN_VECTORS 8
+#define PACK_ROWS 8
+#define PACK_VECTORS 3
+#define PACK_DEPTH 512
+#define SQUARE 4
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
 

@@ -4,6 +4,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "ops/kernels/kernels.h"
+#include "ops/packed.h"
 
 extern const carry_kernels carry_kernels_plain;
 #if defined(__aarch64__)
@@ -50,6 +51,7 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "this processor cannot run the kernels '%s' (%s)", (*kernels)->name,
                           (*kernels)->about);
     }
+    CARRY_TRY(carry_packed_prepare(ctx));
     (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
     ctx->slots[CARRY_SLOT_OPS].data = (void *)(uintptr_t)*kernels;
     return CARRY_OK;

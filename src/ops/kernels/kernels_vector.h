@@ -6,6 +6,8 @@
        PAIR_ROWS        rows of tiles of two vectors
        ONE_ROWS         rows of tiles of one
        DOT_AHEAD        floats that a matrix times a vector is fetched ahead; 0: not
+       PACK_ROWS, PACK_VECTORS: the tile of packed products; PACK_DEPTH: k of a block
+       SQUARE           side of the squares that packing transposes in registers, 4 or 8
        TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
        vec              the vector itself, by vector_size
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
@@ -57,6 +59,7 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
 #include "ops/kernels/vector_diagonal.h"
 #include "ops/kernels/vector_dots.h"
 #include "ops/kernels/vector_product.h"
+#include "ops/kernels/vector_packed.h"
 #include "ops/kernels/vector_token.h"
 
 /* The last few, fewer than a vector, go through a full one. */
@@ -104,7 +107,8 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     narrow(CARRY_F16, to, from, count);
 }
 
-#define VECTOR_KERNELS                                                                                     \
-    .usable = usable, .product = product, .columns = TILE_VECTORS * LANES, .diagonal_scan = diagonal_scan, \
-    .diagonal_apply = diagonal_apply, .delta_token = delta_token, .f32_from_bf16 = f32_from_bf16,          \
-    .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops
+#define VECTOR_KERNELS                                                                                \
+    .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES, \
+    .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,     \
+    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,     \
+    .f16_from_f32 = f16_from_f32, .rows = &row_loops

@@ -1,0 +1,273 @@
+/* Packed products, for matrices beyond the first caches: panels of PACK_ROWS rows of a and of PACK_VECTORS vectors of
+   columns of b lie without gaps, so that the innermost loop reads both from start to end, whatever the strides and the
+   transposition were. The loop is vector_product.h's tile with constant distances.
+
+   Every element of c is one chain of fused multiply-adds over k that begins with base, as in vector_product.h: where
+   a block of k ends, the chain is stored and taken up again unchanged. So packed and unpacked products, cut in any
+   way, give the same bits.
+   Part of kernels_vector.h. */
+#ifndef CARRY_OPS_VECTOR_PACKED_H
+#define CARRY_OPS_VECTOR_PACKED_H
+
+#define PACK_COLUMNS (PACK_VECTORS * LANES)
+/* Rows of a lie this far apart in a panel: whole squares of transposition. */
+#define PACK_STRIDE ((PACK_ROWS + SQUARE - 1) / SQUARE * SQUARE)
+
+/* SQUARE floats: the side of the squares that are transposed in registers. */
+typedef float part __attribute__((vector_size(SQUARE * 4)));
+typedef float part_unaligned __attribute__((vector_size(SQUARE * 4), aligned(4), may_alias));
+
+INLINE part load_part(const float *from) {
+    return *(const part_unaligned *)from;
+}
+
+INLINE void keep_part(float *to, part value) {
+    *(part_unaligned *)to = value;
+}
+
+/* to[l][x] = from[x][l] of a square. Eight lanes are loaded as two halves of four, four lines apart: the last of the
+   three steps is then done by the loads. */
+INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const from[SQUARE], int64_t at) {
+#if SQUARE == 4
+    part a = load_part(from[0] + at);
+    part b = load_part(from[1] + at);
+    part c = load_part(from[2] + at);
+    part d = load_part(from[3] + at);
+    part ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    part ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+    part cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+    part cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+    keep_part(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+    keep_part(to + to_row, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+    keep_part(to + 2 * to_row, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+    keep_part(to + 3 * to_row, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
+#else
+    typedef float half __attribute__((vector_size(16), aligned(4), may_alias));
+    part pair[4];
+    UNROLL
+    for (int64_t side = 0; side < 2; side++) {
+        UNROLL
+        for (int i = 0; i < 4; i++) {
+            half low = *(const half *)(from[i] + at + 4 * side);
+            half high = *(const half *)(from[i + 4] + at + 4 * side);
+            pair[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
+        }
+        part ab_low = __builtin_shufflevector(pair[0], pair[1], 0, 8, 1, 9, 4, 12, 5, 13);
+        part ab_high = __builtin_shufflevector(pair[0], pair[1], 2, 10, 3, 11, 6, 14, 7, 15);
+        part cd_low = __builtin_shufflevector(pair[2], pair[3], 0, 8, 1, 9, 4, 12, 5, 13);
+        part cd_high = __builtin_shufflevector(pair[2], pair[3], 2, 10, 3, 11, 6, 14, 7, 15);
+        float *row = to + 4 * side * to_row;
+        keep_part(row, __builtin_shufflevector(ab_low, cd_low, 0, 1, 8, 9, 4, 5, 12, 13));
+        keep_part(row + to_row, __builtin_shufflevector(ab_low, cd_low, 2, 3, 10, 11, 6, 7, 14, 15));
+        keep_part(row + 2 * to_row, __builtin_shufflevector(ab_high, cd_high, 0, 1, 8, 9, 4, 5, 12, 13));
+        keep_part(row + 3 * to_row, __builtin_shufflevector(ab_high, cd_high, 2, 3, 10, 11, 6, 7, 14, 15));
+    }
+#endif
+}
+
+/* Lines that lie along k. Where fewer than a square are left the last one is repeated: nobody reads those lanes. */
+static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
+    for (int64_t x = 0; x < lines; x += SQUARE) {
+        const float *line[SQUARE];
+        for (int64_t i = 0; i < SQUARE; i++) {
+            line[i] = from + (x + i < lines ? x + i : lines - 1) * row;
+        }
+        int64_t l = 0;
+        for (; l + SQUARE <= k; l += SQUARE) {
+            transpose_square(to + l * stride + x, stride, line, l);
+        }
+        for (; l < k; l++) {
+            for (int64_t i = 0; i < SQUARE; i++) {
+                to[l * stride + x + i] = line[i][l];
+            }
+        }
+    }
+}
+
+/* Lines that lie across k, so many vectors wide. */
+INLINE void pack_vectors(const int vectors, float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t k) {
+    for (int64_t l = 0; l < k; l++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(to + l * stride + v * LANES, load(from + l * row + v * LANES));
+        }
+    }
+}
+
+/* The same of any width: two squares' widths that overlap where that is possible, else one by one. */
+static void pack_across(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
+    if (lines >= SQUARE && lines <= 2 * SQUARE) {
+        for (int64_t l = 0; l < k; l++) {
+            part first = load_part(from + l * row);
+            part last = load_part(from + l * row + lines - SQUARE);
+            keep_part(to + l * stride, first);
+            keep_part(to + l * stride + lines - SQUARE, last);
+        }
+        return;
+    }
+    for (int64_t l = 0; l < k; l++) {
+        for (int64_t x = 0; x < lines; x++) {
+            to[l * stride + x] = from[l * row + x];
+        }
+    }
+}
+
+static void pack_a(float *to, const float *a, ptrdiff_t row, bool transposed, int64_t rows, int64_t k) {
+    if (!transposed) {
+        pack_along(to, PACK_STRIDE, a, row, rows, k);
+    } else {
+        pack_across(to, PACK_STRIDE, a, row, rows, k);
+    }
+}
+
+/* Lanes after the last column are computed with, and must hold numbers. */
+static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, int64_t columns, int64_t k) {
+    for (int64_t l = 0; columns % LANES != 0 && l < k; l++) {
+        keep(to + l * PACK_COLUMNS + columns / LANES * LANES, (vec){0});
+    }
+    if (transposed) {
+        pack_along(to, PACK_COLUMNS, b, row, columns, k);
+    } else if (columns == PACK_COLUMNS) {
+        pack_vectors(PACK_VECTORS, to, PACK_COLUMNS, b, row, k);
+    } else {
+        pack_across(to, PACK_COLUMNS, b, row, columns, k);
+    }
+}
+
+/* One tile of registers: a panel of a times a panel of b. */
+typedef struct packed_place {
+    int64_t k;
+    const float *a, *b, *base;
+    float *c;
+    ptrdiff_t base_row, c_row;
+} packed_place;
+
+INLINE void packed_rows(const int rows, int vectors, const packed_place *o) {
+    switch (vectors) {
+    case 1:
+        tile(rows, 1, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+        break;
+#if PACK_VECTORS > 2
+    case 2:
+        tile(rows, 2, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+        break;
+#endif
+    default:
+        tile(rows, PACK_VECTORS, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+    }
+}
+
+static void packed_registers(int64_t rows, int vectors, const packed_place *o) {
+    switch (rows) {
+    case 1:
+        packed_rows(1, vectors, o);
+        break;
+    case 2:
+        packed_rows(2, vectors, o);
+        break;
+    case 3:
+        packed_rows(3, vectors, o);
+        break;
+    case 4:
+        packed_rows(4, vectors, o);
+        break;
+    case 5:
+        packed_rows(5, vectors, o);
+        break;
+#if PACK_ROWS > 6
+    case 6:
+        packed_rows(6, vectors, o);
+        break;
+    case 7:
+        packed_rows(7, vectors, o);
+        break;
+#endif
+#if PACK_ROWS > 8
+    case 8:
+        packed_rows(8, vectors, o);
+        break;
+    case 9:
+        packed_rows(9, vectors, o);
+        break;
+    case 10:
+        packed_rows(10, vectors, o);
+        break;
+    case 11:
+        packed_rows(11, vectors, o);
+        break;
+#endif
+#if PACK_ROWS > 12
+    case 12:
+        packed_rows(12, vectors, o);
+        break;
+    case 13:
+        packed_rows(13, vectors, o);
+        break;
+#endif
+    default:
+        packed_rows(PACK_ROWS, vectors, o);
+    }
+}
+
+/* The last columns, which do not fill their vector: beside c, and copied. */
+static void packed_edge(int64_t rows, int64_t columns, const packed_place *o) {
+    float beside[PACK_ROWS * PACK_COLUMNS] = {0};
+    packed_place here = *o;
+    here.c = beside;
+    here.c_row = here.base_row = PACK_COLUMNS;
+    here.base = o->base != NULL ? beside : NULL;
+    for (int64_t r = 0; o->base != NULL && r < rows; r++) {
+        memcpy(beside + r * PACK_COLUMNS, o->base + r * o->base_row, (size_t)columns * sizeof *beside);
+    }
+    packed_registers(rows, (int)((columns + LANES - 1) / LANES), &here);
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy(o->c + r * o->c_row, beside + r * PACK_COLUMNS, (size_t)columns * sizeof *beside);
+    }
+}
+
+/* The sums begin with what is in base: the next tile's is asked for while this one is computed. */
+INLINE void fetch_rows(const float *from, ptrdiff_t row, int64_t rows) {
+    for (int64_t r = 0; from != NULL && r < rows; r++) {
+        for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
+            __builtin_prefetch(from + r * row + j, 1);
+        }
+        __builtin_prefetch(from + r * row + PACK_COLUMNS - 1, 1);
+    }
+}
+
+static void packed_tile(const carry_packed_tile *t) {
+    for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
+        int64_t j = q * PACK_COLUMNS;
+        int64_t columns = t->n - j < PACK_COLUMNS ? t->n - j : PACK_COLUMNS;
+        for (int64_t p = t->row_panel; p < t->row_panels_end; p++) {
+            int64_t i = carry_packed_row(p, t->m, t->row_panels);
+            int64_t rows = carry_packed_row(p + 1, t->m, t->row_panels) - i;
+            packed_place o = {.k = t->k,
+                              .a = t->a + p * PACK_STRIDE * t->k,
+                              .b = t->b + q * PACK_COLUMNS * t->k,
+                              .base = t->base != NULL ? t->base + i * t->base_row + j : NULL,
+                              .c = t->c + i * t->c_row + j,
+                              .base_row = t->base_row,
+                              .c_row = t->c_row};
+            if (p + 1 < t->row_panels_end && columns == PACK_COLUMNS) {
+                fetch_rows(o.base != NULL ? o.base + rows * t->base_row : o.c + rows * t->c_row,
+                           o.base != NULL ? t->base_row : t->c_row, PACK_ROWS);
+            }
+            if (columns % LANES == 0) {
+                packed_registers(rows, (int)(columns / LANES), &o);
+            } else {
+                packed_edge(rows, columns, &o);
+            }
+        }
+    }
+}
+
+static const carry_packed packed_kernels = {.rows = PACK_ROWS,
+                                            .stride = PACK_STRIDE,
+                                            .columns = PACK_COLUMNS,
+                                            .depth = PACK_DEPTH,
+                                            .pack_a = pack_a,
+                                            .pack_b = pack_b,
+                                            .tile = packed_tile};
+
+#endif

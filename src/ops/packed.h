@@ -1,0 +1,24 @@
+/* Products through packed panels, over the context's threads. */
+#ifndef CARRY_OPS_PACKED_H
+#define CARRY_OPS_PACKED_H
+
+#include "carry/context.h"
+#include "ops/kernels/kernels.h"
+
+/* Is this product large enough that packing pays? */
+bool carry_packed_pays(const carry_kernels *kernels, const carry_product *product);
+
+/* Item `item` of a product, with the bits of kernels->product whatever the number of threads. May be called by a task
+   of the context's pool, and then stays on its thread. */
+void carry_packed_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product, int64_t item);
+
+/* The first item on this thread alone. */
+void carry_packed_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
+
+/* The size from which this context's products go through OpenBLAS: 0 until it is settled; NULL when not prepared. */
+double *carry_packed_blas_from(carry_ctx *ctx);
+
+/* Makes the context's table of buffers; the buffers themselves are made by who first needs them, and are kept. */
+carry_status carry_packed_prepare(carry_ctx *ctx);
+
+#endif

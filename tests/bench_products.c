@@ -1,0 +1,116 @@
+/* Large products side by side: Carry's packed ones and those of a BLAS that is opened at run time, both with their own
+   threads. Prints GFLOP/s of the best repeat.
+
+       bench_products LIBRARY THREADS SECONDS [SIZE...]      LIBRARY is a libopenblas.so, or "none"
+
+   OPENBLAS_CORETYPE chooses the library's kernels. */
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/carry.h"
+#include "core/clock.h"
+#include "core/memory.h"
+#include "ops/kernels/kernels.h"
+#include "ops/matmul.h"
+
+enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
+
+typedef void (*sgemm_function)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int a_row,
+                               const float *b, int b_row, float beta, float *c, int c_row);
+
+typedef struct bench {
+    carry_ctx *ctx;
+    carry_product p;
+    const carry_kernels *kernels;
+    sgemm_function sgemm;
+} bench;
+
+static void run_own(const bench *b) {
+    carry_products_by(b->ctx, b->kernels->product, &b->p);
+}
+
+static void run_blas(const bench *b) {
+    const carry_product *p = &b->p;
+    b->sgemm(ROW_MAJOR, p->a_transposed ? TRANSPOSED : PLAIN, p->b_transposed ? TRANSPOSED : PLAIN, (int)p->m,
+             (int)p->n, (int)p->k, 1.0f, p->a, (int)p->a_row, p->b, (int)p->b_row, 0.0f, p->c, (int)p->c_row);
+}
+
+/* Seconds of the best repeat within the time given; the two take turns, so that both see the same noise. */
+static void time_both(const bench *b, double seconds, double best[2]) {
+    double flops = 2.0 * (double)b->p.m * (double)b->p.n * (double)b->p.k;
+    int calls = flops < 5e7 ? (int)(5e7 / flops) + 1 : 1;
+    best[0] = best[1] = INFINITY;
+    double until = carry_seconds() + seconds;
+    for (int i = 0; i < 8 || carry_seconds() < until; i++) {
+        int which = b->sgemm != NULL ? i % 2 : 0;
+        double start = carry_seconds();
+        for (int call = 0; call < calls; call++) {
+            (which == 0 ? run_own : run_blas)(b);
+        }
+        double spent = (carry_seconds() - start) / calls;
+        best[which] = spent < best[which] ? spent : best[which];
+    }
+    best[0] = 1e-9 * flops / best[0];
+    best[1] = b->sgemm != NULL ? 1e-9 * flops / best[1] : 0.0;
+}
+
+static void one_size(bench *b, int64_t n, double seconds) {
+    static const char *const forms[] = {"nn", "tn", "nt", "tt"};
+    float *floats = carry_aligned_new((size_t)(3 * n * n) * sizeof(float));
+    for (int64_t i = 0; floats != NULL && i < 3 * n * n; i++) {
+        floats[i] = (float)(i % 13) - 6.0f;
+    }
+    for (int form = 0; floats != NULL && form < 4; form++) {
+        b->p = (carry_product){.m = n, .n = n, .k = n, .count = 1, .a_row = n, .b_row = n, .c_row = n};
+        b->p.a = floats;
+        b->p.b = floats + n * n;
+        b->p.c = floats + 2 * n * n;
+        b->p.a_transposed = (form & 1) != 0;
+        b->p.b_transposed = (form & 2) != 0;
+        double rate[2];
+        time_both(b, seconds, rate);
+        printf("%5d %s %7.1f %7.1f %5.2f\n", (int)n, forms[form], rate[0], rate[1],
+               rate[1] > 0.0 ? rate[0] / rate[1] : 0.0);
+    }
+    free(floats);
+}
+
+int main(int count, char **word) {
+    if (count < 4) {
+        (void)fprintf(stderr, "usage: bench_products LIBRARY THREADS SECONDS [SIZE...]\n");
+        return 2;
+    }
+    bench b = {0};
+    int threads = atoi(word[2]);
+    const char *core = "none";
+    if (strcmp(word[1], "none") != 0) {
+        void *library = dlopen(word[1], RTLD_NOW | RTLD_LOCAL);
+        if (library == NULL) {
+            (void)fprintf(stderr, "%s\n", dlerror());
+            return 2;
+        }
+        *(void **)&b.sgemm = dlsym(library, "cblas_sgemm");
+        void (*set_threads)(int) = NULL;
+        char *(*name)(void) = NULL;
+        *(void **)&set_threads = dlsym(library, "openblas_set_num_threads");
+        *(void **)&name = dlsym(library, "openblas_get_corename");
+        if (set_threads != NULL) {
+            set_threads(threads);
+        }
+        core = name != NULL ? name() : "unknown";
+    }
+    if (carry_ctx_new(&b.ctx, &(carry_ctx_options){.threads = threads, .kernels = getenv("KERNELS")}) != CARRY_OK ||
+        carry_kernels_of(b.ctx, &b.kernels) != CARRY_OK) {
+        (void)fprintf(stderr, "no context\n");
+        return 2;
+    }
+    printf("%s, %d threads; BLAS's core type %s\n size ab    own    blas  ratio\n", b.kernels->name, threads, core);
+    for (int i = 4; i < count; i++) {
+        one_size(&b, atoi(word[i]), atof(word[3]));
+    }
+    carry_ctx_free(b.ctx);
+    return 0;
+}
