@@ -58,6 +58,7 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
 
 #include "ops/kernels/vector_diagonal.h"
 #include "ops/kernels/vector_dots.h"
+#include "ops/kernels/vector_pack.h"
 #include "ops/kernels/vector_product.h"
 #include "ops/kernels/vector_packed.h"
 #include "ops/kernels/vector_token.h"

@@ -13,77 +13,6 @@
 /* Rows of a lie this far apart in a panel: whole squares of transposition. */
 #define PACK_STRIDE ((PACK_ROWS + SQUARE - 1) / SQUARE * SQUARE)
 
-/* SQUARE floats: the side of the squares that are transposed in registers. */
-typedef float part __attribute__((vector_size(SQUARE * 4)));
-typedef float part_unaligned __attribute__((vector_size(SQUARE * 4), aligned(4), may_alias));
-
-INLINE part load_part(const float *from) {
-    return *(const part_unaligned *)from;
-}
-
-INLINE void keep_part(float *to, part value) {
-    *(part_unaligned *)to = value;
-}
-
-/* to[l][x] = from[x][l] of a square. Eight lanes are loaded as two halves of four, four lines apart: the last of the
-   three steps is then done by the loads. */
-INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const from[SQUARE], int64_t at) {
-#if SQUARE == 4
-    part a = load_part(from[0] + at);
-    part b = load_part(from[1] + at);
-    part c = load_part(from[2] + at);
-    part d = load_part(from[3] + at);
-    part ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
-    part ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
-    part cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
-    part cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
-    keep_part(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
-    keep_part(to + to_row, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
-    keep_part(to + 2 * to_row, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
-    keep_part(to + 3 * to_row, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
-#else
-    typedef float half __attribute__((vector_size(16), aligned(4), may_alias));
-    part pair[4];
-    UNROLL
-    for (int64_t side = 0; side < 2; side++) {
-        UNROLL
-        for (int i = 0; i < 4; i++) {
-            half low = *(const half *)(from[i] + at + 4 * side);
-            half high = *(const half *)(from[i + 4] + at + 4 * side);
-            pair[i] = __builtin_shufflevector(low, high, 0, 1, 2, 3, 4, 5, 6, 7);
-        }
-        part ab_low = __builtin_shufflevector(pair[0], pair[1], 0, 8, 1, 9, 4, 12, 5, 13);
-        part ab_high = __builtin_shufflevector(pair[0], pair[1], 2, 10, 3, 11, 6, 14, 7, 15);
-        part cd_low = __builtin_shufflevector(pair[2], pair[3], 0, 8, 1, 9, 4, 12, 5, 13);
-        part cd_high = __builtin_shufflevector(pair[2], pair[3], 2, 10, 3, 11, 6, 14, 7, 15);
-        float *row = to + 4 * side * to_row;
-        keep_part(row, __builtin_shufflevector(ab_low, cd_low, 0, 1, 8, 9, 4, 5, 12, 13));
-        keep_part(row + to_row, __builtin_shufflevector(ab_low, cd_low, 2, 3, 10, 11, 6, 7, 14, 15));
-        keep_part(row + 2 * to_row, __builtin_shufflevector(ab_high, cd_high, 0, 1, 8, 9, 4, 5, 12, 13));
-        keep_part(row + 3 * to_row, __builtin_shufflevector(ab_high, cd_high, 2, 3, 10, 11, 6, 7, 14, 15));
-    }
-#endif
-}
-
-/* Lines that lie along k. Where fewer than a square are left the last one is repeated: nobody reads those lanes. */
-static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
-    for (int64_t x = 0; x < lines; x += SQUARE) {
-        const float *line[SQUARE];
-        for (int64_t i = 0; i < SQUARE; i++) {
-            line[i] = from + (x + i < lines ? x + i : lines - 1) * row;
-        }
-        int64_t l = 0;
-        for (; l + SQUARE <= k; l += SQUARE) {
-            transpose_square(to + l * stride + x, stride, line, l);
-        }
-        for (; l < k; l++) {
-            for (int64_t i = 0; i < SQUARE; i++) {
-                to[l * stride + x + i] = line[i][l];
-            }
-        }
-    }
-}
-
 /* Lines that lie across k, so many vectors wide. */
 INLINE void pack_vectors(const int vectors, float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t k) {
     for (int64_t l = 0; l < k; l++) {
@@ -225,13 +154,14 @@ static void packed_edge(int64_t rows, int64_t columns, const packed_place *o) {
     }
 }
 
-/* The sums begin with what is in base: the next tile's is asked for while this one is computed. */
+/* The sums begin with what is in base: the next tile's is brought into the second cache while this one is computed. Not
+   into the first, where rows 4 KiB apart displace each other. */
 INLINE void fetch_rows(const float *from, ptrdiff_t row, int64_t rows) {
     for (int64_t r = 0; from != NULL && r < rows; r++) {
         for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
-            __builtin_prefetch(from + r * row + j, 1);
+            __builtin_prefetch(from + r * row + j, 0, 2);
         }
-        __builtin_prefetch(from + r * row + PACK_COLUMNS - 1, 1);
+        __builtin_prefetch(from + r * row + PACK_COLUMNS - 1, 0, 2);
     }
 }
 

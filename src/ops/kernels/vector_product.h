@@ -92,11 +92,10 @@ static void pack(float *packed, int64_t stride, const carry_product *p, const fl
         }
         return;
     }
-    for (int64_t x = 0; x < stride; x++) {
-        for (int64_t l = 0; l < k; l++) {
-            packed[l * stride + x] = x < columns ? b[(j + x) * p->b_row + from + l] : 0.0f;
-        }
+    if (columns < stride) {
+        memset(packed, 0, (size_t)(k * stride) * sizeof *packed);
     }
+    pack_along(packed, stride, b + j * p->b_row + from, p->b_row, columns, k);
 }
 
 /* The last columns, fewer than a vector: computed in a vector beside c and copied. b is packed to LANES a row. */
