@@ -44,7 +44,7 @@ static void time_both(const bench *b, double seconds, double best[2]) {
     int calls = flops < 5e7 ? (int)(5e7 / flops) + 1 : 1;
     best[0] = best[1] = INFINITY;
     double until = carry_seconds() + seconds;
-    for (int i = 0; i < 8 || carry_seconds() < until; i++) {
+    for (int i = 0; i < 4 || carry_seconds() < until; i++) {
         int which = b->sgemm != NULL ? i % 2 : 0;
         double start = carry_seconds();
         for (int call = 0; call < calls; call++) {
