@@ -23,7 +23,9 @@
 #define PACK_PIECE ((int64_t)1 << 14)
 #define TILE_PIECE_FLOPS 500000
 
+/* What a context's slot of ops holds. */
 typedef struct buffers {
+    const carry_kernels *kernels;
     int threads;
     double blas_from;
     float *of[]; /* by worker; worker 0 has the shared one */
@@ -170,22 +172,25 @@ static void free_buffers(void *given) {
     free(b);
 }
 
-carry_status carry_packed_prepare(carry_ctx *ctx) {
-    if (ctx->slots[CARRY_SLOT_PACKED].data != NULL) {
-        return CARRY_OK;
-    }
+const carry_kernels *carry_packed_kernels(const carry_ctx *ctx) {
+    const buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    return all != NULL ? all->kernels : NULL;
+}
+
+carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels) {
     buffers *made = calloc(1, sizeof *made + (size_t)carry_ctx_threads(ctx) * sizeof made->of[0]);
     if (made == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a table of %d buffers", carry_ctx_threads(ctx));
     }
+    made->kernels = kernels;
     made->threads = carry_ctx_threads(ctx);
-    ctx->slots[CARRY_SLOT_PACKED].data = made;
-    ctx->slots[CARRY_SLOT_PACKED].free = free_buffers;
+    ctx->slots[CARRY_SLOT_OPS].data = made;
+    ctx->slots[CARRY_SLOT_OPS].free = free_buffers;
     return CARRY_OK;
 }
 
 double *carry_packed_blas_from(carry_ctx *ctx) {
-    buffers *all = ctx->slots[CARRY_SLOT_PACKED].data;
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     return all != NULL ? &all->blas_from : NULL;
 }
 
@@ -201,7 +206,7 @@ static float *buffer_of(buffers *all, int worker, int64_t floats) {
 }
 
 static void run(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product, int64_t item, bool alone) {
-    buffers *all = ctx->slots[CARRY_SLOT_PACKED].data;
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     carry_product one = *product;
     one.count = 1;
     one.a += item * one.a_next;

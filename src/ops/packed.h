@@ -18,7 +18,9 @@ void carry_packed_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const 
 /* The size from which this context's products go through OpenBLAS: 0 until it is settled; NULL when not prepared. */
 double *carry_packed_blas_from(carry_ctx *ctx);
 
-/* Makes the context's table of buffers; the buffers themselves are made by who first needs them, and are kept. */
-carry_status carry_packed_prepare(carry_ctx *ctx);
+/* Keeps the kernels chosen for the context, with a table of its buffers; those themselves are made by who first needs
+   them. carry_packed_kernels is NULL before. */
+carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels);
+const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 
 #endif

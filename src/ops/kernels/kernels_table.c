@@ -42,7 +42,7 @@ const carry_kernels *carry_kernels_at(int index) {
 }
 
 carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
-    *kernels = ctx->slots[CARRY_SLOT_OPS].data;
+    *kernels = carry_packed_kernels(ctx);
     if (*kernels != NULL) {
         return CARRY_OK;
     }
@@ -53,8 +53,7 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
     }
     CARRY_TRY(carry_packed_prepare(ctx));
     (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
-    ctx->slots[CARRY_SLOT_OPS].data = (void *)(uintptr_t)*kernels;
-    return CARRY_OK;
+    return carry_packed_prepare(ctx, *kernels);
 }
 
 const char *carry_kernels_name(int index) {
