@@ -65,7 +65,6 @@ static void test_words_and_sizes_are_understood_or_refused(void **state) {
                {"allscan:wy:p2:h999999999:k999999999", "more than memory can be", CARRY_ESIZE},
                {"delta:p1025", "p1 to p1024", CARRY_ESIZE},
                {"delta:t9223372036854775807:p2", "at most", CARRY_ESIZE},
-               {"delta:p2:keygate", "'keygate'", CARRY_EARGUMENT},
                {"delta:p2:step", "'step'", CARRY_EARGUMENT},
                {"delta:p2:wire=f16", "f32 or bf16", CARRY_EARGUMENT},
                {"delta:p2:groups=none", "groups", CARRY_EARGUMENT},

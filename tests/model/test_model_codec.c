@@ -305,7 +305,7 @@ static void test_tensors_that_do_not_fit_are_refused(void **state) {
     assert_refused(ctx, CARRY_ESHAPE, "rank 3", carry_codec_decode(codec, frames_of(frames, 1), odd));
     odd = latents_of(latents, 1);
     odd.device = 99;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "a codec", carry_codec_decode(codec, frames_of(frames, 1), odd));
+    assert_refused(ctx, CARRY_EDEVICE, "latents", carry_codec_decode(codec, frames_of(frames, 1), odd));
     odd = frames_of(frames, 1);
     odd.stride[2] = WIDTH + 1;
     assert_refused(ctx, CARRY_ESTRIDE, "frames", carry_codec_encode(codec, latents_of(latents, 1), odd));

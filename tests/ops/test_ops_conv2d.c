@@ -233,7 +233,7 @@ static void test_what_does_not_fit_is_refused_by_name(void **state) {
     assert_refused(ctx, CARRY_EDTYPE, "x", carry_conv2d(ctx, &a));
     a = good;
     a.y.device = 99;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "carry_conv2d", carry_conv2d(ctx, &a));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "conv2d: device 99", carry_conv2d(ctx, &a));
     a = good;
     a.x = carry_view_3d(good.x.data, CARRY_F32, 2, 8, 3);
     assert_refused(ctx, CARRY_ESHAPE, "inside the frame", carry_conv2d(ctx, &a));

@@ -14,7 +14,7 @@ STATUSES = (
 )  # fmt: skip
 
 # tensor.h
-DTYPES = ("f32", "bf16", "f16", "i64")
+DTYPES = ("f32", "bf16", "f16", "i64", "f64")
 F32, BF16, F16, I64, F64 = range(5)
 MAX_RANK = 6
 

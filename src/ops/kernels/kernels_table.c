@@ -51,7 +51,6 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "this processor cannot run the kernels '%s' (%s)", (*kernels)->name,
                           (*kernels)->about);
     }
-    CARRY_TRY(carry_packed_prepare(ctx));
     (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
     return carry_packed_prepare(ctx, *kernels);
 }
