@@ -222,9 +222,14 @@ static carry_status allocate_reference(instance *it) {
     return CARRY_OK;
 }
 
+/* Not by fmax: gcc 12 for ARM dies of it at -O3. A NaN counts for nothing. */
+static double larger_of(double so_far, double number) {
+    return fabs(number) > so_far ? fabs(number) : so_far;
+}
+
 static double largest_of(const double *numbers, size_t count, double so_far) {
     for (size_t i = 0; i < count; i++) {
-        so_far = fmax(so_far, fabs(numbers[i]));
+        so_far = larger_of(so_far, numbers[i]);
     }
     return so_far;
 }
@@ -250,7 +255,7 @@ static carry_status make_reference(instance *it) {
     it->met[1] = largest_of(it->leaving, size, it->met[0]);
     const float *own = it->sets[0].args.L.data;
     for (size_t i = 0; i < size; i++) {
-        it->met[1] = fmax(it->met[1], fabs((double)own[i]));
+        it->met[1] = larger_of(it->met[1], (double)own[i]);
     }
     if (next >= 0 && next < carry_comm_size(it->base.comm)) {
         CARRY_TRY(carry_send(it->base.comm, it->leaving, size * sizeof(double), next, REFERENCE_TAG));
