@@ -120,6 +120,12 @@ same_pictures() {
     done
     [ "$(find "$folder/1:mesh" -name 'frame-*.ppm' | wc -l)" = 9 ] || fail "not 9 frames"
     diff -r "$folder/1:mesh" "$folder/2:pipeline" > /dev/null || fail "a stage of its own changes the pictures"
+    expect 2 'is not empty' stream $small --chunks 1 --out "$folder/1:mesh"
+    diff -r "$folder/1:mesh" "$folder/2:pipeline" > /dev/null || fail "a refused folder was written to"
+    mkdir "$folder/linked" && echo mine > "$folder/mine" && ln -s "$folder/mine" "$folder/linked/frame-000000.ppm"
+    expect 2 'frame-000000.ppm cannot be written' stream $small --chunks 1 --out "$folder/linked" --overwrite
+    [ "$(cat "$folder/mine")" = mine ] || fail "a frame was written through a symbolic link"
+    expect 0 'chunk' stream $small --chunks 1 --out "$folder/1:mesh" --overwrite
 }
 
 pages() {
@@ -168,7 +174,7 @@ full_disk() {
     [ "$(find "$folder/full" -name 'frame-*' | wc -l)" = 4 ] || fail "half a picture is left"
     timeout 60 "$carry" stream $small --serve --headless 2>&1 | grep -q 'built without the page' && return
     ln -s /dev/full "$folder/full/frame-000004.ppm"
-    timeout 60 "$carry" stream $small --chunks 4 --json --out "$folder/full" --serve --port 0 > "$out" 2> "$err"
+    timeout 60 "$carry" stream $small --chunks 4 --json --out "$folder/full" --overwrite --serve --port 0 > "$out" 2> "$err"
     code=$?
     [ $code = 1 ] || fail "pictures on a full disk end with $code: $(cat "$err")"
     grep -q '^carry: not all was saved: .*frame-000004.ppm cannot be written' "$err" || fail "not said: $(cat "$err")"

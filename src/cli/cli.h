@@ -93,6 +93,9 @@ int cli_failed(carry_ctx *ctx);
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
 char *cli_read_all(FILE *from, const char *name, size_t *length);
 
+/* What a terminal would obey, control characters and escape sequences, is made into ?, in place. Returns text. */
+char *cli_make_plain(char *text);
+
 /* CLI_IMPOSSIBLE with a sentence when this store, given by name to be read, is not there: opening would make it, and
    hide a typo. NULL is as good as there. */
 int cli_store_there(const char *path);

@@ -228,11 +228,12 @@ static int conclude(session *s, int code) {
     if (stored != CARRY_OK) {
         code = cli_failed(s->ctx); /* the trace may still find its place */
     }
-    if (carry_file_replace(s->ctx, s->asked->output, s->trace, s->trace_length) != CARRY_OK) {
+    const bool written = carry_file_replace(s->ctx, s->asked->output, s->trace, s->trace_length) == CARRY_OK;
+    if (!written) {
         code = cli_failed(s->ctx);
     }
     cli_profile_print(s->ctx, &s->hotspots, s->asked->common.json, (int)s->asked->top);
-    cli_profile_print_end(&s->hotspots, s->asked->common.json, s->asked->output, s->run,
+    cli_profile_print_end(&s->hotspots, s->asked->common.json, written ? s->asked->output : NULL, s->run,
                           s->store != NULL ? carry_store_path(s->store) : NULL);
     return code;
 }

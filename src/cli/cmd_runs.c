@@ -35,9 +35,13 @@ static const char *date_text(char text[24], double seconds) {
     return text;
 }
 
-static void print_line(const wish *w, const carry_run_line *line) {
+static void print_line(const wish *w, carry_run_line *line) {
     char date[24];
     if (!w->json) {
+        char *const texts[] = {line->kind, line->state, line->decision, line->name};
+        for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+            (void)cli_make_plain(texts[i]);
+        }
         (void)printf("%5lld  %-16s  %-10s  %-11s  %-10s  %7lld  %s\n", (long long)line->id,
                      date_text(date, line->started), line->kind, line->state, line->decision, (long long)line->results,
                      line->name);
@@ -139,6 +143,35 @@ static void print_run(const carry_run *run) {
     }
 }
 
+/* All texts of a run, which are its own: a store may come from anywhere. */
+static void make_plain(carry_run *run) {
+    char *const texts[] = {run->kind, run->name, run->command, run->commit, run->state, run->decision, run->note};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        (void)cli_make_plain(texts[i]);
+    }
+    for (int i = 0; i < run->facts; i++) {
+        (void)cli_make_plain(run->fact[i].name);
+        (void)cli_make_plain(run->fact[i].value);
+    }
+    for (int i = 0; i < run->artefacts; i++) {
+        (void)cli_make_plain(run->artefact[i].name);
+    }
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *is = &run->result[i].is;
+        const char *const owned[] = {is->problem, is->method, is->device, is->reason};
+        for (size_t j = 0; j < sizeof owned / sizeof owned[0]; j++) {
+            (void)cli_make_plain((char *)(uintptr_t)owned[j]);
+        }
+    }
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        const char *const owned[] = {c->side, c->text, c->verdict, c->reason};
+        for (size_t j = 0; j < sizeof owned / sizeof owned[0]; j++) {
+            (void)cli_make_plain((char *)(uintptr_t)owned[j]);
+        }
+    }
+}
+
 static int show_runs(wish *w) {
     if (w->words < 2) {
         return cli_refuse("runs show needs a run: a number, a name, or last");
@@ -152,6 +185,7 @@ static int show_runs(wish *w) {
         if (w->json) {
             status = carry_export_json(w->ctx, stdout, run);
         } else {
+            make_plain(run);
             print_run(run);
         }
         carry_run_free(run);
@@ -330,7 +364,7 @@ static int collect_garbage(wish *w) {
         }
         if (!w->json) {
             (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)lines[i].id,
-                         lines[i].name, lines[i].state);
+                         cli_make_plain(lines[i].name), lines[i].state);
         }
         deleted++;
         if (w->yes && carry_store_delete(w->store, lines[i].id) != CARRY_OK) {

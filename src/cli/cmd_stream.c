@@ -154,6 +154,7 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"record-to", 0, CLI_TEXT, &w->record_to, "FOLDER", "where the page may record to"},
         {"quality", 0, CLI_NUMBER, &w->quality, "N", "of JPEG, 1 to 100 (85)"},
         {"out", 0, CLI_TEXT, &w->out, "FOLDER", "every frame as a file, frame-000000.ppm"},
+        {"overwrite", 0, CLI_FLAG, &w->overwrite, NULL, "--out: into a folder that is not empty"},
         {"headless", 0, CLI_FLAG, &w->headless, NULL, "without a page (the default)"},
         {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "add work to stage 0, for experiments"},
         {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "add work to stage 1"},

@@ -1,5 +1,7 @@
 /* carry stream: where frames go: to viewers and recordings, where this build has them, and into files. */
+#include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +217,23 @@ static carry_status picture_path(const stream_desk *desk, char path[CARRY_FILE_P
                                                   : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
 }
 
+/* Frames of two streams in one folder could not be told apart. A stream that is started again goes on in its own. */
+static carry_status check_empty(const stream_desk *desk, carry_ctx *ctx) {
+    DIR *folder = opendir(desk->wish.out);
+    if (folder == NULL) {
+        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", desk->wish.out, strerror(errno));
+    }
+    bool is_empty = true;
+    for (const struct dirent *entry = readdir(folder); entry != NULL && is_empty; entry = readdir(folder)) {
+        is_empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
+    }
+    (void)closedir(folder);
+    return is_empty || desk->wish.overwrite || desk->options.restarts > 0
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EARGUMENT, "--out %s is not empty: give another folder, or --overwrite",
+                            desk->wish.out);
+}
+
 carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
     struct stream_page *page = calloc(1, sizeof *page);
     desk->page = page;
@@ -226,6 +245,7 @@ carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
         if (mkdir(desk->wish.out, 0777) != 0 && errno != EEXIST) {
             return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be made: %s", desk->wish.out, strerror(errno));
         }
+        CARRY_TRY(check_empty(desk, ctx));
         page->row = malloc((size_t)(3 * desk->options.width * desk->options.height));
         if (page->row == NULL) {
             return carry_fail(ctx, CARRY_EMEMORY, "no memory for a picture");
@@ -253,7 +273,8 @@ static carry_status write_picture(stream_desk *desk, const float *pixels) {
             page->row[3 * i + c] = (unsigned char)(value > 0.0f ? 255.0f * (value < 1.0f ? value : 1.0f) + 0.5f : 0.0f);
         }
     }
-    FILE *file = fopen(path, "wb");
+    const int opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666); /* not through a link */
+    FILE *file = opened >= 0 ? fdopen(opened, "wb") : NULL;
     bool is_written = file != NULL;
     if (file != NULL) {
         is_written = fprintf(file, "P6\n%lld %lld\n255\n", (long long)desk->options.width,

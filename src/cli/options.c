@@ -244,6 +244,17 @@ const char *cli_shown(char shown[64], const char *text) {
     return shown;
 }
 
+char *cli_make_plain(char *text) {
+    for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
+        if (*at < 0x20 || *at == 0x7f) {
+            *at = '?';
+        } else if (*at == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) { /* the same in eight bits, as UTF-8 */
+            at[0] = at[1] = '?';
+        }
+    }
+    return text;
+}
+
 int cli_refuse(const char *format, ...) {
     if (cli_process_rank() > 0) {
         return CLI_IMPOSSIBLE;

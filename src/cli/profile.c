@@ -161,7 +161,9 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
                            const char *store) {
     if (json) {
         cli_json_open();
-        cli_json_text("trace", trace);
+        if (trace != NULL) {
+            cli_json_text("trace", trace);
+        }
         cli_json_integer("events", hotspots->events);
         cli_json_integer("dropped", hotspots->dropped);
         cli_json_integer("ranks", hotspots->ranks);
@@ -194,7 +196,7 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
         (void)printf("CUPTI lost %lld events of GPUs: they are neither on the trace nor among the hotspots\n",
                      (long long)hotspots->gpu_lost);
     }
-    (void)printf("trace: %s (ui.perfetto.dev opens it)", trace);
+    (void)(trace != NULL ? printf("trace: %s (ui.perfetto.dev opens it)", trace) : printf("no trace was written"));
     if (store != NULL) {
         (void)printf("; run %lld in %s", (long long)run, store);
     }

@@ -6,7 +6,7 @@
 
 /* Hotspots by category, then the top places and those that have tokens, then the top kernels. */
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);
-/* Where the trace and the run are; store may be NULL. */
+/* Where the trace and the run are; trace (none was written) and store may be NULL. */
 void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char *trace, int64_t run,
                            const char *store);
 carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, const carry_hotspots *b, bool json,

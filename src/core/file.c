@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -138,6 +139,25 @@ static carry_status cannot_write(carry_ctx *ctx, carry_file_writing *writing, in
     return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", writing->path, strerror(code));
 }
 
+/* mkostemp would make it for its owner alone; this one is for whomever the umask allows. */
+static void open_beside(carry_file_writing *writing) {
+    static const char letters[] = "abcdefghijklmnopqrstuvwxyz012345";
+    char *name = writing->beside + strlen(writing->beside) - 6;
+    for (int tries = 0; tries < 100; tries++) {
+        unsigned char dice[6];
+        if (getrandom(dice, sizeof dice, 0) != (ssize_t)sizeof dice) {
+            break;
+        }
+        for (size_t i = 0; i < sizeof dice; i++) {
+            name[i] = letters[dice[i] % 32];
+        }
+        writing->file = open(writing->beside, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (writing->file >= 0 || errno != EEXIST) {
+            break;
+        }
+    }
+}
+
 carry_status carry_file_begin(carry_ctx *ctx, carry_file_writing *writing, const char *path) {
     writing->path = path;
     writing->file = -1;
@@ -152,7 +172,7 @@ carry_status carry_file_begin(carry_ctx *ctx, carry_file_writing *writing, const
         return carry_fail(ctx, CARRY_EIO, "%s is not a regular file", path);
     }
     make_folders(path);
-    writing->file = mkostemp(writing->beside, O_CLOEXEC);
+    open_beside(writing);
     return writing->file >= 0 ? CARRY_OK
                               : carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
 }
@@ -165,7 +185,7 @@ carry_status carry_file_write(carry_ctx *ctx, carry_file_writing *writing, const
 }
 
 carry_status carry_file_commit(carry_ctx *ctx, carry_file_writing *writing) {
-    if (writing->file < 0 || fchmod(writing->file, 0644) != 0 || fsync(writing->file) != 0) {
+    if (writing->file < 0 || fsync(writing->file) != 0) {
         return cannot_write(ctx, writing, writing->file < 0 ? EBADF : errno);
     }
     int file = writing->file;

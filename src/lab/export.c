@@ -124,9 +124,12 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     return CARRY_OK;
 }
 
-/* In quotes, quotes doubled: RFC 4180. */
+/* In quotes, quotes doubled: RFC 4180. Spreadsheets run what begins with one of these, unless a ' stands before it. */
 static void csv_text(FILE *to, const char *text) {
     (void)fputc('"', to);
+    if (*text != '\0' && strchr("=+-@\t\r", *text) != NULL) {
+        (void)fputc('\'', to);
+    }
     for (; *text != '\0'; text++) {
         if (*text == '"') {
             (void)fputc('"', to);

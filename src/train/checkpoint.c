@@ -35,7 +35,7 @@ static carry_status make_folders(carry_ctx *ctx, const char *path) {
 static carry_status lock(carry_ctx *ctx, carry_run_folder *folder) {
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(ctx, path, folder->path, ".lock"));
-    folder->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    folder->lock = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (folder->lock < 0) {
         return cannot(ctx, folder->path);
     }

@@ -66,7 +66,7 @@ static carry_status take_lock(carry_climb *climb) {
     char path[CLIMB_PATH + 32];
     char holder[32] = "";
     (void)snprintf(path, sizeof path, "%s/carry-climb.lock", climb->git);
-    climb->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    climb->lock = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (climb->lock < 0) {
         return carry_fail(climb->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
     }

@@ -216,7 +216,7 @@ carry_status carry_avi_new(carry_ctx *ctx, carry_avi **made, const char *path, i
     *avi = (carry_avi){.width = width, .height = height, .fps = fps, .bytes = HEADER};
     avi->limit = limit < CARRY_AVI_LIMIT ? limit : CARRY_AVI_LIMIT;
     memcpy(avi->path, path, strlen(path) + 1);
-    avi->file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    avi->file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (avi->file < 0) {
         carry_status status = carry_fail(ctx, CARRY_EIO, "the recording %s cannot be made: %s", path, strerror(errno));
         free(avi);
