@@ -103,6 +103,14 @@ template <typename Shape> struct scan_worker {
             fade[i] = *(const float2 *)(numbers + FADE_K + 8 * i);
             beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
         }
+        float end = fade_of(p.numbers(n), C - 1);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] *= end;
+        }
+        if (!Shape::LOCAL) {
+            show_state(n);
+        }
         products_wait<0>();
         keep_below(X);
 #pragma unroll
@@ -119,14 +127,6 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
         }
         products_commit();
-        if (!Shape::LOCAL) {
-            show_state(n);
-        }
-        float end = fade_of(p.numbers(n), C - 1);
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            S[i] *= end;
-        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             fade[i] = *(const float2 *)(numbers + LEFT_K + 8 * i);
