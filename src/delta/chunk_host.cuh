@@ -43,14 +43,16 @@ static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, s
     int units = 0;
     CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     int64_t lanes = job->sequences * job->value_heads;
-    int segments = KIND == BACK ? 1 : segments_of(job, units);
+    int segments = segments_of(job, units);
     if (segments > 1) {
         int chunks = (int)((job->tokens + C - 1) / C);
         a.s.segment_chunks = (chunks + segments - 1) / segments;
         a.s.segments = (chunks + a.s.segment_chunks - 1) / a.s.segment_chunks;
         lanes *= a.s.segments;
-        CARRY_TRY((launch_scan<1, 3, PAIR>(ctx, a, 2 * lanes, ordinal, stream)));
-        fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads)), 128, 0, stream>>>(
+        constexpr bool BACKWARD = KIND == BACK; /* M is there from KEEP then */
+        CARRY_TRY((launch_scan<1, 3, BACKWARD ? BACK_PAIR : PAIR>(ctx, a, BACKWARD ? lanes : 2 * lanes, ordinal,
+                                                                  stream)));
+        fix_up<BACKWARD><<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads)), 128, 0, stream>>>(
             a.pairs, a.s.segments, (int)job->value_heads);
         CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
         return launch_scan<1, 3, KIND>(ctx, a, lanes, ordinal, stream);
