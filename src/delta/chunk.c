@@ -100,17 +100,6 @@ static void normalise(float *rows, float *norms, int64_t tokens, int64_t size) {
     }
 }
 
-static void transpose(float *to, const float *from, int64_t rows, int64_t columns, int64_t to_stride) {
-    for (int64_t i0 = 0; i0 < rows; i0 += 8) {
-        int64_t i1 = i0 + 8 < rows ? i0 + 8 : rows;
-        for (int64_t j = 0; j < columns; j++) {
-            for (int64_t i = i0; i < i1; i++) {
-                to[j * to_stride + i] = from[i * columns + j];
-            }
-        }
-    }
-}
-
 /* to[i, j] = rows[i] . k[j] for j up to the end of i's block: the rest of the square is never read. */
 static void lower_products(const carry_delta_plan *plan, const carry_delta_rows *rows, float *to, const float *from) {
     int64_t K = plan->problem.key;
@@ -158,7 +147,7 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
     int64_t K = plan->problem.key;
     load_rows(plan, in, batch, first, head, tokens, rows);
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
-        transpose(rows->k_across, rows->k, tokens, K, plan->chunk);
+        plan->kernels->transpose(rows->k_across, plan->chunk, rows->k, K, tokens, K);
         lower_products(plan, rows, rows->kk, rows->k);
         if (rows->with_q) {
             lower_products(plan, rows, rows->qk, rows->q);

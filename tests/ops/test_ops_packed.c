@@ -133,10 +133,34 @@ static void a_core_type_that_uses_less_than_the_processor_has_is_named(void **un
     assert_false(carry_blas_misfit(line, sizeof line, NULL, "avx512"));
 }
 
+static void matrices_are_transposed_and_nothing_beside_them_is_written(void **unused) {
+    (void)unused;
+    static const int64_t sizes[][2] = {{1, 1}, {3, 9}, {8, 8}, {17, 4}, {64, 33}, {7, 130}};
+    const carry_kernels *kernels;
+    for (int set = 0; (kernels = carry_kernels_at(set)) != NULL; set++) {
+        for (size_t i = 0; kernels->usable() && i < sizeof sizes / sizeof sizes[0]; i++) {
+            int64_t rows = sizes[i][0];
+            int64_t columns = sizes[i][1];
+            float *from = random_floats(5, rows * (columns + 1));
+            float *to = random_floats(6, columns * (rows + 2));
+            float *before = random_floats(6, columns * (rows + 2));
+            kernels->transpose(to, rows + 2, from, columns + 1, rows, columns);
+            for (int64_t j = 0; j < columns * (rows + 2); j++) {
+                int64_t x = j % (rows + 2);
+                assert_true(to[j] == (x < rows ? from[x * (columns + 1) + j / (rows + 2)] : before[j]));
+            }
+            free(from);
+            free(to);
+            free(before);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(packed_products_have_the_bits_of_unpacked_ones),
         cmocka_unit_test(matrices_larger_than_the_buffer_are_cut),
+        cmocka_unit_test(matrices_are_transposed_and_nothing_beside_them_is_written),
         cmocka_unit_test(the_choice_is_own_unless_wisdom_remembers_otherwise),
         cmocka_unit_test(a_core_type_that_uses_less_than_the_processor_has_is_named),
     };

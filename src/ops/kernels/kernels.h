@@ -78,6 +78,9 @@ typedef struct carry_kernels {
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);
     void (*f16_from_f32)(uint16_t *to, const float *from, int64_t count);
     const carry_rows *rows;
+    /* to[j*to_row + i] = from[i*from_row + j] for i < rows, j < columns; they do not overlap. */
+    void (*transpose)(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
+                      int64_t columns);
 } carry_kernels;
 
 /* Slowest first; NULL past the end. */

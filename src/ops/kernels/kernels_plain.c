@@ -112,6 +112,15 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     }
 }
 
+static void transpose(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
+                      int64_t columns) {
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < columns; j++) {
+            to[j * to_row + i] = from[i * from_row + j];
+        }
+    }
+}
+
 const carry_kernels carry_kernels_plain = {
     .name = "plain",
     .about = "portable C, the specification",
@@ -126,4 +135,5 @@ const carry_kernels carry_kernels_plain = {
     .bf16_from_f32 = bf16_from_f32,
     .f16_from_f32 = f16_from_f32,
     .rows = &row_loops,
+    .transpose = transpose,
 };

@@ -112,4 +112,4 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES, \
     .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,     \
     .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,     \
-    .f16_from_f32 = f16_from_f32, .rows = &row_loops
+    .f16_from_f32 = f16_from_f32, .rows = &row_loops, .transpose = transpose

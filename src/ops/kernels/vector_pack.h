@@ -74,4 +74,15 @@ static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t
     }
 }
 
+static void transpose(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
+                      int64_t columns) {
+    int64_t squares = rows / SQUARE * SQUARE;
+    pack_along(to, to_row, from, from_row, squares, columns);
+    for (int64_t j = 0; squares < rows && j < columns; j++) {
+        for (int64_t i = squares; i < rows; i++) {
+            to[j * to_row + i] = from[i * from_row + j];
+        }
+    }
+}
+
 #endif
