@@ -23,7 +23,8 @@
 extern "C" {
 #endif
 
-/* y[t] = W x[t]: y [T, out], x [T, in], W [out, in]. */
+/* y[t] = W x[t]: y [T, out], x [T, in], W [out, in]. On a GPU a large product of 16-bit types that is added to what is
+   there is rounded before it is added too, and weights of f32 under activations of 16 bits are slow: keep a copy. */
 CARRY_API carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate);
 /* dx = dy W and dW += dy^T x; either may be absent. */
 CARRY_API carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
@@ -131,7 +132,9 @@ CARRY_API carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable,
 CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits,
                                            carry_tensor logits, carry_tensor targets, float scale);
 /* The same with logits = W x, never whole in memory: block after block of tokens. dx, dW (added to) as of
-   carry_linear_backward, either absent: loss only. */
+   carry_linear_backward, either absent: loss only. On a GPU a block has as many tokens as the workspace holds logits
+   of in f32: more than the least makes it faster, until a few thousand tokens, and dlogits are of the type of x and W.
+ */
 CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
                                                   carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
                                                   void *workspace, size_t workspace_bytes);
