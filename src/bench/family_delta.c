@@ -294,14 +294,14 @@ static double bound_of(const carry_tensor *result) {
     return 64.0 * 0x1p-24 + carry_unit_roundoff(result->dtype);
 }
 
-/* A GPU's gradients against the CPU's; those of the CPU, and those that it lacks, by a difference of the reference. */
+/* A GPU's gradients against the CPU's; those of the CPU by a difference of the reference. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     const carry_delta_problem *p = &it->problem;
     CARRY_TRY(prepare_backward(it));
     CARRY_TRY(carry_delta_set_poison(it->ctx, &it->sets[0], &it->host));
     CARRY_TRY(run_set(it, &it->sets[0]));
     CARRY_TRY(carry_delta_set_download(it->ctx, &it->host, &it->sets[0]));
-    if (p->device != 0 && p->gate != CARRY_DELTA_KEY_GATE) {
+    if (p->device != 0) {
         return carry_delta_gradients_cpu(it->ctx, &it->host, p, it->initial, deviations, count);
     }
     if (p->dtype != CARRY_F32) {
