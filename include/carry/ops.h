@@ -31,10 +31,11 @@ typedef struct carry_matmul_options {
    c: [batch, m, n], a: [batch, m, k], b: [batch, k, n]; the last index of each has stride 1; c overlaps neither a nor
    b. A batch stride of 0 repeats one matrix; elements of c do not overlap (CARRY_ESTRIDE). k = 0 gives zeros. options
    may be NULL. On the CPU: f32, by Carry's own kernels, packed where that pays; through OpenBLAS from the size on
-   where the wisdom file remembers that it was faster by a tenth (carry list rates). On a GPU: a and b are both f32, bf16 or f16, c is f32 or of their type, sums are f32.
-   Small matrices go through tensor cores; f32 is split into two parts of 11 bits there, which keeps a product to 2^-21
-   of its magnitude, and infinities become NaN. Sides over 64 and sums over 256 go through cuBLASLt, in f32 proper;
-   where that is not installed, a warning says so once and Carry's kernels do those too. */
+   where the wisdom file remembers that it was faster by a tenth (carry list rates). On a GPU: a and b are both f32,
+   bf16 or f16, c is f32 or of their type, sums are f32. Small matrices go through tensor cores; f32 is split into two
+   parts of 11 bits there, which keeps a product to 2^-21 of its magnitude, and infinities become NaN. Sides over 64 and
+   sums over 256 go through cuBLASLt, in f32 proper; where that is not installed, a warning says so once and Carry's
+   kernels do those too. */
 CARRY_API carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
                                     const carry_matmul_options *options);
 

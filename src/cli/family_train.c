@@ -237,8 +237,12 @@ static carry_status train_into(session *s, const char *folder) {
     (void)snprintf(options.out, sizeof options.out, "%s", folder);
     options.steps = s->steps;
     options.eval_every = s->steps == it->options.steps ? s->steps : 0;
-    const carry_train_hooks hooks = {
-        .stop = cli_interrupted, .started = hear_start, .report = hear_step, .examined = hear_exam, .user = s, .device = it->device};
+    const carry_train_hooks hooks = {.stop = cli_interrupted,
+                                     .started = hear_start,
+                                     .report = hear_step,
+                                     .examined = hear_exam,
+                                     .user = s,
+                                     .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
     carry_status status = carry_train_run(comm, &options, &hooks);
     carry_comm_free(comm);

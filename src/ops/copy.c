@@ -1,4 +1,5 @@
 /* Copies between devices, and constants: whole packed tensors, enqueued on the context's stream. */
+#include <math.h>
 #include <string.h>
 
 #include "carry/device.h"
@@ -52,7 +53,7 @@ static void encode(unsigned char bits[8], carry_dtype dtype, double value) {
 carry_status carry_fill(carry_ctx *ctx, carry_tensor to, double value) {
     CARRY_OPERATOR(ctx, operators, fill, &to)
     CARRY_TRY(expect_packed(ctx, "to", &to, &to));
-    if (to.dtype == CARRY_I64 && !(value >= -0x1p53 && value <= 0x1p53)) {
+    if (to.dtype == CARRY_I64 && !(fabs(value) <= 9007199254740992.0)) {
         return carry_fail(ctx, CARRY_ERANGE, "%g cannot be the value of an i64 tensor: -2^53 to 2^53 can", value);
     }
     unsigned char bits[8] = {0};

@@ -83,6 +83,7 @@ extern "C" {
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */
+/* NOLINTNEXTLINE(bugprone-macro-parentheses): a declaration takes none */
 #define X(name, types, parameters) carry_status(*name) parameters;
     CARRY_OPERATOR_LIST(X)
 #undef X
@@ -101,12 +102,14 @@ carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operator
 carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
 
 /* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */
+/* NOLINTBEGIN(bugprone-macro-parentheses): names of members and of a variable */
 #define CARRY_OPERATOR(ctx, operators, name, tensor)                               \
     const carry_operators *operators;                                              \
     CARRY_TRY(carry_operators_of(ctx, &operators, #name, (tensor)->device, NULL)); \
     if (operators->name == NULL) {                                                 \
         return carry_operator_missing(ctx, operators, #name);                      \
     }
+/* NOLINTEND(bugprone-macro-parentheses) */
 
 /* For `carry list ops`: the operators by number; NULL past the end. */
 const char *carry_operator_name(int index);

@@ -226,7 +226,11 @@ static void test_names_and_sizes(void **state) {
         carry_dtype dtype;
         const char *name;
         size_t size;
-    } known[] = {{CARRY_F32, "f32", 4}, {CARRY_BF16, "bf16", 2}, {CARRY_F16, "f16", 2}, {CARRY_I64, "i64", 8}, {CARRY_F64, "f64", 8}};
+    } known[] = {{CARRY_F32, "f32", 4},
+                 {CARRY_BF16, "bf16", 2},
+                 {CARRY_F16, "f16", 2},
+                 {CARRY_I64, "i64", 8},
+                 {CARRY_F64, "f64", 8}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         carry_dtype parsed = (carry_dtype)-1;
         assert_string_equal(carry_dtype_name(known[i].dtype), known[i].name);

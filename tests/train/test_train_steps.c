@@ -1,5 +1,5 @@
-/* The loop over steps with a trainee of two weights: the sums of steps may be read after each or many steps later, as on
-   a GPU, and a step that is not finite is found, named and kept from the weights either way. */
+/* The loop over steps with a trainee of two weights: the sums of steps may be read after each or many steps later, as
+   on a GPU, and a step that is not finite is found, named and kept from the weights either way. */
 #include "train_support.h"
 
 #include "train/steps.h"
