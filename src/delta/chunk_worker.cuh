@@ -153,7 +153,7 @@ template <typename Shape> struct scan_worker {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
-    /* V' or Y of a chunk, in the place of v, for whoever stores or uses it. */
+    /* V' or Y of a chunk, in the place of v, for the warps that store or use it. */
     __device__ __forceinline__ void show_values(uint32_t v, int n) {
         uint32_t values[16];
         pack_all(values, X);

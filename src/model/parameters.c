@@ -76,10 +76,11 @@ carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype)
     if (own->low != NULL) {
         return own->low_dtype == dtype
                    ? CARRY_OK
-                   : carry_fail(own->ctx, CARRY_EUNSUPPORTED,
-                                "the weights have copies in %s already: one type of 16 bits can be had at a time, not "
-                                "%s too",
-                                carry_dtype_name(own->low_dtype), carry_dtype_name(dtype));
+                   : carry_fail(
+                         own->ctx, CARRY_EUNSUPPORTED,
+                         "the weights have copies in %s already: only one 16-bit type at a time is supported, not "
+                         "%s too",
+                         carry_dtype_name(own->low_dtype), carry_dtype_name(dtype));
     }
     own->low_dtype = dtype;
     CARRY_TRY(take(own, &own->low, carry_dtype_size(dtype), "the 16-bit copies of the weights"));

@@ -19,7 +19,7 @@ carry_status carry_store_prepare(carry_store *store, sqlite3_stmt **statement, c
 /* A statement that gives no rows, run and finalized. */
 carry_status carry_store_exec(carry_store *store, const char *doing, sqlite3_stmt *statement);
 /* CARRY_EUNSUPPORTED when the folder .carry of this path, the store in it or the jobs beside that exist and belong to
-   another user. For a store that was found by walking upwards: whoever owns it decides what is run from it. */
+   another user. For a store that was found by walking upwards: its owner decides what is run from it. */
 carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
 /* Statements without values or rows. */
 carry_status carry_store_script(carry_store *store, const char *doing, const char *sql);

@@ -1,5 +1,5 @@
 /* Connections as they come in, and how many there may be: in all, of one address, and of one address without a request.
-   The oldest of those gives way to a new one, so that whoever opens connections and says nothing locks nobody out. */
+   The oldest of those gives way to a new one, so that silent connections cannot lock others out. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
