@@ -115,13 +115,17 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     char gflops[32];
     char gbytes[32];
     char share[32] = "-";
+    char products[32] = "-"; /* methods that do not count them */
+    if (r->counts.products > 0) {
+        (void)snprintf(products, sizeof products, "%lld", (long long)r->counts.products);
+    }
     if (!isnan(r->share)) {
         (void)snprintf(share, sizeof share, "%.0f %%", 100.0 * r->share);
     }
     bool best = r->median == fastest;
-    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9lld %8s %7s  %6s  %8s  %s%s%s%s%s\n", best ? cli_green() : "",
-                 r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats,
-                 (long long)r->counts.products, rate_text(gflops, 1e-9 * r->counts.flops / r->median),
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9s %8s %7s  %6s  %8s  %s%s%s%s%s\n", best ? cli_green() : "",
+                 r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats, products,
+                 rate_text(gflops, 1e-9 * r->counts.flops / r->median),
                  rate_text(gbytes, 1e-9 * r->counts.bytes / r->median), share, s->options.unchecked ? "-" : error,
                  cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
                  cli_overlapped(overlapped, r->counts.overlap, r->counts.slower_stage), r->planned ? "planned" : "",

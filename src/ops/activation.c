@@ -14,17 +14,13 @@ typedef struct job {
     carry_activation activation;
 } job;
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static void activate_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     float x[CARRY_PIECE];
     float to[CARRY_PIECE];
     for (int64_t at = begin; at < end; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, end);
+        int64_t count = carry_piece(at, end);
         j->kernels->rows->activate(carry_piece_out(to, &j->to, at), carry_piece_in(j->kernels, x, &j->x, at, count),
                                    count, j->activation);
         carry_piece_done(j->kernels, to, &j->to, at, count);
@@ -38,7 +34,7 @@ static void activate_backward_range(void *argument, int64_t begin, int64_t end, 
     float dy[CARRY_PIECE];
     float to[CARRY_PIECE];
     for (int64_t at = begin; at < end; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, end);
+        int64_t count = carry_piece(at, end);
         j->kernels->rows->activate_backward(carry_piece_out(to, &j->to, at),
                                             carry_piece_in(j->kernels, dy, &j->y, at, count),
                                             carry_piece_in(j->kernels, x, &j->x, at, count), count, j->activation);
@@ -53,7 +49,7 @@ static void swiglu_range(void *argument, int64_t begin, int64_t end, int worker)
     float up[CARRY_PIECE];
     float to[CARRY_PIECE];
     for (int64_t at = begin; at < end; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, end);
+        int64_t count = carry_piece(at, end);
         j->kernels->rows->swiglu(carry_piece_out(to, &j->to, at), carry_piece_in(j->kernels, gate, &j->x, at, count),
                                  carry_piece_in(j->kernels, up, &j->y, at, count), count);
         carry_piece_done(j->kernels, to, &j->to, at, count);
@@ -69,7 +65,7 @@ static void swiglu_backward_range(void *argument, int64_t begin, int64_t end, in
     float dgate[CARRY_PIECE];
     float dup[CARRY_PIECE];
     for (int64_t at = begin; at < end; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, end);
+        int64_t count = carry_piece(at, end);
         j->kernels->rows->swiglu_backward(carry_piece_out(dgate, &j->to, at), carry_piece_out(dup, &j->to2, at),
                                           carry_piece_in(j->kernels, dy, &j->z, at, count),
                                           carry_piece_in(j->kernels, gate, &j->x, at, count),

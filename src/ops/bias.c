@@ -21,7 +21,7 @@ static void add_range(void *argument, int64_t begin, int64_t end, int worker) {
     float g[CARRY_PIECE];
     for (int64_t t = begin; t < end; t++) {
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = j->n - at < CARRY_PIECE ? j->n - at : CARRY_PIECE;
+            int64_t count = carry_piece(at, j->n);
             int64_t here = t * j->n + at;
             float *to = carry_piece_open(j->kernels, x, &j->x, here, count);
             const float *row = carry_piece_in(j->kernels, g, &j->g, at, count);

@@ -65,7 +65,7 @@ static void multiply_range(void *argument, int64_t begin, int64_t end, int worke
     float g[CARRY_PIECE];
     for (int64_t t = begin; t < end; t++) {
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            const int64_t count = j->n - at < CARRY_PIECE ? j->n - at : CARRY_PIECE;
+            const int64_t count = carry_piece(at, j->n);
             const int64_t here = t * j->n + at;
             j->kernels->rows->norm(carry_piece_out(dy, &j->dy, here),
                                    carry_piece_in(j->kernels, dx, &j->dx, here, count),

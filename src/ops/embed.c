@@ -37,7 +37,7 @@ static void gather_range(void *argument, int64_t begin, int64_t end, int worker)
     for (int64_t t = begin; t < end; t++) {
         prefetch(j, t, 0, j->n);
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = j->n - at < CARRY_PIECE ? j->n - at : CARRY_PIECE;
+            int64_t count = carry_piece(at, j->n);
             const float *from = carry_piece_in(j->kernels, beside, &j->table, j->ids[t] * j->n + at, count);
             carry_narrow(j->kernels, (char *)j->y.data + (size_t)(t * j->n + at) * size, from, j->y.dtype, count);
         }

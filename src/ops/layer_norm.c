@@ -17,21 +17,17 @@ typedef struct job {
     float plus, eps;
 } job;
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static carry_layer_row measure(const job *j, float *beside, int64_t t) {
     const carry_rows *rows = j->kernels->rows;
     float sum = 0.0f;
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->n);
+        int64_t count = carry_piece(at, j->n);
         sum += rows->sum(carry_piece_in(j->kernels, beside, &j->x, t * j->n + at, count), count);
     }
     const float mean = sum / (float)j->n;
     float squares = 0.0f;
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->n);
+        int64_t count = carry_piece(at, j->n);
         squares += rows->sum_squares_from(carry_piece_in(j->kernels, beside, &j->x, t * j->n + at, count), mean, count);
     }
     return (carry_layer_row){.mean = mean, .scale = 1.0f / sqrtf(squares / (float)j->n + j->eps), .plus = j->plus};
@@ -47,7 +43,7 @@ static void layer_norm_range(void *argument, int64_t begin, int64_t end, int wor
     for (int64_t t = begin; t < end; t++) {
         const carry_layer_row row = measure(j, x, t);
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = piece_at(at, j->n);
+            int64_t count = carry_piece(at, j->n);
             int64_t here = t * j->n + at;
             j->kernels->rows->layer_norm(carry_piece_out(y, &j->y, here),
                                          carry_piece_in(j->kernels, x, &j->x, here, count),

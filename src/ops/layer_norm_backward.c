@@ -29,10 +29,6 @@ typedef struct beside {
     float nobody[2][CARRY_PIECE]; /* sums that are not asked for */
 } beside;
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static void open_piece(const job *j, beside *k, carry_layer_backward *row, int64_t t, int64_t at, int64_t count) {
     const int64_t here = t * j->n + at;
     row->dy = carry_piece_in(j->kernels, k->dy, &j->dy, here, count);
@@ -46,12 +42,12 @@ static void measure(const job *j, beside *k, carry_layer_backward *row, int64_t 
     float sum = 0.0f;
     float squares = 0.0f;
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        const int64_t count = piece_at(at, j->n);
+        const int64_t count = carry_piece(at, j->n);
         sum += rows->sum(carry_piece_in(j->kernels, k->x, &j->x, t * j->n + at, count), count);
     }
     row->mean = sum / (float)j->n;
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        const int64_t count = piece_at(at, j->n);
+        const int64_t count = carry_piece(at, j->n);
         const float *x = carry_piece_in(j->kernels, k->x, &j->x, t * j->n + at, count);
         squares += rows->sum_squares_from(x, row->mean, count);
     }
@@ -65,14 +61,14 @@ static void backward_token(const job *j, beside *k, int64_t t, float *sums) {
     float totals[2] = {0.0f, 0.0f};
     measure(j, k, &row, t);
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        const int64_t count = piece_at(at, j->n);
+        const int64_t count = carry_piece(at, j->n);
         open_piece(j, k, &row, t, at, count);
         rows->layer_sums(&row, totals, count);
     }
     row.level = totals[0] / (float)j->n;
     row.back = totals[1] / (float)j->n;
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        const int64_t count = piece_at(at, j->n);
+        const int64_t count = carry_piece(at, j->n);
         const int64_t here = t * j->n + at;
         open_piece(j, k, &row, t, at, count);
         float *dx = j->accumulate ? carry_piece_open(j->kernels, k->dx, &j->dx, here, count)

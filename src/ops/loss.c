@@ -30,15 +30,11 @@ typedef struct job {
     float *losses;
 } job;
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static float largest_of(const job *j, int64_t row) {
     float beside[CARRY_PIECE];
     float largest = -INFINITY;
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->vocabulary);
+        int64_t count = carry_piece(at, j->vocabulary);
         float here = j->kernels->rows->maximum(carry_piece_in(j->kernels, beside, &j->logits, row + at, count), count);
         largest = here > largest ? here : largest;
     }
@@ -50,7 +46,7 @@ static double sum_of(const job *j, int64_t row, float minus, bool kept) {
     float beside[CARRY_PIECE];
     double sum = 0.0;
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->vocabulary);
+        int64_t count = carry_piece(at, j->vocabulary);
         const float *x = carry_piece_in(j->kernels, beside, &j->logits, row + at, count);
         sum += (double)j->kernels->rows->sum_exp(kept ? (float *)j->dlogits.data + row + at : NULL, x, minus, count);
     }
@@ -61,7 +57,7 @@ static double sum_of(const job *j, int64_t row, float minus, bool kept) {
 static void softmax_row(const job *j, int64_t row, float minus, float scale, bool kept) {
     float beside[CARRY_PIECE];
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->vocabulary);
+        int64_t count = carry_piece(at, j->vocabulary);
         float *d = carry_piece_out(beside, &j->dlogits, row + at);
         if (!kept) {
             (void)j->kernels->rows->sum_exp(d, carry_piece_in(j->kernels, beside, &j->logits, row + at, count), minus,

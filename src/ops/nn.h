@@ -7,6 +7,11 @@
 
 #define CARRY_PIECE 1024 /* elements that are widened beside a tensor of 16 bits at a time */
 
+/* The length of the piece at `at` of a row that ends at `end`. */
+static inline int64_t carry_piece(int64_t at, int64_t end) {
+    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+}
+
 /* Packed, on `device` (or that of like, or of the activations), of this shape; and f32, bf16 or f16 / of the
    activations' type / f32 or of the activations' type / f32 / i64 / f64. */
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,

@@ -27,10 +27,6 @@ static float scale_of(const job *j, float squares) {
     return 1.0f / sqrtf(squares / (float)j->n + j->eps);
 }
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -42,12 +38,12 @@ static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     for (int64_t t = begin; t < end; t++) {
         float squares = 0.0f;
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = piece_at(at, j->n);
+            int64_t count = carry_piece(at, j->n);
             squares += rows->sum_squares(carry_piece_in(j->kernels, x, &j->x, t * j->n + at, count), count);
         }
         float scale = scale_of(j, squares);
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = piece_at(at, j->n);
+            int64_t count = carry_piece(at, j->n);
             int64_t here = t * j->n + at;
             rows->norm(carry_piece_out(y, &j->y, here), carry_piece_in(j->kernels, x, &j->x, here, count),
                        carry_piece_in(j->kernels, w, &j->w, at, count),
@@ -79,14 +75,14 @@ static void backward_token(const job *j, beside *k, int64_t t, float *dw) {
     carry_norm_backward row = {.dy = NULL};
     float sums[2] = {0.0f, 0.0f};
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->n);
+        int64_t count = carry_piece(at, j->n);
         row = open_piece(j, k, t, at, count);
         rows->norm_sums(&row, k->sigmoid, sums, count);
     }
     const float scale = scale_of(j, sums[0]);
     const float back = scale * scale * scale * (sums[1] / (float)j->n);
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-        int64_t count = piece_at(at, j->n);
+        int64_t count = carry_piece(at, j->n);
         int64_t here = t * j->n + at;
         if (j->n > CARRY_PIECE) { /* what is beside is of the last piece */
             row = open_piece(j, k, t, at, count);

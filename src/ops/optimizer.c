@@ -31,7 +31,7 @@ static void adamw_range(void *argument, int64_t begin, int64_t end, int worker) 
     float *v = j->v.data;
     const float *g = j->g.data;
     for (int64_t at = begin; at < end; at += CARRY_PIECE) {
-        int64_t count = end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
+        int64_t count = carry_piece(at, end);
         j->kernels->rows->adamw(w + at, m + at, v + at, g + at, &j->factors, count);
         if (carry_is_here(&j->low) && j->low.dtype == CARRY_F32) {
             j->kernels->rows->activate((float *)j->low.data + at, w + at, count, CARRY_NO_ACTIVATION);

@@ -25,7 +25,7 @@ static void rotary_range(void *argument, int64_t begin, int64_t end, int worker)
         const float *table = (const float *)j->table.data + t * j->size;
         for (int64_t h = 0; h < j->heads; h++) {
             for (int64_t at = 0; at < j->size; at += CARRY_PIECE) {
-                int64_t count = j->size - at < CARRY_PIECE ? j->size - at : CARRY_PIECE;
+                int64_t count = carry_piece(at, j->size);
                 int64_t here = (t * j->heads + h) * j->size + at;
                 j->kernels->rows->rotary(carry_piece_out(y, &j->y, here),
                                          carry_piece_in(j->kernels, x, &j->x, here, count), table + at, j->sign,

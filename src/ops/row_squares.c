@@ -18,10 +18,6 @@ typedef struct job {
     float eps;
 } job;
 
-static int64_t piece_at(int64_t at, int64_t end) {
-    return end - at < CARRY_PIECE ? end - at : CARRY_PIECE;
-}
-
 static void squares_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -29,7 +25,7 @@ static void squares_range(void *argument, int64_t begin, int64_t end, int worker
     for (int64_t t = begin; t < end; t++) {
         float sum = 0.0f;
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = piece_at(at, j->n);
+            int64_t count = carry_piece(at, j->n);
             sum += j->kernels->rows->sum_squares(carry_piece_in(j->kernels, x, &j->x, t * j->n + at, count), count);
         }
         ((float *)j->sums.data)[t] = sum;
@@ -46,7 +42,7 @@ static void scale_range(void *argument, int64_t begin, int64_t end, int worker) 
     for (int64_t t = begin; t < end; t++) {
         const float scale = 1.0f / sqrtf(sums[t] / (float)j->whole + j->eps);
         for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
-            int64_t count = piece_at(at, j->n);
+            int64_t count = carry_piece(at, j->n);
             int64_t here = t * j->n + at;
             j->kernels->rows->norm(carry_piece_out(y, &j->y, here), carry_piece_in(j->kernels, x, &j->x, here, count),
                                    carry_piece_in(j->kernels, w, &j->w, at, count), NULL, scale, count);
