@@ -227,6 +227,9 @@ static const struct {
     {"duplicate-id", "cards/a.md", "library/cards/b.md",
      "---\nid: a\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
+    {"duplicate-id", "other name 'a'", "library/cards/b.md",
+     "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
+     "evidence: e}]\nalso: [other, a]\n---\n"},
     {"bad-level", "tier is '4'", "library/cards/b.md",
      "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 4\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
@@ -238,6 +241,9 @@ static const struct {
     {"broken-id", "no card", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/x.md}]\ncards: [t]\n---\n"},
+    {"broken-id", "no topic", "library/findings/f.md",
+     "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
+     "docs/results/x.md}]\ncards: [a]\ntopics: [a]\n---\n"},
     {"topic-mismatch", "does not list", "library/topics/t.md",
      "---\nid: t\ntitle: T\ncards: [{id: b, priority: 1}]\n---\nx\n"},
     {"topic-mismatch", "does not name", "library/cards/b.md",
