@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "carry/carry.h"
+#include "bench/support.h"
 
 struct carry_recorder;
 
@@ -47,11 +48,13 @@ typedef struct cli_verb {
     const char *example;
     int (*run)(int count, char **arguments);
     bool on_ranks; /* its work is done by every rank (cli/ranks.h) */
+    carry_support support;
+    const struct cli_verb *other; /* another thing that it does, with options of its own: train dit */
 } cli_verb;
 
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
-extern const cli_verb cli_train, cli_generate, cli_eval, cli_tokenizer;                          /* with training */
+extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
 extern const cli_verb cli_stream;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 

@@ -341,5 +341,6 @@ const cli_verb cli_generate = {
         "with several prompts one text after the other, while all are generated at once. A text ends at the\n"
         "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
+    .support = {.cpu = "f32", .cuda = "f32"},
     .run = run,
 };

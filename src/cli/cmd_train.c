@@ -322,6 +322,12 @@ const cli_verb cli_train = {
         "\n"
         "carry train dit ... trains a causal video transformer on moving shapes: carry train dit --help.",
     .example = "carry train --data book.txt --steps 250 --out trained/book",
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16",
+                .ranks = "cpu"},
+    .other = &cli_train_dit,
     .run = run,
     .on_ranks = true,
 };
