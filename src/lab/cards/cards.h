@@ -105,6 +105,8 @@ extern const carry_library_rule carry_library_rules[]; /* name NULL at the end *
 carry_status carry_library_check(carry_ctx *ctx, carry_library *library);
 carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, const char *path, int line,
                                        const char *rule, const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* Of a card: the numbers of its actionables' figures that cite docs/results/NAME.md (cards_cited.c). */
+carry_status carry_library_check_cited(carry_ctx *ctx, carry_library *library, const carry_page *card);
 /* Whether text has this value, not as a part of a longer number or word. */
 bool carry_figure_stands_in(const char *value, const char *text);
 

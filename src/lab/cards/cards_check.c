@@ -27,7 +27,7 @@ const carry_library_rule carry_library_rules[] = {
     {"no-figures", "a finding without figures, or a figure without a number"},
     {"no-cards", "a finding or a topic without cards"},
     {"no-synthesis", "a topic without text"},
-    {"lost-figure", "a figure that does not stand in the source it names"},
+    {"lost-figure", "a figure of a finding or of a card's actionable that does not stand in the source it names"},
     {0},
 };
 
@@ -167,6 +167,7 @@ static carry_status other_names(check *c) {
 static carry_status check_card(check *c) {
     const carry_page *page = c->page;
     CARRY_TRY(other_names(c));
+    CARRY_TRY(carry_library_check_cited(c->ctx, c->library, page));
     CARRY_TRY(ids(c, "topics", &page->topics, CARRY_PAGE_TOPIC));
     CARRY_TRY(ids(c, "related", &page->related, CARRY_PAGE_CARD));
     CARRY_TRY(ids(c, "needs", &page->needs, CARRY_PAGE_CARD));
