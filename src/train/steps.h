@@ -98,7 +98,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
 carry_status carry_steps_run(carry_steps *s);
 void carry_steps_close(carry_steps *s); /* before the model is freed */
 
-/* What rank 0 did alone becomes the status of all. */
-carry_status carry_steps_share(carry_steps *s, carry_status own, const char *what);
+/* Rank 0 works and sends heartbeats, the others wait (comm/alone.h); its status becomes that of all. */
+carry_status carry_steps_alone(carry_steps *s, carry_status (*work)(void *user), void *user, const char *what);
 
 #endif

@@ -14,9 +14,9 @@ enum { LATENTS = 16 * 2 * 4 * 4, TEXT = 2 * 16, MOST = 65536, DEPTH = 2 };
 typedef struct scene scene;
 struct scene {
     carry_status (*script)(scene *s, carry_comm *comm, carry_link *link);
-    int which;           /* of a table that the script has */
-    bool spoils_weights; /* of rank 2: a bit less is the same */
-    double slow;
+    int which;             /* of a table that the script has */
+    bool spoils_weights;   /* of rank 2: a bit less is the same */
+    double slow, deadline; /* of the script and the mesh, not of what is made before; 0: the world's */
     carry_status leader, worker;
     double leader_seconds;
     char told[512], leader_says[512], worker_says[512];
@@ -108,6 +108,9 @@ static carry_status run_mesh(scene *s, const carry_pipeline_groups *groups, carr
                                              .text_dim = 16,
                                              .envelope_most = MOST,
                                              .slow = s->slow}));
+    if (s->deadline > 0.0) {
+        TRY(carry_comm_set_deadline(groups->mesh, s->deadline));
+    }
     const double start = carry_seconds();
     if (link != NULL) {
         s->leader = carry_mesh_lead(mesh, link);
@@ -134,6 +137,9 @@ static carry_status scene_rank(void *user, carry_comm *comm) {
                             &(carry_link_options){.depth = DEPTH, .out_most = MOST, .in_most = MOST, .group = "x"}));
     }
     carry_pipeline_begin(&groups);
+    if (s->deadline > 0.0) {
+        TRY(carry_comm_set_deadline(comm, s->deadline));
+    }
     const carry_status status = rank == 0 ? s->script(s, comm, link) : run_mesh(s, &groups, link);
     carry_link_free(link);
     carry_pipeline_end(&groups);
@@ -448,16 +454,11 @@ static carry_status says_nothing(scene *s, carry_comm *comm, carry_link *link) {
     return CARRY_OK;
 }
 
-static carry_status impatient_rank(void *user, carry_comm *comm) {
-    TRY(carry_comm_set_deadline(comm, 1.0));
-    return scene_rank(user, comm);
-}
-
 static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
     (void)state;
     char sentence[512];
-    scene s = {.script = says_nothing};
-    (void)run_ranks(3, &world, impatient_rank, &s, sentence);
+    scene s = {.script = says_nothing, .deadline = 1.0};
+    (void)run_ranks(3, &world, scene_rank, &s, sentence);
     assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
     assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
     assert_true(s.leader_seconds < 5.5); /* before stage 0 leaves */
@@ -478,21 +479,16 @@ static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
     return CARRY_OK; /* the communicator has ended */
 }
 
-static carry_status hasty_rank(void *user, carry_comm *comm) {
-    TRY(carry_comm_set_deadline(comm, 1.6));
-    return scene_rank(user, comm);
-}
-
-/* The deadline counts from the last that was heard: what is queued is not worked off first, 6 x 0.5 s and a deadline.
-   A call that is under way is finished, and one may have begun before the last was seen to come: 1 s more. */
+/* The deadline counts from the last that was heard: what is queued is not worked off first, 6 x 1 s and a deadline.
+   A call that is under way is finished, and one may have begun before the last was seen to come: 2 s more. */
 static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **state) {
     (void)state;
     char sentence[512];
-    scene s = {.script = says_no_more, .slow = 0.5};
-    (void)run_ranks(3, &world, hasty_rank, &s, sentence);
+    scene s = {.script = says_no_more, .slow = 1.0, .deadline = 3.0};
+    (void)run_ranks(3, &world, scene_rank, &s, sentence);
     assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
     assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
-    if (s.leader_seconds > 3.6) {
+    if (s.leader_seconds > 7.5) {
         fail_msg("%.3f s: %s", s.leader_seconds, s.leader_says);
     }
     assert_says(s.leader_says, "s waited");
@@ -515,8 +511,8 @@ static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link)
 static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
     (void)state;
     char sentence[512];
-    scene s = {.script = takes_its_time, .slow = 0.9};
-    const carry_status status = run_ranks(3, &world, hasty_rank, &s, sentence);
+    scene s = {.script = takes_its_time, .slow = 0.9, .deadline = 3.0};
+    const carry_status status = run_ranks(3, &world, scene_rank, &s, sentence);
     if (status != CARRY_OK) {
         fail_msg("%s: %s", carry_status_name(status), sentence);
     }

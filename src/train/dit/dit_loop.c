@@ -40,22 +40,22 @@ static void describe(const void *self, carry_checkpoint *checkpoint) {
     checkpoint->weights = t->dit->own.weights;
 }
 
+static carry_status examine_alone(void *self) {
+    training *t = self;
+    carry_dit_exam exam;
+    const carry_dit_exam_options o = {
+        .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
+    CARRY_TRY(carry_dit_examine(&t->averaged, &o, &exam, NULL, NULL));
+    carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
+    if (t->hooks->examined != NULL) {
+        t->hooks->examined(t->hooks->user, t->loop.step, &exam);
+    }
+    return CARRY_OK;
+}
+
 static carry_status examine(void *self) {
     training *t = self;
-    carry_status status = CARRY_OK;
-    if (t->loop.speaks) {
-        carry_dit_exam exam;
-        const carry_dit_exam_options o = {
-            .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
-        status = carry_dit_examine(&t->averaged, &o, &exam, NULL, NULL);
-        if (status == CARRY_OK) {
-            carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
-            if (t->hooks->examined != NULL) {
-                t->hooks->examined(t->hooks->user, t->loop.step, &exam);
-            }
-        }
-    }
-    return carry_steps_share(&t->loop, status, "examine the model");
+    return carry_steps_alone(&t->loop, examine_alone, t, "examine the model");
 }
 
 /* A young average forgets faster, or it would remember the start. */
@@ -136,14 +136,15 @@ static const carry_trainee trainee = {
 };
 
 /* What ships: the average, in the folder of the run itself. */
-static carry_status save_end(training *t) {
+static carry_status write_model(void *self) {
+    const training *t = self;
     carry_dtype dtype;
-    carry_status status = CARRY_OK;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
-    if (t->loop.speaks) {
-        status = carry_dit_save(&t->averaged, t->options.out, dtype);
-    }
-    return carry_steps_share(&t->loop, status, "write the model");
+    return carry_dit_save(&t->averaged, t->options.out, dtype);
+}
+
+static carry_status save_end(training *t) {
+    return carry_steps_alone(&t->loop, write_model, t, "write the model");
 }
 
 static carry_status take_memory(training *t, void *pointer, size_t bytes, const char *what) {
