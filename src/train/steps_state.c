@@ -10,9 +10,20 @@
 #include "core/error.h"
 #include "core/memory.h"
 
+carry_status carry_steps_stop(carry_steps *s, bool *stop) {
+    int64_t stops = s->stop != NULL && s->stop() ? 1 : 0;
+    CARRY_TRY(carry_all_reduce(s->comm, &stops, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    *stop = s->was_stopped = stops > 0;
+    return CARRY_OK;
+}
+
 carry_status carry_steps_alone(carry_steps *s, carry_status (*work)(void *user), void *user, const char *what) {
     carry_status outcome;
     CARRY_TRY(carry_comm_alone(s->comm, 0, what, work, user, &outcome));
+    if (outcome == CARRY_EINTERRUPTED) {
+        s->was_stopped = true;
+        return CARRY_OK;
+    }
     if (outcome != CARRY_OK && !s->speaks) {
         return carry_fail(s->ctx, CARRY_EPEER, "rank 0 could not %s of step %" PRId64, what, s->step);
     }

@@ -40,12 +40,27 @@ static void describe(const void *self, carry_checkpoint *checkpoint) {
     checkpoint->weights = t->dit->own.weights;
 }
 
+static bool goes_on(void *self, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
+                    const carry_shapes_verdict *second, const float *frames, int64_t count) {
+    const training *t = self;
+    (void)prompt;
+    (void)shape;
+    (void)verdict;
+    (void)second;
+    (void)frames;
+    (void)count;
+    return t->loop.stop == NULL || !t->loop.stop();
+}
+
 static carry_status examine_alone(void *self) {
     training *t = self;
     carry_dit_exam exam;
     const carry_dit_exam_options o = {
         .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
-    CARRY_TRY(carry_dit_examine(&t->averaged, &o, &exam, NULL, NULL));
+    CARRY_TRY(carry_dit_examine(&t->averaged, &o, &exam, goes_on, t));
+    if (exam.prompts > 0 && t->loop.stop != NULL && t->loop.stop()) {
+        return carry_fail(t->ctx, CARRY_EINTERRUPTED, "interrupted");
+    }
     carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
     if (t->hooks->examined != NULL) {
         t->hooks->examined(t->hooks->user, t->loop.step, &exam);
