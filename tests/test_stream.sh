@@ -230,7 +230,7 @@ interrupted() {
 
 ranks=3
 deadline=2
-margin=4 # seconds more: a call that is under way, the parting, and two cores that three ranks and others share
+margin=8 # seconds more: a call that is under way, the parting, and two cores that three ranks and others share
 
 # killed RANK MOMENT [SIGNAL]: the others say a sentence and end, within the deadline, and none of them with 0.
 killed() {
@@ -246,8 +246,8 @@ killed() {
             set -- "$@" --state "$folder/paused" ;;
         call) set -- "$@" --slow-stage1 700 ;; # the mesh is asleep in a call most of the time
         collective) set -- "$@" --size 128x128 ;; # and here in an all-reduce
-        queued) # eight chunks wait for stage 0 where the leader is the victim, else for the mesh: work for 5.6 s
-            set -- "$@" --depth 8 "--slow-stage$((1 - $1))" 700 ;;
+        queued) # eight chunks wait for stage 0 where the leader is the victim, else for the mesh: work for 16 s
+            set -- "$@" --depth 8 "--slow-stage$((1 - $1))" 2000 ;;
     esac
     victim=$1
     moment=$2
@@ -318,7 +318,8 @@ supervised() {
     kill -INT $supervisor
     wait $supervisor || fail "the supervisor did not end with 0: $(cat "$err")"
     tail -1 "$folder/log" | grep -q '"done": true.*"restarts": 1' || fail "no clean end: $(tail -1 "$folder/log")"
-    sleep 0.2
+    waited=0
+    while [ -n "$(child_rank all)" ] && [ $waited -lt 100 ]; do sleep 0.1; waited=$((waited + 1)); done
     [ -z "$(child_rank all)" ] || fail "a child is left: $(child_rank all)"
     # An epoch that has gone by does not come back.
     sed -n 's/.*"epoch": \([0-9]*\),.*under_way.*/\1/p' "$folder/log" | sort -nc 2> /dev/null ||

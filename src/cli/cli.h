@@ -103,9 +103,15 @@ char *cli_make_plain(char *text);
    hide a typo. NULL is as good as there. */
 int cli_store_there(const char *path);
 
-/* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */
+/* Ctrl-C, SIGTERM: the first asks the work to stop (cli_interrupted), and ends the process within two seconds where it
+   does not; a second ends it at once. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
+/* Work that ends well by itself but may take longer; 0: as long as it takes. */
+void cli_limit_interrupt(double seconds);
+/* As cli_interrupted. The steps of a training have begun: the one under way is finished and saved, however long it
+   takes. */
+bool cli_interrupted_in_training(void);
 
 /* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else
  * code. */

@@ -274,7 +274,6 @@ static int open_and_generate(desk *d, const char *folder) {
     if (!gather_prompts(d)) {
         return CLI_IMPOSSIBLE;
     }
-    cli_catch_interrupt(); /* before that, Ctrl-C ends the wait for standard input */
     return generate(d);
 }
 
@@ -294,6 +293,7 @@ static void close_desk(desk *d) {
 }
 
 static int run(int count, char **arguments) {
+    cli_catch_interrupt();
     desk d = {.tokens = 128, .temperature = 0.8, .top_p = 0.95};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},

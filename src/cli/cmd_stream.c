@@ -63,6 +63,7 @@ static int stream(stream_desk *desk) {
         return code;
     }
     cli_catch_interrupt();
+    cli_limit_interrupt(CLI_STREAM_PATIENCE);
     if (cli_process_rank() <= 0) {
         stream_show_start(desk);
     }

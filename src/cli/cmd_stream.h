@@ -5,6 +5,8 @@
 #include "cli/ranks.h"
 #include "cli/stream_model.h"
 
+#define CLI_STREAM_PATIENCE 10.0 /* seconds after Ctrl-C in which calls under way are finished */
+
 /* What was typed. */
 typedef struct stream_wish {
     cli_texts prompts;

@@ -383,7 +383,7 @@ int train_dit(int count, char **arguments) {
     desk->options = carry_dit_train_default();
     desk->forms = desk->chunks = -1; /* not said */
     desk->hooks = (carry_dit_train_hooks){.sink = {.user = desk, .note = on_note},
-                                          .stop = cli_interrupted,
+                                          .stop = cli_interrupted_in_training,
                                           .started = on_start,
                                           .report = on_report,
                                           .examined = on_exam,

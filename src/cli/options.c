@@ -1,7 +1,6 @@
-/* Options, the context they make, refusals, Ctrl-C. */
+/* Options, the context they make, refusals. */
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,8 +8,6 @@
 
 #include "cli/ranks.h"
 #include "core/span.h"
-
-static volatile sig_atomic_t interrupted;
 
 /* Set before the verb runs, and only read after. */
 static carry_recorder *spans_to;
@@ -115,13 +112,6 @@ static void print_help(const cli_verb *verb, const cli_option *own, const cli_op
     print_options(own, NULL);
     print_options(common, own);
     (void)printf("\nExample:\n  %s\n", verb->example);
-}
-
-static void on_interrupt(int signal_number) {
-    if (interrupted && signal_number != SIGHUP) { /* of which a terminal that closes sends two */
-        _exit(128 + signal_number);
-    }
-    interrupted = 1;
 }
 
 /* One file per machine, so that a home folder shared by several keeps what each has measured. */
@@ -285,22 +275,6 @@ int cli_failed(carry_ctx *ctx) {
     (void)fflush(stdout);
     (void)fprintf(stderr, "carry: rank %d: %s\n", cli_process_rank(), carry_ctx_error(ctx));
     return CLI_IMPOSSIBLE;
-}
-
-void cli_catch_interrupt(void) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}; /* a line under way is finished */
-    (void)sigemptyset(&action.sa_mask);
-    (void)sigaction(SIGINT, &action, NULL);
-    (void)sigaction(SIGTERM, &action, NULL);
-    struct sigaction before;
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
-        (void)sigaction(SIGHUP, &action, NULL);
-    }
-    (void)signal(SIGXFSZ, SIG_IGN); /* a file at its limit (ulimit -f) is a write that fails, with a sentence */
-}
-
-bool cli_interrupted(void) {
-    return interrupted != 0;
 }
 
 int cli_finish(int code) {
