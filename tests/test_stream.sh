@@ -53,7 +53,7 @@ await() {
 
 # Words of a command.
 limited="timeout --foreground -k 5 100" # a signal that it gets is passed on once
-small="--config shapes --size 32x32 --steps 1000,500"
+small="--config shapes --size 32x32 --levels 1000,500"
 
 what_it_prints() {
     expect 0 'carry --ranks 2 stream' stream --help
@@ -82,8 +82,18 @@ what_it_refuses() {
     expect 2 'needs a number' stream --config shapes --kv-bias nan
     expect 2 'kv_bias is 0' stream --config shapes --kv-bias 0
     expect 2 'noise is -1' stream --config shapes --noise -1
-    expect 2 'steps is' stream --config shapes --steps 250,500
-    expect 2 'falling numbers' stream --config shapes --steps ,
+    expect 2 'steps is' stream --config shapes --levels 800,900
+    expect 2 'falling numbers' stream --config shapes --levels ,
+    expect 2 'needs a whole number' stream --config shapes --steps 1000,500
+    expect 2 'noise levels go after --levels' stream --config shapes --steps 1000
+    expect 2 'give one of them' stream --config shapes --steps 2 --levels 1000,500
+    expect 2 'begin at level 500: this model begins at 1000' stream --config shapes --levels 500,250
+    expect 0 '' stream --config shapes --size 16x16 --steps 5 --chunks 1 --prompt zebra
+    grep -q 'does not know' "$err" && fail 'a model of random weights is said to know words'
+    expect 0 '' stream --demo --chunks 1 -p 'Red (zebra:1.5) MOON, zebra circle'
+    grep -q "does not know 'zebra', 'moon': it was trained on red green" "$err" || fail "unknown words: $(cat "$err")"
+    expect 0 '' stream --demo --chunks 1 -p '(purple triangle:0.5) moving up'
+    grep -q 'does not know' "$err" && fail 'words of the demo are called unknown'
     expect 2 'depth' stream --config shapes --depth 9
     expect 2 'depth' stream --config shapes --depth 0
     expect 2 'off, anchor or latent' stream --config shapes --recompute sometimes
@@ -158,7 +168,7 @@ pages() {
     timeout 60 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
     # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.
-    timeout 60 "$carry" stream --config shapes --size 16x16 --steps 1000 --no-clean --chunks 400 --fps 400 \
+    timeout 60 "$carry" stream --config shapes --size 16x16 --steps 1 --no-clean --chunks 400 --fps 400 \
         --record "$folder/fast.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '; 1 cut,' "$out" || fail "positions did not run out: $(cat "$out")"
     accounted=$(awk '/ frames in / { print $1 + $5 }' "$out")

@@ -75,7 +75,7 @@ grep -q interrupted "$work/err" || fails "Ctrl-C: $(cat "$work/err")"
 printf 'a\0b' > "$work/zero"
 refuses 'is empty' "$carry" tokenizer train "$work/empty"
 refuses '0 byte' "$carry" tokenizer train "$work/zero"
-refuses 'cannot be read' "$carry" tokenizer train "$work/none"
+refuses 'there is no file or folder' "$carry" tokenizer train "$work/none"
 refuses 'vocabulary of 9' "$carry" tokenizer train "$golden/text.txt" --vocab 9
 refuses 'needs a text' "$carry" tokenizer train
 refuses 'needs a tokenizer.json' "$carry" tokenizer encode

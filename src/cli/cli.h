@@ -62,6 +62,9 @@ extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its 
    after a message. own may be NULL; both lists end with a NULL name. --help prints and sets common->help. */
 int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common);
 
+/* How many arguments an option that every verb has takes, itself included; 0: text is no such option. */
+int cli_common_takes(const char *text);
+
 /* "carry VERB WORDS...", as typed, words with blanks in quotes; for the run store. Called before cli_parse, which moves
    the words. */
 const char *cli_command(char *text, size_t size, const char *verb, int count, char **arguments);

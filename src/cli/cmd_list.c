@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/nearest.h"
 #include "bench/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
@@ -287,15 +288,19 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse("there is no list of '%.60s': give " WORDS, arguments[0]);
+    char hint[CARRY_NEAREST_HINT];
+    carry_nearest near = carry_nearest_to(arguments[0]);
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        carry_nearest_offer(&near, lists[i].what);
+    }
+    (void)carry_nearest_hint(hint, &near, "");
+    return cli_refuse("there is no list of '%.60s'%s " WORDS, arguments[0], hint[0] != '\0' ? hint : ": give");
 }
 
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary =
-        "what there is: scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, "
-        "configs, verbs",
+    .summary = "what there is: algorithms, devices, problems, experiments, verbs and more",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"

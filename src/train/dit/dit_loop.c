@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/memory.h"
 #include "train/dit/shapes_batch.h"
 #include "train/steps.h"
@@ -29,8 +30,18 @@ typedef struct training {
     int64_t videos;           /* of this rank in a step */
 } training;
 
+/* The model, and the words of its captions, so that a stream can tell which words of a prompt it knows. */
+static carry_status save_with_words(const carry_dit *model, const char *folder, carry_dtype dtype) {
+    char path[CARRY_FILE_PATH];
+    char words[CARRY_SHAPE_WORDS];
+    CARRY_TRY(carry_dit_save(model, folder, dtype));
+    CARRY_TRY(carry_file_in(model->ctx, path, folder, "words.txt"));
+    (void)carry_shape_words(words);
+    return carry_file_replace(model->ctx, path, words, strlen(words));
+}
+
 static carry_status save_model(const void *model, const char *folder) {
-    return carry_dit_save(model, folder, CARRY_F32);
+    return save_with_words(model, folder, CARRY_F32);
 }
 
 static void describe(const void *self, carry_checkpoint *checkpoint) {
@@ -155,7 +166,7 @@ static carry_status write_model(void *self) {
     const training *t = self;
     carry_dtype dtype;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
-    return carry_dit_save(&t->averaged, t->options.out, dtype);
+    return save_with_words(&t->averaged, t->options.out, dtype);
 }
 
 static carry_status save_end(training *t) {
