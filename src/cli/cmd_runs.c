@@ -19,7 +19,7 @@ typedef struct wish {
     carry_ctx *ctx;
     carry_store *store;
     bool json, csv, samples, yes;
-    const char *kind, *output;
+    const char *kind, *name, *output;
     int64_t limit, keep;
     double slack;
     int words;
@@ -63,7 +63,8 @@ static void print_line(const wish *w, carry_run_line *line) {
 static int list_runs(wish *w) {
     carry_run_line *lines;
     int count;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, (int)(w->limit < INT32_MAX ? w->limit : 0)) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, (int)(w->limit < INT32_MAX ? w->limit : 0)) !=
+        CARRY_OK) {
         return cli_failed(w->ctx);
     }
     if (!w->json && count > 0) {
@@ -354,7 +355,7 @@ static int collect_garbage(wish *w) {
     carry_run_line *lines;
     int count;
     int deleted = 0;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, 0) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, 0) != CARRY_OK) {
         return cli_failed(w->ctx);
     }
     int code = CLI_DONE;
@@ -392,10 +393,15 @@ static int refuse_idle(const wish *w) {
     const struct {
         bool given;
         const char *option, *words;
-    } options[] = {{w->kind != NULL, "kind", "list gc"}, {w->limit > 0, "limit", "list"},
-                   {w->slack > 0.0, "slack", "compare"}, {w->csv, "csv", "export"},
-                   {w->samples, "samples", "export"},    {w->output != NULL, "output", "export"},
-                   {w->keep >= 0, "keep", "gc"},         {w->yes, "yes", "gc"}};
+    } options[] = {{w->kind != NULL, "kind", "list gc"},
+                   {w->name != NULL, "name", "list gc"},
+                   {w->limit > 0, "limit", "list"},
+                   {w->slack > 0.0, "slack", "compare"},
+                   {w->csv, "csv", "export"},
+                   {w->samples, "samples", "export"},
+                   {w->output != NULL, "output", "export"},
+                   {w->keep >= 0, "keep", "gc"},
+                   {w->yes, "yes", "gc"}};
     const char *word = w->word[0];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
@@ -438,6 +444,7 @@ static int run(int count, char **arguments) {
     const cli_option own[] = {
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
+        {"name", 0, CLI_TEXT, &w.name, "PREFIX", "list, gc: only runs whose name begins so (sweep/ for a series)"},
         {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
         {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: what counts as noise between runs (5)"},
         {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
