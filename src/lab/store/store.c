@@ -95,12 +95,21 @@ void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
     }
 }
 
-char *carry_store_machine(carry_store *store) {
+char *carry_store_machine(carry_store *store, const carry_run_used *used) {
     carry_fact facts[CARRY_FACTS];
     int count = carry_machine_facts(store->ctx, facts);
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
         (void)json_object_set_new(object, facts[i].name, json_string(facts[i].value));
+    }
+    if (used->threads > 0) {
+        (void)json_object_set_new(object, "threads", json_sprintf("%d", used->threads));
+    }
+    if (used->ranks > 0) {
+        (void)json_object_set_new(object, "ranks", json_sprintf("%d", used->ranks));
+    }
+    if (used->device != NULL) {
+        (void)json_object_set_new(object, "device", json_string(used->device));
     }
     char *text = json_dumps(object, JSON_COMPACT);
     json_decref(object);
@@ -108,8 +117,8 @@ char *carry_store_machine(carry_store *store) {
 }
 
 /* The machine's row; one per set of facts. */
-static carry_status machine_row(carry_store *store, int64_t *id) {
-    char *text = carry_store_machine(store);
+static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
+    char *text = carry_store_machine(store, used);
     if (text == NULL) {
         return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for the machine's facts");
     }
@@ -165,7 +174,7 @@ static carry_status insert_run(carry_store *store, int64_t *run, const carry_run
         folder[0] = '\0';
     }
     char name[256];
-    CARRY_TRY(machine_row(store, &machine));
+    CARRY_TRY(machine_row(store, &machine, &(carry_run_used){0}));
     CARRY_TRY(name_run(store, name, start->name));
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(
@@ -197,6 +206,22 @@ carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run
     /* One transaction: the machine's row must not be swept away before the run refers to it. */
     CARRY_TRY(carry_store_script(store, "beginning a run", "BEGIN IMMEDIATE"));
     return carry_store_finish(store, insert_run(store, run, start, commit, dirty), "beginning a run");
+}
+
+static carry_status note_used(carry_store *store, int64_t run, const carry_run_used *used) {
+    int64_t machine = 0;
+    sqlite3_stmt *statement;
+    CARRY_TRY(machine_row(store, &machine, used));
+    CARRY_TRY(carry_store_prepare(
+        store, &statement,
+        "UPDATE runs SET machine = ?2, spec = CASE WHEN ?3 <> '' THEN ?3 ELSE spec END WHERE id = ?1", "iis", run,
+        machine, used->spec));
+    return carry_store_exec(store, "noting what a run uses", statement);
+}
+
+carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used) {
+    CARRY_TRY(carry_store_script(store, "noting what a run uses", "BEGIN IMMEDIATE"));
+    return carry_store_finish(store, note_used(store, run, used), "noting what a run uses");
 }
 
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,

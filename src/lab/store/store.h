@@ -34,6 +34,14 @@ typedef struct carry_run_start {
 
 /* Notes commit and dirtiness of the folder, the machine, the process, the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
+/* What a run turned out to use, once that is known: the facts of its machine are written again with these. */
+typedef struct carry_run_used {
+    int threads;        /* of a rank; 0: as the store's own context has */
+    int ranks;          /* 0: not noted */
+    const char *device; /* NULL: not noted */
+    const char *spec;   /* instead of what the run was begun with; NULL: that stays */
+} carry_run_used;
+carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used);
 /* state: done, failed, interrupted. decision and note may be NULL. */
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
                              const char *note);

@@ -24,7 +24,7 @@ carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
 /* The commit of this folder and whether anything differs from it; "" where there is no repository or no git. */
 void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty);
 /* The machine's facts as JSON; the caller frees it; NULL when out of memory. */
-char *carry_store_machine(carry_store *store);
+char *carry_store_machine(carry_store *store, const carry_run_used *used);
 double carry_store_now(void); /* seconds since 1970 */
 /* Commits when all went well; else nothing of it stays. */
 carry_status carry_store_finish(carry_store *store, carry_status status, const char *doing);

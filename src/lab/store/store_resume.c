@@ -50,7 +50,7 @@ static char *append_invocation(carry_store *store, const char *before, const cha
         json_decref(list);
         list = json_array();
     }
-    char *facts = carry_store_machine(store);
+    char *facts = carry_store_machine(store, &(carry_run_used){0});
     json_t *machine = facts != NULL ? json_loads(facts, 0, NULL) : NULL;
     free(facts);
     json_t *entry =
