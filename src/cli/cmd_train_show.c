@@ -42,6 +42,7 @@ static void on_start(void *user, const carry_train_start *s) {
     char device[CLI_DEVICE];
     char parameters[32];
     char tokens[32];
+    train_store_started(desk, s);
     if (desk->common.json) {
         return;
     }
