@@ -42,7 +42,7 @@
 /* Tokens whose products with a weight of 16 bits are dot products; rows of the weight done at a time; weights worth
    handing to a thread: some 20 us of reading. */
 #define FEW_TOKENS 8
-#define FEW_ROWS 64
+#define FEW_ROWS 256
 #define FEW_PIECE ((int64_t)1 << 17)
 
 typedef struct job {
@@ -266,10 +266,10 @@ static bool few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tenso
     const int64_t tokens = x.shape[0];
     const int64_t k = x.shape[1];
     const carry_bf16 *bf16 = carry_bf16_of(ctx);
-    bool by_bf16 = bf16 != NULL && bf16->few != NULL && x.dtype == CARRY_BF16 && W.dtype == CARRY_BF16;
+    bool by_bf16 = bf16 != NULL && bf16->few_tokens > 0 && x.dtype == CARRY_BF16 && W.dtype == CARRY_BF16;
     int64_t elements;
     uint16_t *beside = carry_packed_buffer(ctx, &elements);
-    if (tokens < 1 || tokens > (by_bf16 ? least(bf16->rows, FEW_TOKENS) : FEW_TOKENS / 2) || beside == NULL ||
+    if (tokens < 1 || tokens > (by_bf16 ? least(bf16->few_tokens, FEW_TOKENS) : FEW_TOKENS / 2) || beside == NULL ||
         FEW_TOKENS * (k + 64) > elements / 2) {
         return false;
     }
@@ -289,13 +289,11 @@ static bool few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tenso
                  .y = y,
                  .accumulate = accumulate};
     if (by_bf16) {
-        bf16->pack_a(beside, x.data, k, false, tokens, k);
-        int64_t packed = (k + bf16->unit - 1) / bf16->unit * bf16->unit;
-        memset(beside + packed * bf16->rows, 0, (size_t)(bf16->unit * bf16->rows) * sizeof *beside);
+        bf16->pack_few(beside, x.data, k, tokens, k);
     } else {
         carry_widen(kernels, (float *)(void *)beside, x.data, x.dtype, tokens * k);
     }
-    carry_parallel(ctx, W.shape[0], FEW_PIECE / (k + 1) / FEW_ROWS * FEW_ROWS + FEW_ROWS, few_rows, &j);
+    carry_parallel(ctx, W.shape[0], (FEW_PIECE / (k + 1) / 64 + 1) * 64, few_rows, &j);
     return true;
 }
 

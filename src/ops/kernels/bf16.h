@@ -42,8 +42,8 @@ typedef struct carry_bf16_tile {
 typedef void (*carry_bf16_pack)(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
                                 int64_t k);
 
-/* y[t, r] = sum_l x[t, l] w[r, l] for tokens t, at most as many as a panel of a has rows: w is read as it lies, rows
-   w_row apart; x is packed as a panel of a, with zeros up to a multiple of 2 units. */
+/* y[t, r] = sum_l x[t, l] w[r, l] for a few tokens: w is read as it lies, rows w_row apart; x was packed by pack_few.
+ */
 typedef struct carry_bf16_few {
     int64_t rows, tokens, k;
     const uint16_t *x, *w;
@@ -58,7 +58,11 @@ typedef struct carry_bf16 {
     int rows, columns, unit;
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
-    void (*few)(const carry_bf16_few *few); /* NULL: widened dot products do as well (carry_half_dots) */
+    /* Of few_tokens tokens at most; 0: widened dot products do as well (carry_half_dots). pack_few writes at most
+       few_tokens * (k + unit) elements. */
+    int few_tokens;
+    void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
+    void (*few)(const carry_bf16_few *few);
 } carry_bf16;
 
 /* Slowest first, emulated ones before all others; NULL past the end. */

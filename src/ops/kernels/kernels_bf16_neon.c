@@ -112,81 +112,113 @@ static void tile(const carry_bf16_tile *t) {
     bf16_panels(t, ROWS, COLUMNS, beside, place);
 }
 
-/* Eight k of four pairs of rows of w, read as they lie and zipped into operands, times `pairs` pairs of tokens. Sums of
-   the two halves are apart, so that fewer wait for each other. */
-#define FEW_PAIRS 4
+/* Two pairs of rows of w, read as they lie and zipped into operands, times `pairs` pairs of tokens. Four rows at a time
+   are read at 34 GB/s where eight reach 27, and one 25. `halves` sums of a row and token hide the latency. */
+#define FEW_ROWS 4
 
-BF16_INLINE void add_few(const int pairs, const uint16_t *x, const uint16_t *const w[2 * FEW_PAIRS], int64_t l,
-                         float32x4_t sum[FEW_PAIRS][ROWS / 2][2]) {
-    UNROLL
-    for (int q = 0; q < FEW_PAIRS; q++) {
-        uint64x2_t upper = vreinterpretq_u64_u16(vld1q_u16(w[2 * q] + l));
-        uint64x2_t lower = vreinterpretq_u64_u16(vld1q_u16(w[2 * q + 1] + l));
-        bfloat16x8_t first = vreinterpretq_bf16_u64(vzip1q_u64(upper, lower));
-        bfloat16x8_t second = vreinterpretq_bf16_u64(vzip2q_u64(upper, lower));
-        UNROLL
-        for (int p = 0; p < pairs; p++) {
-            bfloat16x8_t x0 = vreinterpretq_bf16_u16(vld1q_u16(x + 8 * p));
-            bfloat16x8_t x1 = vreinterpretq_bf16_u16(vld1q_u16(x + ROWS * GROUP + 8 * p));
-            sum[q][p][0] = vbfmmlaq_f32(sum[q][p][0], x0, first);
-            sum[q][p][1] = vbfmmlaq_f32(sum[q][p][1], x1, second);
-        }
-    }
+static float widened(uint16_t bits) {
+    return vgetq_lane_f32(vreinterpretq_f32_u32(vdupq_n_u32((uint32_t)bits << 16)), 0);
 }
 
-BF16_INLINE void few_rows(const int pairs, const carry_bf16_few *f, int64_t row) {
-    float32x4_t sum[FEW_PAIRS][ROWS / 2][2];
-    const uint16_t *w[2 * FEW_PAIRS];
-    UNROLL
-    for (int r = 0; r < 2 * FEW_PAIRS; r++) { /* beyond the last row: the last one again, whose sums are not kept */
-        w[r] = f->w + (row + r < f->rows ? row + r : f->rows - 1) * f->w_row;
+/* k from l on, fewer than the loop takes at a time. */
+static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint16_t *w, int64_t l) {
+    float sum = 0.0f;
+    for (; l < f->k; l++) {
+        sum += widened(f->x[(l / GROUP * 2 * pairs + token) * GROUP + l % GROUP]) * widened(w[l]);
     }
+    return sum;
+}
+
+BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_few *f, int64_t row, int64_t apart) {
+    float32x4_t upper[ROWS / 2][4]; /* sums of the first pair of rows, and of the second */
+    float32x4_t lower[ROWS / 2][4];
+    const uint16_t *w[FEW_ROWS];
+    for (int r = 0; r < FEW_ROWS; r++) { /* beyond the last row: the last one again, whose sums are not kept */
+        w[r] = f->w + (row + r * apart < f->rows ? row + r * apart : f->rows - 1) * f->w_row;
+    }
+    const uint16_t *w0 = w[0];
+    const uint16_t *w1 = w[1];
+    const uint16_t *w2 = w[2];
+    const uint16_t *w3 = w[3];
     UNROLL
-    for (int i = 0; i < FEW_PAIRS * pairs * 2; i++) {
-        sum[i / 2 / pairs][i / 2 % pairs][i % 2] = vdupq_n_f32(0.0f);
+    for (int p = 0; p < pairs; p++) {
+        UNROLL
+        for (int h = 0; h < halves; h++) {
+            upper[p][h] = lower[p][h] = vdupq_n_f32(0.0f);
+        }
     }
     int64_t l = 0;
-    for (; l + 8 <= f->k; l += 8) {
-        add_few(pairs, f->x + l * ROWS, w, l, sum);
-    }
-    if (l < f->k) {
-        uint16_t last[2 * FEW_PAIRS][8] = {{0}};
-        for (int r = 0; r < 2 * FEW_PAIRS; r++) {
-            memcpy(last[r], w[r] + l, (size_t)(f->k - l) * sizeof last[r][0]);
-            w[r] = last[r];
-        }
-        add_few(pairs, f->x + l * ROWS, w, 0, sum);
-    }
-    UNROLL
-    for (int q = 0; q < FEW_PAIRS; q++) {
+    for (; l + GROUP * halves <= f->k; l += GROUP * halves) {
         UNROLL
-        for (int p = 0; p < pairs; p++) {
-            float both[4]; /* tokens 2p, 2p, 2p + 1, 2p + 1; rows 2q, 2q + 1 */
-            vst1q_f32(both, vaddq_f32(sum[q][p][0], sum[q][p][1]));
-            for (int i = 0; i < 4; i++) {
-                int64_t r = row + 2 * q + i % 2;
-                if (2 * p + i / 2 < f->tokens && r < f->rows) {
-                    f->y[(2 * p + i / 2) * f->y_row + r] = both[i];
-                }
+        for (int h = 0; h < halves; h += 2) {
+            uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(w0 + l + GROUP * h));
+            uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(w1 + l + GROUP * h));
+            uint64x2_t c = vreinterpretq_u64_u16(vld1q_u16(w2 + l + GROUP * h));
+            uint64x2_t d = vreinterpretq_u64_u16(vld1q_u16(w3 + l + GROUP * h));
+            bfloat16x8_t ab0 = vreinterpretq_bf16_u64(vzip1q_u64(a, b));
+            bfloat16x8_t ab1 = vreinterpretq_bf16_u64(vzip2q_u64(a, b));
+            bfloat16x8_t cd0 = vreinterpretq_bf16_u64(vzip1q_u64(c, d));
+            bfloat16x8_t cd1 = vreinterpretq_bf16_u64(vzip2q_u64(c, d));
+            UNROLL
+            for (int p = 0; p < pairs; p++) {
+                const uint16_t *x = f->x + (l + GROUP * h) * 2 * pairs + 8 * p;
+                bfloat16x8_t x0 = vreinterpretq_bf16_u16(vld1q_u16(x));
+                bfloat16x8_t x1 = vreinterpretq_bf16_u16(vld1q_u16(x + 2 * pairs * GROUP));
+                upper[p][h] = vbfmmlaq_f32(upper[p][h], x0, ab0);
+                upper[p][h + 1] = vbfmmlaq_f32(upper[p][h + 1], x1, ab1);
+                lower[p][h] = vbfmmlaq_f32(lower[p][h], x0, cd0);
+                lower[p][h + 1] = vbfmmlaq_f32(lower[p][h + 1], x1, cd1);
             }
         }
     }
-}
-
-static void few(const carry_bf16_few *f) {
-    for (int64_t row = 0; row < f->rows; row += 2 * FEW_PAIRS) {
-        if (f->tokens <= 2) {
-            few_rows(1, f, row);
-        } else if (f->tokens <= 4) {
-            few_rows(2, f, row);
-        } else {
-            few_rows(4, f, row);
+    float sums[ROWS / 2][2][4]; /* of a pair of tokens and of rows: (0, 0), (0, 1), (1, 0), (1, 1) */
+    UNROLL
+    for (int p = 0; p < pairs; p++) {
+        float32x4_t first = vaddq_f32(upper[p][0], upper[p][1]);
+        float32x4_t second = vaddq_f32(lower[p][0], lower[p][1]);
+        if (halves == 4) {
+            first = vaddq_f32(first, vaddq_f32(upper[p][2], upper[p][3]));
+            second = vaddq_f32(second, vaddq_f32(lower[p][2], lower[p][3]));
+        }
+        vst1q_f32(sums[p][0], first);
+        vst1q_f32(sums[p][1], second);
+    }
+    for (int64_t t = 0; t < f->tokens; t++) {
+        for (int64_t r = 0; r < FEW_ROWS && row + r * apart < f->rows; r++) {
+            f->y[t * f->y_row + row + r * apart] = sums[t / 2][r / 2][t % 2 * 2 + r % 2] + rest(f, pairs, t, w[r], l);
         }
     }
 }
 
-#define BFMMLA \
-    .rows = ROWS, .columns = COLUMNS, .unit = GROUP, .pack_a = pack_a, .pack_b = pack_b, .tile = tile, .few = few
+/* Only as many pairs of tokens as there are: x must stay in the first cache while w passes. */
+static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k) {
+    if (tokens <= 2) {
+        bf16_pack(GROUP, 2, GROUP, to, x, row, false, tokens, k);
+    } else if (tokens <= 4) {
+        bf16_pack(GROUP, 4, GROUP, to, x, row, false, tokens, k);
+    } else {
+        bf16_pack(GROUP, 8, GROUP, to, x, row, false, tokens, k);
+    }
+}
+
+/* Four rows a quarter of all apart: each is followed in memory by the next one of its quarter, and what fetches ahead
+   need not find its way again at every row (20 GB/s with four neighbours). */
+static void few(const carry_bf16_few *f) {
+    const int64_t apart = (f->rows + FEW_ROWS - 1) / FEW_ROWS;
+    for (int64_t row = 0; row < apart; row++) {
+        if (f->tokens <= 2) {
+            few_rows(1, 4, f, row, apart);
+        } else if (f->tokens <= 4) {
+            few_rows(2, 4, f, row, apart);
+        } else {
+            few_rows(4, 2, f, row, apart);
+        }
+    }
+}
+
+#define BFMMLA                                                                                         \
+    .rows = ROWS, .columns = COLUMNS, .unit = GROUP, .pack_a = pack_a, .pack_b = pack_b, .tile = tile, \
+    .few_tokens = ROWS, .pack_few = pack_few, .few = few
 
 static const char *missing(void) {
     const unsigned long bf16 = 1ul << 14; /* HWCAP2_BF16 */
