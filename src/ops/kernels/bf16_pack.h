@@ -52,10 +52,14 @@ BF16_INLINE void bf16_across(const int group, const int panel, const int64_t lin
 BF16_INLINE void bf16_pack(const int group, const int panel, const int unit, uint16_t *to, const uint16_t *from,
                            ptrdiff_t row, bool across, int64_t lines, int64_t k) {
     const int64_t groups = k / group;
-    if (lines == panel) {
-        (across ? bf16_across : bf16_along)(group, panel, panel, to, from, row, groups);
+    if (lines == panel && across) {
+        bf16_across(group, panel, panel, to, from, row, groups);
+    } else if (lines == panel) {
+        bf16_along(group, panel, panel, to, from, row, groups);
+    } else if (across) {
+        bf16_across(group, panel, lines, to, from, row, groups);
     } else {
-        (across ? bf16_across : bf16_along)(group, panel, lines, to, from, row, groups);
+        bf16_along(group, panel, lines, to, from, row, groups);
     }
     int64_t l = groups * group;
     to += l * panel;
