@@ -83,7 +83,8 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     *made = NULL;
     CARRY_TRY(check_options(ctx, options));
     CARRY_TRY(check_mixer(ctx, lm, options->mixer));
-    if (lm->own.device != 0 && options->dtype != CARRY_F32) {
+    /* Products of bf16 have both operands in it; on the CPU f16 is widened, and f32 weights cost nothing. */
+    if (options->dtype == CARRY_BF16 || (lm->own.device != 0 && options->dtype != CARRY_F32)) {
         CARRY_TRY(carry_parameters_want_low(&lm->own, options->dtype));
     }
     carry_lm_pass *pass = calloc(1, sizeof *pass);
