@@ -87,9 +87,11 @@ typedef enum carry_lm_form {
     CARRY_LM_NUMBER,
     CARRY_LM_NUMBER_OR_NULL, /* null: 0 */
     CARRY_LM_TRUTH,
-    CARRY_LM_TOKEN,       /* a whole number, null (-1), or a list of which the first counts */
-    CARRY_LM_ACTIVATION,  /* of q and k */
-    CARRY_LM_OTHER,       /* by functions of its own */
+    CARRY_LM_TOKEN,      /* a whole number, null (-1), or a list of which the first counts */
+    CARRY_LM_ACTIVATION, /* of q and k */
+    CARRY_LM_OTHER,      /* by functions of its own */
+    CARRY_LM_READ_SIZE,  /* as SIZE and NUMBER, but another key is written */
+    CARRY_LM_READ_NUMBER,
     CARRY_LM_READ_OVER,   /* changes nothing here */
     CARRY_LM_MUST_BE_OFF, /* null, false, or 0: anything else asks for what is not done here */
     CARRY_LM_MUST_BE_ON,  /* null or true */
@@ -104,7 +106,7 @@ typedef struct carry_lm_source {
     carry_lm_config *config;
 } carry_lm_source;
 
-/* A key of config.json; forms before CARRY_LM_READ_OVER are written too. */
+/* A key of config.json; forms before CARRY_LM_READ_SIZE are written too. */
 typedef struct carry_lm_key {
     const char *key;
     carry_lm_form form;

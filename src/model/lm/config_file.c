@@ -84,9 +84,11 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     switch (f->form) {
     case CARRY_LM_SIZE:
     case CARRY_LM_SIZE_OR_NULL:
+    case CARRY_LM_READ_SIZE:
         return read_size(s, node, to, f->form == CARRY_LM_SIZE_OR_NULL);
     case CARRY_LM_NUMBER:
     case CARRY_LM_NUMBER_OR_NULL:
+    case CARRY_LM_READ_NUMBER:
         return read_number(s, node, to, f->form == CARRY_LM_NUMBER_OR_NULL);
     case CARRY_LM_TRUTH:
         if (node->kind != CARRY_JSON_BOOL) {
@@ -261,7 +263,7 @@ carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config
             /* A key that is not known there appears only where it means something. */
             bool untold = (config->use_delta_rule && key->offset == offsetof(carry_lm_config, use_delta_rule)) ||
                           (key->form == CARRY_LM_OTHER && key->write == NULL);
-            if ((key->kinds & 1u << config->kind) != 0 && key->form < CARRY_LM_READ_OVER && !untold) {
+            if ((key->kinds & 1u << config->kind) != 0 && key->form < CARRY_LM_READ_SIZE && !untold) {
                 put_key(&text, config, key);
             }
         }
