@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/lm/lm_names.h"
 
 carry_lm_parameter carry_lm_matrix(int64_t out, int64_t in) {
     return (carry_lm_parameter){.rank = 2, .shape = {out, in}, .decays = true, .start = CARRY_LM_NORMAL};
@@ -92,6 +93,7 @@ static carry_status make(carry_lm *lm, int device, const char *folder) {
     }
     CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * (CARRY_LM_SLOTS + 5) + 3));
     list_parameters(lm);
+    lm->own.other = carry_lm_is_fla(lm->config.kind) ? NULL : carry_lm_other_name;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&lm->own);
 }
