@@ -58,10 +58,15 @@ success:
 failure:
   - error(chain, stage=ranks) > 0.1
 END
-expect 0 "decision: proceed" run tiny.yaml
+CUDA_VISIBLE_DEVICES= # the stage gpus is not measured anywhere: no criterion about ranks on a CPU decides for it
+export CUDA_VISIBLE_DEVICES
+expect 1 "decision: incomplete" run tiny.yaml
 grep -q '^  allscan:wy:bf16:h2:k8:v8  *chain  *256  *256$' out || fail "no table of what is received"
 grep -q 'not measured: ' out || fail "no reason where GPUs are missing"
-expect 0 "decision: proceed" --ranks 3 run tiny.yaml
+sed '/stage: gpus/,/needs/d' tiny.yaml > whole.yaml
+expect 0 "decision: proceed" run whole.yaml --no-store
+expect 0 "decision: proceed" --ranks 3 run whole.yaml --no-store
+expect 1 "decision: incomplete" --ranks 3 run tiny.yaml
 [ "$(grep -c '^decision' out)" = 1 ] || fail "not rank 0 alone printed"
 expect 1 "more than the 2 ranks" --ranks 2 run tiny.yaml --no-store
 
@@ -90,12 +95,16 @@ launch 0 '"bytes_per_rank": 180' 3 bench --json --repeats 3 $small
 launch 0 '8 right, 0 wrong' 4 check $small
 launch 0 'over 3 ranks (mpi)' 3 plan $small
 launch 0 'dv ' 2 check delta:f32:t32:h2:k8:v8:p2:backward
-launch 0 'decision: proceed' 3 run tiny.yaml
+launch 1 'decision: incomplete' 3 run tiny.yaml
 [ "$(grep -c 'stored as run' out)" = 1 ] || fail "not rank 0 alone stored"
 launch 2 'is for 3 ranks, and there are 2' 2 bench $small
 [ "$(grep -c '^carry: ' err)" = 1 ] || fail "not one sentence"
 launch 1 'more than the 2 ranks' 2 run tiny.yaml --no-store
 "$carry" runs list > out || fail "runs list"
 [ "$(grep -c tiny out)" = 3 ] || fail "three runs were to be stored"
+# Ranks continue a run that one process began, and do not measure again what it has.
+expect 0 "decision: proceed" run whole.yaml --name cut --store cut.db
+launch 0 'decision: proceed' 3 run --continue cut --store cut.db
+[ "$(grep -c 'runs  ' out)" = 0 ] || fail "ranks measured what was measured"
 [ $failures = 0 ] && echo "ranks work together"
 exit $((failures > 0))

@@ -61,6 +61,55 @@ if [ "${cards:-0}" -lt 24 ] || [ "${findings:-0}" -lt 5 ]; then
     fail "the library has ${cards:-no} cards and ${findings:-no} findings"
 fi
 
+# What people who bring a streaming video transformer up asked for: these sources, topics and findings, by id, with a priority of 1
+# for the sources that were called high.
+high="nccl-user-guide pytorch-cuda-semantics funcol-rfc-93173 ezyang-state-of-compile dynamo-deep-dive making-dl-go-brrrr
+    streamdiffusionv2 gpipe pipedream-2bw zero-bubble-pp pytorch-pipelining-api pipedit pagedattention cuda-graphs-guide dit-paper"
+medium="scaling-dl-nccl nccl-tuning flash-attention funcol-source pytorch-issue-138773 vllm-torch-compile lightx2v-vae cogvideox-vae
+    seedance pytorch-distributed-api profiling-torch-compile pytorch-profiler-tensorboard cuda-async-execution"
+topics="01-nccl-internals 05-cuda-streams 06-cuda-graphs 09-dynamo-tracing 11-functional-collectives
+    12-compile-distributed-interaction 13-classic-pipeline-parallelism 14-activation-memory-in-pp 15-pipeline-scheduling-theory
+    16-roofline-model 17-reading-profiler-traces 18-bandwidth-accounting 19-producer-consumer-backpressure
+    20-message-framing-versioning 21-idempotency-and-replay 22-kv-cache-management 23-vae-latency-chunking 24-video-dit-scheduling"
+wanted="160-collectives-cost-9-ms attention-kernel-with-key-bias functional-collectives-fixed-compilation
+    remaining-graph-break-is-cache-slicing decode-and-recompute-are-a-third rank-0-out-of-the-mesh envelope-and-result-contracts
+    proving-overlap forty-uniform-blocks"
+"$carry" cards --library "$library" list --json > "$folder/list"
+# has KIND IDS...: every id is a page of that kind.
+has() {
+    kind=$1
+    shift
+    for id in "$@"; do
+        grep -q "\"id\": \"$id\", \"kind\": \"$kind\"" "$folder/list" || fail "the library has no $kind $id"
+    done
+}
+# shellcheck disable=SC2086
+has card $high $medium
+# shellcheck disable=SC2086
+has topic $topics
+# shellcheck disable=SC2086
+has finding $wanted
+# shellcheck disable=SC2086
+if [ "$(echo $high $medium | wc -w)-$(echo $topics | wc -w)-$(echo $wanted | wc -w)" != 28-18-9 ]; then
+    fail "the list of wanted pages is not 28 sources, 18 topics and 9 findings"
+fi
+for id in $high; do
+    grep -qx 'priority: 1' "$library/cards/$id.md" || fail "$id does not have priority 1"
+done
+# Detailed cards of the reading order are tier 3 and have both parts.
+for id in streamdiffusionv2 gpipe funcol-rfc-93173 pytorch-pipelining-api pipedream-2bw; do
+    if ! grep -qx 'tier: 3' "$library/cards/$id.md" || ! grep -q '(tier 2)$' "$library/cards/$id.md" ||
+        ! grep -q '(tier 3)$' "$library/cards/$id.md"; then
+        fail "$id is not in detail"
+    fi
+done
+# Each of these findings has figures of others and of ours, and belongs to a topic.
+for id in $wanted; do
+    if ! grep -q 'source: docs/results/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then
+        fail "the finding $id lacks a figure of ours, or a topic"
+    fi
+done
+
 # The library is found from any folder of the project.
 mkdir -p "$folder/project/a/b"
 cp -r "$library" "$folder/project/library"
@@ -73,15 +122,18 @@ if [ $? != 2 ] || ! grep -q 'no folder from here upwards' "$folder/err"; then fa
 first decoupled-look-back look-back
 first decoupled-look-back single pass prefix scan copy
 first zeco All-Scan
-first nccl ncclCommAbort
+first nccl-user-guide ncclCommAbort
 first cyclic-reduction odd-even elimination
 first flash-attention IO-awareness
-first streamdiffusion-v2 frames sink tokens rolling
+first streamdiffusionv2 frames sink tokens rolling
 first mpi-fault-handling revoke communicator
-first zero-bubble bubbles backward split gradient parameters
+first zero-bubble-pp bubbles backward split gradient parameters
 first roofline operational intensity
 first wy-representation householder products
-first paged-attention fragmentation
+first pagedattention fragmentation
+first 19-producer-consumer-backpressure backpressure
+first 21-idempotency-and-replay idempotency
+expect 0 "dynamo-deep-dive" --library "$library" find graph break
 expect 0 "no page has all of these" --library "$library" find zebra householder
 expect 1 "nothing in" --library "$library" find zebra
 expect 0 "and " --library "$library" find --most 1 scan
@@ -99,6 +151,12 @@ if ! awk '$2 == "wy-representation" { wy = NR } $2 == "deltanet" { d = NR } $2 =
           END { exit !(wy > 0 && wy < d && d < g) }' "$folder/out"; then
     fail "the order of the delta rule is not WY, DeltaNet, Gated DeltaNet"
 fi
+# Bringing a pipeline up: the model and the question of what binds it, then the five papers and interfaces in the order asked for.
+expect 0 "" --library "$library" order --goal pipeline-bring-up
+order=$(awk 'NR > 1 { printf "%s ", $2 }' "$folder/out")
+if [ "$order" != "dit-paper making-dl-go-brrrr streamdiffusionv2 gpipe funcol-rfc-93173 pytorch-pipelining-api pipedream-2bw " ]; then
+    fail "the order for bringing a pipeline up is: $order"
+fi
 for topic in scans delta-rule sequence-parallel pipeline gpu-kernels streaming-video measurement; do
     expect 0 '"place": 1' --library "$library" order --goal "$topic" --json
 done
@@ -109,6 +167,7 @@ refused "is for cards order" --library "$library" list --goal scans
 
 # Showing.
 expect 0 "Blelloch" --library "$library" show blelloch
+expect 0 "NCCL user guide" --library "$library" show nccl
 expect 0 '"kind":"finding"' --library "$library" show cyclic-reduction-on-cpus --json
 expect 0 "cyclic-reduction" --library "$library" for cyclic-reduction-on-cpus
 expect 0 '"evidence":' --library "$library" for cyclic-reduction-on-cpus --json
@@ -125,7 +184,7 @@ refused "needs a value" list --library
 own=$folder/project/library
 expect 0 "lack a figure" --library "$own" sharpen
 before=$("$carry" cards --library "$own" sharpen --json | wc -l)
-sed -i 's/^actionables:$/actionables:\n  - {text: think}/' "$own/cards/nccl.md"
+sed -i 's/^actionables:$/actionables:\n  - {text: think}/' "$own/cards/nccl-user-guide.md"
 after=$("$carry" cards --library "$own" sharpen --json | wc -l)
 if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $after"; fi
 

@@ -72,9 +72,10 @@ if command -v python3 > /dev/null; then
 fi
 "$carry" generate bytes -p Hello -n 100000000 > out 2> err &
 process=$!
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    [ "$(wc -c < out)" -lt 500 ] || break
+waited=0
+while [ "$(wc -c < out)" -lt 500 ] && [ $waited -lt 600 ]; do
     sleep 0.1
+    waited=$((waited + 1))
 done
 kill -INT $process
 wait $process

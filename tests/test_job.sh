@@ -11,6 +11,15 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 failures=0
 
+# Until the process has a handler for SIGINT, or 30 s have passed.
+until_caught() {
+    waited=0
+    until grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null || [ $waited -ge 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+}
+
 # The worker may not have ended yet.
 unmount() {
     tries=0
@@ -202,7 +211,8 @@ done
 rm "$folder/pid" "$folder/children"
 id=$(submit -- sh -c 'sleep 100 & echo $! > "$1/pid"' sh "$folder")
 expect 0 "done" job wait "$id"
-sleep 0.1
+waited=0
+until gone "$(cat "$folder/pid")" || [ $waited -ge 100 ]; do sleep 0.1; waited=$((waited + 1)); done
 gone "$(cat "$folder/pid")" || fail "what a job left behind runs on"
 refused "has ended already: done" job cancel "$id"
 
@@ -214,7 +224,7 @@ refused "has not ended after 0.1 s" job wait "$id" --seconds 0.1
 expect 0 "running" job list
 "$carry" job wait "$id" > "$folder/out" 2> "$folder/err" &
 waiter=$!
-sleep 0.5
+until_caught $waiter
 kill -INT $waiter
 wait $waiter
 [ $? = 2 ] && grep -q "interrupted; job $id goes on" "$folder/err" || { fail "Ctrl-C:"; cat "$folder/out" "$folder/err"; }

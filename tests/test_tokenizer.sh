@@ -11,6 +11,16 @@ fails() {
     echo "failed: $1"
     bad=1
 }
+
+# Until the process has a handler for SIGINT, or 30 s have passed.
+until_caught() {
+    waited=0
+    until grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null || [ $waited -ge 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+}
+
 # refuses WORDS COMMAND...: exit 2, one sentence with these words.
 refuses() {
     words=$1
@@ -53,7 +63,7 @@ refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$wor
 truncate -s 1G "$work/zeros"
 "$carry" tokenizer train "$work/zeros" --binary --vocab 300 -o "$work/part" > "$work/out" 2> "$work/err" &
 pid=$!
-sleep 0.3
+until_caught $pid
 kill -INT $pid
 wait $pid
 [ $? = 2 ] || fails "Ctrl-C while a text is read is no success"
@@ -65,7 +75,7 @@ grep -q interrupted "$work/err" || fails "Ctrl-C: $(cat "$work/err")"
 printf 'a\0b' > "$work/zero"
 refuses 'is empty' "$carry" tokenizer train "$work/empty"
 refuses '0 byte' "$carry" tokenizer train "$work/zero"
-refuses 'cannot be read' "$carry" tokenizer train "$work/none"
+refuses 'there is no file or folder' "$carry" tokenizer train "$work/none"
 refuses 'vocabulary of 9' "$carry" tokenizer train "$golden/text.txt" --vocab 9
 refuses 'needs a text' "$carry" tokenizer train
 refuses 'needs a tokenizer.json' "$carry" tokenizer encode

@@ -6,12 +6,16 @@
    with a bias that is added to the scores of its keys inside the kernel: a ring that wraps is two runs, a window with
    weaker old frames is three, and no mask is ever made. Softmax is not changed by the order of keys.
 
-   q, o: [T, H, D]; k, v: [S, H, D]; the last index is contiguous, rows and heads may be any strides apart (so heads
-   may be slices of a wider row). f32, bf16 or f16, one type for all; scores and sums are f32. lse [H, T], f32: the
-   logarithm of the sum of exp(score), less the largest bias of a run that is seen, so that a bias that all keys have
-   takes no digits from it; backward needs it; absent (data NULL) when not wanted. o does not overlap the
-   inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16, D of 64 or 128, a scale above 0, rows and heads a
-   multiple of 8 elements apart, forwards, from 16 bytes on; others are refused with a sentence.
+   A causal call has the last T of S tokens as its queries: query t sees rows up to S - T + t, and with a window only
+   the last so many of those.
+
+   q, o: [T, H, D]; k, v: [S, HK, D], where HK divides H and head h reads head h HK / H of the keys; the last index is
+   contiguous, rows and heads may be any strides apart (so heads may be slices of a wider row). f32, bf16 or f16, one
+   type for all; scores and sums are f32. lse [H, T], f32: the logarithm of the sum of exp(score), less the largest bias
+   of a run that is seen, so that a bias that all keys have takes no digits from it; backward needs it; absent (data
+   NULL) when not wanted. o does not overlap the inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16, D of 64
+   or 128, a scale above 0, rows and heads a multiple of 8 elements apart, forwards, from 16 bytes on, HK = H, not
+   causal unless T is 1; others are refused with an error message.
 
    Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device, aligned to 64
    (CARRY_EWORKSPACE, CARRY_EALIGN); fewer queries may need more than many. Results do not depend on the number of
@@ -41,6 +45,8 @@ typedef struct carry_attention_args {
     const carry_key_run *run; /* no row in two of them */
     int runs;                 /* up to CARRY_KEY_RUNS; 0: all rows, without bias */
     float scale;              /* 0: D^-1/2 */
+    bool causal;
+    int64_t window; /* of a causal call: rows that a query sees, its own among them; 0: all up to it */
 } carry_attention_args;
 
 CARRY_API size_t carry_attention_workspace(const carry_attention_args *args);

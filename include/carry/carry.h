@@ -15,5 +15,6 @@
 #include "carry/delta.h"
 #include "carry/delta_ranks.h"
 #include "carry/attention.h"
+#include "carry/problem.h"
 
 #endif

@@ -5,6 +5,8 @@
 #ifndef CARRY_CONTEXT_H
 #define CARRY_CONTEXT_H
 
+#include <stddef.h>
+
 #include "carry/status.h"
 
 #ifdef __cplusplus
@@ -45,6 +47,11 @@ CARRY_API const char *carry_ctx_error(const carry_ctx *ctx);
 CARRY_API const char *carry_ctx_error_place(const carry_ctx *ctx);
 
 CARRY_API int carry_ctx_threads(const carry_ctx *ctx);
+
+/* The wisdom file that programs on this machine share: $CARRY_WISDOM, else wisdom-MACHINE under carry/ in
+   $XDG_CACHE_HOME or ~/.cache. Written into path, which is returned; NULL where CARRY_WISDOM is none, or there is no
+   home folder, or size is too small. Contexts use it only when it is given as their option. */
+CARRY_API const char *carry_wisdom_path(char *path, size_t size);
 
 /* "0.1.0", of the library that is linked, and of the headers. */
 #define CARRY_VERSION_MAJOR 0

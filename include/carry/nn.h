@@ -84,6 +84,16 @@ CARRY_API carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_ten
    x. */
 CARRY_API carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse);
 
+/* Rotary positions of a part of a head, in pairs half of that part apart: with half = table.shape[1],
+   (y[i], y[i+half]) = (x[i] c - x[i+half] s, x[i+half] c + x[i] s), (c, s) = table[t, i]; elements from 2 half on are
+   copied. x, y [T, H, D], D up to 4096; table [T, half, 2], f32. inverse turns back. y may be x. */
+CARRY_API carry_status carry_rotary_halves(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table,
+                                           bool inverse);
+
+/* to[t, into + i] = from[t, first + i], i < width: to [T, m] and from [T, n], of one type. */
+CARRY_API carry_status carry_copy_columns(carry_ctx *ctx, carry_tensor to, int64_t into, carry_tensor from,
+                                          int64_t first, int64_t width);
+
 /* y = silu(gate) * up; dgate may be gate and dup may be up. */
 CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
 CARRY_API carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,

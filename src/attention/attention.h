@@ -17,11 +17,15 @@ carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspa
    the largest of them, which softmax does not notice: scores are then not rounded to the spacing of a large bias
    that all have, and neither is lse. */
 int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]);
+/* The rows from *first on and before *end that query t may see, whatever the runs say. */
+void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *first, int64_t *end);
+/* The head of k and v that a head of q reads. */
+int64_t carry_attention_key_head(const carry_attention_args *args, int64_t head);
 float carry_attention_scale(const carry_attention_args *args);
 
 /* The specification, in float64 and without blocks: o [T, H, D], lse [H, T] (or NULL), packed. */
 carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args);
-/* dq [T, H, D]; dk and dv [S, H, D]: what backward adds, zero in rows that are not seen. Of args->forward it reads
+/* dq [T, H, D]; dk and dv [S, HK, D]: what backward adds, zero in rows that are not seen. Of args->forward it reads
    inputs alone. */
 carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, double *dk, double *dv,
                                                 const carry_attention_backward_args *args);

@@ -3,9 +3,10 @@
        P = exp(scale Q K^T + bias - lse);   dP = dO V^T;   dS = P (dP - mean)
        dV += P^T dO;   dK += scale dS^T Q;   dQ = scale dS K
 
-   A unit of work is one head and one group of blocks of keys. It holds dK and dV of a block while it walks the queries,
-   and adds to a dQ of its own, of all queries. Groups are chosen by the shape alone and their dQ are summed in order,
-   so results do not depend on the number of threads, and no product is done twice. */
+   A unit of work is one head of keys, with the heads of queries that read it, and one group of blocks of keys. It holds
+   dK and dV of a block while it walks the queries, and adds to a dQ of its own, of all queries. Groups are chosen by
+   the shape alone and their dQ are summed in order, so results do not depend on the number of threads, and no product
+   is done twice. */
 #include <math.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ typedef struct call {
     const carry_kernels *kernels;
     carry_key_run seen[CARRY_KEY_RUNS];
     int runs;
-    int64_t T, H, D, S;
+    int64_t T, H, HK, D, S;
     int64_t blocks; /* of queries */
     int64_t key_blocks, groups;
     float scale;
@@ -69,6 +70,7 @@ static void call_of(call *c, const carry_attention_backward_args *args) {
     *c = (call){.args = args,
                 .T = f->q.shape[0],
                 .H = f->q.shape[1],
+                .HK = f->k.shape[1],
                 .D = f->q.shape[2],
                 .S = f->k.shape[0],
                 .scale = carry_attention_scale(f)};
@@ -77,14 +79,14 @@ static void call_of(call *c, const carry_attention_backward_args *args) {
         c->key_blocks += c->seen[r].count > 0 ? (c->seen[r].count - 1) / KEYS + 1 : 0;
     }
     c->blocks = c->T > 0 ? (c->T - 1) / QUERIES + 1 : 0;
-    c->groups = c->H > 0 && c->H < UNITS ? least((UNITS - 1) / c->H + 1, c->key_blocks) : 1;
+    c->groups = c->HK > 0 && c->HK < UNITS ? least((UNITS - 1) / c->HK + 1, c->key_blocks) : 1;
     c->groups = c->groups > 0 ? c->groups : 1;
 }
 
 static unsigned char *take(call *c, carry_arena *arena) {
     c->mean = carry_arena_take(arena, (size_t)c->H, (size_t)c->T * sizeof(float));
     c->dq = carry_arena_take(arena, (size_t)(c->H * c->groups), (size_t)(c->T * c->D) * sizeof(float));
-    return carry_arena_take(arena, (size_t)carry_attention_places(c->H * c->groups), place_bytes(c));
+    return carry_arena_take(arena, (size_t)carry_attention_places(c->HK * c->groups), place_bytes(c));
 }
 
 /* mean[t] = dO[t].O[t], which is sum_j P[t,j] dP[t,j]. */
@@ -140,8 +142,23 @@ static void product_added(const call *c, int64_t m, int64_t k, const float *a, b
                                          .a_transposed = a_transposed});
 }
 
+/* One row of P and dS; keys that query t does not see get zeros. */
+static void soften(const call *c, int64_t t, int64_t key, int64_t keys, float minus, float mean, float *p, float *ds) {
+    int64_t from;
+    int64_t end;
+    carry_attention_span(&c->args->forward, t, &from, &end);
+    from = least(from > key ? from - key : 0, keys);
+    end = least(end - key, keys);
+    end = end > from ? end : from;
+    memset(p, 0, (size_t)from * sizeof *p);
+    memset(ds, 0, (size_t)from * sizeof *ds);
+    memset(p + end, 0, (size_t)(keys - end) * sizeof *p);
+    memset(ds + end, 0, (size_t)(keys - end) * sizeof *ds);
+    c->kernels->rows->softmax_backward(p + from, ds + from, minus, mean, end - from);
+}
+
 static void query_block(const call *c, const scratch *s, int64_t head, int64_t first, const float *k, const float *v,
-                        int64_t keys, float bias, float *dq) {
+                        int64_t key, int64_t keys, float bias, float *dq) {
     const carry_attention_args *f = &c->args->forward;
     const float *lse = (const float *)f->lse.data + head * c->T + first;
     const float *mean = c->mean + head * c->T + first;
@@ -152,7 +169,7 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     product_transposed(c, queries, keys, d_o, v, s->ds);
     for (int64_t i = 0; i < queries; i++) { /* a query that sees nothing has a lse of -infinity, and P of zeros */
         float minus = lse[i] > -INFINITY || isnan(lse[i]) ? lse[i] - bias : INFINITY;
-        c->kernels->rows->softmax_backward(s->p + i * keys, s->ds + i * keys, minus, mean[i], keys);
+        soften(c, first + i, key, keys, minus, mean[i], s->p + i * keys, s->ds + i * keys);
     }
     product_added(c, keys, queries, s->p, true, d_o, s->dv);
     product_added(c, keys, queries, s->ds, true, s->q, s->dk);
@@ -170,6 +187,17 @@ static void add_rows(const call *c, const carry_tensor *to, int64_t head, int64_
     }
 }
 
+/* Is any of these keys seen by a query of the block from `query` on? */
+static bool is_seen(const call *c, int64_t query, int64_t first, int64_t keys) {
+    int64_t from;
+    int64_t end;
+    int64_t unused;
+    carry_attention_span(&c->args->forward, query, &from, &unused);
+    carry_attention_span(&c->args->forward, least(query + QUERIES, c->T) - 1, &unused, &end);
+    return first < end && first + keys > from;
+}
+
+/* dq: of all groups of the first head that reads these keys. */
 static void key_block(const call *c, const scratch *s, int64_t head, int64_t first, int64_t keys, float bias,
                       float *dq) {
     const carry_attention_args *f = &c->args->forward;
@@ -177,8 +205,13 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t fir
     const float *v = carry_attention_load(c->kernels, &f->v, head, first, keys, s->v);
     memset(s->dk, 0, (size_t)(keys * c->D) * sizeof *s->dk);
     memset(s->dv, 0, (size_t)(keys * c->D) * sizeof *s->dv);
-    for (int64_t t = 0; t < c->T; t += QUERIES) {
-        query_block(c, s, head, t, k, v, keys, bias, dq);
+    for (int64_t reader = 0; reader < c->H / c->HK; reader++) {
+        for (int64_t t = 0; t < c->T; t += QUERIES) {
+            if (is_seen(c, t, first, keys)) {
+                query_block(c, s, head * (c->H / c->HK) + reader, t, k, v, first, keys, bias,
+                            dq + reader * c->groups * c->T * c->D);
+            }
+        }
     }
     add_rows(c, &c->args->dk, head, first, keys, s->dk, s->q);
     add_rows(c, &c->args->dv, head, first, keys, s->dv, s->q);
@@ -190,11 +223,14 @@ static void keys_unit(const void *given, void *memory, int64_t unit) {
     int64_t group = unit % c->groups;
     int64_t from = group * c->key_blocks / c->groups;
     int64_t to = (group + 1) * c->key_blocks / c->groups;
-    float *dq = c->dq + unit * c->T * c->D;
+    const int64_t readers = c->H / c->HK;
+    float *dq = c->dq + (head * readers * c->groups + group) * c->T * c->D;
     carry_arena arena = carry_arena_over(memory, place_bytes(c));
     scratch s;
     take_scratch(c, &arena, &s);
-    memset(dq, 0, (size_t)(c->T * c->D) * sizeof *dq);
+    for (int64_t reader = 0; reader < readers; reader++) {
+        memset(dq + reader * c->groups * c->T * c->D, 0, (size_t)(c->T * c->D) * sizeof *dq);
+    }
     int64_t block = 0;
     for (int r = 0; r < c->runs; r++) {
         const carry_key_run *run = &c->seen[r];
@@ -265,7 +301,7 @@ carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_back
                                                          .call = &c,
                                                          .scratch = places,
                                                          .scratch_bytes = place_bytes(&c),
-                                                         .units = c.T > 0 ? c.H * c.groups : 0});
+                                                         .units = c.T > 0 ? c.HK * c.groups : 0});
     carry_attention_parallel(ctx, &(carry_attention_job){.unit = dq_unit, .call = &c, .units = c.H * c.blocks});
     return CARRY_OK;
 }

@@ -9,8 +9,8 @@
 
 /* Rows and heads may be any strides apart, as long as everything stays within reach of a pointer. */
 static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
-                               int64_t rows) {
-    CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){rows, q->shape[1], q->shape[2]}));
+                               int64_t rows, int64_t heads) {
+    CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){rows, heads, q->shape[2]}));
     if (tensor->dtype != q->dtype) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and q is %s: attention has one type for all", name,
                           carry_dtype_name(tensor->dtype), carry_dtype_name(q->dtype));
@@ -32,8 +32,8 @@ static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_ten
 
 /* What is written must be written once. */
 static carry_status check_written(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
-                                  int64_t rows) {
-    CARRY_TRY(check_rows(ctx, name, tensor, q, rows));
+                                  int64_t rows, int64_t heads) {
+    CARRY_TRY(check_rows(ctx, name, tensor, q, rows, heads));
     if (!carry_tensor_is_apart(tensor, 2)) {
         return carry_fail(ctx, CARRY_ESTRIDE,
                           "%s has strides %" PRId64 " and %" PRId64 " over rows and heads: its elements would overlap",
@@ -91,6 +91,19 @@ static carry_status check_runs(carry_ctx *ctx, const carry_attention_args *args)
     return CARRY_OK;
 }
 
+static carry_status check_causal(carry_ctx *ctx, const carry_attention_args *args) {
+    if (args->window < 0 || (args->window > 0 && !args->causal)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a window of %" PRId64 " keys: a causal call may have one, from 1 on",
+                          args->window);
+    }
+    if (args->causal && args->q.shape[0] > args->k.shape[0]) {
+        return carry_fail(ctx, CARRY_ESHAPE,
+                          "q has %" PRId64 " rows and k %" PRId64 ": the queries of a causal call are its last tokens",
+                          args->q.shape[0], args->k.shape[0]);
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *args) {
     const carry_tensor *q = &args->q;
     if (q->rank != 3 || args->k.rank != 3) {
@@ -104,10 +117,17 @@ carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *a
     if (q->dtype != CARRY_F32 && q->dtype != CARRY_BF16 && q->dtype != CARRY_F16) {
         return carry_fail(ctx, CARRY_EDTYPE, "q is %s: attention takes f32, bf16 or f16", carry_dtype_name(q->dtype));
     }
-    CARRY_TRY(check_rows(ctx, "q", q, q, q->shape[0]));
-    CARRY_TRY(check_rows(ctx, "k", &args->k, q, args->k.shape[0]));
-    CARRY_TRY(check_rows(ctx, "v", &args->v, q, args->k.shape[0]));
-    CARRY_TRY(check_written(ctx, "o", &args->o, q, q->shape[0]));
+    const int64_t H = q->shape[1];
+    const int64_t HK = args->k.shape[1];
+    if (HK != H && (HK < 1 || H % HK != 0)) {
+        return carry_fail(ctx, CARRY_ESHAPE, "q has %" PRId64 " heads and k has %" PRId64 ", which must divide them", H,
+                          HK);
+    }
+    CARRY_TRY(check_rows(ctx, "q", q, q, q->shape[0], H));
+    CARRY_TRY(check_rows(ctx, "k", &args->k, q, args->k.shape[0], HK));
+    CARRY_TRY(check_rows(ctx, "v", &args->v, q, args->k.shape[0], HK));
+    CARRY_TRY(check_written(ctx, "o", &args->o, q, q->shape[0], H));
+    CARRY_TRY(check_causal(ctx, args));
     if (args->lse.data != NULL) {
         CARRY_TRY(check_lse(ctx, args));
     }
@@ -126,10 +146,12 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
     }
     CARRY_TRY(carry_attention_check(ctx, f));
     CARRY_TRY(check_lse(ctx, f));
-    CARRY_TRY(check_rows(ctx, "d_o", &args->d_o, &f->q, f->q.shape[0]));
-    CARRY_TRY(check_written(ctx, "dq", &args->dq, &f->q, f->q.shape[0]));
-    CARRY_TRY(check_written(ctx, "dk", &args->dk, &f->q, f->k.shape[0]));
-    return check_written(ctx, "dv", &args->dv, &f->q, f->k.shape[0]);
+    const int64_t H = f->q.shape[1];
+    const int64_t HK = f->k.shape[1];
+    CARRY_TRY(check_rows(ctx, "d_o", &args->d_o, &f->q, f->q.shape[0], H));
+    CARRY_TRY(check_written(ctx, "dq", &args->dq, &f->q, f->q.shape[0], H));
+    CARRY_TRY(check_written(ctx, "dk", &args->dk, &f->q, f->k.shape[0], HK));
+    return check_written(ctx, "dv", &args->dv, &f->q, f->k.shape[0], HK);
 }
 
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
@@ -159,6 +181,16 @@ int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CA
         seen[i].bias -= top;
     }
     return runs;
+}
+
+void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *first, int64_t *end) {
+    const int64_t rows = args->k.shape[0];
+    *end = args->causal ? rows - args->q.shape[0] + t + 1 : rows;
+    *first = args->window > 0 && *end > args->window ? *end - args->window : 0;
+}
+
+int64_t carry_attention_key_head(const carry_attention_args *args, int64_t head) {
+    return args->k.shape[1] == args->q.shape[1] ? head : head / (args->q.shape[1] / args->k.shape[1]);
 }
 
 float carry_attention_scale(const carry_attention_args *args) {

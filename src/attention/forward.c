@@ -130,19 +130,56 @@ static void make_scores(const call *c, const scratch *s, const float *k, int64_t
     c->kernels->product(c->queries > FEW ? &all : &each);
 }
 
-static void key_block(const call *c, const scratch *s, int64_t head, int64_t queries, int64_t first, int64_t keys,
-                      float bias) {
+/* The scores of a causal call: those of keys that query t does not see become zeros. */
+static void soften_seen(const call *c, const scratch *s, int64_t t, int64_t i, int64_t first, int64_t keys, float bias,
+                        float *scores) {
+    int64_t from;
+    int64_t end;
+    carry_attention_span(c->args, t, &from, &end);
+    from = from > first ? from - first : 0;
+    end = end - first < keys ? end - first : keys;
+    if (from >= end) {
+        memset(scores, 0, (size_t)keys * sizeof *scores);
+        return;
+    }
+    memset(scores, 0, (size_t)from * sizeof *scores);
+    memset(scores + end, 0, (size_t)(keys - end) * sizeof *scores);
+    soften(c, s, i, scores + from, end - from, bias);
+}
+
+/* Is any of these keys seen by any of these queries? */
+static bool is_seen(const call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
+    int64_t from;
+    int64_t end;
+    int64_t unused;
+    carry_attention_span(c->args, query, &from, &unused);
+    carry_attention_span(c->args, query + queries - 1, &unused, &end);
+    return first < end && first + keys > from;
+}
+
+static void key_block(const call *c, const scratch *s, int64_t head, int64_t query, int64_t queries, int64_t first,
+                      int64_t keys, float bias) {
     const carry_attention_args *args = c->args;
-    const float *k = carry_attention_load(c->kernels, &args->k, head, first, keys, s->k);
-    const float *v = carry_attention_load(c->kernels, &args->v, head, first, keys, s->v);
+    const int64_t key_head = carry_attention_key_head(args, head);
+    if (args->causal && !is_seen(c, query, queries, first, keys)) {
+        return;
+    }
+    const float *k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
+    const float *v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
     if (c->queries > FEW) {
         turn(s->turned, k, keys, c->D);
     }
     for (int64_t at = 0; at < queries; at += ROWS) {
         int64_t rows = queries - at < ROWS ? queries - at : ROWS;
+        if (args->causal && !is_seen(c, query + at, rows, first, keys)) {
+            continue;
+        }
         make_scores(c, s, k, at, rows, keys);
-        for (int64_t i = 0; i < rows; i++) {
+        for (int64_t i = 0; i < rows && !args->causal; i++) {
             soften(c, s, at + i, s->scores + i * keys, keys, bias);
+        }
+        for (int64_t i = 0; i < rows && args->causal; i++) {
+            soften_seen(c, s, query + at + i, at + i, first, keys, bias, s->scores + i * keys);
         }
         c->kernels->product(&(carry_product){.m = rows,
                                              .n = c->D,
@@ -191,7 +228,7 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
         const carry_key_run *run = &c->seen[r];
         for (int64_t done = 0; done < run->count; done += KEYS) {
             int64_t keys = run->count - done < KEYS ? run->count - done : KEYS;
-            key_block(c, &s, head, queries, run->first + done, keys, run->bias);
+            key_block(c, &s, head, first, queries, run->first + done, keys, run->bias);
         }
     }
     store(c, &s, head, first, queries);
@@ -249,6 +286,11 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
     CARRY_TRY(carry_attention_check(ctx, args));
     size_t needed = carry_attention_workspace(args);
     CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
+    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
+    if (there != NULL && (masks || args->k.shape[1] != args->q.shape[1])) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention %s runs on the CPU only in this build",
+                          masks ? "with a causal mask" : "with fewer heads of keys than of queries");
+    }
     if (there != NULL) {
         if (needed > 0) {
             CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));

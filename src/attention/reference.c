@@ -11,10 +11,11 @@ static double element(const carry_tensor *tensor, int64_t row, int64_t head, int
     return carry_tensor_at(tensor, row * tensor->stride[0] + head * tensor->stride[1] + d);
 }
 
-static double dot(const carry_tensor *x, int64_t x_row, const carry_tensor *y, int64_t y_row, int64_t head) {
+static double dot(const carry_tensor *x, int64_t x_row, int64_t x_head, const carry_tensor *y, int64_t y_row,
+                  int64_t y_head) {
     double sum = 0.0;
     for (int64_t d = 0; d < x->shape[2]; d++) {
-        sum += element(x, x_row, head, d) * element(y, y_row, head, d);
+        sum += element(x, x_row, x_head, d) * element(y, y_row, y_head, d);
     }
     return sum;
 }
@@ -26,9 +27,14 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
     double scale = args->scale != 0.0f ? (double)args->scale : 1.0 / sqrt((double)args->q.shape[2]);
     double most = -INFINITY;
     double sum = 0.0;
+    int64_t first;
+    int64_t end;
+    carry_attention_span(args, t, &first, &end);
     for (int i = 0; i < runs; i++) {
         for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
-            p[j] = scale * dot(&args->q, t, &args->k, j, head) + (double)seen[i].bias;
+            p[j] = scale * dot(&args->q, t, head, &args->k, j, carry_attention_key_head(args, head)) +
+                   (double)seen[i].bias;
+            p[j] = j >= first && j < end ? p[j] : -INFINITY;
             most = p[j] > most ? p[j] : most; /* GCC 12 at -O3 fails on fmax here */
         }
     }
@@ -63,7 +69,7 @@ carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, c
             for (int64_t d = 0; d < D; d++) {
                 double sum = 0.0;
                 for (int64_t j = 0; j < S; j++) { /* a row that is not seen may hold anything, NaN too */
-                    sum += p[j] != 0.0 ? p[j] * element(&args->v, j, h, d) : 0.0;
+                    sum += p[j] != 0.0 ? p[j] * element(&args->v, j, carry_attention_key_head(args, h), d) : 0.0;
                 }
                 o[(t * H + h) * D + d] = sum;
             }
@@ -83,18 +89,20 @@ static void one_query(const carry_attention_backward_args *args, double *dq, dou
     int64_t S = f->k.shape[0];
     double scale = f->scale != 0.0f ? (double)f->scale : 1.0 / sqrt((double)D);
     double mean = 0.0;
+    int64_t HK = f->k.shape[1];
+    int64_t hk = carry_attention_key_head(f, h);
     for (int64_t j = 0; j < S; j++) {
-        mean += p[j] != 0.0 ? p[j] * dot(&args->d_o, t, &f->v, j, h) : 0.0;
+        mean += p[j] != 0.0 ? p[j] * dot(&args->d_o, t, h, &f->v, j, hk) : 0.0;
     }
     for (int64_t j = 0; j < S; j++) {
         if (p[j] == 0.0) {
             continue;
         }
-        double score = p[j] * (dot(&args->d_o, t, &f->v, j, h) - mean);
+        double score = p[j] * (dot(&args->d_o, t, h, &f->v, j, hk) - mean);
         for (int64_t d = 0; d < D; d++) {
-            dq[(t * H + h) * D + d] += scale * score * element(&f->k, j, h, d);
-            dk[(j * H + h) * D + d] += scale * score * element(&f->q, t, h, d);
-            dv[(j * H + h) * D + d] += p[j] * element(&args->d_o, t, h, d);
+            dq[(t * H + h) * D + d] += scale * score * element(&f->k, j, hk, d);
+            dk[(j * HK + hk) * D + d] += scale * score * element(&f->q, t, h, d);
+            dv[(j * HK + hk) * D + d] += p[j] * element(&args->d_o, t, h, d);
         }
     }
 }
@@ -109,8 +117,9 @@ carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, doub
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
     memset(dq, 0, (size_t)f->q.shape[0] * row * sizeof *dq);
-    memset(dk, 0, (size_t)f->k.shape[0] * row * sizeof *dk);
-    memset(dv, 0, (size_t)f->k.shape[0] * row * sizeof *dv);
+    size_t key_row = (size_t)(f->k.shape[1] * f->k.shape[2]);
+    memset(dk, 0, (size_t)f->k.shape[0] * key_row * sizeof *dk);
+    memset(dv, 0, (size_t)f->k.shape[0] * key_row * sizeof *dv);
     for (int64_t t = 0; t < f->q.shape[0]; t++) {
         for (int64_t h = 0; h < f->q.shape[1]; h++) {
             (void)probabilities(p, f, t, h);

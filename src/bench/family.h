@@ -5,6 +5,7 @@
 #define CARRY_LAB_FAMILY_H
 
 #include "bench/problem.h"
+#include "bench/support.h"
 
 /* What one run of the chosen method does. */
 typedef struct carry_counts {
@@ -38,6 +39,7 @@ typedef struct carry_family {
     const char *takes;   /* for messages: words, sizes and keys */
     const char *example; /* a problem */
     carry_dtype type;    /* of problems that name none */
+    carry_support support;
     /* How many ranks work on the problem together, or 0. Each of them then has an instance of its own, and open, plan,
        choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
        (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */

@@ -302,6 +302,7 @@ const carry_family carry_family_allscan = {
     .about = "the scan across p ranks: S[p+1] = M[p] S[p] + L[p], M k x k, its factors or diagonal, S k x v",
     .takes = takes,
     .example = "allscan:wy:bf16:h16:k128:v128:p8",
+    .support = {.cpu = "f32 bf16", .ranks = "cpu"},
     .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,

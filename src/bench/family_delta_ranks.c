@@ -305,6 +305,7 @@ const carry_family carry_family_delta_ranks = {
     .about = "the gated delta rule over p ranks that share the tokens: forward or backward",
     .takes = takes,
     .example = "delta:f32:t32768:h16:k128:v128:p4",
+    .support = {.cpu = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16", .ranks = "cpu"},
     .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/nearest.h"
 #include "bench/family.h"
 
 extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan,
@@ -33,16 +34,20 @@ const carry_family *carry_family_at(int index) {
 
 carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, const char *name) {
     char all[256] = "";
+    char hint[CARRY_NEAREST_HINT];
     size_t used = 0;
+    carry_nearest near = carry_nearest_to(name);
     for (int i = 0; (*family = carry_family_at(i)) != NULL; i++) {
         if (strcmp((*family)->name, name) == 0) {
             return CARRY_OK;
         }
+        carry_nearest_offer(&near, (*family)->name);
         used += used >= sizeof all
                     ? 0
                     : (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", (*family)->name);
     }
-    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no problem family '%s': this build has %s", name, all);
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no problem family '%s'%s This build has %s", name,
+                      near.best[0] != '\0' ? carry_nearest_hint(hint, &near, "") : ".", all);
 }
 
 carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_problem *problem) {
@@ -50,7 +55,7 @@ carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_
     if ((*family)->over_ranks != NULL && carry_problem_size(problem, "p", 0) > 0) {
         *family = (*family)->over_ranks;
     }
-    return CARRY_OK;
+    return (*family)->takes != NULL ? carry_problem_check(ctx, problem, (*family)->takes) : CARRY_OK;
 }
 
 carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,

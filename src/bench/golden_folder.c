@@ -20,8 +20,13 @@ static const struct {
     carry_golden_folder check;
     bool on_gpus;
 } kinds[] = {
-    {"model_type", "gated_deltanet", carry_golden_lm, true}, {"model_type", "delta_net", carry_golden_lm, true},
-    {"_class_name", "TAEHV", carry_golden_tae, false},       {"_class_name", "WanModel", carry_golden_dit, false},
+    {"model_type", "gated_deltanet", carry_golden_lm, true},
+    {"model_type", "delta_net", carry_golden_lm, true},
+    {"model_type", "qwen3_5_text", carry_golden_lm, false},
+    {"model_type", "qwen3_5", carry_golden_lm, false},
+    {"model_type", "olmo_hybrid", carry_golden_lm, false},
+    {"_class_name", "TAEHV", carry_golden_tae, false},
+    {"_class_name", "WanModel", carry_golden_dit, false},
     {"model_type", "t2v", carry_golden_dit, false}, /* Wan's, where nobody wrote the class */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])

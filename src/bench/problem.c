@@ -8,6 +8,7 @@
 
 #include "carry/device.h"
 #include "core/error.h"
+#include "core/nearest.h"
 
 static bool is_name(const char *text) {
     if (!islower((unsigned char)text[0])) {
@@ -168,6 +169,51 @@ const char *carry_problem_setting(carry_problem *problem, const char *key) {
     return NULL;
 }
 
+/* Offers every word, size and key of a family's takes; what is in brackets explains one. True when text is one. */
+static bool offer_takes(carry_nearest *near, const char *takes) {
+    int depth = 0;
+    for (const char *at = takes; *at != '\0';) {
+        depth += (*at == '(') - (*at == ')');
+        const size_t length = strspn(at, "abcdefghijklmnopqrstuvwxyz0123456789_-");
+        if (length == 0 || depth > 0) {
+            at++;
+            continue;
+        }
+        if (length == strlen(near->word) && strncmp(at, near->word, length) == 0) {
+            return true;
+        }
+        if (strncmp(at, "or", length) != 0) {
+            carry_nearest_offer_part(near, at, length);
+        }
+        at += length;
+    }
+    return false;
+}
+
+carry_status carry_problem_check(carry_ctx *ctx, const carry_problem *problem, const char *takes) {
+    for (int i = 0; i < problem->items; i++) {
+        const carry_problem_item *item = &problem->item[i];
+        char whole[CARRY_PROBLEM_WORD + 24];
+        char hint[CARRY_NEAREST_HINT];
+        (void)snprintf(whole, sizeof whole, item->number >= 0 ? "%s%lld" : "%s", item->key, (long long)item->number);
+        carry_nearest near = carry_nearest_to(item->number >= 0 ? item->key : whole);
+        if (offer_takes(&near, takes)) {
+            continue;
+        }
+        if (item->number >= 0) { /* fp16 has the form of a size */
+            carry_nearest type = carry_nearest_to(whole);
+            (void)offer_takes(&type, "f32, bf16, f16");
+            near = type.distance <= near.distance ? type : near;
+        }
+        if (near.best[0] != '\0') {
+            return carry_fail(ctx, CARRY_EARGUMENT, "%s does not know '%s%s%s' (in '%s')%s", problem->family, whole,
+                              item->value[0] != '\0' ? "=" : "", item->value, problem->text,
+                              carry_nearest_hint(hint, &near, ""));
+        }
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, const char *takes) {
     for (int i = 0; i < problem->items; i++) {
         const carry_problem_item *item = &problem->item[i];
@@ -196,13 +242,13 @@ carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *pr
         return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': known are cpu, cuda, cuda1 and so on", text,
                           problem->text);
     }
-    for (int i = 0; i < carry_device_count(); i++) {
-        carry_device_properties properties;
-        if (carry_device_describe(ctx, i, &properties) == CARRY_OK && strcmp(properties.backend, "cuda") == 0 &&
-            wanted-- == 0) {
-            *device = i;
-            return CARRY_OK;
-        }
+    char name[32];
+    char why[192];
+    (void)snprintf(name, sizeof name, "cuda:%ld", wanted);
+    const carry_status status = carry_device_named(ctx, device, wanted > 0 ? name : "cuda");
+    if (status == CARRY_OK) {
+        return CARRY_OK;
     }
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "device=%s in '%s': there is no such GPU here", text, problem->text);
+    (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
+    return carry_fail(ctx, status, "device=%s in '%s': %s", text, problem->text, why);
 }

@@ -46,6 +46,10 @@ carry_dtype carry_problem_type(const carry_problem *problem, carry_dtype otherwi
    none of that kind here. */
 carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem);
 
+/* Refuses an item that is near to one that takes names and is none of them ("dens"): before a family parses it, whose
+   message would be about what is missing. */
+carry_status carry_problem_check(carry_ctx *ctx, const carry_problem *problem, const char *takes);
+
 /* Fails for the first item nobody asked for; takes names what the family does take. */
 carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, const char *takes);
 

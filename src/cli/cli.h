@@ -8,6 +8,7 @@
 #include <stdio.h>
 
 #include "carry/carry.h"
+#include "bench/support.h"
 
 struct carry_recorder;
 
@@ -47,17 +48,22 @@ typedef struct cli_verb {
     const char *example;
     int (*run)(int count, char **arguments);
     bool on_ranks; /* its work is done by every rank (cli/ranks.h) */
+    carry_support support;
+    const struct cli_verb *other; /* another thing that it does, with options of its own: train dit */
 } cli_verb;
 
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
-extern const cli_verb cli_train, cli_generate, cli_eval, cli_tokenizer;                          /* with training */
+extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
 extern const cli_verb cli_stream;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
 /* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1
    after a message. own may be NULL; both lists end with a NULL name. --help prints and sets common->help. */
 int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common);
+
+/* How many arguments an option that every verb has takes, itself included; 0: text is no such option. */
+int cli_common_takes(const char *text);
 
 /* "carry VERB WORDS...", as typed, words with blanks in quotes; for the run store. Called before cli_parse, which moves
    the words. */
@@ -100,9 +106,15 @@ char *cli_make_plain(char *text);
    hide a typo. NULL is as good as there. */
 int cli_store_there(const char *path);
 
-/* Ctrl-C: the first asks the work to stop (cli_interrupted), a second ends the process. */
+/* Ctrl-C, SIGTERM: the first asks the work to stop (cli_interrupted), and ends the process within two seconds where it
+   does not; a second ends it at once. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
+/* Work that ends well by itself but may take longer; 0: as long as it takes. */
+void cli_limit_interrupt(double seconds);
+/* As cli_interrupted. The steps of a training have begun: the one under way is finished and saved, however long it
+   takes. */
+bool cli_interrupted_in_training(void);
 
 /* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else
  * code. */

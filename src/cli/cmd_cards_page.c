@@ -122,6 +122,7 @@ int cli_cards_show(cli_desk *d, int count, char **words) {
     show_ids("cards", &page->cards);
     show_ids("needs", &page->needs);
     show_ids("related", &page->related);
+    show_ids("also", &page->also);
     if (page->body[strspn(page->body, " \t\n")] != '\0') {
         (void)printf("\n%s", page->body + strspn(page->body, "\n"));
     }

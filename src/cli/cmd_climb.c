@@ -300,6 +300,7 @@ static int open_and_run(asked *a, int words, char **arguments) {
                           : cli_refuse("climb %s takes options only (quote commands and sentences)", name);
     }
     cli_catch_interrupt();
+    cli_limit_interrupt(10.0); /* a command that does not end is killed first */
     if (strcmp(name, "tune") == 0) {
         return cli_climb_tune(a->ctx, arguments[1], &a->tune, a->json);
     }

@@ -143,5 +143,6 @@ const cli_verb cli_eval = {
                "literature counts it: over words and ends of lines, whatever the tokens are.\n\n"
                "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
     .example = "carry eval model wiki.test.tokens",
+    .support = {.cpu = "f32", .cuda = "f32"},
     .run = run,
 };

@@ -274,7 +274,6 @@ static int open_and_generate(desk *d, const char *folder) {
     if (!gather_prompts(d)) {
         return CLI_IMPOSSIBLE;
     }
-    cli_catch_interrupt(); /* before that, Ctrl-C ends the wait for standard input */
     return generate(d);
 }
 
@@ -294,6 +293,7 @@ static void close_desk(desk *d) {
 }
 
 static int run(int count, char **arguments) {
+    cli_catch_interrupt();
     desk d = {.tokens = 128, .temperature = 0.8, .top_p = 0.95};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},
@@ -341,5 +341,6 @@ const cli_verb cli_generate = {
         "with several prompts one text after the other, while all are generated at once. A text ends at the\n"
         "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
+    .support = {.cpu = "f32", .cuda = "f32"},
     .run = run,
 };

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "cli/cli.h"
+#include "core/nearest.h"
 #include "bench/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
@@ -159,13 +160,37 @@ static int list_ops(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+/* As row; the JSON also says on which devices, with which types and over which ranks it runs. */
+static void supported_row(bool json, const char *what, const char *name, const char *about,
+                          const carry_support *support) {
+    if (!json) {
+        row(false, what, name, about);
+        return;
+    }
+    const struct {
+        const char *key, *value;
+    } columns[] = {{"cpu", support->cpu},
+                   {"cuda", support->cuda},
+                   {"cpu_backward", support->cpu_backward},
+                   {"cuda_backward", support->cuda_backward},
+                   {"ranks", support->ranks}};
+    cli_json_open();
+    cli_json_text("kind", what);
+    cli_json_text("name", name);
+    cli_json_text("about", about);
+    for (size_t i = 0; i < sizeof columns / sizeof columns[0]; i++) {
+        cli_json_text(columns[i].key, columns[i].value != NULL ? columns[i].value : "");
+    }
+    cli_json_close();
+}
+
 static int list_families(carry_ctx *ctx, bool json) {
     (void)ctx;
     const carry_family *family;
     for (int i = 0; (family = carry_family_at(i)) != NULL; i++) {
         char about[512];
         (void)snprintf(about, sizeof about, "%s. Takes %s. Example: %s", family->about, family->takes, family->example);
-        row(json, "problem", family->name, about);
+        supported_row(json, "problem", family->name, about, &family->support);
     }
     return CLI_DONE;
 }
@@ -227,7 +252,9 @@ static int list_configs(carry_ctx *ctx, bool json) {
 static int list_verbs(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; cli_verbs[i] != NULL; i++) {
-        row(json, "verb", cli_verbs[i]->name, cli_verbs[i]->summary);
+        for (const cli_verb *verb = cli_verbs[i]; verb != NULL; verb = verb->other) {
+            supported_row(json, "verb", verb->name, verb->summary, &verb->support);
+        }
     }
     return CLI_DONE;
 }
@@ -261,15 +288,19 @@ static int run(int count, char **arguments) {
             return code;
         }
     }
-    return cli_refuse("there is no list of '%.60s': give " WORDS, arguments[0]);
+    char hint[CARRY_NEAREST_HINT];
+    carry_nearest near = carry_nearest_to(arguments[0]);
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
+        carry_nearest_offer(&near, lists[i].what);
+    }
+    (void)carry_nearest_hint(hint, &near, "");
+    return cli_refuse("there is no list of '%.60s'%s " WORDS, arguments[0], hint[0] != '\0' ? hint : ": give");
 }
 
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary =
-        "what there is: scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, "
-        "configs, verbs",
+    .summary = "what there is: algorithms, devices, problems, experiments, verbs and more",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"

@@ -76,6 +76,7 @@ static int run(int count, char **arguments) {
     if (code != CLI_DONE) {
         return code;
     }
+    cli_catch_interrupt();
     return cli_on_ranks(&w.common, plan_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
 }
 

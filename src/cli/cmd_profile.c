@@ -18,7 +18,7 @@
 
 typedef struct wish {
     cli_common common;
-    const char *output, *store;
+    const char *output, *store, *name;
     bool no_store;
     int64_t events, top;
     int own_count, verb_count; /* arguments of profile, and of the verb */
@@ -63,14 +63,14 @@ static bool is_output(const char *argument) {
 
 static bool has_value(const char *argument) {
     return is_output(argument) || strcmp(argument, "--store") == 0 || strcmp(argument, "--events") == 0 ||
-           strcmp(argument, "--top") == 0;
+           strcmp(argument, "--top") == 0 || strcmp(argument, "--name") == 0;
 }
 
 static bool is_own(const char *argument) {
     return has_value(argument) || strcmp(argument, "--no-store") == 0 || strcmp(argument, "--help") == 0 ||
            strcmp(argument, "-h") == 0 || strncmp(argument, "--output=", 9) == 0 ||
            strncmp(argument, "--store=", 8) == 0 || strncmp(argument, "--events=", 9) == 0 ||
-           strncmp(argument, "--top=", 6) == 0;
+           strncmp(argument, "--top=", 6) == 0 || strncmp(argument, "--name=", 7) == 0;
 }
 
 /* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o is profile's. --json is
@@ -117,9 +117,10 @@ static carry_status begin(session *s) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_store_open(s->ctx, &s->store, s->asked->store));
-    return carry_store_begin(
-        s->store, &s->run,
-        &(carry_run_start){.kind = "profile", .name = s->asked->verb->name, .command = s->asked->command});
+    return carry_store_begin(s->store, &s->run,
+                             &(carry_run_start){.kind = "profile",
+                                                .name = s->asked->name != NULL ? s->asked->name : s->asked->verb->name,
+                                                .command = s->asked->command});
 }
 
 /* A profile without kernels is a profile: why it has none is said when the verb has not been refused. */
@@ -191,6 +192,10 @@ static carry_status store_all(session *s, int code) {
     if (s->store == NULL) {
         return CARRY_OK;
     }
+    CARRY_TRY(carry_store_used(
+        s->store, s->run,
+        &(carry_run_used){.threads = s->hotspots.ranks > 0 ? s->hotspots.threads / s->hotspots.ranks : 0,
+                          .ranks = s->hotspots.ranks}));
     CARRY_TRY(carry_store_artefact(s->store, s->run, ARTEFACT, s->trace, s->trace_length));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "wall_s", s->hotspots.wall));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "dropped", (double)s->hotspots.dropped));
@@ -327,6 +332,7 @@ static int run_wish(wish *w, int count, char **arguments) {
     const cli_option own[] = {
         {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
         {"store", 0, CLI_TEXT, &w->store, "FILE", "run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"name", 0, CLI_TEXT, &w->name, "NAME", "of the stored run (the verb's); a series with a slash at its end"},
         {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not keep this run in the store"},
         {"events", 0, CLI_NUMBER, &w->events, "N",
          "of a thread that the trace keeps (20000; of GPUs 65536); hotspots count all"},

@@ -15,7 +15,7 @@
 /* What was asked for, the same for every rank. */
 typedef struct wish {
     cli_common common;
-    const char *path, *stage, *store;
+    const char *path, *stage, *store, *name, *resumed;
     bool unstored, quiet;
     char command[MOST_COMMAND];
     int code; /* rank 0's, in the end */
@@ -236,6 +236,20 @@ static carry_status measure_and_judge(show *s, carry_experiment_options *options
     return CARRY_OK;
 }
 
+static carry_status begin(show *s, const wish *w, carry_experiment_options *options) {
+    CARRY_TRY(carry_experiment_load(s->ctx, &s->experiment, w->path));
+    CARRY_TRY(carry_experiment_stage(s->experiment, w->stage));
+    if (!s->prints || w->unstored) {
+        return CARRY_OK;
+    }
+    const carry_run_start start = {.kind = "experiment",
+                                   .name = w->name != NULL ? w->name : s->experiment->name,
+                                   .command = w->command,
+                                   .spec = s->experiment->text};
+    CARRY_TRY(carry_store_open(s->ctx, &options->store, w->store));
+    return carry_store_begin(options->store, &options->run, &start);
+}
+
 static carry_status run_experiment(show *s, const wish *w, int *code) {
     carry_experiment_options options = {.stage = w->stage,
                                         .seed = (uint64_t)w->common.seed,
@@ -244,14 +258,10 @@ static carry_status run_experiment(show *s, const wish *w, int *code) {
                                         .began = s->prints ? began : NULL,
                                         .measured = s->prints ? measured : NULL,
                                         .user = s};
-    carry_status status = carry_experiment_load(s->ctx, &s->experiment, w->path);
-    status = status == CARRY_OK ? carry_experiment_stage(s->experiment, w->stage) : status;
-    if (status == CARRY_OK && s->prints && !w->unstored) {
-        carry_run_start start = {
-            .kind = "experiment", .name = s->experiment->name, .command = w->command, .spec = s->experiment->text};
-        status = carry_store_open(s->ctx, &options.store, w->store);
-        status = status == CARRY_OK ? carry_store_begin(options.store, &options.run, &start) : status;
-    }
+    char resumed[CLI_CONTINUED_NAME];
+    carry_status status = w->resumed != NULL ? cli_run_continue(s->comm, &s->experiment, &options, w->store, w->resumed,
+                                                                w->command, resumed)
+                                             : begin(s, w, &options);
     if (status == CARRY_OK) {
         if (s->prints && !s->json) {
             (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
@@ -281,6 +291,9 @@ static int run(int count, char **arguments) {
     (void)cli_command(w.command, sizeof w.command, "run", count, arguments);
     const cli_option own[] = {
         {"stage", 0, CLI_TEXT, &w.stage, "NAME", "only this stage of the grid"},
+        {"continue", 0, CLI_TEXT, &w.resumed, "RUN", "measure what this stored run has not, and judge all of it"},
+        {"name", 0, CLI_TEXT, &w.name, "NAME",
+         "of the stored run (the experiment's); a series with a slash at its end"},
         {"store", 0, CLI_TEXT, &w.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "keep nothing"},
         {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "criteria and decision only"},
@@ -290,8 +303,17 @@ static int run(int count, char **arguments) {
     if (words < 0 || w.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (words != 1) {
+    if (w.resumed != NULL && (words > 0 || w.unstored || w.name != NULL)) {
+        return cli_refuse("--continue takes the experiment, the store and the name of the run: omit %s",
+                          words > 0    ? "the file"
+                          : w.unstored ? "--no-store"
+                                       : "--name");
+    }
+    if (words != 1 && w.resumed == NULL) {
         return cli_refuse("run needs one experiment, for example experiments/044-matmulscan.yaml");
+    }
+    if (w.resumed != NULL && cli_store_there(w.store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     w.path = arguments[0];
     cli_catch_interrupt();
@@ -300,7 +322,7 @@ static int run(int count, char **arguments) {
 
 const cli_verb cli_run = {
     .name = "run",
-    .arguments = "FILE.yaml",
+    .arguments = "FILE.yaml | --continue RUN",
     .summary = "run an experiment: grid, methods, criteria; a verdict per criterion",
     .details =
         "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
@@ -311,7 +333,10 @@ const cli_verb cli_run = {
         "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
         "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
         "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
-        "(stop), or something could not be measured here (incomplete). Problems of several ranks (allscan:...:p8) run\n"
+        "(stop), or something was not measured (incomplete, whatever stage the criteria look at): --continue RUN "
+        "measures\n"
+        "the rest of it later or on another machine, of the same commit. Problems of several ranks (allscan:...:p8) "
+        "run\n"
         "on those of --ranks or mpirun, else on threads; rank 0 prints and stores.",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",
     .run = run,

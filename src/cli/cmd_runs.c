@@ -1,30 +1,12 @@
 /* carry runs list | show | compare | export | gc. */
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/cmd_runs.h"
 #include "core/clock.h"
-#include "core/file.h"
-#include "lab/compare.h"
 #include "lab/export.h"
-#include "lab/store/store.h"
-
-#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs, or of contention in one */
-
-typedef struct wish {
-    carry_ctx *ctx;
-    carry_store *store;
-    bool json, csv, samples, yes;
-    const char *kind, *output;
-    int64_t limit, keep;
-    double slack;
-    int words;
-    char **word;
-} wish;
 
 static const char *date_text(char text[24], double seconds) {
     time_t whole = (time_t)seconds;
@@ -35,7 +17,7 @@ static const char *date_text(char text[24], double seconds) {
     return text;
 }
 
-static void print_line(const wish *w, carry_run_line *line) {
+static void print_line(const cli_runs_wish *w, carry_run_line *line) {
     char date[24];
     if (!w->json) {
         char *const texts[] = {line->kind, line->state, line->decision, line->name};
@@ -60,10 +42,11 @@ static void print_line(const wish *w, carry_run_line *line) {
     cli_json_close();
 }
 
-static int list_runs(wish *w) {
+static int list_runs(cli_runs_wish *w) {
     carry_run_line *lines;
     int count;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, (int)(w->limit < INT32_MAX ? w->limit : 0)) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, (int)(w->limit < INT32_MAX ? w->limit : 0)) !=
+        CARRY_OK) {
         return cli_failed(w->ctx);
     }
     if (!w->json && count > 0) {
@@ -80,8 +63,7 @@ static int list_runs(wish *w) {
     return CLI_DONE;
 }
 
-/* False after a message. */
-static bool load(wish *w, carry_run **run, const char *text) {
+bool cli_runs_load(const cli_runs_wish *w, carry_run **run, const char *text) {
     int64_t id;
     *run = NULL;
     if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
@@ -172,13 +154,13 @@ static void make_plain(carry_run *run) {
     }
 }
 
-static int show_runs(wish *w) {
+static int show_runs(cli_runs_wish *w) {
     if (w->words < 2) {
         return cli_refuse("runs show needs a run: a number, a name, or last");
     }
     for (int i = 1; i < w->words; i++) {
         carry_run *run;
-        if (!load(w, &run, w->word[i])) {
+        if (!cli_runs_load(w, &run, w->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;
@@ -196,153 +178,8 @@ static int show_runs(wish *w) {
     return CLI_DONE;
 }
 
-static void print_pair(const wish *w, const carry_pair *p) {
-    const carry_ratio *r = &p->ratio;
-    const char *verdict = r->within_noise ? "within noise" : r->ratio > 1.0 ? "faster" : "slower";
-    if (w->json) {
-        cli_json_open();
-        cli_json_text("problem", p->a->is.problem);
-        cli_json_text("algorithm", p->a->is.method);
-        cli_json_number("a_s", p->a->is.median);
-        cli_json_number("b_s", p->b->is.median);
-        cli_json_number("ratio", r->ratio);
-        cli_json_number("low", r->low);
-        cli_json_number("high", r->high);
-        cli_json_text("verdict", verdict);
-        cli_json_close();
-        return;
-    }
-    char a[32];
-    char b[32];
-    (void)printf("  %-44s %-14s %9s %9s  %5.3f  %5.3f to %5.3f  %s%s%s\n", p->a->is.problem, p->a->is.method,
-                 carry_time_text(a, p->a->is.median), carry_time_text(b, p->b->is.median), r->ratio, r->low, r->high,
-                 r->within_noise  ? cli_dim()
-                 : r->ratio > 1.0 ? cli_green()
-                                  : cli_red(),
-                 verdict, cli_plain());
-}
-
-static void print_comparison(const wish *w, const carry_comparison *c, const carry_run *a, const carry_run *b) {
-    const char *verdict = c->within_noise  ? "within noise"
-                          : c->mean_within ? "mixed"
-                          : c->mean > 1.0  ? "faster"
-                                           : "slower";
-    if (!w->json) {
-        (void)printf("  %-44s %-14s %9s %9s  %5s  %s\n", "problem", "algorithm", "A", "B", "A / B", "95 % interval");
-    }
-    for (int i = 0; i < c->pairs; i++) {
-        print_pair(w, &c->pair[i]);
-    }
-    if (w->json) {
-        cli_json_open();
-        cli_json_integer("a", a->id);
-        cli_json_integer("b", b->id);
-        cli_json_integer("pairs", c->pairs);
-        cli_json_number("mean", c->mean);
-        cli_json_number("low", c->low);
-        cli_json_number("high", c->high);
-        cli_json_number("slack", c->slack);
-        cli_json_number("drift", c->drift);
-        cli_json_number("contention", c->contention);
-        cli_json_bool("same_machine", c->same_machine);
-        cli_json_text("verdict", verdict);
-        cli_json_close();
-        return;
-    }
-    (void)printf("%srun %lld against run %lld: %s%s\n", cli_bold(), (long long)b->id, (long long)a->id, verdict,
-                 cli_plain());
-    (void)printf("  geometric mean %.3f (%.3f to %.3f); %d within noise, %d faster, %d slower; only in A %d, only in B "
-                 "%d\n",
-                 c->mean, c->low, c->high, c->within, c->faster, c->slower, c->only_a, c->only_b);
-    (void)printf(
-        "  noise between runs is taken as %.1f %%: 5 %% unless given, the machine's ceilings moved by %.1f %%, other "
-        "processes took up to %.0f %%%s\n",
-        100.0 * c->slack, 100.0 * c->drift, 100.0 * c->contention,
-        c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
-    if (c->same_machine && fmax(c->drift, c->contention) > NOT_QUIET) {
-        (void)printf("  %sthe machine was not quiet in one of the runs: run them again before believing either%s\n",
-                     cli_red(), cli_plain());
-    }
-}
-
-static int compare_runs(wish *w) {
-    if (w->words != 3) {
-        return cli_refuse("runs compare needs two runs, for example: carry runs compare 3 last");
-    }
-    carry_run *a = NULL;
-    carry_run *b = NULL;
-    carry_comparison comparison;
-    int code = CLI_IMPOSSIBLE;
-    if (load(w, &a, w->word[1]) && load(w, &b, w->word[2])) {
-        if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) == CARRY_OK) {
-            print_comparison(w, &comparison, a, b);
-            carry_compare_free(&comparison);
-            code = CLI_DONE;
-        } else {
-            code = cli_failed(w->ctx);
-        }
-    }
-    carry_run_free(a);
-    carry_run_free(b);
-    return code;
-}
-
-static int export_to(wish *w, FILE *to) {
-    if (w->csv) {
-        carry_export_csv_head(to, w->samples);
-    }
-    for (int i = 1; i < w->words; i++) {
-        carry_run *run;
-        if (!load(w, &run, w->word[i])) {
-            return CLI_IMPOSSIBLE;
-        }
-        carry_status status = CARRY_OK;
-        if (w->csv) {
-            carry_export_csv(to, run, w->samples);
-        } else {
-            status = carry_export_json(w->ctx, to, run);
-        }
-        carry_run_free(run);
-        if (status != CARRY_OK) {
-            return cli_failed(w->ctx);
-        }
-    }
-    return CLI_DONE;
-}
-
-/* What stood there stays until the whole of the new file is there. */
-static int export_runs(wish *w) {
-    if (w->words < 2) {
-        return cli_refuse("runs export needs a run: a number, a name, or last");
-    }
-    if (w->output == NULL) {
-        return export_to(w, stdout);
-    }
-    carry_file_writing writing;
-    if (carry_file_begin(w->ctx, &writing, w->output) != CARRY_OK) {
-        return cli_failed(w->ctx);
-    }
-    const int copy = dup(writing.file);
-    FILE *file = copy >= 0 ? fdopen(copy, "w") : NULL;
-    int code = file != NULL ? export_to(w, file) : cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
-    const bool whole = file != NULL && fflush(file) == 0 && ferror(file) == 0;
-    if (code == CLI_DONE && !whole) {
-        code = cli_refuse("%s cannot be written: %s", w->output, strerror(errno));
-    }
-    if (file != NULL) {
-        (void)fclose(file);
-    } else if (copy >= 0) {
-        (void)close(copy);
-    }
-    if (code == CLI_DONE && carry_file_commit(w->ctx, &writing) != CARRY_OK) {
-        return cli_failed(w->ctx);
-    }
-    carry_file_abandon(&writing);
-    return code;
-}
-
 /* Without --keep: runs that were killed or interrupted before they had stored anything. */
-static bool is_refuse(const wish *w, const carry_run_line *line, int newer) {
+static bool is_refuse(const cli_runs_wish *w, const carry_run_line *line, int newer) {
     if (strcmp(line->state, "running") == 0) {
         return false;
     }
@@ -350,11 +187,11 @@ static bool is_refuse(const wish *w, const carry_run_line *line, int newer) {
     return empty || (w->keep >= 0 && newer >= w->keep);
 }
 
-static int collect_garbage(wish *w) {
+static int collect_garbage(cli_runs_wish *w) {
     carry_run_line *lines;
     int count;
     int deleted = 0;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, 0) != CARRY_OK) {
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, 0) != CARRY_OK) {
         return cli_failed(w->ctx);
     }
     int code = CLI_DONE;
@@ -388,14 +225,21 @@ static int collect_garbage(wish *w) {
 }
 
 /* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
-static int refuse_idle(const wish *w) {
+static int refuse_idle(const cli_runs_wish *w) {
     const struct {
         bool given;
         const char *option, *words;
-    } options[] = {{w->kind != NULL, "kind", "list gc"}, {w->limit > 0, "limit", "list"},
-                   {w->slack > 0.0, "slack", "compare"}, {w->csv, "csv", "export"},
-                   {w->samples, "samples", "export"},    {w->output != NULL, "output", "export"},
-                   {w->keep >= 0, "keep", "gc"},         {w->yes, "yes", "gc"}};
+    } options[] = {{w->kind != NULL, "kind", "list gc"},
+                   {w->name != NULL, "name", "list gc"},
+                   {w->limit > 0, "limit", "list"},
+                   {w->slack > 0.0, "slack", "compare"},
+                   {w->csv, "csv", "export"},
+                   {w->samples, "samples", "export"},
+                   {w->history, "history", "export"},
+                   {w->tensorboard != NULL, "tensorboard", "export"},
+                   {w->output != NULL, "output", "export"},
+                   {w->keep >= 0, "keep", "gc"},
+                   {w->yes, "yes", "gc"}};
     const char *word = w->word[0];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
@@ -413,14 +257,14 @@ static int refuse_idle(const wish *w) {
     return CLI_DONE;
 }
 
-static int act(wish *w) {
+static int act(cli_runs_wish *w) {
     static const struct {
         const char *name;
-        int (*run)(wish *w);
+        int (*run)(cli_runs_wish *w);
     } actions[] = {{"list", list_runs},
                    {"show", show_runs},
-                   {"compare", compare_runs},
-                   {"export", export_runs},
+                   {"compare", cli_runs_compare},
+                   {"export", cli_runs_export},
                    {"gc", collect_garbage}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(w->word[0], actions[i].name) == 0) {
@@ -433,15 +277,18 @@ static int act(wish *w) {
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    wish w = {.word = arguments, .keep = -1};
+    cli_runs_wish w = {.word = arguments, .keep = -1};
     const char *store = NULL;
     const cli_option own[] = {
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
+        {"name", 0, CLI_TEXT, &w.name, "PREFIX", "list, gc: only runs whose name begins so (sweep/ for a series)"},
         {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
         {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: what counts as noise between runs (5)"},
         {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
         {"samples", 0, CLI_FLAG, &w.samples, NULL, "export --csv: a row per sample instead of per result"},
+        {"history", 0, CLI_FLAG, &w.history, NULL, "export: as Weights & Biases keeps it, a line of JSON per step"},
+        {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder of DIR"},
         {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: to a file instead of standard output"},
         {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
         {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: do it"},
@@ -457,8 +304,11 @@ static int run(int count, char **arguments) {
     if (cli_store_there(store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    if (w.csv && common.json) {
-        return cli_refuse("give --csv or --json, not both");
+    if (w.csv + w.history + (w.tensorboard != NULL) + common.json > 1) {
+        return cli_refuse("--csv, --history, --tensorboard and --json: give one of them, not both");
+    }
+    if (w.tensorboard != NULL && w.output != NULL) {
+        return cli_refuse("--tensorboard names the folder: omit --output");
     }
     common.threads = 1; /* nothing is computed here */
     w.json = common.json;
@@ -476,13 +326,16 @@ const cli_verb cli_runs = {
     .name = "runs",
     .arguments = "WHAT [RUN...]",
     .summary = "stored runs: list, show, compare, export, gc",
-    .details = "  list              the newest first\n"
-               "  show RUN...       command, commit, machine, results, criteria\n"
-               "  compare A B       ratios of medians with a 95 % interval; says when a difference is within noise\n"
-               "  export RUN...     everything as JSON, a run a line, or --csv\n"
-               "  gc                delete runs that ended before storing anything; --keep N: all but the newest N;\n"
-               "                    shows what it would do until --yes\n"
-               "A RUN is its number, its name (the newest of that name), or last.",
+    .details =
+        "  list              the newest first\n"
+        "  show RUN...       command, commit, machine, results, criteria\n"
+        "  compare A B       ratios of medians with a 95 % interval; says when a difference is within noise; of\n"
+        "                    trainings tokens/s, loss at equal steps and memory\n"
+        "  export RUN...     everything as JSON, a run a line, or --csv (of trainings the curve), --history,\n"
+        "                    --tensorboard DIR\n"
+        "  gc                delete runs that ended before storing anything; --keep N: all but the newest N;\n"
+        "                    shows what it would do until --yes\n"
+        "A RUN is its number, its name (the newest of that name), or last.",
     .example = "carry runs compare 3 last",
     .run = run,
 };

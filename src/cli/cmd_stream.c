@@ -63,6 +63,7 @@ static int stream(stream_desk *desk) {
         return code;
     }
     cli_catch_interrupt();
+    cli_limit_interrupt(CLI_STREAM_PATIENCE);
     if (cli_process_rank() <= 0) {
         stream_show_start(desk);
     }
@@ -129,7 +130,8 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"transition", 0, CLI_NUMBER, &w->transition, "N", "chunks over which another prompt comes in (4)"},
         {"size", 0, CLI_TEXT, &w->size, "WxH", "of the pictures, pixels (64x64)"},
         {"chunks", 0, CLI_NUMBER, &w->chunks, "N", "to stream; 0: until Ctrl-C (0)"},
-        {"steps", 0, CLI_TEXT, &w->steps, "T,T,...", "of denoising, falling from 1000 (the model's)"},
+        {"steps", 0, CLI_NUMBER, &w->steps, "N", "of denoising, 1 to 16, at even levels (the model's)"},
+        {"levels", 0, CLI_TEXT, &w->levels, "T,T,...", "noise levels of the steps, falling from 1000"},
         {"kv-bias", 0, CLI_REAL, &w->kv_bias, "X", "weight of older frames, above 0 up to 1 (1)"},
         {"noise", 0, CLI_REAL, &w->noise, "X", "scale of the noise between steps, 0 to 2 (1)"},
         {"shift", 0, CLI_REAL, &w->shift, "X", "of the sampler (the model's)"},
@@ -193,6 +195,7 @@ static int run(int count, char **arguments) {
                                .chunk = -1,
                                .window = -1,
                                .sink = -1,
+                               .steps = -1,
                                .transition = 4,
                                .port = 8080,
                                .quality = 85,
@@ -234,6 +237,7 @@ const cli_verb cli_stream = {
         "between\n"
         "chunks. At the end: where a chunk's time went, its period beside the predicted one, the overlap score.",
     .example = "carry --ranks 2 stream --demo --serve --prompt \"red circle moving left\"",
+    .support = {.cpu = "f32", .ranks = "cpu"},
     .run = run,
     .on_ranks = true,
 };

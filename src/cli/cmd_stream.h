@@ -5,13 +5,15 @@
 #include "cli/ranks.h"
 #include "cli/stream_model.h"
 
+#define CLI_STREAM_PATIENCE 10.0 /* seconds after Ctrl-C in which calls under way are finished */
+
 /* What was typed. */
 typedef struct stream_wish {
     cli_texts prompts;
-    const char *model, *config, *codec, *size, *steps, *recompute, *topology;
+    const char *model, *config, *codec, *size, *levels, *recompute, *topology;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, overwrite;
-    int64_t chunks, depth, chunk, window, sink, context, batch, transition, port, processes, quality;
+    int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
     double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
 } stream_wish;
 

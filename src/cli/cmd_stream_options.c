@@ -6,6 +6,7 @@
 
 #include "cli/cmd_stream.h"
 #include "stream/stage.h"
+#include "stream/vocabulary.h"
 
 static int choose_model(stream_desk *desk) {
     const stream_wish *w = &desk->wish;
@@ -17,7 +18,7 @@ static int choose_model(stream_desk *desk) {
                : cli_refuse("%s", carry_ctx_error(desk->ctx));
 }
 
-static int parse_steps(carry_control_state *state, const char *text) {
+static int parse_levels(carry_control_state *state, const char *text) {
     char shown[64];
     const char *at = text;
     state->steps = 0;
@@ -26,7 +27,7 @@ static int parse_steps(carry_control_state *state, const char *text) {
         errno = 0;
         const long long step = strtoll(at, &end, 10);
         if (end == at || errno != 0 || (*end != ',' && *end != '\0') || state->steps == CARRY_CONTROL_STEPS) {
-            return cli_refuse("--steps needs up to %d falling numbers such as 1000,750,500,250, not '%s'",
+            return cli_refuse("--levels needs up to %d falling numbers such as 1000,750,500,250, not '%s'",
                               CARRY_CONTROL_STEPS, cli_shown(shown, text));
         }
         state->step[state->steps++] = step;
@@ -35,6 +36,28 @@ static int parse_steps(carry_control_state *state, const char *text) {
         }
         at = end + 1;
     }
+}
+
+/* --steps N: N levels evenly below the model's first, or as the model has them where it has N. */
+static int take_steps(const stream_wish *w, carry_control_state *state, int64_t first) {
+    if (w->steps >= 0 && w->levels != NULL) {
+        return cli_refuse("--steps and --levels both say how a chunk is denoised: give one of them");
+    }
+    if (w->levels != NULL) {
+        return parse_levels(state, w->levels);
+    }
+    if (w->steps < 0 || w->steps == state->steps) {
+        return CLI_DONE;
+    }
+    if (w->steps < 1 || w->steps > CARRY_CONTROL_STEPS) {
+        return cli_refuse("--steps %lld: a chunk has 1 to %d steps (noise levels go after --levels)",
+                          (long long)w->steps, CARRY_CONTROL_STEPS);
+    }
+    state->steps = (int)w->steps;
+    for (int i = 0; i < state->steps; i++) {
+        state->step[i] = (first * (w->steps - i) + w->steps / 2) / w->steps;
+    }
+    return CLI_DONE;
 }
 
 static int choice(const char *option, const char *text, const char *const *names, int count, int *chosen) {
@@ -72,6 +95,24 @@ static int take_prompts(stream_desk *desk) {
     return CLI_DONE;
 }
 
+/* What the model knows is told to the controls; of its words the page and this message speak. */
+static int take_model(stream_desk *desk, int64_t first) {
+    char words[CARRY_VOCABULARY] = "";
+    char note[CARRY_CONTROL_NOTE];
+    if (carry_control_check_level(desk->ctx, &desk->start, first) != CARRY_OK) {
+        return cli_refuse("--levels: %s", carry_ctx_error(desk->ctx));
+    }
+    if (desk->model.folder[0] != '\0' && carry_vocabulary_read(desk->ctx, words, desk->model.folder) != CARRY_OK) {
+        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+    }
+    carry_controls_set_model(desk->controls, words, first);
+    carry_controls_note(desk->controls, note);
+    if (note[0] != '\0' && cli_process_rank() <= 0) {
+        (void)fprintf(stderr, "carry: warning: %s\n", note);
+    }
+    return CLI_DONE;
+}
+
 static int take_controls(stream_desk *desk) {
     const stream_wish *w = &desk->wish;
     carry_control_state *state = &desk->start;
@@ -81,9 +122,8 @@ static int take_controls(stream_desk *desk) {
     state->noise = w->noise;
     state->transition = w->transition;
     int code = take_prompts(desk);
-    if (code == CLI_DONE && w->steps != NULL) {
-        code = parse_steps(state, w->steps);
-    }
+    const int64_t first = state->step[0];
+    code = code == CLI_DONE ? take_steps(w, state, first) : code;
     if (code == CLI_DONE && w->batch > 0 && w->batch != state->steps) {
         code = cli_refuse("--batch %lld has as many chunks at once as there are steps, which are %d",
                           (long long)w->batch, state->steps);
@@ -91,7 +131,7 @@ static int take_controls(stream_desk *desk) {
     if (code == CLI_DONE && carry_controls_new(desk->ctx, &desk->controls, state) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
-    return code;
+    return code == CLI_DONE ? take_model(desk, first) : code;
 }
 
 static int take_options(stream_desk *desk) {

@@ -270,6 +270,7 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
         (void)cli_refuse("there is no memory, or no /proc/self/exe");
     } else {
         cli_catch_interrupt();
+        cli_limit_interrupt(CLI_STREAM_PATIENCE);
         code = supervise(desk->ctx, command, state);
     }
     free(command);

@@ -20,11 +20,11 @@ typedef struct desk {
     carry_tokenizer *tokenizer;
     int64_t vocabulary, least;
     const char *output, *added, *text;
-    bool bytes_only, binary, as_text, keep;
+    bool bytes_only, binary, as_text, bare, keep;
 } desk;
 
 static const cli_option *options_of(desk *d) {
-    static cli_option options[10];
+    static cli_option options[11];
     const cli_option all[] = {
         {"vocab", 0, CLI_NUMBER, &d->vocabulary, "N", "train: tokens, bytes and added ones included (4096)"},
         {"output", 'o', CLI_TEXT, &d->output, "DIR", "train: where tokenizer.json goes (the folder tokenizer)"},
@@ -34,6 +34,7 @@ static const cli_option *options_of(desk *d) {
         {"binary", 0, CLI_FLAG, &d->binary, NULL, "train: take files that do not look like text"},
         {"text", 't', CLI_TEXT, &d->text, "TEXT", "encode: this text instead of files"},
         {"as-text", 0, CLI_FLAG, &d->as_text, NULL, "encode: an added token in a text is text like any other"},
+        {"bare", 0, CLI_FLAG, &d->bare, NULL, "encode: without the tokens that the tokenizer puts around a text (<s>)"},
         {"keep-special", 0, CLI_FLAG, &d->keep, NULL, "decode: with the special tokens"},
         {0},
     };
@@ -171,8 +172,14 @@ static int print_ids(const desk *d, const carry_ids *ids, size_t bytes) {
 
 static int encode_one(desk *d, carry_encoder *encoder, const char *text, size_t length) {
     carry_ids ids = {0};
-    carry_status status =
-        carry_encode(d->ctx, encoder, &ids, text, length, d->as_text ? CARRY_SPECIALS_AS_TEXT : CARRY_SPECIALS_FOUND);
+    carry_status status = d->bare ? CARRY_OK : carry_encode_start(d->ctx, d->tokenizer, &ids);
+    if (status == CARRY_OK) {
+        status = carry_encode(d->ctx, encoder, &ids, text, length,
+                              d->as_text ? CARRY_SPECIALS_AS_TEXT : CARRY_SPECIALS_FOUND);
+    }
+    if (status == CARRY_OK && !d->bare) {
+        status = carry_encode_end(d->ctx, d->tokenizer, &ids);
+    }
     int code = status == CARRY_OK ? print_ids(d, &ids, length) : cli_failed(d->ctx);
     carry_ids_free(&ids);
     return code;
@@ -298,8 +305,8 @@ static int refuse_unheeded(const desk *d, const char *action, int words) {
         return cli_refuse("tokenizer %s has no use for --vocab, --output, --added, --least, --bytes or --binary",
                           action);
     }
-    if (strcmp(action, "encode") != 0 && (d->text != NULL || d->as_text)) {
-        return cli_refuse("--text and --as-text are of tokenizer encode, not of %s", action);
+    if (strcmp(action, "encode") != 0 && (d->text != NULL || d->as_text || d->bare)) {
+        return cli_refuse("--text, --as-text and --bare are of tokenizer encode, not of %s", action);
     }
     if (strcmp(action, "decode") != 0 && d->keep) {
         return cli_refuse("--keep-special is of tokenizer decode, not of %s", action);
@@ -359,8 +366,9 @@ const cli_verb cli_tokenizer = {
         "encode TOKENIZER FILE...  the numbers of each file's tokens, a line for each (standard input: none named)\n"
         "decode TOKENIZER N...     the text of these numbers (standard input: none given), byte for byte\n"
         "show TOKENIZER            how many tokens and merges it has\n\n"
-        "TOKENIZER is a tokenizer.json of Hugging Face's, or the folder that holds it: byte-level BPE with\n"
-        "the GPT-2 pattern. One that needs something else is refused, with its name.",
+        "TOKENIZER is a tokenizer.json of Hugging Face's, or the folder that holds it: BPE over bytes as GPT-2,\n"
+        "Llama 3, Qwen and OLMo have it, or over characters with byte_fallback as Llama 2 and Mistral. One with\n"
+        "parts that are not supported is refused, and the part named.",
     .example =
         "carry tokenizer train book.txt --vocab 4096 -o tokenizer && carry tokenizer encode tokenizer -t 'Hello'",
     .run = run,

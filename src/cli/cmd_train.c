@@ -8,7 +8,7 @@
 #include "train/checkpoint.h"
 
 #define KEYS 64
-#define OWN 6 /* options that are no keys, and the end */
+#define OWN 7 /* options that are no keys, and the end */
 
 /* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
 typedef struct typed {
@@ -30,7 +30,8 @@ static void list_options(typed *t, train_desk *desk) {
         {"config", 0, CLI_TEXT, &desk->config, "FILE", "these options from a YAML file: a line each, batch: 8"},
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
         {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
-        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store"},
+        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store; holds on --resume too"},
+        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "of the stored run; a series with a slash at its end: sweep/"},
         CLI_DEVICE_OPTION(&desk->device),
         {0},
     };
@@ -322,6 +323,12 @@ const cli_verb cli_train = {
         "\n"
         "carry train dit ... trains a causal video transformer on moving shapes: carry train dit --help.",
     .example = "carry train --data book.txt --steps 250 --out trained/book",
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16",
+                .ranks = "cpu"},
+    .other = &cli_train_dit,
     .run = run,
     .on_ranks = true,
 };

@@ -14,13 +14,15 @@ typedef struct train_desk {
     carry_train_hooks hooks;
     bool resume, unstored;
     const char *store_path, *config;
-    const char *device; /* as it was typed */
-    char name[64];      /* of the run: the text's or the task's */
+    const char *given_name; /* --name, else NULL */
+    const char *device;     /* as it was typed */
+    char name[64];          /* of the run: the text's or the task's */
     char command[1024];
     carry_ctx *ctx; /* for the store and for files that are read before the ranks are there */
     struct carry_store *store;
     int64_t run;
     bool store_failed;
+    bool marked;      /* the folder of the run notes that it is not stored */
     bool redraws;     /* lines replace each other, on a terminal */
     bool has_unended; /* such a line stands there */
     double last_loss, last_exam;
@@ -33,6 +35,8 @@ void train_run_folder(char *folder);
 int train_read_config(train_desk *desk, const char *path);
 /* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
 int train_store_begin(train_desk *desk);
+/* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */
+void train_store_started(train_desk *desk, const carry_train_start *start);
 void train_store_metric(train_desk *desk, int64_t step, const char *name, double value);
 void train_store_end(train_desk *desk, carry_status status, const char *note);
 

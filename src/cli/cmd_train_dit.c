@@ -27,8 +27,6 @@ typedef struct dit_desk {
     cli_option option[KEYS + OWN];
 } dit_desk;
 
-static const cli_verb verb;
-
 static void list_options(dit_desk *desk) {
     int n = 0;
     for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
@@ -385,13 +383,13 @@ int train_dit(int count, char **arguments) {
     desk->options = carry_dit_train_default();
     desk->forms = desk->chunks = -1; /* not said */
     desk->hooks = (carry_dit_train_hooks){.sink = {.user = desk, .note = on_note},
-                                          .stop = cli_interrupted,
+                                          .stop = cli_interrupted_in_training,
                                           .started = on_start,
                                           .report = on_report,
                                           .examined = on_exam,
                                           .user = desk};
     list_options(desk);
-    const int words = cli_parse(&verb, count, arguments, desk->option, &desk->common);
+    const int words = cli_parse(&cli_train_dit, count, arguments, desk->option, &desk->common);
     int code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     if (words >= 0 && !desk->common.help) {
         if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
@@ -409,7 +407,7 @@ int train_dit(int count, char **arguments) {
     return code;
 }
 
-static const cli_verb verb = {
+const cli_verb cli_train_dit = {
     .name = "train dit",
     .arguments = "[DIR]",
     .summary = "train a causal video transformer on moving coloured shapes",
@@ -423,5 +421,6 @@ static const cli_verb verb = {
         "\n"
         "carry --ranks N train dit ... shares the videos of a step among N ranks.",
     .example = "carry train dit --steps 3000 --batch 32 --out trained/shapes",
+    .support = {.cpu = "f32", .cpu_backward = "f32", .ranks = "cpu"},
     .on_ranks = true,
 };

@@ -1,6 +1,8 @@
 /* carry train and the lab: its YAML files and its run store, where they are built. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "cli/cmd_train.h"
 #include "core/error.h"
@@ -8,9 +10,11 @@
 #ifdef CARRY_HAVE_LAB
 #include "core/file.h"
 #include "lab/store/store.h"
+#include "model/json_write.h"
 #include "lab/yaml.h"
 
 #define CONFIG_BYTES ((size_t)1 << 20)
+#define UNSTORED "no-store" /* a file in the folder of a run that was started with --no-store */
 
 static carry_status take_member(carry_ctx *ctx, carry_train_options *options, const carry_yaml *node,
                                 const char *path) {
@@ -50,11 +54,32 @@ int train_read_config(train_desk *desk, const char *path) {
                                                                     : cli_refuse("%s", carry_ctx_error(desk->ctx));
 }
 
+/* A run that was started with --no-store goes on without the store, unless one is named. */
+static void take_mark(train_desk *desk) {
+    char path[CARRY_FILE_PATH];
+    if (desk->resume && desk->store_path == NULL &&
+        carry_file_in(desk->ctx, path, desk->options.out, UNSTORED) == CARRY_OK && access(path, F_OK) == 0) {
+        desk->unstored = true;
+    }
+}
+
+/* Once the training has made its folder; one that cannot be written is no reason to end it. */
+static void leave_mark(train_desk *desk) {
+    static const char text[] = "This run is not kept in the run store (carry train --no-store).\n";
+    char path[CARRY_FILE_PATH];
+    if (desk->unstored && !desk->marked && carry_file_in(desk->ctx, path, desk->options.out, UNSTORED) == CARRY_OK) {
+        (void)carry_file_replace(desk->ctx, path, text, sizeof text - 1);
+    }
+    desk->marked = true;
+}
+
 int train_store_begin(train_desk *desk) {
+    take_mark(desk);
     if (desk->unstored || cli_process_rank() > 0) {
         return CLI_DONE;
     }
-    const carry_run_start start = {.kind = "train", .name = desk->name, .command = desk->command};
+    const carry_run_start start = {
+        .kind = "train", .name = desk->given_name != NULL ? desk->given_name : desk->name, .command = desk->command};
     if (carry_store_open(desk->ctx, &desk->store, desk->store_path) != CARRY_OK ||
         carry_store_begin(desk->store, &desk->run, &start) != CARRY_OK) {
         carry_store_close(desk->store);
@@ -62,6 +87,47 @@ int train_store_begin(train_desk *desk) {
         return cli_refuse("%s (--no-store trains without the run store)", carry_ctx_error(desk->ctx));
     }
     return CLI_DONE;
+}
+
+/* The options as a file that --config takes; what was neither said nor filled in is left out. */
+static void write_options(carry_json_text *text, const carry_train_options *options) {
+    for (const carry_train_key *key = carry_train_keys; key->name != NULL; key++) {
+        const void *field = (const char *)options + key->offset;
+        if (strcmp(key->name, "out") == 0) {
+            continue;
+        }
+        if (key->kind == CARRY_TRAIN_TEXT && *(const char *)field != '\0') {
+            carry_json_put_raw(text, "%s: ", key->name);
+            carry_json_put_string(text, field);
+            carry_json_put_raw(text, "\n");
+        } else if (key->kind == CARRY_TRAIN_WHOLE && *(const int64_t *)field != 0 && *(const int64_t *)field != -1) {
+            carry_json_put_raw(text, "%s: %lld\n", key->name, (long long)*(const int64_t *)field);
+        } else if (key->kind == CARRY_TRAIN_REAL && *(const double *)field != 0.0) {
+            carry_json_put_raw(text, "%s: ", key->name);
+            carry_json_put_double(text, *(const double *)field);
+            carry_json_put_raw(text, "\n");
+        } else if (key->kind == CARRY_TRAIN_FLAG && *(const bool *)field) {
+            carry_json_put_raw(text, "%s: true\n", key->name);
+        }
+    }
+}
+
+void train_store_started(train_desk *desk, const carry_train_start *start) {
+    char device[CLI_DEVICE];
+    carry_json_text text = {0};
+    leave_mark(desk);
+    if (desk->store == NULL) {
+        return;
+    }
+    write_options(&text, start->options);
+    const carry_run_used used = {.threads = carry_ctx_threads(start->lm->ctx),
+                                 .ranks = start->ranks * start->parts,
+                                 .device = cli_device_name(device, start->lm->ctx, start->lm->own.device),
+                                 .spec = text.failed ? NULL : text.bytes};
+    if (carry_store_used(desk->store, desk->run, &used) != CARRY_OK) {
+        (void)cli_refuse("the run store has no options of this run: %s", carry_ctx_error(desk->ctx));
+    }
+    carry_json_text_free(&text);
 }
 
 /* A store that fails half-way is no reason to lose the training. */
@@ -96,6 +162,11 @@ int train_read_config(train_desk *desk, const char *path) {
 int train_store_begin(train_desk *desk) {
     desk->unstored = true;
     return CLI_DONE;
+}
+
+void train_store_started(train_desk *desk, const carry_train_start *start) {
+    (void)desk;
+    (void)start;
 }
 
 void train_store_metric(train_desk *desk, int64_t step, const char *name, double value) {

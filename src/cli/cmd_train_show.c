@@ -42,6 +42,7 @@ static void on_start(void *user, const carry_train_start *s) {
     char device[CLI_DEVICE];
     char parameters[32];
     char tokens[32];
+    train_store_started(desk, s);
     if (desk->common.json) {
         return;
     }
@@ -149,7 +150,7 @@ void train_show_hooks(train_desk *desk) {
     desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
     desk->last_loss = desk->last_exam = NAN;
     desk->hooks = (carry_train_hooks){.sink = {.user = desk, .metric = on_metric, .note = on_note},
-                                      .stop = cli_interrupted,
+                                      .stop = cli_interrupted_in_training,
                                       .started = on_start,
                                       .report = on_report,
                                       .examined = on_exam,

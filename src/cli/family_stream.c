@@ -397,6 +397,7 @@ const carry_family carry_family_stream = {
              "is a stream's median period",
     .takes = takes,
     .example = "stream:chunks30:depth2:slow0=match",
+    .support = {.cpu = "f32", .ranks = "cpu"},
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,

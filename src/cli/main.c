@@ -8,6 +8,7 @@
 #endif
 #include "cli/ranks.h"
 #include "comm/ranks.h"
+#include "core/nearest.h"
 
 const cli_verb *const cli_verbs[] = {
     &cli_list,   &cli_plan,     &cli_check, &cli_bench,
@@ -75,15 +76,90 @@ static int parse_ranks(int count, char **arguments) {
 static void print_usage(FILE *to) {
     (void)fprintf(to, "carry VERB ...\n\nSequence models whose state is carried along the sequence.\n\n");
     for (int i = 0; cli_verbs[i] != NULL; i++) {
-        char left[48];
-        (void)snprintf(left, sizeof left, "%s %s", cli_verbs[i]->name, cli_verbs[i]->arguments);
-        (void)fprintf(to, "  carry %-28s %s\n", left, cli_verbs[i]->summary);
+        (void)fprintf(to, "  %-10s %s\n", cli_verbs[i]->name, cli_verbs[i]->summary);
     }
-    (void)fprintf(to, "  carry %-28s %s\n", "--ranks N VERB ...",
-                  "on N ranks, threads of this process; mpirun -n N carry VERB: processes");
-    (void)fprintf(to, "  carry %-28s %s\n", "--version", "print the version");
-    (void)fprintf(to, "\ncarry VERB --help explains one verb with an example. Start with:\n"
+    (void)fprintf(to, "\nBefore the verb, or after it:\n"
+                      "  --threads N, --json, --seed N, --wisdom FILE, --kernels NAME, --verbose, --help\n"
+                      "Before the verb only:\n"
+                      "  --ranks N  on N ranks, threads of this process (mpirun -n N carry VERB: processes)\n"
+                      "  --version  print the version\n"
+                      "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
+}
+
+static int refuse_verb(const char *name) {
+    char shown[64];
+    char hint[CARRY_NEAREST_HINT];
+    if (needs_lab(name)) {
+        return cli_refuse(
+            "this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
+            "and zlib are found",
+            name);
+    }
+    if (needs_train(name)) {
+        return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",
+                          name);
+    }
+    carry_nearest near = carry_nearest_to(name);
+    for (int i = 0; cli_verbs[i] != NULL; i++) {
+        carry_nearest_offer(&near, cli_verbs[i]->name);
+    }
+    if (name[0] == '-') {
+        return cli_refuse("'%s' is no option of every verb: it goes after its verb (carry --help)",
+                          cli_shown(shown, name));
+    }
+    return cli_refuse("there is no verb '%s'%s (carry --help lists them)", cli_shown(shown, name),
+                      carry_nearest_hint(hint, &near, ""));
+}
+
+/* Options before the verb are moved behind it, where the verb reads them. False after a message. */
+static bool move_options(int count, char **arguments) {
+    int verb = 1;
+    bool wants_help = false;
+    while (verb < count) {
+        const int taken = cli_common_takes(arguments[verb]);
+        if (taken == 0) {
+            break;
+        }
+        wants_help = wants_help || strcmp(arguments[verb], "--help") == 0 || strcmp(arguments[verb], "-h") == 0;
+        verb += taken;
+    }
+    if (verb == 1) {
+        return true;
+    }
+    if (verb >= count && !wants_help) {
+        (void)cli_refuse("options alone: a verb comes after them (carry --help lists them)");
+        return false;
+    }
+    if (verb < count) {
+        char *name = arguments[verb];
+        memmove(arguments + 2, arguments + 1, (size_t)(verb - 1) * sizeof *arguments);
+        arguments[1] = name;
+    }
+    return true;
+}
+
+/* --ranks may come before or after the other options before the verb. */
+static int take_ranks(int *count, char **arguments) {
+    for (int i = 1; i < *count;) {
+        const int taken = parse_ranks(*count - i, arguments + i);
+        if (taken < 0) {
+            return CLI_IMPOSSIBLE;
+        }
+        if (taken > 0) {
+            const int next = i + taken <= *count ? i + taken : *count;
+            memmove(arguments + i, arguments + next, (size_t)(*count - next) * sizeof *arguments);
+            *count -= next - i;
+            return *count > 1 ? CLI_DONE
+                              : cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
+        }
+        const int skipped = cli_common_takes(arguments[i]);
+        if (skipped == 0) {
+            return CLI_DONE;
+        }
+        i += skipped;
+    }
+    return CLI_DONE;
 }
 
 static int run(int count, char **arguments) {
@@ -91,17 +167,11 @@ static int run(int count, char **arguments) {
         print_usage(stderr);
         return CLI_IMPOSSIBLE;
     }
-    int taken = parse_ranks(count - 1, arguments + 1);
-    if (taken < 0) {
+    if (take_ranks(&count, arguments) != CLI_DONE || !move_options(count, arguments)) {
         return CLI_IMPOSSIBLE;
     }
-    count -= taken;
-    arguments += taken;
-    if (count < 2) {
-        return cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
-    }
     const char *name = arguments[1];
-    if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || strcmp(name, "help") == 0) {
+    if (cli_common_takes(name) > 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);
         return cli_finish(CLI_DONE);
     }
@@ -115,18 +185,7 @@ static int run(int count, char **arguments) {
             return code == CLI_DONE ? cli_finish(cli_verbs[i]->run(count - 2, arguments + 2)) : code;
         }
     }
-    char shown[64];
-    if (needs_lab(name)) {
-        return cli_refuse(
-            "this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
-            "and zlib are found",
-            name);
-    }
-    if (needs_train(name)) {
-        return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",
-                          name);
-    }
-    return cli_refuse("there is no verb '%s' (carry --help lists them)", cli_shown(shown, name));
+    return refuse_verb(name);
 }
 
 int main(int count, char **arguments) {

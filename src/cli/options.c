@@ -1,16 +1,14 @@
-/* Options, the context they make, refusals, Ctrl-C. */
+/* Options, the context they make, refusals. */
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/ranks.h"
+#include "core/nearest.h"
 #include "core/span.h"
-
-static volatile sig_atomic_t interrupted;
 
 /* Set before the verb runs, and only read after. */
 static carry_recorder *spans_to;
@@ -46,6 +44,28 @@ static bool store_value(const cli_option *option, const char *value) {
     return errno == 0 && end != value && *end == '\0' && isfinite(number) && (option->kind == CLI_REAL || number > 0.0);
 }
 
+static void refuse_option(const cli_verb *verb, const cli_option *own, const cli_option *common, const char *text) {
+    char shown[64];
+    char hint[CARRY_NEAREST_HINT];
+    char name[CARRY_NEAREST_WORD] = "";
+    if (strncmp(text, "--ranks", 7) == 0 && (text[7] == '\0' || text[7] == '=')) {
+        (void)cli_refuse("--ranks comes before the verb: carry --ranks N %s ...", verb->name);
+        return;
+    }
+    if (text[1] == '-') {
+        (void)snprintf(name, sizeof name, "%.*s", (int)strcspn(text + 2, "="), text + 2);
+    }
+    carry_nearest near = carry_nearest_to(name);
+    for (const cli_option *o = own; o != NULL && o->name != NULL; o++) {
+        carry_nearest_offer(&near, o->name);
+    }
+    for (const cli_option *o = common; o->name != NULL; o++) {
+        carry_nearest_offer(&near, o->name);
+    }
+    (void)cli_refuse("%s has no option '%s'%s (carry %s --help lists them)", verb->name, cli_shown(shown, text),
+                     carry_nearest_hint(hint, &near, "--"), verb->name);
+}
+
 /* One option at arguments[*at]; moves *at past its value. */
 static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments,
                       int count, int *at) {
@@ -61,9 +81,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
     bool repeated = option != NULL && !is_long && option->kind == CLI_COUNT &&
                     strspn(text + 1, (char[]){letter, '\0'}) == strlen(text + 1);
     if (option == NULL || (!is_long && text[2] != '\0' && !repeated)) {
-        char shown[64];
-        (void)cli_refuse("%s has no option '%s' (carry %s --help lists them)", verb->name, cli_shown(shown, text),
-                         verb->name);
+        refuse_option(verb, own, common, text);
         return false;
     }
     const char *value = is_long && name[length] == '=' ? name + length + 1 : NULL;
@@ -117,42 +135,10 @@ static void print_help(const cli_verb *verb, const cli_option *own, const cli_op
     (void)printf("\nExample:\n  %s\n", verb->example);
 }
 
-static void on_interrupt(int signal_number) {
-    if (interrupted && signal_number != SIGHUP) { /* of which a terminal that closes sends two */
-        _exit(128 + signal_number);
-    }
-    interrupted = 1;
-}
+#define COMMON 9
 
-/* One file per machine, so that a home folder shared by several keeps what each has measured. */
-static uint32_t machine_number(void) {
-    carry_ctx *ctx = NULL;
-    carry_device_properties cpu = {.name = ""};
-    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) == CARRY_OK) {
-        (void)carry_device_describe(ctx, 0, &cpu);
-    }
-    carry_ctx_free(ctx);
-    uint32_t number = 2166136261u; /* FNV-1a */
-    for (const char *at = cpu.name; *at != '\0'; at++) {
-        number = (number ^ (unsigned char)*at) * 16777619u;
-    }
-    return (number ^ (uint32_t)sysconf(_SC_NPROCESSORS_CONF)) * 16777619u;
-}
-
-static const char *default_wisdom(char *path, size_t size) {
-    const char *cache = getenv("XDG_CACHE_HOME");
-    const char *home = getenv("HOME");
-    int length = 0;
-    if (cache != NULL && cache[0] == '/') {
-        length = snprintf(path, size, "%s/carry/wisdom-%08x", cache, machine_number());
-    } else if (home != NULL && home[0] == '/') {
-        length = snprintf(path, size, "%s/.cache/carry/wisdom-%08x", home, machine_number());
-    }
-    return length > 0 && (size_t)length < size ? path : NULL;
-}
-
-int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common) {
-    const cli_option all[] = {
+static void list_common(cli_option all[COMMON], cli_common *common, bool on_ranks) {
+    const cli_option list[COMMON] = {
         {"json", 0, CLI_FLAG, &common->json, NULL, "one JSON object per line"},
         {"threads", 0, CLI_NUMBER, &common->threads, "N", "threads to use (every core)"},
         {"kernels", 0, CLI_TEXT, &common->kernels, "NAME", "kernels to use (the fastest here; carry list kernels)"},
@@ -160,9 +146,31 @@ int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_optio
         {"seed", 0, CLI_NUMBER, &common->seed, "N", "of the random inputs (1)"},
         {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "say what was chosen and why; twice: more"},
         {"help", 'h', CLI_FLAG, &common->help, NULL, "this text"},
-        {verb->on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "to wait for another rank (60)"},
+        {on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "to wait for another rank (60)"},
         {0},
     };
+    memcpy(all, list, sizeof list);
+}
+
+int cli_common_takes(const char *text) {
+    cli_common common;
+    cli_option all[COMMON];
+    list_common(all, &common, true);
+    const bool is_long = text[0] == '-' && text[1] == '-';
+    const size_t length = is_long ? strcspn(text + 2, "=") : 1;
+    if (text[0] != '-' || text[1] == '\0' || length == 0) {
+        return 0;
+    }
+    const cli_option *option = find(all, text + 2, length, (char)(is_long ? 0 : text[1]));
+    if (option == NULL) {
+        return 0;
+    }
+    return option->kind == CLI_FLAG || option->kind == CLI_COUNT || text[2 + length] == '=' ? 1 : 2;
+}
+
+int cli_parse(const cli_verb *verb, int count, char **arguments, const cli_option *own, cli_common *common) {
+    cli_option all[COMMON];
+    list_common(all, common, verb->on_ranks);
     common->seed = 1;
     int words = 0;
     for (int i = 0; i < count; i++) {
@@ -205,9 +213,9 @@ carry_ctx *cli_open(const cli_common *common) {
 
 carry_ctx *cli_open_rank(const cli_common *common, int rank) {
     char path[4096];
-    const char *wisdom = common->wisdom != NULL ? common->wisdom : getenv("CARRY_WISDOM");
-    if (wisdom == NULL || *wisdom == '\0') {
-        wisdom = default_wisdom(path, sizeof path);
+    const char *wisdom = common->wisdom;
+    if (wisdom == NULL) {
+        wisdom = carry_wisdom_path(path, sizeof path);
     } else if (strcmp(wisdom, "none") == 0) {
         wisdom = NULL;
     }
@@ -285,22 +293,6 @@ int cli_failed(carry_ctx *ctx) {
     (void)fflush(stdout);
     (void)fprintf(stderr, "carry: rank %d: %s\n", cli_process_rank(), carry_ctx_error(ctx));
     return CLI_IMPOSSIBLE;
-}
-
-void cli_catch_interrupt(void) {
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}; /* a line under way is finished */
-    (void)sigemptyset(&action.sa_mask);
-    (void)sigaction(SIGINT, &action, NULL);
-    (void)sigaction(SIGTERM, &action, NULL);
-    struct sigaction before;
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
-        (void)sigaction(SIGHUP, &action, NULL);
-    }
-    (void)signal(SIGXFSZ, SIG_IGN); /* a file at its limit (ulimit -f) is a write that fails, with a sentence */
-}
-
-bool cli_interrupted(void) {
-    return interrupted != 0;
 }
 
 int cli_finish(int code) {

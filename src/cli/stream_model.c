@@ -56,6 +56,12 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
     }
     if (folder != NULL) {
         (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
+        if (access(folder, F_OK) != 0 && errno == ENOENT) {
+            return carry_fail(ctx, CARRY_ENOTFOUND,
+                              "there is no folder %s: a model is one, with config.json and its "
+                              "weights",
+                              folder);
+        }
     } else if (!find_demo(model->folder)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "the demo's model, " DEMO ", is not here: name a folder as the model, or shapes as the "

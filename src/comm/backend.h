@@ -106,6 +106,7 @@ enum {
     CARRY_TAG_TO_ALL,
     CARRY_TAG_HANDSHAKE,
     CARRY_TAG_RATES,
+    CARRY_TAG_ALONE,
     CARRY_TAG_NOTICE,      /* a kind's own */
     CARRY_TAG_BITS = 11,   /* of a tag on the wire; the group is above */
     CARRY_GROUP_BITS = 17, /* together 28, which every MPI in use has */

@@ -407,6 +407,23 @@ carry_status carry_test(carry_request *request, int *done) {
     return settle(comm, request, &deadline);
 }
 
+int carry_comm_peek(carry_request *request) {
+    if (request->state == CARRY_REQUEST_NONE) {
+        return 1;
+    }
+    carry_comm *comm = request->comm;
+    comm->wire->kind->progress(comm->wire, request, 0);
+    if (is_open(request)) {
+        return 0;
+    }
+    if (request->state != CARRY_REQUEST_DONE) {
+        return request->state == CARRY_REQUEST_ENDED ? -2 : -1;
+    }
+    count_message(comm, request);
+    request->state = CARRY_REQUEST_NONE;
+    return 1;
+}
+
 carry_status carry_send(carry_comm *comm, const void *from, size_t bytes, int to_rank, int tag) {
     carry_request request;
     CARRY_TRY(carry_isend(comm, &request, from, bytes, to_rank, tag));

@@ -25,6 +25,10 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates);
    and the deadline, when it fails as carry_wait would. Both are carry_seconds(), and above 0. */
 carry_status carry_comm_wait_since(carry_request *request, double start, double until, int *done);
 
+/* 1: the request is done, 0: it is under way, -1: it has failed, -2: the communicator has ended. A failure is left to
+   who tests or waits for the request, and until then the communicator goes on: what came earlier can be received. */
+int carry_comm_peek(carry_request *request);
+
 /* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. The
    requests are in the order in which they were posted, and the last goes first: what a peer meanwhile gets is in order.
  */

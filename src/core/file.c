@@ -28,11 +28,29 @@ carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PA
     return CARRY_OK;
 }
 
+/* Why a path cannot be opened: of a file in a folder that is not there, the folder is to blame. */
+static const char *reason(char why[PATH_LIMIT + 32], const char *path, int code) {
+    char folder[PATH_LIMIT];
+    struct stat about;
+    (void)snprintf(folder, sizeof folder, "%s", path);
+    char *slash = strrchr(folder, '/');
+    if (code == ENOENT && slash != NULL && slash != folder) {
+        *slash = '\0';
+        if (stat(folder, &about) != 0 && errno == ENOENT) {
+            (void)snprintf(why, PATH_LIMIT + 32, "there is no folder %s", folder);
+            return why;
+        }
+    }
+    return strerror(code);
+}
+
 static carry_status open_for_reading(carry_ctx *ctx, int *file, size_t *size, const char *path, size_t limit) {
     *file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*file < 0) {
-        carry_status status = errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO;
-        return carry_fail(ctx, status, "%s cannot be read: %s", path, strerror(errno));
+        char why[PATH_LIMIT + 32];
+        const int code = errno;
+        const carry_status status = code == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO;
+        return carry_fail(ctx, status, "%s cannot be read: %s", path, reason(why, path, code));
     }
     struct stat about;
     if (fstat(*file, &about) != 0 || !S_ISREG(about.st_mode)) {
@@ -135,8 +153,9 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
 }
 
 static carry_status cannot_write(carry_ctx *ctx, carry_file_writing *writing, int code) {
+    char why[PATH_LIMIT + 32];
     carry_file_abandon(writing);
-    return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", writing->path, strerror(code));
+    return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", writing->path, reason(why, writing->path, code));
 }
 
 /* mkostemp would make it for its owner alone; this one is for whomever the umask allows. */

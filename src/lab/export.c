@@ -7,13 +7,14 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "lab/export_internal.h"
 
-static json_t *number(double value) {
+json_t *carry_export_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
 /* A command line may hold bytes that are no UTF-8, which JSON cannot: they become question marks. */
-static json_t *text(const char *from) {
+json_t *carry_export_text(const char *from) {
     json_t *is = json_string(from);
     if (is != NULL) {
         return is;
@@ -30,13 +31,13 @@ static json_t *text(const char *from) {
 static json_t *result_object(const carry_run_result *r) {
     json_t *samples = json_array();
     for (int i = 0; i < r->samples; i++) {
-        (void)json_array_append_new(samples, number(r->sample[i]));
+        (void)json_array_append_new(samples, carry_export_number(r->sample[i]));
     }
     json_t *object = json_object();
-    (void)json_object_set_new(object, "problem", text(r->is.problem));
-    (void)json_object_set_new(object, "algorithm", text(r->is.method));
-    (void)json_object_set_new(object, "device", text(r->is.device));
-    (void)json_object_set_new(object, "reason", text(r->is.reason));
+    (void)json_object_set_new(object, "problem", carry_export_text(r->is.problem));
+    (void)json_object_set_new(object, "algorithm", carry_export_text(r->is.method));
+    (void)json_object_set_new(object, "device", carry_export_text(r->is.device));
+    (void)json_object_set_new(object, "reason", carry_export_text(r->is.reason));
     (void)json_object_set_new(object, "planned", json_boolean(r->is.planned));
     (void)json_object_set_new(object, "products", json_integer(r->is.products));
     const struct {
@@ -55,7 +56,7 @@ static json_t *result_object(const carry_run_result *r) {
                    {"gemm_gflops", r->is.gemm_gflops},
                    {"copy_gbytes_s", r->is.copy_gbytes_s}};
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
-        (void)json_object_set_new(object, figures[i].name, number(figures[i].value));
+        (void)json_object_set_new(object, figures[i].name, carry_export_number(figures[i].value));
     }
     (void)json_object_set_new(object, "samples_s", samples);
     return object;
@@ -69,27 +70,28 @@ static json_t *lists_of(const carry_run *run, json_t *object) {
     json_t *criteria = json_array();
     for (int i = 0; i < run->criteria; i++) {
         const carry_stored_criterion *c = &run->criterion[i];
-        json_t *one = json_pack("{s:o, s:o, s:o, s:o}", "side", text(c->side), "criterion", text(c->text), "verdict",
-                                text(c->verdict), "reason", text(c->reason));
-        (void)json_object_set_new(one, "value", number(c->value));
-        (void)json_object_set_new(one, "bound", number(c->bound));
+        json_t *one = json_pack("{s:o, s:o, s:o, s:o}", "side", carry_export_text(c->side), "criterion",
+                                carry_export_text(c->text), "verdict", carry_export_text(c->verdict), "reason",
+                                carry_export_text(c->reason));
+        (void)json_object_set_new(one, "value", carry_export_number(c->value));
+        (void)json_object_set_new(one, "bound", carry_export_number(c->bound));
         (void)json_array_append_new(criteria, one);
     }
     json_t *metrics = json_array();
     for (int i = 0; i < run->metrics; i++) {
         const carry_run_metric *m = &run->metric[i];
-        json_t *one = json_pack("{s:I, s:o}", "step", (json_int_t)m->step, "name", text(m->name));
-        (void)json_object_set_new(one, "value", number(m->value));
+        json_t *one = json_pack("{s:I, s:o}", "step", (json_int_t)m->step, "name", carry_export_text(m->name));
+        (void)json_object_set_new(one, "value", carry_export_number(m->value));
         (void)json_array_append_new(metrics, one);
     }
     json_t *machine = json_object();
     for (int i = 0; i < run->facts; i++) {
-        (void)json_object_set_new(machine, run->fact[i].name, text(run->fact[i].value));
+        (void)json_object_set_new(machine, run->fact[i].name, carry_export_text(run->fact[i].value));
     }
     json_t *artefacts = json_array();
     for (int i = 0; i < run->artefacts; i++) {
-        (void)json_array_append_new(artefacts, json_pack("{s:o, s:I}", "name", text(run->artefact[i].name), "bytes",
-                                                         (json_int_t)run->artefact[i].bytes));
+        (void)json_array_append_new(artefacts, json_pack("{s:o, s:I}", "name", carry_export_text(run->artefact[i].name),
+                                                         "bytes", (json_int_t)run->artefact[i].bytes));
     }
     (void)json_object_set_new(object, "results", results);
     (void)json_object_set_new(object, "criteria", criteria);
@@ -108,11 +110,11 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
                  {"state", run->state},   {"decision", run->decision}, {"note", run->note},
                  {"commit", run->commit}, {"folder", run->folder},     {"spec", run->spec}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        (void)json_object_set_new(object, texts[i].name, text(texts[i].value));
+        (void)json_object_set_new(object, texts[i].name, carry_export_text(texts[i].value));
     }
     (void)json_object_set_new(object, "dirty", json_boolean(run->dirty));
-    (void)json_object_set_new(object, "started", number(run->started));
-    (void)json_object_set_new(object, "ended", run->ended > 0.0 ? number(run->ended) : json_null());
+    (void)json_object_set_new(object, "started", carry_export_number(run->started));
+    (void)json_object_set_new(object, "ended", run->ended > 0.0 ? carry_export_number(run->ended) : json_null());
     object = lists_of(run, object);
     char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
     json_decref(object);
@@ -125,7 +127,7 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
 }
 
 /* In quotes, quotes doubled: RFC 4180. Spreadsheets run what begins with one of these, unless a ' stands before it. */
-static void csv_text(FILE *to, const char *text) {
+void carry_export_csv_text(FILE *to, const char *text) {
     (void)fputc('"', to);
     if (*text != '\0' && strchr("=+-@\t\r", *text) != NULL) {
         (void)fputc('\'', to);
@@ -139,7 +141,7 @@ static void csv_text(FILE *to, const char *text) {
     (void)fputc('"', to);
 }
 
-static void csv_number(FILE *to, double value) {
+void carry_export_csv_number(FILE *to, double value) {
     if (isfinite(value)) {
         (void)fprintf(to, ",%.9g", value);
     } else {
@@ -159,7 +161,7 @@ static void csv_names(FILE *to, const carry_run *run, const carry_stored_result 
     (void)fprintf(to, "%lld", (long long)run->id);
     for (int i = 0; i < 4; i++) {
         (void)fputc(',', to);
-        csv_text(to, texts[i]);
+        carry_export_csv_text(to, texts[i]);
     }
 }
 
@@ -170,7 +172,7 @@ void carry_export_csv(FILE *to, const carry_run *run, bool samples) {
         for (int j = 0; samples && j < r->samples; j++) {
             csv_names(to, run, is);
             (void)fprintf(to, ",%d", j);
-            csv_number(to, r->sample[j]);
+            carry_export_csv_number(to, r->sample[j]);
             (void)fputc('\n', to);
         }
         if (samples) {
@@ -178,13 +180,13 @@ void carry_export_csv(FILE *to, const carry_run *run, bool samples) {
         }
         csv_names(to, run, is);
         (void)fputc(',', to);
-        csv_text(to, is->reason);
+        carry_export_csv_text(to, is->reason);
         (void)fprintf(to, ",%d,%d,%lld", is->planned, r->samples, (long long)is->products);
         const double figures[] = {is->median,         is->spread, is->flops,       is->bytes,
                                   is->workspace,      is->tokens, is->share,       is->error,
                                   is->error_absolute, is->bound,  is->gemm_gflops, is->copy_gbytes_s};
         for (size_t j = 0; j < sizeof figures / sizeof figures[0]; j++) {
-            csv_number(to, figures[j]);
+            carry_export_csv_number(to, figures[j]);
         }
         (void)fputc('\n', to);
     }

@@ -37,6 +37,9 @@ typedef struct carry_parameters {
     float *gradients; /* NULL until wanted */
     void *low;        /* the weights in low_dtype; NULL until wanted */
     carry_dtype low_dtype;
+    /* What a file may call a tensor that it does not have by its own name. NULL: nothing else. `other` is asked for
+       which = 0, 1, ... and returns false after the last; with `pieces` they are consecutive rows of the tensor. */
+    bool (*other)(const char *name, int which, bool pieces, char *to, size_t size);
 } carry_parameters;
 
 /* An empty list with room for `most`. ctx and device are for everything that follows. */

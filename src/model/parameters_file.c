@@ -3,8 +3,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/memory.h"
 #include "core/tensor.h"
 #include "model/parameters.h"
 
@@ -43,17 +45,67 @@ static carry_status check_values(const carry_parameters *own, const carry_tensor
     return CARRY_OK;
 }
 
-/* The tensor of a parameter, of the right shape and type. */
+#define PIECES 8 /* of a tensor, at most */
+
+/* By its name or another one; NULL: none. */
+static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *found = carry_weights_find(weights, name);
+    for (int i = 0; found == NULL && own->other != NULL && own->other(name, i, false, other, sizeof other); i++) {
+        found = carry_weights_find(weights, other);
+    }
+    return found;
+}
+
+/* The pieces of a tensor that a file has in rows; their number, 0 where it has not. */
+static int find_pieces(const carry_parameters *own, const carry_weights *weights, const char *name,
+                       const carry_tensor *piece[PIECES]) {
+    char other[CARRY_SAFETENSORS_NAME];
+    int count = 0;
+    while (count < PIECES && own->other != NULL && own->other(name, count, true, other, sizeof other)) {
+        piece[count] = find_named(own, weights, other);
+        if (piece[count] == NULL) {
+            return 0;
+        }
+        count++;
+    }
+    return count;
+}
+
+/* Do the pieces make up the parameter? Otherwise the first that does not fit is named. */
+static carry_status check_pieces(const carry_parameters *own, const carry_parameter *p, const char *folder,
+                                 const carry_tensor *const *piece, int pieces) {
+    int64_t rows = 0;
+    for (int i = 0; i < pieces; i++) {
+        const bool fits = piece[i]->rank == p->rank &&
+                          memcmp(piece[i]->shape + 1, p->shape + 1, (size_t)(p->rank - 1) * sizeof *p->shape) == 0;
+        const bool real = piece[i]->dtype == CARRY_F32 || piece[i]->dtype == CARRY_BF16 || piece[i]->dtype == CARRY_F16;
+        rows += fits && real ? piece[i]->shape[0] : p->shape[0] + 1;
+    }
+    char needs[CARRY_SHAPE_TEXT];
+    return rows == p->shape[0] ? CARRY_OK
+                               : carry_fail(own->ctx, CARRY_ESHAPE,
+                                            "%s: the %d pieces of %s do not make up its shape %s in f32, bf16 or f16",
+                                            folder, pieces, p->name, carry_shape_text(needs, p->rank, p->shape));
+}
+
+/* The tensor of a parameter, of the right shape and type. NULL: it is there in pieces, which fit. */
 static carry_status find_one(const carry_parameters *own, const carry_weights *weights, int64_t index,
                              const char *folder, const carry_tensor **found) {
     const carry_parameter *p = &own->parameter[index];
-    const carry_tensor *from = carry_weights_find(weights, p->name);
+    const carry_tensor *from = find_named(own, weights, p->name);
+    const carry_tensor *piece[PIECES];
+    const int pieces = from == NULL ? find_pieces(own, weights, p->name, piece) : 0;
     int64_t shape[5];
     char has[CARRY_SHAPE_TEXT];
     char needs[CARRY_SHAPE_TEXT];
     memcpy(shape, p->shape, sizeof shape);
     if (p->cut != CARRY_CUT_NONE && own->ranks > 1) {
         shape[p->cut == CARRY_CUT_ROWS ? 0 : 1] *= own->ranks;
+    }
+    if (pieces > 0) {
+        *found = NULL;
+        return check_pieces(own, p, folder, piece, pieces);
     }
     if (from == NULL) {
         return carry_fail(own->ctx, CARRY_EFORMAT, "%s has no tensor %s, which the configuration needs with shape %s",
@@ -72,9 +124,33 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
     return CARRY_OK;
 }
 
+static carry_status load_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
+                                const char *folder) {
+    const carry_parameter *p = &own->parameter[index];
+    const carry_tensor *piece[PIECES];
+    const int pieces = find_pieces(own, weights, p->name, piece);
+    float *whole = carry_aligned_new((size_t)p->count * sizeof *whole);
+    carry_status status = whole != NULL ? CARRY_OK : carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    int64_t at = 0;
+    for (int i = 0; status == CARRY_OK && i < pieces; i++) {
+        const int64_t count = carry_tensor_count(piece[i]);
+        status = check_values(own, piece[i], p->name, folder);
+        status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
+                                                    carry_view_1d(piece[i]->data, piece[i]->dtype, count))
+                                    : status;
+        at += count;
+    }
+    status = status == CARRY_OK ? carry_parameters_put(own, index, whole, CARRY_F32) : status;
+    free(whole);
+    return status;
+}
+
 static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
     const carry_tensor *from;
     CARRY_TRY(find_one(own, weights, index, folder, &from));
+    if (from == NULL) {
+        return load_pieces(own, weights, index, folder);
+    }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
@@ -101,7 +177,8 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
         status = load_one(own, &weights, i, folder);
     }
     /* All parameters were found: what is more than their number is surplus. */
-    for (int64_t i = 0; status == CARRY_OK && weights.count != own->parameters && i < weights.count; i++) {
+    const bool renames = own->other != NULL; /* then equal numbers prove nothing */
+    for (int64_t i = 0; status == CARRY_OK && (renames || weights.count != own->parameters) && i < weights.count; i++) {
         const char *name = carry_weights_name(&weights, i);
         if (carry_parameters_find(own, name) == NULL && (spare == NULL || !spare(model, &weights, name))) {
             const carry_tensor *tensor = carry_weights_find(&weights, name);

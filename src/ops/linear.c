@@ -1,8 +1,10 @@
 /* Linear layers: three products of rows of tokens with a weight.
 
-   Large ones in f32 are packed (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into
-   tiles of the result, whose sizes depend on shapes alone, and threads take tiles: the number of threads changes
-   nothing in the sums. Operands of 16 bits are widened beside, block of k after block of k. */
+   Products of bf16 go through the processor's instructions for them, where it has any (bf16.c). A few tokens times a
+   weight of 16 bits are dot products that read the weight once, as it is (few.c). Large ones in f32 are packed
+   (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into tiles of the result, whose sizes
+   depend on shapes alone, and threads take tiles: the number of threads changes nothing in the sums. Operands of 16
+   bits are widened beside, block of k after block of k. */
 #include "ops/linear.h"
 
 #include "carry/nn.h"
@@ -10,8 +12,10 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/bf16.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
+#include "ops/few.h"
 #include "ops/matmul.h"
 #include "ops/nn.h"
 #include "ops/packed.h"
@@ -176,8 +180,12 @@ void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const ca
     if (p->m < 1 || p->n < 1) {
         return;
     }
+    const carry_bf16 *bf16 = carry_bf16_of(ctx);
     CARRY_SPAN(ctx, "ops", "linear");
     carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
+    if (carry_bf16_pays(bf16, p) && carry_bf16_run(ctx, kernels, bf16, p)) {
+        return;
+    }
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;
     job j = {.ctx = ctx, .kernels = kernels, .p = p, .plain = plain, .k = p->k};
     carry_product whole = plain_part(&j, 0, 0, p->m, p->n);
@@ -224,6 +232,10 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
 carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
+    bool half = W.dtype == CARRY_BF16 || W.dtype == CARRY_F16;
+    if (half && carry_few_tokens(ctx, kernels, y, x, W, accumulate)) {
+        return CARRY_OK;
+    }
     carry_mixed_product p = {.m = x.shape[0],
                              .n = y.shape[1],
                              .k = x.shape[1],

@@ -12,7 +12,8 @@ typedef struct carry_matrix {
     bool transposed;
 } carry_matrix;
 
-/* c = a b, or added to c: m x n, sums over k in f32, rounded to c's type once. */
+/* c = a b, or added to c: m x n, sums over k in f32, rounded to c's type once. Where a and b are bf16 and the processor
+   has instructions for such products, those are used (kernels/bf16.h says how they round). */
 typedef struct carry_mixed_product {
     int64_t m, n, k;
     carry_matrix a, b;
@@ -20,6 +21,7 @@ typedef struct carry_mixed_product {
     carry_dtype c_dtype;
     int64_t c_row;
     bool accumulate;
+    bool narrow; /* an f32 operand may be rounded to bf16 where the other one is bf16 */
 } carry_mixed_product;
 
 void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product);

@@ -161,6 +161,7 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
     const size_t offset = (size_t)(first * n) * carry_dtype_size(x->dtype);
     carry_matrix rows = {.data = (const char *)x->data + offset, .dtype = x->dtype, .row = n};
     carry_matrix weight = {.data = W->data, .dtype = W->dtype, .row = n, .transposed = true};
+    const bool both = x->dtype == CARRY_BF16 && W->dtype == CARRY_BF16; /* then their gradients' operands may be, too */
     carry_matrix logits = {.data = j->logits.data, .dtype = CARRY_F32, .row = j->vocabulary};
     carry_mixed_products(ctx, j->kernels,
                          &(carry_mixed_product){.m = count,
@@ -182,7 +183,8 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                     .b = weight,
                                                     .c = (char *)dx->data + offset,
                                                     .c_dtype = dx->dtype,
-                                                    .c_row = n});
+                                                    .c_row = n,
+                                                    .narrow = both});
     }
     if (carry_is_here(dW)) {
         logits.transposed = true;
@@ -195,7 +197,8 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                     .c = dW->data,
                                                     .c_dtype = CARRY_F32,
                                                     .c_row = n,
-                                                    .accumulate = true});
+                                                    .accumulate = true,
+                                                    .narrow = both});
     }
 }
 

@@ -26,6 +26,7 @@
 /* What a context's slot of ops holds. */
 typedef struct buffers {
     const carry_kernels *kernels;
+    const carry_bf16 *bf16;
     int threads;
     double blas_from;
     float *of[]; /* by worker; worker 0 has the shared one */
@@ -177,12 +178,18 @@ const carry_kernels *carry_packed_kernels(const carry_ctx *ctx) {
     return all != NULL ? all->kernels : NULL;
 }
 
-carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels) {
+const carry_bf16 *carry_bf16_of(carry_ctx *ctx) {
+    const buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    return all != NULL ? all->bf16 : NULL;
+}
+
+carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16) {
     buffers *made = calloc(1, sizeof *made + (size_t)carry_ctx_threads(ctx) * sizeof made->of[0]);
     if (made == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a table of %d buffers", carry_ctx_threads(ctx));
     }
     made->kernels = kernels;
+    made->bf16 = bf16;
     made->threads = carry_ctx_threads(ctx);
     ctx->slots[CARRY_SLOT_OPS].data = made;
     ctx->slots[CARRY_SLOT_OPS].free = free_buffers;
@@ -203,6 +210,14 @@ static float *buffer_of(buffers *all, int worker, int64_t floats) {
         }
     }
     return all->of[worker];
+}
+
+uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements) {
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    int worker = carry_worker(ctx);
+    int64_t floats = worker == 0 ? SHARED_FLOATS : WORKER_FLOATS;
+    *elements = 2 * floats;
+    return all != NULL ? (uint16_t *)(void *)buffer_of(all, worker, floats) : NULL;
 }
 
 static void run(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product, int64_t item, bool alone) {

@@ -3,6 +3,7 @@
 #define CARRY_OPS_PACKED_H
 
 #include "carry/context.h"
+#include "ops/kernels/bf16.h"
 #include "ops/kernels/kernels.h"
 
 /* Is this product large enough that packing pays? */
@@ -18,9 +19,13 @@ void carry_packed_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const 
 /* The size from which this context's products go through OpenBLAS: 0 until it is settled; NULL when not prepared. */
 double *carry_packed_blas_from(carry_ctx *ctx);
 
+/* This thread's buffer for panels, of so many elements of 16 bits; NULL: out of memory. Of the thread that uses the
+   context it is the large one, which all threads fill together. */
+uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements);
+
 /* Keeps the kernels chosen for the context, with a table of its buffers; those themselves are made by who first needs
    them. carry_packed_kernels is NULL before. */
-carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels);
+carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16);
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 
 #endif

@@ -55,6 +55,9 @@ extern "C" {
     X(rms_scale, CARRY_REAL,                                                                                          \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w, int64_t whole, float eps)) \
     X(rotary, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse))        \
+    X(rotary_halves, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse)) \
+    X(copy_columns, CARRY_REAL,                                                                                       \
+      (carry_ctx * ctx, carry_tensor to, int64_t into, carry_tensor from, int64_t first, int64_t width))              \
     X(swiglu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor gate, carry_tensor up))                      \
     X(swiglu_backward, CARRY_REAL,                                                                                    \
       (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy, carry_tensor gate, carry_tensor up))   \

@@ -227,7 +227,7 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
 }
 
 /* The file into an empty wisdom. One that is not ours or damaged is told (when warn) and ignored: *foreign; one that
-   cannot be read, being no file or too large, is refused. */
+   cannot be read, being no file or too large, is an error. */
 static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *foreign) {
     char *text;
     size_t length;
@@ -236,12 +236,7 @@ static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *
     if (status == CARRY_ENOTFOUND) {
         return CARRY_OK;
     }
-    if (status != CARRY_OK) {
-        char why[sizeof ctx->error];
-        memcpy(why, ctx->error, sizeof why);
-        return carry_fail(ctx, status, "the wisdom cannot be used: %.300s; name another file with --wisdom, or none",
-                          why);
-    }
+    CARRY_TRY(status);
     status = carry_wisdom_parse(ctx, wisdom, text, length);
     free(text);
     if (status != CARRY_OK) {
@@ -267,6 +262,11 @@ static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
     describe_machine(ctx, (*wisdom)->machine);
     bool foreign;
     carry_status status = ctx->wisdom != NULL ? load(ctx, *wisdom, true, &foreign) : CARRY_OK;
+    if (status == CARRY_EIO || status == CARRY_ESIZE) {
+        carry_log(ctx, CARRY_LOG_WARNING, "the wisdom is not used, and what is measured is not kept: %s", ctx->error);
+        (*wisdom)->is_unusable = true;
+        return CARRY_OK;
+    }
     if (status != CARRY_OK) { /* the next call shall fail too */
         ctx->slots[CARRY_SLOT_WISDOM].data = NULL;
         ctx->slots[CARRY_SLOT_WISDOM].free = NULL;
@@ -293,7 +293,7 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
 
 /* What another process has written since we read is kept; what we have measured goes over it. */
 static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
-    if (ctx->wisdom == NULL) {
+    if (ctx->wisdom == NULL || wisdom->is_unusable) {
         return CARRY_OK;
     }
     carry_wisdom *merged = calloc(1, sizeof *merged);

@@ -7,7 +7,8 @@
        end 5f3a9c10                                         CRC-32C of all before this line
 
    A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old)
-   when something is measured and written. One that cannot be read at all is refused. */
+   when something is measured and written. One that cannot be read or written at all is left alone, with a warning:
+   what is measured is then kept in memory. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 
@@ -27,6 +28,7 @@ typedef struct carry_wisdom_plan {
 
 typedef struct carry_wisdom {
     char machine[192];
+    bool is_unusable; /* the file is none that can be read */
     int plans, rates;
     carry_wisdom_plan plan[CARRY_WISDOM_PLANS];
     struct {

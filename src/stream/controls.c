@@ -11,6 +11,7 @@
 
 #include "core/error.h"
 #include "stream/controls_json.h"
+#include "stream/vocabulary.h"
 
 /* What all prompts may need with every byte escaped, and as much again. */
 #define JSON_MOST ((size_t)512 << 10)
@@ -23,6 +24,8 @@ struct carry_controls {
     pthread_mutex_t reading; /* what follows */
     pthread_cond_t changed;
     carry_control_state state;
+    char words[CARRY_VOCABULARY]; /* of the model; set before threads have this, as is the next */
+    int64_t first_level;
     uint64_t news, news_told; /* changes of paused and cuts; those that a wait has returned for */
 };
 
@@ -109,6 +112,38 @@ void carry_controls_free(carry_controls *controls) {
     free(controls);
 }
 
+void carry_controls_set_model(carry_controls *controls, const char *words, int64_t first_level) {
+    (void)snprintf(controls->words, sizeof controls->words, "%s", words);
+    controls->first_level = first_level;
+}
+
+carry_status carry_control_check_level(carry_ctx *ctx, const carry_control_state *state, int64_t first_level) {
+    if (4 * state->step[0] >= 3 * first_level) {
+        return CARRY_OK;
+    }
+    return carry_fail(ctx, CARRY_EARGUMENT,
+                      "the steps begin at level %lld: this model begins at %lld, and below %lld noise would be left",
+                      (long long)state->step[0], (long long)first_level, (long long)(3 * first_level + 3) / 4);
+}
+
+void carry_controls_note(carry_controls *controls, char note[CARRY_CONTROL_NOTE]) {
+    char unknown[1024] = "";
+    note[0] = '\0';
+    if (controls->words[0] == '\0') {
+        return;
+    }
+    (void)pthread_mutex_lock(&controls->reading);
+    for (int i = 0; i < controls->state.prompts; i++) {
+        const carry_prompt *prompt = &controls->state.prompt[i];
+        carry_vocabulary_compare(unknown, sizeof unknown, controls->words, prompt->text, prompt->length);
+    }
+    (void)pthread_mutex_unlock(&controls->reading);
+    if (unknown[0] != '\0') {
+        (void)snprintf(note, CARRY_CONTROL_NOTE, "this model does not know %s: it was trained on %s", unknown,
+                       controls->words);
+    }
+}
+
 void carry_controls_read(carry_controls *controls, carry_control_state *state) {
     (void)pthread_mutex_lock(&controls->reading);
     *state = controls->state;
@@ -183,6 +218,9 @@ carry_status carry_controls_apply(carry_controls *controls, const char *json, si
     if (status == CARRY_OK) {
         carry_controls_read(controls, &controls->draft); /* nobody else writes it meanwhile */
         status = carry_control_take(ctx, &controls->draft, document);
+    }
+    if (status == CARRY_OK) {
+        status = carry_control_check_level(ctx, &controls->draft, controls->first_level);
     }
     if (status == CARRY_OK) {
         exchange(controls);

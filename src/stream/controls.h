@@ -40,6 +40,15 @@ typedef struct carry_controls carry_controls;
 /* start NULL: the default. It is refused by the same rules and sentences as what is applied later. */
 carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const carry_control_state *start);
 void carry_controls_free(carry_controls *controls);
+/* What the model was made for: its words (vocabulary.h; "": all) and its first level (0: any). Steps that begin far
+   below it are refused from here on. Before other threads have the controls. */
+void carry_controls_set_model(carry_controls *controls, const char *words, int64_t first_level);
+/* Fails when steps begin below three quarters of the level that the model was trained to begin at: a chunk starts as
+   noise of that level, and what is left of it would be shown. */
+carry_status carry_control_check_level(carry_ctx *ctx, const carry_control_state *state, int64_t first_level);
+/* Which words of the prompts the model does not know, and those that it knows, in a sentence; "" when it knows all. */
+#define CARRY_CONTROL_NOTE 6144
+void carry_controls_note(carry_controls *controls, char note[CARRY_CONTROL_NOTE]);
 carry_control_state carry_control_default(void);
 
 /* Snapshot; one at a time may wait for a change of `paused` or a cut, up to seconds. A change since the last wait ends

@@ -47,6 +47,8 @@ struct carry_link {
     arrival in[MOST_SLOTS]; /* a ring; none is under way before the first look */
     int first, come;        /* the oldest; how many have come from there on */
     bool is_open, is_hushed;
+    int next_state;     /* carry_comm_peek of the prelude after those that have come, which are delivered first */
+    carry_status ended; /* how that failed, once it has been reported */
     double heard, said; /* when something was last seen to come; and when it was sent */
     carry_status (*turn)(void *user);
     void *user;
@@ -147,8 +149,16 @@ static bool has_closed(const carry_link *link) {
     return link->come > 0 && link->in[(link->first + link->come - 1) % MOST_SLOTS].prelude.kind == CARRY_LETTER_CLOSE;
 }
 
-/* What has come by now; signs that nothing is before have gone. */
+static arrival *next_arrival(carry_link *link) {
+    return &link->in[(link->first + link->come) % MOST_SLOTS];
+}
+
+/* What has come by now; signs that nothing is before have gone. Where the other end has left, what it sent before is
+   still delivered: no error is reported here. */
 static carry_status look(carry_link *link) {
+    if (link->ended != CARRY_OK) {
+        return carry_fail(link->ctx, link->ended, "%s: the link has ended", link->options.group);
+    }
     if (!link->is_open) {
         link->heard = link->said = carry_seconds();
         for (int i = 0; i < MOST_SLOTS; i++) {
@@ -156,9 +166,10 @@ static carry_status look(carry_link *link) {
         }
         link->is_open = true;
     }
-    for (int done = 1; done && link->come < MOST_SLOTS && !has_closed(link);) {
-        CARRY_TRY(carry_test(&link->in[(link->first + link->come) % MOST_SLOTS].request, &done));
-        if (done) {
+    link->next_state = 1;
+    while (link->next_state > 0 && link->come < MOST_SLOTS && !has_closed(link)) {
+        link->next_state = carry_comm_peek(&next_arrival(link)->request);
+        if (link->next_state > 0) {
             link->come++;
             link->heard = carry_seconds();
         }
@@ -248,11 +259,9 @@ void carry_link_hush(carry_link *link) {
 /* Where no slot is free the other end has enough to read. */
 static carry_status give_sign(carry_link *link) {
     slot *s = &link->out[link->next];
-    int is_free[2];
     link->said = carry_seconds();
-    CARRY_TRY(carry_test(&s->request[0], &is_free[0]));
-    CARRY_TRY(carry_test(&s->request[1], &is_free[1]));
-    return is_free[0] && is_free[1] && !link->is_hushed ? carry_link_send(link, CARRY_LETTER_SIGN, 0) : CARRY_OK;
+    const bool is_free = carry_comm_peek(&s->request[0]) > 0 && carry_comm_peek(&s->request[1]) > 0;
+    return is_free && !link->is_hushed ? carry_link_send(link, CARRY_LETTER_SIGN, 0) : CARRY_OK;
 }
 
 carry_status carry_link_poll(carry_link *link, bool *there) {
@@ -261,14 +270,16 @@ carry_status carry_link_poll(carry_link *link, bool *there) {
         *there = link->other->out[link->other->oldest].is_full;
         return CARRY_OK;
     }
-    for (int i = 0; i < link->slots; i++) {
-        int done;
-        CARRY_TRY(carry_test(&link->out[i].request[0], &done));
-        CARRY_TRY(carry_test(&link->out[i].request[1], &done));
+    for (int i = 0; i < link->slots; i++) { /* one that failed is reported by who waits for its slot */
+        (void)carry_comm_peek(&link->out[i].request[0]);
+        (void)carry_comm_peek(&link->out[i].request[1]);
     }
     CARRY_TRY(look(link));
     *there = link->come > 0;
-    return CARRY_OK;
+    int done;
+    const bool is_over = link->next_state == -2 || (link->next_state < 0 && !*there);
+    link->ended = is_over ? carry_test(&next_arrival(link)->request, &done) : CARRY_OK;
+    return link->ended;
 }
 
 static carry_status check_prelude(const carry_link *link, const prelude *p) {
@@ -288,14 +299,15 @@ static carry_status wait_letter(carry_link *link) {
     const double deadline = carry_comm_deadline(link->world);
     for (;;) {
         CARRY_TRY(look(link));
-        const bool is_silent = carry_seconds() > link->heard + deadline && link->come < MOST_SLOTS && !has_closed(link);
+        const bool is_silent = carry_seconds() > link->heard + deadline && link->come < MOST_SLOTS &&
+                               !has_closed(link) && link->next_state >= 0;
         if (link->come > 0 && !is_silent) {
             return CARRY_OK;
         }
         int done;
-        carry_request *next = &link->in[(link->first + link->come) % MOST_SLOTS].request;
         const double until = is_silent ? INFINITY : link->said + deadline / SIGNS;
-        CARRY_TRY(carry_comm_wait_since(next, link->heard, until, &done));
+        link->ended = carry_comm_wait_since(&next_arrival(link)->request, link->heard, until, &done);
+        CARRY_TRY(link->ended);
         if (!done) {
             CARRY_TRY(give_sign(link));
         }

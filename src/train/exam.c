@@ -104,6 +104,11 @@ carry_status carry_training_examine(void *training) {
     carry_batches_seek(t->exam, (carry_position){0});
     for (int64_t i = 0; i < t->options.eval_batches; i++) {
         const carry_batch *batch;
+        bool stop;
+        CARRY_TRY(carry_steps_stop(&t->loop, &stop));
+        if (stop) {
+            return CARRY_OK; /* nothing to report of a part */
+        }
         CARRY_TRY(carry_batches_next(t->ctx, t->exam, &batch));
         if (batch->rows == 0) {
             break;

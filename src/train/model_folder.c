@@ -63,8 +63,13 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
     struct stat about;
     if (stat(folder, &about) != 0) {
         const int error = errno;
-        return carry_fail(ctx, error == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO, "the model %s cannot be read: %s", folder,
-                          strerror(error));
+        if (error == ENOENT) {
+            return carry_fail(ctx, CARRY_ENOTFOUND,
+                              "there is no folder %s: a model is one, with config.json and its "
+                              "weights",
+                              folder);
+        }
+        return carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", folder, strerror(error));
     }
     if (!S_ISDIR(about.st_mode)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s is no folder: a model is one, with config.json and its weights",

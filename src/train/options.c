@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/nearest.h"
 #include "core/tensor.h"
 #include "train/mixers.h"
 
@@ -125,8 +126,10 @@ static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
     carry_dtype dtype;
     CARRY_TRY(carry_schedule_parse(ctx, &schedule, o->schedule));
     if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || !carry_dtype_is_real(dtype)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for activations: f32, bf16 and f16 there are",
-                          o->dtype);
+        char hint[CARRY_NEAREST_HINT];
+        return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for activations: f32, bf16 or f16 is accepted%s",
+                          o->dtype,
+                          carry_nearest_among(hint, o->dtype, (const char *const[]){"f32", "bf16", "f16", NULL}));
     }
     if (strcmp(o->type, "gated_deltanet") != 0 && strcmp(o->type, "delta_net") != 0) {
         return carry_fail(ctx, CARRY_ENOTFOUND, "there is no model type '%s': gated_deltanet and delta_net there are",
@@ -147,9 +150,9 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     }
     if (ranks > 0 && ranks % o->sequence_ranks != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "%d ranks cannot be grouped by %lld sequence ranks: the number must "
-                          "divide that of ranks",
-                          ranks, (long long)o->sequence_ranks);
+                          "%d ranks cannot be grouped by %lld sequence ranks: the number must divide that of ranks "
+                          "(carry --ranks %lld train)",
+                          ranks, (long long)o->sequence_ranks, (long long)o->sequence_ranks);
     }
     const int64_t share = (ranks > 0 ? ranks / o->sequence_ranks : 1) * o->accumulate;
     if (o->batch % share != 0) {

@@ -171,8 +171,9 @@ carry_status carry_steps_run(carry_steps *s) {
         const bool is_time = s->eval_every > 0 && (s->step % s->eval_every == 0 || is_last);
         if (!stop && (is_time || (is_last && s->trainee->evaluates_at_end))) {
             CARRY_TRY(s->trainee->evaluate(s->self));
+            stop = s->was_stopped;
         }
-        if (s->step % s->save_every == 0 || is_last) {
+        if (s->step % s->save_every == 0 || is_last || stop) {
             CARRY_TRY(carry_steps_save(s));
         }
     }

@@ -43,7 +43,7 @@ typedef struct carry_trainee {
                               void *user);
     void (*stepped)(void *self);                                      /* the weights changed. NULL: nothing to do */
     void (*report)(void *self, const carry_steps_report *report);     /* on rank 0 */
-    carry_status (*evaluate)(void *self);                             /* on all ranks */
+    carry_status (*evaluate)(void *self);                             /* on all ranks; looks at carry_steps_stop */
     void (*saved)(void *self, const char *folder);                    /* on rank 0. NULL: nothing to do */
     void (*describe)(const void *self, carry_checkpoint *checkpoint); /* model, tokenizer, source: what is its own */
 } carry_trainee;
@@ -85,6 +85,7 @@ typedef struct carry_steps {
     int64_t lag;       /* steps whose sums wait to be read, at most. Set before open; 0: 1 on the CPU, else the most */
     int64_t unread;
     carry_steps_place before[CARRY_STEPS_LAG];
+    bool was_stopped; /* inside an evaluation, on all ranks */
 } carry_steps;
 
 /* First of all: it can be closed from then on. out and sink are borrowed. */
@@ -98,7 +99,10 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
 carry_status carry_steps_run(carry_steps *s);
 void carry_steps_close(carry_steps *s); /* before the model is freed */
 
-/* What rank 0 did alone becomes the status of all. */
-carry_status carry_steps_share(carry_steps *s, carry_status own, const char *what);
+/* Is the run asked to stop? A collective, so that all ranks stop at the same place; remembered in was_stopped. */
+carry_status carry_steps_stop(carry_steps *s, bool *stop);
+
+/* Rank 0 works and sends heartbeats, the others wait (comm/alone.h); its status becomes that of all. */
+carry_status carry_steps_alone(carry_steps *s, carry_status (*work)(void *user), void *user, const char *what);
 
 #endif

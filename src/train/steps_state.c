@@ -6,21 +6,28 @@
 #include <stdlib.h>
 
 #include "carry/device.h"
+#include "comm/alone.h"
 #include "core/error.h"
 #include "core/memory.h"
 
-#define ALONE_SECONDS 3600.0 /* that the others wait while rank 0 writes or evaluates */
+carry_status carry_steps_stop(carry_steps *s, bool *stop) {
+    int64_t stops = s->stop != NULL && s->stop() ? 1 : 0;
+    CARRY_TRY(carry_all_reduce(s->comm, &stops, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    *stop = s->was_stopped = stops > 0;
+    return CARRY_OK;
+}
 
-carry_status carry_steps_share(carry_steps *s, carry_status own, const char *what) {
-    const double deadline = carry_comm_deadline(s->comm);
-    int64_t status = own;
-    CARRY_TRY(carry_comm_set_deadline(s->comm, deadline > ALONE_SECONDS ? deadline : ALONE_SECONDS));
-    CARRY_TRY(carry_broadcast(s->comm, &status, sizeof status, 0));
-    CARRY_TRY(carry_comm_set_deadline(s->comm, deadline));
-    if (status != CARRY_OK && !s->speaks) {
+carry_status carry_steps_alone(carry_steps *s, carry_status (*work)(void *user), void *user, const char *what) {
+    carry_status outcome;
+    CARRY_TRY(carry_comm_alone(s->comm, 0, what, work, user, &outcome));
+    if (outcome == CARRY_EINTERRUPTED) {
+        s->was_stopped = true;
+        return CARRY_OK;
+    }
+    if (outcome != CARRY_OK && !s->speaks) {
         return carry_fail(s->ctx, CARRY_EPEER, "rank 0 could not %s of step %" PRId64, what, s->step);
     }
-    return (carry_status)status;
+    return outcome;
 }
 
 void carry_steps_init(carry_steps *s, carry_comm *comm, const char *out, const carry_sink *sink) {
@@ -115,7 +122,14 @@ static carry_status gather_state(carry_steps *s, const float **m, const float **
     return CARRY_OK;
 }
 
-static carry_status write_checkpoint(carry_steps *s, const float *m, const float *v) {
+typedef struct writing {
+    carry_steps *steps;
+    const float *m, *v;
+} writing;
+
+static carry_status write_checkpoint(void *user) {
+    const writing *w = user;
+    carry_steps *s = w->steps;
     carry_json_text options = {0};
     carry_keys_write(&options, s->keys, s->options);
     carry_status status = CARRY_OK;
@@ -127,31 +141,26 @@ static carry_status write_checkpoint(carry_steps *s, const float *m, const float
                                        .position = s->position,
                                        .options = options.bytes,
                                        .parameters = s->own,
-                                       .m = m,
-                                       .v = v,
+                                       .m = w->m,
+                                       .v = w->v,
                                        .keep = s->keep};
         s->trainee->describe(s->self, &checkpoint);
         status = carry_checkpoint_save(s->ctx, &s->folder, &checkpoint);
     }
     carry_json_text_free(&options);
+    if (status == CARRY_OK && s->trainee->saved != NULL) {
+        s->trainee->saved(s->self, s->folder.path);
+    }
     return status;
 }
 
 carry_status carry_steps_save(carry_steps *s) {
-    const float *m;
-    const float *v;
-    carry_status status = CARRY_OK;
+    writing w = {.steps = s};
     int64_t newest = s->folder.newest;
     CARRY_TRY(carry_broadcast(s->comm, &newest, sizeof newest, 0));
     if (newest == s->step) {
         return CARRY_OK;
     }
-    CARRY_TRY(gather_state(s, &m, &v));
-    if (s->speaks) {
-        status = write_checkpoint(s, m, v);
-        if (status == CARRY_OK && s->trainee->saved != NULL) {
-            s->trainee->saved(s->self, s->folder.path);
-        }
-    }
-    return carry_steps_share(s, status, "write the checkpoint");
+    CARRY_TRY(gather_state(s, &w.m, &w.v));
+    return carry_steps_alone(s, write_checkpoint, &w, "write the checkpoint");
 }

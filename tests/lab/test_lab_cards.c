@@ -227,6 +227,9 @@ static const struct {
     {"duplicate-id", "cards/a.md", "library/cards/b.md",
      "---\nid: a\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
+    {"duplicate-id", "other name 'a'", "library/cards/b.md",
+     "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
+     "evidence: e}]\nalso: [other, a]\n---\n"},
     {"bad-level", "tier is '4'", "library/cards/b.md",
      "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 4\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
@@ -238,6 +241,9 @@ static const struct {
     {"broken-id", "no card", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/x.md}]\ncards: [t]\n---\n"},
+    {"broken-id", "no topic", "library/findings/f.md",
+     "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
+     "docs/results/x.md}]\ncards: [a]\ntopics: [a]\n---\n"},
     {"topic-mismatch", "does not list", "library/topics/t.md",
      "---\nid: t\ntitle: T\ncards: [{id: b, priority: 1}]\n---\nx\n"},
     {"topic-mismatch", "does not name", "library/cards/b.md",
@@ -265,6 +271,13 @@ static const struct {
     {"lost-figure", "4.2 does not stand", "library/cards/a.md",
      "---\nid: a\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
+    {"lost-figure", "7.5 does not stand in 'docs/results/x.md', which", "library/cards/b.md",
+     "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
+     "evidence: e}]\nactionables: [{text: a, figure: \"H200: 9 of others; ours 6.2, not 7.5 (docs/results/x.md).\"}]\n"
+     "---\n"},
+    {"lost-figure", "which the actionable cites, cannot be read", "library/cards/b.md",
+     "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
+     "evidence: e}]\nactionables: [{text: a, figure: ours 6.2 (docs/results/y.md)}]\n---\n"},
     {"lost-figure", "cannot be read", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/y.md}]\ncards: [a]\n---\n"},

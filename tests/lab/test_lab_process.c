@@ -154,10 +154,10 @@ static void test_running_out_of_time_ends_the_whole_group(void **state) {
     double started = carry_seconds();
     carry_process_result r = run(&(carry_process){
         .arguments = SHELL("sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.1; done' & echo $$; wait"),
-        .seconds = 0.4});
+        .seconds = 2.0});
     assert_true(r.timed_out);
     assert_int_equal(r.code, 128 + SIGTERM);
-    assert_true(carry_seconds() - started < 10.0);
+    assert_true(carry_seconds() - started < 18.0);
     char *rest;
     long first = strtol(r.output, &rest, 10);
     long second = strtol(rest, NULL, 10);
@@ -166,7 +166,7 @@ static void test_running_out_of_time_ends_the_whole_group(void **state) {
     assert_gone(second);
     carry_process_free(&r);
     /* One that ignores the signal itself gets the other. */
-    r = run(&(carry_process){.arguments = SHELL("trap '' TERM; while :; do sleep 0.1; done"), .seconds = 0.2});
+    r = run(&(carry_process){.arguments = SHELL("trap '' TERM; while :; do sleep 0.1; done"), .seconds = 1.0});
     assert_true(r.timed_out);
     assert_int_equal(r.code, 128 + SIGKILL);
     carry_process_free(&r);
@@ -183,7 +183,7 @@ static void test_a_stop_ends_it(void **state) {
         run(&(carry_process){.arguments = (const char *const[]){"sleep", "30", NULL}, .stop = always});
     assert_true(r.stopped && !r.timed_out);
     assert_int_equal(r.code, 128 + SIGTERM);
-    assert_true(carry_seconds() - started < 10.0);
+    assert_true(carry_seconds() - started < 18.0);
     carry_process_free(&r);
 }
 
@@ -192,7 +192,7 @@ static void test_a_grandchild_that_holds_the_pipe_is_not_waited_for(void **state
     double started = carry_seconds();
     carry_process_result r = run(&(carry_process){.arguments = SHELL("sleep 20 & echo $!")});
     assert_int_equal(r.code, 0);
-    assert_true(carry_seconds() - started < 10.0);
+    assert_true(carry_seconds() - started < 18.0);
     long left = strtol(r.output, NULL, 10);
     assert_true(left > 1);
     assert_true(carry_alive_start(left) >= 0); /* a program that was let go is not ours to end */

@@ -154,7 +154,7 @@ static void test_runs_are_found_listed_and_deleted(void **state) {
     assert_ok(ctx, carry_store_metric(store, three, 1, "loss", 1.0));
     carry_run_line *lines;
     int count;
-    assert_ok(ctx, carry_store_lines(store, &lines, &count, NULL, 0));
+    assert_ok(ctx, carry_store_lines(store, &lines, &count, NULL, NULL, 0));
     assert_int_equal(count, 3);
     assert_true(lines[0].id == three && lines[1].id == two && lines[2].id == one);
     assert_true(lines[1].results == 1 && lines[1].others == 0 && lines[0].others == 1 && lines[2].others == 0);

@@ -180,7 +180,7 @@ static void test_only_runs_whose_process_is_gone_are_marked_killed(void **state)
     carry_store *second = open_store(); /* while this process lives, its run runs */
     carry_run_line *lines;
     int count;
-    assert_ok(ctx, carry_store_lines(second, &lines, &count, NULL, 0));
+    assert_ok(ctx, carry_store_lines(second, &lines, &count, NULL, NULL, 0));
     assert_int_equal(count, 151);
     assert_int_equal(lines[0].id, mine);
     assert_string_equal(lines[0].state, "running");

@@ -185,6 +185,19 @@ static void case_rotary(carry_dtype type) {
     }
 }
 
+static void case_rotary_halves(carry_dtype type) {
+    for (int inverse = 0; inverse < 2; inverse++) {
+        operand x = given(type, 3, SHAPE(17, 3, 66), -1, 1), table = given(CARRY_F32, 3, SHAPE(17, 9, 2), -1, 1);
+        operand y = wanted(type, 3, SHAPE(17, 3, 66)), z = given(type, 2, SHAPE(51, 70), -1, 1);
+        EACH_SIDE {
+            CALL(carry_rotary_halves(ctx, y.t[side], x.t[side], table.t[side], inverse));
+            CALL(carry_copy_columns(ctx, z.t[side], 3, carry_reshape_2d(x.t[side], 51, 66), 5, 60));
+        }
+        compare("y", &y, 0x1p-21);
+        compare("z", &z, 0x1p-21);
+    }
+}
+
 /* cuts: packed sequences, of which some are empty or shorter than the taps. */
 static void one_conv(carry_dtype type, int64_t batch, int64_t tokens, int64_t channels, int64_t width, bool before,
                      bool cuts, carry_activation f) {
@@ -383,6 +396,7 @@ static void test_every_operator_equals_the_cpu(void **state) {
                  {"bias, gated_add", case_bias, 3},
                  {"row_squares, rms_scale", case_rms_scale, 3},
                  {"rotary", case_rotary, 3},
+                 {"rotary_halves, copy_columns", case_rotary_halves, 3},
                  {"conv", case_conv, 3},
                  {"embed", case_embed, 3},
                  {"cross_entropy", case_cross_entropy, 3},

@@ -370,7 +370,7 @@ static void test_a_scan_ends_at_the_deadline(void **state) {
     const carry_comm_options options = {.deadline = 0.3};
     const double start = carry_seconds();
     assert_int_equal(run_ranks(3, &options, never_come, &t, NULL), CARRY_ETIMEOUT);
-    assert_true(carry_seconds() - start < 5);
+    assert_true(carry_seconds() - start < 15);
     for (int r = 0; r < 3; r++) {
         assert_true(t.status[r] == CARRY_ETIMEOUT || t.status[r] == CARRY_EPEER);
     }

@@ -384,6 +384,36 @@ static void test_threads_see_whole_states(void **state) {
     carry_controls_free(c.controls);
 }
 
+static void test_words_that_the_model_does_not_know_are_named(void **state) {
+    (void)state;
+    char note[CARRY_CONTROL_NOTE];
+    carry_controls *controls = new_controls();
+    apply(controls, "{\"prompt\": \"red zebra\"}");
+    carry_controls_note(controls, note);
+    assert_string_equal(note, ""); /* nothing is said about a model without a list */
+    carry_controls_set_model(controls, "red circle moving", 1000);
+    carry_controls_note(controls, note);
+    assert_string_equal(note, "this model does not know 'zebra': it was trained on red circle moving");
+    apply(controls, "{\"prompt\": [\"RED (Moon:1.5), red\", \"mov zebra moon\"]}");
+    carry_controls_note(controls, note);
+    assert_string_equal(note, "this model does not know 'moon', 'mov', 'zebra': it was trained on red circle moving");
+    apply(controls, "{\"prompt\": \"(red:2) moving Circle\"}");
+    carry_controls_note(controls, note);
+    assert_string_equal(note, "");
+    carry_controls_free(controls);
+}
+
+static void test_steps_that_begin_far_below_the_model_are_refused(void **state) {
+    (void)state;
+    carry_controls *controls = new_controls();
+    apply(controls, "{\"steps\": [5]}"); /* nothing is known of the model */
+    carry_controls_set_model(controls, "", 1000);
+    const char low[] = "{\"steps\": [749, 500]}";
+    refuse_bytes(controls, low, sizeof low - 1, "begin at level 749: this model begins at 1000");
+    apply(controls, "{\"steps\": [750, 500]}");
+    carry_controls_free(controls);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_control_is_applied),
@@ -396,6 +426,8 @@ int main(void) {
         cmocka_unit_test(test_the_table_names_every_key),
         cmocka_unit_test(test_waiting_ends_with_a_change_or_the_time),
         cmocka_unit_test(test_threads_see_whole_states),
+        cmocka_unit_test(test_words_that_the_model_does_not_know_are_named),
+        cmocka_unit_test(test_steps_that_begin_far_below_the_model_are_refused),
     };
     ctx = support_ctx(1, NULL, NULL);
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

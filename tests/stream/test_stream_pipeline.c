@@ -156,13 +156,13 @@ static carry_status paused_rank(void *user, carry_comm *comm) {
             rest(0.01);
             carry_controls_read(s->controls, &now);
         }
-        rest(1.5);
+        rest(4.0);
         ask(s->controls, "{\"pause\": false}");
         return CARRY_OK;
     }
     carry_comm *part;
     TRY(carry_comm_split(comm, &part, 0, 0));
-    TRY(carry_comm_set_deadline(part, 0.6));
+    TRY(carry_comm_set_deadline(part, 2.0));
     const carry_status status = stream_rank(s, part);
     carry_comm_free(part);
     return status;
@@ -187,7 +187,7 @@ static void test_a_pause_may_be_longer_than_the_deadline(void **state) {
             fail_msg("%s", s.sentence);
         }
         assert_int_equal(s.shown, 8);
-        assert_true(carry_seconds() - began > 1.5);
+        assert_true(carry_seconds() - began > 4.0);
         carry_controls_free(s.controls);
         carry_ctx_free(ctx);
     }
@@ -200,7 +200,7 @@ static void test_whoever_fails_ends_the_others(void **state) {
     s.options.with_stage = true;
     const double began = carry_seconds();
     assert_int_equal(run_stream(&s), CARRY_EIO);
-    assert_true(carry_seconds() - began < 5.0);
+    assert_true(carry_seconds() - began < 15.0);
     assert_int_equal(s.status[1], CARRY_EPEER);
     assert_int_equal(s.status[2], CARRY_EPEER);
 }
@@ -285,7 +285,7 @@ static carry_status guarded_rank(void *user, carry_comm *comm) {
         TRY(carry_all_reduce(mesh, &value, 1, CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
         EXPECT(comm, value == 2.0f, "%g", (double)value);
     }
-    EXPECT(comm, carry_seconds() - began < 5.0, "at once");
+    EXPECT(comm, carry_seconds() - began < 15.0, "at once");
     carry_pipeline_end(&groups);
     return carry_barrier(comm); /* and the world is whole again */
 }

@@ -7,16 +7,19 @@
 
 #include "support.h"
 
-#include "model/lm/lm.h"
+#include "model/lm/layer_delta.h"
 
 typedef struct reference {
     const carry_lm *lm;
     const double *weights;
 } reference;
 
-static inline const double *reference_weight(const reference *r, int64_t layer, carry_lm_slot slot) {
-    int64_t index = r->lm->layer[layer][slot];
+static inline const double *reference_parameter(const reference *r, int64_t index) {
     return index >= 0 ? r->weights + r->lm->own.parameter[index].offset : NULL;
+}
+
+static inline const double *reference_weight(const reference *r, int64_t layer, int slot) {
+    return reference_parameter(r, r->lm->layer[layer].slot[slot].parameter);
 }
 
 static inline double *reference_new(int64_t count) {
@@ -165,12 +168,12 @@ static inline double *reference_mix(const reference *r, int64_t layer, const dou
 static inline double *reference_mlp(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
     int64_t I = c->intermediate;
-    double *gate = reference_linear(reference_weight(r, layer, CARRY_LM_GATE_PROJ), x, T, I, c->hidden_size);
-    double *up = reference_linear(reference_weight(r, layer, CARRY_LM_UP_PROJ), x, T, I, c->hidden_size);
+    double *gate = reference_linear(reference_parameter(r, r->lm->layer[layer].gate), x, T, I, c->hidden_size);
+    double *up = reference_linear(reference_parameter(r, r->lm->layer[layer].up), x, T, I, c->hidden_size);
     for (int64_t i = 0; i < T * I; i++) {
         up[i] *= reference_activate(gate[i], CARRY_SILU);
     }
-    double *out = reference_linear(reference_weight(r, layer, CARRY_LM_DOWN_PROJ), up, T, c->hidden_size, I);
+    double *out = reference_linear(reference_parameter(r, r->lm->layer[layer].down), up, T, c->hidden_size, I);
     free(gate);
     free(up);
     return out;
@@ -194,9 +197,9 @@ static inline double *reference_logits(const reference *r, const int64_t *ids, i
         memcpy(h + t * d, r->weights + lm->own.parameter[lm->embeddings].offset + ids[t] * d, (size_t)d * sizeof *h);
     }
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        reference_norm(x, h, reference_weight(r, layer, CARRY_LM_ATTN_NORM), NULL, T, d, c->norm_eps);
+        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].norm[0]), NULL, T, d, c->norm_eps);
         reference_add(h, reference_mix(r, layer, x, T), T * d);
-        reference_norm(x, h, reference_weight(r, layer, CARRY_LM_MLP_NORM), NULL, T, d, c->norm_eps);
+        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].norm[1]), NULL, T, d, c->norm_eps);
         reference_add(h, reference_mlp(r, layer, x, T), T * d);
     }
     reference_norm(x, h, r->weights + lm->own.parameter[lm->norm].offset, NULL, T, d, c->norm_eps);

@@ -1,4 +1,5 @@
 /* Shapes as they are drawn, what the judge sees in them, and batches for the training of video transformers. */
+#include "core/file.h"
 #include "support.h"
 
 #include <math.h>
@@ -247,6 +248,19 @@ static void test_words_are_those_that_the_model_was_trained_with(void **state) {
     carry_ctx_free(ctx);
 }
 
+/* What a training would write beside the demo's model is what is there. */
+static void test_the_words_of_captions_are_those_of_the_demo(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    char words[CARRY_SHAPE_WORDS];
+    char *text;
+    size_t length;
+    assert_ok(ctx, carry_file_read(ctx, &text, &length, CARRY_SOURCE "/models/shapes/words.txt", 4096));
+    assert_string_equal(text, carry_shape_words(words));
+    free(text);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_judge_sees_what_was_drawn),
@@ -256,6 +270,7 @@ int main(void) {
         cmocka_unit_test(test_a_batch_is_a_function_of_the_numbers_of_its_videos),
         cmocka_unit_test(test_noise_and_target_belong_together),
         cmocka_unit_test(test_words_are_those_that_the_model_was_trained_with),
+        cmocka_unit_test(test_the_words_of_captions_are_those_of_the_demo),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -290,7 +290,7 @@ carry_status carry_page_parse(carry_ctx *ctx, carry_page *page, carry_page_kind 
 
 void carry_page_clear(carry_page *page) {
     carry_page_list *const lists[] = {&page->topics, &page->claims, &page->actionables, &page->related,
-                                      &page->needs,  &page->cards,  &page->figures};
+                                      &page->needs,  &page->also,   &page->cards,       &page->figures};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++) {
         free(lists[i]->item);
     }
@@ -358,6 +358,14 @@ const carry_page *carry_library_page(const carry_library *library, const char *i
     for (int i = 0; i < library->count; i++) {
         if (strcmp(library->page[i].id, id) == 0) {
             return &library->page[i];
+        }
+    }
+    for (int i = 0; i < library->count; i++) {
+        const carry_page_list *also = &library->page[i].also;
+        for (int j = 0; j < also->count; j++) {
+            if (also->item[j].part[CARRY_ITEM_ID] != NULL && strcmp(also->item[j].part[CARRY_ITEM_ID], id) == 0) {
+                return &library->page[i];
+            }
         }
     }
     return NULL;

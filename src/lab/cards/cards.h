@@ -3,14 +3,15 @@
    cards that bear its load). Each is one Markdown file with YAML front matter:
 
        library/cards/ID.md      id title source type tier topics priority why claims{text evidence}
-                                actionables{text figure} related needs
+                                actionables{text figure} related needs also
        library/topics/ID.md     id title cards{id priority}; the text below is the synthesis
-       library/findings/ID.md   id title measured where figures{value unit what source} cards
+       library/findings/ID.md   id title measured where figures{value unit what source} cards topics
 
    tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its
    argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
-   before this one. A figure's source is a file of the project (docs/results/NAME.md, an exported run) or the id of one
-   of the finding's cards, and the value stands there literally. */
+   before this one. also: other names that stand for the card's id. A figure's source is a file of the project
+   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and the value stands there
+   literally. */
 #ifndef CARRY_LAB_CARDS_H
 #define CARRY_LAB_CARDS_H
 
@@ -62,7 +63,7 @@ typedef struct carry_page {
     const char *id, *title, *source, *type, *why, *measured, *where;
     const char *tier_text, *priority_text;
     int tier, priority; /* 0: not given, or no number from 1 to 3 */
-    carry_page_list topics, claims, actionables, related, needs, cards, figures;
+    carry_page_list topics, claims, actionables, related, needs, also, cards, figures;
 } carry_page;
 
 typedef struct carry_library_problem {
@@ -87,7 +88,7 @@ const char *carry_page_folder(carry_page_kind kind);
    problem; CARRY_ENOTFOUND when there is no library. */
 carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
 void carry_library_close(carry_library *library);
-/* The page of this id, or NULL. */
+/* The page of this id, else the card that has it among its other names (also), else NULL. */
 const carry_page *carry_library_page(const carry_library *library, const char *id);
 
 /* One page from memory; path is what messages call it. CARRY_EFORMAT and the like, with a place, when it is none.
@@ -104,6 +105,8 @@ extern const carry_library_rule carry_library_rules[]; /* name NULL at the end *
 carry_status carry_library_check(carry_ctx *ctx, carry_library *library);
 carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, const char *path, int line,
                                        const char *rule, const char *format, ...) __attribute__((format(printf, 6, 7)));
+/* Of a card: the numbers of its actionables' figures that cite docs/results/NAME.md (cards_cited.c). */
+carry_status carry_library_check_cited(carry_ctx *ctx, carry_library *library, const carry_page *card);
 /* Whether text has this value, not as a part of a longer number or word. */
 bool carry_figure_stands_in(const char *value, const char *text);
 

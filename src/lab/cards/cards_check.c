@@ -27,7 +27,7 @@ const carry_library_rule carry_library_rules[] = {
     {"no-figures", "a finding without figures, or a figure without a number"},
     {"no-cards", "a finding or a topic without cards"},
     {"no-synthesis", "a topic without text"},
-    {"lost-figure", "a figure that does not stand in the source it names"},
+    {"lost-figure", "a figure of a finding or of a card's actionable that does not stand in the source it names"},
     {0},
 };
 
@@ -151,8 +151,23 @@ static bool needs_itself(const check *c, const carry_page *from, bool *seen) {
     return false;
 }
 
+/* Another name may be neither an id nor a name of another card: carry_library_page must find this one by it. */
+static carry_status other_names(check *c) {
+    for (int i = 0; i < c->page->also.count; i++) {
+        const char *name = c->page->also.item[i].part[CARRY_ITEM_ID];
+        const carry_page *found = name != NULL ? carry_library_page(c->library, name) : c->page;
+        if (found != c->page) {
+            SAY(c, c->page->also.item[i].line, "duplicate-id", "the other name '%.60s' is also that of %.80s", name,
+                found->path);
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status check_card(check *c) {
     const carry_page *page = c->page;
+    CARRY_TRY(other_names(c));
+    CARRY_TRY(carry_library_check_cited(c->ctx, c->library, page));
     CARRY_TRY(ids(c, "topics", &page->topics, CARRY_PAGE_TOPIC));
     CARRY_TRY(ids(c, "related", &page->related, CARRY_PAGE_CARD));
     CARRY_TRY(ids(c, "needs", &page->needs, CARRY_PAGE_CARD));
@@ -268,6 +283,7 @@ static carry_status check_figure(check *c, const carry_page_item *figure) {
 
 static carry_status check_finding(check *c) {
     CARRY_TRY(ids(c, "cards", &c->page->cards, CARRY_PAGE_CARD));
+    CARRY_TRY(ids(c, "topics", &c->page->topics, CARRY_PAGE_TOPIC));
     if (c->page->cards.count == 0) {
         SAY(c, 0, "no-cards", "the finding names no card that bears it");
     }

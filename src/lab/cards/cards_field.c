@@ -22,6 +22,7 @@ static const carry_field card[] = {
     LIST("actionables", actionables, false, 1, "text", "figure"),
     LIST("related", related, false, 0, NULL),
     LIST("needs", needs, false, 0, NULL),
+    LIST("also", also, false, 0, NULL),
     {0},
 };
 
@@ -39,6 +40,7 @@ static const carry_field finding[] = {
     TEXT("where", where),
     LIST("figures", figures, false, 4, "value", "unit", "what", "source"),
     LIST("cards", cards, true, 0, NULL),
+    LIST("topics", topics, false, 0, NULL),
     {0},
 };
 

@@ -132,10 +132,30 @@ static double figure(judge *j, const node *n, const carry_outcome *o) {
     return value;
 }
 
+/* What an expression gives, and between which bounds it lies once everything is measured. */
+typedef struct range {
+    double value, low, high;
+} range;
+
+static range exactly(double value) {
+    return (range){value, value, value};
+}
+
+static bool is_exact(range r) {
+    return r.low == r.high;
+}
+
+/* Whether a figure of it may still come. */
+static bool is_pending(const judge *j, const node *n, const carry_outcome *o) {
+    const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
+    return o->pending || against->pending;
+}
+
 /* Over every problem that fits. Without `choice` the worst of them, and then all must have been measured; a chosen min
-   or max is over those that were. */
-static double gather(judge *j, const node *n, const worst *choice) {
+   or max is over those that were, and what is pending may still lower the one and raise the other. */
+static range gather(judge *j, const node *n, const worst *choice) {
     worst which = choice != NULL ? *choice : n->measure->worst;
+    const char *pending = NULL; /* a stage */
     double result = NAN;
     for (int i = 0; i < j->count; i++) {
         const carry_outcome *o = &j->outcomes[i];
@@ -144,13 +164,21 @@ static double gather(judge *j, const node *n, const worst *choice) {
         }
         double value = figure(j, n, o);
         if (isnan(value) && choice == NULL) {
-            return NAN;
+            return exactly(NAN);
         }
+        pending = isnan(value) && is_pending(j, n, o) ? o->stage : pending;
         if (isnan(result) || (which == LEAST ? value < result : value > result)) {
             result = isnan(value) ? result : value;
         }
     }
-    return result;
+    range r = exactly(result);
+    if (pending != NULL && !isnan(result)) {
+        (void)snprintf(j->reason, sizeof j->reason, "the stage '%.40s' is not wholly measured, which could change it",
+                       pending);
+        r.low = which == LEAST ? -INFINITY : r.low;
+        r.high = which == LEAST ? r.high : INFINITY;
+    }
+    return r;
 }
 
 /* The piece of a problem that gives this size, t1024 for t, with what follows; NULL where there is none. */
@@ -203,11 +231,11 @@ static double growth(judge *j, const node *n, const char *along) {
         if (next == NULL) {
             continue;
         }
-        double quotient = figure(j, n, next) / figure(j, n, o);
-        if (isnan(quotient)) {
+        double growth_here = figure(j, n, next) / figure(j, n, o);
+        if (isnan(growth_here)) {
             return NAN;
         }
-        least = fmin(least, quotient); /* fmin leaves a NaN out */
+        least = fmin(least, growth_here); /* fmin leaves a NaN out */
     }
     return least;
 }
@@ -253,35 +281,70 @@ static double logarithm(judge *j, double of) {
     return log2(of);
 }
 
-static double evaluate(judge *j, int index) {
+/* A product with an exact factor keeps its bounds, in the other order for a negative one; any other has none. */
+static range scaled(range of, double factor) {
+    if (factor == 0.0 || isnan(factor)) {
+        return exactly(of.value * factor);
+    }
+    return factor > 0.0 ? (range){of.value * factor, of.low * factor, of.high * factor}
+                        : (range){of.value * factor, of.high * factor, of.low * factor};
+}
+
+static range multiplied(range a, range b) {
+    return is_exact(b)   ? scaled(a, b.value)
+           : is_exact(a) ? scaled(b, a.value)
+                         : (range){a.value * b.value, -INFINITY, INFINITY};
+}
+
+static range quotient(judge *j, range a, range b) {
+    const double value = divided(j, a.value, b.value);
+    if (is_exact(b) && !isnan(value)) {
+        range r = scaled(a, 1.0 / b.value);
+        return is_exact(a) ? exactly(value) : (range){value, r.low, r.high};
+    }
+    return isnan(value) ? exactly(NAN) : (range){value, -INFINITY, INFINITY};
+}
+
+static range logged(judge *j, range of) {
+    const double value = logarithm(j, of.value);
+    return is_exact(of) || isnan(value)
+               ? exactly(value)
+               : (range){value, of.low > 0.0 ? log2(of.low) : -INFINITY, of.high > 0.0 ? log2(of.high) : INFINITY};
+}
+
+static range evaluate(judge *j, int index) {
     const node *n = &j->c->nodes[index];
     static const worst least = LEAST;
     static const worst largest = LARGEST;
-    switch (n->kind) {
-    case NUMBER:
-        return n->number;
-    case ADD:
-        return evaluate(j, n->left) + evaluate(j, n->right);
-    case SUBTRACT:
-        return evaluate(j, n->left) - evaluate(j, n->right);
-    case MULTIPLY:
-        return evaluate(j, n->left) * evaluate(j, n->right);
-    case DIVIDE:
-        return divided(j, evaluate(j, n->left), evaluate(j, n->right));
-    case NEGATE:
-        return -evaluate(j, n->left);
-    case LOG2:
-        return logarithm(j, evaluate(j, n->left));
-    case MEASURE:
-        return gather(j, n, NULL);
-    case MIN:
-        return gather(j, &j->c->nodes[n->left], &least);
-    case MAX:
-        return gather(j, &j->c->nodes[n->left], &largest);
-    case GROWS:
-        return growth(j, &j->c->nodes[n->left], n->along);
+    if (n->kind == NUMBER) {
+        return exactly(n->number);
     }
-    return NAN;
+    if (n->kind == MEASURE) {
+        return gather(j, n, NULL);
+    }
+    if (n->kind == MIN || n->kind == MAX) {
+        return gather(j, &j->c->nodes[n->left], n->kind == MIN ? &least : &largest);
+    }
+    if (n->kind == GROWS) {
+        return exactly(growth(j, &j->c->nodes[n->left], n->along));
+    }
+    const range a = evaluate(j, n->left);
+    if (n->kind == NEGATE || n->kind == LOG2) {
+        return n->kind == NEGATE ? (range){-a.value, -a.high, -a.low} : logged(j, a);
+    }
+    const range b = evaluate(j, n->right);
+    switch (n->kind) {
+    case ADD:
+        return (range){a.value + b.value, a.low + b.low, a.high + b.high};
+    case SUBTRACT:
+        return (range){a.value - b.value, a.low - b.high, a.high - b.low};
+    case MULTIPLY:
+        return multiplied(a, b);
+    case DIVIDE:
+        return quotient(j, a, b);
+    default:
+        return exactly(NAN);
+    }
 }
 
 static bool holds(const char *compare, double value, double bound) {
@@ -294,12 +357,22 @@ static bool holds(const char *compare, double value, double bound) {
     return compare[1] == '=' ? value >= bound : value > bound;
 }
 
+/* The same whatever figures are still to come. */
+static bool is_certain(const char *compare, range value, range bound) {
+    if (compare[0] == '=') {
+        return (is_exact(value) && is_exact(bound)) || value.high < bound.low || value.low > bound.high;
+    }
+    return holds(compare, value.low, bound.high) == holds(compare, value.high, bound.low);
+}
+
 carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count) {
     judge j = {.c = criterion, .outcomes = outcomes, .count = count};
     carry_verdict v = {.kind = CARRY_NOT_MEASURED};
-    v.value = evaluate(&j, criterion->left);
-    v.bound = evaluate(&j, criterion->right);
-    if (isnan(v.value) || isnan(v.bound)) {
+    const range value = evaluate(&j, criterion->left);
+    const range bound = evaluate(&j, criterion->right);
+    v.value = value.value;
+    v.bound = bound.value;
+    if (isnan(v.value) || isnan(v.bound) || !is_certain(criterion->compare, value, bound)) {
         (void)snprintf(v.reason, sizeof v.reason, "%s", j.reason[0] != '\0' ? j.reason : "it has no figure");
     } else {
         v.kind = holds(criterion->compare, v.value, v.bound) ? CARRY_MET : CARRY_NOT_MET;

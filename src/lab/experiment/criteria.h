@@ -8,9 +8,10 @@
    A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
    setting (device=cuda), a stage (stage=cpu). Where several problems match it gives the worst of them: the least
    speedup, use and overlap, the largest time, error, memory, bytes received and share exposed, and all of them must
-   have been measured; min(...) and max(...) around a function choose themselves, among those that were. The time of a
-   wrong result (an error beyond its bound) counts as not measured. grows(..., t) is the least quotient of successive
-   figures along t, all else equal. */
+   have been measured; min(...) and max(...) around a function choose themselves, among those that were. Where a problem
+   is still to be measured, min and max are bounds on one side only: a verdict that its figure could reverse is "not
+   measured". The time of a wrong result (an error beyond its bound) counts as not measured. grows(..., t) is the least
+   quotient of successive figures along t, all else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -27,6 +28,7 @@ typedef struct carry_outcome {
     char method[24];
     char device[16];
     char reason[256]; /* "" when measured */
+    bool pending;     /* no method of its problem was measured: it may be, elsewhere or later */
     bool planned;
     int repeats;
     int64_t products;

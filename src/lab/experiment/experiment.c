@@ -8,6 +8,7 @@
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/file.h"
+#include "lab/experiment/experiment_bounds.h"
 #include "lab/experiment/experiment_template.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
@@ -181,8 +182,8 @@ static carry_status add_point(carry_experiment *e, carry_yaml *entry, const carr
 }
 
 static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const carry_stage *defaults) {
-    static const char *const no_lists[] = {"problem", "stage", "needs",     "methods", "repeats",
-                                           "warm_up", "hot",   "unchecked", "seconds", NULL};
+    static const char *const no_lists[] = {"problem", "stage",     "needs",   "methods",  "repeats", "warm_up",
+                                           "hot",     "unchecked", "seconds", "priority", "budget",  NULL};
     if (entry->kind != CARRY_YAML_MAPPING) {
         return fail_at(e, entry, "an entry of the grid must be a mapping with a problem");
     }
@@ -206,6 +207,8 @@ static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const car
         return carry_yaml_fail(e->ctx, name, e->path, "a stage's name has 1 to %d letters", CARRY_EXPERIMENT_WORD - 1);
     }
     CARRY_TRY(read_timing(e, stage, entry));
+    CARRY_TRY(carry_bounds_read_budget(e, &stage->budget, entry));
+    CARRY_TRY(carry_bounds_read_priority(e, &stage->priority, entry));
     if (stage->methods[0] == NULL) {
         return fail_at(e, entry, "there are no methods, neither here nor at the top");
     }
@@ -283,6 +286,7 @@ static carry_status lay_out_outcomes(carry_experiment *e) {
             (void)snprintf(o->device, sizeof o->device, "%s", device);
             (void)snprintf(o->reason, sizeof o->reason, "%s",
                            e->point[i].missing[0] != '\0' ? e->point[i].missing : "not reached");
+            o->pending = true;
         }
     }
     return CARRY_OK;
@@ -309,31 +313,35 @@ static carry_status read_all(carry_experiment *e) {
     }
     carry_stage defaults = {.warm_up = 1};
     CARRY_TRY(read_timing(e, &defaults, root));
+    CARRY_TRY(carry_bounds_read_budget(e, &e->budget, root));
     for (carry_yaml *entry = grid->first; entry != NULL; entry = entry->next) {
         CARRY_TRY(read_entry(e, entry, &defaults));
     }
+    carry_bounds_order(e);
     CARRY_TRY(lay_out_outcomes(e));
     CARRY_TRY(read_criteria(e, "success", false));
     CARRY_TRY(read_criteria(e, "failure", true));
+    CARRY_TRY(carry_bounds_read_stops(e));
     if (e->criteria == 0) {
         return fail_at(e, root, "there is no criterion: an experiment ends in a verdict");
     }
     return carry_yaml_finish(e->ctx, root, e->path,
-                             "name, hypothesis, grid, methods, warm_up, repeats, seconds, hot, unchecked, success, "
-                             "failure");
+                             "name, hypothesis, grid, methods, warm_up, repeats, seconds, hot, unchecked, budget, "
+                             "stop_when, success, failure");
 }
 
-carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
+/* Takes the text over. */
+static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *text, size_t length, const char *path) {
     *experiment = NULL;
     carry_experiment *e = calloc(1, sizeof *e);
     if (e == NULL) {
+        free(text);
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for an experiment");
     }
     e->ctx = ctx;
     e->path = path;
-    size_t length = 0;
-    carry_status status = carry_file_read(ctx, &e->text, &length, path, MOST_BYTES);
-    status = status == CARRY_OK ? carry_yaml_parse(ctx, &e->yaml, e->text, length, path) : status;
+    e->text = text;
+    carry_status status = carry_yaml_parse(ctx, &e->yaml, text, length, path);
     status = status == CARRY_OK ? read_all(e) : status;
     if (status != CARRY_OK) {
         carry_experiment_free(e);
@@ -343,12 +351,33 @@ carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment
     return CARRY_OK;
 }
 
+carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
+    char *text = NULL;
+    size_t length = 0;
+    *experiment = NULL;
+    CARRY_TRY(carry_file_read(ctx, &text, &length, path, MOST_BYTES));
+    return load(ctx, experiment, text, length, path);
+}
+
+carry_status carry_experiment_load_text(carry_ctx *ctx, carry_experiment **experiment, const char *text,
+                                        const char *path) {
+    char *copy = strdup(text);
+    *experiment = NULL;
+    if (copy == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory for an experiment");
+    }
+    return load(ctx, experiment, copy, strlen(copy), path);
+}
+
 void carry_experiment_free(carry_experiment *e) {
     if (e == NULL) {
         return;
     }
     for (int i = 0; i < e->criteria; i++) {
         carry_criterion_free(e->criterion[i].parsed);
+    }
+    for (int i = 0; i < e->stops; i++) {
+        carry_criterion_free(e->stop[i].parsed);
     }
     free(e->outcome);
     free(e->text);

@@ -15,6 +15,7 @@
 #define CARRY_EXPERIMENT_POINTS 512
 #define CARRY_EXPERIMENT_CRITERIA 128
 #define CARRY_EXPERIMENT_STAGES 16
+#define CARRY_EXPERIMENT_STOPS 8
 #define CARRY_EXPERIMENT_BINDINGS 8
 #define CARRY_EXPERIMENT_WORD 40
 
@@ -25,6 +26,9 @@
 #define CARRY_PERPLEXITY "perplexity"
 #define CARRY_OVERLAP "overlap"
 #define CARRY_SLOWER_STAGE "slower_stage"
+#define CARRY_RANKS "ranks"
+#define CARRY_INVOCATION "invocation" /* which one measured it, from 1; 0, the first, is not stored */
+#define CARRY_COST "device_seconds"   /* of a problem with all its methods, at its first result's place */
 
 /* Curves are metrics too, named WHAT:WHICH; those of the same WHAT are drawn in one plot. */
 #define CARRY_LOSS "loss"
@@ -34,6 +38,7 @@ typedef struct carry_point {
     char problem[CARRY_PROBLEM_TEXT];
     int stage;
     char missing[160]; /* what this build or machine lacks, or "" */
+    bool is_done;      /* measured by an earlier invocation (carry_experiment_restore) */
 } carry_point;
 
 typedef struct carry_stage {
@@ -42,6 +47,9 @@ typedef struct carry_stage {
     int repeats, warm_up;
     double seconds;
     bool hot, unchecked;
+    int priority;
+    double budget; /* seconds for all entries of this name, 0: no bound */
+    double spent;  /* seconds that were */
 } carry_stage;
 
 typedef struct carry_experiment_criterion {
@@ -63,12 +71,19 @@ typedef struct carry_experiment {
     carry_point point[CARRY_EXPERIMENT_POINTS];
     carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
     carry_outcome *outcome; /* one per point and method */
+    double budget;          /* seconds for all stages, 0: no bound */
+    int stops;
+    carry_experiment_criterion stop[CARRY_EXPERIMENT_STOPS]; /* stop_when: measuring ends once one is met */
+    bool stop_decided;                                       /* stop_when: decided */
 } carry_experiment;
 
 typedef enum carry_decision { CARRY_PROCEED, CARRY_STOP, CARRY_INCOMPLETE } carry_decision;
 const char *carry_decision_name(carry_decision decision);
 
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path);
+/* From a text that a run has stored; path is what messages call it and must outlive the experiment. */
+carry_status carry_experiment_load_text(carry_ctx *ctx, carry_experiment **experiment, const char *text,
+                                        const char *path);
 void carry_experiment_free(carry_experiment *experiment);
 
 typedef struct carry_experiment_options {
@@ -76,6 +91,7 @@ typedef struct carry_experiment_options {
     uint64_t seed;
     carry_store *store; /* or NULL: nothing is kept */
     int64_t run;
+    int continues; /* of a run with results already: the number of this invocation (carry_store_resume), else 0 */
     carry_comm
         *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
     bool (*stop)(void);
@@ -91,11 +107,15 @@ carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, vo
 
 /* Refuses a stage that the experiment does not have; NULL is all of them. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
+/* Takes what a stored run of this very experiment has measured: those problems are done. For rank 0; the others follow
+   it. CARRY_EFORMAT when the results are not in the experiment's order. */
+carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
 /* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. On several ranks a
    collective; outcomes are rank 0's, which alone has a store and is told. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);
-/* Fills in every verdict, stores them where there is a store. */
+/* Fills in every verdict, stores them where there is a store. Proceed only when every problem of the grid was measured:
+   criteria do not decide for stages that they do not look at. */
 carry_status carry_experiment_judge(carry_experiment *experiment, carry_decision *decision,
                                     const carry_experiment_options *options);
 

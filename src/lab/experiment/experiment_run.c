@@ -3,8 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "core/context.h"
 #include "lab/experiment/experiment.h"
+#include "lab/experiment/experiment_bounds.h"
 #include "lab/quiet.h"
 
 typedef struct keeper {
@@ -30,6 +32,7 @@ static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, 
 static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
     const int64_t step = o - k->e->outcome;
     CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
+    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RANKS, o->ranks));
     return isnan(o->exposed) ? CARRY_OK
                              : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
 }
@@ -45,6 +48,8 @@ static carry_status store_curve(const keeper *k, const carry_bench_result *r) {
     if (place > 0) {
         (void)snprintf(name + used, sizeof name - (size_t)used, ", %d", place + 1);
     }
+    CARRY_TRY(k->options->continues > 0 ? carry_store_forget_metric(k->options->store, k->options->run, name)
+                                        : CARRY_OK);
     for (int i = 0; i < r->curve_count; i++) {
         CARRY_TRY(carry_store_metric(k->options->store, k->options->run, i + 1, name, r->curve[i]));
     }
@@ -96,7 +101,15 @@ static carry_status store_outcome(const keeper *k, const carry_outcome *o, const
                                   .bound = o->bound,
                                   .gemm_gflops = k->of.gemm_gflops > 0.0 ? k->of.gemm_gflops : NAN,
                                   .copy_gbytes_s = k->of.copy_gbytes_s > 0.0 ? k->of.copy_gbytes_s : NAN};
-    CARRY_TRY(carry_store_result(k->options->store, k->options->run, &stored, samples, measured ? o->repeats : 0));
+    const int count = measured ? o->repeats : 0;
+    CARRY_TRY(
+        k->options->continues > 0
+            ? carry_store_result_at(k->options->store, k->options->run, o - k->e->outcome, &stored, samples, count)
+            : carry_store_result(k->options->store, k->options->run, &stored, samples, count));
+    if (measured && k->options->continues > 0) {
+        CARRY_TRY(carry_store_metric(k->options->store, k->options->run, o - k->e->outcome, CARRY_INVOCATION,
+                                     k->options->continues));
+    }
     return measured && o->ranks > 0 ? store_ranks(k, o) : CARRY_OK;
 }
 
@@ -115,6 +128,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     k->of = r->ceilings;
     bool checked = !k->e->stage[k->point->stage].unchecked && r->reason[0] == '\0';
     (void)snprintf(o->reason, sizeof o->reason, "%s", r->reason);
+    o->pending = false;
     o->planned = r->planned;
     o->repeats = r->repeats;
     o->products = r->counts.products;
@@ -158,6 +172,7 @@ static carry_status keep_reason(keeper *k, const char *reason) {
     for (int m = 0; stage->methods[m] != NULL; m++) {
         carry_outcome *o = outcome_of(e, k->point, stage->methods[m]);
         o->error = o->error_absolute = o->bound = NAN;
+        o->pending = true;
         (void)snprintf(o->reason, sizeof o->reason, "%s", reason);
         CARRY_TRY(store_outcome(k, o, NULL));
         tell(k, o);
@@ -228,6 +243,62 @@ carry_status carry_experiment_stage(const carry_experiment *e, const char *stage
     return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, stage);
 }
 
+/* The clock's seconds that a problem took, for budgets. */
+static carry_status store_cost(const keeper *k, double seconds) {
+    k->e->stage[k->point->stage].spent += seconds;
+    const bool bounded = k->e->budget > 0.0 || k->e->stage[k->point->stage].budget > 0.0;
+    if (k->options->store == NULL || !k->kept || !bounded) {
+        return CARRY_OK;
+    }
+    const carry_outcome *first = outcome_of(k->e, k->point, k->e->stage[k->point->stage].methods[0]);
+    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_COST, seconds);
+}
+
+/* A problem for which no method could be timed is one that was not measured. */
+static void settle_pending(carry_experiment *e, const carry_point *point) {
+    bool any = false;
+    for (int i = 0; i < e->outcomes; i++) {
+        any = any || (e->outcome[i].problem == point->problem && e->outcome[i].reason[0] == '\0');
+    }
+    for (int i = 0; i < e->outcomes; i++) {
+        if (e->outcome[i].problem == point->problem) {
+            e->outcome[i].pending = !any;
+        }
+    }
+}
+
+/* What rank 0 says: it has the outcomes. */
+typedef struct order {
+    bool is_done;
+    char reason[256]; /* why it is not measured any more, or "" */
+} order;
+
+static carry_status give_order(const keeper *k, order *o) {
+    const bool ranks = has_ranks(k->options);
+    *o = (order){.is_done = k->point->is_done};
+    if (!ranks || carry_comm_rank(k->options->comm) == 0) {
+        (void)carry_bounds_reached(k->e, k->point, o->reason);
+    }
+    return ranks ? carry_broadcast(k->options->comm, o, sizeof *o, 0) : CARRY_OK;
+}
+
+static carry_status take_point(keeper *k) {
+    order o;
+    CARRY_TRY(give_order(k, &o));
+    if (o.is_done) {
+        return CARRY_OK;
+    }
+    if (o.reason[0] != '\0') {
+        return keep_reason(k, o.reason);
+    }
+    const carry_quiet before = carry_quiet_now();
+    const double began = carry_seconds();
+    CARRY_TRY(measure_point(k));
+    settle_pending(k->e, k->point);
+    CARRY_TRY(store_contention(k, before));
+    return store_cost(k, k->kept ? carry_seconds() - began : 0.0);
+}
+
 carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options) {
     CARRY_TRY(carry_experiment_stage(e, options->stage));
@@ -238,9 +309,7 @@ carry_status carry_experiment_measure(carry_experiment *e, const carry_ceilings 
         if (options->began != NULL) {
             options->began(options->user, i, k.point->problem);
         }
-        carry_quiet before = carry_quiet_now();
-        CARRY_TRY(measure_point(&k));
-        CARRY_TRY(store_contention(&k, before));
+        CARRY_TRY(take_point(&k));
         const bool stops = options->stop != NULL && options->stop();
         CARRY_TRY(carry_collective_agree(has_ranks(options) ? options->comm : NULL,
                                          stops ? carry_fail(e->ctx, CARRY_EINTERRUPTED, "interrupted") : CARRY_OK));
@@ -252,6 +321,9 @@ carry_status carry_experiment_judge(carry_experiment *e, carry_decision *decisio
                                     const carry_experiment_options *options) {
     bool stop = false;
     bool incomplete = false;
+    for (int i = 0; i < e->outcomes; i++) {
+        incomplete = incomplete || e->outcome[i].pending;
+    }
     for (int i = 0; i < e->criteria; i++) {
         carry_experiment_criterion *c = &e->criterion[i];
         c->verdict = carry_criterion_judge(c->parsed, e->outcome, e->outcomes);

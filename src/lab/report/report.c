@@ -80,7 +80,7 @@ static void write_decision(carry_page *page, const carry_run *run) {
         is.class, is.mark, is.word);
     write_counts(page->to, run, "success", "Criteria of success");
     write_counts(page->to, run, "failure", "Criteria of failure");
-    if (run->criteria == 0) {
+    if (run->criteria == 0 && strcmp(run->kind, CARRY_REPORT_TRAIN) != 0) {
         carry_html_raw(page->to, "<p class=\"counts\">This run has no criteria to decide by.</p>\n");
     }
     if (run->note[0] != '\0') {
@@ -178,7 +178,9 @@ static void write_origin(carry_page *page, const carry_run *run) {
         carry_html_raw(to, "</dl>\n");
     }
     if (run->spec[0] != '\0') {
-        carry_report_heading(page, "The experiment as written");
+        carry_report_heading(page, strcmp(run->kind, CARRY_REPORT_TRAIN) == 0
+                                       ? "Configuration, as carry train --config takes it"
+                                       : "The experiment as written");
         carry_html_around(to, "<pre><code>", run->spec, "</code></pre>\n");
     }
 }
@@ -215,13 +217,15 @@ static void write_contents(carry_page *page, const carry_run *run) {
     const struct {
         const char *id, *words;
         bool here;
-    } parts[] = {{"criteria", "Criteria", run->criteria > 0},
-                 {"results", "Results", run->results > 0},
-                 {"hotspots", "Hotspots", strcmp(run->kind, CARRY_REPORT_PROFILE) == 0},
-                 {"plots", "Plots", run->results > 0},
-                 {"over", "Over steps", has_curves(run)},
-                 {"where", "Where it comes from", true},
-                 {"machine", "Machine", run->facts > 0}};
+    } parts[] = {
+        {"criteria", "Criteria", run->criteria > 0},
+        {"results", "Results", run->results > 0},
+        {"hotspots", "Hotspots", strcmp(run->kind, CARRY_REPORT_PROFILE) == 0},
+        {"hyperparameters", "Hyperparameters", strcmp(run->kind, CARRY_REPORT_TRAIN) == 0 && run->spec[0] != '\0'},
+        {"plots", "Plots", run->results > 0},
+        {"over", "Over steps", has_curves(run)},
+        {"where", "Where it comes from", true},
+        {"machine", "Machine", run->facts > 0}};
     carry_html_raw(page->to, "<nav aria-label=\"Contents\">");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         if (parts[i].here) {
@@ -240,6 +244,7 @@ static carry_status write_run(carry_page *page, const carry_run *run) {
     carry_report_criteria(page, run);
     carry_report_results(page, run);
     carry_report_hotspots(page, run);
+    carry_report_hyperparameters(page, run);
     if (run->results > 0) {
         CARRY_TRY(carry_report_plots(page, run));
     }

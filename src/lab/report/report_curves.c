@@ -1,5 +1,6 @@
 /* Metrics over steps, such as the loss of a training: one plot for each metric, the runs overlaid. A metric named
-   WHAT:WHICH, such as loss:cyclic, is a curve in the plot of WHAT. */
+   WHAT:WHICH, such as loss:cyclic, is a curve in the plot of WHAT; eval_loss, of the held-out text, is in that of loss.
+ */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,13 +55,19 @@ static void collect(stretch *to, const carry_run *run, const char *metric) {
     to->averaged = values > to->count;
 }
 
+static bool is_held_out(const char *name) {
+    return strcmp(name, "eval_loss") == 0;
+}
+
 /* How long the WHAT of a name is. */
 static size_t what(const char *name) {
     return strcspn(name, ":");
 }
 
 static bool is_of(const char *name, const char *metric) {
-    return what(name) == what(metric) && strncmp(name, metric, what(metric)) == 0;
+    const char *a = is_held_out(name) ? "loss" : name;
+    const char *b = is_held_out(metric) ? "loss" : metric;
+    return what(a) == what(b) && strncmp(a, b, what(b)) == 0;
 }
 
 /* One plot under way. */
@@ -91,15 +98,20 @@ static void add_curve(drawing *d, const carry_page *page, int at, const char *me
         return;
     }
     char *name = d->names[d->count];
-    if (*which == '\0') {
-        (void)snprintf(name, sizeof d->names[0], "run %lld, %.50s", (long long)run->id, run->name);
+    if (*which == '\0' && page->count == 1 && is_of(metric, "loss")) {
+        (void)snprintf(name, sizeof d->names[0], "%s", is_held_out(metric) ? "held out" : "training");
+    } else if (*which == '\0') {
+        (void)snprintf(name, sizeof d->names[0], "run %lld, %.50s%s", (long long)run->id, run->name,
+                       is_held_out(metric) ? ", held out" : "");
     } else if (page->count > 1) {
         (void)snprintf(name, sizeof d->names[0], "%.50s, run %lld", which + 1, (long long)run->id);
     } else {
         (void)snprintf(name, sizeof d->names[0], "%.80s", which + 1);
     }
     d->series[d->count] = (carry_plot_series){.name = name,
-                                              .style = *which == '\0' ? at : d->count,
+                                              .style = *which != '\0'        ? d->count
+                                                       : is_held_out(metric) ? page->count + at
+                                                                             : at,
                                               .line = s->count > 1,
                                               .points = s->count <= 24,
                                               .count = s->count,
@@ -125,7 +137,8 @@ static carry_status draw_metric(carry_page *page, const char *metric, drawing *d
         }
     }
     char label[65];
-    (void)snprintf(label, sizeof label, "%.*s", (int)(what(metric) < 64 ? what(metric) : 64), metric);
+    const char *drawn = is_held_out(metric) ? "loss" : metric;
+    (void)snprintf(label, sizeof label, "%.*s", (int)(what(drawn) < 64 ? what(drawn) : 64), drawn);
     (void)snprintf(title, sizeof title, "%s over steps", label);
     carry_plot plot = {.title = title,
                        .x = {.label = "step"},
@@ -135,7 +148,7 @@ static carry_status draw_metric(carry_page *page, const char *metric, drawing *d
     const char *caption = d->more       ? "Only the first 32 curves are drawn."
                           : d->averaged ? "Each point is the mean of a stretch of neighbouring steps."
                                         : "Each point is one logged step.";
-    return carry_report_figure(page, &plot, caption, page->count > 1 || metric[what(metric)] != '\0');
+    return carry_report_figure(page, &plot, caption, d->count > 1 || page->count > 1 || metric[what(metric)] != '\0');
 }
 
 carry_status carry_report_curves(carry_page *page) {

@@ -30,6 +30,10 @@ int carry_report_method(const carry_page *page, const char *name);
 #define CARRY_REPORT_PROFILE "profile"
 void carry_report_hotspots(carry_page *page, const carry_run *run);
 
+/* report_training.c: of a run of this kind. */
+#define CARRY_REPORT_TRAIN "train"
+void carry_report_hyperparameters(carry_page *page, const carry_run *run);
+
 /* report_tables.c */
 /* Whether a metric of this run is a figure of a result or a hotspot, its step the place of that, as experiment_run.c
    and cmd_profile.c keep them: such are in tables and not drawn over steps. */

@@ -75,15 +75,20 @@ void carry_report_criteria(carry_page *page, const carry_run *run) {
 }
 
 /* Figures that only results of some families have: a column each, where a result of the run has it. */
-#define EXTRAS 5
+#define EXTRAS 8
 
 static const struct {
     const char *metric, *heading;
     const char *(*figure)(char text[CARRY_HTML_FIGURE], double value);
 } extras[EXTRAS] = {
-    {CARRY_RECEIVED, "Received", carry_figure_bytes},        {CARRY_EXPOSED, "Exposed", carry_figure_share},
-    {CARRY_PERPLEXITY, "Perplexity", carry_figure_plain},    {CARRY_OVERLAP, "Overlap", carry_figure_plain},
+    {CARRY_RECEIVED, "Received", carry_figure_bytes},
+    {CARRY_EXPOSED, "Exposed", carry_figure_share},
+    {CARRY_PERPLEXITY, "Perplexity", carry_figure_plain},
+    {CARRY_OVERLAP, "Overlap", carry_figure_plain},
     {CARRY_SLOWER_STAGE, "Slower stage", carry_figure_time},
+    {CARRY_RANKS, "Ranks", carry_figure_plain},
+    {CARRY_COST, "Cost", carry_figure_time},
+    {CARRY_INVOCATION, "Invocation", carry_figure_plain},
 };
 
 /* Which columns the table of results has besides those of every run. */

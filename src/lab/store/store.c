@@ -75,8 +75,7 @@ carry_status carry_store_compact(carry_store *store) {
     return carry_store_script(store, "compacting", "VACUUM");
 }
 
-/* The commit of this folder and whether anything differs from it; "" where there is no repository or no git. */
-static void ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
+void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
     carry_process_result result;
     commit[0] = '\0';
     *dirty = false;
@@ -96,16 +95,30 @@ static void ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
     }
 }
 
-/* The machine's row; one per set of facts. */
-static carry_status machine_row(carry_store *store, int64_t *id) {
+char *carry_store_machine(carry_store *store, const carry_run_used *used) {
     carry_fact facts[CARRY_FACTS];
     int count = carry_machine_facts(store->ctx, facts);
     json_t *object = json_object();
     for (int i = 0; i < count; i++) {
         (void)json_object_set_new(object, facts[i].name, json_string(facts[i].value));
     }
+    if (used->threads > 0) {
+        (void)json_object_set_new(object, "threads", json_sprintf("%d", used->threads));
+    }
+    if (used->ranks > 0) {
+        (void)json_object_set_new(object, "ranks", json_sprintf("%d", used->ranks));
+    }
+    if (used->device != NULL) {
+        (void)json_object_set_new(object, "device", json_string(used->device));
+    }
     char *text = json_dumps(object, JSON_COMPACT);
     json_decref(object);
+    return text;
+}
+
+/* The machine's row; one per set of facts. */
+static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
+    char *text = carry_store_machine(store, used);
     if (text == NULL) {
         return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for the machine's facts");
     }
@@ -128,10 +141,29 @@ static carry_status machine_row(carry_store *store, int64_t *id) {
     return status;
 }
 
-static double now(void) {
+double carry_store_now(void) {
     struct timespec t;
     (void)clock_gettime(CLOCK_REALTIME, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A name that ends in a slash is a series, whose runs are numbered: sweep/1, sweep/2. */
+static carry_status name_run(carry_store *store, char name[256], const char *given) {
+    const size_t length = given != NULL ? strlen(given) : 0;
+    (void)snprintf(name, 256, "%s", given != NULL ? given : "");
+    if (length == 0 || length > 230 || given[length - 1] != '/') {
+        return CARRY_OK;
+    }
+    sqlite3_stmt *row;
+    CARRY_TRY(carry_store_prepare(store, &row,
+                                  "SELECT coalesce(max(CAST(substr(name, length(?1) + 1) AS INTEGER)), 0) + 1 FROM "
+                                  "runs WHERE substr(name, 1, length(?1)) = ?1",
+                                  "s", given));
+    const int code = sqlite3_step(row);
+    const long long number = code == SQLITE_ROW ? (long long)sqlite3_column_int64(row, 0) : 1;
+    (void)sqlite3_finalize(row);
+    (void)snprintf(name + length, 256 - length, "%lld", number);
+    return code == SQLITE_ROW ? CARRY_OK : carry_store_fail(store, "naming a run");
 }
 
 static carry_status insert_run(carry_store *store, int64_t *run, const carry_run_start *start, const char *commit,
@@ -141,21 +173,23 @@ static carry_status insert_run(carry_store *store, int64_t *run, const carry_run
     if (getcwd(folder, sizeof folder) == NULL) {
         folder[0] = '\0';
     }
-    CARRY_TRY(machine_row(store, &machine));
+    char name[256];
+    CARRY_TRY(machine_row(store, &machine, &(carry_run_used){0}));
+    CARRY_TRY(name_run(store, name, start->name));
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(
         store, &statement,
         "INSERT INTO runs(kind, name, command, spec, folder, commit_hash, dirty, machine, started, state, pid, "
         "process_start, boot, host) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'running', ?10, ?11, ?12, ?13)",
-        "ssssssbidiiss", start->kind, start->name, start->command, start->spec, folder, commit, (int)dirty, machine,
-        now(), (int64_t)getpid(), carry_alive_start((int64_t)getpid()), carry_alive_boot(), carry_alive_host()));
+        "ssssssbidiiss", start->kind, name, start->command, start->spec, folder, commit, (int)dirty, machine,
+        carry_store_now(), (int64_t)getpid(), carry_alive_start((int64_t)getpid()), carry_alive_boot(),
+        carry_alive_host()));
     CARRY_TRY(carry_store_exec(store, "beginning a run", statement));
     *run = sqlite3_last_insert_rowid(store->db);
     return CARRY_OK;
 }
 
-/* Commits when all went well; else nothing of it stays. */
-static carry_status finish(carry_store *store, carry_status status, const char *doing) {
+carry_status carry_store_finish(carry_store *store, carry_status status, const char *doing) {
     if (status == CARRY_OK) {
         status = carry_store_script(store, doing, "COMMIT");
     }
@@ -168,10 +202,26 @@ static carry_status finish(carry_store *store, carry_status status, const char *
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start) {
     char commit[64];
     bool dirty;
-    ask_git(store->ctx, commit, &dirty);
+    carry_store_ask_git(store->ctx, commit, &dirty);
     /* One transaction: the machine's row must not be swept away before the run refers to it. */
     CARRY_TRY(carry_store_script(store, "beginning a run", "BEGIN IMMEDIATE"));
-    return finish(store, insert_run(store, run, start, commit, dirty), "beginning a run");
+    return carry_store_finish(store, insert_run(store, run, start, commit, dirty), "beginning a run");
+}
+
+static carry_status note_used(carry_store *store, int64_t run, const carry_run_used *used) {
+    int64_t machine = 0;
+    sqlite3_stmt *statement;
+    CARRY_TRY(machine_row(store, &machine, used));
+    CARRY_TRY(carry_store_prepare(
+        store, &statement,
+        "UPDATE runs SET machine = ?2, spec = CASE WHEN ?3 <> '' THEN ?3 ELSE spec END WHERE id = ?1", "iis", run,
+        machine, used->spec));
+    return carry_store_exec(store, "noting what a run uses", statement);
+}
+
+carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used) {
+    CARRY_TRY(carry_store_script(store, "noting what a run uses", "BEGIN IMMEDIATE"));
+    return carry_store_finish(store, note_used(store, run, used), "noting what a run uses");
 }
 
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
@@ -179,14 +229,14 @@ carry_status carry_store_end(carry_store *store, int64_t run, const char *state,
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement,
                                   "UPDATE runs SET ended = ?1, state = ?2, decision = ?3, note = ?4 WHERE id = ?5",
-                                  "dsssi", now(), state, decision, note, run));
+                                  "dsssi", carry_store_now(), state, decision, note, run));
     CARRY_TRY(carry_store_exec(store, "ending a run", statement));
     return sqlite3_changes(store->db) == 1
                ? CARRY_OK
                : carry_fail(store->ctx, CARRY_ENOTFOUND, "run %lld is no longer in %s", (long long)run, store->path);
 }
 
-static carry_status store_samples(carry_store *store, int64_t result, const double *samples, int count) {
+carry_status carry_store_samples(carry_store *store, int64_t result, const double *samples, int count) {
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement,
                                   "INSERT INTO samples(result, position, seconds) VALUES(?1, ?2, ?3)", "i", result));
@@ -203,23 +253,25 @@ static carry_status store_samples(carry_store *store, int64_t result, const doub
     return status;
 }
 
-carry_status carry_store_result(carry_store *store, int64_t run, const carry_stored_result *r, const double *samples,
-                                int count) {
-    CARRY_TRY(carry_store_script(store, "storing a result", "BEGIN IMMEDIATE"));
+carry_status carry_store_insert_result(carry_store *store, int64_t run, const carry_stored_result *r,
+                                       const double *samples, int count) {
     sqlite3_stmt *statement = NULL;
-    carry_status status = carry_store_prepare(
+    CARRY_TRY(carry_store_prepare(
         store, &statement,
         "INSERT INTO results(run, problem, method, device, reason, planned, products, median, spread, flops, bytes, "
         "workspace, tokens, share, error, error_absolute, bound, gemm_gflops, copy_gbytes_s) VALUES(?1, ?2, ?3, ?4, "
         "?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19)",
         "issssbidddddddddddd", run, r->problem, r->method, r->device, r->reason, (int)r->planned, r->products,
         r->median, r->spread, r->flops, r->bytes, r->workspace, r->tokens, r->share, r->error, r->error_absolute,
-        r->bound, r->gemm_gflops, r->copy_gbytes_s);
-    status = status == CARRY_OK ? carry_store_exec(store, "storing a result", statement) : status;
-    if (status == CARRY_OK) {
-        status = store_samples(store, sqlite3_last_insert_rowid(store->db), samples, count);
-    }
-    return finish(store, status, "storing a result");
+        r->bound, r->gemm_gflops, r->copy_gbytes_s));
+    CARRY_TRY(carry_store_exec(store, "storing a result", statement));
+    return carry_store_samples(store, sqlite3_last_insert_rowid(store->db), samples, count);
+}
+
+carry_status carry_store_result(carry_store *store, int64_t run, const carry_stored_result *r, const double *samples,
+                                int count) {
+    CARRY_TRY(carry_store_script(store, "storing a result", "BEGIN IMMEDIATE"));
+    return carry_store_finish(store, carry_store_insert_result(store, run, r, samples, count), "storing a result");
 }
 
 carry_status carry_store_criterion(carry_store *store, int64_t run, const carry_stored_criterion *c) {

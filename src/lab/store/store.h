@@ -27,16 +27,31 @@ carry_status carry_store_fail(carry_store *store, const char *doing);
 
 typedef struct carry_run_start {
     const char *kind;    /* experiment, bench, profile, climb, train, ... */
-    const char *name;    /* of the experiment, or what a person would call it */
+    const char *name;    /* of the experiment, or what a person would call it; "sweep/" is numbered: sweep/1 */
     const char *command; /* as typed */
     const char *spec;    /* the YAML text, or NULL */
 } carry_run_start;
 
 /* Notes commit and dirtiness of the folder, the machine, the process, the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
+/* What a run turned out to use, once that is known: the facts of its machine are written again with these. */
+typedef struct carry_run_used {
+    int threads;        /* of a rank; 0: as the store's own context has */
+    int ranks;          /* 0: not noted */
+    const char *device; /* NULL: not noted */
+    const char *spec;   /* instead of what the run was begun with; NULL: that stays */
+} carry_run_used;
+carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used);
 /* state: done, failed, interrupted. decision and note may be NULL. */
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
                              const char *note);
+
+/* Goes on with a run that has ended, on this machine or another, so that more results join it: it is running again, its
+   criteria are forgotten, and the artefact CARRY_STORE_INVOCATIONS notes the command, the machine and the time.
+   *invocation counts these from 1. Refused, with nothing changed: a run that is still running (CARRY_EARGUMENT), one of
+   another commit than this folder's (CARRY_EUNSUPPORTED). */
+#define CARRY_STORE_INVOCATIONS "invocations.json"
+carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 
 /* What one method gave on one problem. Figures that do not exist are NaN. */
 typedef struct carry_stored_result {
@@ -54,6 +69,11 @@ typedef struct carry_stored_result {
 carry_status carry_store_result(carry_store *store, int64_t run, const carry_stored_result *result,
                                 const double *samples, int count);
 
+/* Replaces the result at this place, from 0, with its samples and the metrics of that step, or appends it after the
+   last. */
+carry_status carry_store_result_at(carry_store *store, int64_t run, int64_t place, const carry_stored_result *result,
+                                   const double *samples, int count);
+
 typedef struct carry_stored_criterion {
     const char *side; /* success or failure */
     const char *text; /* as written */
@@ -66,6 +86,8 @@ carry_status carry_store_criterion(carry_store *store, int64_t run, const carry_
 /* Bytes are kept in the store; name is a file name such as trace.json.gz. At most 64 MiB. */
 carry_status carry_store_artefact(carry_store *store, int64_t run, const char *name, const void *bytes, size_t length);
 carry_status carry_store_metric(carry_store *store, int64_t run, int64_t step, const char *name, double value);
+/* All steps of it. */
+carry_status carry_store_forget_metric(carry_store *store, int64_t run, const char *name);
 
 /* Reading: a run with all that belongs to it, as one object. Texts are never NULL. */
 typedef struct carry_run_result {
@@ -117,8 +139,10 @@ typedef struct carry_run_line {
     int64_t others; /* not 0: it has metrics or artefacts */
 } carry_run_line;
 
-/* Newest first, without loading what belongs to the runs; the caller frees *lines. kind NULL: all. limit 0: all. */
-carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind, int limit);
+/* Newest first, without loading what belongs to the runs; the caller frees *lines. kind NULL: all. prefix: of
+   names, NULL: all. limit 0: all. */
+carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind,
+                               const char *prefix, int limit);
 /* Ids, newest first; the caller frees *ids. kind NULL: all. limit 0: all. */
 carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit);
 /* The bytes of an artefact; the caller frees. */

@@ -46,7 +46,8 @@ static carry_status read_lines(carry_store *store, carry_run_line **lines, int *
     return code == SQLITE_DONE ? CARRY_OK : carry_store_fail(store, "listing runs");
 }
 
-carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind, int limit) {
+carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind,
+                               const char *prefix, int limit) {
     sqlite3_stmt *statement;
     *lines = NULL;
     *count = 0;
@@ -54,8 +55,10 @@ carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *
         store, &statement,
         "SELECT id, kind, name, state, decision, commit_hash, dirty, started, ended, (SELECT count(*) FROM results "
         "WHERE run = runs.id), EXISTS(SELECT 1 FROM metrics WHERE run = runs.id) + EXISTS(SELECT 1 FROM artefacts "
-        "WHERE run = runs.id) FROM runs WHERE ?1 = '' OR kind = ?1 ORDER BY id DESC LIMIT ?2",
-        "si", kind, (int64_t)(limit > 0 ? limit : MOST_RUNS)));
+        "WHERE run = runs.id) FROM runs WHERE (?1 = '' OR kind = ?1) AND (?3 = '' OR substr(name, 1, length(?3)) = ?3) "
+        "ORDER "
+        "BY id DESC LIMIT ?2",
+        "sis", kind, (int64_t)(limit > 0 ? limit : MOST_RUNS), prefix));
     carry_status status = read_lines(store, lines, count, statement);
     (void)sqlite3_finalize(statement);
     if (status != CARRY_OK) {
@@ -69,7 +72,7 @@ carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *
 carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit) {
     carry_run_line *lines;
     *ids = NULL;
-    CARRY_TRY(carry_store_lines(store, &lines, count, kind, limit));
+    CARRY_TRY(carry_store_lines(store, &lines, count, kind, NULL, limit));
     int64_t *all = malloc((size_t)(*count > 0 ? *count : 1) * sizeof *all);
     for (int i = 0; all != NULL && i < *count; i++) {
         all[i] = lines[i].id;

@@ -7,69 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/lm/lm_names.h"
 
-static const char *const layer_keys[] = {
-#define X(name, key) key,
-    CARRY_LM_LAYER_LIST(X)
-#undef X
-};
-
-static carry_lm_parameter matrix(bool present, int64_t out, int64_t in) {
-    return (carry_lm_parameter){.rank = present ? 2 : 0, .shape = {out, in}, .decays = true, .start = CARRY_LM_NORMAL};
-}
-
-/* What a layer's parameter is like, or rank 0 when the configuration has none. */
-static carry_lm_parameter describe(const carry_lm_config *c, carry_lm_slot slot) {
-    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
-    int64_t d = c->hidden_size;
-    int64_t W = c->conv_size;
-    carry_lm_parameter conv = {.rank = c->use_short_conv ? 3 : 0, .shape = {0, 1, W}, .decays = true};
-    carry_lm_parameter head = {.rank = gated ? 1 : 0, .shape = {c->value_heads}, .decays = false};
-    carry_lm_parameter norm = {.rank = 1, .shape = {d}, .decays = true, .start = CARRY_LM_ONES};
-    switch (slot) {
-    case CARRY_LM_ATTN_NORM:
-    case CARRY_LM_MLP_NORM:
-        return norm;
-    case CARRY_LM_O_NORM:
-        norm.shape[0] = c->value;
-        return norm;
-    case CARRY_LM_Q_PROJ:
-    case CARRY_LM_K_PROJ:
-        return matrix(true, c->key_width, d);
-    case CARRY_LM_V_PROJ:
-        return matrix(true, c->value_width, d);
-    case CARRY_LM_A_PROJ:
-        return matrix(gated, c->value_heads, d);
-    case CARRY_LM_B_PROJ:
-        return matrix(gated || c->use_beta, c->value_heads, d);
-    case CARRY_LM_G_PROJ:
-        return matrix(c->use_gate, c->value_width, d);
-    case CARRY_LM_A_LOG:
-        head.start = CARRY_LM_DECAY_RATE;
-        return head;
-    case CARRY_LM_DT_BIAS:
-        head.start = CARRY_LM_STEP_BIAS;
-        return head;
-    case CARRY_LM_Q_CONV:
-    case CARRY_LM_K_CONV:
-        conv.shape[0] = c->key_width;
-        return conv;
-    case CARRY_LM_V_CONV:
-        conv.shape[0] = c->value_width;
-        return conv;
-    case CARRY_LM_O_PROJ:
-        return matrix(true, d, c->value_width);
-    case CARRY_LM_GATE_PROJ:
-    case CARRY_LM_UP_PROJ:
-        return matrix(true, c->intermediate, d);
-    case CARRY_LM_DOWN_PROJ:
-        return matrix(true, d, c->intermediate);
-    case CARRY_LM_SLOTS:
-        break;
-    }
-    return (carry_lm_parameter){0};
+carry_lm_parameter carry_lm_matrix(int64_t out, int64_t in) {
+    return (carry_lm_parameter){.rank = 2, .shape = {out, in}, .decays = true, .start = CARRY_LM_NORMAL};
 }
 
 static int64_t add_named(carry_lm *lm, const char *name, carry_lm_parameter parameter) {
@@ -77,21 +21,66 @@ static int64_t add_named(carry_lm *lm, const char *name, carry_lm_parameter para
     return carry_parameters_add(&lm->own, parameter); /* carry_lm_config_finish has bounded the sum of them */
 }
 
-static void list_parameters(carry_lm *lm) {
+static carry_lm_parameter norm_of(const carry_lm_config *c) {
+    return (carry_lm_parameter){.rank = 1,
+                                .shape = {c->hidden_size},
+                                .decays = true,
+                                .start = c->norm_plus_one ? CARRY_LM_ZEROS : CARRY_LM_ONES};
+}
+
+static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_lm_parameter parameter) {
+    (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%" PRId64 ".%s", layer, key);
+    return carry_parameters_add(&lm->own, parameter);
+}
+
+/* Slots of one name are rows of one tensor. */
+static void list_slots(carry_lm *lm, int64_t layer, carry_lm_layer *l) {
     const carry_lm_config *c = &lm->config;
-    const carry_lm_parameter table = {
-        .rank = 2, .shape = {c->vocab_size, c->hidden_size}, .decays = true, .start = CARRY_LM_NORMAL};
-    const carry_lm_parameter norm = {.rank = 1, .shape = {c->hidden_size}, .decays = true, .start = CARRY_LM_ONES};
-    lm->embeddings = add_named(lm, "model.embeddings.weight", table);
-    for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        for (carry_lm_slot slot = 0; slot < CARRY_LM_SLOTS; slot++) {
-            carry_lm_parameter parameter = describe(c, slot);
-            (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%" PRId64 ".%s", layer,
-                           layer_keys[slot]);
-            lm->layer[layer][slot] = carry_parameters_add(&lm->own, parameter);
+    const carry_lm_layer_mixer *m = l->mixer;
+    for (int i = 0, next; i < m->slots; i = next) {
+        carry_lm_parameter whole = m->describe(c, i);
+        l->slot[i].parameter = -1;
+        for (next = i + 1; next < m->slots && strcmp(m->key(c, next), m->key(c, i)) == 0; next++) {
+            const int64_t rows = m->describe(c, next).shape[0];
+            l->slot[i].rows = i + 1 == next ? whole.shape[0] : l->slot[i].rows;
+            l->slot[next] = (carry_lm_slot){.first = whole.shape[0], .rows = rows};
+            whole.shape[0] += rows;
+        }
+        const int64_t parameter = add_to_layer(lm, layer, m->key(c, i), whole);
+        for (int same = i; same < next; same++) {
+            l->slot[same].parameter = parameter;
         }
     }
-    lm->norm = add_named(lm, "model.norm.weight", norm);
+}
+
+static void list_layer(carry_lm *lm, int64_t layer) {
+    static const char *const names[][2] = {
+        {"attn_norm.weight", "mlp_norm.weight"},
+        {"input_layernorm.weight", "post_attention_layernorm.weight"},
+        {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight"},
+    };
+    const carry_lm_config *c = &lm->config;
+    carry_lm_layer *l = &lm->layer[layer];
+    l->mixer = carry_lm_layer_mixer_at(c->layer[layer]);
+    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_LAYER_ATTENTION;
+    const int named = l->norms_after ? 2 : carry_lm_is_fla(c->kind) ? 0 : 1;
+    l->norm[0] = add_to_layer(lm, layer, names[named][0], norm_of(c));
+    list_slots(lm, layer, l);
+    l->norm[1] = add_to_layer(lm, layer, names[named][1], norm_of(c));
+    l->gate = add_to_layer(lm, layer, "mlp.gate_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));
+    l->up = add_to_layer(lm, layer, "mlp.up_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));
+    l->down = add_to_layer(lm, layer, "mlp.down_proj.weight", carry_lm_matrix(c->hidden_size, c->intermediate));
+}
+
+static void list_parameters(carry_lm *lm) {
+    const carry_lm_config *c = &lm->config;
+    const carry_lm_parameter table = carry_lm_matrix(c->vocab_size, c->hidden_size);
+    lm->embeddings =
+        add_named(lm, carry_lm_is_fla(c->kind) ? "model.embeddings.weight" : "model.embed_tokens.weight", table);
+    for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
+        list_layer(lm, layer);
+    }
+    lm->norm = add_named(lm, "model.norm.weight", norm_of(c));
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
@@ -102,8 +91,9 @@ static carry_status make(carry_lm *lm, int device, const char *folder) {
     if (lm->layer == NULL) {
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " layers", layers);
     }
-    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * CARRY_LM_SLOTS + 3));
+    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * (CARRY_LM_SLOTS + 5) + 3));
     list_parameters(lm);
+    lm->own.other = carry_lm_is_fla(lm->config.kind) ? NULL : carry_lm_other_name;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&lm->own);
 }
@@ -150,6 +140,8 @@ static carry_status start(const void *model, const carry_parameter *p, carry_ten
             w[i] = 1.0f;
         }
         return CARRY_OK;
+    case CARRY_LM_ZEROS:
+        return carry_zero(lm->ctx, whole);
     case CARRY_LM_DECAY_RATE:
         CARRY_TRY(carry_random_uniform(lm->ctx, whole, seed, stream, 0.0f, 16.0f));
         for (int64_t i = 0; i < p->count; i++) {
@@ -184,13 +176,12 @@ carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter) {
     return carry_parameters_view(&lm->own, lm->own.gradients, parameter);
 }
 
-/* The first parameter of a layer is its attn_norm, which every layer has. */
+/* The first parameter of a layer is its first norm. */
 static int64_t begin_of(const carry_lm *lm, int64_t layer) {
     if (layer < 0) {
         return 0;
     }
-    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer][CARRY_LM_ATTN_NORM] : lm->norm]
-        .offset;
+    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer].norm[0] : lm->norm].offset;
 }
 
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count) {

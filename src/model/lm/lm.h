@@ -1,10 +1,9 @@
-/* Language models of flash-linear-attention's making: gated_deltanet and delta_net.
+/* Language models: a list of layers between embeddings and a head.
 
        h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += down(silu(gate(x)) * up(x)), x = norm(h)
        logits = lm_head norm(h)
 
-   and in the mixer, with x = norm(h): q, k, v = f(conv(proj x)); o = delta rule (q, k, v, beta(b_proj x), g(a_proj x));
-   out = o_proj(head-wise norm(o) silu(g_proj x)).
+   or with norms after mixer and MLP. Every layer names its mixer: the delta rule, attention (layer_mixer.h).
 
    Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
    batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
@@ -12,54 +11,30 @@
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
-#include "model/lm/config.h"
+#include "model/lm/layer_mixer.h"
 #include "model/lm/mixer.h"
 #include "model/parameters.h"
 
-/* The parameters of a layer. X(name, key below model.layers.N.) */
-#define CARRY_LM_LAYER_LIST(X)           \
-    X(ATTN_NORM, "attn_norm.weight")     \
-    X(Q_PROJ, "attn.q_proj.weight")      \
-    X(K_PROJ, "attn.k_proj.weight")      \
-    X(V_PROJ, "attn.v_proj.weight")      \
-    X(A_PROJ, "attn.a_proj.weight")      \
-    X(B_PROJ, "attn.b_proj.weight")      \
-    X(G_PROJ, "attn.g_proj.weight")      \
-    X(A_LOG, "attn.A_log")               \
-    X(DT_BIAS, "attn.dt_bias")           \
-    X(Q_CONV, "attn.q_conv1d.weight")    \
-    X(K_CONV, "attn.k_conv1d.weight")    \
-    X(V_CONV, "attn.v_conv1d.weight")    \
-    X(O_NORM, "attn.o_norm.weight")      \
-    X(O_PROJ, "attn.o_proj.weight")      \
-    X(MLP_NORM, "mlp_norm.weight")       \
-    X(GATE_PROJ, "mlp.gate_proj.weight") \
-    X(UP_PROJ, "mlp.up_proj.weight")     \
-    X(DOWN_PROJ, "mlp.down_proj.weight")
-
-typedef enum carry_lm_slot {
-#define X(name, key) CARRY_LM_##name,
-    CARRY_LM_LAYER_LIST(X)
-#undef X
-        CARRY_LM_SLOTS
+/* A slot of a mixer: rows of a parameter. */
+typedef struct carry_lm_slot {
+    int64_t parameter;   /* -1: the model has none */
+    int64_t first, rows; /* rows 0: all of it */
 } carry_lm_slot;
 
-typedef enum carry_lm_start {
-    CARRY_LM_NORMAL,     /* N(0, initializer_range) */
-    CARRY_LM_ONES,       /* norms */
-    CARRY_LM_DECAY_RATE, /* log U(0, 16) */
-    CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp U(log 0.001, log 0.1) */
-} carry_lm_start;
-
-typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
+typedef struct carry_lm_layer {
+    const carry_lm_layer_mixer *mixer;
+    bool norms_after;                /* h += norm(f(h)); otherwise h += f(norm(h)) */
+    int64_t norm[2], gate, up, down; /* parameters: of the norms of mixer and MLP; of the MLP. norm[0] is the first */
+    carry_lm_slot slot[CARRY_LM_SLOTS];
+} carry_lm_layer;
 
 typedef struct carry_lm {
     carry_ctx *ctx;
     carry_lm_config config;
-    carry_parameters own;             /* embeddings; layer after layer; norm; lm_head (not when tied) */
-    int64_t (*layer)[CARRY_LM_SLOTS]; /* indices of parameters; -1: the model has none */
-    int64_t embeddings, norm, head;   /* head is embeddings when tied */
-    double forget;                    /* for init: heads start to forget so many times as fast; 0: once */
+    carry_parameters own; /* embeddings; layer after layer; norm; lm_head (not when tied) */
+    carry_lm_layer *layer;
+    int64_t embeddings, norm, head; /* head is embeddings when tied */
+    double forget;                  /* for init: heads start to forget so many times as fast; 0: once */
 } carry_lm;
 
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
@@ -137,10 +112,12 @@ typedef struct carry_lm_args {
    afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
 
-/* The states of `batch` sequences: for every layer the last conv_size - 1 inputs of each convolution and the state of
-   the delta rule, in f32. A new one is zero: nothing was read. */
+/* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
+   each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
+   type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
 carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
+int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);

@@ -1,24 +1,63 @@
 /* A language model's folder. */
 #include <string.h>
 
-#include "core/error.h"
+#include "core/context.h"
 #include "core/file.h"
 #include "core/tensor.h"
 #include "model/lm/lm.h"
+#include "model/lm/lm_names.h"
 
 /* A tied head that was written all the same. */
 static bool is_tied_head(const void *model, const carry_weights *weights, const char *name) {
     const carry_lm *lm = model;
     const carry_tensor *head = carry_weights_find(weights, name);
     const carry_tensor *table = carry_weights_find(weights, lm->own.parameter[lm->embeddings].name);
-    return lm->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0 && head != NULL && table != NULL &&
-           head->dtype == table->dtype && head->rank == table->rank &&
+    table = table != NULL ? table : carry_weights_find(weights, "model.language_model.embed_tokens.weight");
+    return lm->config.tie_word_embeddings &&
+           (strcmp(name, "lm_head.weight") == 0 || strcmp(name, "model.lm_head.weight") == 0) && head != NULL &&
+           table != NULL && head->dtype == table->dtype && head->rank == table->rank &&
            memcmp(head->shape, table->shape, (size_t)head->rank * sizeof *head->shape) == 0 &&
            memcmp(head->data, table->data, (size_t)carry_tensor_count(head) * carry_dtype_size(head->dtype)) == 0;
 }
 
+/* Surplus tensors that may be there: under another name, of a part that is passed over, or a tied head. */
+static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
+    const carry_lm *lm = model;
+    char own[CARRY_SAFETENSORS_NAME];
+    if (lm->own.other == NULL) {
+        return is_tied_head(model, weights, name);
+    }
+    carry_lm_own_name(name, own, sizeof own);
+    return carry_lm_passed_over(name) != NULL || is_tied_head(model, weights, name) ||
+           (carry_parameters_find(&lm->own, own) != NULL && carry_weights_find(weights, own) == NULL);
+}
+
+/* One line that names what a folder has and the model does not use. */
+static carry_status name_passed_over(const carry_lm *lm, const char *folder) {
+    static const char *const parts[] = {"the vision tower", "multi-token heads"};
+    carry_weights weights;
+    if (lm->own.other == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_weights_open(lm->ctx, &weights, folder));
+    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+        int64_t count = 0;
+        for (int64_t i = 0; i < weights.count; i++) {
+            const char *of = carry_lm_passed_over(carry_weights_name(&weights, i));
+            count += of != NULL && strcmp(of, parts[part]) == 0 ? 1 : 0;
+        }
+        if (count > 0) {
+            carry_log(lm->ctx, CARRY_LOG_WARNING, "%s: %lld tensors of %s are passed over: the language part is used",
+                      folder, (long long)count, parts[part]);
+        }
+    }
+    carry_weights_close(&weights);
+    return CARRY_OK;
+}
+
 carry_status carry_lm_load_weights(carry_lm *lm, const char *folder) {
-    return carry_parameters_load(&lm->own, folder, is_tied_head, lm);
+    CARRY_TRY(carry_parameters_load(&lm->own, folder, is_spare, lm));
+    return name_passed_over(lm, folder);
 }
 
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device) {

@@ -3,74 +3,66 @@
 
 #include "core/tensor.h"
 
-static carry_tensor take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t rows,
-                         int64_t width) {
-    return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){rows, width});
+carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t width) {
+    return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){pass->tokens, width});
 }
 
 static carry_tensor take_1d(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t count) {
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 1, &count);
 }
 
-static carry_tensor take_before(const carry_lm_pass *pass, carry_arena *arena, int64_t channels) {
+/* What a layer has whatever its mixer is. after: norms come after mixer and MLP. */
+static void take_common(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r, bool before, bool after) {
     const carry_lm_config *c = &pass->lm->config;
-    if (pass->mixer->halo == NULL || !c->use_short_conv || c->conv_size < 2) {
-        return (carry_tensor){0};
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    r->x = before ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
+    r->out = after ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
+    r->out2 = after ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
+    r->middle = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    r->x2 = before ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
+    r->gate = carry_lm_take(pass, arena, dtype, c->intermediate);
+    r->up = carry_lm_take(pass, arena, dtype, c->intermediate);
+    r->activated = carry_lm_take(pass, arena, dtype, c->intermediate);
+}
+
+static void take_layers(carry_lm_pass *pass, carry_arena *arena) {
+    const carry_lm_config *c = &pass->lm->config;
+    for (int64_t i = 0; !pass->shares && i < c->num_hidden_layers; i++) {
+        const carry_lm_opened *mixer = &pass->mixer[c->layer[i]];
+        const bool after = pass->lm->layer[i].norms_after;
+        take_common(pass, arena, &pass->layer[i], !after, after);
+        mixer->mixer->take(pass, mixer->opened, arena, pass->layer[i].mixer);
     }
-    const int64_t shape[] = {pass->options.batch, c->conv_size - 1, channels};
-    return carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape);
+    if (!pass->shares) {
+        return;
+    }
+    carry_lm_rows common;
+    take_common(pass, arena, &common, true, true);
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        const carry_lm_opened *mixer = &pass->mixer[i];
+        if (mixer->mixer != NULL) {
+            void *rows = pass->layer[i].mixer;
+            pass->layer[i] = common;
+            pass->layer[i].mixer = rows;
+            mixer->mixer->take(pass, mixer->opened, arena, rows);
+        }
+    }
 }
 
-static void take_layer(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r) {
+static void take_back(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
-    carry_dtype dtype = pass->options.dtype;
-    int64_t n = pass->tokens;
-    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
-    r->x = take(pass, arena, dtype, n, c->hidden_size);
-    r->q_in = take(pass, arena, dtype, n, c->key_width);
-    r->k_in = take(pass, arena, dtype, n, c->key_width);
-    r->v_in = take(pass, arena, dtype, n, c->value_width);
-    r->before[0] = take_before(pass, arena, c->key_width);
-    r->before[1] = take_before(pass, arena, c->key_width);
-    r->before[2] = take_before(pass, arena, c->value_width);
-    r->q = take(pass, arena, dtype, n, c->key_width);
-    r->k = take(pass, arena, dtype, n, c->key_width);
-    r->v = take(pass, arena, dtype, n, c->value_width);
-    r->a = gated ? take(pass, arena, dtype, n, c->value_heads) : (carry_tensor){0};
-    r->b = gated || c->use_beta ? take(pass, arena, dtype, n, c->value_heads) : pass->beta;
-    r->z = c->use_gate ? take(pass, arena, dtype, n, c->value_width) : (carry_tensor){0};
-    r->o = take(pass, arena, dtype, n, c->value_width);
-    r->y = take(pass, arena, dtype, n, c->value_width);
-    r->middle = take(pass, arena, dtype, n, c->hidden_size);
-    r->x2 = take(pass, arena, dtype, n, c->hidden_size);
-    r->gate = take(pass, arena, dtype, n, c->intermediate);
-    r->up = take(pass, arena, dtype, n, c->intermediate);
-    r->activated = take(pass, arena, dtype, n, c->intermediate);
-    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, pass->mixer->kept(pass->mixing), 1);
-}
-
-static void take_back(const carry_lm_pass *pass, carry_arena *arena, carry_lm_back *back) {
-    const carry_lm_config *c = &pass->lm->config;
-    carry_dtype dtype = pass->options.dtype;
-    int64_t n = pass->tokens;
-    back->dh = take(pass, arena, dtype, n, c->hidden_size);
-    back->dx = take(pass, arena, dtype, n, c->hidden_size);
-    back->dmiddle_wide = take(pass, arena, dtype, n, c->intermediate);
-    back->dy = take(pass, arena, dtype, n, c->value_width);
-    back->dout = take(pass, arena, dtype, n, c->value_width);
-    back->dz = c->use_gate ? take(pass, arena, dtype, n, c->value_width) : (carry_tensor){0};
-    back->dq = take(pass, arena, dtype, n, c->key_width);
-    back->dk = take(pass, arena, dtype, n, c->key_width);
-    back->dv = take(pass, arena, dtype, n, c->value_width);
-    back->dq_in = take(pass, arena, dtype, n, c->key_width);
-    back->dk_in = take(pass, arena, dtype, n, c->key_width);
-    back->dv_in = back->dy; /* used up by then */
-    back->da = take(pass, arena, dtype, n, c->value_heads);
-    back->db = take(pass, arena, dtype, n, c->value_heads);
-    back->dbefore_key = take_before(pass, arena, c->key_width);
-    back->dbefore_value = take_before(pass, arena, c->value_width);
-    back->dA_log = take_1d(pass, arena, CARRY_F32, c->value_heads);
-    back->ddt_bias = take_1d(pass, arena, CARRY_F32, c->value_heads);
+    const carry_dtype dtype = pass->options.dtype;
+    carry_lm_back *back = &pass->back;
+    back->dh = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    back->dx = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    back->dout = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    back->dmiddle_wide = carry_lm_take(pass, arena, dtype, c->intermediate);
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        if (pass->mixer[i].mixer != NULL) {
+            pass->mixer[i].mixer->take_back(pass, pass->mixer[i].opened, arena, pass->mixer[i].back);
+        }
+    }
 }
 
 static size_t larger(size_t a, size_t b) {
@@ -93,37 +85,38 @@ static size_t head_bytes(const carry_lm_pass *pass) {
 /* The most that any operator of the pass asks for. */
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
-    const carry_lm_pass_options *o = &pass->options;
-    size_t bytes = pass->mixer->workspace(pass->mixing);
-    bytes = larger(bytes, head_bytes(pass));
-    if (!o->forward_only) {
-        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens, c->hidden_size));
-        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value));
-        if (c->use_short_conv) {
-            int64_t widest = c->key_width > c->value_width ? c->key_width : c->value_width;
-            bytes = larger(bytes, carry_conv_backward_workspace(o->batch, o->tokens, widest, c->conv_size));
+    size_t bytes = head_bytes(pass);
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        if (pass->mixer[i].mixer != NULL) {
+            bytes = larger(bytes, pass->mixer[i].mixer->scratch(pass, pass->mixer[i].opened));
         }
     }
-    return bytes;
+    return pass->options.forward_only ? bytes
+                                      : larger(bytes, carry_rms_norm_backward_workspace(pass->tokens, c->hidden_size));
 }
 
 void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
     carry_dtype dtype = pass->options.dtype;
-    bool constant = c->kind == CARRY_LM_DELTA_NET && !c->use_beta;
-    pass->beta = constant ? take(pass, arena, CARRY_F32, pass->tokens, c->value_heads) : (carry_tensor){0};
-    pass->ones =
-        c->qk_activation == CARRY_ELU ? take(pass, arena, dtype, pass->tokens, c->key_width) : (carry_tensor){0};
+    if (c->norm_plus_one) {
+        const int64_t widest = c->hidden_size > c->attn_head_dim ? c->hidden_size : c->attn_head_dim;
+        pass->ones = take_1d(pass, arena, CARRY_F32, widest);
+        pass->factor = take_1d(pass, arena, CARRY_F32, widest);
+    }
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->take_once != NULL) {
+            pass->mixer[i].mixer->take_once(pass, pass->mixer[i].opened, arena);
+        }
+    }
     for (int64_t i = 0; i <= c->num_hidden_layers; i++) {
         bool own = i == 0 || !pass->options.forward_only;
-        pass->h[i] = own ? take(pass, arena, dtype, pass->tokens, c->hidden_size) : pass->h[0];
+        pass->h[i] = own ? carry_lm_take(pass, arena, dtype, c->hidden_size) : pass->h[0];
     }
-    for (int64_t i = 0; i < pass->layers_kept; i++) {
-        take_layer(pass, arena, &pass->layer[i]);
-    }
-    pass->last = take(pass, arena, dtype, pass->tokens, c->hidden_size);
-    pass->last_h = take(pass, arena, dtype, pass->options.batch, c->hidden_size);
-    pass->last_x = take(pass, arena, dtype, pass->options.batch, c->hidden_size);
+    take_layers(pass, arena);
+    const int64_t lasts[] = {pass->options.batch, c->hidden_size};
+    pass->last = carry_lm_take(pass, arena, dtype, c->hidden_size);
+    pass->last_h = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
+    pass->last_x = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
     pass->losses = take_1d(pass, arena, CARRY_F32, pass->tokens);
     pass->total = take_1d(pass, arena, CARRY_F64, 2);
     if (pass->lm->own.device != 0) { /* on the CPU they are used where they are */
@@ -132,7 +125,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         pass->cuts = take_1d(pass, arena, CARRY_I64, pass->options.sequences + 1);
     }
     if (!pass->options.forward_only) {
-        take_back(pass, arena, &pass->back);
+        take_back(pass, arena);
     }
     pass->scratch_bytes = scratch_bytes(pass);
     pass->scratch = carry_arena_take(arena, pass->scratch_bytes, 1);

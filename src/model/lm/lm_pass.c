@@ -16,10 +16,13 @@
 #define MAX_TOKENS ((int64_t)1 << 32)
 
 static void release(carry_lm_pass *pass) {
-    if (pass->mixing != NULL) {
-        pass->mixer->close(pass->mixing);
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        if (pass->mixer[i].mixer != NULL) {
+            pass->mixer[i].mixer->close(pass->mixer[i].opened);
+        }
     }
     free(pass->layer);
+    free(pass->structs);
     free(pass->h);
     free(pass);
 }
@@ -39,51 +42,65 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     return CARRY_OK;
 }
 
-static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_options *o) {
-    const carry_lm_config *c = &lm->config;
-    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
-    bool logits = gated || c->use_beta;
-    return (carry_delta_problem){.batch = o->batch,
-                                 .tokens = o->tokens,
-                                 .heads = c->num_heads,
-                                 .value_heads = c->value_heads,
-                                 .key = c->key,
-                                 .value = c->value,
-                                 .sequences = o->sequences,
-                                 .dtype = o->dtype,
-                                 .gate = gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
-                                 .l2norm = true,
-                                 .gate_inside = gated,
-                                 .beta_sigmoid = logits,
-                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f,
-                                 .device = lm->own.device};
+/* Host memory: a struct of rows for each layer that has its own, and one of gradients for each mixer. */
+static carry_status make_structs(carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const int64_t layers = pass->shares ? CARRY_LM_LAYER_MIXERS : c->num_hidden_layers;
+    size_t each = 0;
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        const carry_lm_layer_mixer *mixer = pass->mixer[i].mixer;
+        each = mixer != NULL && mixer->rows_size > each ? mixer->rows_size : each;
+        each = mixer != NULL && mixer->back_size > each ? mixer->back_size : each;
+    }
+    pass->layer = calloc((size_t)layers, sizeof *pass->layer);
+    pass->h = calloc((size_t)c->num_hidden_layers + 1, sizeof *pass->h);
+    pass->structs = calloc((size_t)layers + CARRY_LM_LAYER_MIXERS, each);
+    if (pass->layer == NULL || pass->h == NULL || pass->structs == NULL) {
+        return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
+    }
+    for (int64_t i = 0; i < layers; i++) {
+        pass->layer[i].mixer = pass->structs + (size_t)i * each;
+    }
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        pass->mixer[i].back = pass->structs + (size_t)(layers + i) * each;
+    }
+    return CARRY_OK;
 }
 
-/* A model is run by the recurrence that it was trained with. */
-static carry_status check_mixer(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *mixer) {
-    const carry_lm_config *config = &lm->config;
-    if (lm->own.device != 0 && (mixer != NULL ? mixer != &carry_lm_mixer_chunk : !config->use_delta_rule)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: chunk works on GPUs",
-                          mixer != NULL ? mixer->name : carry_lm_mixer_linear.name);
+/* Every mixer that a layer has. */
+static carry_status open_mixers(carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
+        carry_lm_opened *at = &pass->mixer[c->layer[i]];
+        if (at->mixer == NULL) {
+            const carry_lm_layer_mixer *mixer = carry_lm_layer_mixer_at(c->layer[i]);
+            CARRY_TRY(mixer->open(pass, &at->opened));
+            at->mixer = mixer;
+        }
     }
-    if (mixer == NULL || (mixer == &carry_lm_mixer_linear) == !config->use_delta_rule) {
-        return CARRY_OK;
+    return make_structs(pass);
+}
+
+static void describe(carry_lm_pass *pass) {
+    size_t used = (size_t)snprintf(pass->about, sizeof pass->about, "%.3g MB of activations in %s%s; layers by ",
+                                   1e-6 * (double)pass->memory, carry_dtype_name(pass->options.dtype),
+                                   pass->options.recompute ? ", layers done again in backward" : "");
+    bool first = true;
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS && used < sizeof pass->about; i++) {
+        if (pass->mixer[i].mixer != NULL) {
+            used += (size_t)snprintf(pass->about + used, sizeof pass->about - used, "%s%s", first ? "" : "; ",
+                                     pass->mixer[i].mixer->plan(pass->mixer[i].opened));
+            first = false;
+        }
     }
-    return config->use_delta_rule ? carry_fail(ctx, CARRY_EUNSUPPORTED,
-                                               "linear is no method for a model with the delta rule: its config says "
-                                               "use_delta_rule true, or nothing of it")
-                                  : carry_fail(ctx, CARRY_EUNSUPPORTED,
-                                               "%s is no method for a model without the delta rule (use_delta_rule is "
-                                               "false in its config): linear is",
-                                               mixer->name);
 }
 
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options) {
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
     CARRY_TRY(check_options(ctx, options));
-    CARRY_TRY(check_mixer(ctx, lm, options->mixer));
-    if (lm->own.device != 0 && options->dtype != CARRY_F32) {
+    /* Products of bf16 have both operands in it; on the CPU f16 is widened, and f32 weights cost nothing. */
+    if (options->dtype == CARRY_BF16 || (lm->own.device != 0 && options->dtype != CARRY_F32)) {
         CARRY_TRY(carry_parameters_want_low(&lm->own, options->dtype));
     }
     carry_lm_pass *pass = calloc(1, sizeof *pass);
@@ -94,19 +111,8 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->lm = lm;
     pass->options = *options;
     pass->tokens = options->batch * options->tokens;
-    pass->problem = problem_of(lm, options);
-    pass->mixer = options->mixer != NULL      ? options->mixer
-                  : lm->config.use_delta_rule ? &carry_lm_mixer_chunk
-                                              : &carry_lm_mixer_linear;
-    pass->layers_kept = options->recompute || options->forward_only ? 1 : lm->config.num_hidden_layers;
-    pass->layer = calloc((size_t)pass->layers_kept, sizeof *pass->layer);
-    pass->h = calloc((size_t)lm->config.num_hidden_layers + 1, sizeof *pass->h);
-    carry_status status;
-    if (pass->layer == NULL || pass->h == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
-    } else {
-        status = pass->mixer->open(ctx, &pass->mixing, &pass->problem, options->mixer_options);
-    }
+    pass->shares = options->recompute || options->forward_only;
+    carry_status status = open_mixers(pass);
     if (status == CARRY_OK) {
         carry_arena count = carry_arena_over(NULL, 0);
         carry_lm_pass_lay_out(pass, &count);
@@ -118,10 +124,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
         release(pass);
         return status;
     }
-    (void)snprintf(pass->about, sizeof pass->about, "%.3g MB of activations in %s%s; layers by %s: %.120s",
-                   1e-6 * (double)pass->memory, carry_dtype_name(options->dtype),
-                   options->recompute ? ", layers done again in backward" : "", pass->mixer->name,
-                   pass->mixer->plan(pass->mixing));
+    describe(pass);
     *made = pass;
     return CARRY_OK;
 }
@@ -242,8 +245,7 @@ static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args)
             CARRY_TRY(carry_copy(ctx, carry_slice(pass->last_h, b, 1),
                                  carry_slice(h, (b + 1) * pass->options.tokens - 1, 1)));
         }
-        CARRY_TRY(carry_rms_norm(ctx, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm),
-                                 (carry_tensor){0}, (float)c->norm_eps));
+        CARRY_TRY(carry_lm_norm(pass, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm)));
         x = pass->last_x;
     }
     return carry_linear(ctx, carry_reshape_2d(args->logits, x.shape[0], c->vocab_size), x, W, false);
@@ -257,9 +259,8 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
     carry_tensor h = pass->h[lm->config.num_hidden_layers];
     carry_tensor w = carry_lm_weight(lm, lm->norm);
     carry_tensor absent = {0};
-    float eps = (float)lm->config.norm_eps;
     if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
-        CARRY_TRY(carry_rms_norm(ctx, pass->last, h, w, absent, eps));
+        CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
     }
     if (args->logits.data != NULL) {
         CARRY_TRY(write_logits(pass, args));
@@ -285,8 +286,7 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
     if (!args->backward) {
         return CARRY_OK;
     }
-    return carry_rms_norm_backward(ctx, pass->back.dh, carry_lm_gradient(lm, lm->norm), absent, pass->back.dx, h, w,
-                                   absent, eps, false, pass->scratch, pass->scratch_bytes);
+    return carry_lm_norm_backward(pass, pass->back.dh, carry_lm_gradient(lm, lm->norm), pass->back.dx, h, w, false);
 }
 
 static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer) {
@@ -297,6 +297,22 @@ static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *a
     int64_t count;
     carry_lm_range(pass->lm, layer, &first, &count);
     return args->ready(args->user, first, count);
+}
+
+/* Before the layers: room in the caches, and what a mixer has once a call. */
+static carry_status begin(carry_lm_pass *pass, const carry_lm_args *args) {
+    if (args->state != NULL) {
+        CARRY_TRY(carry_lm_state_reserve(args->state, pass->options.tokens, pass->options.dtype));
+    }
+    if (pass->ones.data != NULL) {
+        CARRY_TRY(carry_fill(pass->ctx, pass->ones, 1.0));
+    }
+    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+        if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->begin != NULL) {
+            CARRY_TRY(pass->mixer[i].mixer->begin(pass, pass->mixer[i].opened, args));
+        }
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes) {
@@ -313,15 +329,13 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     carry_lm_pass_lay_out(pass, &arena);
     int64_t counted = 0;
     CARRY_TRY(bring_all(pass, args, &counted));
-    if (pass->beta.data != NULL) {
-        CARRY_TRY(carry_fill(ctx, pass->beta, lm->config.allow_neg_eigval ? 2.0 : 1.0));
-    }
-    if (pass->ones.data != NULL) {
-        CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
-    }
+    CARRY_TRY(begin(pass, args));
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
+    }
+    if (args->state != NULL) {
+        carry_lm_state_advance(args->state, pass->options.tokens);
     }
     CARRY_TRY(run_head(pass, args, counted));
     if (!args->backward) {

@@ -5,46 +5,46 @@
 #include "core/memory.h"
 #include "model/lm/lm.h"
 
-/* The activations of one layer that its backward reads. Rows are tokens. */
+/* The activations of one layer that its backward reads, apart from the mixer's own. Rows are tokens. */
 typedef struct carry_lm_rows {
-    carry_tensor x;                       /* attn_norm's output */
-    carry_tensor q_in, k_in, v_in;        /* projections, before the convolution */
-    carry_tensor before[3];               /* what stands before them, with a halo */
-    carry_tensor q, k, v, a, b;           /* the delta rule's inputs */
-    carry_tensor z, o, y;                 /* output gate, delta rule's output, after o_norm */
+    carry_tensor x;                       /* what enters the mixer: a norm's output, or h where norms come after */
+    carry_tensor out, out2;               /* what leaves mixer and MLP, where norms come after them */
     carry_tensor middle;                  /* h between mixer and MLP */
-    carry_tensor x2, gate, up, activated; /* mlp_norm's output and so on */
-    void *kept;                           /* the mixer's */
+    carry_tensor x2, gate, up, activated; /* what enters the MLP and so on */
+    void *mixer;                          /* the mixer's */
 } carry_lm_rows;
 
 /* Gradients on their way, shared by all layers. */
 typedef struct carry_lm_back {
-    carry_tensor dh, dx, dmiddle_wide; /* of h; of a norm's output; of `activated` */
-    carry_tensor dy, dout, dz;         /* of y, o, z */
-    carry_tensor dq, dk, dv, dq_in, dk_in, dv_in, da, db;
-    carry_tensor dbefore_key, dbefore_value;
-    carry_tensor dA_log, ddt_bias;
+    carry_tensor dh, dx, dmiddle_wide; /* of h; of what enters mixer or MLP; of `activated` */
+    carry_tensor dout;                 /* of out and out2 */
 } carry_lm_back;
+
+/* A mixer that some layers have. */
+typedef struct carry_lm_opened {
+    const carry_lm_layer_mixer *mixer; /* NULL: no layer has it */
+    void *opened;
+    void *back;
+} carry_lm_opened;
 
 struct carry_lm_pass {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_lm_pass_options options;
     int64_t tokens; /* of the whole batch */
-    carry_delta_problem problem;
-    const carry_lm_mixer *mixer;
-    void *mixing;
+    carry_lm_opened mixer[CARRY_LM_LAYER_MIXERS];
     size_t memory;
     char about[256];
+    unsigned char *structs; /* the mixers' structs of rows and gradients */
     /* Laid out anew in the memory of each call. */
-    int64_t layers_kept; /* all, or 1 that is shared */
-    carry_lm_rows *layer;
-    carry_tensor *h;   /* what enters each layer, and what leaves the last: all of them one without backward */
-    carry_tensor last; /* the last norm's output */
+    bool shares;          /* layers use one memory: without backward, and where it does them again */
+    carry_lm_rows *layer; /* of each layer, or of each mixer where layers share */
+    carry_tensor *h;      /* what enters each layer, and what leaves the last: all of them one without backward */
+    carry_tensor last;    /* the last norm's output */
     carry_tensor last_h, last_x;    /* of each sequence's last token */
     carry_tensor losses, total;     /* of each token, f32; their sum and number, f64 */
     carry_tensor ids, labels, cuts; /* of the call, where the work is done; cuts: for the convolutions, may be absent */
-    carry_tensor beta, ones;        /* constants, where the configuration asks for them */
+    carry_tensor ones, factor;      /* for norms that multiply by 1 + w: f32, as wide as the widest */
     carry_lm_back back;
     void *scratch; /* the workspace of whichever operator runs */
     size_t scratch_bytes;
@@ -52,37 +52,48 @@ struct carry_lm_pass {
 
 struct carry_lm_state {
     carry_ctx *ctx;
+    const carry_lm *lm;
     int device;
-    int64_t batch, layers, slices;
-    carry_tensor (*conv)[3]; /* [batch, W-1, channels] of q, k, v; data NULL: no convolution */
-    carry_tensor *delta;     /* [batch, HV, K, V], laid out in slices (mixer.h) */
-    void *memory;
+    int64_t batch, layers;
+    int64_t *length;                            /* tokens that each sequence has read */
+    carry_tensor (*part)[CARRY_LM_STATE_PARTS]; /* of each layer: [batch, ...]; data NULL: none */
+    carry_lm_state_part (*about)[CARRY_LM_STATE_PARTS];
+    void *memory;      /* of the parts that do not grow; those that do have their own */
+    int64_t room;      /* tokens that caches have room for, of each sequence */
+    carry_dtype dtype; /* of caches */
 };
 
 /* Places everything in the arena; over NULL it counts. */
 void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena);
+/* One row a token of the pass. */
+carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t width);
 
 /* h[layer] -> h[layer + 1]. again: in backward, up to what backward reads. */
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again);
 /* back.dh is the gradient of h[layer + 1] and becomes that of h[layer]; gradients of weights are added. */
 carry_status carry_lm_layer_backward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
 
-static inline carry_lm_rows *carry_lm_rows_of(carry_lm_pass *pass, int64_t layer) {
-    return &pass->layer[pass->layers_kept > 1 ? layer : 0];
-}
+/* What a layer's mixer is called with, but for x, out and their gradients. */
+carry_lm_mixer_call carry_lm_call(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
+carry_lm_rows *carry_lm_rows_of(const carry_lm_pass *pass, int64_t layer);
 
-/* A tensor of rows as the delta rule sees it: [B, T, heads, width], or [B, T, heads] with width 0. */
-carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width);
-/* The same as a convolution sees it: [B, T, channels]. */
-carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows);
-/* [tokens * HV, V]: one row a head. */
-carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows);
-/* A layer's weight or gradient; data NULL when the model has none. */
-carry_tensor carry_lm_w(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
-/* The weight as products want it (model/parameters.h). */
-carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
-carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, carry_lm_slot slot);
-/* What a convolution does after its sum. */
-carry_activation carry_lm_activation(const carry_lm_pass *pass, carry_lm_slot slot);
+/* A slot of a layer's mixer: the weight, the weight as products want it (model/parameters.h), the gradient. data NULL
+   when the model has none. */
+carry_tensor carry_lm_w(const carry_lm_pass *pass, int64_t layer, int slot);
+carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, int slot);
+carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, int slot);
+/* y = W x; dx (+)= dy W and dW += dy^T x. Nothing where the model has no such slot. */
+carry_status carry_lm_project(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor y, carry_tensor x);
+carry_status carry_lm_project_backward(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor dx, carry_tensor dy,
+                                       carry_tensor x, bool accumulate);
+
+/* y = norm(x) in the form of the model: times w, or 1 + w. dx is written, or added to. */
+carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w);
+carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
+                                    carry_tensor x, carry_tensor w, bool accumulate);
+
+/* Before a call with a state: room for its tokens in the caches; and after it. */
+carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
+void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
 
 #endif

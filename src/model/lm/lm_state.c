@@ -1,29 +1,69 @@
-/* States of sequences, and generation: a prompt through a pass of many tokens, then a pass of one token a step. Both
-   read and leave the same states. */
+/* States of sequences. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
-#include "core/span.h"
 #include "core/tensor.h"
-#include "model/host.h"
 #include "model/lm/lm_pass.h"
 
-#define PIECE 512 /* tokens of a prompt at a time: bounds the memory that a long one takes */
+#define FIRST_ROOM 256 /* tokens of a cache, at first */
 
-static void place_state(carry_lm_state *state, const carry_lm_config *c, carry_arena *arena) {
-    const int64_t channels[] = {c->key_width, c->key_width, c->value_width};
-    const int64_t before = c->use_short_conv ? c->conv_size - 1 : 0;
-    for (int64_t layer = 0; layer < state->layers; layer++) {
-        for (int i = 0; i < 3 && before > 0; i++) {
-            const int64_t shape[] = {state->batch, before, channels[i]};
-            state->conv[layer][i] = carry_arena_tensor(arena, state->device, CARRY_F32, 3, shape);
-        }
-        const int64_t shape[] = {state->batch, c->value_heads, c->key, c->value};
-        state->delta[layer] = carry_arena_tensor(arena, state->device, CARRY_F32, 4, shape);
+static carry_tensor part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
+                            carry_dtype dtype) {
+    int64_t shape[5] = {state->batch};
+    for (int i = 0; i < about->rank; i++) {
+        shape[i + 1] = about->shape[i];
     }
+    return carry_view_on(state->device, data, dtype, about->rank + 1, shape);
+}
+
+static int64_t count_of(const carry_lm_state_part *about) {
+    int64_t count = about->rank > 0 ? 1 : 0;
+    for (int i = 0; i < about->rank; i++) {
+        count *= about->shape[i];
+    }
+    return count;
+}
+
+/* The parts of fixed size. */
+static void place(carry_lm_state *state, carry_arena *arena) {
+    for (int64_t layer = 0; layer < state->layers; layer++) {
+        for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+            const carry_lm_state_part *about = &state->about[layer][i];
+            const int64_t count = count_of(about);
+            if (count > 0 && !about->grows) {
+                void *data = carry_arena_take(arena, (size_t)state->batch, (size_t)count * sizeof(float));
+                state->part[layer][i] = part_on(state, data, about, CARRY_F32);
+            }
+        }
+    }
+}
+
+static carry_status make(carry_lm_state *state) {
+    const carry_lm *lm = state->lm;
+    size_t bytes = 0;
+    state->length = calloc((size_t)state->batch, sizeof *state->length);
+    state->part = calloc((size_t)state->layers, sizeof *state->part);
+    state->about = calloc((size_t)state->layers, sizeof *state->about);
+    if (state->length != NULL && state->part != NULL && state->about != NULL) {
+        for (int64_t layer = 0; layer < state->layers; layer++) {
+            (void)lm->layer[layer].mixer->state(&lm->config, state->about[layer]);
+        }
+        carry_arena arena = carry_arena_over(NULL, 0);
+        place(state, &arena);
+        if (carry_arena_total(&arena, &bytes)) {
+            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* NULL where it fails */
+        }
+    }
+    if (state->memory == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: the states of %" PRId64 " sequences, %zu bytes",
+                          state->batch, bytes);
+    }
+    carry_arena arena = carry_arena_over(state->memory, bytes);
+    place(state, &arena);
+    return carry_device_fill(lm->ctx, state->memory, state->device, 0, bytes, carry_ctx_stream(lm->ctx, state->device));
 }
 
 carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch) {
@@ -36,37 +76,115 @@ carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64
         return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory for a state");
     }
     state->ctx = lm->ctx;
+    state->lm = lm;
     state->device = lm->own.device;
     state->batch = batch;
     state->layers = lm->config.num_hidden_layers;
-    state->slices = carry_lm_mixer_slices(lm->config.value);
-    state->conv = calloc((size_t)state->layers, sizeof *state->conv);
-    state->delta = calloc((size_t)state->layers, sizeof *state->delta);
-    size_t bytes = 0;
-    if (state->conv != NULL && state->delta != NULL) {
-        carry_arena arena = carry_arena_over(NULL, 0);
-        place_state(state, &lm->config, &arena);
-        if (carry_arena_total(&arena, &bytes)) {
-            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* NULL where it fails */
-        }
-    }
-    if (state->memory == NULL) {
+    carry_status status = make(state);
+    if (status != CARRY_OK) {
         carry_lm_state_free(state);
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: the states of %" PRId64 " sequences, %zu bytes",
-                          batch, bytes);
+        return status;
     }
-    carry_arena arena = carry_arena_over(state->memory, bytes);
-    place_state(state, &lm->config, &arena);
     *made = state;
-    return carry_device_fill(lm->ctx, state->memory, state->device, 0, bytes, carry_ctx_stream(lm->ctx, state->device));
+    return CARRY_OK;
 }
 
 void carry_lm_state_free(carry_lm_state *state) {
     if (state != NULL) {
-        free(state->conv);
-        free(state->delta);
+        for (int64_t i = 0; state->part != NULL && state->about != NULL && i < state->layers * CARRY_LM_STATE_PARTS;
+             i++) {
+            const int64_t layer = i / CARRY_LM_STATE_PARTS;
+            const int64_t part = i % CARRY_LM_STATE_PARTS;
+            if (state->about[layer][part].grows) {
+                carry_device_free(state->ctx, state->device, state->part[layer][part].data);
+            }
+        }
         carry_device_free(state->ctx, state->device, state->memory);
+        free(state->length);
+        free(state->part);
+        free(state->about);
         free(state);
+    }
+}
+
+int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence) {
+    return state->length[sequence];
+}
+
+/* Rows first.. of a sequence's cache, flat. */
+static carry_tensor cache_rows(const carry_tensor *part, int64_t sequence, int64_t tokens) {
+    const int64_t row = carry_tensor_count(part) / part->shape[0] / part->shape[1];
+    const carry_tensor all = carry_reshape_2d(*part, part->shape[0] * part->shape[1], row);
+    return carry_slice(all, sequence * part->shape[1], tokens);
+}
+
+/* One cache with room for more tokens; what was read is copied. */
+static carry_status grow(carry_lm_state *state, int64_t layer, int i, int64_t room, carry_dtype dtype) {
+    const carry_lm_state_part *about = &state->about[layer][i];
+    carry_tensor *part = &state->part[layer][i];
+    carry_lm_state_part wider = *about;
+    void *data = NULL;
+    size_t bytes;
+    wider.shape[0] = room;
+    const int64_t sizes[] = {state->batch, room, count_of(&wider) / room};
+    if (!carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype)) ||
+        carry_device_alloc(state->ctx, &data, state->device, bytes) != CARRY_OK) {
+        return carry_fail(state->ctx, CARRY_EMEMORY,
+                          "out of memory: keys and values of %" PRId64 " tokens of %" PRId64 " sequences", room,
+                          state->batch);
+    }
+    const carry_tensor grown = part_on(state, data, &wider, dtype);
+    carry_status status = CARRY_OK;
+    for (int64_t b = 0; status == CARRY_OK && part->data != NULL && b < state->batch; b++) {
+        if (state->length[b] > 0) {
+            status =
+                carry_copy(state->ctx, cache_rows(&grown, b, state->length[b]), cache_rows(part, b, state->length[b]));
+        }
+    }
+    carry_device_free(state->ctx, state->device, part->data);
+    *part = grown;
+    return status;
+}
+
+/* Caches are grown one after the other: only one of them is there twice. */
+static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype dtype) {
+    int64_t longest = 0;
+    for (int64_t b = 0; b < state->batch; b++) {
+        longest = state->length[b] > longest ? state->length[b] : longest;
+    }
+    if (longest > 0 && dtype != state->dtype) {
+        return carry_fail(state->ctx, CARRY_EDTYPE, "the state has keys and values in %s: it cannot be continued in %s",
+                          carry_dtype_name(state->dtype), carry_dtype_name(dtype));
+    }
+    if (needed <= state->room && dtype == state->dtype) {
+        return CARRY_OK;
+    }
+    const int64_t half_more = state->room + state->room / 2;
+    const int64_t least = needed > FIRST_ROOM ? needed : FIRST_ROOM;
+    const int64_t room = half_more > least ? half_more : least;
+    for (int64_t layer = 0; layer < state->layers; layer++) {
+        for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+            if (state->about[layer][i].grows) {
+                CARRY_TRY(grow(state, layer, i, room, dtype));
+            }
+        }
+    }
+    state->room = room;
+    state->dtype = dtype;
+    return CARRY_OK;
+}
+
+carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype) {
+    int64_t longest = 0;
+    for (int64_t b = 0; b < state->batch; b++) {
+        longest = state->length[b] > longest ? state->length[b] : longest;
+    }
+    return state->lm->config.has_attention ? grow_all(state, longest + tokens, dtype) : CARRY_OK;
+}
+
+void carry_lm_state_advance(carry_lm_state *state, int64_t tokens) {
+    for (int64_t b = 0; b < state->batch; b++) {
+        state->length[b] += tokens;
     }
 }
 
@@ -89,14 +207,19 @@ static carry_status put_sequence(carry_ctx *ctx, const carry_tensor *to, int64_t
 }
 
 static carry_status put_all(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from) {
+    const int64_t tokens = other != NULL ? other->length[from] : 0;
     for (int64_t layer = 0; layer < state->layers; layer++) {
-        for (int i = 0; i < 3; i++) {
-            CARRY_TRY(put_sequence(state->ctx, &state->conv[layer][i], to,
-                                   other != NULL ? &other->conv[layer][i] : NULL, from, 1));
+        for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+            const carry_tensor *here = &state->part[layer][i];
+            const carry_tensor *there = other != NULL ? &other->part[layer][i] : NULL;
+            if (!state->about[layer][i].grows) {
+                CARRY_TRY(put_sequence(state->ctx, here, to, there, from, state->about[layer][i].slices));
+            } else if (tokens > 0) {
+                CARRY_TRY(carry_copy(state->ctx, cache_rows(here, to, tokens), cache_rows(there, from, tokens)));
+            }
         }
-        CARRY_TRY(put_sequence(state->ctx, &state->delta[layer], to, other != NULL ? &other->delta[layer] : NULL, from,
-                               state->slices));
     }
+    state->length[to] = tokens;
     return CARRY_OK;
 }
 
@@ -110,130 +233,12 @@ carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_
                           "sequence %" PRId64 " of %" PRId64 " cannot become sequence %" PRId64 " of %" PRId64, to,
                           state->batch, from, other->batch);
     }
+    if (state == other && to == from) {
+        return CARRY_OK;
+    }
+    if (state->lm->config.has_attention && other->length[from] > 0) {
+        state->length[to] = 0; /* it is replaced: nothing of it need be moved */
+        CARRY_TRY(grow_all(state, other->length[from], other->dtype));
+    }
     return put_all(state, to, other, from);
-}
-
-struct carry_lm_generator {
-    carry_lm *lm;
-    int64_t batch;
-    carry_dtype dtype;
-    carry_lm_state *state;
-    carry_lm_state *one; /* of a prompt that is being read */
-    carry_lm_pass *step;
-    void *memory;
-    void *room;          /* of the logits */
-    carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
-    carry_tensor wide;   /* and in f32 */
-};
-
-void carry_lm_generator_free(carry_lm_generator *g) {
-    if (g != NULL) {
-        carry_lm_state_free(g->state);
-        carry_lm_state_free(g->one);
-        carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
-        carry_device_free(g->lm->ctx, g->lm->own.device, g->room);
-        carry_lm_pass_free(g->step);
-        free(g);
-    }
-}
-
-static void place_logits(carry_lm_generator *g, carry_arena *arena) {
-    const int64_t shape[] = {g->batch, g->lm->config.vocab_size};
-    g->wide = carry_arena_tensor(arena, g->lm->own.device, CARRY_F32, 2, shape);
-    g->logits = g->dtype == CARRY_F32 ? g->wide : carry_arena_tensor(arena, g->lm->own.device, g->dtype, 2, shape);
-}
-
-static carry_status open_generator(carry_lm_generator *g) {
-    carry_lm *lm = g->lm;
-    const carry_lm_pass_options options = {.batch = g->batch, .tokens = 1, .dtype = g->dtype, .forward_only = true};
-    CARRY_TRY(carry_lm_pass_new(lm, &g->step, &options));
-    CARRY_TRY(carry_lm_state_new(lm, &g->state, g->batch));
-    CARRY_TRY(carry_lm_state_new(lm, &g->one, 1));
-    CARRY_TRY(carry_lm_pass_take(g->step, &g->memory));
-    size_t bytes;
-    carry_arena count = carry_arena_over(NULL, 0);
-    place_logits(g, &count);
-    if (!carry_arena_total(&count, &bytes)) {
-        return carry_fail(lm->ctx, CARRY_ESIZE, "the logits of %" PRId64 " sequences are too large", g->batch);
-    }
-    CARRY_TRY(carry_device_alloc(lm->ctx, &g->room, lm->own.device, bytes));
-    carry_arena arena = carry_arena_over(g->room, bytes);
-    place_logits(g, &arena);
-    return CARRY_OK;
-}
-
-carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype) {
-    *made = NULL;
-    carry_lm_generator *g = calloc(1, sizeof *g);
-    if (g == NULL) {
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory to generate");
-    }
-    g->lm = lm;
-    g->batch = batch;
-    g->dtype = dtype;
-    carry_status status = open_generator(g);
-    if (status != CARRY_OK) {
-        carry_lm_generator_free(g);
-        return status;
-    }
-    *made = g;
-    return CARRY_OK;
-}
-
-carry_lm_state *carry_lm_generator_state(carry_lm_generator *g) {
-    return g->state;
-}
-
-/* The logits of `rows` sequences to host memory. */
-static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) {
-    if (g->dtype != CARRY_F32) {
-        CARRY_TRY(carry_convert(g->lm->ctx, g->wide, g->logits));
-    }
-    return carry_read(g->lm->ctx, carry_view_2d(to, CARRY_F32, rows, g->lm->config.vocab_size),
-                      carry_slice(g->wide, 0, rows));
-}
-
-/* The next piece of a prompt. */
-static carry_status read_piece(carry_lm_generator *g, const int64_t *ids, int64_t count, bool last) {
-    carry_lm_pass *pass = NULL;
-    void *memory = NULL;
-    const carry_lm_pass_options options = {.batch = 1, .tokens = count, .dtype = g->dtype, .forward_only = true};
-    CARRY_TRY(carry_lm_pass_new(g->lm, &pass, &options));
-    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, 1, count),
-                                .logits = last ? carry_slice(g->logits, 0, 1) : (carry_tensor){0},
-                                .last_logits = true,
-                                .state = g->one};
-    carry_status status = carry_lm_pass_take(pass, &memory);
-    status = status == CARRY_OK ? carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)) : status;
-    carry_lm_pass_give(pass, memory);
-    carry_lm_pass_free(pass);
-    return status;
-}
-
-carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
-                                       float *logits) {
-    carry_ctx *ctx = g->lm->ctx;
-    CARRY_SPAN(ctx, "model", "prompt");
-    if (sequence < 0 || sequence >= g->batch || count < 1) {
-        return carry_fail(ctx, CARRY_EARGUMENT,
-                          "a prompt of %" PRId64 " tokens for sequence %" PRId64 " of %" PRId64 " cannot be read",
-                          count, sequence, g->batch);
-    }
-    CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
-    for (int64_t at = 0; at < count; at += PIECE) {
-        int64_t some = count - at < PIECE ? count - at : PIECE;
-        CARRY_TRY(read_piece(g, ids + at, some, at + some == count));
-    }
-    CARRY_TRY(carry_lm_state_copy(g->state, sequence, g->one, 0));
-    return read_logits(g, logits, 1);
-}
-
-carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
-    CARRY_SPAN(g->lm->ctx, "model", "step");
-    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, g->batch, 1),
-                                .logits = g->logits,
-                                .last_logits = true,
-                                .state = g->state};
-    CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
-    return read_logits(g, logits, g->batch);
 }

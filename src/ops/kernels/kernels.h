@@ -64,6 +64,17 @@ typedef struct carry_delta_token {
     float beta;
 } carry_delta_token;
 
+/* y[t, r] = sum_l w[r, l] x[t, l] for a weight of 16 bits (type: bf16 or f16), widened as it is read; sums in f32, the
+   same for a row whatever rows and tokens are beside it. */
+typedef struct carry_half_dots {
+    int64_t rows, tokens, k;
+    const uint16_t *w;
+    const float *x;
+    float *y;
+    ptrdiff_t w_row, x_row, y_row;
+    carry_dtype type;
+} carry_half_dots;
+
 typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
@@ -73,6 +84,7 @@ typedef struct carry_kernels {
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
     void (*delta_token)(const carry_delta_token *token);
+    void (*half_dots)(const carry_half_dots *dots);
     void (*f32_from_bf16)(float *to, const uint16_t *from, int64_t count);
     void (*f32_from_f16)(float *to, const uint16_t *from, int64_t count);
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);

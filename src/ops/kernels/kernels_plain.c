@@ -88,6 +88,20 @@ static void delta_token(const carry_delta_token *t) {
     }
 }
 
+static void half_dots(const carry_half_dots *d) {
+    for (int64_t t = 0; t < d->tokens; t++) {
+        for (int64_t r = 0; r < d->rows; r++) {
+            float sum = 0.0f;
+            for (int64_t l = 0; l < d->k; l++) {
+                uint16_t w = d->w[r * d->w_row + l];
+                sum +=
+                    (d->type == CARRY_BF16 ? carry_f32_from_bf16(w) : carry_f32_from_f16(w)) * d->x[t * d->x_row + l];
+            }
+            d->y[t * d->y_row + r] = sum;
+        }
+    }
+}
+
 static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         to[i] = carry_f32_from_bf16(from[i]);
@@ -130,6 +144,7 @@ const carry_kernels carry_kernels_plain = {
     .diagonal_scan = diagonal_scan,
     .diagonal_apply = diagonal_apply,
     .delta_token = delta_token,
+    .half_dots = half_dots,
     .f32_from_bf16 = f32_from_bf16,
     .f32_from_f16 = f32_from_f16,
     .bf16_from_f32 = bf16_from_f32,

@@ -26,9 +26,13 @@ static const carry_kernels *const table[] = {
 
 #define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
 
-static carry_status find(carry_ctx *ctx, const carry_kernels **found) {
+/* A set that is asked for by name widens bf16, so that its results do not depend on what else the processor has; the
+   name of a bf16 product means that one, and the best set for all else. */
+static carry_status find(carry_ctx *ctx, const carry_kernels **found, const carry_bf16 **bf16) {
+    *bf16 = ctx->kernels == NULL ? carry_bf16_best() : carry_bf16_named(ctx->kernels);
     for (int i = TABLE_COUNT - 1; i >= 0; i--) {
-        if (ctx->kernels == NULL ? table[i]->usable() : strcmp(ctx->kernels, table[i]->name) == 0) {
+        bool any = ctx->kernels == NULL || *bf16 != NULL;
+        if (any ? table[i]->usable() : strcmp(ctx->kernels, table[i]->name) == 0) {
             *found = table[i];
             return CARRY_OK;
         }
@@ -46,13 +50,18 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
     if (*kernels != NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(find(ctx, kernels));
+    const carry_bf16 *bf16;
+    CARRY_TRY(find(ctx, kernels, &bf16));
     if (!(*kernels)->usable()) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "this processor cannot run the kernels '%s' (%s)", (*kernels)->name,
                           (*kernels)->about);
     }
+    if (bf16 != NULL && bf16->missing() != NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the kernels '%s' (%s) cannot be used: %s", bf16->name, bf16->about,
+                          bf16->missing());
+    }
     (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
-    return carry_packed_prepare(ctx, *kernels);
+    return carry_packed_prepare(ctx, *kernels, bf16);
 }
 
 const char *carry_kernels_name(int index) {

@@ -58,6 +58,7 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
 
 #include "ops/kernels/vector_diagonal.h"
 #include "ops/kernels/vector_dots.h"
+#include "ops/kernels/vector_half_dots.h"
 #include "ops/kernels/vector_pack.h"
 #include "ops/kernels/vector_product.h"
 #include "ops/kernels/vector_packed.h"
@@ -111,5 +112,5 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
 #define VECTOR_KERNELS                                                                                \
     .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES, \
     .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,     \
-    .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, .bf16_from_f32 = bf16_from_f32,     \
-    .f16_from_f32 = f16_from_f32, .rows = &row_loops, .transpose = transpose
+    .half_dots = half_dots_of, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16,          \
+    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops, .transpose = transpose

@@ -125,6 +125,8 @@ function takeState(news) {
   at("fact-missed").textContent = view.missed;
   showRecording(state.recording);
   fields.follow(state.controls);
+  at("prompt-note").textContent = news.note ?? "";
+  at("prompt-note").hidden = !news.note;
   charts.forEach((chart) => chart.add(state));
 }
 

@@ -101,6 +101,10 @@ static void put_recording(carry_server *server, carry_json_text *text) {
 void carry_server_state(carry_server *server, carry_json_text *text) {
     carry_json_put_raw(text, "{\"stream\":\"%016llx\",\"controls\":", (unsigned long long)server->name);
     carry_controls_write(server->controls, text);
+    char note[CARRY_CONTROL_NOTE];
+    carry_controls_note(server->controls, note);
+    carry_json_put_raw(text, ",\"note\":");
+    carry_json_put_string(text, note);
     carry_json_put_raw(text, ",\"figures\":");
     put_figures(server, text);
     carry_json_put_raw(text, ",\"recording\":");

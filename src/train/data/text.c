@@ -116,7 +116,8 @@ static carry_status refuse_binary(carry_ctx *ctx, const carry_text *text, int64_
                                   size_t length) {
     char why[96];
     if (!text->options.take_binary && carry_text_is_binary(bytes, length, why, sizeof why)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "%s does not look like text: it %s", text->list.file[file].path, why);
+        return carry_fail(ctx, CARRY_EFORMAT, "%s does not look like text: it %s (--binary takes it all the same)",
+                          text->list.file[file].path, why);
     }
     return CARRY_OK;
 }

@@ -86,8 +86,10 @@ static carry_status add_folder(carry_ctx *ctx, carry_file_list *list, const char
 static carry_status add_named(carry_ctx *ctx, carry_file_list *list, const char *path) {
     struct stat about;
     if (stat(path, &about) != 0) {
-        carry_status status = errno == ENOENT ? CARRY_ENOTFOUND : CARRY_EIO;
-        return carry_fail(ctx, status, "%s cannot be read: %s", path, strerror(errno));
+        if (errno == ENOENT) {
+            return carry_fail(ctx, CARRY_ENOTFOUND, "there is no file or folder %s", path);
+        }
+        return carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", path, strerror(errno));
     }
     if (S_ISDIR(about.st_mode)) {
         int64_t before = list->count;

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/file.h"
 #include "core/memory.h"
 #include "train/dit/shapes_batch.h"
 #include "train/steps.h"
@@ -29,8 +30,18 @@ typedef struct training {
     int64_t videos;           /* of this rank in a step */
 } training;
 
+/* The model, and the words of its captions, so that a stream can tell which words of a prompt it knows. */
+static carry_status save_with_words(const carry_dit *model, const char *folder, carry_dtype dtype) {
+    char path[CARRY_FILE_PATH];
+    char words[CARRY_SHAPE_WORDS];
+    CARRY_TRY(carry_dit_save(model, folder, dtype));
+    CARRY_TRY(carry_file_in(model->ctx, path, folder, "words.txt"));
+    (void)carry_shape_words(words);
+    return carry_file_replace(model->ctx, path, words, strlen(words));
+}
+
 static carry_status save_model(const void *model, const char *folder) {
-    return carry_dit_save(model, folder, CARRY_F32);
+    return save_with_words(model, folder, CARRY_F32);
 }
 
 static void describe(const void *self, carry_checkpoint *checkpoint) {
@@ -40,22 +51,37 @@ static void describe(const void *self, carry_checkpoint *checkpoint) {
     checkpoint->weights = t->dit->own.weights;
 }
 
+static bool goes_on(void *self, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
+                    const carry_shapes_verdict *second, const float *frames, int64_t count) {
+    const training *t = self;
+    (void)prompt;
+    (void)shape;
+    (void)verdict;
+    (void)second;
+    (void)frames;
+    (void)count;
+    return t->loop.stop == NULL || !t->loop.stop();
+}
+
+static carry_status examine_alone(void *self) {
+    training *t = self;
+    carry_dit_exam exam;
+    const carry_dit_exam_options o = {
+        .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
+    CARRY_TRY(carry_dit_examine(&t->averaged, &o, &exam, goes_on, t));
+    if (exam.prompts > 0 && t->loop.stop != NULL && t->loop.stop()) {
+        return carry_fail(t->ctx, CARRY_EINTERRUPTED, "interrupted");
+    }
+    carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
+    if (t->hooks->examined != NULL) {
+        t->hooks->examined(t->hooks->user, t->loop.step, &exam);
+    }
+    return CARRY_OK;
+}
+
 static carry_status examine(void *self) {
     training *t = self;
-    carry_status status = CARRY_OK;
-    if (t->loop.speaks) {
-        carry_dit_exam exam;
-        const carry_dit_exam_options o = {
-            .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
-        status = carry_dit_examine(&t->averaged, &o, &exam, NULL, NULL);
-        if (status == CARRY_OK) {
-            carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
-            if (t->hooks->examined != NULL) {
-                t->hooks->examined(t->hooks->user, t->loop.step, &exam);
-            }
-        }
-    }
-    return carry_steps_share(&t->loop, status, "examine the model");
+    return carry_steps_alone(&t->loop, examine_alone, t, "examine the model");
 }
 
 /* A young average forgets faster, or it would remember the start. */
@@ -136,14 +162,15 @@ static const carry_trainee trainee = {
 };
 
 /* What ships: the average, in the folder of the run itself. */
-static carry_status save_end(training *t) {
+static carry_status write_model(void *self) {
+    const training *t = self;
     carry_dtype dtype;
-    carry_status status = CARRY_OK;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
-    if (t->loop.speaks) {
-        status = carry_dit_save(&t->averaged, t->options.out, dtype);
-    }
-    return carry_steps_share(&t->loop, status, "write the model");
+    return save_with_words(&t->averaged, t->options.out, dtype);
+}
+
+static carry_status save_end(training *t) {
+    return carry_steps_alone(&t->loop, write_model, t, "write the model");
 }
 
 static carry_status take_memory(training *t, void *pointer, size_t bytes, const char *what) {

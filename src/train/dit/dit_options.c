@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/nearest.h"
 #include "core/tensor.h"
 
 #define MOST 9e15
@@ -105,8 +106,10 @@ carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options
                           (long long)c.num_layers, (long long)c.dim);
     }
     if (carry_dtype_parse(&dtype, o->dtype) != CARRY_OK || !carry_dtype_is_real(dtype)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for weights: bf16, f16 and f32 there are",
-                          o->dtype);
+        char hint[CARRY_NEAREST_HINT];
+        return carry_fail(ctx, CARRY_EARGUMENT, "there is no type '%s' for weights: f32, bf16 or f16 is accepted%s",
+                          o->dtype,
+                          carry_nearest_among(hint, o->dtype, (const char *const[]){"f32", "bf16", "f16", NULL}));
     }
     if (o->size % 16 != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a side of %lld pixels is no multiple of 16: %lld and %lld are",

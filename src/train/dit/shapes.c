@@ -64,6 +64,22 @@ const char *carry_shape_caption(char text[CARRY_SHAPE_CAPTION], carry_shape shap
     return text;
 }
 
+const char *carry_shape_words(char text[CARRY_SHAPE_WORDS]) {
+    size_t used = 0;
+    for (int i = 0; i < CARRY_SHAPE_COLOURS; i++) {
+        used += (size_t)snprintf(text + used, CARRY_SHAPE_WORDS - used, "%s%s", i > 0 ? " " : "", colours[i].name);
+    }
+    for (int i = 0; i < CARRY_SHAPE_FORMS; i++) {
+        used += (size_t)snprintf(text + used, CARRY_SHAPE_WORDS - used, "%s%s", i > 0 ? " " : "\n", forms[i]);
+    }
+    used += (size_t)snprintf(text + used, CARRY_SHAPE_WORDS - used, "\nmoving");
+    for (int i = 0; i + 1 < CARRY_SHAPE_DIRECTIONS; i++) {
+        used += (size_t)snprintf(text + used, CARRY_SHAPE_WORDS - used, " %s", directions[i].name);
+    }
+    (void)snprintf(text + used, CARRY_SHAPE_WORDS - used, "\n%s\n", directions[CARRY_SHAPE_DIRECTIONS - 1].words);
+    return text;
+}
+
 /* The distance from the edge, outwards. */
 static double outside(int form, double x, double y, double size) {
     if (form == 0) {

@@ -46,6 +46,10 @@ const char *carry_shape_direction(int direction, int step[2]); /* "left"; step: 
 #define CARRY_SHAPE_CAPTION 64
 const char *carry_shape_caption(char text[CARRY_SHAPE_CAPTION], carry_shape shape);
 
+/* Every word of captions, a line for each kind. */
+#define CARRY_SHAPE_WORDS 256
+const char *carry_shape_words(char text[CARRY_SHAPE_WORDS]);
+
 /* The shape with its centre at x, y (pixels from the left and the top, any number: the picture is a torus), over the
    ground: [3, side, side], 0 to 1. Its size follows from the side. */
 void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, double y);

@@ -6,6 +6,44 @@
 #include "train/tokenizer/tokenizer_internal.h"
 #include "train/tokenizer/utf8.h"
 
+/* Metaspace drops the marks of the first token. */
+static size_t put_without_marks(const carry_metaspace *mark, const char *name, size_t length, char *to) {
+    size_t written = 0;
+    for (size_t at = 0; at < length;) {
+        if (length - at >= mark->length && memcmp(name + at, mark->mark, mark->length) == 0) {
+            at += mark->length;
+        } else {
+            to[written++] = name[at++];
+        }
+    }
+    return written;
+}
+
+static size_t put_token(const carry_tokenizer *tokenizer, int64_t id, bool first, char *to) {
+    const carry_token *token = &tokenizer->token[id];
+    const carry_parts *parts = &tokenizer->parts;
+    if (first && parts->unmark.used && parts->unmark.prepend != CARRY_PREPEND_NEVER) {
+        return put_without_marks(&parts->unmark, tokenizer->text + token->start, token->length, to);
+    }
+    memcpy(to, tokenizer->text + token->decoded, token->decoded_length);
+    return token->decoded_length;
+}
+
+/* Takes away the spaces that a text does not start with; what is left of length. */
+static size_t strip(const carry_tokenizer *tokenizer, char *text, size_t length) {
+    size_t spaces = 0;
+    while (spaces < (size_t)tokenizer->parts.strips && spaces < length && text[spaces] == ' ') {
+        spaces++;
+    }
+    memmove(text, text + spaces, length - spaces);
+    return length - spaces;
+}
+
+size_t carry_decode_token(const carry_tokenizer *tokenizer, int64_t id, bool first, char *to) {
+    size_t length = put_token(tokenizer, id, first, to);
+    return first ? strip(tokenizer, to, length) : length;
+}
+
 carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length,
                           const uint32_t *ids, size_t count, bool without_specials) {
     *text = NULL;
@@ -16,7 +54,7 @@ carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char
             return carry_fail(ctx, CARRY_ERANGE, "token %zu is %u, and the tokenizer has %lld", i, ids[i],
                               (long long)tokenizer->count);
         }
-        if (!carry_size_add(&total, total, tokenizer->token[ids[i]].length)) {
+        if (!carry_size_add(&total, total, tokenizer->token[ids[i]].decoded_length)) {
             return carry_fail(ctx, CARRY_ESIZE, "the text of %zu tokens has too many bytes", count);
         }
     }
@@ -25,13 +63,15 @@ carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a text of %zu bytes", total);
     }
     size_t at = 0;
+    bool begun = false;
     for (size_t i = 0; i < count; i++) {
         const carry_token *token = &tokenizer->token[ids[i]];
         if (!(without_specials && token->special)) {
-            memcpy(made + at, tokenizer->text + token->start, token->length);
-            at += token->length;
+            at += put_token(tokenizer, ids[i], !begun, made + at);
+            begun = true;
         }
     }
+    at = strip(tokenizer, made, at);
     made[at] = '\0';
     *text = made;
     *length = at;

@@ -1,4 +1,4 @@
-/* Cutting by the GPT-2 pattern. The text is checked for UTF-8 run by run as it is reached, once; PCRE2 would check all
+/* Cutting by a pattern. The text is checked for UTF-8 run by run as it is reached, once; PCRE2 would check all
    that is left at every piece, which makes a long text quadratic. */
 #include "train/tokenizer/pattern.h"
 
@@ -9,36 +9,21 @@
 #include <pcre2.h>
 
 #include "core/error.h"
+#include "train/tokenizer/pattern_regex.h"
 #include "train/tokenizer/utf8.h"
-
-/* Within brackets. White_Space; and letters and digits, with those that editions 15 to 16 of Unicode added, which older
-   ones of PCRE2 do not know and `tokenizers` 0.23 does. */
-#define SPACE "\\t-\\r\\x{85}\\p{Z}"
-#define LETTERS                                                                                           \
-    "\\p{L}"                                                                                              \
-    "\\x{1C89}-\\x{1C8A}\\x{A7CB}-\\x{A7CD}\\x{A7DA}-\\x{A7DC}\\x{105C0}-\\x{105F3}\\x{10D4A}-\\x{10D65}" \
-    "\\x{10D6F}-\\x{10D85}\\x{10EC2}-\\x{10EC4}\\x{1123F}-\\x{11240}\\x{11380}-\\x{11389}\\x{1138B}"      \
-    "\\x{1138E}\\x{11390}-\\x{113B5}\\x{113B7}\\x{113D1}\\x{113D3}\\x{11BC0}-\\x{11BE0}\\x{11F02}"        \
-    "\\x{11F04}-\\x{11F10}\\x{11F12}-\\x{11F33}\\x{1342F}\\x{13441}-\\x{13446}\\x{13460}-\\x{143FA}"      \
-    "\\x{16100}-\\x{1611D}\\x{16D40}-\\x{16D6C}\\x{18CFF}\\x{1B132}\\x{1B155}\\x{1DF25}-\\x{1DF2A}"       \
-    "\\x{1E030}-\\x{1E06D}\\x{1E4D0}-\\x{1E4EB}\\x{1E5D0}-\\x{1E5ED}\\x{1E5F0}\\x{2B739}"                 \
-    "\\x{2EBF0}-\\x{2EE5D}\\x{31350}-\\x{323AF}"
-#define DIGITS                                                                             \
-    "\\p{N}"                                                                               \
-    "\\x{10D40}-\\x{10D49}\\x{116D0}-\\x{116E3}\\x{11BF0}-\\x{11BF9}\\x{11F50}-\\x{11F59}" \
-    "\\x{16130}-\\x{16139}\\x{16D70}-\\x{16D79}\\x{1CCF0}-\\x{1CCF9}\\x{1D2C0}-\\x{1D2D3}" \
-    "\\x{1E4F0}-\\x{1E4F9}\\x{1E5F1}-\\x{1E5FA}"
 
 /* Words in ASCII are most of many texts: the first line after the contractions finds them by a table of bytes, unless a
    letter beyond ASCII goes on there. With it cutting is about 1.3 times as fast. */
 static const char pattern_text[] = "'s|'t|'re|'ve|'m|'ll|'d|"
                                    " ?[A-Za-z]++(?![\\x{80}-\\x{10FFFF}])|"
-                                   " ?[" LETTERS "]+| ?[" DIGITS "]+| ?[^" SPACE LETTERS DIGITS "]+|"
-                                   "[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+";
+                                   " ?[" CARRY_REGEX_LETTERS "]+| ?[" CARRY_REGEX_DIGITS
+                                   "]+| ?[^" CARRY_REGEX_SPACE CARRY_REGEX_LETTERS CARRY_REGEX_DIGITS "]+|"
+                                   "[" CARRY_REGEX_SPACE "]+(?![^" CARRY_REGEX_SPACE "])|[" CARRY_REGEX_SPACE "]+";
 
 struct carry_pattern {
     pcre2_code *code;
-    bool compiled;
+    bool compiled, drops_gaps;
+    carry_cut_rule rule;
 };
 
 struct carry_cutter {
@@ -47,24 +32,76 @@ struct carry_cutter {
     const unsigned char *at, *run_end, *end; /* at..run_end is UTF-8 */
 };
 
-carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern) {
-    *pattern = NULL;
+static carry_status compile(carry_ctx *ctx, carry_pattern **pattern, const char *regex, const char *name) {
     int error;
     PCRE2_SIZE place;
     carry_pattern *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pattern");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a pattern");
     }
-    made->code = pcre2_compile((PCRE2_SPTR)pattern_text, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &place, NULL);
+    made->code = pcre2_compile((PCRE2_SPTR)regex, PCRE2_ZERO_TERMINATED, PCRE2_UTF, &error, &place, NULL);
     if (made->code == NULL) {
+        char why[120] = "";
+        (void)pcre2_get_error_message(error, (PCRE2_UCHAR *)why, sizeof why);
         free(made);
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "PCRE2 refuses the GPT-2 pattern (error %d at %zu): was it built without Unicode?", error,
-                          (size_t)place);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: PCRE2 refuses the pattern: %s", name, why);
     }
     made->compiled = pcre2_jit_compile(made->code, PCRE2_JIT_COMPLETE) == 0;
     *pattern = made;
     return CARRY_OK;
+}
+
+carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern) {
+    *pattern = NULL;
+    CARRY_TRY(compile(ctx, pattern, pattern_text, "the GPT-2 pattern"));
+    (*pattern)->rule = CARRY_CUT_BLANKS_AND_LINES;
+    return CARRY_OK;
+}
+
+/* Published patterns, in all of which white space other than line ends stands only at the start of a piece, or among
+   white space: GPT-4's and Llama 3's and OLMo's, Qwen's before 3.5 and since, GPT-4o's. */
+static bool is_cut_at_blanks(const char *regex, size_t length) {
+    static const char head[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|";
+    static const char *const rest[] = {
+        "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+        "[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|"
+        "\\s+",
+    };
+    if (length < sizeof head - 1 || memcmp(regex, head, sizeof head - 1) != 0) {
+        return false;
+    }
+    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) {
+        if (strlen(rest[i]) == length - (sizeof head - 1) &&
+            memcmp(regex + sizeof head - 1, rest[i], strlen(rest[i])) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+carry_status carry_pattern_parse(carry_ctx *ctx, carry_pattern **pattern, const char *regex, size_t length,
+                                 bool drops_gaps, const char *name) {
+    *pattern = NULL;
+    char *translated;
+    CARRY_TRY(carry_regex_translate(ctx, &translated, regex, length, name));
+    carry_status status = compile(ctx, pattern, translated, name);
+    free(translated);
+    CARRY_TRY(status);
+    (*pattern)->drops_gaps = drops_gaps;
+    (*pattern)->rule = is_cut_at_blanks(regex, length) ? CARRY_CUT_BLANKS : CARRY_CUT_NOWHERE;
+    return CARRY_OK;
+}
+
+carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool each) {
+    *pattern = NULL;
+    CARRY_TRY(compile(ctx, pattern, each ? "[" CARRY_REGEX_DIGITS "]" : "[" CARRY_REGEX_DIGITS "]+", "digits"));
+    (*pattern)->rule = CARRY_CUT_BLANKS_AND_LINES;
+    return CARRY_OK;
+}
+
+carry_cut_rule carry_pattern_rule(const carry_pattern *pattern) {
+    return pattern->rule;
 }
 
 void carry_pattern_free(carry_pattern *pattern) {
@@ -141,16 +178,27 @@ size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece) {
             return (size_t)(cutter->at - *piece);
         }
     }
-    /* The pattern looks at no character before a piece, so each match may start a subject of its own. */
-    const pcre2_code *code = cutter->pattern->code;
+    /* No pattern looks at characters before a piece, so each match may start a subject of its own. */
+    const carry_pattern *pattern = cutter->pattern;
     PCRE2_SIZE left = (PCRE2_SIZE)(cutter->run_end - cutter->at);
-    int found = cutter->pattern->compiled
-                    ? pcre2_jit_match(code, cutter->at, left, 0, 0, cutter->match, NULL)
-                    : pcre2_match(code, cutter->at, left, 0, PCRE2_NO_UTF_CHECK, cutter->match, NULL);
+    int found =
+        pattern->compiled
+            ? pcre2_jit_match(pattern->code, cutter->at, left, 0, PCRE2_NOTEMPTY, cutter->match, NULL)
+            : pcre2_match(pattern->code, cutter->at, left, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, cutter->match, NULL);
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(cutter->match);
-    /* Every character starts some piece, so only a limit of PCRE2 can keep it from matching here: the rest of the run
-       is then one piece, which is encoded and decoded as well as any. */
-    size_t length = found > 0 && place[0] == 0 && place[1] > 0 ? place[1] : left;
+    /* What no match covers is one piece, or none; and one piece is the rest of a run on which PCRE2 meets a limit,
+       which is encoded and decoded as well as any. */
+    size_t gap = found > 0 ? place[0] : left;
+    if (gap > 0 && pattern->drops_gaps && (found > 0 || found == PCRE2_ERROR_NOMATCH)) {
+        cutter->at += gap;
+        *piece = cutter->at;
+        if (found <= 0) {
+            return carry_cutter_next(cutter, piece);
+        }
+        cutter->at += place[1] - place[0];
+        return place[1] - place[0];
+    }
+    size_t length = gap > 0 ? gap : place[1];
     cutter->at += length;
     return length;
 }
@@ -164,13 +212,19 @@ static bool follows_a_space(const unsigned char *text, size_t at) {
     return length > 0 && (size_t)length == at - start && carry_utf8_is_space(carry_utf8_code(text + start, length));
 }
 
-size_t carry_pattern_last_cut(const void *text, size_t length) {
+size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length) {
     /* A piece with a space after its first character is all spaces, so none reaches across such a place. */
     const unsigned char *bytes = text;
-    for (size_t at = length; at-- > 1;) {
-        if ((bytes[at] == ' ' || (bytes[at] >= '\t' && bytes[at] <= '\r')) && !follows_a_space(bytes, at)) {
+    for (size_t at = length; at-- > 1 && rule != CARRY_CUT_NOWHERE;) {
+        bool is_blank = bytes[at] == ' ' || (rule >= CARRY_CUT_BLANKS && (bytes[at] == '\t' || bytes[at] == '\v'));
+        bool is_line = bytes[at] == '\n' || bytes[at] == '\f' || bytes[at] == '\r';
+        if ((is_blank || (is_line && rule == CARRY_CUT_BLANKS_AND_LINES)) && !follows_a_space(bytes, at)) {
             return at;
         }
     }
     return 0;
+}
+
+size_t carry_pattern_last_cut(const void *text, size_t length) {
+    return carry_cut_last(CARRY_CUT_BLANKS_AND_LINES, text, length);
 }

@@ -1,4 +1,4 @@
-/* What a tokenizer is made of: tokens, their names, merges, added tokens; and decoding. */
+/* What a tokenizer is made of: tokens, their names, merges and added tokens. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,7 +98,10 @@ void carry_tokenizer_free(carry_tokenizer *tokenizer) {
     if (tokenizer == NULL) {
         return;
     }
-    carry_pattern_free(tokenizer->pattern);
+    carry_parts_free(&tokenizer->parts);
+    free(tokenizer->source);
+    free(tokenizer->settings);
+    free(tokenizer->chat);
     free(tokenizer->added[0].id);
     free(tokenizer->added[1].id);
     free(tokenizer->pair);
@@ -201,8 +204,12 @@ carry_status carry_tokenizer_add(carry_ctx *ctx, carry_tokenizer *tokenizer, int
         if (bytes == NULL) {
             return no_memory(ctx);
         }
-        size_t decoded;
-        bool literal = !carry_alphabet_bytes(content, length, bytes, &decoded);
+        size_t decoded = 0;
+        bool literal = t->parts.by_character || !carry_alphabet_bytes(content, length, bytes, &decoded);
+        if (t->parts.by_character) {
+            memcpy(bytes, content, length);
+            decoded = length;
+        }
         carry_status status = carry_tokenizer_put(ctx, t, id, bytes, decoded, literal, in_vocabulary);
         free(bytes);
         CARRY_TRY(status);
@@ -256,79 +263,6 @@ carry_status carry_tokenizer_index_merges(carry_ctx *ctx, carry_tokenizer *token
         t->pair[at] = (carry_pair_slot){.pair = pair, .rank = (uint32_t)i, .result = t->merge[i].result};
     }
     return CARRY_OK;
-}
-
-/* By first byte, then longer first; the numbers of one pass are few. */
-static bool goes_before(const carry_tokenizer *t, uint32_t a, uint32_t b) {
-    const carry_token *x = &t->token[a];
-    const carry_token *y = &t->token[b];
-    unsigned char first_x = (unsigned char)t->text[x->content];
-    unsigned char first_y = (unsigned char)t->text[y->content];
-    return first_x != first_y ? first_x < first_y : x->content_length > y->content_length;
-}
-
-static carry_status index_added(carry_ctx *ctx, carry_tokenizer *t, int pass) {
-    carry_added *added = &t->added[pass];
-    added->only = -1;
-    for (int64_t id = 0; id < t->count; id++) {
-        added->count += t->token[id].added && t->token[id].normalized == (pass == 1);
-    }
-    added->id = calloc((size_t)added->count + 1, sizeof *added->id);
-    if (added->id == NULL) {
-        return no_memory(ctx);
-    }
-    int count = 0;
-    for (int64_t id = 0; id < t->count; id++) {
-        if (t->token[id].added && t->token[id].normalized == (pass == 1)) {
-            int at = count++;
-            for (; at > 0 && goes_before(t, (uint32_t)id, added->id[at - 1]); at--) {
-                added->id[at] = added->id[at - 1];
-            }
-            added->id[at] = (uint32_t)id;
-            size_t length = t->token[id].content_length;
-            t->longest_added = length > t->longest_added ? length : t->longest_added;
-        }
-    }
-    int at = 0;
-    for (int byte = 0; byte < 256; byte++) {
-        added->first[byte] = at;
-        while (at < count && (unsigned char)t->text[t->token[added->id[at]].content] == byte) {
-            at++;
-        }
-        if (count > 0 && added->first[byte] == 0 && at == count) {
-            added->only = byte;
-        }
-    }
-    added->first[256] = at;
-    return CARRY_OK;
-}
-
-carry_status carry_tokenizer_close(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name) {
-    carry_tokenizer *t = tokenizer;
-    for (int64_t id = 0; id < t->count; id++) {
-        if (!t->token[id].known) {
-            return carry_fail(ctx, CARRY_EFORMAT, "%s: no token has the number %lld, and there are %lld", name,
-                              (long long)id, (long long)t->count);
-        }
-    }
-    for (int byte = 0; byte < 256; byte++) {
-        char one = (char)byte;
-        int64_t id = carry_tokenizer_named(t, &one, 1);
-        if (id < 0) {
-            return carry_fail(ctx, CARRY_EFORMAT,
-                              "%s: there is no token for the byte 0x%02x, so not every text has one", name,
-                              (unsigned)byte);
-        }
-        t->byte[byte] = (uint32_t)id;
-    }
-    CARRY_TRY(carry_tokenizer_index_merges(ctx, t));
-    CARRY_TRY(index_added(ctx, t, 0));
-    CARRY_TRY(index_added(ctx, t, 1));
-    static const char *const ends[] = {CARRY_END_OF_TEXT, "</s>", "<eos>", "<|end_of_text|>"};
-    for (size_t i = 0; i < sizeof ends / sizeof ends[0] && t->end < 0; i++) {
-        t->end = carry_tokenizer_find(t, ends[i]);
-    }
-    return carry_pattern_new(ctx, &t->pattern);
 }
 
 carry_status carry_tokenizer_add_specials(carry_ctx *ctx, carry_tokenizer *tokenizer, int64_t first,
@@ -407,8 +341,8 @@ const char *carry_tokenizer_token(const carry_tokenizer *tokenizer, int64_t id, 
         *length = 0;
         return NULL;
     }
-    *length = tokenizer->token[id].length;
-    return tokenizer->text + tokenizer->token[id].start;
+    *length = tokenizer->token[id].decoded_length;
+    return tokenizer->text + tokenizer->token[id].decoded;
 }
 
 bool carry_tokenizer_is_special(const carry_tokenizer *tokenizer, int64_t id) {
@@ -423,5 +357,6 @@ uint32_t carry_tokenizer_crc(const carry_tokenizer *tokenizer) {
         crc = carry_crc32c(crc, about, sizeof about);
         crc = carry_crc32c(crc, tokenizer->text + token->start, token->length);
     }
-    return carry_crc32c(crc, tokenizer->merge, (size_t)tokenizer->merge_count * sizeof *tokenizer->merge);
+    crc = carry_crc32c(crc, tokenizer->merge, (size_t)tokenizer->merge_count * sizeof *tokenizer->merge);
+    return carry_crc32c(crc, tokenizer->source != NULL ? tokenizer->source : "", tokenizer->source_length);
 }

@@ -66,8 +66,9 @@ carry_status carry_encoder_new(carry_ctx *ctx, carry_encoder **encoder, const ca
 void carry_encoder_free(carry_encoder *encoder);
 
 typedef enum carry_specials {
-    CARRY_SPECIALS_FOUND,  /* <|endoftext|> in a text is the token: as `tokenizers` does unless told otherwise */
-    CARRY_SPECIALS_AS_TEXT /* it is text like any other */
+    CARRY_SPECIALS_FOUND,   /* <|endoftext|> in a text is the token: as `tokenizers` does unless told otherwise */
+    CARRY_SPECIALS_AS_TEXT, /* it is text like any other */
+    CARRY_TEXT_GOES_ON      /* or-ed: not the start of a text, so that nothing is put before it */
 } carry_specials;
 
 /* Appends the numbers of a text. The first form needs no context, for threads: CARRY_EMEMORY is all that can happen. */
@@ -75,13 +76,21 @@ carry_status carry_encode_text(carry_encoder *encoder, carry_ids *ids, const voi
                                carry_specials specials);
 carry_status carry_encode(carry_ctx *ctx, carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,
                           carry_specials specials);
-/* As carry_pattern_last_cut, with added tokens in mind: encoding both parts gives the numbers of the whole. */
+/* The tokens that the tokenizer puts before a text that is whole, and after it (<s> of Llama's); often none. */
+carry_status carry_encode_start(carry_ctx *ctx, const carry_tokenizer *tokenizer, carry_ids *ids);
+carry_status carry_encode_end(carry_ctx *ctx, const carry_tokenizer *tokenizer, carry_ids *ids);
+/* The largest place at which a text can be cut: encoding both parts, the second with CARRY_TEXT_GOES_ON, gives the
+   numbers of the whole. 0 when none is found. */
 size_t carry_tokenizer_last_cut(const carry_tokenizer *tokenizer, const void *text, size_t length);
 
 /* The bytes of count numbers; the caller frees *text, which has a 0 after its end. CARRY_ERANGE names the first number
    that is no token. Special tokens may be left out. */
 carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length,
                           const uint32_t *ids, size_t count, bool without_specials);
+
+/* One token into `to`, which has room for its bytes (carry_tokenizer_token) and is not ended; how many. first: it
+   starts a text, where some tokenizers have a space that texts do not. */
+size_t carry_decode_token(const carry_tokenizer *tokenizer, int64_t id, bool first, char *to);
 
 /* Decoding as tokens come: a text that is UTF-8 at every moment. Bytes of a character that is not complete are held
    back; what can no longer become one is U+FFFD. All zero is a good start. */

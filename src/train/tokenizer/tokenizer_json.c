@@ -39,8 +39,8 @@ static bool is_bool(const carry_json *node, bool truth) {
 
 static carry_status refuse(const reader *r, const carry_json *node, const char *what) {
     char shown[CARRY_JSON_SHOWN];
-    return carry_fail(r->ctx, CARRY_EUNSUPPORTED, "%s, line %u: %s is %s, which is not honoured here", r->name,
-                      node->line, what, carry_json_show(shown, node));
+    return carry_fail(r->ctx, CARRY_EUNSUPPORTED, "%s, line %u: %s is %s, which is not supported", r->name, node->line,
+                      what, carry_json_show(shown, node));
 }
 
 /* An object's "type", for a message that names it; the node itself where it has none. */
@@ -65,34 +65,9 @@ static carry_status expect_empty(const reader *r, const carry_json *object, cons
     return is_absent(node) || carry_json_is_text(node, "") ? CARRY_OK : refuse(r, node, key);
 }
 
-static carry_status expect_byte_level(const reader *r, const carry_json *root, const char *key) {
-    const carry_json *node = carry_json_find(root, key);
-    if (is_absent(node)) {
-        return carry_fail(r->ctx, CARRY_EUNSUPPORTED, "%s has no %s: this code knows ByteLevel only", r->name, key);
-    }
-    return carry_json_is_text(carry_json_find(node, "type"), "ByteLevel") ? CARRY_OK : refuse(r, type_of(node), key);
-}
-
 static carry_status check_surroundings(const reader *r, const carry_json *root) {
     CARRY_TRY(expect_absent(r, root, "truncation"));
-    CARRY_TRY(expect_absent(r, root, "padding"));
-    CARRY_TRY(expect_absent(r, root, "normalizer"));
-    CARRY_TRY(expect_byte_level(r, root, "pre_tokenizer"));
-    CARRY_TRY(expect_byte_level(r, root, "decoder"));
-    const carry_json *cuts = carry_json_find(root, "pre_tokenizer");
-    const carry_json *prefix = carry_json_find(cuts, "add_prefix_space");
-    if (is_absent(prefix)) { /* `tokenizers` takes its absence for true */
-        return carry_fail(r->ctx, CARRY_EUNSUPPORTED, "%s: the pre_tokenizer does not say add_prefix_space: false",
-                          r->name);
-    }
-    CARRY_TRY(expect_bool(r, cuts, "add_prefix_space", false));
-    CARRY_TRY(expect_bool(r, cuts, "use_regex", true));
-    /* A ByteLevel post-processor moves offsets, not numbers. */
-    const carry_json *after = carry_json_find(root, "post_processor");
-    if (!is_absent(after) && !carry_json_is_text(carry_json_find(after, "type"), "ByteLevel")) {
-        return refuse(r, type_of(after), "post_processor");
-    }
-    return CARRY_OK;
+    return expect_absent(r, root, "padding");
 }
 
 static carry_status check_model(const reader *r, const carry_json *root, const carry_json **model) {
@@ -107,7 +82,6 @@ static carry_status check_model(const reader *r, const carry_json *root, const c
     CARRY_TRY(expect_absent(r, *model, "dropout"));
     CARRY_TRY(expect_empty(r, *model, "continuing_subword_prefix"));
     CARRY_TRY(expect_empty(r, *model, "end_of_word_suffix"));
-    CARRY_TRY(expect_bool(r, *model, "byte_fallback", false));
     const carry_json *whole = carry_json_find(*model, "ignore_merges");
     if (!is_absent(whole) && whole->kind != CARRY_JSON_BOOL) {
         return refuse(r, whole, "ignore_merges");
@@ -129,6 +103,17 @@ static carry_status take_id(const reader *r, const carry_json *node, const char 
     return CARRY_OK;
 }
 
+/* The bytes that a token is known by: those of its characters in the byte alphabet, or of models by character its name.
+   false for names that are not of the alphabet, which no merge can make. */
+static bool take_name(const reader *r, const char *name, size_t length, char *to, size_t *bytes) {
+    if (!r->made->parts.by_character) {
+        return carry_alphabet_bytes(name, length, to, bytes);
+    }
+    memcpy(to, name, length);
+    *bytes = length;
+    return true;
+}
+
 static carry_status take_vocabulary(const reader *r, const carry_json *model) {
     const carry_json *vocabulary = carry_json_find(model, "vocab");
     if (vocabulary == NULL || vocabulary->kind != CARRY_JSON_OBJECT) {
@@ -143,7 +128,7 @@ static carry_status take_vocabulary(const reader *r, const carry_json *model) {
                               r->name, node->line, show(token, node->key, node->key_length), (long long)id);
         }
         size_t bytes;
-        bool literal = !carry_alphabet_bytes(node->key, node->key_length, r->left, &bytes);
+        bool literal = !take_name(r, node->key, node->key_length, r->left, &bytes);
         if (!literal && carry_tokenizer_named(r->made, r->left, bytes) >= 0) {
             return carry_fail(r->ctx, CARRY_EFORMAT, "%s, line %u: '%s' stands twice in the vocab", r->name, node->line,
                               show(token, node->key, node->key_length));
@@ -156,7 +141,7 @@ static carry_status take_vocabulary(const reader *r, const carry_json *model) {
 /* The number that the content has in the vocabulary, or -1; literal ones are few and are looked for one by one. */
 static int64_t find_in_vocabulary(const reader *r, const char *content, size_t length) {
     size_t bytes;
-    if (carry_alphabet_bytes(content, length, r->left, &bytes)) {
+    if (take_name(r, content, length, r->left, &bytes)) {
         return carry_tokenizer_named(r->made, r->left, bytes);
     }
     for (int64_t id = 0; id < r->made->count; id++) {
@@ -258,7 +243,7 @@ static carry_status take_merge(const reader *r, const carry_json *node, int64_t 
                           node->line, (long long)place);
     }
     for (int i = 0; i < 2; i++) {
-        bool known = carry_alphabet_bytes(side[i], length[i], to[i], &bytes[i]);
+        bool known = take_name(r, side[i], length[i], to[i], &bytes[i]);
         id[i] = known ? carry_tokenizer_named(r->made, to[i], bytes[i]) : -1;
         if (id[i] < 0) {
             return carry_fail(r->ctx, CARRY_EFORMAT, "%s, line %u: merge %lld names '%s', which is not in the vocab",
@@ -292,13 +277,14 @@ static int64_t count_of(const carry_json *node, carry_json_kind kind) {
     return node != NULL && node->kind == kind ? node->as.inside.count : 0;
 }
 
-static carry_status take_all(reader *r, const carry_json *root) {
+static carry_status take_all(reader *r, const carry_json *root, bool *is_plain) {
     const carry_json *model;
     if (root->kind != CARRY_JSON_OBJECT) {
         return carry_fail(r->ctx, CARRY_EFORMAT, "%s is no tokenizer.json: it is no object", r->name);
     }
     CARRY_TRY(check_model(r, root, &model));
     CARRY_TRY(check_surroundings(r, root));
+    CARRY_TRY(carry_parts_read(r->ctx, r->made, root, r->name, is_plain));
     r->most = count_of(carry_json_find(model, "vocab"), CARRY_JSON_OBJECT) +
               count_of(carry_json_find(root, "added_tokens"), CARRY_JSON_ARRAY);
     if (r->most > CARRY_TOKENS_MOST) {
@@ -308,6 +294,8 @@ static carry_status take_all(reader *r, const carry_json *root) {
     CARRY_TRY(take_vocabulary(r, model));
     CARRY_TRY(take_added(r, root));
     CARRY_TRY(take_merges(r, model));
+    CARRY_TRY(carry_parts_read_template(r->ctx, r->made, root, r->name));
+    *is_plain = *is_plain && r->made->parts.befores + r->made->parts.afters == 0;
     return carry_tokenizer_close(r->ctx, r->made, r->name);
 }
 
@@ -321,7 +309,18 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
     if (r.made == NULL || r.left == NULL || r.right == NULL) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the tokenizer %s", name);
     } else {
-        status = take_all(&r, root);
+        bool is_plain = true;
+        status = take_all(&r, root, &is_plain);
+        if (status == CARRY_OK && !is_plain) {
+            r.made->source = malloc(length + 1);
+            status = r.made->source != NULL ? CARRY_OK
+                                            : carry_fail(ctx, CARRY_EMEMORY, "out of memory: the tokenizer %s", name);
+        }
+        if (status == CARRY_OK && !is_plain) {
+            memcpy(r.made->source, text, length);
+            r.made->source[length] = '\0';
+            r.made->source_length = length;
+        }
     }
     carry_json_free(root);
     free(r.left);

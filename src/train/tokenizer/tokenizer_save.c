@@ -110,12 +110,28 @@ static void put_model(writer *w, const carry_tokenizer *t) {
     put_text(w, t->merge_count == 0 ? "]\n  }\n}\n" : "\n    ]\n  }\n}\n");
 }
 
+static carry_status take_written(carry_ctx *ctx, writer *w, const carry_tokenizer *tokenizer, char **text,
+                                 size_t *length) {
+    if (w->failed) {
+        free(w->text);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing a tokenizer of %lld tokens",
+                          (long long)tokenizer->count);
+    }
+    *text = w->text;
+    *length = w->length;
+    return CARRY_OK;
+}
+
 carry_status carry_tokenizer_write(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length) {
     static const char byte_level[] = "{\"type\": \"ByteLevel\", \"add_prefix_space\": false, \"trim_offsets\": true, "
                                      "\"use_regex\": true},\n";
     writer w = {0};
     *text = NULL;
     *length = 0;
+    if (tokenizer->source != NULL) {
+        put(&w, tokenizer->source, tokenizer->source_length);
+        return take_written(ctx, &w, tokenizer, text, length);
+    }
     put_text(&w, "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n");
     put_added(&w, tokenizer);
     put_text(&w, "  \"normalizer\": null,\n  \"pre_tokenizer\": ");
@@ -123,14 +139,7 @@ carry_status carry_tokenizer_write(carry_ctx *ctx, const carry_tokenizer *tokeni
     put_text(&w, "  \"post_processor\": null,\n  \"decoder\": ");
     put_text(&w, byte_level);
     put_model(&w, tokenizer);
-    if (w.failed) {
-        free(w.text);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write a tokenizer of %lld tokens",
-                          (long long)tokenizer->count);
-    }
-    *text = w.text;
-    *length = w.length;
-    return CARRY_OK;
+    return take_written(ctx, &w, tokenizer, text, length);
 }
 
 carry_status carry_tokenizer_save(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *path) {

@@ -1,0 +1,35 @@
+/* Plans of problems given as text, for programs that link the library and for Python. */
+#include <stdio.h>
+
+#include "carry/problem.h"
+#include "core/error.h"
+#include "bench/family.h"
+
+carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure) {
+    carry_problem parsed;
+    const carry_family *family;
+    void *instance = NULL;
+    if (size > 0) {
+        line[0] = '\0';
+    }
+    CARRY_TRY(carry_problem_parse(ctx, &parsed, problem));
+    CARRY_TRY(carry_family_of(ctx, &family, &parsed));
+    CARRY_TRY(family->plan(ctx, &instance, &parsed, measure));
+    (void)snprintf(line, size, "%s", family->about_plan(instance));
+    family->close(instance);
+    return CARRY_OK;
+}
+
+const char *carry_problem_family(int index, const char **about, const char **takes) {
+    const carry_family *family = carry_family_at(index);
+    if (family == NULL) {
+        return NULL;
+    }
+    if (about != NULL) {
+        *about = family->about;
+    }
+    if (takes != NULL) {
+        *takes = family->takes;
+    }
+    return family->name;
+}

@@ -1,0 +1,25 @@
+/* What the files of carry runs share. */
+#ifndef CARRY_CLI_CMD_RUNS_H
+#define CARRY_CLI_CMD_RUNS_H
+
+#include "cli/cli.h"
+#include "lab/store/store.h"
+
+typedef struct cli_runs_wish {
+    carry_ctx *ctx;
+    carry_store *store;
+    bool json, csv, history, samples, yes;
+    const char *kind, *name, *output, *tensorboard;
+    int64_t limit, keep;
+    double slack;
+    int words;
+    char **word;
+} cli_runs_wish;
+
+/* A run by what was typed. False after a message. */
+bool cli_runs_load(const cli_runs_wish *w, carry_run **run, const char *text);
+
+int cli_runs_compare(cli_runs_wish *w);
+int cli_runs_export(cli_runs_wish *w);
+
+#endif

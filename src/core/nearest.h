@@ -1,0 +1,36 @@
+/* The name that was probably meant by a word that is none: for error messages.
+
+       carry_nearest near = carry_nearest_to("bnch");
+       for (...) carry_nearest_offer(&near, name);
+       carry_fail(..., "there is no verb 'bnch'%s", carry_nearest_hint(hint, &near, ""));
+
+   Other projects' names for the same thing (fp16, --lr) are in a table and go before spelling. */
+#ifndef CARRY_CORE_NEAREST_H
+#define CARRY_CORE_NEAREST_H
+
+#include <stddef.h>
+
+#define CARRY_NEAREST_WORD 48
+#define CARRY_NEAREST_HINT 80
+
+typedef struct carry_nearest {
+    const char *word;              /* borrowed */
+    char best[CARRY_NEAREST_WORD]; /* "": none is near */
+    int distance;
+} carry_nearest;
+
+carry_nearest carry_nearest_to(const char *word);
+void carry_nearest_offer(carry_nearest *nearest, const char *name);
+/* The same for length bytes of a text. */
+void carry_nearest_offer_part(carry_nearest *nearest, const char *name, size_t length);
+/* "; did you mean 'NAME'?", the prefix before the name, or "". */
+const char *carry_nearest_hint(char hint[CARRY_NEAREST_HINT], const carry_nearest *nearest, const char *prefix);
+
+/* The hint for a word that should be one of names, which end with NULL. */
+const char *carry_nearest_among(char hint[CARRY_NEAREST_HINT], const char *word, const char *const *names);
+
+/* Insertions, deletions, replacements and swaps of neighbours that make one word of the other; words are shorter than
+   CARRY_NEAREST_WORD, longer ones are as far as can be. */
+int carry_edit_distance(const char *a, const char *b);
+
+#endif

@@ -1,0 +1,32 @@
+/* Two trainings beside each other: speed, loss at equal steps, memory. */
+#ifndef CARRY_LAB_COMPARE_TRAINING_H
+#define CARRY_LAB_COMPARE_TRAINING_H
+
+#include "bench/sample.h"
+#include "lab/store/store.h"
+
+/* Losses of both at the steps that both have noted. */
+typedef struct carry_loss_pair {
+    int steps;                    /* in common; 0: the rest says nothing */
+    int64_t last;                 /* the last of them */
+    double a, b;                  /* there */
+    int averaged;                 /* of the last steps, a tenth of them and ten at least where there are as many */
+    double difference, low, high; /* b less a, mean over these, with a 95 % interval by the bootstrap over blocks */
+    bool within_noise;            /* 0 lies in the interval */
+} carry_loss_pair;
+
+typedef struct carry_training_pair {
+    double a_tokens, b_tokens; /* a second, medians over the steps; NaN: not noted */
+    carry_ratio speed;         /* b over a: above 1, b is faster */
+    double a_memory, b_memory; /* bytes, the most; NaN: not noted */
+    carry_loss_pair loss, held_out;
+    bool same_machine, same_options;
+} carry_training_pair;
+
+/* Whether a run has what a training notes. */
+bool carry_is_training(const carry_run *run);
+/* slack as in carry_compare. CARRY_EARGUMENT when the two have neither a step nor a speed in common. */
+carry_status carry_compare_training(carry_ctx *ctx, carry_training_pair *pair, const carry_run *a, const carry_run *b,
+                                    double slack);
+
+#endif

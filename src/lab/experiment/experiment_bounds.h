@@ -1,0 +1,16 @@
+/* The keys priority, budget and stop_when of an experiment. */
+#ifndef CARRY_LAB_EXPERIMENT_BOUNDS_H
+#define CARRY_LAB_EXPERIMENT_BOUNDS_H
+
+#include "lab/experiment/experiment.h"
+
+carry_status carry_bounds_read_budget(carry_experiment *e, double *budget, carry_yaml *mapping);
+carry_status carry_bounds_read_priority(carry_experiment *e, int *priority, carry_yaml *entry);
+/* After the outcomes are laid out: the criteria are checked against them. */
+carry_status carry_bounds_read_stops(carry_experiment *e);
+/* Problems of a higher priority first, else as written. Before the outcomes are laid out. */
+void carry_bounds_order(carry_experiment *e);
+/* Why the next problem is not measured any more, or "". A problem that was begun is always finished. */
+const char *carry_bounds_reached(const carry_experiment *e, const carry_point *next, char reason[256]);
+
+#endif

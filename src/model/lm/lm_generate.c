@@ -1,0 +1,145 @@
+/* Generation: a prompt through passes of many tokens, then a pass of one token a step. Both read and leave the same
+   states. */
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "model/host.h"
+#include "model/lm/lm_pass.h"
+
+#define PIECE 512 /* tokens of a prompt at a time: bounds the memory that a long one takes */
+
+struct carry_lm_generator {
+    carry_lm *lm;
+    int64_t batch;
+    carry_dtype dtype;
+    carry_lm_state *state;
+    carry_lm_state *one; /* of a prompt that is being read; NULL: of a batch of one it is read into state */
+    carry_lm_pass *step;
+    void *memory;
+    void *room;          /* of the logits */
+    carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
+    carry_tensor wide;   /* and in f32 */
+};
+
+void carry_lm_generator_free(carry_lm_generator *g) {
+    if (g != NULL) {
+        carry_lm_state_free(g->state);
+        carry_lm_state_free(g->one);
+        carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
+        carry_device_free(g->lm->ctx, g->lm->own.device, g->room);
+        carry_lm_pass_free(g->step);
+        free(g);
+    }
+}
+
+static void place_logits(carry_lm_generator *g, carry_arena *arena) {
+    const int64_t shape[] = {g->batch, g->lm->config.vocab_size};
+    g->wide = carry_arena_tensor(arena, g->lm->own.device, CARRY_F32, 2, shape);
+    g->logits = g->dtype == CARRY_F32 ? g->wide : carry_arena_tensor(arena, g->lm->own.device, g->dtype, 2, shape);
+}
+
+static carry_status open_generator(carry_lm_generator *g) {
+    carry_lm *lm = g->lm;
+    const carry_lm_pass_options options = {.batch = g->batch, .tokens = 1, .dtype = g->dtype, .forward_only = true};
+    CARRY_TRY(carry_lm_pass_new(lm, &g->step, &options));
+    CARRY_TRY(carry_lm_state_new(lm, &g->state, g->batch));
+    if (g->batch > 1) {
+        CARRY_TRY(carry_lm_state_new(lm, &g->one, 1));
+    }
+    CARRY_TRY(carry_lm_pass_take(g->step, &g->memory));
+    size_t bytes;
+    carry_arena count = carry_arena_over(NULL, 0);
+    place_logits(g, &count);
+    if (!carry_arena_total(&count, &bytes)) {
+        return carry_fail(lm->ctx, CARRY_ESIZE, "the logits of %" PRId64 " sequences are too large", g->batch);
+    }
+    CARRY_TRY(carry_device_alloc(lm->ctx, &g->room, lm->own.device, bytes));
+    carry_arena arena = carry_arena_over(g->room, bytes);
+    place_logits(g, &arena);
+    return CARRY_OK;
+}
+
+carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype) {
+    *made = NULL;
+    carry_lm_generator *g = calloc(1, sizeof *g);
+    if (g == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory to generate");
+    }
+    g->lm = lm;
+    g->batch = batch;
+    g->dtype = dtype;
+    carry_status status = open_generator(g);
+    if (status != CARRY_OK) {
+        carry_lm_generator_free(g);
+        return status;
+    }
+    *made = g;
+    return CARRY_OK;
+}
+
+carry_lm_state *carry_lm_generator_state(carry_lm_generator *g) {
+    return g->state;
+}
+
+/* The logits of `rows` sequences to host memory. */
+static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) {
+    if (g->dtype != CARRY_F32) {
+        CARRY_TRY(carry_convert(g->lm->ctx, g->wide, g->logits));
+    }
+    return carry_read(g->lm->ctx, carry_view_2d(to, CARRY_F32, rows, g->lm->config.vocab_size),
+                      carry_slice(g->wide, 0, rows));
+}
+
+/* The next piece of a prompt. */
+static carry_status read_piece(carry_lm_generator *g, const int64_t *ids, int64_t count, bool last) {
+    carry_lm_pass *pass = NULL;
+    void *memory = NULL;
+    const carry_lm_pass_options options = {.batch = 1, .tokens = count, .dtype = g->dtype, .forward_only = true};
+    CARRY_TRY(carry_lm_pass_new(g->lm, &pass, &options));
+    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, 1, count),
+                                .logits = last ? carry_slice(g->logits, 0, 1) : (carry_tensor){0},
+                                .last_logits = true,
+                                .state = g->one != NULL ? g->one : g->state};
+    carry_status status = carry_lm_pass_take(pass, &memory);
+    status = status == CARRY_OK ? carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)) : status;
+    carry_lm_pass_give(pass, memory);
+    carry_lm_pass_free(pass);
+    return status;
+}
+
+carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
+                                       float *logits) {
+    carry_ctx *ctx = g->lm->ctx;
+    CARRY_SPAN(ctx, "model", "prompt");
+    if (sequence < 0 || sequence >= g->batch || count < 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a prompt of %" PRId64 " tokens for sequence %" PRId64 " of %" PRId64 " cannot be read",
+                          count, sequence, g->batch);
+    }
+    if (g->one != NULL) {
+        CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
+    }
+    for (int64_t at = 0; at < count; at += PIECE) {
+        int64_t some = count - at < PIECE ? count - at : PIECE;
+        CARRY_TRY(read_piece(g, ids + at, some, at + some == count));
+    }
+    if (g->one != NULL) {
+        CARRY_TRY(carry_lm_state_copy(g->state, sequence, g->one, 0));
+    }
+    return read_logits(g, logits, 1);
+}
+
+carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
+    CARRY_SPAN(g->lm->ctx, "model", "step");
+    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, g->batch, 1),
+                                .logits = g->logits,
+                                .last_logits = true,
+                                .state = g->state};
+    CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
+    return read_logits(g, logits, g->batch);
+}

@@ -1,0 +1,75 @@
+/* Products of bf16 matrices by the instructions that processors have for them: ARM's BFMMLA, AVX512_BF16's VDPBF16PS,
+   AMX's TDPBF16PS. kernels_bf16_table.c is the only list; ops/bf16.c cuts matrices into panels and hands them to
+   threads.
+
+       c[i,j] = base[i,j] + sum_l a[i,l] b[l,j]        a, b: bf16; base, c: f32
+
+   Rounding. A product of two bf16 numbers has 16 bits and is exact in f32. The sum is one chain over k that begins with
+   base, whatever the tile or the thread: the number of threads changes no bit. The chain adds
+
+       bfmmla       two products added together, then added to the sum; both additions round to odd (below 2^-23)
+       avx512-bf16  the odd, then the even product of a pair, each a fused multiply-add to nearest (2^-24)
+       amx          32 k at a time: even and odd products in two chains of fused multiply-adds, added together, then
+                    added to the sum, all to nearest
+
+   so that |c - exact| <= (k + 2) 2^-23 (|base| + sum_l |a[i,l] b[l,j]|) for every entry. All of them take subnormal
+   operands and results for zero.
+
+   Panels. A panel holds `lines` rows of a, or columns of b. k is cut into groups; a group holds, line after line, the
+   `group` elements of that line: element (line, l) is at (l / group * lines + line) * group + l % group. Lines and k
+   beyond the matrix are zeros, k up to a multiple of `unit`. */
+#ifndef CARRY_OPS_KERNELS_BF16_H
+#define CARRY_OPS_KERNELS_BF16_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Panels row_panel.. of a times panels column_panel.. of b. Panel p of a starts at a + p * rows * k, panel q of b at
+   b + q * columns * k, where k is a multiple of unit. c and base point to row 0 and column 0 of the m x n block; base
+   NULL is zero, and may be c. */
+typedef struct carry_bf16_tile {
+    int64_t m, n, k;
+    int64_t row_panel, row_panels_end, column_panel, column_panels_end;
+    const uint16_t *a, *b;
+    const float *base;
+    float *c;
+    ptrdiff_t base_row, c_row;
+} carry_bf16_tile;
+
+/* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart
+   and k is contiguous; across: the reverse. */
+typedef void (*carry_bf16_pack)(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
+                                int64_t k);
+
+/* y[t, r] = sum_l x[t, l] w[r, l] for a few tokens: w is read as it lies, rows w_row apart; x was packed by pack_few.
+ */
+typedef struct carry_bf16_few {
+    int64_t rows, tokens, k;
+    const uint16_t *x, *w;
+    float *y;
+    ptrdiff_t w_row, y_row;
+} carry_bf16_few;
+
+typedef struct carry_bf16 {
+    const char *name, *about;
+    const char *(*missing)(void); /* why it cannot run here; NULL: it can */
+    bool emulated;                /* the same text with the instruction written out in C: for tests, never chosen */
+    int rows, columns, unit;
+    carry_bf16_pack pack_a, pack_b;
+    void (*tile)(const carry_bf16_tile *tile);
+    /* Of few_tokens tokens at most; 0: widened dot products do as well (carry_half_dots). pack_few writes at most
+       few_tokens * (k + unit) elements. */
+    int few_tokens;
+    void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
+    void (*few)(const carry_bf16_few *few);
+} carry_bf16;
+
+/* Slowest first, emulated ones before all others; NULL past the end. */
+const carry_bf16 *carry_bf16_at(int index);
+/* The entry of this name, or NULL. */
+const carry_bf16 *carry_bf16_named(const char *name);
+/* The last entry that can run here, or NULL: there is none, and bf16 is widened to f32. */
+const carry_bf16 *carry_bf16_best(void);
+
+#endif

@@ -1,0 +1,358 @@
+/* bf16 products: every entry that can run here, and the emulated ones everywhere, against float64 and against each
+   other, over odd sizes, all forms and 1, 2, 3 threads. */
+#include "nn_support.h"
+
+#include "carry/nn.h"
+#include "core/context.h"
+#include "ops/bf16.h"
+#include "ops/kernels/kernels.h"
+
+/* Rows lie a little further apart than they are long, and the gaps are NaN: what is read or written there is seen. */
+enum { GAP = 3 };
+
+typedef struct matrix {
+    array a;
+    int64_t rows, columns, row;
+} matrix;
+
+static matrix random_matrix(carry_dtype dtype, int64_t rows, int64_t columns) {
+    matrix made = {.rows = rows, .columns = columns, .row = columns + GAP};
+    made.a = random_array(dtype, 2, SHAPE(rows, made.row), -1, 1);
+    array gaps = poisoned(dtype, 1, SHAPE(GAP));
+    size_t size = carry_dtype_size(dtype);
+    for (int64_t r = 0; r < rows; r++) {
+        memcpy((char *)made.a.t.data + (size_t)(r * made.row + columns) * size, gaps.t.data, GAP * size);
+    }
+    return made;
+}
+
+static matrix copy_of_matrix(const matrix *from) {
+    matrix made = *from;
+    made.a = copy_of(&from->a);
+    return made;
+}
+
+static carry_matrix operand(const matrix *from, bool transposed) {
+    return (carry_matrix){.data = from->a.t.data, .dtype = from->a.t.dtype, .row = from->row, .transposed = transposed};
+}
+
+static const carry_kernels *kernels_of(carry_ctx *ctx) {
+    const carry_kernels *kernels;
+    assert_ok(ctx, carry_kernels_of(ctx, &kernels));
+    return kernels;
+}
+
+/* The bound of kernels/bf16.h, and c's own rounding. */
+static void assert_product(const char *name, const matrix *c, const matrix *a, bool ta, const matrix *b, bool tb,
+                           int64_t k, const matrix *base) {
+    for (int64_t i = 0; i < c->rows; i++) {
+        for (int64_t j = 0; j < c->row; j++) {
+            double got = carry_tensor_at(&c->a.t, i * c->row + j);
+            if (j >= c->columns) {
+                assert_true(isnan(got));
+                continue;
+            }
+            double sum = base != NULL ? base->a.v[i * base->row + j] : 0.0;
+            double size = fabs(sum);
+            for (int64_t l = 0; l < k; l++) {
+                double product =
+                    a->a.v[ta ? l * a->row + i : i * a->row + l] * b->a.v[tb ? j * b->row + l : l * b->row + j];
+                sum += product;
+                size += fabs(product);
+            }
+            double allowed = (double)(k + 2) * 0x1p-23 * size;
+            allowed += rounding(c->a.t.dtype) * (fabs(sum) + allowed);
+            if (!(fabs(got - sum) <= allowed)) {
+                fail_msg("%s: c[%lld, %lld] of %lld x %lld x %lld is %.9g where %.9g is expected", name, (long long)i,
+                         (long long)j, (long long)c->rows, (long long)c->columns, (long long)k, got, sum);
+            }
+        }
+    }
+}
+
+static matrix run(carry_ctx *ctx, const carry_bf16 *by, const matrix *a, bool ta, const matrix *b, bool tb, int64_t k,
+                  const matrix *base, bool accumulate) {
+    matrix c = copy_of_matrix(base);
+    for (int64_t i = 0; !accumulate && i < c.rows; i++) {
+        memset((char *)c.a.t.data + (size_t)(i * c.row) * carry_dtype_size(c.a.t.dtype), 255,
+               (size_t)c.row * carry_dtype_size(c.a.t.dtype));
+    }
+    carry_mixed_product p = {.m = c.rows,
+                             .n = c.columns,
+                             .k = k,
+                             .a = operand(a, ta),
+                             .b = operand(b, tb),
+                             .c = c.a.t.data,
+                             .c_dtype = c.a.t.dtype,
+                             .c_row = c.row,
+                             .accumulate = accumulate,
+                             .narrow = true};
+    assert_true(carry_bf16_run(ctx, kernels_of(ctx), by, &p));
+    return c;
+}
+
+static void check_size(const carry_bf16 *by, int64_t m, int64_t n, int64_t k, carry_dtype type, int form) {
+    bool ta = (form & 1) != 0;
+    bool tb = (form & 2) != 0;
+    bool accumulate = (form & 4) != 0;
+    matrix a = random_matrix(CARRY_BF16, ta ? k : m, ta ? m : k);
+    matrix b = random_matrix(CARRY_BF16, tb ? n : k, tb ? k : n);
+    matrix base = random_matrix(type, m, n);
+    matrix first = {0};
+    for (int c = 0; c < CTXS; c++) {
+        matrix got = run(ctxs[c], by, &a, ta, &b, tb, k, &base, accumulate);
+        first = c == 0 ? got : first;
+        assert_same(by->name, &got.a, &first.a);
+    }
+    assert_product(by->name, &first, &a, ta, &b, tb, k, accumulate ? &base : NULL);
+    (void)free_kept(NULL);
+}
+
+/* One less and one more than every panel and unit: 8, 12, 32 rows and columns, k in 2, 4, 32. */
+static const int64_t sizes[][3] = {{1, 1, 1},    {7, 11, 3},   {9, 13, 5},   {12, 32, 31},  {13, 33, 33}, {32, 12, 2},
+                                   {31, 64, 64}, {33, 31, 65}, {17, 65, 95}, {100, 97, 67}, {70, 200, 40}};
+
+static void test_bf16_products_match_float64_for_every_entry_size_and_form(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        if (by->missing() != NULL) {
+            print_message("skipped: %s: %s\n", by->name, by->missing());
+            continue;
+        }
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            for (int form = 0; form < 8; form++) {
+                carry_dtype type = (form + (int)s) % 2 == 0 ? CARRY_F32 : CARRY_BF16;
+                check_size(by, sizes[s][0], sizes[s][1], sizes[s][2], type, form);
+            }
+        }
+    }
+}
+
+/* More k than a block has where c is f32, and a whole long k where it is not. */
+static void test_bf16_products_match_float64_for_long_sums(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        for (int form = 0; by->missing() == NULL && form < 4; form++) {
+            check_size(by, 5, 6, 4100, form % 2 == 0 ? CARRY_F32 : CARRY_BF16, form);
+        }
+    }
+}
+
+/* More of m and n than the buffers of panels hold. */
+static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
+    (void)state;
+    const carry_bf16 *by = carry_bf16_best();
+    if (by == NULL) {
+        print_message("skipped: no bf16 instructions here\n");
+        skip();
+    }
+    check_size(by, 1100, 24, 2040, CARRY_F32, 2);
+    check_size(by, 24, 1100, 2040, CARRY_F32, 4);
+}
+
+/* The processor's instruction is what its emulation says, bit for bit. */
+static void test_instructions_have_the_bits_of_their_emulation(void **state) {
+    (void)state;
+    static const char *const names[][2] = {{"avx512-bf16", "avx512-bf16-emulated"}, {"amx", "amx-emulated"}};
+    int compared = 0;
+    for (int i = 0; i < 2; i++) {
+        const carry_bf16 *by = carry_bf16_named(names[i][0]);
+        const carry_bf16 *emulated = carry_bf16_named(names[i][1]);
+        assert_non_null(emulated);
+        if (by == NULL || by->missing() != NULL) {
+            print_message("skipped: %s: %s\n", names[i][0], by != NULL ? by->missing() : "another architecture");
+            continue;
+        }
+        compared++;
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            for (int form = 0; form < 8; form++) {
+                bool ta = (form & 1) != 0;
+                bool tb = (form & 2) != 0;
+                int64_t m = sizes[s][0];
+                int64_t n = sizes[s][1];
+                int64_t k = sizes[s][2];
+                matrix a = random_matrix(CARRY_BF16, ta ? k : m, ta ? m : k);
+                matrix b = random_matrix(CARRY_BF16, tb ? n : k, tb ? k : n);
+                matrix base = random_matrix(CARRY_F32, m, n);
+                matrix got = run(ctxs[0], by, &a, ta, &b, tb, k, &base, (form & 4) != 0);
+                matrix want = run(ctxs[0], emulated, &a, ta, &b, tb, k, &base, (form & 4) != 0);
+                if (memcmp(got.a.t.data, want.a.t.data, (size_t)got.a.count * sizeof(float)) != 0) {
+                    fail_msg("%s differs from %s at %lld x %lld x %lld", by->name, emulated->name, (long long)m,
+                             (long long)n, (long long)k);
+                }
+                (void)free_kept(NULL);
+            }
+        }
+    }
+    if (compared == 0) {
+        skip();
+    }
+}
+
+/* f32 operands count as what they round to. */
+static void test_f32_operands_are_rounded_to_bf16(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        for (int form = 0; by->missing() == NULL && form < 4; form++) {
+            bool ta = (form & 1) != 0;
+            bool tb = (form & 2) != 0;
+            const int64_t m = 35, n = 41, k = 700;
+            array a = random_array(CARRY_F32, 2, SHAPE(ta ? k : m, ta ? m : k), -1, 1);
+            array rounded = poisoned(CARRY_BF16, 2, a.t.shape);
+            assert_ok(ctxs[0], carry_convert(ctxs[0], rounded.t, a.t));
+            matrix wide = {.a = a, .rows = a.t.shape[0], .columns = a.t.shape[1], .row = a.t.shape[1]};
+            matrix narrow = {.a = rounded, .rows = wide.rows, .columns = wide.columns, .row = wide.row};
+            matrix b = random_matrix(CARRY_BF16, tb ? n : k, tb ? k : n);
+            matrix base = random_matrix(CARRY_F32, m, n);
+            matrix got = run(ctxs[1], by, &wide, ta, &b, tb, k, &base, true);
+            matrix want = run(ctxs[0], by, &narrow, ta, &b, tb, k, &base, true);
+            assert_memory_equal(got.a.t.data, want.a.t.data, (size_t)got.a.count * sizeof(float));
+            (void)free_kept(NULL);
+        }
+    }
+}
+
+/* NaN and infinities reach the rows and columns that they belong to, and no others. */
+static void test_numbers_that_are_not_finite_stay_in_their_rows(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        const int64_t m = 9, n = 14, k = 37;
+        if (by->missing() != NULL) {
+            continue;
+        }
+        matrix a = random_matrix(CARRY_BF16, m, k);
+        matrix b = random_matrix(CARRY_BF16, k, n);
+        matrix base = random_matrix(CARRY_F32, m, n);
+        ((uint16_t *)a.a.t.data)[8 * a.row + 36] = 0x7fc0; /* NaN in the last row and the last k */
+        ((uint16_t *)b.a.t.data)[0 * b.row + 13] = 0x7f80; /* infinity in the last column */
+        matrix c = run(ctxs[2], by, &a, false, &b, false, k, &base, false);
+        for (int64_t at = 0; at < m * n; at++) {
+            double got = carry_tensor_at(&c.a.t, at / n * c.row + at % n);
+            assert_int_equal(isfinite(got), at / n != 8 && at % n != 13);
+        }
+        (void)free_kept(NULL);
+    }
+}
+
+/* x W^T of a few tokens: by dot products that widen, and by the processor's instructions where it has some. */
+static void check_few(carry_dtype type, int64_t tokens, int64_t out, int64_t in, bool accumulate) {
+    array x = random_array(type, 2, SHAPE(tokens, in), -1, 1);
+    array W = random_array(type, 2, SHAPE(out, in), -1, 1);
+    array y0 = random_array(type, 2, SHAPE(tokens, out), -1, 1);
+    array first = {0};
+    for (int c = 0; c < CTXS; c++) {
+        array y = accumulate ? copy_of(&y0) : poisoned(type, 2, y0.t.shape);
+        assert_ok(ctxs[c], carry_linear(ctxs[c], y.t, x.t, W.t, accumulate));
+        first = c == 0 ? y : first;
+        assert_same("y", &y, &first);
+    }
+    for (int64_t at = 0; at < tokens * out; at++) {
+        double sum = accumulate ? y0.v[at] : 0.0;
+        double size = fabs(sum);
+        for (int64_t l = 0; l < in; l++) {
+            double product = x.v[at / out * in + l] * W.v[at % out * in + l];
+            sum += product;
+            size += fabs(product);
+        }
+        double allowed = (double)(in + 2) * 0x1p-23 * size;
+        allowed += rounding(type) * (fabs(sum) + allowed) + 0x1p-24 * (type == CARRY_F16);
+        if (!(fabs(carry_tensor_at(&first.t, at) - sum) <= allowed)) {
+            fail_msg("%lld tokens, %lld x %lld in %s: y[%lld] is %.9g where %.9g is expected", (long long)tokens,
+                     (long long)out, (long long)in, carry_dtype_name(type), (long long)at,
+                     carry_tensor_at(&first.t, at), sum);
+        }
+    }
+    (void)free_kept(NULL);
+}
+
+static void test_a_few_tokens_match_float64_for_every_number_of_them(void **state) {
+    (void)state;
+    static const int64_t shapes[][2] = {{1, 1}, {3, 7}, {5, 8}, {64, 16}, {65, 33}, {259, 131}, {1030, 40}};
+    for (int64_t tokens = 1; tokens <= 26; tokens += tokens < 10 ? 1 : 5) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            check_few(CARRY_BF16, tokens, shapes[s][0], shapes[s][1], s % 2 == 0);
+            check_few(CARRY_F16, tokens, shapes[s][0], shapes[s][1], s % 2 != 0);
+        }
+    }
+}
+
+/* carry_half_dots of every set of kernels against the plain one: a row's sum does not depend on the rows beside it. */
+static void test_half_dots_of_every_set_match_plain(void **state) {
+    (void)state;
+    const int64_t rows = 23, in = 67;
+    const carry_kernels *plain = carry_kernels_at(0);
+    const carry_kernels *kernels;
+    for (int set = 0; (kernels = carry_kernels_at(set)) != NULL; set++) {
+        for (int64_t tokens = 1; kernels->usable() && tokens <= 5; tokens++) {
+            array W = random_array(tokens % 2 == 0 ? CARRY_F16 : CARRY_BF16, 2, SHAPE(rows, in), -1, 1);
+            array x = random_array(CARRY_F32, 2, SHAPE(tokens, in), -1, 1);
+            array got = poisoned(CARRY_F32, 2, SHAPE(tokens, rows)), want = poisoned(CARRY_F32, 2, SHAPE(tokens, rows));
+            carry_half_dots dots = {.rows = rows,
+                                    .tokens = tokens,
+                                    .k = in,
+                                    .w = W.t.data,
+                                    .x = x.t.data,
+                                    .y = want.t.data,
+                                    .w_row = in,
+                                    .x_row = in,
+                                    .y_row = rows,
+                                    .type = W.t.dtype};
+            plain->half_dots(&dots);
+            read_back(&want);
+            dots.y = got.t.data;
+            kernels->half_dots(&dots);
+            assert_near(kernels->name, &got, want.v, (double)in * 0x1p-23);
+            float alone[5 * 23];
+            dots.y = alone;
+            dots.rows = 1;
+            dots.w = (const uint16_t *)W.t.data + 22 * in;
+            kernels->half_dots(&dots);
+            assert_memory_equal(alone, (float *)got.t.data + 22, sizeof(float));
+            (void)free_kept(NULL);
+        }
+    }
+}
+
+/* A set that was asked for by name widens; a bf16 product can be asked for; one that cannot run is refused with why. */
+static void test_kernels_by_name(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, "plain", NULL);
+    assert_string_equal(carry_ctx_kernels(ctx), "plain");
+    assert_null(carry_bf16_of(ctx));
+    carry_ctx_free(ctx);
+    const char *usual = carry_ctx_kernels(ctxs[0]);
+    assert_ptr_equal(carry_bf16_of(ctxs[0]), carry_bf16_best());
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        ctx = support_ctx(1, by->name, NULL);
+        if (by->missing() == NULL) {
+            assert_string_equal(carry_ctx_kernels(ctx), usual);
+            assert_ptr_equal(carry_bf16_of(ctx), by);
+        } else {
+            assert_string_equal(carry_ctx_kernels(ctx), "none");
+            assert_non_null(strstr(carry_ctx_error(ctx), by->missing()));
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
+#define TEST(name) cmocka_unit_test_teardown(name, free_kept)
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        TEST(test_bf16_products_match_float64_for_every_entry_size_and_form),
+        TEST(test_bf16_products_match_float64_for_long_sums),
+        TEST(test_bf16_products_match_float64_beyond_the_buffer),
+        TEST(test_instructions_have_the_bits_of_their_emulation),
+        TEST(test_f32_operands_are_rounded_to_bf16),
+        TEST(test_numbers_that_are_not_finite_stay_in_their_rows),
+        TEST(test_a_few_tokens_match_float64_for_every_number_of_them),
+        TEST(test_half_dots_of_every_set_match_plain),
+        TEST(test_kernels_by_name),
+    };
+    return cmocka_run_group_tests(tests, open_contexts, close_contexts);
+}
