@@ -29,6 +29,7 @@ struct emulated_pool {
 namespace {
 
 constexpr size_t RANGE = (size_t)8 << 30, TOTAL = (size_t)4 << 30, ALIGN = 512;
+constexpr int UNITS = 4; /* so that work is split; they work one after another */
 
 std::recursive_mutex lock;
 char *range;
@@ -152,6 +153,8 @@ cudaError_t cudaDeviceSynchronize(void) {
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     switch (attribute) {
     case cudaDevAttrMultiProcessorCount:
+        *value = UNITS;
+        break;
     case cudaDevAttrMemoryPoolsSupported:
         *value = 1;
         break;
@@ -172,7 +175,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp{};
     (void)snprintf(p->name, sizeof p->name, "emulated GPU");
     p->major = 8;
-    p->multiProcessorCount = 1;
+    p->multiProcessorCount = UNITS;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = TOTAL;
     p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin = 227 << 10;

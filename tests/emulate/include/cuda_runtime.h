@@ -1,5 +1,5 @@
 /* CUDA for tests without a GPU: the runtime's functions and the language's words, as far as Carry uses them, on the
-   CPU. The device has one multiprocessor of capability 8.0. Work is done when it is enqueued, blocks one after another
+   CPU. The device has capability 8.0 and four multiprocessors. Work is done when it is enqueued, blocks one after another
    and the threads of a block as fibres (runtime.cpp), so that results do not depend on chance; what waits for a thread
    that will never come ends the process with a message. Device memory cannot be touched outside of kernels and copies.
 

@@ -189,20 +189,18 @@ template <typename F> static inline cudaError_t cudaFuncSetAttribute(F *, cudaFu
 }
 template <typename F>
 static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, F *, int, size_t) {
-    *blocks = 1; /* so that the blocks of a cooperative kernel are one */
+    *blocks = 1;
     return cudaSuccess;
 }
 template <typename... P, size_t... I>
 static inline void launch_with(const emulate::config &c, void (*kernel)(P...), void **arguments, std::index_sequence<I...>) {
     emulate::launch(c, "a cooperative kernel", kernel, *(std::remove_cv_t<P> *)arguments[I]...);
 }
+/* Blocks run one after another and cannot wait for each other: the grid is one block, whatever was asked for. */
 template <typename... P>
-static inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3 grid, dim3 block, void **arguments,
+static inline cudaError_t cudaLaunchCooperativeKernel(void (*kernel)(P...), dim3, dim3 block, void **arguments,
                                                       size_t shared, cudaStream_t stream) {
-    if (grid.x * grid.y * grid.z != 1) {
-        return cudaErrorInvalidValue;
-    }
-    launch_with(emulate::config(grid, block, shared, stream), kernel, arguments, std::index_sequence_for<P...>{});
+    launch_with(emulate::config(1, block, shared, stream), kernel, arguments, std::index_sequence_for<P...>{});
     return cudaSuccess;
 }
 
