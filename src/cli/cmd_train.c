@@ -250,6 +250,7 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     }
     code = code == CLI_DONE ? set_typed(desk, t) : code;
     code = code == CLI_DONE && !desk->resume ? add_data(desk, words, arguments) : code;
+    code = code == CLI_DONE ? train_check_download(desk) : code;
     if (code == CLI_DONE && !desk->resume && carry_train_options_heeded(desk->ctx, &desk->options) != CARRY_OK) {
         code = cli_refuse("--%s", carry_ctx_error(desk->ctx));
     }

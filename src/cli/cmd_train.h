@@ -15,6 +15,7 @@ typedef struct train_desk {
     bool resume, overwrite, unstored;
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */
+    char download[1024];    /* of the file: where its texts come from, "": it does not say */
     const char *device;     /* as it was typed */
     char name[64];          /* of the run: the text's or the task's */
     char command[1024];
@@ -33,6 +34,8 @@ typedef struct train_desk {
 void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
 int train_read_config(train_desk *desk, const char *path);
+/* CLI_DONE, or after a sentence CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
+int train_check_download(const train_desk *desk);
 /* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
 int train_store_begin(train_desk *desk);
 /* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */

@@ -39,6 +39,20 @@ def _log_level() -> int:
     return max(level for level, python in _LEVELS.items() if level == -1 or _log.isEnabledFor(python))
 
 
+def _machine_number() -> int:
+    """One wisdom file per machine, as the program `carry` numbers them: FNV-1a of the processor's name and its cores."""
+    handle = ctypes.c_void_p()
+    cpu = s.DeviceProperties()
+    options = s.CtxOptions(threads=1)
+    if lib.carry_ctx_new(ctypes.byref(handle), ctypes.byref(options)) == 0:
+        lib.carry_device_describe(handle, 0, ctypes.byref(cpu))
+    lib.carry_ctx_free(handle)
+    number = 2166136261
+    for byte in cpu.name:
+        number = (number ^ byte) * 16777619 & 0xFFFFFFFF
+    return (number ^ os.sysconf("SC_NPROCESSORS_CONF")) * 16777619 & 0xFFFFFFFF
+
+
 def _wisdom() -> bytes | None:
     """The file in which the program `carry` keeps this machine's rates: CARRY_WISDOM, none, or one in the cache."""
     asked = os.environ.get("CARRY_WISDOM")
@@ -48,7 +62,7 @@ def _wisdom() -> bytes | None:
     if not cache.startswith("/"):
         home = os.environ.get("HOME", "")
         cache = f"{home}/.cache" if home.startswith("/") else ""
-    return os.fsencode(f"{cache}/carry/wisdom") if cache else None
+    return os.fsencode(f"{cache}/carry/wisdom-{_machine_number():08x}") if cache else None
 
 
 class Plan:
