@@ -12,14 +12,13 @@ keyword that is not known is refused.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, empty, offsets, same_kind, widened
-from ._rule import Inputs, Options, forward
+from ._arrays import Array, empty, offsets, same_kind, wants_autograd, widened
+from ._rule import Inputs, Options, forward, resolved
 
 _CHUNKS = (16, 32, 64, 128)
 
@@ -106,13 +105,11 @@ def _key_gate(g: Any, A_log: Any, dt_bias: Any) -> Any:
 
 def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
     tensors = x[:-1]
-    if same_kind(**x._replace(cu_seqlens=None)._asdict()):
-        torch = sys.modules["torch"]
-        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-            from ._autograd import DeltaRule
+    if same_kind(**x._replace(cu_seqlens=None)._asdict()) and wants_autograd(*tensors):
+        from ._autograd import DeltaRule
 
-            o, final_state = DeltaRule.apply(options, output_final_state, x.cu_seqlens, *tensors)
-            return o, final_state
+        o, final_state, _ = DeltaRule.apply(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
+        return o, final_state
     result = forward(x, options, output_final_state, keep=False)
     return result.o, result.final_state
 
