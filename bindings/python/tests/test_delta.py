@@ -102,11 +102,11 @@ def test_kda_makes_its_gate(rng):
     A_log = rng.uniform(-1, 1, heads).astype(np.float32)
     dt_bias = rng.standard_normal(heads * size).astype(np.float32)
     g = -np.exp(A_log)[:, None] * np.log1p(np.exp(a + dt_bias.reshape(heads, size)))
-    wanted, _ = carry.chunk_kda(q, k, v, g.astype(np.float32), beta)
-    o, _ = carry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    wanted, _ = libcarry.chunk_kda(q, k, v, g.astype(np.float32), beta)
+    o, _ = libcarry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
     assert ref.error(o, wanted) < 1e-5
     with pytest.raises(ValueError, match="needs A_log"):
-        carry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True)
+        libcarry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
