@@ -100,7 +100,7 @@ refused 'min-p is 2' generate model -p x --min-p 2
 expect 0 '"ids": ' generate other -p '1, 2 999' --ids -n 5 --temperature 0 --json
 python "len(lines[0]['ids']) == lines[0]['tokens'] and lines[0]['prompt_tokens'] == 3 and max(lines[0]['ids']) < 1000"
 expect 0 '' generate other -p '1 2 999' --ids -n 5 --temperature 0
-python "True" && python3 -c "import sys; [int(x) for x in open('out').read().split()]" || fail "no numbers: $(cat out)"
+grep -Eq '^[0-9]+( [0-9]+)*$' out || fail "no numbers: $(cat out)"
 refused 'is no part of a token' generate other --ids -p '1 x'
 refused 'token 0 of the prompt is 1000' generate other --ids -p 1000
 refused 'do not go with it' generate other --ids -p 1 --stop x
@@ -111,16 +111,16 @@ cp -r model chat
 "$make_model" wide 259 && cp wide/* chat/
 refused 'no chat template' generate chat --chat -p Hi
 printf '%s' "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}" > chat/chat_template.jinja
-expect 0 '"prompt_tokens": 31' generate chat --chat -p Hi -n 4 --json
+expect 0 '"prompt_tokens": 21' generate chat --chat -p Hi -n 4 --json
 python "lines[0]['prompt'] == 'Hi'"
-expect 0 '"prompt_tokens": 50' generate chat --chat -p Hi -n 4 --json --no-think
-expect 0 '"prompt_tokens": 45' generate chat --chat -p Hi --system short -n 4 --json
+expect 0 '"prompt_tokens": 40' generate chat --chat -p Hi -n 4 --json --no-think
+expect 0 '"prompt_tokens": 36' generate chat --chat -p Hi --system short -n 4 --json
 printf '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]' > messages
 expect 0 '"prompt": "c"' generate chat --chat --messages messages -n 4 --json
 printf '[{"role": "tool", "content": "a"}]' > tools
 refused 'expected system, user or assistant' generate chat --chat --messages tools -p x
 refused 'need --chat' generate chat -p x --system y
-printf '{{ "[INST]" }}{% if add_generation_prompt %}{% endif %}' > chat/chat_template.jinja
+printf '%s' '{{ "[INST]" }}{% if add_generation_prompt %}{% endif %}' > chat/chat_template.jinja
 refused 'the chat template is not known' generate chat --chat -p Hi
 
 # Evaluation.
