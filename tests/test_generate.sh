@@ -105,6 +105,18 @@ refused 'is no part of a token' generate other --ids -p '1 x'
 refused 'token 0 of the prompt is 1000' generate other --ids -p 1000
 refused 'do not go with it' generate other --ids -p 1 --stop x
 
+# A prompt that is read once: what goes on from its state is what follows the whole.
+expect 0 '"text"' generate model -p 'Hello World, how' -n 12 --temperature 0 --json
+cp out at_once
+expect 0 '"tokens": 0' generate model -p 'Hello World' -n 0 --state-save state --json
+expect 0 '"prompt_tokens": 5' generate model -p ', how' -n 12 --temperature 0 --state-load state --json
+python "lines[0]['text'] == json.loads(open('at_once').read())['text']"
+refused 'of one prompt' generate model -p a -p b -n 4 --state-save state
+refused 'needs a prompt of a token' generate model -p '' -n 4 --state-load state
+refused 'other' generate other --ids -p 1 -n 4 --state-load state
+head -c 100 state > cut_state
+refused 'cut_state' generate model -p a -n 4 --state-load cut_state
+
 # Chats: ChatML as the tokenizer's folder has it; other templates are refused.
 cp -r model chat
 "$carry" tokenizer train --bytes --added '<|endoftext|>,<|im_start|>,<|im_end|>' -o chat > /dev/null || fail "no tokenizer for a chat"

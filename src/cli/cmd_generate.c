@@ -157,6 +157,8 @@ static int generate(desk *d) {
                                             .tokens = d->tokens,
                                             .stops = d->stops.text,
                                             .stop_count = d->stops.count,
+                                            .state_load = d->state_load,
+                                            .state_save = d->state_save,
                                             .heard = on_token,
                                             .user = d};
     d->on_terminal = isatty(STDOUT_FILENO) != 0;
@@ -239,6 +241,9 @@ static int run(int count, char **arguments) {
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; again for more"},
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are tokens' numbers; needs no tokenizer"},
+        {"state-save", 0, CLI_TEXT, &d.state_save, "FILE", "keep the state after the prompt; -n 0 does nothing else"},
+        {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
+         "prompts go on from this state: what it has read is not read again"},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "a prompt is the user's message, by the model's chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
         {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content}"},
@@ -264,7 +269,7 @@ static int run(int count, char **arguments) {
     } else if (words > 1) {
         (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
                          cli_shown(shown, arguments[1]));
-    } else if (words == 1 && d.tokens == 0) {
+    } else if (words == 1 && d.tokens == 0 && d.state_save == NULL) {
         (void)cli_refuse("-n 0 asks for no tokens: 1 or more is needed");
     } else if (words == 1 && cli_generate_check(&d)) {
         code = open_and_generate(&d, arguments[0]);

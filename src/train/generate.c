@@ -260,7 +260,7 @@ static carry_status copy_prompt(work *w, const carry_prompt *prompt) {
 
 static carry_status encode_prompt(work *w, const carry_prompt *prompt, bool *is_empty) {
     w->ids.count = 0;
-    *is_empty = prompt->length == 0;
+    *is_empty = prompt->length == 0 && w->options->state_load == NULL;
     if (prompt->ids != NULL) {
         CARRY_TRY(copy_prompt(w, prompt));
         *is_empty = prompt->id_count == 0;
@@ -268,10 +268,15 @@ static carry_status encode_prompt(work *w, const carry_prompt *prompt, bool *is_
         return carry_fail(w->ctx, CARRY_EARGUMENT, "%s was opened without a tokenizer: prompts are tokens' numbers",
                           w->model->folder);
     } else {
-        if (!prompt->bare) {
+        if (!prompt->bare && w->options->state_load == NULL) {
             CARRY_TRY(carry_encode_start(w->ctx, w->model->tokenizer, &w->ids));
         }
-        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, prompt->text, prompt->length, CARRY_SPECIALS_FOUND));
+        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, prompt->text, prompt->length,
+                               w->options->state_load != NULL ? CARRY_TEXT_GOES_ON : CARRY_SPECIALS_FOUND));
+    }
+    if (w->ids.count == 0 && w->options->state_load != NULL) {
+        return carry_fail(w->ctx, CARRY_EARGUMENT,
+                          "a text that goes on from a state needs a prompt of a token or more");
     }
     if (w->ids.count == 0 && w->model->start < 0) {
         return carry_fail(w->ctx, CARRY_EARGUMENT,
@@ -305,7 +310,9 @@ static carry_status begin_text(work *w, int64_t at) {
     int64_t prompt = w->begun++;
     carry_continuation *c = &w->results[prompt];
     CARRY_TRY(empty_place(w, p, prompt));
-    CARRY_TRY(carry_lm_state_clear(carry_lm_generator_state(w->generator), at));
+    carry_lm_state *state = carry_lm_generator_state(w->generator);
+    CARRY_TRY(w->options->state_load != NULL ? carry_lm_state_load(state, at, w->options->state_load)
+                                             : carry_lm_state_clear(state, at));
     c->prompt_tokens = (int64_t)w->ids.count;
     int64_t count = c->prompt_tokens > 0 ? c->prompt_tokens : 1;
     for (int64_t done = 0; done < count && !w->stopped;) {
@@ -319,7 +326,18 @@ static carry_status begin_text(work *w, int64_t at) {
             w->stopped = !w->options->heard(w->options->user, prompt);
         }
     }
-    return w->stopped ? CARRY_OK : take_token(w, at, w->logits);
+    if (w->stopped) {
+        return CARRY_OK;
+    }
+    if (w->options->state_save != NULL) {
+        CARRY_TRY(carry_lm_state_save(state, at, w->options->state_save));
+    }
+    if (w->options->tokens == 0) {
+        c->first = carry_seconds() - p->started;
+        end_text(w, p, CARRY_ENDED_BY_LENGTH);
+        return CARRY_OK;
+    }
+    return take_token(w, at, w->logits);
 }
 
 /* Places without a text get the next prompts; false when no text is under way any more. */
@@ -352,7 +370,11 @@ static carry_status run_all(work *w) {
 
 carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carry_prompt *prompts, int64_t count,
                             const carry_generate_options *options, carry_continuation *results) {
-    if (options->tokens < 1 || count < 1) {
+    if (options->state_save != NULL && count != 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the state after a prompt is saved of one prompt, and %" PRId64 " are given", count);
+    }
+    if (options->tokens < (options->state_save != NULL ? 0 : 1) || count < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%" PRId64 " tokens for %" PRId64 " prompts: 1 or more is needed",
                           options->tokens, count);
     }

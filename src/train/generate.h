@@ -42,6 +42,8 @@ typedef struct carry_generate_options {
     int64_t batch;            /* texts at once; 0: 16 */
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
+    const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);
     void *user;
