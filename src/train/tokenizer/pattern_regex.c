@@ -211,6 +211,9 @@ static void take_one(walk *w) {
     case '{':
         take_braces(w);
         break;
+    case ')':
+        take_group_end(w);
+        break;
     case '(':
         take_group(w);
         break;
