@@ -39,7 +39,7 @@ cmp -s out first || fail "the same seed gave another text"
 expect 0 'Hello' generate model -p Hello -n 20 --seed 4
 if cmp -s out first; then fail "another seed gave the same text"; fi
 [ ! -s err ] || fail "something was said on standard error: $(cat err)"
-expect 0 'tokens/s, the first after' generate model -p Hello -n 5 -v
+expect 0 'tokens/s, the first token after' generate model -p Hello -n 5 -v
 
 # Several at once are as each alone; the same prompt again has another text.
 expect 0 '--- 2 of 3 ---' generate model -p Hello -p World -p Hello -n 12
@@ -89,11 +89,58 @@ if [ -e /dev/full ]; then
     [ $? = 2 ] && grep -q 'could not be written' err || fail "a full disk went unseen: $(cat err)"
 fi
 
+# Choices: min-p 1 leaves the likeliest token; a penalty changes what is likely.
+expect 0 '"text"' generate model -p Hello -n 6 --temperature 1 --min-p 1 --json
+python "lines[0]['text'] == json.loads(open('whole').read())['text']"
+expect 0 '"ids"' generate model -p '1 2 3' -n 40 --temperature 0 --repetition-penalty 1000 --json --ids
+python "len(set(lines[0]['ids'])) == len(lines[0]['ids']) and not {1, 2, 3} & set(lines[0]['ids'])"
+refused 'min-p is 2' generate model -p x --min-p 2
+
+# Numbers in, numbers out; no tokenizer is needed, and the same tokens come as with one.
+expect 0 '"ids": ' generate other -p '1, 2 999' --ids -n 5 --temperature 0 --json
+python "len(lines[0]['ids']) == lines[0]['tokens'] and lines[0]['prompt_tokens'] == 3 and max(lines[0]['ids']) < 1000"
+expect 0 '' generate other -p '1 2 999' --ids -n 5 --temperature 0
+grep -Eq '^[0-9]+( [0-9]+)*$' out || fail "no numbers: $(cat out)"
+refused 'is no part of a token' generate other --ids -p '1 x'
+refused 'token 0 of the prompt is 1000' generate other --ids -p 1000
+refused 'do not go with it' generate other --ids -p 1 --stop x
+
+# A prompt that is read once: what goes on from its state is what follows the whole.
+expect 0 '"text"' generate model -p 'Hello World, how' -n 12 --temperature 0 --json
+cp out at_once
+expect 0 '"tokens": 0' generate model -p 'Hello World' -n 0 --state-save state --json
+expect 0 '"prompt_tokens": 5' generate model -p ', how' -n 12 --temperature 0 --state-load state --json
+python "lines[0]['text'] == json.loads(open('at_once').read())['text']"
+refused 'of one prompt' generate model -p a -p b -n 4 --state-save state
+refused 'needs a prompt of a token' generate model -p '' -n 4 --state-load state
+refused 'other' generate other --ids -p 1 -n 4 --state-load state
+head -c 100 state > cut_state
+refused 'cut_state' generate model -p a -n 4 --state-load cut_state
+
+# Chats: ChatML as the tokenizer's folder has it; other templates are refused.
+cp -r model chat
+"$carry" tokenizer train --bytes --added '<|endoftext|>,<|im_start|>,<|im_end|>' -o chat > /dev/null || fail "no tokenizer for a chat"
+"$make_model" wide 259 && cp wide/* chat/
+refused 'no chat template' generate chat --chat -p Hi
+printf '%s' "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{%- if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}" > chat/chat_template.jinja
+expect 0 '"prompt_tokens": 21' generate chat --chat -p Hi -n 4 --json
+python "lines[0]['prompt'] == 'Hi'"
+expect 0 '"prompt_tokens": 40' generate chat --chat -p Hi -n 4 --json --no-think
+expect 0 '"prompt_tokens": 36' generate chat --chat -p Hi --system short -n 4 --json
+printf '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]' > messages
+expect 0 '"prompt": "c"' generate chat --chat --messages messages -n 4 --json
+printf '[{"role": "tool", "content": "a"}]' > tools
+refused 'expected system, user or assistant' generate chat --chat --messages tools -p x
+refused 'need --chat' generate chat -p x --system y
+printf '%s' '{{ "[INST]" }}{% if add_generation_prompt %}{% endif %}' > chat/chat_template.jinja
+refused 'the chat template is not known' generate chat --chat -p Hi
+
 # Evaluation.
 expect 0 'bits per byte' eval model text
 expect 0 '"bits_per_byte"' eval model text --json
-python "lines[0]['tokens'] == lines[0]['bytes'] == 405 and abs(lines[0]['perplexity'] - 2.718281828459045 ** lines[0]['loss']) < 1e-3 * lines[0]['perplexity'] and 'words' not in lines[0]"
+python "lines[0]['tokens'] == lines[0]['bytes'] == 404 and abs(lines[0]['perplexity'] - 2.718281828459045 ** lines[0]['loss']) < 1e-3 * lines[0]['perplexity'] and 'words' not in lines[0]"
 expect 0 '"tokens": 404' eval bytes text --json
+expect 0 '"tokens": 405' eval model text --start --json
 expect 0 '"length": 64' eval model text --length 64 --json
 expect 0 '"words": 12' eval model wiki.some.tokens --json
 python "abs(__import__('math').log(lines[0]['word_perplexity']) * 12 / lines[0]['tokens'] - lines[0]['loss']) < 1e-4"
@@ -113,7 +160,7 @@ expect 0 '"prompt_tokens"' generate trained -p 'The quick' -n 8 --json
 cp out from_run
 expect 0 'The quick' generate trained/latest -p 'The quick' -n 8 --json
 python "lines[0]['text'] == json.loads(open('from_run').read())['text']"
-expect 0 '"bytes": 405' eval trained text --json
+expect 0 '"bytes": 405' eval trained text --start --json
 
 # Refusals.
 mkdir nothing
@@ -152,7 +199,7 @@ refused 'element 0 of model.norm.weight is nan' eval nan text
 refused 'can be had' eval model text --length 99999999
 printf a > single
 refused 'nothing before it' eval bytes single
-expect 0 'tokens of 3000 bytes' eval model random --binary
+expect 0 'tokens of 2999 bytes' eval model random --binary
 expect 0 'Example' generate --help
 expect 0 'Example' eval --help
 

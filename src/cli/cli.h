@@ -127,6 +127,7 @@ void cli_json_bytes(const char *key, const char *value,
                     size_t length); /* 0 bytes included; what is not UTF-8 is U+FFFD */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
+void cli_json_numbers(const char *key, const uint32_t *values, size_t count); /* a list */
 void cli_json_bool(const char *key, bool value);
 void cli_json_close(void);
 

@@ -40,6 +40,7 @@ static void print_json(const desk *d, const char *name, const carry_evaluation *
     cli_json_integer("tokens", e->tokens);
     cli_json_integer("bytes", e->bytes);
     cli_json_integer("length", d->options.length);
+    cli_json_bool("start", d->options.from_start);
     cli_json_number("seconds", e->seconds);
     cli_json_number("tokens_per_s", (double)e->tokens / e->seconds);
     cli_json_close();
@@ -100,6 +101,8 @@ static int run(int count, char **arguments) {
     desk d = {.options = {.progress = on_progress}};
     const cli_option own[] = {
         {"length", 0, CLI_NUMBER, &d.options.length, "N", "windows of N tokens on their own (0: one text to its end)"},
+        {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
+         "predict the first token too, from the model's start or end-of-text token"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "take files that do not look like text"},
         CLI_DEVICE_OPTION(&d.on),
         {0},
@@ -137,11 +140,15 @@ const cli_verb cli_eval = {
     .name = "eval",
     .arguments = "MODEL FILE...",
     .summary = "loss, perplexity and bits per byte of texts",
-    .details = "MODEL is as for carry generate. FILE is a text, or a folder of them, each of which is read from its\n"
-               "start to its end with the state carried along: every token is predicted from all before it. --length\n"
-               "cuts it into windows instead. For WikiText's files perplexity per word is given too, as the\n"
-               "literature counts it: over words and ends of lines, whatever the tokens are.\n\n"
-               "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
+    .details =
+        "MODEL is as for carry generate. FILE is a text, or a folder of them, each of which is read from its\n"
+        "start to its end with the state carried along: every token is predicted from all before it. --length\n"
+        "cuts it into windows instead. For WikiText's files perplexity per word is given too, as the\n"
+        "literature counts it: over words and ends of lines, whatever the tokens are.\n\n"
+        "Tokens are counted as Hugging Face's models do with labels: all but the first, which nothing precedes\n"
+        "unless the tokenizer puts a token such as <s> before a text; --start predicts it from the model's own.\n"
+        "With --length the first token of a window is predicted from the one before it, which they leave out.\n\n"
+        "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
     .example = "carry eval model wiki.test.tokens",
     .support = {.cpu = "f32", .cuda = "f32"},
     .run = run,

@@ -1,118 +1,12 @@
 /* carry generate: a model goes on where prompts end. */
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "cli/cli.h"
+#include "cli/cmd_generate.h"
 #include "core/clock.h"
-#include "train/generate.h"
 
-typedef struct desk {
-    cli_common common;
-    carry_ctx *ctx;
-    cli_texts given;
-    const char *file, *stop;
-    int64_t tokens, top_k;
-    double temperature, top_p;
-    carry_model model;
-    carry_prompt *prompts;
-    int64_t count, room;
-    char **held; /* texts that were read, which prompts point into */
-    int64_t held_count;
-    carry_continuation *results;
-    int64_t current; /* the prompt whose text is being printed */
-    size_t shown;    /* bytes of it; the prompt itself is there once `headed` */
-    bool headed, on_terminal;
-    double loading;
-    const char *on; /* the device, as it was typed */
-} desk;
-
-static bool add_prompt(desk *d, const char *text, size_t length) {
-    if (d->count == d->room) {
-        int64_t room = d->room > 0 ? 2 * d->room : 16;
-        carry_prompt *grown = realloc(d->prompts, (size_t)room * sizeof *grown);
-        if (grown == NULL) {
-            (void)cli_refuse("there is no memory for %lld prompts", (long long)room);
-            return false;
-        }
-        d->prompts = grown;
-        d->room = room;
-    }
-    d->prompts[d->count++] = (carry_prompt){.text = text, .length = length};
-    return true;
-}
-
-/* A text that was read is kept to the end; takes it over. */
-static bool hold(desk *d, char *text) {
-    char **grown = text != NULL ? realloc(d->held, (size_t)(d->held_count + 1) * sizeof *grown) : NULL;
-    if (grown == NULL) {
-        free(text);
-        return false;
-    }
-    d->held = grown;
-    d->held[d->held_count++] = text;
-    return true;
-}
-
-static bool add_input(desk *d) {
-    size_t length;
-    char *text = cli_read_all(stdin, "standard input", &length);
-    return hold(d, text) && add_prompt(d, text, length);
-}
-
-/* A prompt for each line that is not empty. */
-static bool add_lines(desk *d, const char *path) {
-    FILE *from = fopen(path, "rbe");
-    if (from == NULL) {
-        (void)cli_refuse("%s cannot be read: %s", path, strerror(errno));
-        return false;
-    }
-    size_t length;
-    char *text = cli_read_all(from, path, &length);
-    (void)fclose(from);
-    if (!hold(d, text)) {
-        return false;
-    }
-    int64_t before = d->count;
-    for (char *at = text; at < text + length;) {
-        char *end = memchr(at, '\n', (size_t)(text + length - at));
-        end = end != NULL ? end : text + length;
-        size_t line = (size_t)(end - at);
-        line -= line > 0 && at[line - 1] == '\r';
-        if (line > 0 && !add_prompt(d, at, line)) {
-            return false;
-        }
-        at = end + 1;
-    }
-    if (d->count == before) {
-        (void)cli_refuse("%s has no prompt: one is expected in each line", path);
-    }
-    return d->count > before;
-}
-
-static bool gather_prompts(desk *d) {
-    bool input_read = false;
-    for (int i = 0; i < d->given.count; i++) {
-        const char *text = d->given.text[i];
-        bool is_input = strcmp(text, "-") == 0;
-        if (is_input && input_read) {
-            (void)cli_refuse("-p - was given twice, and standard input can be read once");
-            return false;
-        }
-        input_read = input_read || is_input;
-        if (!(is_input ? add_input(d) : add_prompt(d, text, strlen(text)))) {
-            return false;
-        }
-    }
-    if (d->file != NULL && !add_lines(d, d->file)) {
-        return false;
-    }
-    if (d->count == 0) {
-        (void)cli_refuse("generate needs a prompt: -p TEXT, -p - for standard input, or --file with one a line");
-    }
-    return d->count > 0;
-}
+typedef cli_generating desk;
 
 /* Text, and on a terminal nothing that would make it do things. */
 static void show(const desk *d, const char *text, size_t length) {
@@ -139,32 +33,59 @@ static char *prompt_text(const carry_prompt *prompt, size_t *length) {
 
 static void show_heading(desk *d) {
     size_t length;
-    char *prompt = prompt_text(&d->prompts[d->current], &length);
+    char *prompt = prompt_text(&d->asked[d->current], &length);
     if (d->count > 1) {
         (void)printf("%s%s--- %lld of %lld ---%s\n", d->current > 0 ? "\n" : "", cli_dim(), (long long)d->current + 1,
                      (long long)d->count, cli_plain());
     }
-    (void)fputs(cli_bold(), stdout);
-    show(d, prompt, length);
-    (void)fputs(cli_plain(), stdout);
+    if (!d->is_chat && !d->by_ids) {
+        (void)fputs(cli_bold(), stdout);
+        show(d, prompt, length);
+        (void)fputs(cli_plain(), stdout);
+    }
     free(prompt);
     d->headed = true;
 }
 
+/* Tokens a second, after the first one, which comes with the prompt. */
+static double rate(int64_t tokens, double seconds) {
+    return tokens > 0 && seconds > 0.0 ? (double)tokens / seconds : 0.0;
+}
+
+static double speed(const carry_continuation *c) {
+    return c->tokens > 1 ? rate(c->tokens - 1, c->seconds - c->first) : rate(c->tokens, c->seconds);
+}
+
 static void print_object(const desk *d, const carry_continuation *c) {
     size_t length;
-    char *prompt = prompt_text(&d->prompts[d->current], &length);
+    char *prompt = prompt_text(&d->asked[d->current], &length);
     cli_json_open();
     cli_json_bytes("prompt", prompt, length);
-    cli_json_bytes("text", c->text != NULL ? c->text : "", c->length);
+    if (d->by_ids) {
+        cli_json_numbers("ids", c->ids.id, c->ids.count);
+    } else {
+        cli_json_bytes("text", c->text != NULL ? c->text : "", c->length);
+    }
     cli_json_text("ended", carry_ending_name(c->ending));
     cli_json_integer("prompt_tokens", c->prompt_tokens);
     cli_json_integer("tokens", c->tokens);
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
-    cli_json_number("tokens_per_s", c->seconds > 0.0 ? (double)c->tokens / c->seconds : 0.0);
+    cli_json_number("prompt_tokens_per_s", rate(c->prompt_tokens, c->first));
+    cli_json_number("tokens_per_s", speed(c));
     cli_json_close();
     free(prompt);
+}
+
+/* What has come since: tokens' numbers, or the text that is settled. */
+static void show_more(desk *d, const carry_continuation *c) {
+    for (; d->by_ids && d->shown < c->ids.count; d->shown++) {
+        (void)printf("%s%u", d->shown > 0 ? " " : "", c->ids.id[d->shown]);
+    }
+    if (!d->by_ids && c->settled > d->shown) {
+        show(d, c->text + d->shown, c->settled - d->shown);
+        d->shown = c->settled;
+    }
 }
 
 /* Prints what has come of the current text, and of those after it once it has ended. */
@@ -180,9 +101,8 @@ static bool on_token(void *user, int64_t prompt) {
         if (!d->common.json && !d->headed && (c->tokens > 0 || (has_ended && c->ending != CARRY_INTERRUPTED))) {
             show_heading(d);
         }
-        if (!d->common.json && c->settled > d->shown) {
-            show(d, c->text + d->shown, c->settled - d->shown);
-            d->shown = c->settled;
+        if (!d->common.json) {
+            show_more(d, c);
         }
         if (!has_ended) {
             break;
@@ -201,14 +121,23 @@ static bool on_token(void *user, int64_t prompt) {
 
 static void print_rates(const desk *d, double seconds) {
     int64_t tokens = 0;
+    int64_t read = 0;
+    int64_t texts = 0;
+    double reading = 0.0;
     for (int64_t i = 0; i < d->count; i++) {
         tokens += d->results[i].tokens;
+        read += d->results[i].prompt_tokens;
+        reading += d->results[i].first;
+        texts += d->results[i].tokens > 0;
     }
     char first[32];
     char loading[32];
-    (void)fprintf(stderr, "%lld tokens in %.2f s: %.1f tokens/s, the first after %s; %s was read in %s\n",
-                  (long long)tokens, seconds, (double)tokens / seconds, carry_time_text(first, d->results[0].first),
-                  d->model.folder, carry_time_text(loading, d->loading));
+    (void)fprintf(stderr,
+                  "prompt: %lld tokens in %.2f s, %.1f tokens/s, the first token after %s; generated: %lld tokens in "
+                  "%.2f s, %.1f tokens/s; %s was read in %s\n",
+                  (long long)read, reading, rate(read, reading), carry_time_text(first, d->results[0].first),
+                  (long long)tokens, seconds, rate(tokens - texts, seconds - reading), d->model.folder,
+                  carry_time_text(loading, d->loading));
 }
 
 /* A text that Ctrl-C cut off looks like any other: the exit code tells. */
@@ -223,12 +152,13 @@ static int count_whole(const desk *d) {
 }
 
 static int generate(desk *d) {
-    const carry_generate_options options = {.sampling = {.temperature = d->temperature,
-                                                         .top_k = d->top_k,
-                                                         .top_p = d->top_p,
-                                                         .seed = (uint64_t)d->common.seed},
+    d->sampling.seed = (uint64_t)d->common.seed;
+    const carry_generate_options options = {.sampling = d->sampling,
                                             .tokens = d->tokens,
-                                            .stop = d->stop,
+                                            .stops = d->stops.text,
+                                            .stop_count = d->stops.count,
+                                            .state_load = d->state_load,
+                                            .state_save = d->state_save,
                                             .heard = on_token,
                                             .user = d};
     d->on_terminal = isatty(STDOUT_FILENO) != 0;
@@ -252,7 +182,6 @@ static int generate(desk *d) {
 }
 
 static int open_and_generate(desk *d, const char *folder) {
-    const carry_sampling sampling = {.temperature = d->temperature, .top_k = d->top_k, .top_p = d->top_p};
     d->ctx = cli_open(&d->common);
     if (d->ctx == NULL) {
         return CLI_IMPOSSIBLE;
@@ -262,8 +191,8 @@ static int open_and_generate(desk *d, const char *folder) {
     if (cli_device(d->ctx, d->on, &device) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    if (carry_sampling_check(d->ctx, &sampling) != CARRY_OK ||
-        carry_model_open(d->ctx, &d->model, folder, device) != CARRY_OK) {
+    if (carry_sampling_check(d->ctx, &d->sampling) != CARRY_OK ||
+        (d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
     d->loading = carry_seconds() - started;
@@ -271,7 +200,7 @@ static int open_and_generate(desk *d, const char *folder) {
         char name[CLI_DEVICE];
         (void)fprintf(stderr, "%son %s%s\n", cli_dim(), cli_device_name(name, d->ctx, device), cli_plain());
     }
-    if (!gather_prompts(d)) {
+    if (!cli_generate_gather(d)) {
         return CLI_IMPOSSIBLE;
     }
     return generate(d);
@@ -287,30 +216,48 @@ static void close_desk(desk *d) {
     free(d->results);
     free(d->held);
     free(d->prompts);
+    free(d->asked);
     free(d->given.text);
+    free(d->stops.text);
     carry_model_close(&d->model);
     carry_ctx_free(d->ctx);
 }
 
 static int run(int count, char **arguments) {
     cli_catch_interrupt();
-    desk d = {.tokens = 128, .temperature = 0.8, .top_p = 0.95};
+    desk d = {.tokens = 128, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one a line"},
         {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens for each prompt, at most (128)"},
-        {"temperature", 0, CLI_REAL, &d.temperature, "T",
+        {"temperature", 0, CLI_REAL, &d.sampling.temperature, "T",
          "0: always the likeliest token; 1: as the model has it (0.8)"},
-        {"top-k", 0, CLI_NUMBER, &d.top_k, "K", "only from the K likeliest tokens (0: all)"},
-        {"top-p", 0, CLI_REAL, &d.top_p, "P", "only from the likeliest that together have probability P (0.95)"},
+        {"top-k", 0, CLI_NUMBER, &d.sampling.top_k, "K", "only from the K likeliest tokens (0: all)"},
+        {"top-p", 0, CLI_REAL, &d.sampling.top_p, "P",
+         "only from the likeliest that together have probability P (0.95)"},
+        {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P", "only tokens with P times the likeliest's probability (0: all)"},
+        {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
+         "makes tokens that were seen less likely (1: not)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
-        {"stop", 0, CLI_TEXT, &d.stop, "TEXT", "end a text before this"},
+        {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; again for more"},
+        {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are tokens' numbers; needs no tokenizer"},
+        {"state-save", 0, CLI_TEXT, &d.state_save, "FILE", "keep the state after the prompt; -n 0 does nothing else"},
+        {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
+         "prompts go on from this state: what it has read is not read again"},
+        {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "a prompt is the user's message, by the model's chat template"},
+        {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
+        {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content}"},
+        {"think", 0, CLI_FLAG, &d.thinks, NULL, "chat: think before the answer"},
+        {"no-think", 0, CLI_FLAG, &d.thinks_not, NULL, "chat: answer at once"},
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };
     d.given.text = calloc((size_t)count + 1, sizeof *d.given.text);
-    if (d.given.text == NULL) {
-        return cli_refuse("there is no memory");
+    d.stops.text = calloc((size_t)count + 1, sizeof *d.stops.text);
+    if (d.given.text == NULL || d.stops.text == NULL) {
+        free(d.given.text);
+        free(d.stops.text);
+        return cli_refuse("out of memory");
     }
     int code = CLI_IMPOSSIBLE;
     int words = cli_parse(&cli_generate, count, arguments, own, &d.common);
@@ -322,9 +269,9 @@ static int run(int count, char **arguments) {
     } else if (words > 1) {
         (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
                          cli_shown(shown, arguments[1]));
-    } else if (words == 1 && d.tokens == 0) {
+    } else if (words == 1 && d.tokens == 0 && d.state_save == NULL) {
         (void)cli_refuse("-n 0 asks for no tokens: 1 or more is needed");
-    } else if (words == 1) {
+    } else if (words == 1 && cli_generate_check(&d)) {
         code = open_and_generate(&d, arguments[0]);
     }
     close_desk(&d);
@@ -339,7 +286,9 @@ const cli_verb cli_generate = {
         "MODEL is a folder as Hugging Face has it (config.json, model.safetensors, tokenizer.json), or a folder\n"
         "of carry train, of which the newest whole step is taken. Text is printed as it comes, the prompt first;\n"
         "with several prompts one text after the other, while all are generated at once. A text ends at the\n"
-        "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.",
+        "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.\n\n"
+        "--chat puts the prompt into the chat template of the folder, ChatML as Qwen has it; another template is\n"
+        "refused. --ids takes prompts as numbers (-p '1 2 3') and prints numbers.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
     .support = {.cpu = "f32", .cuda = "f32"},
     .run = run,

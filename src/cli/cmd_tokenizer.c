@@ -148,7 +148,7 @@ static int run_train(desk *d, int count, char **paths) {
         return cli_refuse("tokenizer train needs a text: carry tokenizer train FILE... -o DIR");
     }
     if (train(d, count, paths, added, added_count) != CARRY_OK ||
-        carry_tokenizer_save(d->ctx, d->tokenizer, path) != CARRY_OK) {
+        carry_tokenizer_save_folder(d->ctx, d->tokenizer, d->output != NULL ? d->output : "tokenizer") != CARRY_OK) {
         return cli_failed(d->ctx);
     }
     print_tokenizer(d, path);

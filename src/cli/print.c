@@ -62,6 +62,15 @@ void cli_json_integer(const char *key, int64_t value) {
     (void)printf("%lld", (long long)value);
 }
 
+void cli_json_numbers(const char *key, const uint32_t *values, size_t count) {
+    key_of(key);
+    (void)putchar('[');
+    for (size_t i = 0; i < count; i++) {
+        (void)printf("%s%u", i > 0 ? ", " : "", values[i]);
+    }
+    (void)putchar(']');
+}
+
 void cli_json_bool(const char *key, bool value) {
     key_of(key);
     (void)fputs(value ? "true" : "false", stdout);

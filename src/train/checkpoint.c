@@ -137,9 +137,7 @@ static carry_status write_all(carry_ctx *ctx, const char *folder, const carry_ch
     }
     CARRY_TRY(c->save(c->model, folder));
     if (c->tokenizer != NULL) {
-        char path[CARRY_FILE_PATH];
-        CARRY_TRY(carry_file_in(ctx, path, folder, CARRY_TOKENIZER_FILE));
-        CARRY_TRY(carry_tokenizer_save(ctx, c->tokenizer, path));
+        CARRY_TRY(carry_tokenizer_save_folder(ctx, c->tokenizer, folder));
     }
     CARRY_TRY(save_state(ctx, folder, c));
     CARRY_TRY(save_note(ctx, folder, c)); /* the last: it vouches for the others */

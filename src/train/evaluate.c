@@ -26,8 +26,11 @@ typedef struct work {
     const carry_text *text;
     carry_encoder *encoder;
     carry_bytes bytes;
-    carry_ids ids;  /* not yet predicted, but the first, which was: the last token of what came before */
-    int64_t length; /* of a row */
+    carry_ids ids; /* not yet predicted, but the first, which was: the last token of what came before */
+    int64_t counted_before, file_bytes; /* bytes of the files before this one, and of this one as far as it was read */
+    int64_t first_bytes;                /* of its first token */
+    bool has_start;                     /* which is predicted */
+    int64_t length;                     /* of a row */
     int64_t rows;
     carry_lm_pass *pass; /* of pass_rows by pass_length */
     int64_t pass_rows, pass_length;
@@ -142,34 +145,57 @@ static carry_status predict_all(work *w, bool rest) {
     return CARRY_OK;
 }
 
-/* Nothing was read but the start token, where there is one. */
+/* Nothing was read but what stands before the text: the tokenizer's tokens, or the start token if it is wanted. */
 static carry_status begin_file(work *w) {
     w->ids.count = 0;
+    w->counted_before = w->result->bytes;
+    w->file_bytes = 0;
     if (w->state != NULL) {
         CARRY_TRY(carry_lm_state_clear(w->state, 0));
     }
-    if (w->model->start < 0) {
+    CARRY_TRY(carry_encode_start(w->ctx, w->model->tokenizer, &w->ids));
+    w->has_start = w->ids.count > 0 || (w->options->from_start && w->model->start >= 0);
+    if (!w->has_start || w->ids.count > 0) {
         return CARRY_OK;
     }
     if (!carry_list_grow(&w->ids.id, &w->ids.room, 0, 1, sizeof *w->ids.id)) {
-        return carry_fail(w->ctx, CARRY_EMEMORY, "no memory for a token");
+        return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: a token");
     }
     w->ids.id[w->ids.count++] = (uint32_t)w->model->start;
     return CARRY_OK;
+}
+
+/* Until here the bytes of tokens were counted, which normalizers may change; a file has its own. */
+static void end_file(work *w) {
+    if (w->result->bytes > w->counted_before) {
+        w->result->bytes = w->counted_before + w->file_bytes - (w->has_start ? 0 : w->first_bytes);
+    }
+    w->result->files++;
 }
 
 static carry_status read_all(work *w) {
     int64_t blocks = carry_text_blocks(w->text);
     bool ends_file = true;
     for (int64_t block = 0; block < blocks; block++) {
-        if (ends_file) {
+        bool begins_file = ends_file;
+        if (begins_file) {
             CARRY_TRY(begin_file(w));
         }
+        size_t before = w->ids.count;
         w->bytes.count = 0;
         CARRY_TRY(carry_text_read(w->ctx, w->text, block, &w->bytes, &ends_file));
-        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, w->bytes.at, w->bytes.count, CARRY_SPECIALS_FOUND));
+        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, w->bytes.at, w->bytes.count,
+                               begins_file ? CARRY_SPECIALS_FOUND : CARRY_TEXT_GOES_ON));
+        w->file_bytes += (int64_t)w->bytes.count;
+        if (begins_file && w->ids.count > before) {
+            size_t bytes = 0;
+            (void)carry_tokenizer_token(w->model->tokenizer, w->ids.id[before], &bytes);
+            w->first_bytes = (int64_t)bytes;
+        }
         CARRY_TRY(predict_all(w, ends_file));
-        w->result->files += ends_file;
+        if (ends_file) {
+            end_file(w);
+        }
     }
     return CARRY_OK;
 }

@@ -1,12 +1,15 @@
 /* How well a model predicts a text.
 
-   Every file is a document. It is read after the model's start token where there is one, which predicts the first
-   token, and no end is predicted after the last: what is counted is the file, all of it. (Without a start token the
-   first token is not predicted, and neither it nor its bytes count.)
+   Every file is a document, and is counted as Hugging Face's models count a text with labels: its tokens, with those
+   that the tokenizer puts before a text (<s> of Llama's; most have none), each predicted from those before it. So the
+   first token of a text without such a start is not predicted, and neither it nor its bytes count; no end is predicted
+   after the last. With from_start the model's start token (bos_token_id, or end-of-text) is put before a text that has
+   none, and all of the file is counted: what a model trained here has seen before its documents.
 
    The state is carried along the whole document, so that every token is predicted from all before it, at the cost of
    one pass; or the text is cut into windows of `length` tokens that know nothing of each other, as models without a
-   state are measured. Memory does not grow with the text. */
+   state are measured. The first token of a window is predicted from the last one before it, where windows of Hugging
+   Face's leave it out. Memory does not grow with the text. */
 #ifndef CARRY_TRAIN_EVALUATE_H
 #define CARRY_TRAIN_EVALUATE_H
 
@@ -23,6 +26,7 @@ typedef struct carry_evaluation {
 typedef struct carry_evaluate_options {
     int64_t length; /* of windows; 0: none, the state is carried along */
     bool take_binary;
+    bool from_start; /* the first token is predicted too, from the start token where there is one */
     /* Called now and then, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
        NULL. */
     bool (*progress)(void *user, int64_t done, int64_t total);

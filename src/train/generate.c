@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "train/tokenizer/tokenizer_internal.h"
 
 #define BATCH 16
 #define PIECE 2048 /* tokens of a prompt between two looks at whether to stop */
@@ -17,7 +18,10 @@ typedef struct place {
     int64_t prompt; /* NONE: nothing is under way here */
     uint64_t stream;
     double started;
+    bool is_first; /* nothing was decoded yet, and the prompt is empty */
     carry_unfold unfold;
+    carry_ids seen;         /* for the repetition penalty: each token of prompt and text once */
+    unsigned char *is_seen; /* a bit for each token; NULL without the penalty */
 } place;
 
 typedef struct work {
@@ -46,6 +50,7 @@ const char *carry_ending_name(carry_ending ending) {
 
 void carry_continuation_free(carry_continuation *continuation) {
     free(continuation->text);
+    carry_ids_free(&continuation->ids);
     *continuation = (carry_continuation){0};
 }
 
@@ -54,16 +59,27 @@ static void close_work(work *w) {
     carry_sampler_free(w->sampler);
     carry_encoder_free(w->encoder);
     carry_ids_free(&w->ids);
+    for (int64_t i = 0; i < w->batch && w->places != NULL; i++) {
+        carry_ids_free(&w->places[i].seen);
+        free(w->places[i].is_seen);
+    }
     free(w->piece);
     free(w->logits);
     free(w->next);
     free(w->places);
 }
 
+static bool has_penalty(const work *w) {
+    return w->options->sampling.repetition > 0.0 && w->options->sampling.repetition != 1.0;
+}
+
 static carry_status open_work(work *w) {
     const carry_model *m = w->model;
-    CARRY_TRY(carry_sampler_new(w->ctx, &w->sampler, carry_tokenizer_size(m->tokenizer), &w->options->sampling));
-    CARRY_TRY(carry_encoder_new(w->ctx, &w->encoder, m->tokenizer));
+    int64_t tokens = m->tokenizer != NULL ? carry_tokenizer_size(m->tokenizer) : m->lm->config.vocab_size;
+    CARRY_TRY(carry_sampler_new(w->ctx, &w->sampler, tokens, &w->options->sampling));
+    if (m->tokenizer != NULL) {
+        CARRY_TRY(carry_encoder_new(w->ctx, &w->encoder, m->tokenizer));
+    }
     CARRY_TRY(carry_lm_generator_new(m->lm, &w->generator, w->batch, CARRY_F32));
     const int64_t sizes[] = {w->batch, m->lm->config.vocab_size};
     size_t bytes;
@@ -71,11 +87,16 @@ static carry_status open_work(work *w) {
     w->piece = malloc(PIECE * sizeof *w->piece);
     w->next = calloc((size_t)w->batch, sizeof *w->next);
     w->places = calloc((size_t)w->batch, sizeof *w->places);
+    bool is_whole = true;
     for (int64_t i = 0; i < w->batch && w->places != NULL; i++) {
         w->places[i].prompt = NONE;
+        if (has_penalty(w)) {
+            w->places[i].is_seen = malloc((size_t)m->lm->config.vocab_size / 8 + 1);
+            is_whole = is_whole && w->places[i].is_seen != NULL;
+        }
     }
-    if (w->logits == NULL || w->piece == NULL || w->next == NULL || w->places == NULL) {
-        return carry_fail(w->ctx, CARRY_EMEMORY, "no memory to generate %" PRId64 " texts at once", w->batch);
+    if (w->logits == NULL || w->piece == NULL || w->next == NULL || w->places == NULL || !is_whole) {
+        return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: generating %" PRId64 " texts at once", w->batch);
     }
     return CARRY_OK;
 }
@@ -85,7 +106,10 @@ static uint64_t stream_of(const work *w, int64_t prompt) {
     const carry_prompt *p = &w->prompts[prompt];
     uint64_t same = 0;
     for (int64_t i = 0; i < prompt; i++) {
-        same += w->prompts[i].length == p->length && memcmp(w->prompts[i].text, p->text, p->length) == 0;
+        const carry_prompt *other = &w->prompts[i];
+        same += p->ids != NULL
+                    ? other->id_count == p->id_count && memcmp(other->ids, p->ids, p->id_count * sizeof *p->ids) == 0
+                    : other->length == p->length && memcmp(other->text, p->text, p->length) == 0;
     }
     return same;
 }
@@ -106,26 +130,30 @@ static carry_status make_room(carry_ctx *ctx, carry_continuation *c, size_t leng
     return CARRY_OK;
 }
 
-/* Looks for the stop text in what is new since `before`, and settles what cannot be its beginning. */
-static bool find_stop(carry_continuation *c, const char *stop, size_t before) {
-    size_t length = stop != NULL ? strlen(stop) : 0;
-    c->settled = c->length;
-    if (length == 0) {
-        return false;
+/* Looks for the stop texts in what is new since `before`, and settles what cannot be the beginning of one. The first
+   place at which one starts ends the text. */
+static bool find_stop(carry_continuation *c, const carry_generate_options *options, size_t before) {
+    size_t end = c->length;
+    size_t held = 0;
+    for (int i = 0; i < options->stop_count; i++) {
+        const char *stop = options->stops[i];
+        size_t length = strlen(stop);
+        size_t from = before >= length ? before - length + 1 : 0;
+        const char *found =
+            length > 0 && from < c->length ? memmem(c->text + from, c->length - from, stop, length) : NULL;
+        if (found != NULL && (size_t)(found - c->text) < end) {
+            end = (size_t)(found - c->text);
+        }
+        size_t some = length > c->length ? c->length : length > 0 ? length - 1 : 0;
+        while (some > held && memcmp(c->text + c->length - some, stop, some) != 0) {
+            some--;
+        }
+        held = some > held ? some : held;
     }
-    size_t from = before >= length ? before - length + 1 : 0;
-    const char *found = from < c->length ? memmem(c->text + from, c->length - from, stop, length) : NULL;
-    if (found != NULL) {
-        c->length = (size_t)(found - c->text);
-        c->settled = c->length;
-        return true;
-    }
-    size_t held = length - 1 < c->length ? length - 1 : c->length;
-    while (held > 0 && memcmp(c->text + c->length - held, stop, held) != 0) {
-        held--;
-    }
-    c->settled = c->length - held;
-    return false;
+    bool is_found = end < c->length;
+    c->length = end;
+    c->settled = is_found ? end : c->length - held;
+    return is_found;
 }
 
 static void end_text(work *w, place *p, carry_ending ending) {
@@ -146,29 +174,69 @@ static void end_text(work *w, place *p, carry_ending ending) {
     }
 }
 
+static carry_status keep_id(carry_ctx *ctx, carry_ids *ids, uint32_t id) {
+    if (!carry_list_grow(&ids->id, &ids->room, ids->count, 1, sizeof *ids->id)) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %zu tokens", ids->count);
+    }
+    ids->id[ids->count++] = id;
+    return CARRY_OK;
+}
+
+static carry_status note_seen(const work *w, place *p, uint32_t id) {
+    if (p->is_seen == NULL || (p->is_seen[id / 8] >> id % 8 & 1) != 0) {
+        return CARRY_OK;
+    }
+    p->is_seen[id / 8] |= (unsigned char)(1u << id % 8);
+    return keep_id(w->ctx, &p->seen, id);
+}
+
+/* Appends what a token is decoded to. */
+static carry_status show_token(const work *w, place *p, carry_continuation *c, int64_t token) {
+    const carry_tokenizer *t = w->model->tokenizer;
+    size_t length;
+    if (t == NULL || carry_tokenizer_token(t, token, &length) == NULL || carry_tokenizer_is_special(t, token)) {
+        return CARRY_OK;
+    }
+    char few[64];
+    char *bytes = length <= sizeof few ? few : malloc(length);
+    if (bytes == NULL) {
+        return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: a token of %zu bytes", length);
+    }
+    size_t shown = carry_decode_token(t, token, p->is_first, bytes);
+    p->is_first = false;
+    carry_status status = make_room(w->ctx, c, shown);
+    if (status == CARRY_OK) {
+        c->length += carry_unfold_bytes(&p->unfold, c->text + c->length, bytes, shown);
+    }
+    if (bytes != few) {
+        free(bytes);
+    }
+    return status;
+}
+
 /* The next token of a place's text, from its logits. */
-static carry_status take_token(work *w, int64_t at, const float *logits) {
+static carry_status take_token(work *w, int64_t at, float *logits) {
     place *p = &w->places[at];
     carry_continuation *c = &w->results[p->prompt];
     int64_t token;
+    if (p->is_seen != NULL) {
+        carry_sample_penalize(logits, p->seen.id, p->seen.count, w->options->sampling.repetition);
+    }
     CARRY_TRY(carry_sample(w->ctx, w->sampler, logits, p->stream, (uint64_t)c->tokens, &token));
     if (c->tokens == 0) {
         c->first = carry_seconds() - p->started;
     }
     w->next[at] = token;
-    if (token == w->model->end || token == w->model->other_end) {
+    if (carry_model_ends_with(w->model, token)) {
         end_text(w, p, CARRY_ENDED_BY_TOKEN);
         return CARRY_OK;
     }
     c->tokens++;
-    size_t length;
-    const char *bytes = carry_tokenizer_token(w->model->tokenizer, token, &length);
+    CARRY_TRY(note_seen(w, p, (uint32_t)token));
+    CARRY_TRY(keep_id(w->ctx, &c->ids, (uint32_t)token));
     size_t before = c->length;
-    if (bytes != NULL && !carry_tokenizer_is_special(w->model->tokenizer, token)) {
-        CARRY_TRY(make_room(w->ctx, c, length));
-        c->length += carry_unfold_bytes(&p->unfold, c->text + c->length, bytes, length);
-    }
-    if (find_stop(c, w->options->stop, before)) {
+    CARRY_TRY(show_token(w, p, c, token));
+    if (find_stop(c, w->options, before)) {
         end_text(w, p, CARRY_ENDED_BY_STOP);
     } else if (c->tokens == w->options->tokens) {
         end_text(w, p, CARRY_ENDED_BY_LENGTH);
@@ -178,13 +246,60 @@ static carry_status take_token(work *w, int64_t at, const float *logits) {
     return CARRY_OK;
 }
 
-static carry_status encode_prompt(work *w, const carry_prompt *prompt) {
+/* Tokens that were given. */
+static carry_status copy_prompt(work *w, const carry_prompt *prompt) {
+    for (size_t i = 0; i < prompt->id_count; i++) {
+        if (prompt->ids[i] >= w->model->lm->config.vocab_size) {
+            return carry_fail(w->ctx, CARRY_ERANGE, "token %zu of the prompt is %u: the model has %" PRId64, i,
+                              prompt->ids[i], w->model->lm->config.vocab_size);
+        }
+        CARRY_TRY(keep_id(w->ctx, &w->ids, prompt->ids[i]));
+    }
+    return CARRY_OK;
+}
+
+static carry_status encode_prompt(work *w, const carry_prompt *prompt, bool *is_empty) {
     w->ids.count = 0;
-    CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, prompt->text, prompt->length, CARRY_SPECIALS_FOUND));
+    *is_empty = prompt->length == 0 && w->options->state_load == NULL;
+    if (prompt->ids != NULL) {
+        CARRY_TRY(copy_prompt(w, prompt));
+        *is_empty = prompt->id_count == 0;
+    } else if (w->model->tokenizer == NULL) {
+        return carry_fail(w->ctx, CARRY_EARGUMENT, "%s was opened without a tokenizer: prompts are tokens' numbers",
+                          w->model->folder);
+    } else {
+        if (!prompt->bare && w->options->state_load == NULL) {
+            CARRY_TRY(carry_encode_start(w->ctx, w->model->tokenizer, &w->ids));
+        }
+        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, prompt->text, prompt->length,
+                               w->options->state_load != NULL ? CARRY_TEXT_GOES_ON : CARRY_SPECIALS_FOUND));
+    }
+    if (w->ids.count == 0 && w->options->state_load != NULL) {
+        return carry_fail(w->ctx, CARRY_EARGUMENT,
+                          "a text that goes on from a state needs a prompt of a token or more");
+    }
     if (w->ids.count == 0 && w->model->start < 0) {
         return carry_fail(w->ctx, CARRY_EARGUMENT,
                           "an empty prompt needs a token to start from, and the tokenizer of %s has none",
                           w->model->folder);
+    }
+    return CARRY_OK;
+}
+
+/* An empty text, in which only the tokens of the prompt were seen. */
+static carry_status empty_place(work *w, place *p, int64_t prompt) {
+    carry_ids seen = p->seen;
+    unsigned char *is_seen = p->is_seen;
+    *p = (place){.prompt = prompt, .stream = stream_of(w, prompt), .started = carry_seconds()};
+    p->seen = seen;
+    p->is_seen = is_seen;
+    p->seen.count = 0;
+    if (is_seen != NULL) {
+        memset(is_seen, 0, (size_t)w->model->lm->config.vocab_size / 8 + 1);
+    }
+    CARRY_TRY(encode_prompt(w, &w->prompts[prompt], &p->is_first));
+    for (size_t i = 0; i < w->ids.count; i++) {
+        CARRY_TRY(note_seen(w, p, w->ids.id[i]));
     }
     return CARRY_OK;
 }
@@ -194,9 +309,10 @@ static carry_status begin_text(work *w, int64_t at) {
     place *p = &w->places[at];
     int64_t prompt = w->begun++;
     carry_continuation *c = &w->results[prompt];
-    *p = (place){.prompt = prompt, .stream = stream_of(w, prompt), .started = carry_seconds()};
-    CARRY_TRY(encode_prompt(w, &w->prompts[prompt]));
-    CARRY_TRY(carry_lm_state_clear(carry_lm_generator_state(w->generator), at));
+    CARRY_TRY(empty_place(w, p, prompt));
+    carry_lm_state *state = carry_lm_generator_state(w->generator);
+    CARRY_TRY(w->options->state_load != NULL ? carry_lm_state_load(state, at, w->options->state_load)
+                                             : carry_lm_state_clear(state, at));
     c->prompt_tokens = (int64_t)w->ids.count;
     int64_t count = c->prompt_tokens > 0 ? c->prompt_tokens : 1;
     for (int64_t done = 0; done < count && !w->stopped;) {
@@ -210,7 +326,18 @@ static carry_status begin_text(work *w, int64_t at) {
             w->stopped = !w->options->heard(w->options->user, prompt);
         }
     }
-    return w->stopped ? CARRY_OK : take_token(w, at, w->logits);
+    if (w->stopped) {
+        return CARRY_OK;
+    }
+    if (w->options->state_save != NULL) {
+        CARRY_TRY(carry_lm_state_save(state, at, w->options->state_save));
+    }
+    if (w->options->tokens == 0) {
+        c->first = carry_seconds() - p->started;
+        end_text(w, p, CARRY_ENDED_BY_LENGTH);
+        return CARRY_OK;
+    }
+    return take_token(w, at, w->logits);
 }
 
 /* Places without a text get the next prompts; false when no text is under way any more. */
@@ -243,7 +370,11 @@ static carry_status run_all(work *w) {
 
 carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carry_prompt *prompts, int64_t count,
                             const carry_generate_options *options, carry_continuation *results) {
-    if (options->tokens < 1 || count < 1) {
+    if (options->state_save != NULL && count != 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the state after a prompt is saved of one prompt, and %" PRId64 " are given", count);
+    }
+    if (options->tokens < (options->state_save != NULL ? 0 : 1) || count < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%" PRId64 " tokens for %" PRId64 " prompts: 1 or more is needed",
                           options->tokens, count);
     }

@@ -12,6 +12,9 @@
 typedef struct carry_prompt {
     const char *text; /* any bytes; an empty one needs a model with a start */
     size_t length;
+    bool bare;           /* without the tokens that the tokenizer puts around a text: a rendered chat */
+    const uint32_t *ids; /* its tokens, instead of a text; a model without a tokenizer needs them */
+    size_t id_count;
 } carry_prompt;
 
 typedef enum carry_ending {
@@ -27,6 +30,7 @@ typedef struct carry_continuation {
     char *text; /* UTF-8, what is none being U+FFFD; without prompt, end token and stop text */
     size_t length, room;
     size_t settled; /* of them, those that can no longer turn out to be the stop text */
+    carry_ids ids;  /* the tokens, without the one that ended it */
     int64_t prompt_tokens, tokens;
     double seconds, first; /* from the start of the prompt: to the end, to the first token */
     carry_ending ending;
@@ -34,9 +38,12 @@ typedef struct carry_continuation {
 
 typedef struct carry_generate_options {
     carry_sampling sampling;
-    int64_t tokens;   /* at most, for each prompt */
-    int64_t batch;    /* texts at once; 0: 16 */
-    const char *stop; /* a text ends before this; NULL: none */
+    int64_t tokens;           /* at most, for each prompt */
+    int64_t batch;            /* texts at once; 0: 16 */
+    const char *const *stops; /* a text ends before any of these; empty ones are none */
+    int stop_count;
+    const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);
     void *user;

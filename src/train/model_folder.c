@@ -11,10 +11,12 @@
 #include <sys/stat.h>
 
 #include "core/context.h"
+#include "model/json.h"
 #include "train/checkpoint.h"
 
 #define PADDING 128
 #define BYTES 256
+#define GENERATION_BYTES ((size_t)1 << 20)
 
 static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
     char path[CARRY_FILE_PATH];
@@ -120,7 +122,7 @@ static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const cha
 static carry_status compare_sizes(carry_ctx *ctx, const carry_model *model) {
     int64_t has = carry_tokenizer_size(model->tokenizer);
     int64_t vocabulary = model->lm->config.vocab_size;
-    if (has > vocabulary || (has + PADDING - 1) / PADDING * PADDING < vocabulary) {
+    if (has > vocabulary) {
         return carry_fail(ctx, CARRY_EFORMAT,
                           "%s: the model has a vocabulary of %" PRId64 " tokens, its tokenizer one of %" PRId64
                           ": they do not belong together",
@@ -133,6 +135,57 @@ static carry_status compare_sizes(carry_ctx *ctx, const carry_model *model) {
    are bytes where the vocabulary is bytes. */
 static int64_t special_or_none(const carry_model *model, int64_t id) {
     return id >= 0 && carry_tokenizer_is_special(model->tokenizer, id) ? id : -1;
+}
+
+bool carry_model_ends_with(const carry_model *model, int64_t token) {
+    bool ends = token == model->end || token == model->other_end;
+    for (int i = 0; i < model->end_count && !ends; i++) {
+        ends = token == model->ends[i];
+    }
+    return ends;
+}
+
+void carry_model_add_end(carry_model *model, int64_t token) {
+    if (token >= 0 && token < model->lm->config.vocab_size && !carry_model_ends_with(model, token) &&
+        model->end_count < CARRY_MODEL_ENDS) {
+        model->ends[model->end_count++] = token;
+    }
+}
+
+/* eos_token_id of generation_config.json, a number or a list. A file that is damaged is passed over with a warning: it
+   decides nothing else here. */
+static void read_generation(carry_ctx *ctx, carry_model *model) {
+    char path[CARRY_FILE_PATH];
+    carry_json *root;
+    if (!has_file(ctx, model->folder, "generation_config.json") ||
+        carry_file_in(ctx, path, model->folder, "generation_config.json") != CARRY_OK) {
+        return;
+    }
+    if (carry_json_read(ctx, &root, path, GENERATION_BYTES) != CARRY_OK) {
+        carry_log(ctx, CARRY_LOG_WARNING, "generation_config.json is passed over: %s", carry_ctx_error(ctx));
+        return;
+    }
+    const carry_json *eos = carry_json_find(root, "eos_token_id");
+    const carry_json *one = eos != NULL && eos->kind == CARRY_JSON_ARRAY ? eos->as.inside.first : eos;
+    for (; one != NULL; one = eos->kind == CARRY_JSON_ARRAY ? one->next : NULL) {
+        if (one->kind == CARRY_JSON_NUMBER && one->whole) {
+            carry_model_add_end(model, one->as.number.integer);
+        }
+    }
+    carry_json_free(root);
+}
+
+carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    carry_status status = load_weights(ctx, model, folder);
+    if (status != CARRY_OK) {
+        carry_model_close(model);
+        return status;
+    }
+    model->start = model->lm->config.bos_token_id;
+    carry_model_add_end(model, model->lm->config.eos_token_id);
+    read_generation(ctx, model);
+    return CARRY_OK;
 }
 
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
@@ -148,6 +201,8 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
     model->other_end = special_or_none(model, model->lm->config.eos_token_id);
     model->start = special_or_none(model, model->lm->config.bos_token_id);
     model->start = model->start >= 0 ? model->start : model->end >= 0 ? model->end : model->other_end;
+    carry_model_add_end(model, carry_tokenizer_eos(model->tokenizer));
+    read_generation(ctx, model);
     return CARRY_OK;
 }
 

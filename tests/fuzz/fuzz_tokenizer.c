@@ -1,13 +1,15 @@
 /* Arbitrary bytes as a tokenizer.json, and as a text: a file is refused with a sentence, or is a tokenizer that encodes
-   and decodes, and is the same after it is written and read. Input: a mode byte, then either the file alone (even), or
-   pieces that go into a small good file (odd): its added token, a merge, and then the text. */
+   and decodes, and is the same after it is written and read. Input: a mode byte, then the file alone (0); pieces that
+   go into a small good file (1), a token, a merge, and then the text; the regular expression of a Split, and a text
+   (2); or a chat template, and a message (3). */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/tokenizer/tokenizer.h"
+#include "train/tokenizer/chat.h"
+#include "train/tokenizer/tokenizer_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -49,7 +51,9 @@ static void use(carry_ctx *ctx, const carry_tokenizer *tokenizer, const uint8_t 
     size_t cut = carry_tokenizer_last_cut(tokenizer, text, length);
     carry_ids parts = {0};
     expect(carry_encode(ctx, encoder, &parts, text, cut, CARRY_SPECIALS_AS_TEXT) == CARRY_OK);
-    expect(carry_encode(ctx, encoder, &parts, text + cut, length - cut, CARRY_SPECIALS_AS_TEXT) == CARRY_OK);
+    const carry_specials rest =
+        (carry_specials)(CARRY_SPECIALS_AS_TEXT | (cut > 0 ? CARRY_TEXT_GOES_ON : CARRY_SPECIALS_FOUND));
+    expect(carry_encode(ctx, encoder, &parts, text + cut, length - cut, rest) == CARRY_OK);
     expect(parts.count == ids.count && (ids.count == 0 || memcmp(parts.id, ids.id, ids.count * sizeof *ids.id) == 0));
     carry_ids_free(&parts);
     carry_ids_free(&ids);
@@ -100,15 +104,74 @@ static void check_inserted(carry_ctx *ctx, const uint8_t *data, size_t size) {
     free(written);
 }
 
+/* The byte tokenizer's file with another pattern. */
+static void check_pattern(carry_ctx *ctx, const uint8_t *data, size_t size) {
+    static const char start[] =
+        "{\"type\": \"Sequence\", \"pretokenizers\": [{\"type\": \"Split\", \"pattern\": {\"Regex\": \"";
+    static const char end[] =
+        "\"}, \"behavior\": \"Isolated\"}, {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
+        "\"use_regex\": false}]},\n  \"post_processor";
+    carry_tokenizer *bytes;
+    char *written;
+    size_t length;
+    expect(carry_tokenizer_bytes(ctx, &bytes, NULL, 0) == CARRY_OK);
+    expect(carry_tokenizer_write(ctx, bytes, &written, &length) == CARRY_OK);
+    carry_tokenizer_free(bytes);
+    char *from = strstr(written, "{\"type\": \"ByteLevel\"");
+    char *to = strstr(written, "\"post_processor");
+    expect(from != NULL && to != NULL);
+    char *file = malloc(length + sizeof start + sizeof end + 6 * size);
+    expect(file != NULL);
+    size_t at = (size_t)sprintf(file, "%.*s%s", (int)(from - written), written, start);
+    size_t pattern = size / 2 < 200 ? size / 2 : 200;
+    for (size_t i = 0; i < pattern; i++) {
+        bool is_plain = data[i] >= 0x20 && data[i] < 0x7f && data[i] != '"' && data[i] != '\\';
+        at += (size_t)sprintf(file + at, is_plain ? "%c" : "\\u%04x", data[i]);
+    }
+    at += (size_t)sprintf(file + at, "%s%s", end, to + strlen("\"post_processor"));
+    check(ctx, file, at, data + pattern, size - pattern);
+    free(file);
+    free(written);
+}
+
+static void check_chat(carry_ctx *ctx, const uint8_t *data, size_t size) {
+    static const char *const added[] = {"<|im_start|>", "<|im_end|>"};
+    carry_tokenizer *tokenizer;
+    expect(carry_tokenizer_bytes(ctx, &tokenizer, added, 2) == CARRY_OK);
+    tokenizer->chat = malloc(size + 1);
+    expect(tokenizer->chat != NULL);
+    memcpy(tokenizer->chat, data, size);
+    tokenizer->chat[size] = '\0';
+    tokenizer->chat_length = size;
+    carry_chat chat;
+    char *text;
+    size_t length;
+    const carry_message messages[] = {{"assistant", (const char *)data, size}, {"user", (const char *)data, size}};
+    if (carry_chat_open(ctx, &chat, tokenizer) == CARRY_OK &&
+        carry_chat_render(ctx, &chat, messages, 2, (carry_thinking)(size % 3), &text, &length) == CARRY_OK) {
+        expect(length > 0 && length < 2 * size + 2048);
+        free(text);
+    }
+    carry_tokenizer_free(tokenizer);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     carry_ctx *ctx = context();
     if (size == 0) {
         return 0;
     }
-    if (data[0] % 2 == 0) {
+    switch (data[0] % 4) {
+    case 0:
         check(ctx, (const char *)data + 1, size - 1, data + 1, size - 1);
-    } else {
+        break;
+    case 1:
         check_inserted(ctx, data + 1, size - 1);
+        break;
+    case 2:
+        check_pattern(ctx, data + 1, size - 1);
+        break;
+    default:
+        check_chat(ctx, data + 1, size - 1);
     }
     return 0;
 }

@@ -240,6 +240,42 @@ static void numbers_are_a_function_of_stream_and_place(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Whatever is drawn has at least min_p of the largest probability, and what has is drawn. */
+static void min_p_keeps_what_is_likely_enough(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static const float logits[] = {2.0f, 1.9f, 0.0f, -INFINITY, 1.2f, -3.0f};
+    static const double least[] = {0.0, 0.3, 0.5, 1.0};
+    for (size_t i = 0; i < sizeof least / sizeof least[0]; i++) {
+        const carry_sampling sampling = {.temperature = 1.0, .top_p = 1.0, .min_p = least[i], .seed = 5};
+        carry_sampler *made;
+        bool seen[6] = {false};
+        assert_ok(ctx, carry_sampler_new(ctx, &made, 6, &sampling));
+        for (uint64_t at = 0; at < 4000; at++) { /* the least likely one that is kept has probability 0.002: 8 draws */
+            int64_t token;
+            assert_ok(ctx, carry_sample(ctx, made, logits, 1, at, &token));
+            seen[token] = true;
+        }
+        for (int token = 0; token < 6; token++) {
+            double share = exp((double)logits[token] - 2.0);
+            assert_int_equal(seen[token], share > 0.0 && share >= least[i]);
+        }
+        carry_sampler_free(made);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void a_penalty_divides_what_is_above_zero(void **unused) {
+    (void)unused;
+    float logits[] = {2.0f, -2.0f, 3.0f, 0.0f, -INFINITY};
+    static const uint32_t seen[] = {0, 1, 3, 4};
+    static const float expected[] = {1.0f, -4.0f, 3.0f, 0.0f, -INFINITY};
+    carry_sample_penalize(logits, seen, 4, 2.0);
+    for (int i = 0; i < 5; i++) {
+        assert_true(logits[i] == expected[i]);
+    }
+}
+
 static void what_cannot_be_sampled_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -278,6 +314,8 @@ int main(void) {
         cmocka_unit_test(thresholds_are_those_of_a_sort),
         cmocka_unit_test(the_largest_is_taken_at_temperature_0),
         cmocka_unit_test(numbers_are_a_function_of_stream_and_place),
+        cmocka_unit_test(min_p_keeps_what_is_likely_enough),
+        cmocka_unit_test(a_penalty_divides_what_is_above_zero),
         cmocka_unit_test(what_cannot_be_sampled_is_refused),
     };
     return cmocka_run_group_tests_name("model/sample", tests, NULL, NULL);

@@ -172,7 +172,9 @@ static void a_text_ends_before_the_stop(void **unused) {
             }
             carry_continuation result = {0};
             listener l = {.result = &result, .most = 1000};
-            options.stop = stop;
+            const char *const stops[] = {"", "never there", stop};
+            options.stops = stops;
+            options.stop_count = 3;
             options.heard = listen_to;
             options.user = &l;
             assert_ok(ctx, carry_generate(ctx, &m, &prompt, 1, &options, &result));

@@ -284,6 +284,7 @@ static void test_parts_that_are_not_supported_are_named(void **state) {
         {"olmo2", "(?i:'s", "a{2}+|(?i:'s", "no plain count"},
         {"olmo2", "(?i:'s", "\\\\p{Han}|(?i:'s", "no general category"},
         {"olmo2", "(?i:'s", "(((?i:'s", "PCRE2 refuses"},
+        {"olmo2", "(?i:'s", "(a*)*b|(?i:'s", "a group that is repeated"},
         {"olmo2", "\"decoder\":{\"type\":\"ByteLevel\"", "\"decoder\":{\"type\":\"CTC\"", "CTC"},
         {"digits", "\"type\":\"Digits\"", "\"type\":\"Punctuation\"", "Punctuation"},
         {"llama2", "\"type\":\"Prepend\"", "\"type\":\"Lowercase\"", "Lowercase"},

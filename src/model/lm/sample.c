@@ -41,6 +41,14 @@ carry_status carry_sampling_check(carry_ctx *ctx, const carry_sampling *sampling
         return carry_fail(ctx, CARRY_EARGUMENT, "top-p is %g: a number above 0, up to 1 (all tokens), is needed",
                           sampling->top_p);
     }
+    if (!(sampling->min_p >= 0.0) || sampling->min_p > 1.0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "min-p is %g: a number from 0 (all tokens) to 1 is needed",
+                          sampling->min_p);
+    }
+    if (!(sampling->repetition >= 0.0) || isinf(sampling->repetition)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the repetition penalty is %g: a number above 0 is needed (1: none)",
+                          sampling->repetition);
+    }
     if (sampling->top_k < 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "top-k is %" PRId64 ": 0 (all tokens) or more is needed",
                           sampling->top_k);
@@ -172,6 +180,23 @@ static double keep_above(carry_sampler *s, threshold at) {
     return sum;
 }
 
+/* Weights are relative to the largest, which has 1. */
+static double keep_likely(carry_sampler *s, double least) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < s->vocabulary; i++) {
+        s->weight[i] = (double)s->weight[i] >= least ? s->weight[i] : 0.0f;
+        sum += (double)s->weight[i];
+    }
+    return sum;
+}
+
+void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, double penalty) {
+    for (size_t i = 0; i < count; i++) {
+        float *logit = &logits[seen[i]];
+        *logit = (float)(*logit > 0.0f ? (double)*logit / penalty : (double)*logit * penalty);
+    }
+}
+
 /* In [0, 1), of 53 bits. */
 static double unit(uint64_t seed, uint64_t stream, uint64_t at) {
     carry_words words = carry_philox(seed, stream, at);
@@ -193,6 +218,9 @@ carry_status carry_sample(carry_ctx *ctx, carry_sampler *s, const float *logits,
     }
     if (s->sampling.top_p < 1.0) {
         sum = keep_above(s, find_threshold(s, INT64_MAX, s->sampling.top_p * sum));
+    }
+    if (s->sampling.min_p > 0.0) {
+        sum = keep_likely(s, s->sampling.min_p);
     }
     double left = unit(s->sampling.seed, stream, at) * sum;
     for (int64_t i = 0; i < s->vocabulary; i++) {

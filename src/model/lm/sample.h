@@ -1,7 +1,7 @@
 /* A token from logits.
 
        p[i] = exp(logit[i] / temperature) / sum;  then only the top_k largest;  of those only the fewest, largest first,
-       that together have at least top_p of what is left;  and one of these at random
+       that together have at least top_p of what is left;  of those only p[i] >= min_p max p;  one of these at random
 
    Temperature 0 takes the largest. Of equal logits the one with the smaller number comes first, everywhere. Which is
    taken is a function of the logits, the options and (stream, at) alone, so a text does not depend on what else is
@@ -10,6 +10,7 @@
 #ifndef CARRY_MODEL_SAMPLE_H
 #define CARRY_MODEL_SAMPLE_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "carry/context.h"
@@ -18,6 +19,8 @@ typedef struct carry_sampling {
     double temperature; /* 0: the largest */
     int64_t top_k;      /* 0: all */
     double top_p;       /* above 0, to 1: all */
+    double min_p;       /* 0: all, to 1: the largest */
+    double repetition;  /* penalty of tokens that were seen, as carry_sample_penalize has it; 0 and 1: none */
     uint64_t seed;
 } carry_sampling;
 
@@ -33,5 +36,9 @@ void carry_sampler_free(carry_sampler *sampler);
    leave no token are refused with CARRY_ERANGE. Allocates nothing. */
 carry_status carry_sample(carry_ctx *ctx, carry_sampler *sampler, const float *logits, uint64_t stream, uint64_t at,
                           int64_t *token);
+
+/* Makes tokens that were seen less likely, as Hugging Face's repetition_penalty: logits above 0 are divided by the
+   penalty, others multiplied by it. seen: each token once. */
+void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, double penalty);
 
 #endif

@@ -38,7 +38,7 @@ typedef struct encoding {
     carry_corpus *corpus;
     carry_bytes bytes;
     size_t *from;
-    bool *ends_file;
+    bool *begins_file, *ends_file;
     carry_ids *ids;
     int64_t count;
     bool *failed; /* by block */
@@ -66,8 +66,9 @@ static void encode_blocks(void *argument, int64_t begin, int64_t end, int worker
     encoding *e = argument;
     carry_corpus *c = e->corpus;
     for (int64_t i = begin; i < end; i++) {
-        e->failed[i] = carry_encode_text(c->encoder[worker], &e->ids[i], e->bytes.at + e->from[i],
-                                         e->from[i + 1] - e->from[i], CARRY_SPECIALS_FOUND) != CARRY_OK;
+        e->failed[i] =
+            carry_encode_text(c->encoder[worker], &e->ids[i], e->bytes.at + e->from[i], e->from[i + 1] - e->from[i],
+                              e->begins_file[i] ? CARRY_SPECIALS_FOUND : CARRY_TEXT_GOES_ON) != CARRY_OK;
     }
 }
 
@@ -81,6 +82,7 @@ static void encoding_free(encoding *e) {
     }
     free(e->bytes.at);
     free(e->from);
+    free(e->begins_file);
     free(e->ends_file);
     free(e->ids);
     free(e->failed);
@@ -90,14 +92,16 @@ static void encoding_free(encoding *e) {
 static carry_status encode_all(carry_ctx *ctx, carry_corpus *c, encoding *e, int64_t first, int64_t count) {
     *e = (encoding){.corpus = c, .count = count};
     e->from = calloc((size_t)count + 1, sizeof *e->from);
+    e->begins_file = calloc((size_t)count, sizeof *e->begins_file);
     e->ends_file = calloc((size_t)count, sizeof *e->ends_file);
     e->ids = calloc((size_t)count, sizeof *e->ids);
     e->failed = calloc((size_t)count, sizeof *e->failed);
-    if (e->from == NULL || e->ends_file == NULL || e->ids == NULL || e->failed == NULL) {
+    if (e->from == NULL || e->begins_file == NULL || e->ends_file == NULL || e->ids == NULL || e->failed == NULL) {
         return no_memory(ctx);
     }
     for (int64_t i = 0; i < count; i++) {
         CARRY_TRY(carry_text_read(ctx, c->text, c->order[first + i], &e->bytes, &e->ends_file[i]));
+        e->begins_file[i] = carry_text_begins_file(c->text, c->order[first + i]);
         e->from[i + 1] = e->bytes.count;
     }
     carry_parallel(ctx, count, 1, encode_blocks, e);

@@ -136,6 +136,10 @@ static int64_t file_of(const carry_text *text, int64_t block) {
     return low;
 }
 
+bool carry_text_begins_file(const carry_text *text, int64_t block) {
+    return text->first[file_of(text, block)] == block;
+}
+
 carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t block, carry_bytes *bytes,
                              bool *ends_file) {
     int64_t file = file_of(text, block);

@@ -49,6 +49,9 @@ typedef struct carry_bytes {
 carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t block, carry_bytes *bytes,
                              bool *ends_file);
 
+/* Is it the first one of its file? */
+bool carry_text_begins_file(const carry_text *text, int64_t block);
+
 /* Why these bytes do not look like text, as "has a 0 byte at place 12"; false when they do. */
 bool carry_text_is_binary(const void *bytes, size_t length, char *why, size_t size);
 

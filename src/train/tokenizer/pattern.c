@@ -95,7 +95,11 @@ carry_status carry_pattern_parse(carry_ctx *ctx, carry_pattern **pattern, const 
 
 carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool each) {
     *pattern = NULL;
-    CARRY_TRY(compile(ctx, pattern, each ? "[" CARRY_REGEX_DIGITS "]" : "[" CARRY_REGEX_DIGITS "]+", "digits"));
+#define DIGITS                                                                                             \
+    "[" CARRY_REGEX_DIGITS "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]" /* Rust's has those of Unicode 17 \
+                                                                          */
+    CARRY_TRY(compile(ctx, pattern, each ? DIGITS : DIGITS "+", "digits"));
+#undef DIGITS
     (*pattern)->rule = CARRY_CUT_BLANKS_AND_LINES;
     return CARRY_OK;
 }

@@ -192,6 +192,14 @@ static void take_group(walk *w) {
     w->at++;
 }
 
+/* A group that is repeated may take time that grows exponentially with the text: no published pattern has one. */
+static void take_group_end(walk *w) {
+    put(w, w->at++, 1);
+    if (w->at < w->end && (*w->at == '*' || *w->at == '+' || *w->at == '{')) {
+        w->refused = "a group that is repeated";
+    }
+}
+
 static void take_one(walk *w) {
     switch (*w->at) {
     case '\\':
@@ -202,6 +210,9 @@ static void take_one(walk *w) {
         break;
     case '{':
         take_braces(w);
+        break;
+    case ')':
+        take_group_end(w);
         break;
     case '(':
         take_group(w);

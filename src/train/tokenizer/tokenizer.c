@@ -81,6 +81,7 @@ carry_tokenizer *carry_tokenizer_new(void) {
         return NULL;
     }
     made->end = -1;
+    made->eos = -1;
     made->names = FIRST_NAMES;
     made->name = calloc(made->names, sizeof *made->name);
     made->token = calloc(FIRST_TOKENS, sizeof *made->token);

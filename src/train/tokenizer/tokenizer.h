@@ -1,16 +1,19 @@
 /* Tokenizers: bytes to token numbers and back.
 
    A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (none: it is byte-level; some:
-   byte-level BPE), and added tokens such as <|endoftext|>, which are found in a text before all else. It is kept as
-   Hugging Face's tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
+   BPE), and added tokens such as <|endoftext|>, which are found in a text before all else. It is kept as Hugging Face's
+   tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
 
    - encoding: added tokens are cut out (the leftmost, of those the longest; first the ones that are not "normalized",
-     then the others in what is left); what is between them is cut into pieces (train/pattern.h); in each piece the
-     merge that stands first in the list is done first, of equal ones the leftmost, until none is left;
+     then the others in what is left, which was normalized); what is between them is cut into pieces (pattern.h); in
+     each piece, from its bytes or from its characters, the merge that stands first in the list is done first, of equal
+     ones the leftmost, until none is left;
    - decoding: the bytes of the tokens one after the other. Their library then makes the bytes a text, with U+FFFD for
      what is no UTF-8: carry_unfold does that, token by token.
 
-   Bytes that are no UTF-8 are encoded too, and decoded to the same bytes. */
+   Bytes that are no UTF-8 are encoded too, and decoded to the same bytes. Two differences remain: NFC orders marks that
+   are younger than Unicode 11, which their library does not; and of a run of byte tokens <0xE2> that is no UTF-8 their
+   library makes every byte U+FFFD, ours only what is no character. */
 #ifndef CARRY_TRAIN_TOKENIZER_H
 #define CARRY_TRAIN_TOKENIZER_H
 
@@ -30,8 +33,8 @@ typedef struct carry_tokenizer carry_tokenizer; /* once made it only answers: th
 
 /* The 256 bytes, numbered as they are, and these added tokens after them. */
 carry_status carry_tokenizer_bytes(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *const *added, int count);
-/* From tokenizer.json, or the folder that holds it; from a text that messages call name. What cannot be honoured
-   (normalizers, other cuts, dropout, ...) is refused by its name. */
+/* From tokenizer.json, or the folder that holds it, with what lies beside it; from a text that messages call name.
+   Parts that are not supported (other normalizers, dropout, ...) are refused by their names. */
 carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *path);
 carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *text, size_t length,
                                    const char *name);
@@ -40,6 +43,9 @@ void carry_tokenizer_free(carry_tokenizer *tokenizer);
 /* As tokenizer.json; the caller frees *text. Saving replaces the file as a whole. */
 carry_status carry_tokenizer_write(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length);
 carry_status carry_tokenizer_save(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *path);
+/* tokenizer.json, tokenizer_config.json (that which lay beside it, or one made for it), and chat_template.jinja where
+   it had one. */
+carry_status carry_tokenizer_save_folder(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *folder);
 
 int64_t carry_tokenizer_size(const carry_tokenizer *tokenizer); /* numbers are 0..size-1 */
 int64_t carry_tokenizer_merges(const carry_tokenizer *tokenizer);
@@ -47,6 +53,8 @@ int64_t carry_tokenizer_merges(const carry_tokenizer *tokenizer);
 int64_t carry_tokenizer_find(const carry_tokenizer *tokenizer, const char *content);
 /* What stands between documents: <|endoftext|>, </s>, <eos> or <|end_of_text|>, the first that there is; or -1. */
 int64_t carry_tokenizer_end(const carry_tokenizer *tokenizer);
+/* The eos_token of tokenizer_config.json, with which a model of chats ends its answers; -1: none. */
+int64_t carry_tokenizer_eos(const carry_tokenizer *tokenizer);
 /* The bytes of a token, not ended by 0; NULL when the number is none. */
 const char *carry_tokenizer_token(const carry_tokenizer *tokenizer, int64_t id, size_t *length);
 bool carry_tokenizer_is_special(const carry_tokenizer *tokenizer, int64_t id);

@@ -104,8 +104,10 @@ struct carry_tokenizer {
     size_t source_length;
     char *settings; /* the tokenizer_config.json beside it, or NULL */
     size_t settings_length;
-    char *chat; /* the chat_template.jinja beside it, or NULL */
+    int64_t eos; /* its eos_token; -1: none */
+    char *chat;  /* the chat template, of chat_template.jinja or tokenizer_config.json; or NULL */
     size_t chat_length;
+    bool has_chat_file;
 };
 
 /* Reads normalizer, pre_tokenizer, post_processor and decoder into made->parts; *is_plain: they are those that
@@ -124,6 +126,8 @@ carry_status carry_parts_read_replace(carry_ctx *ctx, carry_normal *normal, cons
 /* "NAME, line N: WHAT is VALUE, which is not supported", the value being the node's type where it has one. */
 carry_status carry_parts_refuse(carry_ctx *ctx, const struct carry_json *node, const char *what, const char *name);
 void carry_parts_free(carry_parts *parts);
+/* tokenizer_config.json and chat_template.jinja of a folder, where they are there. */
+carry_status carry_tokenizer_read_beside(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *folder);
 
 /* Bytes that grow at their end; all zero is empty. */
 typedef struct carry_buffer {

@@ -335,19 +335,29 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
 
 carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *path) {
     *tokenizer = NULL;
-    char inside[4096];
+    char inside[CARRY_FILE_PATH];
+    char folder[CARRY_FILE_PATH];
     struct stat about;
     if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-        int length = snprintf(inside, sizeof inside, "%s/tokenizer.json", path);
-        if (length < 0 || (size_t)length >= sizeof inside) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "the path of a tokenizer is too long: %.60s...", path);
-        }
+        CARRY_TRY(carry_file_in(ctx, inside, path, "tokenizer.json"));
+        (void)snprintf(folder, sizeof folder, "%s", path);
         path = inside;
+    } else {
+        const char *slash = strrchr(path, '/');
+        (void)snprintf(folder, sizeof folder, "%.*s", slash != NULL ? (int)(slash - path) + 1 : 1,
+                       slash != NULL ? path : ".");
     }
     char *text;
     size_t length;
     CARRY_TRY(carry_file_read(ctx, &text, &length, path, CARRY_TOKENIZER_BYTES));
     carry_status status = carry_tokenizer_parse(ctx, tokenizer, text, length, path);
     free(text);
+    if (status == CARRY_OK) {
+        status = carry_tokenizer_read_beside(ctx, *tokenizer, folder);
+    }
+    if (status != CARRY_OK) {
+        carry_tokenizer_free(*tokenizer);
+        *tokenizer = NULL;
+    }
     return status;
 }

@@ -1,0 +1,36 @@
+/* carry generate: what its files share. */
+#ifndef CARRY_CLI_CMD_GENERATE_H
+#define CARRY_CLI_CMD_GENERATE_H
+
+#include "cli/cli.h"
+#include "train/generate.h"
+#include "train/tokenizer/chat.h"
+
+typedef struct cli_generating {
+    cli_common common;
+    carry_ctx *ctx;
+    cli_texts given, stops;
+    const char *file, *system, *messages, *state_load, *state_save;
+    bool by_ids, is_chat, thinks, thinks_not;
+    int64_t tokens;
+    carry_sampling sampling;
+    carry_model model;
+    carry_prompt *prompts;
+    carry_prompt *asked; /* as they were typed; of a chat the user's last message */
+    int64_t count, room;
+    char **held; /* texts that were read or made, which prompts point into */
+    int64_t held_count;
+    carry_continuation *results;
+    int64_t current; /* the prompt whose text is being printed */
+    size_t shown;    /* bytes of it, or tokens; the prompt itself is there once `headed` */
+    bool headed, on_terminal;
+    double loading;
+    const char *on; /* the device, as it was typed */
+} cli_generating;
+
+/* From -p, --file and --messages: texts, tokens' numbers, or rendered chats. false after a message. */
+bool cli_generate_gather(cli_generating *g);
+/* The options that exclude each other; false after a message. */
+bool cli_generate_check(const cli_generating *g);
+
+#endif
