@@ -120,8 +120,7 @@ carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *a
     const int64_t H = q->shape[1];
     const int64_t HK = args->k.shape[1];
     if (HK != H && (HK < 1 || H % HK != 0)) {
-        return carry_fail(ctx, CARRY_ESHAPE, "q has %" PRId64 " heads and k has %" PRId64 ", which must divide them", H,
-                          HK);
+        return carry_tensor_expect(ctx, "k", &args->k, 3, (const int64_t[]){args->k.shape[0], H, q->shape[2]});
     }
     CARRY_TRY(check_rows(ctx, "q", q, q, q->shape[0], H));
     CARRY_TRY(check_rows(ctx, "k", &args->k, q, args->k.shape[0], HK));

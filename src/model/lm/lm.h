@@ -122,9 +122,15 @@ carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
+/* One sequence to and from a file; a state of another model is refused. A snapshot in memory is carry_lm_state_copy
+   into another state, and going back to it is the same the other way. */
+carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
+carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
+
 /* Generation for `batch` sequences at once. A prompt is read by chunks, from where its sequence stands, then every step
    takes one token of each sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step.
-   Steps allocate nothing; a prompt does. */
+   A prompt is read in pieces of bounded size. Steps allocate nothing but room for the keys and values of attention
+   layers, now and then. */
 typedef struct carry_lm_generator carry_lm_generator;
 carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype);
 void carry_lm_generator_free(carry_lm_generator *g);

@@ -1,0 +1,168 @@
+/* Causal attention with grouped heads and windows, forward and backward, against float64; and through a cache: the last
+   queries of a longer row see what they saw in it. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "support.h"
+
+#include "attention/attention.h"
+
+typedef struct problem {
+    int64_t T, S, H, HK, D, window;
+    float *q, *k, *v, *o, *lse, *d_o, *dq, *dk, *dv;
+} problem;
+
+static float *numbers(int64_t count, unsigned *seed) {
+    float *made = malloc((size_t)(count + 1) * sizeof *made);
+    assert_non_null(made);
+    for (int64_t i = 0; i < count; i++) {
+        *seed = *seed * 1664525u + 1013904223u;
+        made[i] = (float)(*seed >> 8) * 0x1p-23f - 1.0f;
+    }
+    return made;
+}
+
+static problem make(int64_t T, int64_t S, int64_t H, int64_t HK, int64_t D, int64_t window) {
+    unsigned seed = 7;
+    problem p = {.T = T, .S = S, .H = H, .HK = HK, .D = D, .window = window};
+    p.q = numbers(T * H * D, &seed);
+    p.k = numbers(S * HK * D, &seed);
+    p.v = numbers(S * HK * D, &seed);
+    p.d_o = numbers(T * H * D, &seed);
+    p.o = numbers(T * H * D, &seed);
+    p.lse = numbers(T * H, &seed);
+    p.dq = numbers(T * H * D, &seed);
+    p.dk = calloc((size_t)(S * HK * D), sizeof *p.dk);
+    p.dv = calloc((size_t)(S * HK * D), sizeof *p.dv);
+    assert_true(p.dk != NULL && p.dv != NULL);
+    return p;
+}
+
+static void drop(problem *p) {
+    free(p->q);
+    free(p->k);
+    free(p->v);
+    free(p->o);
+    free(p->lse);
+    free(p->d_o);
+    free(p->dq);
+    free(p->dk);
+    free(p->dv);
+}
+
+static carry_attention_backward_args args_of(const problem *p) {
+    return (carry_attention_backward_args){.dq = carry_view_3d(p->dq, CARRY_F32, p->T, p->H, p->D),
+                                           .dk = carry_view_3d(p->dk, CARRY_F32, p->S, p->HK, p->D),
+                                           .dv = carry_view_3d(p->dv, CARRY_F32, p->S, p->HK, p->D),
+                                           .d_o = carry_view_3d(p->d_o, CARRY_F32, p->T, p->H, p->D),
+                                           .forward = {.o = carry_view_3d(p->o, CARRY_F32, p->T, p->H, p->D),
+                                                       .lse = carry_view_2d(p->lse, CARRY_F32, p->H, p->T),
+                                                       .q = carry_view_3d(p->q, CARRY_F32, p->T, p->H, p->D),
+                                                       .k = carry_view_3d(p->k, CARRY_F32, p->S, p->HK, p->D),
+                                                       .v = carry_view_3d(p->v, CARRY_F32, p->S, p->HK, p->D),
+                                                       .causal = true,
+                                                       .window = p->window}};
+}
+
+/* Sums of at most 600 products of numbers below 1: 1e-4 is far above their rounding and far below one wrong key. */
+static void compare(const char *what, const float *got, const double *wanted, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        if (!(fabs((double)got[i] - wanted[i]) <= 1e-4 * (1.0 + fabs(wanted[i])))) {
+            fail_msg("%s: element %lld is %g and should be %g", what, (long long)i, (double)got[i], wanted[i]);
+        }
+    }
+}
+
+static void run(carry_ctx *ctx, const problem *p) {
+    const carry_attention_backward_args args = args_of(p);
+    const size_t forward = carry_attention_workspace(&args.forward);
+    const size_t backward = carry_attention_backward_workspace(&args);
+    void *workspace = carry_aligned_new((forward > backward ? forward : backward) + 64);
+    assert_non_null(workspace);
+    assert_ok(ctx, carry_attention(ctx, &args.forward, workspace, forward));
+    assert_ok(ctx, carry_attention_backward(ctx, &args, workspace, backward));
+    free(workspace);
+}
+
+static void causal_attention_equals_the_reference(void **unused) {
+    (void)unused;
+    static const int64_t sizes[][6] = {/* T, S, H, HK, D, window */
+                                       {1, 1, 2, 1, 3, 0},       {1, 70, 4, 2, 8, 0},    {5, 5, 2, 2, 7, 0},
+                                       {64, 64, 4, 1, 16, 0},    {65, 65, 2, 1, 16, 1},  {70, 129, 4, 2, 8, 0},
+                                       {257, 257, 2, 1, 4, 0},   {257, 300, 4, 4, 4, 9}, {130, 131, 6, 2, 5, 64},
+                                       {300, 556, 3, 1, 16, 200}};
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        problem p = make(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]);
+        const carry_attention_backward_args args = args_of(&p);
+        const int64_t queries = p.T * p.H * p.D;
+        const int64_t keys = p.S * p.HK * p.D;
+        double *wanted = calloc((size_t)(queries + p.T * p.H + queries + 2 * keys), sizeof *wanted);
+        assert_non_null(wanted);
+        double *lse = wanted + queries;
+        double *dq = lse + p.T * p.H;
+        double *dk = dq + queries;
+        double *dv = dk + keys;
+        run(ctx, &p);
+        assert_ok(ctx, carry_attention_reference(ctx, wanted, lse, &args.forward));
+        assert_ok(ctx, carry_attention_reference_backward(ctx, dq, dk, dv, &args));
+        compare("o", p.o, wanted, queries);
+        compare("lse", p.lse, lse, p.T * p.H);
+        compare("dq", p.dq, dq, queries);
+        compare("dk", p.dk, dk, keys);
+        compare("dv", p.dv, dv, keys);
+        free(wanted);
+        drop(&p);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void the_last_queries_of_a_row_see_the_same(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    problem whole = make(90, 90, 4, 2, 8, 0);
+    run(ctx, &whole);
+    for (int64_t last = 1; last < 90; last += 11) {
+        float *o = calloc((size_t)(last * 4 * 8), sizeof *o);
+        assert_non_null(o);
+        carry_attention_args args = args_of(&whole).forward;
+        args.q = carry_slice(args.q, 90 - last, last);
+        args.o = carry_view_3d(o, CARRY_F32, last, 4, 8);
+        args.lse = (carry_tensor){0};
+        const size_t bytes = carry_attention_workspace(&args);
+        void *workspace = carry_aligned_new(bytes + 64);
+        assert_ok(ctx, carry_attention(ctx, &args, workspace, bytes));
+        for (int64_t i = 0; i < last * 4 * 8; i++) {
+            assert_true(fabsf(o[i] - whole.o[(90 - last) * 4 * 8 + i]) <= 1e-5f);
+        }
+        free(workspace);
+        free(o);
+    }
+    drop(&whole);
+    carry_ctx_free(ctx);
+}
+
+static void calls_that_do_not_fit_are_refused(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    problem p = make(6, 5, 4, 2, 8, 0);
+    carry_attention_args args = args_of(&p).forward;
+    assert_refused(ctx, CARRY_ESHAPE, "its last tokens", carry_attention(ctx, &args, NULL, 0));
+    args.causal = false;
+    args.window = 3;
+    assert_refused(ctx, CARRY_EARGUMENT, "a window of 3", carry_attention(ctx, &args, NULL, 0));
+    args.window = 0;
+    args.k = args.v = carry_view_3d(p.k, CARRY_F32, 3, 3, 8);
+    assert_refused(ctx, CARRY_ESHAPE, "k has shape [3, 3, 8]", carry_attention(ctx, &args, NULL, 0));
+    drop(&p);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(causal_attention_equals_the_reference),
+        cmocka_unit_test(the_last_queries_of_a_row_see_the_same),
+        cmocka_unit_test(calls_that_do_not_fit_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

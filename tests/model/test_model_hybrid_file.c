@@ -1,0 +1,171 @@
+/* Folders of models with attention: what is saved loads again with the same keys; published names of tensors are found;
+   what cannot be honoured is refused by name before any weight is read. */
+#include "hybrid_support.h"
+
+#include <unistd.h>
+
+#include "core/file.h"
+#include "model/safetensors.h"
+
+static char folder[64];
+
+static int make_folder(void **unused) {
+    (void)unused;
+    (void)snprintf(folder, sizeof folder, "/tmp/carry-hybrid-XXXXXX");
+    return mkdtemp(folder) != NULL ? 0 : -1;
+}
+
+static const char *in_folder(const char *name) {
+    static char path[256];
+    (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+    return path;
+}
+
+static int remove_folder(void **unused) {
+    (void)unused;
+    (void)unlink(in_folder("config.json"));
+    (void)unlink(in_folder("model.safetensors"));
+    return rmdir(folder);
+}
+
+static void what_is_saved_loads_again(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int i = 0; i < HYBRIDS; i++) {
+        carry_lm *lm = model(ctx, hybrid(i));
+        carry_lm *back;
+        assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
+        assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
+        const carry_lm_config *a = &lm->config;
+        const carry_lm_config *b = &back->config;
+        assert_int_equal(lm->own.count, back->own.count);
+        assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
+        assert_memory_equal(a->layer, b->layer, (size_t)a->num_hidden_layers);
+        assert_true(a->kind == b->kind && a->rotary == b->rotary && a->attn_window == b->attn_window);
+        assert_true(a->attn_heads == b->attn_heads && a->attn_kv_heads == b->attn_kv_heads);
+        assert_true(a->attn_head_dim == b->attn_head_dim && a->qk_norm == b->qk_norm);
+        assert_true(a->rope_theta == b->rope_theta && a->value == b->value && a->key == b->key);
+        carry_lm_free(back);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* The tensors of a model under names that `rename` gives them, with one more. */
+static void write_renamed(carry_ctx *ctx, const carry_lm *lm, void (*rename)(char *to, size_t size, const char *name),
+                          const char *more) {
+    carry_safetensors_item items[96];
+    static char names[96][128];
+    static float zeros[4];
+    int64_t count = 0;
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        rename(names[count], sizeof names[count], lm->own.parameter[i].name);
+        items[count] =
+            (carry_safetensors_item){.name = names[count], .tensor = carry_lm_weight(lm, i), .dtype = CARRY_F32};
+        count++;
+    }
+    items[count++] = (carry_safetensors_item){.name = more, .tensor = carry_view_1d(zeros, CARRY_F32, 4)};
+    assert_ok(ctx, carry_safetensors_write(ctx, in_folder("model.safetensors"), items, count, NULL));
+}
+
+static void nest(char *to, size_t size, const char *name) {
+    const bool inside = strncmp(name, "model.", 6) == 0;
+    (void)snprintf(to, size, "%s%s", inside ? "model.language_model." : "", inside ? name + 6 : name);
+}
+
+static void older(char *to, size_t size, const char *name) {
+    const char *at = strstr(name, "input_layernorm");
+    (void)snprintf(to, size, "%.*s%s", at != NULL ? (int)(at - name) : 127, name,
+                   at != NULL ? "attention_layer_norm.weight" : "");
+}
+
+static void published_names_are_found(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (int i = 0; i < 2; i++) {
+        carry_lm *lm = model(ctx, hybrid(i));
+        carry_lm *back;
+        assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
+        write_renamed(ctx, lm, i == 0 ? nest : older, i == 0 ? "model.visual.pos_embed.weight" : "mtp.norm.weight");
+        assert_ok(ctx, carry_lm_load(ctx, &back, folder, 0));
+        assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
+        carry_lm_free(back);
+        write_renamed(ctx, lm, i == 0 ? nest : older, "model.surplus.weight");
+        assert_refused(ctx, CARRY_EFORMAT, "model.surplus.weight", carry_lm_load(ctx, &back, folder, 0));
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+static carry_status read_text(carry_ctx *ctx, carry_lm_config *config, const char *text) {
+    assert_ok(ctx, carry_file_replace(ctx, in_folder("config.json"), text, strlen(text)));
+    return carry_lm_config_read(ctx, config, in_folder("config.json"));
+}
+
+static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
+    (void)unused;
+    static const struct {
+        const char *type, *inside, *words;
+    } bad[] = {
+        {"qwen3_5_text", "\"layer_types\": [\"sliding_attention\"]",
+         "layer 0 of \"layer_types\" is \"sliding_attention\""},
+        {"qwen3_5_text", "\"layer_types\": [\"full_attention\"]", "layer_types lists 1 layers"},
+        {"qwen3_5_text", "\"hidden_act\": \"gelu\"", "\"hidden_act\" is \"gelu\""},
+        {"qwen3_5_text", "\"rope_parameters\": {\"rope_type\": \"yarn\", \"factor\": 4}", "\"rope_type\" is \"yarn\""},
+        {"olmo_hybrid", "\"rope_parameters\": {\"rope_type\": \"llama3\"}", "\"rope_type\" is \"llama3\""},
+        {"qwen3_5_text", "\"quantization_config\": {\"bits\": 4}", "\"quantization_config\" is {...}"},
+        {"qwen3_5_text", "\"attention_bias\": true", "\"attention_bias\" is true"},
+        {"qwen3_5_text", "\"attn_output_gate\": false", "\"attn_output_gate\" is false"},
+        {"qwen3_5_text", "\"num_key_value_heads\": 3", "16 heads and 3 heads of keys"},
+        {"qwen3_5_text", "\"head_dim\": 512", "the width of an attention head is 512"},
+        {"olmo_hybrid", "\"num_attention_heads\": 0", "\"num_attention_heads\" is 0"},
+        {"gated_deltanet", "\"attn\": {\"layers\": [1], \"num_heads\": 4, \"qkv_bias\": true}", "\"qkv_bias\" is true"},
+        {"gated_deltanet", "\"attn\": {\"layers\": [-1], \"num_heads\": 4}", "\"layers\" is"},
+        {"gated_deltanet", "\"attn\": {\"layers\": [1], \"num_heads\": 4, \"what\": 1}", "\"what\" is 1"},
+        {"qwen3_5", "\"text_config\": null", "\"text_config\""},
+        {"qwen3_5_moe", "\"num_experts\": 8", "\"model_type\" is \"qwen3_5_moe\""},
+    };
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_lm_config c;
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        char text[256];
+        (void)snprintf(text, sizeof text, "{\"model_type\": \"%s\", %s}", bad[i].type, bad[i].inside);
+        const carry_status status = read_text(ctx, &c, text);
+        if (status == CARRY_OK || strstr(carry_ctx_error(ctx), bad[i].words) == NULL) {
+            fail_msg("%s: %s, %s", text, carry_status_name(status), carry_ctx_error(ctx));
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+static void configurations_mean_what_their_origin_means(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_lm_config c;
+    assert_ok(ctx, read_text(ctx, &c,
+                             "{\"model_type\": \"qwen3_5\", \"tie_word_embeddings\": true, \"vision_config\": {}, "
+                             "\"text_config\": {\"model_type\": \"qwen3_5_text\", \"num_hidden_layers\": 8, "
+                             "\"rope_parameters\": {\"rope_theta\": 10000000, \"mrope_section\": [11, 11, 10]}}}"));
+    assert_true(c.kind == CARRY_LM_QWEN3_5 && c.is_nested && c.tie_word_embeddings && c.rotary == 64);
+    for (int64_t i = 0; i < 8; i++) {
+        assert_int_equal(c.layer[i], i % 4 == 3 ? CARRY_LM_LAYER_ATTENTION : CARRY_LM_LAYER_DELTA);
+    }
+    assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"olmo_hybrid\"}"));
+    assert_true(c.rotary == 0 && c.num_heads == 30 && c.key == 96 && c.value == 192 && c.attn_head_dim == 128);
+    assert_ok(ctx, read_text(ctx, &c,
+                             "{\"model_type\": \"gated_deltanet\", \"attn\": {\"layers\": [2], \"num_heads\": 32, "
+                             "\"num_kv_heads\": 8, \"window_size\": 2048, \"rope_theta\": 500000.0}}"));
+    assert_true(c.layer[2] == CARRY_LM_LAYER_ATTENTION && c.attn_kv_heads == 8 && c.attn_window == 2048);
+    assert_true(c.rotary == 64 && c.rope_theta == 500000.0 && c.layer[1] == CARRY_LM_LAYER_DELTA);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_is_saved_loads_again),
+        cmocka_unit_test(published_names_are_found),
+        cmocka_unit_test(what_cannot_be_honoured_is_refused_by_name),
+        cmocka_unit_test(configurations_mean_what_their_origin_means),
+    };
+    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+}
