@@ -98,6 +98,10 @@ static void test_editions_of_chatml_render_as_their_templates_do(void **state) {
     expect_chat(QWEN3_5_SMALL, CARRY_THINKING_ON, ask, 1, expected);
     expect_chat(QWEN3_5, CARRY_THINKING_AS_IS, ask, 1,
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n");
+    const carry_message wide[] = {
+        MESSAGE("user", "\xE3\x80\x80\xE6\xBC\xA2 \xE3\x80\x80\xC2\xA0")}; /* spaces beyond ASCII */
+    expect_chat(QWEN3_5, CARRY_THINKING_OFF, wide, 1,
+                "<|im_start|>user\n\xE6\xBC\xA2<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
     expect_chat(QWEN3, CARRY_THINKING_AS_IS, told, 4,
                 "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello."
                 "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
