@@ -112,7 +112,7 @@ static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const cha
     if (vocabulary < BYTES || vocabulary > BYTES + PADDING) {
         return carry_fail(ctx, CARRY_ENOTFOUND,
                           "%s has no tokenizer.json, and a vocabulary of %" PRId64
-                          " is not that of bytes (256, or 257 with %s)",
+                          " is not that of bytes (256, or 257 with %s); generate --ids needs none",
                           model->folder, vocabulary, CARRY_END_OF_TEXT);
     }
     static const char *const added[] = {CARRY_END_OF_TEXT};
