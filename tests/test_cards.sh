@@ -103,6 +103,46 @@ for id in streamdiffusionv2 gpipe funcol-rfc-93173 pytorch-pipelining-api pipedr
         fail "$id is not in detail"
     fi
 done
+# What a card must cite, whatever else it says (line breaks aside): ID|TEXT.
+while IFS='|' read -r id text; do
+    tr -s ' \n' ' ' < "$library/cards/$id.md" | grep -qF -e "$text" || fail "$id does not cite $text"
+done << 'CITED'
+nccl-user-guide|0.113 ms for 21 MiB
+nccl-user-guide|which algorithm NCCL selects
+nccl-tuning|NCCL_PROTO
+scaling-dl-nccl|when a collective regresses
+pytorch-cuda-semantics|collectives under compilation
+funcol-rfc-93173|9.6 to 24.5
+funcol-source|9.6 to 24.5
+funcol-rfc-93173|The eager trap
+pytorch-issue-138773|Slower when
+vllm-torch-compile|way of debugging graph breaks
+ezyang-state-of-compile|graph_breaks = 2, unique_graphs 12–14
+dynamo-deep-dive|160 graph breaks
+dynamo-deep-dive|Why bounds as SymInt failed
+cuda-graphs-guide|unstable or neutral
+gpipe|B/(B+P-1)
+gpipe|50 % at B = 1 and two stages
+pipedream-2bw|no backward pass
+pytorch-pipelining-api|Adopt once the topology is proven
+pagedattention|hard cut
+making-dl-go-brrrr|33 %
+streamdiffusionv2|Figure 5: 2–5 ms
+streamdiffusionv2|Figure 16
+streamdiffusionv2|Figure 13
+streamdiffusionv2|stream batch
+dit-paper|Conditioning must reach every stage
+lightx2v-vae|107 ms
+cogvideox-vae|107 ms
+seedance|107 ms
+pytorch-distributed-api|10 minutes
+profiling-torch-compile|To prove overlap look for
+pytorch-profiler-tensorboard|spans
+cuda-async-execution|Event and wait rules for a communication stream
+pipedit|Where it stands
+zero-bubble-pp|Where it stands
+flash-attention|Where it stands
+CITED
 # Each of these findings has figures of others and of ours, and belongs to a topic.
 for id in $wanted; do
     if ! grep -q 'source: docs/results/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then

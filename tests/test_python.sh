@@ -19,5 +19,15 @@ fi
 CARRY_LIBRARY=$1
 export CARRY_LIBRARY
 cd "$2/bindings/python"
+# The wisdom of Python and of the program is one file.
+program=$(dirname "$CARRY_LIBRARY")/carry
+if [ -x "$program" ]; then
+    cache=$(mktemp -d)
+    env -u CARRY_WISDOM XDG_CACHE_HOME="$cache" "$program" plan scan:dense:t64:n4 > /dev/null
+    wanted=$(ls "$cache"/carry/wisdom-*)
+    found=$(env -u CARRY_WISDOM XDG_CACHE_HOME="$cache" $python -c 'from carry import _context; print(_context._wisdom().decode())')
+    rm -rf "$cache"
+    [ "$wanted" = "$found" ] || { echo "FAILED: the program's wisdom is $wanted, Python's $found"; exit 1; }
+fi
 $python -m pytest -q -p no:cacheprovider
 $python fla_shapes.py --quick

@@ -75,6 +75,13 @@ expect 0 "step 6/6" train --resume quiet --steps 6 --device cpu
 expect 0 "step 8/8" train --resume quiet --steps 8 --device cpu --store other.db
 [ "$("$carry" runs list --json --store other.db | wc -l)" = 1 ] || fail "a store that is named is not used on resume"
 
+# A configuration that says where its text comes from: said when it is not there, and then it trains.
+printf 'data: text/here.txt\ndownload: put a text into text/here.txt\nvocab: 300\nlength: 16\nbatch: 2\nhidden: 32\nlayers: 1\nheads: 1\nhead-dim: 16\nsteps: 2\neval-every: 0\n' > text.yaml
+refused "there is no text/here.txt: put a text into text/here.txt" train --config text.yaml --out from-text --device cpu
+[ ! -e from-text ] || fail "a training without its text made a folder"
+mkdir text && seq -s ' words and ' 2000 > text/here.txt
+expect 0 "step 2/2" train --config text.yaml --out from-text --device cpu
+
 # Event files: read by this reader, which knows the format alone, and by TensorBoard's where it is there.
 expect 0 "events.out.tfevents." runs export 1 last --tensorboard events
 event_file=$(head -n 1 out)

@@ -24,7 +24,7 @@ import checkout
 import recurrence as ref
 
 checkout.use()
-import carry
+import libcarry
 
 try:
     import torch
@@ -74,7 +74,7 @@ def packed(H: int, HV: int, D: int, *borders: int, masked: float = 0.0) -> Shape
 
 GROUPS: list[tuple[str, Any, dict[str, float], list[Shape]]] = [
     (
-        "fused_recurrent_gated_delta_rule", carry.fused_recurrent_gated_delta_rule, RECURRENT,
+        "fused_recurrent_gated_delta_rule", libcarry.fused_recurrent_gated_delta_rule, RECURRENT,
         [
             Shape(1, 63, 1, 1, 64, 1, 1, l2norm=True, dtype="f32"),
             Shape(2, 500, 4, 4, 60, 1, 1, l2norm=True, dtype="f32"),
@@ -87,7 +87,7 @@ GROUPS: list[tuple[str, Any, dict[str, float], list[Shape]]] = [
         ],
     ),
     (
-        "chunk_gated_delta_rule", carry.chunk_gated_delta_rule, CHUNK,
+        "chunk_gated_delta_rule", libcarry.chunk_gated_delta_rule, CHUNK,
         [
             Shape(2, 75, 4, 4, 64, 1, 0.01),
             Shape(2, 500, 3, 3, 60, 1, 1),
@@ -104,7 +104,7 @@ GROUPS: list[tuple[str, Any, dict[str, float], list[Shape]]] = [
         ],
     ),
     (
-        "chunk_gated_delta_rule, packed", carry.chunk_gated_delta_rule, CHUNK,
+        "chunk_gated_delta_rule, packed", libcarry.chunk_gated_delta_rule, CHUNK,
         [
             packed(4, 4, 60, 0, 15),
             packed(4, 4, 64, 0, 256, 500, 1000),
@@ -117,7 +117,7 @@ GROUPS: list[tuple[str, Any, dict[str, float], list[Shape]]] = [
         ],
     ),
     (
-        "chunk_delta_rule", carry.chunk_delta_rule, {name: bound for name, bound in CHUNK.items() if name != "dg"},
+        "chunk_delta_rule", libcarry.chunk_delta_rule, {name: bound for name, bound in CHUNK.items() if name != "dg"},
         [
             Shape(1, 63, 1, 1, 64, 1),
             Shape(2, 100, 4, 4, 60, 0.1),
@@ -210,7 +210,7 @@ def try_shape(function: Any, tolerances: dict[str, float], shape: Shape, grads: 
     """Runs and prints one case; is every error within its tolerance?"""
     if torch is None and shape.dtype == "bf16":
         shape = shape._replace(dtype="f16")
-    given, values = draw(shape, function is not carry.chunk_delta_rule, seed)
+    given, values = draw(shape, function is not libcarry.chunk_delta_rule, seed)
     found, do, dht = run(function, given, shape, grads and "dq" in tolerances, seed)
     expected = expect(values, shape, do, dht)
     cells, right = [], True

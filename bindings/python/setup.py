@@ -2,13 +2,15 @@
 
     pip wheel bindings/python        (or: python -m build bindings/python)
 
-The wheel's library stands alone: it is built without OpenBLAS, which the user may not have. CARRY_CMAKE_ARGS adds
-arguments for CMake, for example -DCARRY_OPENBLAS=ON; CARRY_JOBS says how many compilers run at once.
+The wheel's library stands alone: it is built without OpenBLAS and MPI, which the user may not have, and its tag,
+manylinux_2_N, is that of the newest glibc whose functions it calls. CARRY_CMAKE_ARGS adds arguments for CMake, for
+example -DCARRY_OPENBLAS=ON, and makes a wheel for this machine alone; CARRY_JOBS says how many compilers run at once.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -27,11 +29,14 @@ NATIVE = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "docs/man")
 LIBRARY = "libcarry.dylib" if sys.platform == "darwin" else "libcarry.so"
 
 
+WITHOUT = [f"-DCARRY_{part}=OFF" for part in ("OPENBLAS", "MPI", "LAB", "TRAIN", "PAGE", "WERROR")]
+
+
 def build_library(folder: Path) -> Path:
     """Configure and build the shared library in folder; its path."""
     jobs = os.environ.get("CARRY_JOBS") or str(os.cpu_count() or 1)
     more = shlex.split(os.environ.get("CARRY_CMAKE_ARGS", ""))
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCARRY_TESTS=OFF", "-DCARRY_OPENBLAS=OFF", "-DCARRY_WERROR=OFF", *more]
+    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCARRY_TESTS=OFF", *WITHOUT, *more]
     subprocess.run(["cmake", "-S", str(SOURCE), "-B", str(folder), *options], check=True)
     subprocess.run(["cmake", "--build", str(folder), "--target", "carry_shared", "-j", jobs], check=True)
     return folder / LIBRARY
@@ -45,16 +50,25 @@ class BuildWithLibrary(build_py):
         if getattr(self, "editable_mode", False):
             return
         built = build_library(HERE / "build" / "native")
-        target = Path(self.build_lib) / "carry" / LIBRARY
+        target = Path(self.build_lib) / "libcarry" / LIBRARY
         shutil.copyfile(built.resolve(), target)  # the file itself, not the chain of version links
         target.chmod(0o755)
+
+
+def manylinux(platform: str) -> str:
+    """linux_x86_64 as manylinux_2_34_x86_64, by the versions of glibc's symbols in the library that was built."""
+    library = HERE / "build" / "native" / LIBRARY
+    if not platform.startswith("linux_") or os.environ.get("CARRY_CMAKE_ARGS") or not library.exists():
+        return platform
+    versions = [int(found) for found in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
+    return platform.replace("linux_", f"manylinux_2_{max([17, *versions])}_")
 
 
 class PlatformWheel(bdist_wheel):
     """For any Python 3, but for one platform."""
 
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", super().get_tag()[2]
+        return "py3", "none", manylinux(super().get_tag()[2])
 
 
 class SourcesWithLibrary(sdist):

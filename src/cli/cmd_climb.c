@@ -87,6 +87,10 @@ static const carry_climb_entry *entry_of(const asked *a, int number) {
     return carry_climb_log_of(a->climb, &log) == CARRY_OK ? &log->entry[number] : NULL;
 }
 
+static bool is_ssh(const char *on) {
+    return strncmp(on, "ssh:", 4) == 0;
+}
+
 static int start(asked *a) {
     const carry_climb_attempt *t = &a->attempt;
     carry_climb_start_options options = {.profile = t->profile,
@@ -99,7 +103,11 @@ static int start(asked *a) {
         char shown[64];
         return cli_refuse("there is no metric '%s': a climb goes by throughput", cli_shown(shown, a->metric));
     }
-    if (carry_climb_start(a->climb, &options) != CARRY_OK) {
+    if (a->on != NULL && !is_ssh(a->on)) {
+        return cli_refuse("climb start --on takes ssh:HOST: its commands are run there");
+    }
+    if ((a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) ||
+        carry_climb_start(a->climb, &options) != CARRY_OK) {
         return cli_failed(a->ctx);
     }
     print_outcome(a, entry_of(a, 0), NULL);
@@ -138,9 +146,16 @@ static int submit(asked *a) {
 
 static int try_one(asked *a) {
     carry_climb_outcome outcome;
-    if (a->on != NULL) {
+    if (a->on != NULL && !is_ssh(a->on)) {
         return submit(a);
     }
+    if (a->on != NULL && a->no_wait) {
+        return cli_refuse("--no-wait: what is run on %s is judged here, so it is waited for", a->on);
+    }
+    if (a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    a->attempt.job = a->on != NULL ? a->on : a->attempt.job;
     if (carry_climb_try(a->climb, &a->attempt, &outcome) != CARRY_OK) {
         free(outcome.output);
         return cli_failed(a->ctx);
@@ -335,7 +350,8 @@ static int run(int count, char **arguments) {
         {"title", 0, CLI_TEXT, &t->title, "TEXT", "try: of the entry and the commit (the hypothesis)"},
         {"next", 0, CLI_TEXT, &t->next, "TEXT", "try: what to try next"},
         {"trust-baseline", 0, CLI_FLAG, &t->trust_baseline, NULL, "compare with stored samples even with --build"},
-        {"on", 0, CLI_TEXT, &a.on, "QUEUE", "try: as a job, local or slurm (carry job)"},
+        {"on", 0, CLI_TEXT, &a.on, "QUEUE",
+         "try: as a job, local or slurm; or run its commands on ssh:HOST (start too)"},
         {"no-wait", 0, CLI_FLAG, &a.no_wait, NULL, "with --on: do not wait for the job"},
         {"tree", 0, CLI_TEXT, &t->tree, "HASH", "try: refuse any other content (--on sets it)"},
         {"job", 0, CLI_TEXT, &t->job, "TEXT", "try: the job that the entry names (--on sets it)"},

@@ -20,7 +20,7 @@ typedef struct job_options {
     bool json, show_logs, follow;
     int64_t tail; /* lines; negative: all */
     double seconds;
-    const char *on, *name, *store_path;
+    const char *on, *name, *bring, *store_path;
     int words; /* after the action */
     char **word;
     char **command; /* after --; NULL: none was given */
@@ -169,6 +169,7 @@ static int submit(const job_options *o, int64_t id) {
     }
     const carry_job_request request = {.on = o->on != NULL ? o->on : "local",
                                        .name = o->name,
+                                       .bring = o->bring,
                                        .arguments = (const char *const *)(uintptr_t)o->command};
     if (carry_job_submit(o->store, &id, &request) != CARRY_OK) {
         return cli_failed(o->ctx);
@@ -204,8 +205,14 @@ static int wait_for(const job_options *o, int64_t id) {
     if (o->json) {
         print_json(&job);
     } else {
+        char files[sizeof job.log + 8];
         (void)printf("job %lld: %s%s%s, exit code %s, took %s\n", (long long)id, state_colour(&job), job.state,
                      cli_plain(), code_text(exit_code, &job), took_text(took, &job));
+        (void)snprintf(files, sizeof files, "%.*s.files", (int)(strlen(job.log) > 4 ? strlen(job.log) - 4 : 0),
+                       job.log);
+        if (access(files, F_OK) == 0) {
+            (void)printf("  its files: %s\n", files);
+        }
     }
     return code != CLI_DONE ? code : strcmp(job.state, "done") == 0 ? CLI_DONE : CLI_WRONG;
 }
@@ -347,9 +354,10 @@ static const char *idle_option(const job_options *o, const char *word) {
     const struct {
         bool given;
         const char *option, *words;
-    } options[] = {{o->on != NULL, "on", "submit"},     {o->name != NULL, "name", "submit"},
-                   {o->show_logs, "show-logs", "wait"}, {o->tail >= 0, "tail", "wait logs"},
-                   {o->follow, "follow", "logs"},       {o->seconds > 0.0, "seconds", "wait"}};
+    } options[] = {{o->on != NULL, "on", "submit"},       {o->name != NULL, "name", "submit"},
+                   {o->bring != NULL, "bring", "submit"}, {o->show_logs, "show-logs", "wait"},
+                   {o->tail >= 0, "tail", "wait logs"},   {o->follow, "follow", "logs"},
+                   {o->seconds > 0.0, "seconds", "wait"}};
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
             return options[i].option;
@@ -362,8 +370,10 @@ static int run(int count, char **arguments) {
     cli_common common = {0};
     job_options o = {.tail = -1};
     const cli_option own[] = {
-        {"on", 0, CLI_TEXT, &o.on, "SYSTEM", "submit: local or slurm (local)"},
+        {"on", 0, CLI_TEXT, &o.on, "SYSTEM", "submit: local, slurm or ssh:HOST (local)"},
         {"name", 0, CLI_TEXT, &o.name, "NAME", "submit: what to call it (the command's name)"},
+        {"bring", 0, CLI_TEXT, &o.bring, "PATH,...",
+         "submit to ssh:HOST: files of the project to bring back at the end"},
         {"show-logs", 0, CLI_FLAG, &o.show_logs, NULL, "wait: then print what it wrote"},
         {"tail", 0, CLI_NUMBER, &o.tail, "N", "wait, logs: the last N lines only"},
         {"follow", 'f', CLI_FLAG, &o.follow, NULL, "logs: go on until the job has ended"},
@@ -410,9 +420,9 @@ static int run(int count, char **arguments) {
 const cli_verb cli_job = {
     .name = "job",
     .arguments = "WHAT",
-    .summary = "submit, wait, logs, cancel, release, list: a local queue, or Slurm",
+    .summary = "submit, wait, logs, cancel, release, list: a local queue, Slurm, or a machine by ssh",
     .details =
-        "  submit [--on local|slurm] [--name NAME] -- COMMAND...   run it later, in this folder and environment\n"
+        "  submit [--on SYSTEM] [--name NAME] -- COMMAND...        run it later, in this folder and environment\n"
         "  wait ID [--show-logs] [--tail N] [--seconds S]          until it has ended\n"
         "  logs ID [--tail N] [--follow]                           what it wrote\n"
         "  cancel ID                                               SIGTERM, five seconds later SIGKILL; scancel\n"
@@ -428,7 +438,11 @@ const cli_verb cli_job = {
         "is marked as lost and not run again.\n"
         "slurm: sbatch and its SBATCH_ variables (SBATCH_PARTITION, ...) decide where it runs; the store's folder "
         "must\n"
-        "be seen by the nodes.",
+        "be seen by the nodes.\n"
+        "ssh:HOST: copies the project there (what git knows or does not ignore, and the program if it lies in it), "
+        "runs\n"
+        "the command detached, brings the log when it is looked at, and at the end the files of --bring into\n"
+        ".carry/jobs/ID.files. Keys, ports and users are ssh's (~/.ssh/config, or CARRY_SSH_CONFIG=FILE).",
     .example = "carry job submit --name bench -- carry bench --grid && carry job wait last --show-logs --tail 5",
     .run = run,
 };

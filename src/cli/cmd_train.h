@@ -12,9 +12,10 @@ typedef struct train_desk {
     cli_common common;
     carry_train_options options;
     carry_train_hooks hooks;
-    bool resume, unstored;
+    bool resume, overwrite, unstored;
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */
+    char download[1024];    /* of the file: where its texts come from, "": it does not say */
     const char *device;     /* as it was typed */
     char name[64];          /* of the run: the text's or the task's */
     char command[1024];
@@ -33,6 +34,8 @@ typedef struct train_desk {
 void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
 int train_read_config(train_desk *desk, const char *path);
+/* CLI_DONE, or after a sentence CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
+int train_check_download(const train_desk *desk);
 /* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
 int train_store_begin(train_desk *desk);
 /* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */
@@ -43,6 +46,10 @@ void train_store_end(train_desk *desk, carry_status status, const char *note);
 /* Hooks that print, for people or as JSON. */
 void train_show_hooks(train_desk *desk);
 void train_show_end(train_desk *desk);
+
+/* The folder of a new run: after a sentence CLI_IMPOSSIBLE where it holds a run, or something else and is not to be
+   written to all the same. verb: "carry train". */
+int train_check_out(const char *out, const char *verb, bool overwrite);
 
 /* carry train dit: a verb of its own behind the word. */
 int train_dit(int count, char **arguments);

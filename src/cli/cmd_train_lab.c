@@ -16,9 +16,15 @@
 #define CONFIG_BYTES ((size_t)1 << 20)
 #define UNSTORED "no-store" /* a file in the folder of a run that was started with --no-store */
 
-static carry_status take_member(carry_ctx *ctx, carry_train_options *options, const carry_yaml *node,
-                                const char *path) {
+static carry_status take_member(train_desk *desk, const carry_yaml *node, const char *path) {
+    carry_ctx *ctx = desk->ctx;
+    carry_train_options *options = &desk->options;
     const char *text;
+    if (strcmp(node->key, "download") == 0) { /* no option: what to say when the text is not there */
+        CARRY_TRY(carry_yaml_text(ctx, &text, node, path));
+        (void)snprintf(desk->download, sizeof desk->download, "%s", text);
+        return CARRY_OK;
+    }
     if (carry_train_key_find(node->key) == NULL) {
         return carry_yaml_fail(ctx, node, path, "there is no key '%.40s' (carry train --help lists them)", node->key);
     }
@@ -31,7 +37,8 @@ static carry_status take_member(carry_ctx *ctx, carry_train_options *options, co
     return CARRY_OK;
 }
 
-static carry_status take_config(carry_ctx *ctx, carry_train_options *options, const char *path) {
+static carry_status take_config(train_desk *desk, const char *path) {
+    carry_ctx *ctx = desk->ctx;
     char *text;
     size_t length;
     carry_yaml *root = NULL;
@@ -42,7 +49,7 @@ static carry_status take_config(carry_ctx *ctx, carry_train_options *options, co
     }
     for (const carry_yaml *node = status == CARRY_OK ? root->first : NULL; node != NULL && status == CARRY_OK;
          node = node->next) {
-        status = take_member(ctx, options, node, path);
+        status = take_member(desk, node, path);
     }
     carry_yaml_free(root);
     free(text);
@@ -50,8 +57,22 @@ static carry_status take_config(carry_ctx *ctx, carry_train_options *options, co
 }
 
 int train_read_config(train_desk *desk, const char *path) {
-    return take_config(desk->ctx, &desk->options, path) == CARRY_OK ? CLI_DONE
-                                                                    : cli_refuse("%s", carry_ctx_error(desk->ctx));
+    return take_config(desk, path) == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+}
+
+int train_check_download(const train_desk *desk) {
+    const char *const lists[] = {desk->options.data, desk->options.eval_data};
+    char shown[64];
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0] && desk->download[0] != '\0'; i++) {
+        for (const char *at = lists[i]; *at != '\0'; at += strcspn(at, "\n"), at += *at != '\0') {
+            char path[CARRY_TRAIN_PATH];
+            (void)snprintf(path, sizeof path, "%.*s", (int)strcspn(at, "\n"), at);
+            if (access(path, R_OK) != 0) {
+                return cli_refuse("there is no %s: %s", cli_shown(shown, path), desk->download);
+            }
+        }
+    }
+    return CLI_DONE;
 }
 
 /* A run that was started with --no-store goes on without the store, unless one is named. */
@@ -153,6 +174,11 @@ void train_store_end(train_desk *desk, carry_status status, const char *note) {
 }
 
 #else
+
+int train_check_download(const train_desk *desk) {
+    (void)desk;
+    return CLI_DONE;
+}
 
 int train_read_config(train_desk *desk, const char *path) {
     (void)desk;

@@ -62,12 +62,14 @@ struct params {
     }
 };
 
+typedef void (*kernel_of_params)(params p, size_t shared_bytes);
+
 /* The kernel for a type and a padded size; NULL when there is none. size is 16, 32, 64 or 128. */
-const void *cyclic_kernel(int dtype, int size);
-const void *tree_kernel(int dtype, int size);
-const void *groups_kernel(int dtype, int size);
-const void *chunks_kernel(int dtype, int size);
-const void *doubling_kernel(int dtype, int size);
+kernel_of_params cyclic_kernel(int dtype, int size);
+kernel_of_params tree_kernel(int dtype, int size);
+kernel_of_params groups_kernel(int dtype, int size);
+kernel_of_params chunks_kernel(int dtype, int size);
+kernel_of_params doubling_kernel(int dtype, int size);
 
 } // namespace dense
 

@@ -130,14 +130,14 @@ __global__ void __launch_bounds__(THREADS) dense_groups(const __grid_constant__ 
     }
 }
 
-template <typename E> static const void *of_size(int size) {
-    return size == 16   ? (const void *)dense_groups<E, 16>
-           : size == 32 ? (const void *)dense_groups<E, 32>
-           : size == 64 ? (const void *)dense_groups<E, 64>
-                        : (const void *)dense_groups<E, 128>;
+template <typename E> static kernel_of_params of_size(int size) {
+    return size == 16   ? dense_groups<E, 16>
+           : size == 32 ? dense_groups<E, 32>
+           : size == 64 ? dense_groups<E, 64>
+                        : dense_groups<E, 128>;
 }
 
-const void *groups_kernel(int dtype, int size) {
+kernel_of_params groups_kernel(int dtype, int size) {
     return dtype == F32 ? of_size<float>(size) : dtype == F16 ? of_size<__half>(size) : of_size<__nv_bfloat16>(size);
 }
 

@@ -14,7 +14,7 @@ struct layout {
     int size; /* n padded: 16, 32, 64 or 128 */
     size_t shared_bytes;
     int64_t blocks; /* that have work */
-    const void *kernel;
+    dense::kernel_of_params kernel;
     double product_s; /* one product of n x n by one block, roughly */
     int per_unit;     /* blocks that share a multiprocessor, as planned */
 };

@@ -4,13 +4,14 @@
 
 #include "lm_support.h"
 
-#define HYBRIDS 5
+#define HYBRIDS 7
 
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
-   one that is shorter than the rows. */
+   one that is shorter than the rows; and products of delta rules, of two steps a token and, without gates, of three. */
 static inline carry_lm_config hybrid(int index) {
-    static const carry_lm_kind kinds[] = {CARRY_LM_QWEN3_5, CARRY_LM_OLMO_HYBRID, CARRY_LM_OLMO_HYBRID,
-                                          CARRY_LM_GATED_DELTANET, CARRY_LM_DELTA_NET};
+    static const carry_lm_kind kinds[] = {CARRY_LM_QWEN3_5,           CARRY_LM_OLMO_HYBRID, CARRY_LM_OLMO_HYBRID,
+                                          CARRY_LM_GATED_DELTANET,    CARRY_LM_DELTA_NET,   CARRY_LM_GATED_DELTAPRODUCT,
+                                          CARRY_LM_GATED_DELTAPRODUCT};
     carry_lm_config c = small(kinds[index]);
     c.num_v_heads = 2;
     c.value_head_dim = index < 3 ? 6 : 0;
@@ -26,6 +27,9 @@ static inline carry_lm_config hybrid(int index) {
     c.hidden_size = 16;
     c.expand_k = c.expand_v = index == 4 ? 1.0 : 2.0;
     c.tie_word_embeddings = index == 0;
+    c.num_householder = index == 6 ? 3 : 2;
+    c.use_forget_gate = index != 6;
+    c.use_gate = index != 6;
     c.pad_token_id = c.eos_token_id = -1;
     return c;
 }

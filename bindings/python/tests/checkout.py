@@ -11,12 +11,12 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def use() -> None:
-    """Make `import carry` work; an installed package and CARRY_LIBRARY go first."""
+    """Make `import libcarry` work; an installed package and CARRY_LIBRARY go first."""
     sys.dont_write_bytecode = True
-    if importlib.util.find_spec("carry") is None:
+    if importlib.util.find_spec("libcarry") is None:
         sys.path.insert(0, str(PACKAGE))
-    spec = importlib.util.find_spec("carry")
-    folder = Path(spec.origin).parent if spec is not None and spec.origin else PACKAGE / "carry"
+    spec = importlib.util.find_spec("libcarry")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin else PACKAGE / "libcarry"
     if "CARRY_LIBRARY" in os.environ or [*folder.glob("libcarry.*")]:
         return
     builds = [PACKAGE.parents[1] / "build" / name / "libcarry.so" for name in ("release", "dev")]

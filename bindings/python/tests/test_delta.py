@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import carry
+import libcarry
 import recurrence as ref
-from carry._rule import Inputs, Options, backward, forward
+from libcarry._rule import Inputs, Options, backward, forward
 
-FUNCTIONS = [carry.chunk_gated_delta_rule, carry.fused_recurrent_gated_delta_rule]
+FUNCTIONS = [libcarry.chunk_gated_delta_rule, libcarry.fused_recurrent_gated_delta_rule]
 # f32: sums of at most 256 products at 6e-8 each, through a triangular solve: the project's bound is 1e-5.
 # f16: o is rounded once to 2^-11; inputs are compared as stored, states stay f32.
 O_BOUND = {np.float32: 1e-5, np.float16: 1e-3}
@@ -62,10 +62,10 @@ def test_grouped_value_heads(rng, function):
 
 def test_defaults_are_flash_linear_attentions(rng):
     q, k, v, g, beta, _ = inputs(rng)
-    o, state = carry.chunk_gated_delta_rule(q, k, v, g, beta)
+    o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta)
     assert state is None
     assert ref.error(o, ref.forward(ref.case(q, k, v, g, beta, scale=24**-0.5))[0]) < 1e-5
-    recurrent, state = carry.fused_recurrent_gated_delta_rule(q, k, v, g)
+    recurrent, state = libcarry.fused_recurrent_gated_delta_rule(q, k, v, g)
     assert state is None
     assert ref.error(recurrent, ref.forward(ref.case(q, k, v, g, np.ones_like(beta)))[0]) < 1e-5
 
@@ -93,6 +93,20 @@ def test_gate_inside(rng, function, with_bias):
     shifted = a.astype(np.float64) + (0 if dt_bias is None else dt_bias)
     g = -np.exp(A_log.astype(np.float64)) * np.log1p(np.exp(shifted))
     check(o, state, ref.case(q, k, v, g, beta), h0)
+
+
+def test_kda_makes_its_gate(rng):
+    q, k, v, _, beta, _ = inputs(rng)
+    heads, size = v.shape[2], q.shape[3]
+    a = rng.standard_normal((*v.shape[:3], size)).astype(np.float32)
+    A_log = rng.uniform(-1, 1, heads).astype(np.float32)
+    dt_bias = rng.standard_normal(heads * size).astype(np.float32)
+    g = -np.exp(A_log)[:, None] * np.log1p(np.exp(a + dt_bias.reshape(heads, size)))
+    wanted, _ = libcarry.chunk_kda(q, k, v, g.astype(np.float32), beta)
+    o, _ = libcarry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    assert ref.error(o, wanted) < 1e-5
+    with pytest.raises(ValueError, match="needs A_log"):
+        libcarry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -134,17 +148,17 @@ def test_packed_sequences_do_not_see_each_other(rng, function, cu_seqlens):
 def test_delta_net_has_no_gate(rng):
     q, k, v, _, beta, h0 = inputs(rng, HV=4)
     case = ref.case(q, k, v, None, beta)
-    for function in (carry.chunk_delta_rule, carry.fused_recurrent_delta_rule):
+    for function in (libcarry.chunk_delta_rule, libcarry.fused_recurrent_delta_rule):
         o, state = function(q, k, v, beta, initial_state=h0, output_final_state=True)
         check(o, state, case, h0)
-    o, state = carry.fused_recurrent_delta_rule(q, k, v, use_qk_l2norm_in_kernel=True, output_final_state=True)
+    o, state = libcarry.fused_recurrent_delta_rule(q, k, v, use_qk_l2norm_in_kernel=True, output_final_state=True)
     check(o, state, ref.case(q, k, v, None, np.ones_like(beta), normalise=True), None)
 
 
 def test_gate_by_key(rng):
     q, k, v, _, beta, h0 = inputs(rng)
     gk = -rng.exponential(0.3, k.shape).astype(np.float32)
-    o, state = carry.fused_recurrent_gated_delta_rule(
+    o, state = libcarry.fused_recurrent_gated_delta_rule(
         q, k, v, gk=gk, beta=beta, initial_state=h0, output_final_state=True
     )
     check(o, state, ref.case(q, k, v, gk, beta), h0)
@@ -153,7 +167,7 @@ def test_gate_by_key(rng):
 @pytest.mark.parametrize("chunk_size", [16, 32, 64, 128])
 def test_chunk_sizes_agree(rng, chunk_size):
     q, k, v, g, beta, h0 = inputs(rng, T=200)
-    o, state = carry.chunk_gated_delta_rule(
+    o, state = libcarry.chunk_gated_delta_rule(
         q, k, v, g, beta, initial_state=h0, output_final_state=True, chunk_size=chunk_size
     )
     check(o, state, ref.case(q, k, v, g, beta), h0)
@@ -186,10 +200,10 @@ def test_no_decay_deep_decay_and_beta_at_its_ends(rng, function):
 
 def test_a_split_with_the_carried_state_equals_the_whole(rng):
     q, k, v, g, beta, h0 = inputs(rng, T=100)
-    whole, last = carry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, output_final_state=True)
+    whole, last = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, output_final_state=True)
     state, parts = h0, []
     for start, end in ((0, 37), (37, 97), (97, 98), (98, 99), (99, 100)):
-        function = carry.chunk_gated_delta_rule if end - start > 1 else carry.fused_recurrent_gated_delta_rule
+        function = libcarry.chunk_gated_delta_rule if end - start > 1 else libcarry.fused_recurrent_gated_delta_rule
         part = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
         o, state = function(
             **{name: x[:, start:end] for name, x in part.items()}, initial_state=state, output_final_state=True
@@ -205,11 +219,11 @@ def test_results_depend_neither_on_threads_nor_on_neighbours(rng):
     results = []
     try:
         for threads in (1, 2, 3):
-            carry.set_threads(threads)
-            results.append(carry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, **options))
+            libcarry.set_threads(threads)
+            results.append(libcarry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, **options))
     finally:
-        carry.set_threads(0)
-    alone = carry.chunk_gated_delta_rule(q[1:2], k[1:2], v[1:2], g[1:2], beta[1:2], initial_state=h0[1:2], **options)
+        libcarry.set_threads(0)
+    alone = libcarry.chunk_gated_delta_rule(q[1:2], k[1:2], v[1:2], g[1:2], beta[1:2], initial_state=h0[1:2], **options)
     for o, state in results[1:]:
         assert (o == results[0][0]).all() and (state == results[0][1]).all()
     assert (alone[0][0] == results[0][0][1]).all() and (alone[1][0] == results[0][1][1]).all()
@@ -230,7 +244,7 @@ def test_nan_passes_through_and_stays_in_its_head(rng, function):
 def test_a_state_in_half_precision_is_taken(rng):
     q, k, v, g, beta, h0 = inputs(rng)
     half = h0.astype(np.float16)
-    o, state = carry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=half, output_final_state=True)
+    o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=half, output_final_state=True)
     check(o, state, ref.case(q, k, v, g, beta), half)
 
 
@@ -238,8 +252,8 @@ def test_inputs_are_left_as_they_were(rng):
     given = inputs(rng, T=100)
     before = [x.copy() for x in given]
     q, k, v, g, beta, h0 = given
-    carry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, output_final_state=True)
-    carry.fused_recurrent_gated_delta_rule(q, k, v, g, beta=beta, initial_state=h0, output_final_state=True)
+    libcarry.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=h0, output_final_state=True)
+    libcarry.fused_recurrent_gated_delta_rule(q, k, v, g, beta=beta, initial_state=h0, output_final_state=True)
     assert all((x == y).all() for x, y in zip(given, before))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import carry
+import libcarry
 from test_delta import FUNCTIONS, inputs
 
 NAMES = ("q", "k", "v", "g", "beta", "initial_state")
 
 
-def give(rng, function=carry.chunk_gated_delta_rule, cu_seqlens=None, changes=None, sizes=None, **options):
+def give(rng, function=libcarry.chunk_gated_delta_rule, cu_seqlens=None, changes=None, sizes=None, **options):
     """Calls the function with good inputs, some of them changed."""
     given = dict(zip(NAMES, inputs(rng, **(sizes or {}))))
     for name, change in (changes or {}).items():
@@ -121,25 +121,25 @@ def test_gates_that_there_are_not(rng):
     q, k, v, g, beta, _ = inputs(rng)
     gk = np.zeros(k.shape, np.float32)
     with pytest.raises(ValueError, match="g and gk"):
-        carry.fused_recurrent_gated_delta_rule(q, k, v, g, gk, beta=beta)
+        libcarry.fused_recurrent_gated_delta_rule(q, k, v, g, gk, beta=beta)
     with pytest.raises(NotImplementedError, match="gv"):
-        carry.fused_recurrent_gated_delta_rule(q, k, v, gv=v, beta=beta)
+        libcarry.fused_recurrent_gated_delta_rule(q, k, v, gv=v, beta=beta)
     with pytest.raises(NotImplementedError, match="cp_context"):
-        carry.chunk_gated_delta_rule(q, k, v, g, beta, cp_context=object())
+        libcarry.chunk_gated_delta_rule(q, k, v, g, beta, cp_context=object())
     with pytest.raises(ValueError, match="3.*24"):
-        carry.fused_recurrent_gated_delta_rule(q, k, v, gk=gk[..., :3].copy(), beta=beta)
+        libcarry.fused_recurrent_gated_delta_rule(q, k, v, gk=gk[..., :3].copy(), beta=beta)
     with pytest.raises(ValueError, match="gk has 3 dimensions"):
-        carry.fused_recurrent_gated_delta_rule(q, k, v, gk=g, beta=beta)
+        libcarry.fused_recurrent_gated_delta_rule(q, k, v, gk=g, beta=beta)
     with pytest.raises(ValueError, match="g has 4 dimensions"):
-        carry.chunk_gated_delta_rule(q, k, v, gk, beta)
+        libcarry.chunk_gated_delta_rule(q, k, v, gk, beta)
 
 
 def test_other_objects_are_refused(rng):
     q, k, v, g, beta, _ = inputs(rng)
     with pytest.raises(TypeError, match="k is a list"):
-        carry.chunk_gated_delta_rule(q, k.tolist(), v, g, beta)
+        libcarry.chunk_gated_delta_rule(q, k.tolist(), v, g, beta)
     with pytest.raises(TypeError, match="'g' and 'beta'"):
-        carry.chunk_gated_delta_rule(q, k, v)
+        libcarry.chunk_gated_delta_rule(q, k, v)
 
 
 def test_a_refused_call_leaves_the_next_one_right(rng):

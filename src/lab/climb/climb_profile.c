@@ -236,12 +236,18 @@ carry_status climb_shell(carry_climb *climb, carry_process_result *result, const
     words[count++] = "sh";
     words[count++] = "-c";
     words[count++] = command;
-    CARRY_TRY(carry_process_run(climb->ctx, result,
-                                &(carry_process){.arguments = words,
-                                                 .folder = folder,
-                                                 .limit = OUTPUT_BYTES,
-                                                 .seconds = climb_seconds(climb),
-                                                 .stop = climb->options.stop}));
+    const carry_process how = {.arguments = words,
+                               .folder = folder,
+                               .limit = OUTPUT_BYTES,
+                               .seconds = climb_seconds(climb),
+                               .stop = climb->options.stop};
+    if (climb->remote != NULL) {
+        const carry_status status = climb_remote_shell(climb, result, folder, command, environment, &how);
+        return status == CARRY_EINTERRUPTED
+                   ? carry_fail(climb->ctx, status, "interrupted: nothing was recorded or committed")
+                   : status;
+    }
+    CARRY_TRY(carry_process_run(climb->ctx, result, &how));
     if (result->stopped) {
         carry_process_free(result);
         return carry_fail(climb->ctx, CARRY_EINTERRUPTED, "interrupted: nothing was recorded or committed");

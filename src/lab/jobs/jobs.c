@@ -11,6 +11,7 @@
 #include "core/clock.h"
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
+#include "lab/remote.h"
 
 #define MOST_COMMAND ((size_t)128 << 10)
 #define FIRST_INTERVAL 0.02
@@ -19,11 +20,13 @@
 #define UNANSWERED_SECONDS 30.0
 #define SUBMITTING_SECONDS 600.0 /* for a submission from another machine, whose process cannot be looked at */
 
-static const carry_job_system *const systems[] = {&carry_job_local, &carry_job_slurm};
+static const carry_job_system *const systems[] = {&carry_job_local, &carry_job_slurm, &carry_job_ssh};
 
 static const carry_job_system *find_system(const char *name) {
     for (size_t i = 0; i < sizeof systems / sizeof systems[0]; i++) {
-        if (strcmp(systems[i]->name, name) == 0) {
+        const size_t length = strlen(systems[i]->name);
+        if (systems[i]->takes_host ? strncmp(name, systems[i]->name, length) == 0 && name[length] == ':'
+                                   : strcmp(systems[i]->name, name) == 0) {
             return systems[i];
         }
     }
@@ -142,7 +145,7 @@ static void forget(carry_store *store, int64_t id) {
 }
 
 static carry_status hand_over(carry_store *store, const carry_job_system *system, int64_t id,
-                              const char *const *arguments) {
+                              const carry_job_request *request) {
     carry_job_row row;
     char log[CARRY_JOB_PATH];
     CARRY_TRY(carry_job_file(store, log, id, "log"));
@@ -150,7 +153,8 @@ static carry_status hand_over(carry_store *store, const carry_job_system *system
     CARRY_TRY(carry_store_prepare(store, &statement, "UPDATE jobs SET log = ?2 WHERE id = ?1", "is", id, log));
     CARRY_TRY(carry_store_exec(store, "submitting a job", statement));
     CARRY_TRY(carry_job_load(store, &row, id));
-    carry_status status = system->submit(store, &row, arguments);
+    row.bring = request->bring;
+    carry_status status = system->submit(store, &row, request->arguments);
     free(row.arguments);
     return status;
 }
@@ -215,7 +219,7 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
  */
 static carry_status look_leniently(carry_store *store, carry_job *job, int64_t id, bool *silent) {
     CARRY_TRY(carry_job_known(store, job, id));
-    if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_slurm.name) == 0)) {
+    if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_local.name) != 0)) {
         return CARRY_OK;
     }
     if (look_and_copy(store, job, id) != CARRY_OK) {
@@ -244,16 +248,22 @@ carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_
     const char *on = request->on != NULL ? request->on : "local";
     const carry_job_system *system = find_system(on);
     if (system == NULL) {
-        return carry_fail(store->ctx, CARRY_EARGUMENT, "there is no job system '%.40s': local and slurm are known", on);
+        return carry_fail(store->ctx, CARRY_EARGUMENT,
+                          "there is no job system '%.40s': local, slurm and ssh:HOST are known", on);
     }
+    if (request->bring != NULL && !system->takes_host) {
+        return carry_fail(store->ctx, CARRY_EARGUMENT, "files are brought back from ssh:HOST only, not from '%s'", on);
+    }
+    carry_remote remote;
+    CARRY_TRY(system->takes_host ? carry_remote_of(store->ctx, &remote, on) : CARRY_OK);
     CARRY_TRY(check_arguments(store->ctx, request->arguments));
     CARRY_TRY(open_jobs(store));
     char *arguments;
     CARRY_TRY(write_arguments(store->ctx, &arguments, request->arguments));
-    carry_status status = insert(store, job, request, system->name, arguments);
+    carry_status status = insert(store, job, request, on, arguments);
     free(arguments);
     CARRY_TRY(status);
-    status = hand_over(store, system, *job, request->arguments);
+    status = hand_over(store, system, *job, request);
     if (status != CARRY_OK) {
         forget(store, *job);
     }
@@ -356,9 +366,10 @@ carry_status carry_job_release(carry_store *store, int64_t id) {
         return carry_fail(store->ctx, CARRY_EARGUMENT, "job %lld is not held, it is %s", (long long)id, job.state);
     }
     CARRY_TRY(carry_job_own_folder(store));
-    CARRY_TRY(carry_store_prepare(store, &statement,
-                                  "UPDATE jobs SET host = ?2, boot = ?3, log = ?4 WHERE id = ?1 AND state = 'queued'",
-                                  "isss", id, carry_alive_host(), carry_alive_boot(), job.log));
+    CARRY_TRY(carry_store_prepare(
+        store, &statement,
+        "UPDATE jobs SET host = ?2, boot = ?3, log = ?4 WHERE id = ?1 AND state IN ('queued', 'running')", "isss", id,
+        carry_alive_host(), carry_alive_boot(), job.log));
     CARRY_TRY(carry_store_exec(store, "releasing a job", statement));
     return carry_job_local_poke(store);
 }

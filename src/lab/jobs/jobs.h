@@ -1,11 +1,13 @@
-/* Jobs: commands to be run later, by the local queue or by Slurm, with their output and their exit code kept.
+/* Jobs: commands to be run by the local queue, by Slurm or on another machine by ssh, with their output and their exit
+   code kept.
 
    Each job has a row in the run store and files in the folder `jobs` beside it (NAME.jobs for a store that is not
    called store.db): ID.log, what it wrote; ID.end, its exit code, written by whoever ran it, so that the verdict
    outlives a killed worker or a Slurm that has forgotten the job; ID.environment (local). Both are removed once the end
    is noted in the store. Every call here first notes what has become of the jobs it looks at.
 
-   A job gets the arguments, the folder and the whole environment of its submission, nothing on standard input, and a
+   On ssh:HOST a job runs in a copy of the project (lab/remote.h) and the environment of a login there. Else a job gets
+   the arguments, the folder and the whole environment of its submission, nothing on standard input, and a
    process group of its own; what it leaves running in that group is ended with it. */
 #ifndef CARRY_LAB_JOBS_H
 #define CARRY_LAB_JOBS_H
@@ -16,10 +18,11 @@
 #include "lab/store/store.h"
 
 typedef struct carry_job_request {
-    const char *on;               /* local or slurm; NULL: local */
+    const char *on;               /* local, slurm or ssh:HOST; NULL: local */
     const char *name;             /* or NULL: the command's */
     const char *const *arguments; /* the command, NULL at the end; UTF-8, at most 128 KiB in all */
     const char *folder;           /* to run in; NULL: this one */
+    const char *bring;            /* ssh: paths in the project that are brought back, with commas between; NULL: none */
 } carry_job_request;
 
 /* submitting: only while carry_job_submit is at it. cancelling: asked to end, not yet gone. lost: it ended without an
@@ -28,10 +31,10 @@ typedef struct carry_job_request {
    lay elsewhere; it is not started, since a store that was copied or cloned brings its queue along. */
 typedef struct carry_job {
     int64_t id;
-    char on[16], name[64];
+    char on[96], name[64];
     char state[16];    /* submitting, queued, held, running, cancelling; ended: done, failed, cancelled, lost */
     char held[48];     /* held: where it was submitted, such as "on another host"; else "" */
-    char external[64]; /* Slurm's id */
+    char external[64]; /* Slurm's id; ssh: the folder there */
     char command[512], folder[1024], log[1024];
     double submitted, started, ended; /* seconds since 1970, 0: not yet */
     int code;                         /* exit code, 128 + signal when one ended it; -1: none */

@@ -13,19 +13,21 @@ typedef struct carry_job_row {
     int64_t pid;     /* submitting: who submits; running here: who leads its process group */
     int64_t process_start;
     char boot[64], host[128];
+    const char *bring; /* of the request, while it is submitted */
 } carry_job_row;
 
 /* One way to run jobs. Each function is called with the row as it stands in the store and writes its changes there. */
 typedef struct carry_job_system {
     const char *name, *about;
-    /* Brings a row that is submitting to queued. */
+    bool takes_host; /* it is asked for as NAME:HOST */
+    /* Brings a row that is submitting to queued, or to running. */
     carry_status (*submit)(carry_store *store, const carry_job_row *row, const char *const *arguments);
     /* Of a row that is queued, running or cancelling. */
     carry_status (*refresh)(carry_store *store, const carry_job_row *row);
     carry_status (*cancel)(carry_store *store, const carry_job_row *row);
 } carry_job_system;
 
-extern const carry_job_system carry_job_local, carry_job_slurm;
+extern const carry_job_system carry_job_local, carry_job_slurm, carry_job_ssh;
 
 double carry_job_now(void); /* seconds since 1970 */
 void carry_job_sleep(double seconds);

@@ -59,6 +59,14 @@ const char *carry_job_elsewhere(const carry_job_row *row, const char *log) {
                                                         : "";
 }
 
+/* For a job on another machine: that this one was started again does not matter, but a store that was copied or cloned
+   must not make us connect to whatever host it names. */
+static const char *moved(const carry_job_row *row, const char *log) {
+    return strcmp(row->host, carry_alive_host()) != 0 ? "on another host"
+           : strcmp(row->is.log, log) != 0            ? "in another folder"
+                                                      : "";
+}
+
 static void copy_text(char *to, size_t size, sqlite3_stmt *from, int column) {
     const unsigned char *text = sqlite3_column_text(from, column);
     (void)snprintf(to, size, "%s", text != NULL ? (const char *)text : "");
@@ -115,7 +123,8 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     char log[CARRY_JOB_PATH]; /* not as stored: the project may have moved */
     CARRY_TRY(carry_job_file(store, log, row->is.id, "log"));
     const bool waits = strcmp(row->is.on, carry_job_local.name) == 0 && strcmp(row->is.state, "queued") == 0;
-    const char *elsewhere = waits ? carry_job_elsewhere(row, log) : "";
+    const bool is_remote = strncmp(row->is.on, "ssh:", 4) == 0 && strcmp(row->is.state, "running") == 0;
+    const char *elsewhere = waits ? carry_job_elsewhere(row, log) : is_remote ? moved(row, log) : "";
     if (*elsewhere != '\0') {
         (void)snprintf(row->is.state, sizeof row->is.state, "held");
         (void)snprintf(row->is.held, sizeof row->is.held, "%s", elsewhere);

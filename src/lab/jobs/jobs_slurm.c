@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "lab/jobs/jobs_internal.h"
 #include "lab/process.h"
+#include "lab/quote.h"
 
 #define ANSWER_SECONDS 60.0
 #define ANSWER_BYTES ((size_t)64 << 10)
@@ -204,30 +205,6 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     return carry_job_settle(store, row->is.id, said.code, said.state != NULL ? said.state : "lost");
 }
 
-/* Single quotes keep everything but themselves. */
-static size_t quoted_length(const char *text) {
-    size_t length = 3;
-    for (; *text != '\0'; text++) {
-        length += *text == '\'' ? 4 : 1;
-    }
-    return length;
-}
-
-static char *append_quoted(char *to, const char *text) {
-    *to++ = '\'';
-    for (; *text != '\0'; text++) {
-        if (*text == '\'') {
-            memcpy(to, "'\\''", 4);
-            to += 4;
-        } else {
-            *to++ = *text;
-        }
-    }
-    *to++ = '\'';
-    *to = '\0';
-    return to;
-}
-
 carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answered) {
     char line[200];
     size_t digits = strspn(answered, "0123456789");
@@ -253,20 +230,20 @@ carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answe
 char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments) {
     static const char tail[] = ")\ncode=$?\nprintf '%s %s\\n' \"$code\" \"$started\" > \"$end.new\" && mv -f "
                                "\"$end.new\" \"$end\"\nexit $code\n";
-    size_t size = 256 + quoted_length(end) + sizeof tail;
+    size_t size = 256 + carry_quoted_length(end) + sizeof tail;
     for (int i = 0; arguments[i] != NULL; i++) {
-        size += quoted_length(arguments[i]) + 1;
+        size += carry_quoted_length(arguments[i]) + 1;
     }
     char *script = malloc(size);
     if (script == NULL) {
         return NULL;
     }
     char *at = script + snprintf(script, size, "#!/bin/sh\n# carry job %lld\nend=", (long long)id);
-    at = append_quoted(at, end);
+    at = carry_append_quoted(at, end);
     at += snprintf(at, 64, "\nstarted=$(date +%%s)\n(exec");
     for (int i = 0; arguments[i] != NULL; i++) {
         *at++ = ' ';
-        at = append_quoted(at, arguments[i]);
+        at = carry_append_quoted(at, arguments[i]);
     }
     memcpy(at, tail, sizeof tail);
     return script;

@@ -12,6 +12,7 @@
 #define MAX_WIDTH ((int64_t)1 << 24)
 #define MAX_VOCABULARY ((int64_t)1 << 28)
 #define MAX_CONV 16
+#define MAX_HOUSEHOLDER 64
 #define MAX_VALUE ((int64_t)8 * CARRY_DELTA_MAX_DIM) /* of a head: wider ones are done in slices (mixer.h) */
 #define CARRY_ATTENTION_MAX_DIM 256                  /* carry/attention.h */
 
@@ -22,6 +23,7 @@ static const struct {
     [CARRY_LM_DELTA_NET] = {"delta_net", "DeltaNetForCausalLM"},
     [CARRY_LM_QWEN3_5] = {"qwen3_5_text", "Qwen3_5ForCausalLM"},
     [CARRY_LM_OLMO_HYBRID] = {"olmo_hybrid", "OlmoHybridForCausalLM"},
+    [CARRY_LM_GATED_DELTAPRODUCT] = {"gated_deltaproduct", "GatedDeltaProductForCausalLM"},
 };
 
 bool carry_lm_is_fla(carry_lm_kind kind) {
@@ -98,7 +100,8 @@ carry_lm_config carry_lm_config_default(carry_lm_kind kind) {
     if (kind == CARRY_LM_OLMO_HYBRID) {
         return default_olmo_hybrid();
     }
-    bool gated = kind == CARRY_LM_GATED_DELTANET;
+    const bool gated = kind != CARRY_LM_DELTA_NET;
+    const bool product = kind == CARRY_LM_GATED_DELTAPRODUCT;
     return (carry_lm_config){
         .kind = kind,
         .vocab_size = 32000,
@@ -115,6 +118,9 @@ carry_lm_config carry_lm_config_default(carry_lm_kind kind) {
         .use_beta = true,
         .use_delta_rule = true,
         .use_output_norm = true,
+        .allow_neg_eigval = product,
+        .num_householder = product ? 2 : 0,
+        .use_forget_gate = product,
         .qk_activation = CARRY_SILU,
         .rope_theta = 10000.0,
         .rotary_factor = 1.0,
@@ -216,6 +222,9 @@ static carry_status finish_layers(carry_ctx *ctx, carry_lm_config *c) {
             c->layer[c->num_hidden_layers - 1] = CARRY_LM_LAYER_ATTENTION;
         }
     }
+    for (int64_t i = 0; c->kind == CARRY_LM_GATED_DELTAPRODUCT && i < c->num_hidden_layers; i++) {
+        c->layer[i] = c->layer[i] == CARRY_LM_LAYER_DELTA ? CARRY_LM_LAYER_DELTAPRODUCT : c->layer[i];
+    }
     c->has_attention = false;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
         c->has_attention = c->has_attention || c->layer[i] == CARRY_LM_LAYER_ATTENTION;
@@ -252,8 +261,10 @@ static carry_status finish_attention(carry_ctx *ctx, carry_lm_config *c) {
 
 /* The whole model in f32 must be something that memory could be. */
 static carry_status check_whole(carry_ctx *ctx, const carry_lm_config *c) {
+    const int64_t steps = c->num_householder > 1 ? c->num_householder : 1;
     const int64_t layer[] = {c->num_hidden_layers, c->hidden_size,
-                             3 * c->intermediate + 2 * c->key_width + 3 * c->value_width + 2 * c->value_heads + 64 +
+                             3 * c->intermediate + (1 + steps) * c->key_width + (2 + steps) * c->value_width +
+                                 2 * c->value_heads + 64 +
                                  5 * (c->has_attention ? c->attn_heads * c->attn_head_dim : 0),
                              4};
     const int64_t ends[] = {c->vocab_size, c->hidden_size, 2, 4};
@@ -278,7 +289,10 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *c) {
         CARRY_TRY(finish_attention(ctx, c));
     }
     CARRY_TRY(check_size(ctx, "num_heads", c->num_heads, MAX_WIDTH));
-    c->gated = c->kind != CARRY_LM_DELTA_NET;
+    c->gated = c->kind == CARRY_LM_GATED_DELTAPRODUCT ? c->use_forget_gate : c->kind != CARRY_LM_DELTA_NET;
+    if (c->kind == CARRY_LM_GATED_DELTAPRODUCT) {
+        CARRY_TRY(check_size(ctx, "num_householder", c->num_householder, MAX_HOUSEHOLDER));
+    }
     c->norm_plus_one = c->kind == CARRY_LM_QWEN3_5;
     c->o_norm_eps = c->kind == CARRY_LM_OLMO_HYBRID ? 1e-5 : c->norm_eps; /* its class has it fixed */
     CARRY_TRY(c->kind == CARRY_LM_DELTA_NET ? finish_delta(ctx, c) : finish_gated(ctx, c));

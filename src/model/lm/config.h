@@ -1,5 +1,5 @@
 /* The config.json of a language model, with the keys and defaults of where its family comes from:
-   flash-linear-attention (gated_deltanet, delta_net) or transformers (qwen3_5_text, olmo_hybrid).
+   flash-linear-attention (gated_deltanet, delta_net, gated_deltaproduct) or transformers (qwen3_5_text, olmo_hybrid).
 
    Keys that change nothing here (which kernel, which cache) are read over; keys that nobody here knows are warned
    about, in one line; a value that cannot be honoured is refused by name, before any weight is read. What a key is
@@ -23,6 +23,7 @@ typedef enum carry_lm_kind {
     CARRY_LM_DELTA_NET,
     CARRY_LM_QWEN3_5, /* qwen3_5_text, and the language part of qwen3_5 */
     CARRY_LM_OLMO_HYBRID,
+    CARRY_LM_GATED_DELTAPRODUCT,
     CARRY_LM_KINDS
 } carry_lm_kind;
 
@@ -56,6 +57,8 @@ typedef struct carry_lm_config {
     bool use_output_norm;           /* delta_net; kept for the file: o_norm is there either way, as it is there */
     bool use_delta_rule;            /* false: gated linear attention (mixer.h); written only where it is false */
     carry_activation qk_activation; /* delta_net; CARRY_ELU is elu(x) + 1 */
+    int64_t num_householder;        /* gated_deltaproduct: steps of the delta rule a token */
+    bool use_forget_gate;           /* gated_deltaproduct; without it states do not decay */
 
     /* Layers with attention. */
     int64_t attn_heads, attn_kv_heads, attn_head_dim; /* 0: attn_heads; hidden_size / attn_heads */

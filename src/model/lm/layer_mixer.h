@@ -13,7 +13,7 @@
 #include "model/parameters.h"
 
 /* The mixers. X(NAME, name): CARRY_LM_LAYER_NAME in a configuration, carry_lm_layer_name here. */
-#define CARRY_LM_LAYER_LIST(X) X(DELTA, delta) X(ATTENTION, attention)
+#define CARRY_LM_LAYER_LIST(X) X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct)
 
 #define CARRY_LM_SLOTS 16 /* parameters of a mixer, at most */
 #define CARRY_LM_STATE_PARTS 4

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from ctypes import byref, pointer
 from typing import Any, cast
 
 from . import _structs as s
-from ._arrays import Array, empty, mark_written, same_kind, view
+from ._arrays import Array, dtype_of, empty, mark_written, same_kind, view, wants_autograd, zero
 from ._context import current
 from ._library import lib
 
@@ -25,11 +24,22 @@ def _problem(A: Any, b: Any, *, reversed: bool, f32_result: bool, backward: bool
         steps=A.shape[1],
         n=A.shape[2],
         width=b.shape[3],
-        dtype=view("b", b).dtype,
+        dtype=dtype_of("b", b),
         f32_result=f32_result,
         reversed=reversed,
         backward=backward,
     )
+
+
+def _is_empty(A: Any, b: Any, h0: Any) -> bool:
+    """A sequence without steps, or a batch without sequences, has no states; its shapes must fit all the same."""
+    if A.shape[0] != 0 and A.shape[1] != 0:
+        return False
+    if tuple(b.shape[:3]) != tuple(A.shape[:3]) or (A.ndim == 4 and A.shape[3] != A.shape[2]):
+        raise ValueError(f"A has shape {list(A.shape)} and b {list(b.shape)}: batch, T and n must be the same")
+    if h0 is not None and tuple(h0.shape) != (b.shape[0], b.shape[2], b.shape[3]):
+        raise ValueError(f"h0 has shape {list(h0.shape)} where {[b.shape[0], *b.shape[2:]]} is needed")
+    return True
 
 
 def _run(A: Any, b: Any, h0: Any, reversed: bool, algorithm: str | None, out: Any) -> Any:
@@ -39,6 +49,8 @@ def _run(A: Any, b: Any, h0: Any, reversed: bool, algorithm: str | None, out: An
     h_view = view("out", h, output=True)
     problem = _problem(A, b, reversed=reversed, f32_result=h_view.dtype == s.F32)
     options = s.ScanPlanOptions(algorithm=None if algorithm is None else algorithm.encode())
+    if _is_empty(A, b, h0):
+        return h
     initial = None if h0 is None else byref(view("h0", h0))
     context = current()
     plan = context.scan_plan(problem, options)
@@ -54,6 +66,8 @@ def _gradients(A: Any, h: Any, h0: Any, g: Any, reversed: bool) -> tuple[Any, An
     """dA, db, dh0 of a run that gave h, for g = dL/dh."""
     dA, db = empty(A, A.shape), empty(g, g.shape)
     dh0 = None if h0 is None else empty(h0, h0.shape)
+    if _is_empty(A, g, h0):
+        return dA, db, None if dh0 is None else zero(dh0)
     problem = _problem(A, g, reversed=reversed, f32_result=False, backward=True)
     arguments = s.ScanGradients(db=view("db", db), A=view("A", A), h=view("h", h), g=view("g", g))
     arguments.dA = pointer(view("dA", dA))
@@ -66,11 +80,6 @@ def _gradients(A: Any, h: Any, h0: Any, g: Any, reversed: bool) -> tuple[Any, An
     workspace = context.workspace(size)
     context.check(lib.carry_scan_backward(plan.handle, byref(arguments), workspace, size))
     return dA, db, dh0
-
-
-def _needs_gradient(*arrays: Any) -> bool:
-    torch = sys.modules["torch"]
-    return torch.is_grad_enabled() and any(array is not None and array.requires_grad for array in arrays)
 
 
 def scan(
@@ -90,17 +99,17 @@ def scan(
             free, those inside a step must be packed.
         h0: `[batch, n, w]`; zero when absent.
         reversed: h[t] = A[t] h[t+1] + b[t], from the last step to the first, h0 being after the last.
-        algorithm: a name from `carry.list("scans")`; the planner's choice when absent.
+        algorithm: a name from `libcarry.available("scans")`; the planner's choice when absent.
         out: where to put h, of b's type or float32; it may be b. Not together with gradients.
 
     Returns:
-        h, as b; out when it was given. Under PyTorch gradients of A, b and h0 follow.
+        h, as b, empty where T is 0; out when it was given. Under PyTorch gradients of A, b and h0 follow.
 
     Raises:
         ValueError: shapes, types or strides do not fit; the sentence names the tensor and the sizes.
         NotImplementedError: the algorithm does not apply to this problem.
     """
-    if same_kind(A=A, b=b, h0=h0, out=out) and _needs_gradient(A, b, h0, out):
+    if same_kind(A=A, b=b, h0=h0, out=out) and wants_autograd(A, b, h0, out):
         if out is not None:
             raise ValueError("out cannot be given where gradients are wanted: leave it out, or use torch.no_grad()")
         from ._autograd import Scan

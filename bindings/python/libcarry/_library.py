@@ -32,6 +32,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_ctx_free": (None, [_CTX]),
     "carry_ctx_error": (c_char_p, [_CTX]),
     "carry_ctx_threads": (c_int, [_CTX]),
+    "carry_wisdom_path": (c_char_p, [c_char_p, c_size_t]),
+    # problem.h
+    "carry_plan_describe": (_STATUS, [_CTX, c_char_p, c_size_t, c_char_p, c_bool]),
+    "carry_problem_family": (c_char_p, [c_int, POINTER(c_char_p), POINTER(c_char_p)]),
     # device.h, ops.h
     "carry_device_count": (c_int, []),
     "carry_device_describe": (_STATUS, [_CTX, c_int, POINTER(s.DeviceProperties)]),

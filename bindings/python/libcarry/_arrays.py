@@ -60,7 +60,7 @@ def _from_numpy(name: str, array: np.ndarray[Any, Any], output: bool) -> s.Tenso
     return _fill(name, array.__array_interface__["data"][0], dtype, array.shape, strides)
 
 
-def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
+def _torch_type(name: str, tensor: torch.Tensor) -> int:
     if tensor.device.type != "cpu":
         raise ValueError(f"{name} is on {tensor.device}: this version computes on the CPU; move it with .cpu()")
     if str(tensor.layout) != "torch.strided":
@@ -68,6 +68,11 @@ def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
     dtype = _TORCH_TYPES.get(str(tensor.dtype))
     if dtype is None:
         raise ValueError(f"{name} is {tensor.dtype}: give float32, bfloat16 or float16")
+    return dtype
+
+
+def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
+    dtype = _torch_type(name, tensor)
     return _fill(name, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
 
 
@@ -89,8 +94,25 @@ def view(name: str, array: Any, *, output: bool = False) -> s.Tensor:
 
 
 def dtype_of(name: str, array: Any) -> int:
-    """The carry_dtype of an array; refused as in view."""
+    """The carry_dtype of an array; refused as in view. Its memory is not looked at: torch.func wraps tensors."""
+    if is_torch(array):
+        return _torch_type(name, array)
     return int(view(name, array).dtype)
+
+
+def wants_autograd(*arrays: Any) -> bool:
+    """Is one of these tensors to be differentiated, or a transform of torch.func at work?"""
+    torch = sys.modules["torch"]
+    is_transformed = getattr(torch._C, "_are_functorch_transforms_active", None)
+    if is_transformed is not None and is_transformed():
+        return True
+    return bool(torch.is_grad_enabled()) and any(array is not None and array.requires_grad for array in arrays)
+
+
+def zero(array: Any) -> Any:
+    """All of it; returns it."""
+    array[...] = 0
+    return array
 
 
 def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:

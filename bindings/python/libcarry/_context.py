@@ -20,7 +20,7 @@ import numpy as np
 from . import _structs as s
 from ._library import fail, lib
 
-_log = logging.getLogger("carry")
+_log = logging.getLogger("libcarry")
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 _MAX_PLANS = 256
 _threads = 0  # 0: every core
@@ -40,15 +40,10 @@ def _log_level() -> int:
 
 
 def _wisdom() -> bytes | None:
-    """The file in which the program `carry` keeps this machine's rates: CARRY_WISDOM, none, or one in the cache."""
-    asked = os.environ.get("CARRY_WISDOM")
-    if asked:
-        return None if asked == "none" else os.fsencode(asked)
-    cache = os.environ.get("XDG_CACHE_HOME", "")
-    if not cache.startswith("/"):
-        home = os.environ.get("HOME", "")
-        cache = f"{home}/.cache" if home.startswith("/") else ""
-    return os.fsencode(f"{cache}/carry/wisdom") if cache else None
+    """The file in which the program `carry` keeps what it measured on this machine, or None."""
+    path = ctypes.create_string_buffer(4096)
+    found: bytes | None = lib.carry_wisdom_path(path, len(path))
+    return found
 
 
 class Plan:

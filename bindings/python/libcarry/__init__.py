@@ -1,13 +1,13 @@
 """Carry: sequence models whose state is carried along the sequence.
 
-    import carry
+    import libcarry
 
-    h = carry.scan(A, b)                                      # h[t] = A[t] h[t-1] + b[t]
-    o, state = carry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
-    print(carry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
+    h = libcarry.scan(A, b)                                      # h[t] = A[t] h[t-1] + b[t]
+    o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
+    print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
 
 numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
-flash-linear-attention's names, arguments and results. `carry.list("scans")` says what there is.
+flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from .delta import (
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,
 )
-from .plan import Entry, plan
-from .plan import list as list
+from .plan import Entry, available, plan
 from .scan import scan
 
-# `list` is left out: `from carry import *` should not hide Python's own.
 __all__ = [
     "Entry",
     "__version__",
+    "available",
     "chunk_delta_rule",
     "chunk_gated_delta_rule",
     "chunk_kda",

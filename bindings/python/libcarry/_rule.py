@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _structs as s
-from ._arrays import address, empty, view
+from ._arrays import address, dtype_of, empty, view, zero
 from ._context import Context, Plan, current
 from ._library import lib
 
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
 
 class Options(NamedTuple):
-    """What a problem has besides its sizes; method is a name from `carry.list("deltas")` or None."""
+    """What a problem has besides its sizes; method is a name from `libcarry.available("deltas")` or None."""
 
     scale: float
     state_v_first: bool
@@ -63,7 +63,7 @@ def _problem(x: Inputs, options: Options) -> s.DeltaProblem:
         key=x.q.shape[3],
         value=x.v.shape[3],
         sequences=0 if x.cu_seqlens is None else len(x.cu_seqlens) - 1,
-        dtype=view("q", x.q).dtype,
+        dtype=dtype_of("q", x.q),
         gate=gate,
         scale=options.scale,
         state_transposed=options.state_v_first,
@@ -98,8 +98,53 @@ def _state_shape(x: Inputs, options: Options) -> tuple[int, ...]:
     return (sequences, x.v.shape[2], *((value, key) if options.state_v_first else (key, value)))
 
 
+def resolved(x: Inputs, options: Options) -> Options:
+    """With the method that would run."""
+    if _is_empty(x):
+        return options
+    _, plan = _plan(x, options)
+    return options._replace(method=lib.carry_delta_plan_method(plan.handle).decode())
+
+
+def _is_empty(x: Inputs) -> bool:
+    """No tokens: nothing comes out, and the state stays as it is. Shapes must fit all the same."""
+    if x.q.ndim != 4 or (x.q.shape[0] != 0 and x.q.shape[1] != 0):
+        return False
+    batch, tokens, _, key = x.q.shape
+    tall = (batch, tokens, x.v.shape[2])
+    for name, array, shape in (
+        ("k", x.k, tuple(x.q.shape)),
+        ("v", x.v, (*tall, x.v.shape[3])),
+        ("beta", x.beta, tall),
+        ("g", x.g, tall if x.g is None or x.g.ndim == 3 else (*tall, key)),
+    ):
+        if array is not None and tuple(array.shape) != shape:
+            raise ValueError(f"{name} has shape {list(array.shape)} where {list(shape)} is needed")
+    return True
+
+
+def _forward_empty(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forward:
+    shape = _state_shape(x, options)
+    state = zero(empty(x.v, shape, "float32")) if want_state else None
+    if x.initial_state is not None and tuple(x.initial_state.shape) != shape:
+        raise ValueError(f"initial_state has shape {list(x.initial_state.shape)} where {list(shape)} is needed")
+    if state is not None and x.initial_state is not None:
+        state[...] = x.initial_state
+    return Forward(empty(x.v, x.v.shape), state, empty(x.v, (0,), "uint8") if keep else None, "")
+
+
+def _backward_empty(x: Inputs, grad_state: Any) -> dict[str, Any]:
+    arrays = x._replace(cu_seqlens=None)._asdict()
+    grads = {name: None if array is None else zero(empty(array, array.shape)) for name, array in arrays.items()}
+    if grads["initial_state"] is not None and grad_state is not None:
+        grads["initial_state"][...] = grad_state
+    return grads
+
+
 def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forward:
     """o, the final state where it is wanted, and where keep is set what backward needs besides the inputs."""
+    if _is_empty(x):
+        return _forward_empty(x, options, want_state, keep)
     context, plan = _plan(x, options)
     o = empty(x.v, (x.q.shape[0], x.q.shape[1], x.v.shape[2], x.v.shape[3]))
     final_state = empty(x.v, _state_shape(x, options), "float32") if want_state else None
@@ -121,6 +166,8 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
 
     What another plan kept (another thread's, made after other measurements) does not fit: then forward is done again.
     """
+    if _is_empty(x):
+        return _backward_empty(x, grad_state)
     context, plan = _plan(x, options)
     if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
         kept = None

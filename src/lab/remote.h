@@ -1,0 +1,51 @@
+/* Another machine, reached by ssh: a folder of our own on it, a copy of a tree there, commands, and files brought back.
+
+   ssh decides who HOST is (~/.ssh/config, or the file that CARRY_SSH_CONFIG names), and nobody is asked for a password:
+   keys or an agent must do. Needs sh, tar with gzip and setsid there. What goes to the other shell is a script on its
+   standard input, in which every word is quoted. */
+#ifndef CARRY_LAB_REMOTE_H
+#define CARRY_LAB_REMOTE_H
+
+#include <stdint.h>
+
+#include "lab/process.h"
+
+#define CARRY_REMOTE_HOST 80
+#define CARRY_REMOTE_PATH 64
+
+typedef struct carry_remote {
+    carry_ctx *ctx;
+    char host[CARRY_REMOTE_HOST];
+    char path[CARRY_REMOTE_PATH]; /* of the folder, from the home folder there: .carry/jobs/3-aB3dEf */
+    char machine[32];             /* what uname -m says there */
+} carry_remote;
+
+/* "ssh:HOST"; CARRY_EARGUMENT for a host that ssh could take for an option, or with characters that none has. */
+carry_status carry_remote_of(carry_ctx *ctx, carry_remote *remote, const char *text);
+/* A new folder there, whose name begins with this number. CARRY_EIO when the host cannot be reached, with what ssh
+   says. */
+carry_status carry_remote_allocate(carry_remote *remote, int64_t number);
+/* Copies into PATH/name, which is emptied first: the files that git knows or does not ignore of the repository that
+   `folder` is in, or all of a folder without one; and `program`, a path inside it, though it be ignored (NULL: none).
+   prefix gets where `folder` is below the copy's root: "" or "sub/folder/". */
+carry_status carry_remote_sync(carry_remote *remote, const char *folder, const char *name, const char *program,
+                               char prefix[1024]);
+/* Runs a script with sh in the home folder there. Output as carry_process_run gives it. CARRY_EIO when ssh itself
+   failed: the host could not be reached, or the connection was lost. */
+carry_status carry_remote_run(carry_remote *remote, carry_process_result *result, const char *script, size_t limit,
+                              double seconds, bool (*stop)(void));
+/* Runs `sh -c command` in PATH/name there, with settings (NAME=VALUE) in its environment. A time that is up is a result
+   as with carry_process_run; then, and when stop said so, what runs there is ended. */
+carry_status carry_remote_shell(carry_remote *remote, carry_process_result *result, const char *name,
+                                const char *command, const char *const *settings, const carry_process *how);
+/* Ends the process group whose number PATH/pid has: SIGTERM, five seconds later SIGKILL. */
+carry_status carry_remote_end(carry_remote *remote);
+/* Unpacks what the script writes, a gzipped tar, in a folder here that is made. */
+carry_status carry_remote_fetch(carry_remote *remote, const char *script, const char *folder);
+/* Removes the folder there. */
+carry_status carry_remote_free(carry_remote *remote);
+
+/* CARRY_EUNSUPPORTED when `program` is an executable for another processor than the remote's. */
+carry_status carry_remote_check_program(const carry_remote *remote, const char *program);
+
+#endif

@@ -1,0 +1,69 @@
+/* What an emulated GPU does not have: cuBLASLt, CUPTI, and the kernels that only Hopper GPUs run. */
+#include "attention/kernels.cuh"
+#include "delta/chunk_cuda.h"
+#include "device/cuda.h"
+
+extern "C" {
+#include "device/activity.h"
+#include "ops/cuda.h"
+
+carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity_log *) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "an emulated GPU has no CUPTI");
+}
+
+carry_status carry_cuda_activity_stop(carry_ctx *, carry_activity_log *) {
+    return CARRY_OK;
+}
+}
+
+/* Measuring would tell of the CPU: these are of no machine, in the proportions of a GPU. */
+extern "C" carry_status carry_cuda_measure(carry_ctx *, int, carry_gpu *gpu) {
+    gpu->units = 4;
+    gpu->shared_bytes = 227 << 10;
+    gpu->cache = 1 << 20;
+    gpu->copy_bytes_s = 1e10;
+    gpu->cache_bytes_s = 2e10;
+    gpu->launch_s = 1e-6;
+    gpu->barrier_s = 1e-6;
+    gpu->latency_s = 1e-6;
+    gpu->tensor_flops_s = 1e12;
+    gpu->plain_flops_s = 1e11;
+    return CARRY_OK;
+}
+
+static bool never(int) {
+    return false;
+}
+
+static carry_status refuse(carry_ctx *ctx) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "an emulated GPU is not a Hopper GPU");
+}
+
+extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
+
+extern "C" {
+bool carry_delta_chunk_works(int ordinal) {
+    return never(ordinal);
+}
+
+size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *, int) {
+    return 0;
+}
+
+size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *, int) {
+    return 0;
+}
+
+carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {
+    return refuse(ctx);
+}
+
+carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
+    return refuse(ctx);
+}
+}

@@ -1,0 +1,28 @@
+# The CUDA kernels as C++ for the emulated runtime beside this file. What needs Hopper's instructions, cuBLASLt or CUPTI
+# is left out (absent.cpp).
+enable_language(CXX)
+find_package(Python3 REQUIRED COMPONENTS Interpreter)
+set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
+set(emulated ${CMAKE_BINARY_DIR}/emulated)
+file(GLOB cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/device/*.cu src/ops/*.cu src/scan/*.cu
+     src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh)
+list(FILTER cuda_files EXCLUDE REGEX "hopper|delta/chunk_|ops/blaslt|device/(cuda_activity|gpu)\\.cu$")
+foreach(file ${cuda_files})
+  string(REGEX REPLACE "\\.cu$" ".cpp" made ${emulated}/${file})
+  get_filename_component(folder ${made} DIRECTORY)
+  file(MAKE_DIRECTORY ${folder})
+  add_custom_command(OUTPUT ${made} COMMAND ${Python3_EXECUTABLE} ${emulate}/translate.py ${CMAKE_SOURCE_DIR}/${file} ${made}
+                     DEPENDS ${CMAKE_SOURCE_DIR}/${file} ${emulate}/translate.py)
+  if(made MATCHES "\\.cuh$")
+    list(APPEND emulated_headers ${made})
+  else()
+    list(APPEND emulated_sources ${made})
+  endif()
+endforeach()
+list(APPEND emulated_sources ${emulate}/runtime.cpp ${emulate}/fibres.cpp ${emulate}/absent.cpp)
+set_source_files_properties(${emulated_sources} PROPERTIES OBJECT_DEPENDS "${emulated_headers}"
+  COMPILE_OPTIONS "-std=c++20;-O2;-w;-U_FORTIFY_SOURCE" INCLUDE_DIRECTORIES "${emulated}/src;${emulate}/include;${emulate}")
+target_sources(carry_objects PRIVATE ${emulated_sources})
+target_compile_definitions(carry_objects PRIVATE CARRY_HAVE_CUDA)
+list(APPEND carry_private_libraries stdc++ ${CMAKE_DL_LIBS})
+message(STATUS "carry: CUDA kernels on an emulated GPU")

@@ -1,0 +1,420 @@
+/* CUDA's runtime on the CPU: memory, copies, streams, events and graphs. One lock for all; work is done at once, or kept
+   when its stream is recorded.
+
+   Device memory is one range of addresses that may be touched only while a kernel or a copy runs: a host that follows a
+   device pointer ends with SIGSEGV, as it would with a GPU. Fresh memory is full of NaN. */
+#include <map>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <vector>
+
+#include "runtime.h"
+
+struct emulated_stream {
+    std::vector<std::function<void()>> *recorded; /* NULL: not recorded */
+};
+struct emulated_graph {
+    std::vector<std::function<void()>> work;
+};
+struct emulated_event {
+    double seconds;
+};
+struct emulated_pool {
+    int unused;
+};
+
+namespace {
+
+constexpr size_t RANGE = (size_t)8 << 30, TOTAL = (size_t)4 << 30, ALIGN = 512;
+constexpr int UNITS = 4; /* so that work is split; they work one after another */
+
+std::recursive_mutex lock;
+char *range;
+size_t high; /* bytes of the range that were ever used */
+size_t used;
+int opened;
+std::map<size_t, size_t> pieces; /* offset to bytes */
+thread_local cudaError_t last_error;
+
+cudaError_t keep(cudaError_t error) {
+    last_error = error != cudaSuccess ? error : last_error;
+    return error;
+}
+
+/* Device memory may be touched while one of these lives. */
+struct access {
+    std::lock_guard<std::recursive_mutex> held;
+    access() : held(lock) {
+        if (opened++ == 0 && high > 0) {
+            (void)mprotect(range, high, PROT_READ | PROT_WRITE);
+        }
+    }
+    ~access() {
+        if (--opened == 0 && high > 0) {
+            (void)mprotect(range, high, PROT_NONE);
+        }
+    }
+};
+
+void run(cudaStream_t stream, std::function<void()> work) {
+    if ((uintptr_t)stream > 2 && stream->recorded != NULL) {
+        stream->recorded->push_back(std::move(work));
+    } else {
+        access a;
+        work();
+    }
+}
+
+double now() {
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+bool is_device(const void *pointer) {
+    return range != NULL && (const char *)pointer >= range && (const char *)pointer < range + RANGE;
+}
+
+/* The piece must be whole inside one allocation. */
+bool is_inside(const void *pointer, size_t bytes) {
+    if (!is_device(pointer)) {
+        return true;
+    }
+    std::lock_guard<std::recursive_mutex> held(lock);
+    const size_t at = (size_t)((const char *)pointer - range);
+    auto next = pieces.upper_bound(at);
+    return next != pieces.begin() && (--next, at + bytes <= next->first + next->second);
+}
+
+} // namespace
+
+namespace emulate {
+
+void enqueue(const config &c, const char *name, std::function<void()> kernel) {
+    const char *why = refusal(c);
+    if (why != NULL) {
+        fprintf(stderr, "emulated GPU: %s: %s\n", name, why);
+        (void)keep(cudaErrorInvalidValue);
+        return;
+    }
+    run(c.stream, [c, name, kernel] {
+        for (unsigned z = 0; z < c.grid.z; z++) {
+            for (unsigned y = 0; y < c.grid.y; y++) {
+                for (unsigned x = 0; x < c.grid.x; x++) {
+                    run_block(c, name, kernel, dim3(x, y, z));
+                }
+            }
+        }
+    });
+}
+
+} // namespace emulate
+
+extern "C" {
+
+cudaError_t cudaGetLastError(void) {
+    const cudaError_t error = last_error;
+    last_error = cudaSuccess;
+    return error;
+}
+
+const char *cudaGetErrorString(cudaError_t error) {
+    return error == cudaSuccess                 ? "no error"
+           : error == cudaErrorMemoryAllocation ? "out of memory"
+           : error == cudaErrorInvalidDevice    ? "invalid device ordinal"
+                                                : "invalid argument";
+}
+
+const char *cudaGetErrorName(cudaError_t error) {
+    return error == cudaErrorMemoryAllocation ? "cudaErrorMemoryAllocation" : "cudaErrorInvalidValue";
+}
+
+cudaError_t cudaGetDeviceCount(int *count) {
+    *count = getenv("CARRY_EMULATE_NO_GPU") == NULL;
+    return *count > 0 ? cudaSuccess : cudaErrorNoDevice;
+}
+
+cudaError_t cudaGetDevice(int *device) {
+    *device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaSetDevice(int device) {
+    return device == 0 ? cudaSuccess : keep(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
+    switch (attribute) {
+    case cudaDevAttrMultiProcessorCount:
+        *value = UNITS;
+        break;
+    case cudaDevAttrMemoryPoolsSupported:
+        *value = 1;
+        break;
+    case cudaDevAttrComputeCapabilityMajor:
+        *value = 8;
+        break;
+    case cudaDevAttrComputeCapabilityMinor:
+        *value = 0;
+        break;
+    default:
+        *value = 1000000;
+        break;
+    }
+    return device == 0 ? cudaSuccess : keep(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
+    *p = cudaDeviceProp{};
+    (void)snprintf(p->name, sizeof p->name, "emulated GPU");
+    p->major = 8;
+    p->multiProcessorCount = UNITS;
+    p->l2CacheSize = 1 << 20;
+    p->totalGlobalMem = TOTAL;
+    p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin = 227 << 10;
+    return device == 0 ? cudaSuccess : keep(cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version) {
+    *version = 13000;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    *available = TOTAL - used;
+    *total = TOTAL;
+    return cudaSuccess;
+}
+
+/* The first gap that is large enough, with one more line on either side that belongs to nobody. */
+cudaError_t cudaMalloc(void **data, size_t bytes) {
+    access a;
+    *data = NULL;
+    if (bytes > TOTAL - used) {
+        return keep(cudaErrorMemoryAllocation);
+    }
+    if (range == NULL) {
+        range = (char *)mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (range == MAP_FAILED) {
+            range = NULL;
+            return keep(cudaErrorMemoryAllocation);
+        }
+    }
+    size_t at = ALIGN;
+    for (const auto &piece : pieces) {
+        if (piece.first >= at + bytes + ALIGN) {
+            break;
+        }
+        at = (piece.first + piece.second + 2 * ALIGN - 1) / ALIGN * ALIGN;
+    }
+    if (at + bytes + ALIGN > RANGE) {
+        return keep(cudaErrorMemoryAllocation);
+    }
+    pieces[at] = bytes;
+    used += bytes;
+    const size_t end = (at + bytes + ALIGN + 65535) / 65536 * 65536;
+    if (end > high) {
+        high = end < RANGE ? end : RANGE;
+        (void)mprotect(range, high, PROT_READ | PROT_WRITE);
+    }
+    memset(range + at, 0xff, bytes);
+    *data = range + at;
+    return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *data) {
+    access a;
+    if (data == NULL) {
+        return cudaSuccess;
+    }
+    const auto piece = is_device(data) ? pieces.find((size_t)((char *)data - range)) : pieces.end();
+    if (piece == pieces.end()) {
+        return keep(cudaErrorInvalidValue);
+    }
+    memset(data, 0xff, piece->second);
+    used -= piece->second;
+    pieces.erase(piece);
+    return cudaSuccess;
+}
+
+cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned) {
+    *data = aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+    return *data != NULL ? cudaSuccess : keep(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaFreeHost(void *data) {
+    free(data);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *) {
+    *pool = new emulated_pool();
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+    delete pool;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *value) {
+    *(uint64_t *)value = 0; /* nothing is kept for reuse */
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t, cudaStream_t) {
+    return cudaMalloc(data, bytes);
+}
+
+cudaError_t cudaFreeAsync(void *data, cudaStream_t) {
+    return cudaFree(data);
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
+    attributes->type = is_device(pointer) ? cudaMemoryTypeDevice : cudaMemoryTypeUnregistered;
+    attributes->device = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind, cudaStream_t stream) {
+    if (!is_inside(to, bytes) || !is_inside(from, bytes)) {
+        return keep(cudaErrorInvalidValue);
+    }
+    run(stream, [=] { memmove(to, from, bytes); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *to, int, const void *from, int, size_t bytes, cudaStream_t stream) {
+    return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream) {
+    if (!is_inside(to, bytes)) {
+        return keep(cudaErrorInvalidValue);
+    }
+    run(stream, [=] { memset(to, byte, bytes); });
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemset(void *to, int byte, size_t bytes) {
+    return cudaMemsetAsync(to, byte, bytes, NULL);
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    *stream = new emulated_stream();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    delete stream->recorded;
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
+    if (stream->recorded != NULL) {
+        return keep(cudaErrorInvalidValue);
+    }
+    stream->recorded = new std::vector<std::function<void()>>();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    if (stream->recorded == NULL) {
+        return keep(cudaErrorInvalidValue);
+    }
+    *graph = new emulated_graph{std::move(*stream->recorded)};
+    delete stream->recorded;
+    stream->recorded = NULL;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *status) {
+    const bool is = (uintptr_t)stream > 2 && stream->recorded != NULL;
+    *status = is ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *ready, cudaGraph_t graph, unsigned long long) {
+    *ready = new emulated_graph(*graph);
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
+    for (const auto &work : graph->work) {
+        run(stream, work);
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    *event = new emulated_event();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
+    event->seconds = now();
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t) {
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t from, cudaEvent_t to) {
+    *milliseconds = (float)(1e3 * (to->seconds - from->seconds));
+    return cudaSuccess;
+}
+}
