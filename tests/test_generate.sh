@@ -134,6 +134,7 @@ expect 0 '"prompt": "c"' generate chat --chat --messages messages -n 4 --json
 printf '[{"role": "tool", "content": "a"}]' > tools
 refused 'expected system, user or assistant' generate chat --chat --messages tools -p x
 refused 'need --chat' generate chat -p x --system y
+refused 'from its start' generate chat --chat -p x --state-load state
 printf '%s' '{{ "[INST]" }}{% if add_generation_prompt %}{% endif %}' > chat/chat_template.jinja
 refused 'the chat template is not known' generate chat --chat -p Hi
 

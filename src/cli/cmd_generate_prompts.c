@@ -14,6 +14,8 @@ bool cli_generate_check(const cli_generating *g) {
         wrong = "--ids has no texts: --chat and --stop do not go with it";
     } else if (!g->is_chat && (g->system != NULL || g->messages != NULL || g->thinks || g->thinks_not)) {
         wrong = "--system, --messages, --think and --no-think need --chat";
+    } else if (g->is_chat && g->state_load != NULL) {
+        wrong = "--chat renders a chat from its start: --state-load does not go with it";
     } else if (g->thinks && g->thinks_not) {
         wrong = "--think and --no-think exclude each other";
     }

@@ -112,7 +112,7 @@ static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const cha
     if (vocabulary < BYTES || vocabulary > BYTES + PADDING) {
         return carry_fail(ctx, CARRY_ENOTFOUND,
                           "%s has no tokenizer.json, and a vocabulary of %" PRId64
-                          " is not that of bytes (256, or 257 with %s)",
+                          " is not that of bytes (256, or 257 with %s); generate --ids needs none",
                           model->folder, vocabulary, CARRY_END_OF_TEXT);
     }
     static const char *const added[] = {CARRY_END_OF_TEXT};
@@ -182,7 +182,8 @@ carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const cha
         carry_model_close(model);
         return status;
     }
-    model->start = model->lm->config.bos_token_id;
+    int64_t bos = model->lm->config.bos_token_id;
+    model->start = bos < model->lm->config.vocab_size ? bos : -1;
     carry_model_add_end(model, model->lm->config.eos_token_id);
     read_generation(ctx, model);
     return CARRY_OK;

@@ -7,6 +7,7 @@
 
 #include "core/file.h"
 #include "train/tokenizer/chat.h"
+#include "train/tokenizer/tokenizer_internal.h"
 
 static carry_ctx *ctx;
 
@@ -26,20 +27,33 @@ static carry_ctx *ctx;
     LOOP PROMPT "{%- if enable_thinking is defined and enable_thinking is true %}{{ '<think>\\n' }}{% else %}" \
                 "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
 
-/* A tokenizer with this template beside it. */
-static carry_tokenizer *with_template(const char *template, bool in_settings, bool has_tokens) {
+/* A tokenizer with this template. */
+static carry_tokenizer *with_template(const char *template, bool has_tokens) {
+    static const char *const added[] = {CARRY_END_OF_TEXT, "<|im_start|>", "<|im_end|>"};
+    carry_tokenizer *made;
+    assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, has_tokens ? 3 : 1));
+    if (template != NULL) {
+        made->chat = strdup(template);
+        assert_non_null(made->chat);
+        made->chat_length = strlen(template);
+    }
+    return made;
+}
+
+/* One whose template lies beside it. */
+static carry_tokenizer *with_file(const char *template, bool in_settings) {
     static const char *const added[] = {CARRY_END_OF_TEXT, "<|im_start|>", "<|im_end|>"};
     char folder[] = "/tmp/carry-chat-XXXXXX";
     char path[CARRY_FILE_PATH];
     assert_non_null(mkdtemp(folder));
     carry_tokenizer *made;
-    assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, has_tokens ? 3 : 1));
+    assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, 3));
     assert_ok(ctx, carry_tokenizer_save_folder(ctx, made, folder));
     carry_tokenizer_free(made);
-    if (template != NULL && !in_settings) {
+    if (!in_settings) {
         assert_ok(ctx, carry_file_in(ctx, path, folder, "chat_template.jinja"));
         assert_ok(ctx, carry_file_replace(ctx, path, template, strlen(template)));
-    } else if (template != NULL) {
+    } else {
         static char text[8192];
         size_t at = (size_t)sprintf(text, "{\"eos_token\": {\"content\": \"<|im_end|>\"}, \"chat_template\": \"");
         for (const char *c = template; *c != '\0'; c++) {
@@ -59,22 +73,24 @@ static carry_tokenizer *with_template(const char *template, bool in_settings, bo
     return made;
 }
 
+static void expect_render(const carry_tokenizer *tokenizer, carry_thinking thinking, const carry_message *messages,
+                          int64_t count, const char *expected) {
+    carry_chat chat;
+    char *text;
+    size_t length;
+    assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
+    assert_int_equal(chat.end, 258);
+    assert_ok(ctx, carry_chat_render(ctx, &chat, messages, count, thinking, &text, &length));
+    assert_int_equal(length, strlen(expected));
+    assert_memory_equal(text, expected, length);
+    free(text);
+}
+
 static void expect_chat(const char *template, carry_thinking thinking, const carry_message *messages, int64_t count,
                         const char *expected) {
-    for (int in_settings = 0; in_settings < 2; in_settings++) {
-        carry_tokenizer *tokenizer = with_template(template, in_settings != 0, true);
-        assert_int_equal(carry_tokenizer_eos(tokenizer), in_settings != 0 ? 258 : 256);
-        carry_chat chat;
-        char *text;
-        size_t length;
-        assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
-        assert_int_equal(chat.end, 258);
-        assert_ok(ctx, carry_chat_render(ctx, &chat, messages, count, thinking, &text, &length));
-        assert_int_equal(length, strlen(expected));
-        assert_memory_equal(text, expected, length);
-        free(text);
-        carry_tokenizer_free(tokenizer);
-    }
+    carry_tokenizer *tokenizer = with_template(template, true);
+    expect_render(tokenizer, thinking, messages, count, expected);
+    carry_tokenizer_free(tokenizer);
 }
 
 #define MESSAGE(who, what) \
@@ -98,9 +114,25 @@ static void test_editions_of_chatml_render_as_their_templates_do(void **state) {
     expect_chat(QWEN3_5_SMALL, CARRY_THINKING_ON, ask, 1, expected);
     expect_chat(QWEN3_5, CARRY_THINKING_AS_IS, ask, 1,
                 "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n<think>\n");
+    const carry_message wide[] = {
+        MESSAGE("user", "\xE3\x80\x80\xE6\xBC\xA2 \xE3\x80\x80\xC2\xA0")}; /* spaces beyond ASCII */
+    expect_chat(QWEN3_5, CARRY_THINKING_OFF, wide, 1,
+                "<|im_start|>user\n\xE6\xBC\xA2<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n");
     expect_chat(QWEN3, CARRY_THINKING_AS_IS, told, 4,
                 "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello."
                 "<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n");
+}
+
+static void test_templates_are_read_from_either_file(void **state) {
+    (void)state;
+    const carry_message ask[] = {MESSAGE("user", "Hi")};
+    for (int in_settings = 0; in_settings < 2; in_settings++) {
+        carry_tokenizer *tokenizer = with_file(QWEN3, in_settings != 0);
+        assert_int_equal(carry_tokenizer_eos(tokenizer), in_settings != 0 ? 258 : 256);
+        expect_render(tokenizer, CARRY_THINKING_AS_IS, ask, 1,
+                      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+        carry_tokenizer_free(tokenizer);
+    }
 }
 
 static void test_other_templates_are_refused(void **state) {
@@ -110,19 +142,19 @@ static void test_other_templates_are_refused(void **state) {
         "{{ '<|user|>' }}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"};
     carry_chat chat;
     for (size_t i = 0; i < sizeof templates / sizeof templates[0]; i++) {
-        carry_tokenizer *tokenizer = with_template(templates[i], false, true);
+        carry_tokenizer *tokenizer = with_template(templates[i], true);
         assert_refused(ctx, CARRY_EUNSUPPORTED, i == 0 ? "no chat template" : "not known",
                        carry_chat_open(ctx, &chat, tokenizer));
         carry_tokenizer_free(tokenizer);
     }
-    carry_tokenizer *tokenizer = with_template(QWEN3, false, false);
+    carry_tokenizer *tokenizer = with_template(QWEN3, false);
     assert_refused(ctx, CARRY_EUNSUPPORTED, "no such tokens", carry_chat_open(ctx, &chat, tokenizer));
     carry_tokenizer_free(tokenizer);
 }
 
 static void test_messages_that_cannot_be_are_refused(void **state) {
     (void)state;
-    carry_tokenizer *tokenizer = with_template(QWEN2, false, true);
+    carry_tokenizer *tokenizer = with_template(QWEN2, true);
     carry_chat chat;
     char *text;
     size_t length;
@@ -144,6 +176,7 @@ int main(void) {
     ctx = support_ctx(1, NULL, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_editions_of_chatml_render_as_their_templates_do),
+        cmocka_unit_test(test_templates_are_read_from_either_file),
         cmocka_unit_test(test_other_templates_are_refused),
         cmocka_unit_test(test_messages_that_cannot_be_are_refused),
     };

@@ -179,7 +179,8 @@ static void test_cuts_change_no_tokens(void **state) {
             assert_ok(ctx, carry_encode(ctx, encoder, &parts, bytes, cut, CARRY_SPECIALS_FOUND));
             assert_ok(ctx, carry_encode(ctx, encoder, &parts, bytes + cut, length - cut,
                                         cut > 0 ? CARRY_TEXT_GOES_ON : CARRY_SPECIALS_FOUND));
-            if (parts.count != whole.count || memcmp(parts.id, whole.id, whole.count * sizeof *whole.id) != 0) {
+            if (parts.count != whole.count ||
+                (whole.count > 0 && memcmp(parts.id, whole.id, whole.count * sizeof *whole.id) != 0)) {
                 fail_msg("%s: a cut at %zu of text %llu changes its tokens", kinds[k], cut, (unsigned long long)turn);
             }
             cuts += cut > 0;

@@ -110,7 +110,7 @@ static void trim(const char **text, size_t *length) {
     }
     for (bool goes_on = true; goes_on && *length > 0;) {
         size_t last = 1;
-        while (last < *length && last < CARRY_UTF8_LONGEST && ((*text)[*length - last] & 0xC0) == (char)0x80) {
+        while (last < *length && last < CARRY_UTF8_LONGEST && ((unsigned char)(*text)[*length - last] & 0xC0) == 0x80) {
             last++;
         }
         goes_on = is_space_at(*text + *length - last, last, &used) && (size_t)used == last;

@@ -61,19 +61,21 @@ carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern) {
 /* Published patterns, in all of which white space other than line ends stands only at the start of a piece, or among
    white space: GPT-4's and Llama 3's and OLMo's, Qwen's before 3.5 and since, GPT-4o's. */
 static bool is_cut_at_blanks(const char *regex, size_t length) {
-    static const char head[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|";
-    static const char *const rest[] = {
-        "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-        "[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
-        "[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|"
-        "\\s+",
+    static const char head[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?";
+    static const char tail[] = "]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+    static const char *const middles[] = {
+        "\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}",
+        "\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}",
+        "[\\p{L}\\p{M}]+|\\p{N}| ?[^\\s\\p{L}\\p{M}\\p{N}",
     };
-    if (length < sizeof head - 1 || memcmp(regex, head, sizeof head - 1) != 0) {
+    const size_t around = sizeof head + sizeof tail - 2;
+    if (length < around || memcmp(regex, head, sizeof head - 1) != 0 ||
+        memcmp(regex + length - (sizeof tail - 1), tail, sizeof tail - 1) != 0) {
         return false;
     }
-    for (size_t i = 0; i < sizeof rest / sizeof rest[0]; i++) {
-        if (strlen(rest[i]) == length - (sizeof head - 1) &&
-            memcmp(regex + sizeof head - 1, rest[i], strlen(rest[i])) == 0) {
+    for (size_t i = 0; i < sizeof middles / sizeof middles[0]; i++) {
+        if (strlen(middles[i]) == length - around &&
+            memcmp(regex + sizeof head - 1, middles[i], strlen(middles[i])) == 0) {
             return true;
         }
     }
