@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= 2
 
-.PHONY: help demo test check check-fast claims simulate format lint install clean
+.PHONY: help demo test check check-fast check-packages packages claims simulate format lint install clean
 
 help:
 	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
@@ -15,6 +15,8 @@ help:
 	@echo "make claims      measure what the README claims, and fail where it does not hold here (minutes, on a quiet machine)"
 	@echo "make simulate    All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
 	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
+	@echo "make packages    Debian packages in build/package: library, dev, program, Python"
+	@echo "make check-packages  the packages and the wheel, installed and used on a bare Debian (debootstrap, root; minutes)"
 	@echo "make clean       remove build/"
 	@echo
 	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda (HACKING.md)"
@@ -48,6 +50,13 @@ install:
 	cmake --preset release -DCARRY_TESTS=OFF -DCMAKE_INSTALL_PREFIX=$(PREFIX)
 	cmake --build --preset release -j $(JOBS)
 	DESTDIR=$(DESTDIR) cmake --install build/release
+	@tools/after-install "$(DESTDIR)" "$(PREFIX)"
+
+packages:
+	@JOBS=$(JOBS) tools/package
+
+check-packages: packages
+	@sh tests/test_packages.sh build/package
 
 clean:
 	rm -rf build
