@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= 2
 
-.PHONY: help demo test check check-fast claims simulate attack format lint install clean
+.PHONY: help demo test check check-fast check-packages packages claims simulate attack format lint install clean
 
 help:
 	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
@@ -16,9 +16,11 @@ help:
 	@echo "make simulate    All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
 	@echo "make attack      kill ranks, burst WebSockets, damage files (tools/attack; some forty minutes, builds dev and asan)"
 	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
+	@echo "make packages    Debian packages in build/package: library, dev, program, Python"
+	@echo "make check-packages  the packages and the wheel, installed and used on a bare Debian (debootstrap, root; minutes)"
 	@echo "make clean       remove build/"
 	@echo
-	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda (HACKING.md)"
+	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda emulate (HACKING.md)"
 
 demo:
 	@./demo.sh
@@ -56,6 +58,13 @@ install:
 	cmake --preset release -DCARRY_TESTS=OFF -DCMAKE_INSTALL_PREFIX=$(PREFIX)
 	cmake --build --preset release -j $(JOBS)
 	DESTDIR=$(DESTDIR) cmake --install build/release
+	@tools/after-install "$(DESTDIR)" "$(PREFIX)"
+
+packages:
+	@JOBS=$(JOBS) tools/package
+
+check-packages: packages
+	@sh tests/test_packages.sh build/package
 
 clean:
 	rm -rf build

@@ -17,6 +17,19 @@ for file in bin/carry include/carry/carry.h share/man/man1/carry.1; do
 done
 library=$(dirname "$(find "$folder/usr" -name libcarry.a)")
 
+# Experiments, cards and the demo's model are installed, and found from a folder that has none above it.
+(
+    cd "$folder"
+    CARRY_WISDOM=none
+    export CARRY_WISDOM
+    if usr/bin/carry list verbs | grep -q '^cards '; then
+        usr/bin/carry list experiments | grep -q '^044-matmulscan ' || { echo "FAILED: experiments are not found"; exit 1; }
+        usr/bin/carry cards find backpressure | grep -q backpressure || { echo "FAILED: cards are not found"; exit 1; }
+    fi
+    usr/bin/carry stream --demo --chunks 1 | grep -qF "$folder/usr/share/carry/models/shapes" || {
+        echo "FAILED: the demo's model is not found"; exit 1; }
+)
+
 for header in "$folder"/usr/include/carry/*.h; do
     printf '#include <carry/%s>\nint main(void) { return 0; }\n' "$(basename "$header")" > "$folder/alone.c"
     $cc -std=c11 -Wall -Wextra -Wpedantic -Werror -I "$folder/usr/include" -fsyntax-only "$folder/alone.c"
@@ -47,7 +60,7 @@ cmake_minimum_required(VERSION 3.25)
 project(stranger C)
 find_package(carry REQUIRED)
 add_executable(stranger_shared main.c)
-target_link_libraries(stranger_shared PRIVATE carry::shared)
+target_link_libraries(stranger_shared PRIVATE carry::carry)
 add_executable(stranger_static main.c)
 target_link_libraries(stranger_static PRIVATE carry::static)
 LISTS

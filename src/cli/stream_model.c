@@ -8,45 +8,24 @@
 #include <unistd.h>
 
 #include "core/error.h"
+#include "core/shared.h"
 
 #define DEMO "models/shapes"
 
-static bool is_model(const char *folder) {
-    char path[CARRY_FILE_PATH];
-    const int length = snprintf(path, sizeof path, "%s/config.json", folder);
-    return length > 0 && (size_t)length < sizeof path && access(path, R_OK) == 0;
-}
-
-/* In this folder or one above it: of a source tree, or installed. */
-static bool find_upwards(char found[CARRY_FILE_PATH], char *at) {
-    for (;;) {
-        (void)snprintf(found, CARRY_FILE_PATH, "%s/" DEMO, at);
-        if (is_model(found)) {
-            return true;
-        }
-        (void)snprintf(found, CARRY_FILE_PATH, "%s/share/carry/" DEMO, at);
-        if (is_model(found)) {
-            return true;
-        }
-        char *slash = strrchr(at, '/');
-        if (slash == NULL) {
-            return false;
-        }
-        *slash = '\0';
-    }
-}
-
-/* The model that comes with the program: installed beside it, or in the source tree around it or around here. */
+/* In the folder here or one above it, else what came with the program. */
 static bool find_demo(char found[CARRY_FILE_PATH]) {
     char here[CARRY_FILE_PATH - 64];
-    const ssize_t length = readlink("/proc/self/exe", here, sizeof here - 1);
-    if (length > 0) {
-        here[length] = '\0';
-        if (find_upwards(found, here)) {
-            return true;
+    if (getcwd(here, sizeof here) != NULL) {
+        for (char *slash = here + strlen(here); slash != NULL; slash = strrchr(here, '/')) {
+            *slash = '\0';
+            (void)snprintf(found, CARRY_FILE_PATH, "%s/" DEMO "/config.json", here);
+            if (access(found, R_OK) == 0) {
+                (void)snprintf(found, CARRY_FILE_PATH, "%s/" DEMO, here);
+                return true;
+            }
         }
     }
-    return getcwd(here, sizeof here) != NULL && find_upwards(found, here);
+    return carry_file_shared(found, DEMO);
 }
 
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config) {

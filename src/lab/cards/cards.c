@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/shared.h"
 #include "lab/cards/cards_field.h"
 #include "lab/yaml.h"
 
@@ -262,9 +263,11 @@ static carry_status locate(carry_ctx *ctx, char path[PATH_LIMIT], const char *fo
         }
         char *slash = strrchr(here, '/');
         if (slash == NULL || here[1] == '\0') {
-            return carry_fail(ctx, CARRY_ENOTFOUND,
-                              "no folder from here upwards has a library (a folder library/cards): name one with "
-                              "--library");
+            return carry_file_shared(path, "library")
+                       ? CARRY_OK
+                       : carry_fail(ctx, CARRY_ENOTFOUND,
+                                    "no folder from here upwards has a library (a folder library/cards), and none came "
+                                    "with the program: name one with --library");
         }
         slash[slash == here ? 1 : 0] = '\0';
     }

@@ -4,10 +4,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/file.h"
+#include "core/shared.h"
 #include "lab/experiment/experiment_bounds.h"
 #include "lab/experiment/experiment_template.h"
 
@@ -354,7 +356,11 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
     char *text = NULL;
     size_t length = 0;
+    char shared[CARRY_FILE_PATH];
     *experiment = NULL;
+    if (path[0] != '/' && access(path, F_OK) != 0 && carry_file_shared(shared, path)) {
+        path = shared; /* experiments/demo.yaml, from any folder */
+    }
     CARRY_TRY(carry_file_read(ctx, &text, &length, path, MOST_BYTES));
     return load(ctx, experiment, text, length, path);
 }

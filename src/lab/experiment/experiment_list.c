@@ -9,26 +9,30 @@
 
 #include "core/context.h"
 #include "core/file.h"
+#include "core/shared.h"
 #include "lab/experiment/experiment.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
 #define SENTENCE 240
 
-/* The nearest experiments/ upwards. */
-static carry_status find_folder(carry_ctx *ctx, char *folder, size_t size) {
+/* The nearest experiments/ upwards, else those that came with the program. */
+static carry_status find_folder(carry_ctx *ctx, char folder[CARRY_FILE_PATH]) {
     char here[4000];
     if (getcwd(here, sizeof here) == NULL) {
         return carry_fail(ctx, CARRY_EIO, "this folder has no name: %s", strerror(errno));
     }
     for (;;) {
         struct stat about;
-        (void)snprintf(folder, size, "%s/experiments", here);
+        (void)snprintf(folder, CARRY_FILE_PATH, "%s/experiments", here);
         if (stat(folder, &about) == 0 && S_ISDIR(about.st_mode)) {
             return CARRY_OK;
         }
         char *slash = strrchr(here, '/');
         if (slash == NULL || here[0] == '\0') {
-            return carry_fail(ctx, CARRY_ENOTFOUND, "there is no folder experiments here or above");
+            return carry_file_shared(folder, "experiments")
+                       ? CARRY_OK
+                       : carry_fail(ctx, CARRY_ENOTFOUND,
+                                    "there is no folder experiments here or above, and none came with the program");
         }
         *slash = '\0';
     }
@@ -73,9 +77,9 @@ static void tell_one(carry_ctx *ctx, const char *path, carry_experiment_row tell
 }
 
 carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user) {
-    char folder[4096];
+    char folder[CARRY_FILE_PATH];
     struct dirent **entries;
-    CARRY_TRY(find_folder(ctx, folder, sizeof folder));
+    CARRY_TRY(find_folder(ctx, folder));
     int count = scandir(folder, &entries, is_yaml, alphasort);
     if (count < 0) {
         return carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", folder, strerror(errno));
