@@ -40,6 +40,14 @@ if "$carry" runs > runs 2> /dev/null; then
 fi
 expect 0 "trained/book-2/latest" train book.txt $small --steps 2
 refused "holds a run already" train book.txt $small --steps 2 --out trained/book
+mkdir other linked
+echo mine > other/notes.txt
+ln -s linked link
+refused "is not an empty folder" train book.txt $small --steps 1 --out other
+refused "is not an empty folder" train book.txt $small --steps 1 --out link/
+expect 0 "step 1/1" train book.txt $small --steps 1 --no-store --out other --overwrite
+[ "$(cat other/notes.txt)" = mine ] || fail "--overwrite changed a file that is not the run's"
+[ -z "$(ls linked)" ] || fail "a link was followed"
 expect 0 '"step": 14' train --resume trained/book --steps 14 --json
 expect 0 "all 14 steps are done" train --resume trained/book/latest
 

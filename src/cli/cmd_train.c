@@ -29,6 +29,7 @@ static void list_options(typed *t, train_desk *desk) {
     const cli_option own[OWN] = {
         {"config", 0, CLI_TEXT, &desk->config, "FILE", "these options from a YAML file: a line each, batch: 8"},
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
         {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
         {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store; holds on --resume too"},
         {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "of the stored run; a series with a slash at its end: sweep/"},
@@ -163,19 +164,25 @@ static void name_run(train_desk *desk) {
     }
 }
 
+int train_check_out(const char *out, const char *verb, bool overwrite) {
+    if (carry_run_folder_is_used(out)) {
+        return cli_refuse("%s holds a run already: %s --resume %s goes on with it, or give another --out", out, verb,
+                          out);
+    }
+    return overwrite || carry_run_folder_is_free(out)
+               ? CLI_DONE
+               : cli_refuse("--out %s is not an empty folder: give another, or --overwrite", out);
+}
+
 /* A folder of one's own where none is named; one that is named must be free. */
 static int choose_out(train_desk *desk) {
     char *out = desk->options.out;
     if (out[0] != '\0') {
-        return desk->resume || !carry_run_folder_is_used(out)
-                   ? CLI_DONE
-                   : cli_refuse("%s holds a run already: carry train --resume %s goes on with it, or give another "
-                                "--out",
-                                out, out);
+        return desk->resume ? CLI_DONE : train_check_out(out, "carry train", desk->overwrite);
     }
     for (int i = 1; i < 10000; i++) {
         (void)snprintf(out, sizeof desk->options.out, i == 1 ? "trained/%s" : "trained/%s-%d", desk->name, i);
-        if (!carry_run_folder_is_used(out)) {
+        if (carry_run_folder_is_free(out)) {
             return CLI_DONE;
         }
     }

@@ -12,7 +12,7 @@ typedef struct train_desk {
     cli_common common;
     carry_train_options options;
     carry_train_hooks hooks;
-    bool resume, unstored;
+    bool resume, overwrite, unstored;
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */
     const char *device;     /* as it was typed */
@@ -43,6 +43,10 @@ void train_store_end(train_desk *desk, carry_status status, const char *note);
 /* Hooks that print, for people or as JSON. */
 void train_show_hooks(train_desk *desk);
 void train_show_end(train_desk *desk);
+
+/* The folder of a new run: after a sentence CLI_IMPOSSIBLE where it holds a run, or something else and is not to be
+   written to all the same. verb: "carry train". */
+int train_check_out(const char *out, const char *verb, bool overwrite);
 
 /* carry train dit: a verb of its own behind the word. */
 int train_dit(int count, char **arguments);

@@ -12,13 +12,13 @@
 #define KEYS 48
 #define FORMS 3  /* that are asked for, unless said */
 #define CHUNKS 8 /* of each stream */
-#define OWN 8    /* options that are no keys, and the end */
+#define OWN 9    /* options that are no keys, and the end */
 
 typedef struct dit_desk {
     cli_common common;
     carry_dit_train_options options;
     carry_dit_train_hooks hooks;
-    bool resume, eval, turn, redraws, has_unended;
+    bool resume, overwrite, eval, turn, redraws, has_unended;
     const char *show, *device;
     int64_t forms, chunks; /* of an examination */
     carry_ctx *ctx;
@@ -35,6 +35,7 @@ static void list_options(dit_desk *desk) {
     }
     const cli_option own[OWN] = {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
         {"eval", 0, CLI_FLAG, &desk->eval, NULL, "examine the model in DIR (a word, or --out) and train nothing"},
         {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
         {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
@@ -331,9 +332,8 @@ static int train(dit_desk *desk) {
     if (carry_dit_train_check(desk->ctx, &checked, cli_ranks()) != CARRY_OK) {
         return cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
-    if (!desk->resume && carry_run_folder_is_used(desk->options.out)) {
-        return cli_refuse("%s holds a run already: carry train dit --resume %s goes on with it, or give another --out",
-                          desk->options.out, desk->options.out);
+    if (!desk->resume && train_check_out(desk->options.out, "carry train dit", desk->overwrite) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     const carry_status status = cli_on_ranks(&desk->common, train_rank, desk);
     end_line(desk);

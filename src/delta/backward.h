@@ -53,7 +53,14 @@ void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_
 /* backward_keys.c: with a key gate, what reaches q, k, beta and G through the states, and inside the chunk; dg. */
 void carry_delta_back_keys_states(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);
 void carry_delta_back_keys_triangles(const carry_delta_back_unit *unit, int64_t tokens);
-void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head);
+void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head,
+                                 const float *S, const float *dS);
+
+/* backward_gate.c: the first token whose V' is not finite while the state that entered is; -1: none. dg of a token of
+   the chunk up to that one, [K] with a key gate, else [1]. */
+int64_t carry_delta_back_first_bad(const carry_delta_back_unit *unit, int64_t tokens, const float *S);
+void carry_delta_back_gate_between(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, const float *S,
+                                   const float *dS, float *dg);
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
 void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */

@@ -248,14 +248,18 @@ static void store_beta(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     }
 }
 
-static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
+static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S, const float *dS) {
     const carry_delta_back *back = u->back;
     const carry_delta_problem *p = &back->plan->problem;
     carry_delta_back_scratch *s = u->s;
     int64_t first = u->sequence->start + t;
     float dg = 0.0f;
+    const int64_t bad = p->gate != CARRY_DELTA_NO_GATE ? carry_delta_back_first_bad(u, tokens, S) : -1;
     for (int64_t i = tokens - 1; i >= 0; i--) {
-        dg += s->dG[i];                            /* G[i] holds the gates of all tokens up to i */
+        dg += s->dG[i]; /* G[i] holds the gates of all tokens up to i */
+        if (i <= bad) {
+            carry_delta_back_gate_between(u, i, tokens, S, dS, &dg);
+        }
         bool erases = expf(s->heads.g[i]) == 0.0f; /* nothing before i reaches i or what follows */
         dg = erases ? 0.0f : dg;
         float given = dg;
@@ -280,11 +284,11 @@ static void store_gradients(const unit *u, int64_t t, int64_t tokens, int64_t va
     if (u->back->plan->problem.gate == CARRY_DELTA_KEY_GATE) {
         carry_delta_back_keys_states(u, tokens, S, dS);
         carry_delta_back_keys_triangles(u, tokens);
-        carry_delta_back_keys_store(u, t, tokens, value_head);
+        carry_delta_back_keys_store(u, t, tokens, value_head, S, dS);
     } else {
         through_states(u, tokens, S, dS);
         through_triangles(u, tokens);
-        store_gate(u, t, tokens, value_head);
+        store_gate(u, t, tokens, value_head, S, dS);
     }
     store_beta(u, t, tokens, value_head);
 }

@@ -163,7 +163,8 @@ void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
 }
 
 /* dG to dg: G[i] holds the gates of all tokens up to i. A gate that lets nothing through has none. */
-void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
+void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
+                                 const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
@@ -175,6 +176,12 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
             float later = i < tokens - 1 ? s->dG[(i + 1) * K + c] : 0.0f;
             bool erases = expf(s->heads.g[i * K + c]) == 0.0f;
             s->dG[i * K + c] = erases ? 0.0f : s->dG[i * K + c] + later;
+        }
+    }
+    for (int64_t i = carry_delta_back_first_bad(u, tokens, S); i >= 0; i--) {
+        carry_delta_back_gate_between(u, i, tokens, S, dS, s->dG + i * K);
+        for (int64_t c = 0; c < K; c++) {
+            s->dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : s->dG[i * K + c];
         }
     }
     carry_delta_store(plan, u->back->args->dg, s->dG, u->sequence->batch, u->sequence->start + t, value_head, tokens, 0,

@@ -49,7 +49,10 @@ carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem
         return carry_fail(ctx, CARRY_EARGUMENT, "gate %d is none of Carry's", (int)p->gate);
     }
     if (p->gate_inside && p->gate != CARRY_DELTA_HEAD_GATE) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "gate_inside (A_log, dt_bias) goes with a head gate only");
+        return carry_fail(
+            ctx, CARRY_EARGUMENT,
+            "gate_inside (A_log, dt_bias) goes with a gate a head: with a gate a key channel give the gate itself, "
+            "-exp(A_log) softplus(a + dt_bias)");
     }
     if (p->beta_factor != 0.0f && p->beta_factor != 1.0f && p->beta_factor != 2.0f) {
         return carry_fail(ctx, CARRY_EARGUMENT, "beta_factor is %g and must be 1 or 2", (double)p->beta_factor);

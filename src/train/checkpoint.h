@@ -35,6 +35,9 @@ carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, con
 void carry_run_folder_close(carry_run_folder *folder);
 /* Does it hold checkpoints, whole or not? */
 bool carry_run_folder_is_used(const char *path);
+/* Is there nothing that a new run could write over or be mixed with? True where there is no such folder. A killed run's
+   lock and half-written step do not count; a symbolic link is not free, wherever it leads. */
+bool carry_run_folder_is_free(const char *path);
 
 typedef struct carry_checkpoint {
     int64_t step, seen; /* steps done, tokens seen */

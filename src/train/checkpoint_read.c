@@ -1,4 +1,5 @@
 /* Finding and reading checkpoints. */
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -23,6 +24,28 @@ bool carry_run_folder_is_used(const char *path) {
     free(steps);
     carry_ctx_free(ctx);
     return count > 0;
+}
+
+bool carry_run_folder_is_free(const char *path) {
+    char name[CARRY_FILE_PATH];
+    struct stat what;
+    (void)snprintf(name, sizeof name, "%s", path);
+    for (size_t end = strlen(name); end > 1 && name[end - 1] == '/'; end--) {
+        name[end - 1] = '\0'; /* the folder that a link leads to, else */
+    }
+    if (lstat(name, &what) != 0) {
+        return true;
+    }
+    DIR *folder = S_ISDIR(what.st_mode) ? opendir(name) : NULL;
+    bool is_free = folder != NULL;
+    for (const struct dirent *e = is_free ? readdir(folder) : NULL; e != NULL && is_free; e = readdir(folder)) {
+        is_free = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || strcmp(e->d_name, ".lock") == 0 ||
+                  strncmp(e->d_name, ".step-", 6) == 0;
+    }
+    if (folder != NULL) {
+        (void)closedir(folder);
+    }
+    return is_free;
 }
 
 void carry_found_free(carry_found *found) {

@@ -1,0 +1,70 @@
+/* dg of the tokens before one whose V' is not finite.
+
+   The recurrence S[t] = e^{g[t]} (I - beta k k^T) S[t-1] + beta k v^T is linear in S, so the gradient of a state does
+   not depend on v, and dg[t] is made of it and of S[t-1]: a NaN in v[s] belongs in dg[t] for t > s only. The sums over
+   G (backward_chunk.c) put every pair of tokens in twice, with both signs, which a NaN survives. Here the pairs that
+   gate t lies between are added up alone: tokens i >= t with tokens j < t, with the state that entered, and with the
+   one that leaves. Slow, and only of chunks in which such a token is. */
+#include <math.h>
+
+#include "delta/backward.h"
+#include "ops/triangle.h"
+
+static double dot(const float *a, const float *b, int64_t count) {
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        sum += (double)a[i] * (double)b[i];
+    }
+    return sum;
+}
+
+int64_t carry_delta_back_first_bad(const carry_delta_back_unit *u, int64_t tokens, const float *S) {
+    const carry_delta_problem *p = &u->back->plan->problem;
+    const carry_delta_back_scratch *s = u->s;
+    if (carry_all_finite(s->values, tokens * p->value) || !carry_all_finite(S, p->key * p->value)) {
+        return -1;
+    }
+    int64_t first = 0;
+    while (carry_all_finite(s->values + first * p->value, p->value)) {
+        first++;
+    }
+    return first;
+}
+
+/* Of gate t's channel c. */
+static double between(const carry_delta_back_unit *u, int64_t t, int64_t tokens, int64_t c, const float *S,
+                      const float *dS) {
+    const carry_delta_plan *plan = u->back->plan;
+    const carry_delta_back_scratch *s = u->s;
+    const int64_t K = plan->problem.key, V = plan->problem.value, C = plan->chunk;
+    const bool by_key = plan->problem.gate == CARRY_DELTA_KEY_GATE;
+    const int64_t size = by_key ? K : 1;
+    const double *G = s->heads.G + (by_key ? c : 0);
+    const double last = G[(tokens - 1) * size];
+    double sum = exp(last) * dot(S + c * V, dS + c * V, V);
+    for (int64_t i = t; i < tokens; i++) {
+        const double q = (double)plan->scale * (double)s->rows.q[i * K + c];
+        const double k = (double)s->heads.beta[i] * (double)s->rows.k[i * K + c];
+        sum += exp(G[i * size]) *
+               (q * dot(S + c * V, s->gradients + (tokens + i) * V, V) - k * dot(S + c * V, s->gradients + i * V, V));
+        for (int64_t j = 0; j < t; j++) {
+            sum += exp(G[i * size] - G[j * size]) * (double)s->rows.k[j * K + c] *
+                   (q * (double)s->by_values[(tokens + i) * C + j] - k * (double)s->by_values[i * C + j]);
+        }
+    }
+    for (int64_t j = 0; j < t; j++) {
+        sum += exp(last - G[j * size]) * (double)s->rows.k[j * K + c] * dot(dS + c * V, s->values + j * V, V);
+    }
+    return sum;
+}
+
+void carry_delta_back_gate_between(const carry_delta_back_unit *u, int64_t t, int64_t tokens, const float *S,
+                                   const float *dS, float *dg) {
+    const carry_delta_problem *p = &u->back->plan->problem;
+    double all = 0.0;
+    for (int64_t c = 0; c < p->key; c++) {
+        const double one = between(u, t, tokens, c, S, dS);
+        all += one;
+        dg[p->gate == CARRY_DELTA_KEY_GATE ? c : 0] = (float)(p->gate == CARRY_DELTA_KEY_GATE ? one : all);
+    }
+}
