@@ -87,6 +87,23 @@ def _gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[
     return widened("A_log", A_log), widened("dt_bias", dt_bias)
 
 
+def _key_gate(g: Any, A_log: Any, dt_bias: Any) -> Any:
+    """The gate of KDA in f32, [B, T, HV, K]: the library makes a gate inside for one a head only."""
+    if A_log is None:
+        raise ValueError("use_gate_in_kernel=True needs A_log")
+    heads, size = g.shape[2], g.shape[3]
+    if same_kind(g=g, A_log=A_log, dt_bias=dt_bias):
+        torch = sys.modules["torch"]
+        x = g.float() if dt_bias is None else g.float() + dt_bias.float().reshape(heads, size)
+        return -A_log.float().reshape(heads, 1).exp() * torch.nn.functional.softplus(x)
+    import numpy
+
+    x = numpy.asarray(g, numpy.float32)
+    x = x if dt_bias is None else x + numpy.asarray(dt_bias, numpy.float32).reshape(heads, size)
+    rate = numpy.exp(numpy.asarray(A_log, numpy.float32)).reshape(heads, 1)
+    return -rate * numpy.logaddexp(numpy.float32(0), x)
+
+
 def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
     tensors = x[:-1]
     if same_kind(**x._replace(cu_seqlens=None)._asdict()):
@@ -248,20 +265,24 @@ def chunk_kda(
     cu_seqlens_cpu: Any = None,
     cp_context: Any = None,
     *,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
     chunk_size: int | None = None,
 ) -> tuple[Array, Array | None]:
     """KDA, the delta rule with a gate for every key channel, chunk by chunk.
 
     Args:
-        g: `[B, T, HV, K]`, the logarithm of the decay; `use_gate_in_kernel` is not available.
-        safe_gate, lower_bound, disable_recompute: helpers for GPUs; the gate is taken as it is, however deep.
+        g: `[B, T, HV, K]`, the logarithm of the decay; what it is made of with `use_gate_in_kernel`.
+        use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias); A_log is `[HV]`, dt_bias `[HV, K]` or flat. It is
+            made before the library is called, with gradients. With `lower_bound` it would be another one: refused.
+        safe_gate, lower_bound, disable_recompute: else helpers for GPUs; the gate is taken as it is, however deep.
         The others: as in `chunk_gated_delta_rule`.
 
     Returns:
         o `[B, T, HV, V]`, and the final state or None.
     """
     refused = {
-        "use_gate_in_kernel": use_gate_in_kernel,
+        "use_gate_in_kernel with lower_bound": use_gate_in_kernel and lower_bound is not None,
         "return_intermediate_states": return_intermediate_states,
         "cp_context": cp_context is not None,
     }
@@ -278,6 +299,8 @@ def chunk_kda(
     )
     if g.ndim != 4:
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
+    if use_gate_in_kernel:
+        g = _key_gate(g, A_log, dt_bias)
     return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state)
 
 

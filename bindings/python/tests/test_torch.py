@@ -257,8 +257,25 @@ def test_kda_names_what_it_does_not_have():
     with pytest.raises(ValueError, match="g has 3 dimensions"):
         carry.chunk_kda(**given)
     given["g"] = -torch.rand(2, 70, 4, 12)
-    with pytest.raises(NotImplementedError, match="use_gate_in_kernel"):
+    with pytest.raises(NotImplementedError, match="use_gate_in_kernel with lower_bound"):
+        carry.chunk_kda(**given, use_gate_in_kernel=True, A_log=torch.zeros(4), lower_bound=-5.0)
+    with pytest.raises(ValueError, match="needs A_log"):
         carry.chunk_kda(**given, use_gate_in_kernel=True)
+
+
+def test_kda_makes_its_gate_with_gradients():
+    given = {name: x.detach() for name, x in inputs().items()}
+    a = torch.randn(2, 70, 4, 12).requires_grad_()
+    A_log = torch.randn(4).requires_grad_()
+    dt_bias = torch.randn(4 * 12).requires_grad_()
+    gate = -A_log.exp().view(4, 1) * torch.nn.functional.softplus(a + dt_bias.view(4, 12))
+    o, _ = carry.chunk_kda(**{**given, "g": a}, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    wanted, _ = carry.chunk_kda(**{**given, "g": gate})
+    close(o, wanted, 1e-6)
+    for got, expected in zip(
+        torch.autograd.grad(o.sum(), (a, A_log, dt_bias)), torch.autograd.grad(wanted.sum(), (a, A_log, dt_bias))
+    ):
+        close(got, expected, 1e-6)
 
 
 def test_refusals():
