@@ -71,10 +71,10 @@ disturb() {
     signal=$1
     ranks=$2
     : > "$folder/log" # the ranks of the last one are not to be taken for those of this one
-    launch 60 "$ranks" "$failing" wait > "$folder/log" 2>&1 &
+    launch 120 "$ranks" "$failing" wait > "$folder/log" 2>&1 &
     launcher=$!
     waited=0
-    while [ "$(grep -c 'is process' "$folder/log")" -lt "$ranks" ] && [ $waited -lt 100 ]; do
+    while [ "$(grep -c 'is process' "$folder/log")" -lt "$ranks" ] && [ $waited -lt 600 ]; do
         sleep 0.1
         waited=$((waited + 1))
     done
@@ -91,7 +91,7 @@ disturb() {
     seconds=$(($(date +%s) - start))
     echo "$signal of rank 1 of $ranks: ended with $code in $seconds s"
     bad=0
-    if [ $code -eq 0 ] || [ $seconds -gt 12 ]; then
+    if [ $code -eq 0 ] || [ $seconds -gt 20 ]; then
         echo "FAILED: that is no failure, or too late"
         bad=1
     fi
@@ -109,6 +109,23 @@ disturb() {
     done
     return $bad
 }
+
+# A rank that never comes out of MPI_Init, as one that died there: the other ends 30 s after its deadline of 2 s.
+start=$(date +%s)
+cat > "$folder/late" << END
+#!/bin/sh
+[ "\${OMPI_COMM_WORLD_RANK:-\${PMI_RANK:-0}}" = 1 ] && exec sleep 100
+exec "$failing" wait
+END
+chmod +x "$folder/late"
+launch 120 2 "$folder/late" > "$folder/log" 2>&1
+seconds=$(($(date +%s) - start))
+echo "a rank that does not start: ended in $seconds s"
+if [ $seconds -gt 60 ] || ! grep -q 'MPI has not started within 32 s' "$folder/log"; then
+    echo "FAILED: it was waited for"
+    cat "$folder/log"
+    failures=$((failures + 1))
+fi
 
 for ranks in 2 3; do
     for signal in KILL STOP; do

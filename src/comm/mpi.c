@@ -5,21 +5,25 @@
 
    MPI is of the process and not of a context: it is started by the first communicator, and finalised at exit. A process
    whose communicator has failed does not finalise, which would wait for the peer that is missing; the launcher then
-   ends the others. Only MPI_Init and MPI_Finalize have no deadline of ours. */
+   ends the others. MPI_Init cannot be left: where it has not come back STARTING seconds after the deadline, since a
+   rank died inside it, the process ends with a message. MPI_Finalize has no deadline of ours. */
 #include <mpi.h>
 
 #include <limits.h>
+#include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "comm/backend.h"
 #include "core/clock.h"
 #include "core/error.h"
 
-#define PARTING 0.25 /* seconds for what is still on its way when a communicator has failed */
+#define STARTING 30.0 /* seconds beside the deadline: thousands of processes take their time */
+#define PARTING 0.25  /* seconds for what is still on its way when a communicator has failed */
 
 typedef struct line {
     MPI_Comm comm;
@@ -85,7 +89,56 @@ static void return_errors(MPI_Comm comm) {
     }
 }
 
-static carry_status start(carry_ctx *ctx) {
+typedef struct watch {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    double seconds;
+    bool is_over;
+} watch;
+
+static void *end_late(void *argument) {
+    watch *w = argument;
+    const double end = carry_seconds() + w->seconds;
+    const struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - (double)(time_t)end) * 1e9)};
+    int code = 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->is_over && code == 0) {
+        code = pthread_cond_timedwait(&w->changed, &w->lock, &until);
+    }
+    if (!w->is_over) {
+        (void)fprintf(stderr, "carry: MPI has not started within %g s: a process may have died while it did\n",
+                      w->seconds);
+        _exit(2);
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+/* MPI_Init_thread, watched by a thread that does not enter MPI. */
+static bool start_watched(int *level, double deadline) {
+    watch w = {.seconds = deadline + STARTING};
+    pthread_t thread;
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_mutex_init(&w.lock, NULL);
+    pthread_cond_init(&w.changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    const bool is_watched = !is_simulated && pthread_create(&thread, NULL, end_late, &w) == 0;
+    const bool is_started = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) == MPI_SUCCESS;
+    if (is_watched) {
+        pthread_mutex_lock(&w.lock);
+        w.is_over = true;
+        pthread_cond_signal(&w.changed);
+        pthread_mutex_unlock(&w.lock);
+        pthread_join(thread, NULL);
+    }
+    pthread_cond_destroy(&w.changed);
+    pthread_mutex_destroy(&w.lock);
+    return is_started;
+}
+
+static carry_status start(carry_ctx *ctx, double deadline) {
     int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, is_main = 0, found = 0;
     MPI_Finalized(&finalized);
     if (finalized) {
@@ -97,7 +150,7 @@ static carry_status start(carry_ctx *ctx) {
            its work, which makes a chain of eight ranks twice as slow (docs/results/ranks.md). Whoever has set it knows.
          */
         (void)setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
-        if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &level) != MPI_SUCCESS || atexit(finish) != 0) {
+        if (!start_watched(&level, deadline) || atexit(finish) != 0) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
         }
     }
@@ -131,7 +184,7 @@ static bool wait_until(MPI_Request *request, double until) {
 }
 
 static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
-    CARRY_TRY(start(ctx));
+    CARRY_TRY(start(ctx, options->deadline));
     MPI_Comm_rank(MPI_COMM_WORLD, &wire->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &wire->size);
     line *l = calloc(1, sizeof *l);
