@@ -3,7 +3,7 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= 2
 
-.PHONY: help demo test check check-fast claims simulate format lint install clean
+.PHONY: help demo test check check-fast claims simulate attack format lint install clean
 
 help:
 	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
@@ -14,6 +14,7 @@ help:
 	@echo "make lint        format, floors, clang-tidy, cppcheck; check has the analyzer look less deep"
 	@echo "make claims      measure what the README claims, and fail where it does not hold here (minutes, on a quiet machine)"
 	@echo "make simulate    All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
+	@echo "make attack      kill ranks, burst WebSockets, damage files (tools/attack; some forty minutes, builds dev and asan)"
 	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
 	@echo "make clean       remove build/"
 	@echo
@@ -37,6 +38,13 @@ claims:
 
 simulate:
 	@tools/simulate
+
+attack:
+	cmake --preset dev && cmake --build --preset dev -j $(JOBS) --target carry
+	cmake --preset asan && cmake --build --preset asan -j $(JOBS) --target carry
+	tools/attack ranks build/dev/carry
+	tools/attack soak build/dev/carry
+	tools/attack files build/asan/carry
 
 format:
 	clang-format -i $$(find src include tests examples -name '*.c' -o -name '*.h')

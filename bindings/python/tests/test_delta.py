@@ -95,6 +95,20 @@ def test_gate_inside(rng, function, with_bias):
     check(o, state, ref.case(q, k, v, g, beta), h0)
 
 
+def test_kda_makes_its_gate(rng):
+    q, k, v, _, beta, _ = inputs(rng)
+    heads, size = v.shape[2], q.shape[3]
+    a = rng.standard_normal((*v.shape[:3], size)).astype(np.float32)
+    A_log = rng.uniform(-1, 1, heads).astype(np.float32)
+    dt_bias = rng.standard_normal(heads * size).astype(np.float32)
+    g = -np.exp(A_log)[:, None] * np.log1p(np.exp(a + dt_bias.reshape(heads, size)))
+    wanted, _ = carry.chunk_kda(q, k, v, g.astype(np.float32), beta)
+    o, _ = carry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True, A_log=A_log, dt_bias=dt_bias)
+    assert ref.error(o, wanted) < 1e-5
+    with pytest.raises(ValueError, match="needs A_log"):
+        carry.chunk_kda(q, k, v, a, beta, use_gate_in_kernel=True)
+
+
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize("factor", [1, 2])
 def test_sigmoid_of_beta_inside(rng, function, factor):
