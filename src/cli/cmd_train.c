@@ -8,7 +8,7 @@
 #include "train/checkpoint.h"
 
 #define KEYS 64
-#define OWN 7 /* options that are no keys, and the end */
+#define OWN 8 /* options that are no keys, and the end */
 
 /* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
 typedef struct typed {
