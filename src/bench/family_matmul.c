@@ -10,10 +10,12 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "core/threads.h"
 #include "bench/deviation.h"
 #include "bench/family.h"
 #include "bench/timer.h"
 #include "ops/table.h"
+#include "ops/bf16.h"
 #include "ops/kernels/kernels.h"
 #include "ops/matmul.h"
 #include "ops/packed.h"
@@ -34,27 +36,32 @@ typedef struct instance {
     double *reference;                                        /* for set 0 */
     carry_timer *timer;                                       /* of a GPU, else NULL */
     carry_product_function function;                          /* on the CPU */
+    const carry_kernels *kernels;                             /* of 16 bits on the CPU: */
+    const carry_bf16 *bf16;                                   /* NULL: widened to f32 */
     const char *way;                                          /* on a GPU */
     char name[24];
     char about[256];
 } instance;
 
-static const char takes[] = "f32, bf16, f16 (these on a GPU), b (how many), m, n, k (m and k are n unless given), "
+static const char takes[] = "f32, bf16, f16, b (how many), m, n, k (m and k are n unless given), "
                             "algo=NAME, device=cpu or cuda";
 
+/* Sets of kernels, OpenBLAS, products of bf16 but the emulated ones, ways of GPUs. */
 static const char *method(int index) {
-    const carry_kernels *kernels = carry_kernels_at(index);
-    if (kernels != NULL) {
-        return kernels->name;
+    for (int i = 0; carry_kernels_at(i) != NULL; i++) {
+        if (index-- == 0) {
+            return carry_kernels_at(i)->name;
+        }
     }
-    int past = 0; /* the sets of kernels */
-    while (carry_kernels_at(past) != NULL) {
-        past++;
-    }
-    if (index == past && carry_blas_product != NULL) {
+    if (carry_blas_product != NULL && index-- == 0) {
         return "openblas";
     }
-    return carry_device_way(index - past - (carry_blas_product != NULL ? 1 : 0));
+    for (int i = 0; carry_bf16_at(i) != NULL; i++) {
+        if (!carry_bf16_at(i)->emulated && index-- == 0) {
+            return carry_bf16_at(i)->name;
+        }
+    }
+    return carry_device_way(index);
 }
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
@@ -63,9 +70,6 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
                                                     : CARRY_F32;
     (void)carry_problem_has(problem, "f32");
     CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
-    if (it->device == 0 && it->dtype != CARRY_F32) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': products on the CPU are in f32", problem->text);
-    }
     carry_product *s = &it->shape;
     s->count = carry_problem_size(problem, "b", 1);
     s->n = carry_problem_size(problem, "n", 32);
@@ -193,6 +197,19 @@ static carry_device_product device_product(const instance *it, int at, int ordin
                                   .stream = carry_ctx_stream(it->ctx, it->device)};
 }
 
+/* Item `item` of a set of 16 bits. */
+static carry_mixed_product mixed_product(const instance *it, int at, int64_t item) {
+    const carry_product *s = &it->shape;
+    const uint16_t *a = it->a[at].data;
+    const uint16_t *b = it->b[at].data;
+    float *c = it->c[at].data;
+    carry_mixed_product p = {.m = s->m, .n = s->n, .k = s->k, .c_dtype = CARRY_F32, .c_row = s->c_row};
+    p.a = (carry_matrix){.data = a != NULL ? a + item * s->a_next : NULL, .dtype = it->dtype, .row = s->a_row};
+    p.b = (carry_matrix){.data = b != NULL ? b + item * s->b_next : NULL, .dtype = it->dtype, .row = s->b_row};
+    p.c = c != NULL ? c + item * s->c_next : NULL;
+    return p;
+}
+
 static carry_status choose_there(instance *it, const char *wanted) {
     const carry_operators *ops;
     int ordinal;
@@ -211,6 +228,26 @@ static carry_status choose_there(instance *it, const char *wanted) {
         }
     }
     return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for the CPU", wanted);
+}
+
+/* What a linear layer of this type would take: the processor's instructions for bf16, or else the operands widened. */
+static carry_status choose_half(instance *it, const carry_kernels *kernels) {
+    const carry_rates_table *rates;
+    char over[160];
+    CARRY_TRY(carry_wisdom_rates(it->ctx, &rates, false));
+    const carry_bf16 *bf16 = carry_packed_bf16(it->ctx);
+    carry_mixed_product p = mixed_product(it, 0, 0);
+    bool measured_slower = it->ctx->kernels == NULL && carry_rates_bf16_slower(rates);
+    it->kernels = kernels;
+    it->bf16 = carry_bf16_pays(bf16, &p) && !measured_slower ? bf16 : NULL;
+    (void)snprintf(it->name, sizeof it->name, "%s", it->bf16 != NULL ? it->bf16->name : kernels->name);
+    (void)carry_bf16_passed_over(over, sizeof over, bf16);
+    bool named = it->dtype == CARRY_BF16 && over[0] != '\0';
+    (void)snprintf(it->about, sizeof it->about, "%s: %s%s; 512^3 on one thread: bf16 %.0f GFLOP/s, f32 %.0f%s%s%s",
+                   it->name, it->bf16 != NULL ? it->bf16->about : kernels->about,
+                   it->bf16 != NULL ? "" : ", widened to f32", 1e-9 * rates->large_bf16, 1e-9 * rates->large_own,
+                   named ? " (" : "", named ? over : "", named ? ")" : "");
+    return CARRY_OK;
 }
 
 /* The way that this machine's rates name: what a process that starts now would take. */
@@ -238,13 +275,32 @@ static carry_status choose_measured(instance *it, const carry_kernels *kernels) 
     return CARRY_OK;
 }
 
+static carry_status choose_bf16(instance *it, const carry_bf16 *bf16) {
+    if (it->dtype != CARRY_BF16 || bf16->missing() != NULL) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s: %s", bf16->name,
+                          it->dtype != CARRY_BF16 ? "for bf16 only" : bf16->missing());
+    }
+    it->bf16 = bf16;
+    (void)snprintf(it->name, sizeof it->name, "%s", bf16->name);
+    (void)snprintf(it->about, sizeof it->about, "%s: %s", bf16->name, bf16->about);
+    return CARRY_OK;
+}
+
 static carry_status choose_here(instance *it, const char *wanted) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(it->ctx, &kernels));
+    it->bf16 = NULL;
+    it->kernels = kernels;
     if (wanted == NULL) {
-        return choose_measured(it, kernels);
+        return it->dtype == CARRY_F32 ? choose_measured(it, kernels) : choose_half(it, kernels);
+    }
+    if (carry_bf16_named(wanted) != NULL) {
+        return choose_bf16(it, carry_bf16_named(wanted));
     }
     if (strcmp(wanted, "openblas") == 0 && carry_blas_product != NULL) {
+        if (it->dtype != CARRY_F32) {
+            return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "openblas is for f32");
+        }
         it->function = carry_blas_product;
         (void)snprintf(it->name, sizeof it->name, "openblas");
         (void)snprintf(it->about, sizeof it->about, "a loop of cblas_sgemm");
@@ -267,9 +323,11 @@ static carry_status choose_here(instance *it, const char *wanted) {
     if (!kernels->usable()) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "this processor cannot run %s", kernels->name);
     }
+    it->kernels = kernels;
     it->function = kernels->product;
     (void)snprintf(it->name, sizeof it->name, "%s", kernels->name);
-    (void)snprintf(it->about, sizeof it->about, "%s: %s", kernels->name, kernels->about);
+    (void)snprintf(it->about, sizeof it->about, "%s: %s%s", kernels->name, kernels->about,
+                   it->dtype != CARRY_F32 ? ", widened to f32" : "");
     return CARRY_OK;
 }
 
@@ -291,6 +349,30 @@ static const char *only(const void *given) {
     return it->only[0] != '\0' ? it->only : NULL;
 }
 
+typedef struct half_job {
+    const instance *it;
+    int at;
+} half_job;
+
+static void run_half_items(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const half_job *j = argument;
+    for (int64_t item = begin; item < end; item++) {
+        carry_mixed_product p = mixed_product(j->it, j->at, item);
+        carry_mixed_products_by(j->it->ctx, j->it->kernels, j->it->bf16, &p);
+    }
+}
+
+/* A thread to an item where there is one for each, else all threads to one item after the other. */
+static void run_half(const instance *it, int at) {
+    half_job j = {.it = it, .at = at};
+    if (it->shape.count >= carry_ctx_threads(it->ctx)) {
+        carry_parallel(it->ctx, it->shape.count, 1, run_half_items, &j);
+    } else {
+        run_half_items(&j, 0, it->shape.count, 0);
+    }
+}
+
 static carry_status run_on(instance *it, int at) {
     if (it->device != 0) {
         const carry_operators *ops;
@@ -298,6 +380,10 @@ static carry_status run_on(instance *it, int at) {
         CARRY_TRY(carry_operators_of(it->ctx, &ops, "matmul", it->device, &ordinal));
         carry_device_product product = device_product(it, at, ordinal);
         return ops->product(it->ctx, &product, it->way);
+    }
+    if (it->dtype != CARRY_F32) {
+        run_half(it, at);
+        return CARRY_OK;
     }
     carry_product p = it->shape;
     p.a = it->a[at].data;
@@ -359,14 +445,14 @@ static carry_status make_reference(instance *it) {
 }
 
 /* A sum of k products rounds at most k times: k u |a| |b|, and |a| |b| is at most sqrt(k) times what is left of it.
-   Tensor cores cut off where others round, which is a unit instead of half of one, and leave out 4 u of a product of
-   f32. */
+   Tensor cores cut off where others round, and BFMMLA rounds to odd, which is a unit instead of half of one, and leave
+   out 4 u of a product of f32. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     CARRY_TRY(make_reference(it));
     size_t size = (size_t)carry_tensor_count(&it->c0) * sizeof(float);
     double k = (double)it->shape.k;
-    double steps = it->device == 0 ? k + 1.0 : 2.0 * k + 4.0;
+    double steps = it->device == 0 && it->bf16 == NULL ? k + 1.0 : 2.0 * k + 4.0;
     carry_poison(&it->c0);
     if (it->device != 0) {
         carry_stream *stream = carry_ctx_stream(it->ctx, it->device);

@@ -7,6 +7,7 @@
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
 #include "ops/table.h"
+#include "ops/bf16.h"
 #include "ops/kernels/kernels.h"
 #ifdef CARRY_HAVE_LAB
 #include "lab/experiment/experiment.h"
@@ -77,6 +78,15 @@ static int list_kernels(carry_ctx *ctx, bool json) {
                        : carry_kernels_usable(i) ? ""
                                                  : " (not on this processor)");
         row(json, "kernels", carry_kernels_name(i), about);
+    }
+    const carry_bf16 *bf16;
+    for (int i = 0; (bf16 = carry_bf16_at(i)) != NULL; i++) {
+        char bf16_about[256];
+        const char *why = bf16->missing();
+        bool used = bf16 == carry_bf16_of(ctx);
+        (void)snprintf(bf16_about, sizeof bf16_about, "%s%s%s%s", bf16->about, used ? " (used)" : "",
+                       why != NULL ? "; not used: " : "", why != NULL ? why : "");
+        row(json, "bf16", bf16->name, bf16_about);
     }
     const char *core = carry_blas_core();
     char about[256];

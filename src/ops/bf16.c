@@ -203,15 +203,15 @@ bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
 }
 
-bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by, const carry_mixed_product *p) {
-    const int worker = carry_worker(ctx);
+static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by, const carry_mixed_product *p,
+                bool alone) {
     int64_t elements;
     uint16_t *buffer = carry_packed_buffer(ctx, &elements);
     if (buffer == NULL) {
         return false;
     }
     job j = {.kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + elements / 2};
-    const int threads = worker > 0 ? 1 : carry_ctx_threads(ctx);
+    const int threads = alone ? 1 : carry_ctx_threads(ctx);
     int64_t blocks = p->c_dtype == CARRY_F32 ? pieces(p->k, DEPTH) : 1;
     int64_t depth = pieces(pieces(p->k, blocks), by->unit) * by->unit;
     int64_t most_m = elements / 2 / (depth * by->rows) * by->rows;
@@ -225,9 +225,19 @@ bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf
                 j.m = least(p->m - j.i, most_m);
                 j.n = least(p->n - j.j, most_n);
                 j.k = least(p->k - j.l, depth);
-                run_block(worker > 0 ? NULL : ctx, &j, j.i == 0, threads);
+                run_block(alone ? NULL : ctx, &j, j.i == 0, threads);
             }
         }
     }
     return true;
+}
+
+bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
+                    const carry_mixed_product *product) {
+    return run(ctx, kernels, by, product, carry_worker(ctx) > 0);
+}
+
+bool carry_bf16_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
+                          const carry_mixed_product *product) {
+    return run(ctx, kernels, by, product, true);
 }

@@ -15,7 +15,12 @@ bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *product);
 bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                     const carry_mixed_product *product);
 
-/* What this context multiplies bf16 matrices with; NULL: they are widened to f32. */
+/* The same on this thread alone. */
+bool carry_bf16_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
+                          const carry_mixed_product *product);
+
+/* What this context multiplies bf16 matrices with; NULL: they are widened to f32, since the processor has nothing for
+   them, kernels without it were asked for, or this machine remembers that widening is faster. */
 const carry_bf16 *carry_bf16_of(carry_ctx *ctx);
 
 #endif

@@ -176,14 +176,18 @@ static void cut_into_tiles(job *j) {
 }
 
 void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product) {
-    const carry_mixed_product *p = product;
+    const carry_bf16 *bf16 = carry_bf16_of(ctx);
+    carry_mixed_products_by(ctx, kernels, carry_bf16_pays(bf16, product) ? bf16 : NULL, product);
+}
+
+void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16,
+                             const carry_mixed_product *p) {
     if (p->m < 1 || p->n < 1) {
         return;
     }
-    const carry_bf16 *bf16 = carry_bf16_of(ctx);
     CARRY_SPAN(ctx, "ops", "linear");
     carry_span_work(ctx, 2.0 * (double)p->m * (double)p->n * (double)p->k, 0.0);
-    if (carry_bf16_pays(bf16, p) && carry_bf16_run(ctx, kernels, bf16, p)) {
+    if (bf16 != NULL && carry_bf16_run(ctx, kernels, bf16, p)) {
         return;
     }
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;

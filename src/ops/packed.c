@@ -6,11 +6,14 @@
    change no bit (kernels/vector_packed.h). */
 #include "ops/packed.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 
 #include "core/context.h"
 #include "core/threads.h"
+#include "ops/bf16.h"
+#include "ops/rates.h"
 
 /* Floats of a buffer that all threads fill together, and of one that a thread has for itself; a half each for a, b. */
 #define SHARED_FLOATS ((int64_t)1 << 21)
@@ -23,10 +26,14 @@
 #define PACK_PIECE ((int64_t)1 << 14)
 #define TILE_PIECE_FLOPS 500000
 
+/* Whether bf16 is multiplied by the processor's instructions for it, or widened since that measured faster. */
+enum { FASTER = 1, SLOWER };
+
 /* What a context's slot of ops holds. */
 typedef struct buffers {
     const carry_kernels *kernels;
     const carry_bf16 *bf16;
+    _Atomic int bf16_settled; /* 0: not yet; else FASTER or SLOWER */
     int threads;
     double blas_from;
     float *of[]; /* by worker; worker 0 has the shared one */
@@ -178,7 +185,23 @@ const carry_kernels *carry_packed_kernels(const carry_ctx *ctx) {
     return all != NULL ? all->kernels : NULL;
 }
 
+/* As with OpenBLAS (matmul.c): only what this machine remembers counts, and is settled at a context's first product. */
 const carry_bf16 *carry_bf16_of(carry_ctx *ctx) {
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    if (all == NULL || all->bf16 == NULL) {
+        return NULL;
+    }
+    int settled = atomic_load(&all->bf16_settled);
+    if (settled == 0) {
+        const carry_rates_table *rates = ctx->slots[CARRY_SLOT_RATES].data;
+        bool slower = ctx->kernels == NULL && rates != NULL && rates->remembered && carry_rates_bf16_slower(rates);
+        settled = slower ? SLOWER : FASTER;
+        atomic_store(&all->bf16_settled, settled);
+    }
+    return settled == FASTER ? all->bf16 : NULL;
+}
+
+const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx) {
     const buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     return all != NULL ? all->bf16 : NULL;
 }

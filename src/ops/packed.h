@@ -27,5 +27,6 @@ uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements);
    them. carry_packed_kernels is NULL before. */
 carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16);
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
+const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx); /* whatever it measured; carry_bf16_of is what is used */
 
 #endif

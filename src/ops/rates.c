@@ -12,6 +12,7 @@
 #include "core/span.h"
 #include "core/memory.h"
 #include "core/threads.h"
+#include "ops/bf16.h"
 #include "ops/kernels/kernels.h"
 #include "ops/packed.h"
 
@@ -35,6 +36,7 @@ typedef struct probe {
     float *more;
     int64_t n, width;
     carry_product_function product;
+    const carry_bf16 *bf16;
     size_t piece; /* bytes a thread copies */
 } probe;
 
@@ -191,6 +193,22 @@ static void measure_large(probe *p, carry_rates_table *rates) {
     }
 }
 
+/* The numbers are what halves of floats are as bf16: 2^-10 and 0. */
+static void call_bf16(probe *p) {
+    const int64_t n = p->n;
+    carry_matrix a = {.data = p->floats, .dtype = CARRY_BF16, .row = n};
+    carry_matrix b = {.data = p->floats + n * n, .dtype = CARRY_BF16, .row = n};
+    (void)carry_bf16_run_alone(
+        p->ctx, p->kernels, p->bf16,
+        &(carry_mixed_product){.m = n, .n = n, .k = n, .a = a, .b = b, .c = p->more, .c_dtype = CARRY_F32, .c_row = n});
+}
+
+static void measure_bf16(probe *p, carry_rates_table *rates) {
+    p->n = blas_sizes[BLAS_SIZES - 1];
+    p->bf16 = carry_packed_bf16(p->ctx);
+    rates->large_bf16 = p->bf16 != NULL ? 2.0 * (double)(p->n * p->n * p->n) / time_of(p, call_bf16) : 0.0;
+}
+
 static void measure_steps(probe *p, carry_rates_table *rates) {
     for (int i = 0; i < CARRY_RATE_STEPS; i++) {
         p->n = 4;
@@ -222,6 +240,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     measure_products(&p, rates);
     measure_steps(&p, rates);
     measure_large(&p, rates);
+    measure_bf16(&p, rates);
     rates->fork = time_of(&p, call_fork);
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
@@ -274,11 +293,12 @@ double carry_rates_diagonal(const carry_rates_table *rates, int64_t n, int64_t w
 }
 
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit) {
-    static const char *const names[] = {"apply_call",  "fork",      "memory",     "memory_one",
-                                        "cache_bytes", "large_own", "large_blas", "blas_from"};
-    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "flop/s", "flop/s", "size"};
-    double *const others[] = {&rates->apply_call,  &rates->fork,      &rates->memory,     &rates->memory_one,
-                              &rates->cache_bytes, &rates->large_own, &rates->large_blas, &rates->blas_from};
+    static const char *const names[] = {"apply_call", "fork",       "memory",    "memory_one", "cache_bytes",
+                                        "large_own",  "large_blas", "blas_from", "large_bf16"};
+    static const char *const units[] = {"s", "s", "bytes/s", "bytes/s", "bytes", "flop/s", "flop/s", "size", "flop/s"};
+    double *const others[] = {&rates->apply_call, &rates->fork,        &rates->memory,
+                              &rates->memory_one, &rates->cache_bytes, &rates->large_own,
+                              &rates->large_blas, &rates->blas_from,   &rates->large_bf16};
     *unit = "s";
     if (index < 0) {
         return NULL;
@@ -313,7 +333,7 @@ bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates) {
     const char *unit;
     double *number;
     for (int i = 0; (number = carry_rates_number(&copy, i, name, &unit)) != NULL; i++) {
-        bool may_be_zero = number == &copy.blas_from || number == &copy.large_blas;
+        bool may_be_zero = number == &copy.blas_from || number == &copy.large_blas || number == &copy.large_bf16;
         if (!isfinite(*number) || *number < 0.0 || (*number == 0.0 && !may_be_zero) || *number > 1e18) {
             return false;
         }

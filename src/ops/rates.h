@@ -25,6 +25,7 @@ typedef struct carry_rates_table {
     double memory_one;  /* the same, one thread alone */
     double cache_bytes; /* what all threads can keep in their caches */
     double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
+    double large_bf16;  /* the same of bf16, by the processor's instructions for it; 0: it has none */
     double large_blas;  /* the same of OpenBLAS; 0: there is none */
     double blas_from;   /* products from this size on go through OpenBLAS, which is faster by a tenth; 0: never */
     bool remembered;    /* these come from a file, and are no measurement of this process */
@@ -42,6 +43,11 @@ bool carry_rates_known(const carry_ctx *ctx);
 /* Bytes a second that this many busy threads move from and to memory. Inputs are taken to come from there: a plan is
    made before anybody knows what the caches will hold. */
 double carry_rates_bandwidth(const carry_rates_table *rates, double busy);
+
+/* bf16 is faster widened to f32 than by the processor's instructions for it. */
+static inline bool carry_rates_bf16_slower(const carry_rates_table *rates) {
+    return rates->large_bf16 > 0.0 && rates->large_bf16 < rates->large_own;
+}
 
 /* Seconds of one product, and of one diagonal step or single application, by interpolation. */
 double carry_rates_product(const carry_rates_table *rates, int64_t n, int64_t width);

@@ -71,5 +71,7 @@ const carry_bf16 *carry_bf16_at(int index);
 const carry_bf16 *carry_bf16_named(const char *name);
 /* The last entry that can run here, or NULL: there is none, and bf16 is widened to f32. */
 const carry_bf16 *carry_bf16_best(void);
+/* Why an entry faster than `used` (NULL: all of them) is not used, "NAME: REASON" into line; "" when there is none. */
+const char *carry_bf16_passed_over(char *line, size_t size, const carry_bf16 *used);
 
 #endif

@@ -1,4 +1,5 @@
 /* The only list of bf16 products, and the choice among them. */
+#include <stdio.h>
 #include <string.h>
 
 #include "ops/kernels/bf16.h"
@@ -45,4 +46,15 @@ const carry_bf16 *carry_bf16_best(void) {
         }
     }
     return NULL;
+}
+
+const char *carry_bf16_passed_over(char *line, size_t size, const carry_bf16 *used) {
+    line[0] = '\0';
+    for (int i = TABLE_COUNT - 1; i >= 0 && table[i] != used && !table[i]->emulated; i--) {
+        if (table[i]->missing() != NULL) {
+            (void)snprintf(line, size, "%s: %s", table[i]->name, table[i]->missing());
+            break;
+        }
+    }
+    return line;
 }
