@@ -5,6 +5,7 @@
 
 #include "cli/cmd_generate.h"
 #include "core/clock.h"
+#include "core/tensor.h"
 
 typedef cli_generating desk;
 
@@ -155,6 +156,7 @@ static int generate(desk *d) {
     d->sampling.seed = (uint64_t)d->common.seed;
     const carry_generate_options options = {.sampling = d->sampling,
                                             .tokens = d->tokens,
+                                            .dtype = d->dtype,
                                             .stops = d->stops.text,
                                             .stop_count = d->stops.count,
                                             .state_load = d->state_load,
@@ -225,7 +227,7 @@ static void close_desk(desk *d) {
 
 static int run(int count, char **arguments) {
     cli_catch_interrupt();
-    desk d = {.tokens = 128, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
+    desk d = {.tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one a line"},
@@ -240,6 +242,7 @@ static int run(int count, char **arguments) {
          "makes tokens that were seen less likely (1: not)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; again for more"},
+        {"dtype", 0, CLI_TEXT, &d.dtype_name, "TYPE", "to compute in: f32, bf16 or f16 (f32)"},
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are tokens' numbers; needs no tokenizer"},
         {"state-save", 0, CLI_TEXT, &d.state_save, "FILE", "keep the state after the prompt; -n 0 does nothing else"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
@@ -269,6 +272,9 @@ static int run(int count, char **arguments) {
     } else if (words > 1) {
         (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
                          cli_shown(shown, arguments[1]));
+    } else if (words == 1 && d.dtype_name != NULL &&
+               (carry_dtype_parse(&d.dtype, d.dtype_name) != CARRY_OK || !carry_dtype_is_real(d.dtype))) {
+        (void)cli_refuse("--dtype '%s': expected f32, bf16 or f16", cli_shown(shown, d.dtype_name));
     } else if (words == 1 && d.tokens == 0 && d.state_save == NULL) {
         (void)cli_refuse("-n 0 asks for no tokens: 1 or more is needed");
     } else if (words == 1 && cli_generate_check(&d)) {

@@ -10,7 +10,8 @@ typedef struct cli_generating {
     cli_common common;
     carry_ctx *ctx;
     cli_texts given, stops;
-    const char *file, *system, *messages, *state_load, *state_save;
+    const char *file, *system, *messages, *state_load, *state_save, *dtype_name;
+    carry_dtype dtype;
     bool by_ids, is_chat, thinks, thinks_not;
     int64_t tokens;
     carry_sampling sampling;

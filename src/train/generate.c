@@ -80,7 +80,7 @@ static carry_status open_work(work *w) {
     if (m->tokenizer != NULL) {
         CARRY_TRY(carry_encoder_new(w->ctx, &w->encoder, m->tokenizer));
     }
-    CARRY_TRY(carry_lm_generator_new(m->lm, &w->generator, w->batch, CARRY_F32));
+    CARRY_TRY(carry_lm_generator_new(m->lm, &w->generator, w->batch, w->options->dtype));
     const int64_t sizes[] = {w->batch, m->lm->config.vocab_size};
     size_t bytes;
     w->logits = carry_size_product(&bytes, sizes, 2, sizeof(float)) ? malloc(bytes) : NULL;

@@ -40,6 +40,7 @@ typedef struct carry_generate_options {
     carry_sampling sampling;
     int64_t tokens;           /* at most, for each prompt */
     int64_t batch;            /* texts at once; 0: 16 */
+    carry_dtype dtype;        /* of activations, and of the weights that they are multiplied with; 0 is f32 */
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
