@@ -40,7 +40,7 @@ typedef struct instance {
     const carry_bf16 *bf16;                                   /* NULL: widened to f32 */
     const char *way;                                          /* on a GPU */
     char name[24];
-    char about[256];
+    char about[384];
 } instance;
 
 static const char takes[] = "f32, bf16, f16, b (how many), m, n, k (m and k are n unless given), "
@@ -243,7 +243,7 @@ static carry_status choose_half(instance *it, const carry_kernels *kernels) {
     (void)snprintf(it->name, sizeof it->name, "%s", it->bf16 != NULL ? it->bf16->name : kernels->name);
     (void)carry_bf16_passed_over(over, sizeof over, bf16);
     bool named = it->dtype == CARRY_BF16 && over[0] != '\0';
-    (void)snprintf(it->about, sizeof it->about, "%s: %s%s; 512^3 on one thread: bf16 %.0f GFLOP/s, f32 %.0f%s%s%s",
+    (void)snprintf(it->about, sizeof it->about, "%s: %s%s; 512^3 on one thread: bf16 %.3g GFLOP/s, f32 %.3g%s%s%s",
                    it->name, it->bf16 != NULL ? it->bf16->about : kernels->about,
                    it->bf16 != NULL ? "" : ", widened to f32", 1e-9 * rates->large_bf16, 1e-9 * rates->large_own,
                    named ? " (" : "", named ? over : "", named ? ")" : "");

@@ -84,8 +84,11 @@ static int list_kernels(carry_ctx *ctx, bool json) {
         char bf16_about[256];
         const char *why = bf16->missing();
         bool used = bf16 == carry_bf16_of(ctx);
-        (void)snprintf(bf16_about, sizeof bf16_about, "%s%s%s%s", bf16->about, used ? " (used)" : "",
-                       why != NULL ? "; not used: " : "", why != NULL ? why : "");
+        (void)snprintf(bf16_about, sizeof bf16_about, "%s%s%s%s", bf16->about,
+                       used          ? " (used)"
+                       : why != NULL ? " (not on this machine: "
+                                     : "",
+                       why != NULL ? why : "", why != NULL ? ")" : "");
         row(json, "bf16", bf16->name, bf16_about);
     }
     const char *core = carry_blas_core();

@@ -22,8 +22,6 @@
 #define TILES_PER_THREAD 4
 #define PACK_PIECE ((int64_t)1 << 15)
 #define TILE_PIECE_FLOPS 2000000
-/* Elements of f32 that are rounded beside a panel at a time. */
-#define ROUNDED 4096
 
 typedef struct job {
     const carry_kernels *kernels;
@@ -46,31 +44,10 @@ static int64_t pieces(int64_t whole, int64_t piece) {
     return (whole + piece - 1) / piece;
 }
 
-/* A panel of f32, rounded in pieces of k that end with whole groups. */
-static void pack_rounded(const job *j, carry_bf16_pack pack, int panel, uint16_t *to, const float *from, ptrdiff_t row,
-                         bool across, int64_t lines) {
-    uint16_t beside[ROUNDED];
-    const int64_t step = ROUNDED / panel / j->by->unit * j->by->unit;
-    for (int64_t l = 0; l < j->k; l += step) {
-        int64_t k = least(j->k - l, step);
-        int64_t outer = across ? k : lines;
-        int64_t inner = across ? lines : k;
-        for (int64_t x = 0; x < outer; x++) {
-            const float *line = across ? from + (l + x) * row : from + x * row + l;
-            j->kernels->bf16_from_f32(beside + x * inner, line, inner);
-        }
-        pack(to + l * panel, beside, inner, across, lines, k);
-    }
-}
-
-static void pack_panel(const job *j, carry_bf16_pack pack, int panel, uint16_t *to, const carry_matrix *matrix,
-                       bool across, int64_t line, int64_t lines) {
+static void pack_panel(const job *j, carry_bf16_pack pack, uint16_t *to, const carry_matrix *matrix, bool across,
+                       int64_t line, int64_t lines) {
     int64_t at = across ? j->l * matrix->row + line : line * matrix->row + j->l;
-    if (matrix->dtype == CARRY_F32) {
-        pack_rounded(j, pack, panel, to, (const float *)matrix->data + at, matrix->row, across, lines);
-    } else {
-        pack(to, (const uint16_t *)matrix->data + at, matrix->row, across, lines, j->k);
-    }
+    pack(to, (const uint16_t *)matrix->data + at, matrix->row, across, lines, j->k);
 }
 
 static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) {
@@ -84,9 +61,9 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
         int64_t lines = least((of_b ? j->n : j->m) - first, panel);
         uint16_t *to = (of_b ? j->b : j->a) + first * j->packed_k;
         if (of_b) {
-            pack_panel(j, j->by->pack_b, panel, to, &p->b, !p->b.transposed, j->j + first, lines);
+            pack_panel(j, j->by->pack_b, to, &p->b, !p->b.transposed, j->j + first, lines);
         } else {
-            pack_panel(j, j->by->pack_a, panel, to, &p->a, p->a.transposed, j->i + first, lines);
+            pack_panel(j, j->by->pack_a, to, &p->a, p->a.transposed, j->i + first, lines);
         }
     }
 }
@@ -195,9 +172,7 @@ static void run_block(carry_ctx *ctx, job *j, bool pack_b, int threads) {
 }
 
 bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
-    bool fits = p->a.dtype == CARRY_BF16 || (p->narrow && p->a.dtype == CARRY_F32);
-    fits = fits && (p->b.dtype == CARRY_BF16 || (p->narrow && p->b.dtype == CARRY_F32));
-    fits = fits && (p->a.dtype == CARRY_BF16 || p->b.dtype == CARRY_BF16);
+    bool fits = p->a.dtype == CARRY_BF16 && p->b.dtype == CARRY_BF16;
     fits = fits && (p->c_dtype == CARRY_F32 || p->k <= WHOLE_DEPTH);
     return by != NULL && fits && p->m >= 4 && p->n >= 4 && p->k >= 16 &&
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;

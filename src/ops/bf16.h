@@ -5,12 +5,12 @@
 #include "ops/kernels/bf16.h"
 #include "ops/linear.h"
 
-/* Does this product go through `by`? Both operands are bf16, or `narrow` says that f32 may be rounded to it; and it is
-   large enough that packing pays. False when by is NULL. */
+/* Does this product go through `by`? Both operands are bf16, and it is large enough that packing pays. False when by is
+   NULL. */
 bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *product);
 
-/* The product, whatever its size; the same bits for every number of threads. Operands are bf16, or f32 that is rounded
-   to bf16, to nearest. May be called by a task of the context's pool, and then stays on its thread. False when there is
+/* The product of bf16 operands, whatever its size (k at least 1); the same bits for every number of threads. May be
+   called by a task of the context's pool, and then stays on its thread. False when there is
    no memory to pack into, and nothing was done. */
 bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                     const carry_mixed_product *product);

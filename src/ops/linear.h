@@ -21,7 +21,6 @@ typedef struct carry_mixed_product {
     carry_dtype c_dtype;
     int64_t c_row;
     bool accumulate;
-    bool narrow; /* an f32 operand may be rounded to bf16 where the other one is bf16 */
 } carry_mixed_product;
 
 struct carry_bf16;

@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/bf16.h"
 #include "ops/cpu.h"
 #include "ops/linear.h"
 #include "ops/nn.h"
@@ -28,6 +29,7 @@ typedef struct job {
     int64_t vocabulary;
     float scale;
     float *losses;
+    bool rounded; /* a row of f32 gradients becomes one of bf16, at its start */
 } job;
 
 static float largest_of(const job *j, int64_t row) {
@@ -92,11 +94,23 @@ static void loss_token(const job *j, int64_t t) {
     }
 }
 
+static void round_row(const job *j, float *row) {
+    float beside[CARRY_PIECE];
+    for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
+        int64_t count = carry_piece(at, j->vocabulary);
+        memcpy(beside, row + at, (size_t)count * sizeof *beside);
+        j->kernels->bf16_from_f32((uint16_t *)(void *)row + at, beside, count);
+    }
+}
+
 static void loss_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     for (int64_t t = begin; t < end; t++) {
         loss_token(j, t);
+        if (j->rounded) {
+            round_row(j, (float *)j->dlogits.data + t * j->vocabulary);
+        }
     }
 }
 
@@ -161,7 +175,6 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
     const size_t offset = (size_t)(first * n) * carry_dtype_size(x->dtype);
     carry_matrix rows = {.data = (const char *)x->data + offset, .dtype = x->dtype, .row = n};
     carry_matrix weight = {.data = W->data, .dtype = W->dtype, .row = n, .transposed = true};
-    const bool both = x->dtype == CARRY_BF16 && W->dtype == CARRY_BF16; /* then their gradients' operands may be, too */
     carry_matrix logits = {.data = j->logits.data, .dtype = CARRY_F32, .row = j->vocabulary};
     carry_mixed_products(ctx, j->kernels,
                          &(carry_mixed_product){.m = count,
@@ -173,6 +186,10 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                 .c_dtype = CARRY_F32,
                                                 .c_row = j->vocabulary});
     run_losses(ctx, j, count);
+    if (j->rounded) {
+        logits.dtype = CARRY_BF16;
+        logits.row = 2 * j->vocabulary;
+    }
     if (carry_is_here(dx)) {
         weight.transposed = false;
         carry_mixed_products(ctx, j->kernels,
@@ -183,8 +200,7 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                     .b = weight,
                                                     .c = (char *)dx->data + offset,
                                                     .c_dtype = dx->dtype,
-                                                    .c_row = n,
-                                                    .narrow = both});
+                                                    .c_row = n});
     }
     if (carry_is_here(dW)) {
         logits.transposed = true;
@@ -197,8 +213,7 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
                                                     .c = dW->data,
                                                     .c_dtype = CARRY_F32,
                                                     .c_row = n,
-                                                    .accumulate = true,
-                                                    .narrow = both});
+                                                    .accumulate = true});
     }
 }
 
@@ -231,10 +246,13 @@ carry_status carry_cpu_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses,
     job j = {.scale = scale, .vocabulary = W.shape[0]};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     const int64_t block = block_tokens(tokens, j.vocabulary);
+    /* Where products of bf16 are faster than of f32, the gradient of the logits is rounded as x and W are. */
+    const bool bf16 = x.dtype == CARRY_BF16 && W.dtype == CARRY_BF16 && carry_bf16_of(ctx) != NULL;
     for (int64_t first = 0; first < tokens; first += block) {
         int64_t count = tokens - first < block ? tokens - first : block;
         j.logits = carry_view_2d(workspace, CARRY_F32, count, j.vocabulary);
         j.dlogits = carry_is_here(&dx) || carry_is_here(&dW) ? j.logits : (carry_tensor){.data = NULL};
+        j.rounded = carry_is_here(&j.dlogits) && bf16;
         j.targets = (const int64_t *)targets.data + first;
         j.losses = (float *)losses.data + first;
         linear_block(ctx, &j, &dx, &dW, &x, &W, first, count);
