@@ -151,8 +151,9 @@ static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     check_size(by, 24, 1100, 2040, CARRY_F32, 4);
 }
 
-/* The processor's instruction is what its emulation says, bit for bit. */
-static void test_instructions_have_the_bits_of_their_emulation(void **state) {
+/* The processor's instruction is what its emulation says, within twice the bound that each keeps (kernels/bf16.h):
+   makers may add in another order than the manual's. Whether bits differ is told. */
+static void test_instructions_agree_with_their_emulation(void **state) {
     (void)state;
     static const char *const names[][2] = {{"avx512-bf16", "avx512-bf16-emulated"}, {"amx", "amx-emulated"}};
     int compared = 0;
@@ -165,6 +166,7 @@ static void test_instructions_have_the_bits_of_their_emulation(void **state) {
             continue;
         }
         compared++;
+        int bits = 0; /* products with other bits */
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             for (int form = 0; form < 8; form++) {
                 bool ta = (form & 1) != 0;
@@ -177,13 +179,17 @@ static void test_instructions_have_the_bits_of_their_emulation(void **state) {
                 matrix base = random_matrix(CARRY_F32, m, n);
                 matrix got = run(ctxs[0], by, &a, ta, &b, tb, k, &base, (form & 4) != 0);
                 matrix want = run(ctxs[0], emulated, &a, ta, &b, tb, k, &base, (form & 4) != 0);
-                if (memcmp(got.a.t.data, want.a.t.data, (size_t)got.a.count * sizeof(float)) != 0) {
-                    fail_msg("%s differs from %s at %lld x %lld x %lld", by->name, emulated->name, (long long)m,
-                             (long long)n, (long long)k);
+                read_back(&got.a);
+                read_back(&want.a);
+                bits += memcmp(got.a.t.data, want.a.t.data, (size_t)got.a.count * sizeof(float)) != 0;
+                for (int64_t at = 0; at < got.a.count; at++) { /* terms are below 1, and so is base */
+                    double apart = fabs(got.a.v[at] - want.a.v[at]);
+                    assert_true(at % got.row >= n || apart <= 2.0 * (double)((k + 2) * (k + 1)) * 0x1p-23);
                 }
                 (void)free_kept(NULL);
             }
         }
+        print_message("%s: %d products have other bits than %s\n", by->name, bits, emulated->name);
     }
     if (compared == 0) {
         skip();
@@ -359,7 +365,7 @@ int main(void) {
         TEST(test_bf16_products_match_float64_for_every_entry_size_and_form),
         TEST(test_bf16_products_match_float64_for_long_sums),
         TEST(test_bf16_products_match_float64_beyond_the_buffer),
-        TEST(test_instructions_have_the_bits_of_their_emulation),
+        TEST(test_instructions_agree_with_their_emulation),
         TEST(test_linear_cross_entropy_in_bf16_has_the_gradients_of_f32),
         TEST(test_numbers_that_are_not_finite_stay_in_their_rows),
         TEST(test_a_few_tokens_match_float64_for_every_number_of_them),

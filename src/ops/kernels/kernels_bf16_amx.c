@@ -24,17 +24,19 @@ typedef struct amx_shape {
 
 _Static_assert(sizeof(amx_shape) == 64, "LDTILECFG reads 64 bytes");
 
+/* gcc does not know that these instructions read and write memory: not all of a configuration, no tile. */
+#define MEMORY_BARRIER __asm__ volatile("" ::: "memory")
+
 static void tiles_open(void) {
     amx_shape shape = {.palette = 1};
     for (int i = 0; i < 8; i++) {
         shape.bytes[i] = 64;
         shape.rows[i] = 16;
     }
+    __asm__ volatile("" : : "r"(&shape) : "memory");
     _tile_loadconfig(&shape);
 }
 
-/* gcc does not know that tiles read and write memory. */
-#define MEMORY_BARRIER __asm__ volatile("" ::: "memory")
 #define TILES_OPEN tiles_open()
 #define TILES_CLOSE _tile_release()
 #define TILE_ZERO(t) _tile_zero(t)

@@ -53,7 +53,8 @@ static pairs pairs_load(const uint16_t *from) {
 static pairs pairs_all(const uint16_t *from) {
     pairs made;
     for (int i = 0; i < 16; i++) {
-        memcpy(made.of[i], from, sizeof made.of[i]);
+        made.of[i][0] = from[0];
+        made.of[i][1] = from[1];
     }
     return made;
 }
