@@ -4,7 +4,7 @@
 
 #include "ops/kernels/bf16.h"
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#if defined(__AMX_BF16__) || defined(__AMXBF16__) /* clang until 14 */
 #include <cpuid.h>
 #include <immintrin.h>
 #include <stdatomic.h>
