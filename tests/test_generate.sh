@@ -39,6 +39,8 @@ cmp -s out first || fail "the same seed gave another text"
 expect 0 'Hello' generate model -p Hello -n 20 --seed 4
 if cmp -s out first; then fail "another seed gave the same text"; fi
 [ ! -s err ] || fail "something was said on standard error: $(cat err)"
+expect 0 'Hello' generate model -p Hello -n 20 --seed 3 --dtype bf16
+expect 2 "--dtype 'f8': expected f32, bf16 or f16" generate model -p Hello --dtype f8
 expect 0 'tokens/s, the first token after' generate model -p Hello -n 5 -v
 
 # Several at once are as each alone; the same prompt again has another text.
