@@ -483,7 +483,7 @@ const carry_family carry_family_matmul = {
     .about = "c[i] = a[i] b[i] for a batch of small matrices",
     .takes = takes,
     .example = "matmul:f32:b4096:n32",
-    .support = {.cpu = "f32", .cuda = "f32 bf16 f16"},
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16"},
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,
