@@ -66,8 +66,9 @@ typedef struct carry_family {
     carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
     /* What the chosen method's last run gave step by step: the losses of a training. NULL: families that have none. */
     const double *(*curve)(const void *instance, int *count);
-    /* Puts the chosen method into the wisdom as this problem's plan. NULL: the family's planner does not ask there. */
-    carry_status (*remember)(void *instance, double seconds);
+    /* Puts the chosen method into the wisdom as this problem's plan, with the problem's chunk and the threads that it
+       is to use (0: all of the context's). NULL: the family's planner does not ask there. */
+    carry_status (*remember)(void *instance, double seconds, int threads);
 } carry_family;
 
 /* family_table.c; NULL past the end, which is where those that are registered stand. Before any thread is started; at

@@ -400,11 +400,11 @@ static const char *method(int index) {
     return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
 }
 
-static carry_status remember(void *given, double seconds) {
+static carry_status remember(void *given, double seconds, int threads) {
     const instance *it = given;
     char key[CARRY_SCAN_KEY];
-    return carry_wisdom_remember(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
-                                 seconds);
+    return carry_wisdom_remember_tuned(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
+                                       it->plan->chunk, threads, seconds);
 }
 
 const carry_family carry_family_scan = {

@@ -14,6 +14,7 @@
 
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/limit.h"
 #include "core/span.h"
 
 /* Long enough to bridge the gap between two levels of a scan, short enough to leave a shared machine alone. */
@@ -22,6 +23,7 @@
 
 struct carry_pool {
     int threads;
+    int most;           /* of them that a task has (carry_limit_threads) */
     pthread_t *handles; /* threads - 1 */
     int started;
 
@@ -117,7 +119,7 @@ static void take_pieces(carry_pool *pool, int index) {
    or this thread sees that the task is closed. */
 static void join_task(carry_pool *pool, int index) {
     atomic_fetch_add(&pool->joined, 1);
-    if (atomic_load(&pool->open)) {
+    if (atomic_load(&pool->open) && index < pool->most) { /* written only while no task is open */
         take_pieces(pool, index);
     }
     atomic_fetch_sub(&pool->joined, 1);
@@ -208,7 +210,7 @@ carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads) {
     if (made == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pool of %d threads", threads);
     }
-    made->threads = threads;
+    made->threads = made->most = threads;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->wake, NULL);
     made->handles = calloc((size_t)threads, sizeof *made->handles);
@@ -242,6 +244,16 @@ int carry_worker(const carry_ctx *ctx) {
     return this_worker != NULL && this_worker->pool == ctx->pool ? this_worker->index : 0;
 }
 
+int carry_limit_threads(carry_ctx *ctx, int threads) {
+    carry_pool *pool = ctx->pool;
+    const int before = pool->most;
+    if (!pool->inside && threads >= 1 && threads <= pool->threads) {
+        pool->most = threads;
+        ctx->threads = threads;
+    }
+    return before;
+}
+
 void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, void *argument) {
     carry_pool *pool = ctx->pool;
     if (count <= 0) {
@@ -251,7 +263,7 @@ void carry_parallel(carry_ctx *ctx, int64_t count, int64_t grain, carry_task tas
         grain = 1;
     }
     unsigned mode = flush_subnormals();
-    if (pool->threads == 1 || count <= grain || pool->inside) {
+    if (pool->most == 1 || count <= grain || pool->inside) {
         task(argument, 0, count, 0);
         restore_mode(mode);
         return;

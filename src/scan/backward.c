@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/limit.h"
 #include "core/span.h"
 #include "core/threads.h"
 #include "ops/convert.h"
@@ -291,10 +292,8 @@ static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_b
     return gpu->copy(ctx, p->plan->gpu, stream, array_of(&given->db, false), l, p->batch, p->steps, p->b_size);
 }
 
-carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
-                                 size_t workspace_bytes) {
-    CARRY_SPAN(plan->ctx, "scan", "backward");
-    CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
+static carry_status go_back(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+                            size_t workspace_bytes) {
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     pass p = {.plan = plan, .given = gradients};
     if (!lay_out(&plan->problem, plan->gpu != NULL ? 0 : carry_ctx_threads(plan->ctx), &arena, &p)) {
@@ -311,4 +310,14 @@ carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradien
     store_all(&p, grain);
     carry_span_work(plan->ctx, plan->flops, 0.0);
     return CARRY_OK;
+}
+
+carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+                                 size_t workspace_bytes) {
+    CARRY_SPAN(plan->ctx, "scan", "backward");
+    CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
+    const int threads = carry_limit_threads(plan->ctx, carry_scan_plan_threads(plan));
+    const carry_status status = go_back(plan, gradients, workspace, workspace_bytes);
+    (void)carry_limit_threads(plan->ctx, threads);
+    return status;
 }

@@ -77,7 +77,7 @@ static carry_status settle(carry_scan_plan *plan, const carry_scan_algorithm *al
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s does not apply here: %s", algorithm->name, why);
     }
     size_t extra = 0;
-    int threads = carry_ctx_threads(ctx);
+    int threads = carry_scan_plan_threads(plan);
     if (!algorithm->workspace(&shape, threads, &plan->workspace) ||
         (plan->problem.backward &&
          (!carry_scan_backward_extra(&plan->problem, plan->gpu != NULL ? 0 : threads, &extra) ||
@@ -133,7 +133,10 @@ static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     } else {
         used =
             snprintf(plan->about, sizeof plan->about, "%s on %d thread%s (%s)", plan->algorithm->name,
-                     carry_ctx_threads(plan->ctx), carry_ctx_threads(plan->ctx) == 1 ? "" : "s", plan->kernels->name);
+                     carry_scan_plan_threads(plan), carry_scan_plan_threads(plan) == 1 ? "" : "s", plan->kernels->name);
+    }
+    if (plan->chunk > 0) {
+        used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ", chunk %" PRId64, plan->chunk);
     }
     if (c->seconds > 0.0) {
         used += snprintf(plan->about + used, sizeof plan->about - (size_t)used, ": %s %s",
@@ -179,10 +182,17 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options 
     /* A chunk that was asked for changes what is fastest: such plans are neither looked up nor remembered. */
     CARRY_TRY(carry_wisdom_ready(plan->ctx));
     const carry_wisdom_plan *known = measures || plan->chunk > 0 ? NULL : carry_wisdom_find(plan->ctx, key);
-    if (known != NULL && (algorithm = find(plan, known->algorithm)) != NULL && settle(plan, algorithm) == CARRY_OK) {
-        c.seconds = known->seconds;
-        tell(plan, &c, "measured before (wisdom)");
-        return CARRY_OK;
+    if (known != NULL && (algorithm = find(plan, known->algorithm)) != NULL) {
+        const bool on_cpu = plan->gpu == NULL;
+        plan->chunk = on_cpu ? known->chunk : 0;
+        plan->threads = on_cpu && known->used < carry_ctx_threads(plan->ctx) ? known->used : 0;
+        if (settle(plan, algorithm) == CARRY_OK) {
+            c.seconds = known->seconds;
+            tell(plan, &c, "measured before (wisdom)");
+            return CARRY_OK;
+        }
+        plan->chunk = 0;
+        plan->threads = 0;
     }
     if (measures) {
         CARRY_TRY(measure(plan, &c));
@@ -196,6 +206,10 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options 
     CARRY_TRY(settle(plan, c.best));
     tell(plan, &c, "predicted");
     return CARRY_OK;
+}
+
+int carry_scan_plan_threads(const carry_scan_plan *plan) {
+    return plan->threads > 0 ? plan->threads : carry_ctx_threads(plan->ctx);
 }
 
 carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem) {

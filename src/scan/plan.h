@@ -11,6 +11,7 @@ struct carry_scan_plan {
     const carry_gpu *gpu; /* NULL on the CPU */
     const carry_scan_algorithm *algorithm;
     int64_t chunk;
+    int threads;      /* of the context's that it uses; 0: all */
     size_t workspace; /* of run or backward, whichever was planned for */
     double seconds;
     int64_t products; /* of the last run */
@@ -23,6 +24,9 @@ carry_scan_shape carry_scan_shape_of(const carry_scan_problem *problem);
 
 /* The same with all that this plan adds to it for an algorithm. */
 carry_scan_shape carry_scan_plan_shape(const carry_scan_plan *plan, const carry_scan_algorithm *algorithm);
+
+/* The threads that a run of this plan has. */
+int carry_scan_plan_threads(const carry_scan_plan *plan);
 
 /* Workspace of the backward pass beyond its scan: the gradients in f32, and scratch of each thread. */
 bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, size_t *bytes);

@@ -19,6 +19,8 @@
 #define FILE_LIMIT ((size_t)1 << 20)
 #define LINE_LIMIT 320
 #define MOST_THREADS 1024
+#define MOST_CHUNK ((int64_t)1 << 40)
+#define HOW 80
 
 /* One line without its newline into line; the start of the next, or NULL when this one is too long, not ended or no
  * text.
@@ -103,13 +105,49 @@ static bool parse_rate(carry_wisdom *wisdom, const char *at) {
     return false;
 }
 
+/* ",NAME=NUMBER" at the start of *at. */
+static bool parse_extra(const char **at, const char *name, int64_t most, int64_t *number) {
+    const size_t length = strlen(name);
+    char *end;
+    *number = 0;
+    if (strncmp(*at, name, length) != 0) {
+        return true;
+    }
+    const char *digits = *at + length;
+    errno = 0;
+    const long long value = *digits >= '1' && *digits <= '9' ? strtoll(digits, &end, 10) : 0;
+    if (errno != 0 || value < 1 || value > most) {
+        return false;
+    }
+    *number = value;
+    *at = end;
+    return true;
+}
+
+/* "chunkwise", "chunkwise,chunk=512", "chunkwise,chunk=512,threads=1". */
+static bool parse_how(carry_wisdom_plan *plan, const char *word) {
+    const size_t length = strcspn(word, ",");
+    int64_t used = 0;
+    if (length == 0 || length >= sizeof plan->algorithm) {
+        return false;
+    }
+    (void)snprintf(plan->algorithm, sizeof plan->algorithm, "%.*s", (int)length, word);
+    const char *at = word + length;
+    if (!parse_extra(&at, ",chunk=", MOST_CHUNK, &plan->chunk) || !parse_extra(&at, ",threads=", MOST_THREADS, &used)) {
+        return false;
+    }
+    plan->used = (int)used;
+    return *at == '\0';
+}
+
 static bool parse_plan(carry_wisdom *wisdom, const char *at) {
+    char how[HOW];
     if (wisdom->plans == CARRY_WISDOM_PLANS) {
         return false;
     }
     carry_wisdom_plan *plan = &wisdom->plan[wisdom->plans];
     if (!parse_threads(&at, &plan->threads) || !parse_word(&at, plan->kernels, sizeof plan->kernels) ||
-        !parse_word(&at, plan->key, sizeof plan->key) || !parse_word(&at, plan->algorithm, sizeof plan->algorithm) ||
+        !parse_word(&at, plan->key, sizeof plan->key) || !parse_word(&at, how, sizeof how) || !parse_how(plan, how) ||
         !parse_number(at, &plan->seconds)) {
         return false;
     }
@@ -174,8 +212,14 @@ static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char 
     }
     for (int i = 0; i < wisdom->plans; i++) {
         const carry_wisdom_plan *plan = &wisdom->plan[i];
-        (void)fprintf(to, "plan %d %s %s %s %.17g\n", plan->threads, plan->kernels, plan->key, plan->algorithm,
-                      plan->seconds);
+        (void)fprintf(to, "plan %d %s %s %s", plan->threads, plan->kernels, plan->key, plan->algorithm);
+        if (plan->chunk > 0) {
+            (void)fprintf(to, ",chunk=%" PRId64, plan->chunk);
+        }
+        if (plan->used > 0) {
+            (void)fprintf(to, ",threads=%d", plan->used);
+        }
+        (void)fprintf(to, " %.17g\n", plan->seconds);
     }
     (void)fflush(to);
     uint32_t crc = *text != NULL ? carry_crc32c(0, *text, *length) : 0;
@@ -377,9 +421,14 @@ const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key) {
 }
 
 carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds) {
+    return carry_wisdom_remember_tuned(ctx, key, algorithm, 0, 0, seconds);
+}
+
+carry_status carry_wisdom_remember_tuned(carry_ctx *ctx, const char *key, const char *algorithm, int64_t chunk,
+                                         int used, double seconds) {
     carry_wisdom *wisdom;
     CARRY_TRY(wisdom_of(ctx, &wisdom));
-    carry_wisdom_plan plan = {.threads = ctx->threads, .seconds = seconds};
+    carry_wisdom_plan plan = {.threads = ctx->threads, .chunk = chunk, .used = used, .seconds = seconds};
     (void)snprintf(plan.kernels, sizeof plan.kernels, "%s", carry_ctx_kernels(ctx));
     (void)snprintf(plan.key, sizeof plan.key, "%s", key);
     (void)snprintf(plan.algorithm, sizeof plan.algorithm, "%s", algorithm);

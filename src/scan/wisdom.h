@@ -4,7 +4,8 @@
        machine Neoverse-V1, 2 cores, carry 0.1.0
        rate 2 neon fork 1.1e-06                                 threads, kernels, name, value
        plan 2 neon scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, kernels, problem, algorithm, seconds
-       end 5f3a9c10                                         CRC-32C of all before this line
+       plan 2 neon scan:dense:f32:b1:t8192:n8:w1 chunkwise,chunk=512,threads=1 2e-04   with its chunk and the threads it
+   uses end 5f3a9c10                                         CRC-32C of all before this line
 
    A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old)
    when something is measured and written. One that cannot be read or written at all is left alone, with a warning:
@@ -23,6 +24,8 @@ typedef struct carry_wisdom_plan {
     char kernels[16];
     char key[CARRY_SCAN_KEY];
     char algorithm[24];
+    int64_t chunk; /* 0: the algorithm's own */
+    int used;      /* threads, of those of the context; 0: all */
     double seconds;
 } carry_wisdom_plan;
 
@@ -53,6 +56,9 @@ const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
 /* Remembers a measured plan, and writes the file if the context has one. CARRY_EIO: the file cannot be read or written,
    and the context alone knows it. */
 carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds);
+/* The same with a chunk and fewer threads than the context's (0: its own, all), as carry climb tune finds them. */
+carry_status carry_wisdom_remember_tuned(carry_ctx *ctx, const char *key, const char *algorithm, int64_t chunk,
+                                         int used, double seconds);
 /* For who can do without the file: CARRY_EIO of the above becomes a warning. */
 carry_status carry_wisdom_excuse(carry_ctx *ctx, carry_status status);
 

@@ -197,6 +197,14 @@ static void test_lines_that_say_nothing_sensible_are_refused(void **state) {
         "plan 1 neon key sequential inf\n",
         "plan 1 neon key sequential -1\n",
         "plan 1 neon key sequential 1e999\n",
+        "plan 1 neon key chunkwise, 1\n",
+        "plan 1 neon key chunkwise,chunk= 1\n",
+        "plan 1 neon key chunkwise,chunk=0 1\n",
+        "plan 1 neon key chunkwise,chunk=-4 1\n",
+        "plan 1 neon key chunkwise,chunk=99999999999999999999 1\n",
+        "plan 1 neon key chunkwise,threads=1025 1\n",
+        "plan 1 neon key chunkwise,threads=1,chunk=4 1\n",
+        "plan 1 neon key ,chunk=4 1\n",
         "plan 0 neon key sequential 1\n",
         "plan -1 neon key sequential 1\n",
         "plan 1025 neon key sequential 1\n",
@@ -504,6 +512,61 @@ static void test_a_plan_that_cannot_be_used_is_passed_over(void **state) {
     carry_ctx_free(ctx);
 }
 
+static carry_ctx *of_threads(int threads, const char *wisdom) {
+    carry_ctx *ctx = NULL;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads, .wisdom = wisdom}), CARRY_OK);
+    return ctx;
+}
+
+enum { STEPS = 257 };
+
+static void scan_into(carry_ctx *ctx, carry_scan_plan *plan, float *h, float *A, float *b) {
+    const size_t bytes = carry_scan_workspace(plan);
+    void *workspace = malloc(bytes + 1);
+    assert_non_null(workspace);
+    assert_ok(ctx, carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, STEPS, 3, 2),
+                                  carry_view_4d(A, CARRY_F32, 1, STEPS, 3, 3),
+                                  carry_view_4d(b, CARRY_F32, 1, STEPS, 3, 2), NULL, workspace, bytes));
+    free(workspace);
+}
+
+/* Chunk and threads of a remembered plan are those of its runs: on one of three threads it gives the bits of the same
+   plan on a context of one, and says so; afterwards the context has all of its threads. */
+static void test_a_tuned_plan_has_its_chunk_and_its_threads(void **state) {
+    const place *p = *state;
+    const carry_scan_problem problem = {.kind = CARRY_SCAN_DENSE, .batch = 1, .steps = STEPS, .n = 3, .width = 2};
+    char key[CARRY_SCAN_KEY];
+    float A[STEPS * 9], b[STEPS * 6], tuned[STEPS * 6], asked[STEPS * 6];
+    for (int i = 0; i < STEPS * 9; i++) {
+        A[i] = 0.01f * (float)(i % 31 - 15);
+    }
+    for (int i = 0; i < STEPS * 6; i++) {
+        b[i] = 0.1f * (float)(i % 17 - 8);
+        tuned[i] = asked[i] = NAN;
+    }
+    (void)unlink(p->file); /* of the test before */
+    carry_ctx *ctx = of_threads(3, p->file);
+    assert_ok(ctx, carry_wisdom_remember_tuned(ctx, carry_scan_key(key, &problem), "chunkwise", 40, 1, 1e-5));
+    carry_ctx_free(ctx);
+    ctx = of_threads(3, p->file);
+    carry_scan_plan *plan;
+    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &problem, NULL));
+    assert_non_null(strstr(carry_scan_plan_about(plan), "chunkwise on 1 thread "));
+    assert_non_null(strstr(carry_scan_plan_about(plan), "chunk 40"));
+    scan_into(ctx, plan, tuned, A, b);
+    assert_int_equal(carry_ctx_threads(ctx), 3);
+    carry_scan_plan_free(plan);
+    carry_ctx_free(ctx);
+    ctx = of_threads(1, NULL);
+    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &problem,
+                                       &(carry_scan_plan_options){.algorithm = "chunkwise", .chunk = 40}));
+    scan_into(ctx, plan, asked, A, b);
+    carry_scan_plan_free(plan);
+    carry_ctx_free(ctx);
+    assert_memory_equal(tuned, asked, sizeof tuned);
+    assert_int_equal(unlink(p->file), 0);
+}
+
 static void test_the_last_plans_are_kept_when_there_are_too_many(void **state) {
     (void)state;
     heard h;
@@ -540,6 +603,7 @@ int main(void) {
         cmocka_unit_test(test_rates_are_measured_once_for_all_contexts),
         cmocka_unit_test(test_two_contexts_keep_each_others_plans),
         cmocka_unit_test(test_a_plan_that_cannot_be_used_is_passed_over),
+        cmocka_unit_test(test_a_tuned_plan_has_its_chunk_and_its_threads),
         cmocka_unit_test(test_the_last_plans_are_kept_when_there_are_too_many),
     };
     return cmocka_run_group_tests_name("scan wisdom", tests, place_make, place_end);

@@ -21,7 +21,7 @@ static void note_holdable(tuning *t, const carry_tune_setting *setting, double s
     while (at < t->holdable_count && t->holdable[at].setting.threads != setting->threads) {
         at++;
     }
-    if (setting->chunk == 0 && at < TUNE_HELD) {
+    if (at < TUNE_HELD) {
         t->holdable[at].setting = *setting;
         t->holdable[at].seconds = seconds;
         t->holdable_count += at == t->holdable_count;
@@ -169,16 +169,19 @@ static carry_status begin(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-static carry_status save_one(tuning *t, const carry_tune_setting *setting, double seconds) {
+/* For contexts of so many threads, of which the setting may use fewer. */
+static carry_status save_one(tuning *t, const carry_tune_setting *setting, double seconds, int threads) {
     carry_problem problem;
     carry_ctx *ctx;
     void *instance;
-    CARRY_TRY(tune_parse(t, &problem, 0));
-    CARRY_TRY(tune_context(t, &ctx, setting->threads));
+    CARRY_TRY(tune_parse(t, &problem, setting->chunk));
+    CARRY_TRY(tune_context(t, &ctx, threads));
     carry_status status = t->family->plan(ctx, &instance, &problem, false);
     if (status == CARRY_OK) {
         status = t->family->choose(instance, setting->algorithm);
-        status = status == CARRY_OK ? t->family->remember(instance, seconds) : status;
+        status = status == CARRY_OK
+                     ? t->family->remember(instance, seconds, setting->threads < threads ? setting->threads : 0)
+                     : status;
         t->family->close(instance);
     }
     if (status != CARRY_OK) {
@@ -188,9 +191,43 @@ static carry_status save_one(tuning *t, const carry_tune_setting *setting, doubl
     return status;
 }
 
+/* The best of each number of threads is for contexts that have so many; the best of all is for one as it was tuned in,
+   unless it needs more threads than that has. */
+static carry_status save_all(tuning *t) {
+    carry_tune_result *r = t->result;
+    const int own = carry_ctx_threads(t->ctx);
+    size_t used = 0;
+    for (int i = 0; i < t->holdable_count && used < sizeof r->saved_as; i++) {
+        carry_tune_setting setting = t->holdable[i].setting;
+        double seconds = t->holdable[i].seconds;
+        const int threads = setting.threads;
+        char text[96];
+        if (threads == own && r->best.threads < own) {
+            setting = r->best;
+            seconds = r->best_seconds;
+        }
+        const carry_status status = save_one(t, &setting, seconds, threads);
+        if (status == CARRY_EIO) {
+            (void)snprintf(r->not_saved, sizeof r->not_saved, "%s", carry_ctx_error(t->ctx));
+            return CARRY_OK;
+        }
+        CARRY_TRY(status);
+        used += (size_t)snprintf(r->saved_as + used, sizeof r->saved_as - used, "%s%s", i > 0 ? "; " : "",
+                                 carry_tune_text(text, &setting));
+        if (setting.threads != threads && used < sizeof r->saved_as) {
+            used += (size_t)snprintf(r->saved_as + used, sizeof r->saved_as - used, " of %d", threads);
+        }
+        r->saved++;
+    }
+    if (r->best.threads > own) {
+        (void)snprintf(r->not_saved, sizeof r->not_saved, "a context of %d threads cannot use %d: write --threads %d",
+                       own, r->best.threads, r->best.threads);
+    }
+    return CARRY_OK;
+}
+
 static carry_status save(tuning *t) {
     carry_tune_result *r = t->result;
-    size_t used = 0;
     if (t->family->remember == NULL) {
         (void)snprintf(r->not_saved, sizeof r->not_saved,
                        "the wisdom holds plans of scans only: write algo=%s and --threads %d for %s", r->best.algorithm,
@@ -207,35 +244,7 @@ static carry_status save(tuning *t) {
         (void)snprintf(r->not_saved, sizeof r->not_saved, "there is no wisdom file: name one with --wisdom");
         return CARRY_OK;
     }
-    for (int i = 0; i < t->holdable_count; i++) {
-        const carry_status status = save_one(t, &t->holdable[i].setting, t->holdable[i].seconds);
-        if (status == CARRY_EIO) {
-            (void)snprintf(r->not_saved, sizeof r->not_saved, "%s", carry_ctx_error(t->ctx));
-            return CARRY_OK;
-        }
-        CARRY_TRY(status);
-        used += (size_t)snprintf(r->saved_as + used, sizeof r->saved_as - used, "%s%s with %d thread%s",
-                                 i > 0 ? ", " : "", t->holdable[i].setting.algorithm, t->holdable[i].setting.threads,
-                                 t->holdable[i].setting.threads == 1 ? "" : "s");
-        r->saved++;
-        if (used >= sizeof r->saved_as) {
-            break;
-        }
-    }
-    char threads[96] = "";
-    char chunk[96] = "";
-    if (r->best.chunk > 0) {
-        (void)snprintf(chunk, sizeof chunk, "algo=%s:chunk=%lld", r->best.algorithm, (long long)r->best.chunk);
-    }
-    if (r->best.threads != carry_ctx_threads(t->ctx)) {
-        (void)snprintf(threads, sizeof threads, "--threads %d", r->best.threads);
-    }
-    if (chunk[0] != '\0' || threads[0] != '\0') {
-        (void)snprintf(r->not_saved, sizeof r->not_saved,
-                       "the wisdom holds neither chunks nor thread counts: write %s%s%s", chunk,
-                       chunk[0] != '\0' && threads[0] != '\0' ? " and " : "", threads);
-    }
-    return CARRY_OK;
+    return save_all(t);
 }
 
 static int cores(void) {

@@ -4,7 +4,7 @@
    matmul4, matmul8 and matmul16 are three), the chunk of a chunkwise scan, the number of threads. Each neighbour is
    compared with float64, then timed in turns with the best so far; it becomes the best when it is faster by more than
    the threshold and its 95 % interval leaves 1 out. When no neighbour is better the climb ends, and the wisdom gets
-   what it can hold: the algorithm of this problem, for the number of threads it was measured with. */
+   the algorithm of this problem, its chunk and the threads it uses. */
 #ifndef CARRY_LAB_CLIMB_TUNE_H
 #define CARRY_LAB_CLIMB_TUNE_H
 
@@ -46,8 +46,7 @@ typedef struct carry_tune_result {
     int steps, kept;
     int saved; /* plans put into the wisdom */
     char saved_as[512];
-    char not_saved[512]; /* what the wisdom cannot hold, and what to write instead, or why it was not written; "" when
-                            it holds all */
+    char not_saved[512]; /* what was not saved and what to write instead, or why not; "" when the wisdom holds all */
 } carry_tune_result;
 
 carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *problem,
