@@ -26,7 +26,7 @@ static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_o
                             (long long)(*run)->id, MOST_SPEC);
 }
 
-/* Rank 0's text for all ranks. */
+/* Rank 0's text for all ranks; what the others give does not matter. */
 static carry_status share_text(carry_comm *comm, char **text, const char *own) {
     const bool is_first = carry_comm_rank(comm) == 0;
     uint64_t length = is_first ? strlen(own) : 0;
@@ -37,7 +37,7 @@ static carry_status share_text(carry_comm *comm, char **text, const char *own) {
                       : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory for an experiment of %llu bytes",
                                    (unsigned long long)length);
     CARRY_TRY(carry_collective_agree(comm, status));
-    if (is_first) {
+    if (is_first && *text != NULL) {
         memcpy(*text, own, length);
     }
     return carry_broadcast(comm, *text, length, 0);
@@ -59,7 +59,7 @@ carry_status cli_run_continue(carry_comm *comm, carry_experiment **experiment, c
     (void)snprintf(name, CLI_CONTINUED_NAME, "the experiment of run %.40s", text);
     carry_status status = is_first ? find_run(ctx, &run, options, store, text) : CARRY_OK;
     status = carry_collective_agree(carry_comm_size(comm) > 1 ? comm : NULL, status);
-    status = status == CARRY_OK ? share_text(comm, &spec, is_first ? run->spec : NULL) : status;
+    status = status == CARRY_OK ? share_text(comm, &spec, run != NULL ? run->spec : "") : status;
     status = status == CARRY_OK ? carry_experiment_load_text(ctx, experiment, spec, name) : status;
     status = status == CARRY_OK ? carry_experiment_stage(*experiment, options->stage) : status;
     if (status == CARRY_OK && is_first) {

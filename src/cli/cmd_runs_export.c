@@ -1,12 +1,13 @@
 /* carry runs export RUN.... */
 #include <errno.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "cli/cmd_runs.h"
 #include "core/file.h"
 #include "lab/export.h"
+
+#define MOST_CURVES 64 /* runs in one table */
 
 static int export_one(const cli_runs_wish *w, FILE *to, const char *text) {
     carry_run *run;
@@ -26,8 +27,11 @@ static int export_one(const cli_runs_wish *w, FILE *to, const char *text) {
 /* Runs with curves have a table of other columns than runs with results. */
 static int export_curves(const cli_runs_wish *w, FILE *to) {
     const int count = w->words - 1;
-    carry_run **runs = calloc((size_t)count, sizeof *runs);
-    int code = runs != NULL ? CLI_DONE : cli_refuse("out of memory for %d runs", count);
+    carry_run *runs[MOST_CURVES] = {NULL};
+    int code = CLI_DONE;
+    if (count > MOST_CURVES) {
+        return cli_refuse("a table has the curves of at most %d runs, and %d are given", MOST_CURVES, count);
+    }
     for (int i = 0; i < count && code == CLI_DONE; i++) {
         code = cli_runs_load(w, &runs[i], w->word[i + 1]) ? CLI_DONE : CLI_IMPOSSIBLE;
         if (code == CLI_DONE && !carry_export_has_curve(runs[i])) {
@@ -38,10 +42,9 @@ static int export_curves(const cli_runs_wish *w, FILE *to) {
     if (code == CLI_DONE && carry_export_csv_curves(w->ctx, to, runs, count) != CARRY_OK) {
         code = cli_failed(w->ctx);
     }
-    for (int i = 0; runs != NULL && i < count; i++) {
+    for (int i = 0; i < count; i++) {
         carry_run_free(runs[i]);
     }
-    free(runs);
     return code;
 }
 
