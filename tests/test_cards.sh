@@ -155,7 +155,7 @@ mkdir -p "$folder/project/a/b"
 cp -r "$library" "$folder/project/library"
 cp -r "$project/docs" "$folder/project/docs"
 (cd "$folder/project/a/b" && "$carry" cards check) > "$folder/out" 2> "$folder/err" || fail "the library upwards is not found"
-(cd / && "$carry" cards list) > "$folder/out" 2> "$folder/err"
+(cd / && CARRY_DATA=/nonexistent "$carry" cards list) > "$folder/out" 2> "$folder/err"
 if [ $? != 2 ] || ! grep -q 'no folder from here upwards' "$folder/err"; then fail "a library is found in /"; fi
 
 # Searching: words, forms of words, phrases, and what is no word.

@@ -212,7 +212,10 @@ expect 0 '"deleted": 2' runs gc --keep 0 --yes --json
 expect 0 "no runs in" runs list
 
 # The experiments of a project.
+CARRY_DATA=/nonexistent # without those that come with the program
+export CARRY_DATA
 refused "there is no folder experiments" list experiments
+unset CARRY_DATA
 mkdir -p experiments deep/er
 cp met.yaml broken.yaml experiments
 (cd deep/er && "$carry" list experiments > "$folder/out" 2> "$folder/err") || fail "list experiments: $(cat err)"
