@@ -104,7 +104,7 @@ static carry_status open_case(golden_dit *g) {
     CARRY_TRY(carry_file_in(g->ctx, path, g->folder, "expected.safetensors"));
     CARRY_TRY(carry_safetensors_open(g->ctx, &g->expected, path));
     CARRY_TRY(carry_dit_config_read(g->ctx, &config, g->folder));
-    CARRY_TRY(carry_dit_new(g->ctx, &g->dit, &config, NULL));
+    CARRY_TRY(carry_dit_new(g->ctx, &g->dit, &config, NULL, 0));
     return carry_dit_load(g->dit, g->folder);
 }
 

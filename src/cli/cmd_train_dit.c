@@ -309,7 +309,7 @@ static int examine(dit_desk *desk) {
                                       .seed = (uint64_t)desk->options.seed,
                                       .turns = desk->turn};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
-    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL) : status;
+    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, 0) : status;
     status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
     status = status == CARRY_OK ? carry_dit_examine(dit, &o, &exam, on_asked, desk) : status;
     int code = CLI_DONE;

@@ -26,6 +26,7 @@ typedef struct carry_pipeline_options {
     int64_t height, width;   /* of pictures, pixels */
     int64_t chunk, window, sink;
     double shift;
+    int device; /* of the generator and the codec: 0 is the CPU */
     int depth; /* envelopes under way: 1 to 8 */
     carry_recompute recompute;
     int64_t context; /* frames of a recompute */

@@ -189,7 +189,7 @@ static carry_status make_model(training *t) {
     } else {
         CARRY_TRY(carry_dit_train_config(t->ctx, &config, &t->options));
     }
-    CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL));
+    CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL, 0));
     const size_t bytes = (size_t)t->dit->own.count * sizeof(float);
     CARRY_TRY(carry_parameters_want_gradients(&t->dit->own));
     if (resumes || t->options.model[0] != '\0') {
