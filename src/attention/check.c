@@ -138,11 +138,6 @@ carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *a
 
 carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attention_backward_args *args) {
     const carry_attention_args *f = &args->forward;
-    if (f->q.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "q is on device %d: the backward pass of attention runs on the CPU in this build",
-                          f->q.device);
-    }
     CARRY_TRY(carry_attention_check(ctx, f));
     CARRY_TRY(check_lse(ctx, f));
     const int64_t H = f->q.shape[1];

@@ -153,7 +153,8 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .sink = o->sink,
                                                .context = context,
                                                .batch = o->batch,
-                                               .shift = o->shift};
+                                               .shift = o->shift,
+                                               .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
     const carry_mesh_options mesh = {.channels = p->config.in_dim,
                                      .height = o->height / 8,
                                      .width = o->width / 8,
