@@ -318,7 +318,7 @@ const carry_family carry_family_attention = {
     .about = "softmax attention over runs of keys with a bias each: forward, or backward",
     .takes = takes,
     .example = "attention:f32:h4:q720:kv2160:d128:bias",
-    .support = {.cpu = "f32 bf16 f16", .cuda = "bf16", .cpu_backward = "f32 bf16 f16"},
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16"},
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,

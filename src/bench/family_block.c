@@ -356,7 +356,7 @@ const carry_family carry_family_block = {
     .about = "one block of a video transformer in bf16, over a cache of keys and values",
     .takes = takes,
     .example = "block:bf16:h40:d128:ff13824:q2160:kv4320:text512",
-    .support = {.cuda = "bf16"},
+    .support = {.cpu = "bf16", .cuda = "bf16"},
     .type = CARRY_BF16,
     .open = open_instance,
     .plan = plan_instance,

@@ -431,6 +431,6 @@ const cli_verb cli_train_dit = {
         "\n"
         "carry --ranks N train dit ... shares the videos of a step among N ranks.",
     .example = "carry train dit --steps 3000 --batch 32 --out trained/shapes",
-    .support = {.cpu = "f32", .cpu_backward = "f32", .ranks = "cpu"},
+    .support = {.cpu = "f32", .cuda = "f32", .cpu_backward = "f32", .cuda_backward = "f32", .ranks = "cpu"},
     .on_ranks = true,
 };
