@@ -13,9 +13,10 @@
    contiguous, rows and heads may be any strides apart (so heads may be slices of a wider row). f32, bf16 or f16, one
    type for all; scores and sums are f32. lse [H, T], f32: the logarithm of the sum of exp(score), less the largest bias
    of a run that is seen, so that a bias that all keys have takes no digits from it; backward needs it; absent (data
-   NULL) when not wanted. o does not overlap the inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16, D of 64
-   or 128, a scale above 0, rows and heads a multiple of 8 elements apart, forwards, from 16 bytes on, HK = H, not
-   causal unless T is 1; others are refused with an error message.
+   NULL) when not wanted. o does not overlap the inputs. D from 1 to 256. On the CPU, or all on one GPU with HK = H and
+   not causal unless T is 1 (others are refused with an error message): bf16 with D of 64 or 128, a scale above 0, and
+   rows and heads a multiple of 8 elements apart, forwards, from 16 bytes on, is fast there; the rest goes through plain
+   kernels.
 
    Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device, aligned to 64
    (CARRY_EWORKSPACE, CARRY_EALIGN); fewer queries may need more than many. Results do not depend on the number of
@@ -54,7 +55,7 @@ CARRY_API carry_status carry_attention(carry_ctx *ctx, const carry_attention_arg
                                        size_t workspace_bytes);
 
 /* Gradients of q, k, v from that of o. dq is written; dk and dv are added to, in the rows of the runs alone (several
-   calls with other queries over the same keys add up). CPU only, so far. */
+   calls with other queries over the same keys add up). On a GPU by plain kernels. */
 typedef struct carry_attention_backward_args {
     carry_tensor dq, dk, dv;
     carry_tensor d_o;

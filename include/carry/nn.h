@@ -73,6 +73,16 @@ CARRY_API carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx
                                                  bool accumulate, void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n);
 
+/* What stands between the attentions of a transformer, each one pass over memory on a GPU where that has one, else the
+   operators above and below, one after the other.
+   affine: y[t] = f(W x[t] + b), or y[t] += W x[t] + b. b [out]. On a GPU the bias and GELU of large products of 16-bit
+   types are in the product, which is rounded once.
+   add_layer_norm: x[t] += g * y[t] where there is y, then h[t] = carry_layer_norm of x[t] where there is h. */
+CARRY_API carry_status carry_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b,
+                                    carry_activation activation, bool accumulate);
+CARRY_API carry_status carry_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tensor x, carry_tensor y,
+                                            carry_tensor g, carry_tensor w, carry_tensor b, float plus, float eps);
+
 /* A root-mean-square norm whose rows are spread over ranks: sums[t] = sum of x[t]^2 (f32, [T]), to be added over ranks;
    then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, whole being the length of the whole row. y may be x. */
 CARRY_API carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x);
@@ -93,6 +103,25 @@ CARRY_API carry_status carry_rotary_halves(carry_ctx *ctx, carry_tensor y, carry
 /* to[t, into + i] = from[t, first + i], i < width: to [T, m] and from [T, n], of one type. */
 CARRY_API carry_status carry_copy_columns(carry_ctx *ctx, carry_tensor to, int64_t into, carry_tensor from,
                                           int64_t first, int64_t width);
+
+/* Queries and keys on their way to attention: to[t] = from[t] / sqrt(mean square + eps) * w where there is w, then
+   rotary positions of heads of 2 table.shape[1] elements where it rotates; neither: a copy. For up to three parts, of
+   the same rows: queries, keys, and values that are only put into a cache. */
+#define CARRY_QK_PARTS 3
+typedef struct carry_qk_part {
+    carry_tensor to, from; /* [T, n]; on a GPU rows may be further apart than n. to may be from */
+    carry_tensor w;        /* [n], f32, or absent */
+    carry_tensor sums;     /* [T], f32: of carry_row_squares over all ranks, for rows of `whole`; absent: of from */
+    bool rotates;
+} carry_qk_part;
+typedef struct carry_qk_norm_rotary_args {
+    carry_qk_part part[CARRY_QK_PARTS];
+    int parts;
+    carry_tensor table; /* [T, D/2, 2], f32, as carry_rotary's */
+    int64_t whole;
+    float eps;
+} carry_qk_norm_rotary_args;
+CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args);
 
 /* y = silu(gate) * up; dgate may be gate and dup may be up. */
 CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
@@ -153,6 +182,13 @@ CARRY_API size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n,
    there where asked. Copy it to the host (carry_copy) when somebody wants to see it. */
 CARRY_API carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
                                         bool accumulate);
+
+/* The squared distance of y [T, n] from target [T, n], f32, whose rows are G groups of equal size, each with a weight:
+       losses[g] = weight[g] sum (y - target)^2;   dy = 2 scale weight[g] (y - target);   total = sum over g of losses
+   total [1] and losses [G], f64; weight [G], f32. A weight below 0 leaves its group out: the target is not read, dy and
+   the loss are zero. dy may be absent. */
+CARRY_API carry_status carry_squared_error(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor dy,
+                                           carry_tensor y, carry_tensor target, carry_tensor weight, double scale);
 
 /* sum [1], f64: the sum of squares, in float64, of a packed f32 tensor, added to what is there where asked; NaN and
    infinity come through. workspace: carry_sum_squares_workspace(elements of x) bytes, aligned to 8. */

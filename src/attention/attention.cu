@@ -1,5 +1,6 @@
-/* Attention on CUDA devices: the entry of the table. A call's arguments become a job (kernels.cuh), which one of two
-   ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. */
+/* Attention on CUDA devices: the entry of the table. In bf16, with D of 64 or 128, a call's arguments become a job
+   (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. What
+   they do not take, and the backward pass, goes through plain.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -12,51 +13,34 @@ extern const carry_attention_device carry_attention_cuda;
 }
 
 #include "attention/combine.cuh"
+#include "attention/plain.cuh"
 
 namespace {
 
 constexpr float LOG2_E = 1.4426950408889634f;
 
-/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
-carry_status check_layout(carry_ctx *ctx, const char *name, const carry_tensor *t) {
-    for (int i = 0; i < 2; i++) {
-        if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
-            return carry_fail(ctx, CARRY_ESTRIDE,
-                              "%s has stride %lld over index %d: on a GPU it must be a multiple of 8 above 0", name,
-                              (long long)t->stride[i], i);
-        }
-    }
-    if ((uintptr_t)t->data % 16 != 0) {
-        return carry_fail(ctx, CARRY_EALIGN, "%s is not aligned to 16 bytes, which a GPU wants of it", name);
-    }
-    return CARRY_OK;
+bool is_typical(const carry_attention_args *args) {
+    const int64_t D = args->q.shape[2];
+    return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128);
 }
 
-carry_status check(carry_ctx *ctx, const carry_attention_args *args) {
-    int64_t D = args->q.shape[2];
-    if (args->q.dtype != CARRY_BF16 || (D != 64 && D != 128)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "attention on a GPU takes bf16 with D of 64 or 128: q is %s with D %lld",
-                          carry_dtype_name(args->q.dtype), (long long)D);
+/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
+bool fits(const carry_tensor *t) {
+    for (int i = 0; i < 2; i++) {
+        if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
+            return false;
+        }
     }
-    if (args->scale < 0.0f) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention on a GPU takes a scale above 0: it is %g",
-                          (double)args->scale);
-    }
-    int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
-    if (args->q.shape[0] > INT_MAX / 2 || args->k.shape[0] > INT_MAX / 2 ||
-        (tiles > 0 && args->q.shape[1] > INT_MAX / 4 / tiles)) {
-        return carry_fail(ctx, CARRY_ESIZE, "attention on a GPU takes up to 2^30 rows, and 2^29 tiles of %d queries",
-                          CARRY_ATTENTION_ROWS);
-    }
-    const struct {
-        const char *name;
-        const carry_tensor *tensor;
-    } all[] = {{"q", &args->q}, {"o", &args->o}, {"k", &args->k}, {"v", &args->v}};
-    for (int i = 0; i < (args->k.shape[0] > 0 ? 4 : 2); i++) {
-        CARRY_TRY(check_layout(ctx, all[i].name, all[i].tensor));
-    }
-    return CARRY_OK;
+    return (uintptr_t)t->data % 16 == 0;
+}
+
+/* Do the fast kernels take it? */
+bool is_fast(const carry_attention_args *args) {
+    const int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
+    const bool is_small = args->q.shape[0] <= INT_MAX / 2 && args->k.shape[0] <= INT_MAX / 2 &&
+                          (tiles == 0 || args->q.shape[1] <= INT_MAX / 4 / tiles);
+    return is_typical(args) && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
+           (args->k.shape[0] == 0 || (fits(&args->k) && fits(&args->v)));
 }
 
 attention_rows rows_of(const carry_tensor *t) {
@@ -105,7 +89,7 @@ int blocks_of(int ordinal) {
 /* For the pieces that there can be, whatever the runs: a cache that fills needs one workspace. */
 size_t workspace(const carry_attention_args *args) {
     int ordinal;
-    if (carry_backend_of(args->q.device, &ordinal) == NULL || args->q.shape[0] > INT_MAX / 2 ||
+    if (!is_typical(args) || carry_backend_of(args->q.device, &ordinal) == NULL || args->q.shape[0] > INT_MAX / 2 ||
         args->q.shape[1] > INT_MAX / 2) {
         return 0;
     }
@@ -134,16 +118,14 @@ carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordin
     attention_cut *cut = &job.cut;
     int D = (int)args->q.shape[2];
     int64_t tiles = query_tiles(args);
-    CARRY_TRY(check(ctx, args));
     if (tiles == 0) {
         return CARRY_OK;
     }
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     const attention_way *way =
         carry_attention_hopper.works(ordinal) ? &carry_attention_hopper : &carry_attention_ampere;
-    if (!way->works(ordinal)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d is older than Ampere, and attention needs that",
-                          ordinal);
+    if (!is_fast(args) || !way->works(ordinal)) {
+        return attention_plain_forward(ctx, args);
     }
     int blocks = blocks_of(ordinal);
     make_job(&job, args);
@@ -161,4 +143,5 @@ carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordin
 
 } // namespace
 
-const carry_attention_device carry_attention_cuda = {"cuda", workspace, forward};
+const carry_attention_device carry_attention_cuda = {"cuda", workspace, forward, attention_plain_backward_workspace,
+                                                     attention_plain_backward};

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "attention/attention.h"
+#include "attention/device.h"
 #include "core/context.h"
 #include "core/span.h"
 #include "core/tensor.h"
@@ -269,6 +270,11 @@ size_t carry_attention_backward_workspace(const carry_attention_backward_args *a
         (args->forward.runs > 0 && args->forward.run == NULL)) {
         return 0;
     }
+    if (q->device != 0) {
+        int ordinal;
+        const carry_attention_device *device = carry_attention_device_of(q->device, &ordinal);
+        return device != NULL ? device->backward_workspace(args) : 0;
+    }
     const int64_t sizes[] = {q->shape[0], q->shape[1], q->shape[2], UNITS};
     size_t bytes;
     if (!carry_size_product(&bytes, sizes, 4, sizeof(float))) {
@@ -281,15 +287,8 @@ size_t carry_attention_backward_workspace(const carry_attention_backward_args *a
     return arena.overflowed ? 0 : arena.used;
 }
 
-carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace,
-                                      size_t workspace_bytes) {
-    CARRY_TRY(carry_attention_check_backward(ctx, args));
-    size_t needed = carry_attention_backward_workspace(args);
-    if (needed == 0 && carry_tensor_count(&args->dq) > 0) {
-        return carry_fail(ctx, CARRY_ESIZE,
-                          "the gradient of q, once for each of %d parts, is larger than memory can be", UNITS);
-    }
-    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
+static carry_status backward_here(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace,
+                                  size_t workspace_bytes) {
     call c;
     call_of(&c, args);
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
@@ -304,4 +303,27 @@ carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_back
                                                          .units = c.T > 0 ? c.HK * c.groups : 0});
     carry_attention_parallel(ctx, &(carry_attention_job){.unit = dq_unit, .call = &c, .units = c.H * c.blocks});
     return CARRY_OK;
+}
+
+carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace,
+                                      size_t workspace_bytes) {
+    const int device = args->forward.q.device;
+    int ordinal;
+    const carry_attention_device *there = device != 0 ? carry_attention_device_of(device, &ordinal) : NULL;
+    if (device != 0 && there == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention has no entry for device %d in this build", device);
+    }
+    CARRY_TRY(carry_attention_check_backward(ctx, args));
+    size_t needed = carry_attention_backward_workspace(args);
+    if (needed == 0 && carry_tensor_count(&args->dq) > 0) {
+        return carry_fail(ctx, CARRY_ESIZE,
+                          "the gradient of q, once for each of %d parts, is larger than memory can be", UNITS);
+    }
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
+    if (there != NULL) {
+        CARRY_TRY(carry_attention_check_device(ctx, &args->forward));
+        CARRY_TRY(needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK);
+        return there->backward(ctx, args, workspace);
+    }
+    return backward_here(ctx, args, workspace, workspace_bytes);
 }

@@ -138,11 +138,6 @@ carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *a
 
 carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attention_backward_args *args) {
     const carry_attention_args *f = &args->forward;
-    if (f->q.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "q is on device %d: the backward pass of attention runs on the CPU in this build",
-                          f->q.device);
-    }
     CARRY_TRY(carry_attention_check(ctx, f));
     CARRY_TRY(check_lse(ctx, f));
     const int64_t H = f->q.shape[1];
@@ -151,6 +146,15 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
     CARRY_TRY(check_written(ctx, "dq", &args->dq, &f->q, f->q.shape[0], H));
     CARRY_TRY(check_written(ctx, "dk", &args->dk, &f->q, f->k.shape[0], HK));
     return check_written(ctx, "dv", &args->dv, &f->q, f->k.shape[0], HK);
+}
+
+carry_status carry_attention_check_device(carry_ctx *ctx, const carry_attention_args *args) {
+    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
+    if (masks || args->k.shape[1] != args->q.shape[1]) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention %s runs on the CPU only in this build",
+                          masks ? "with a causal mask" : "with fewer heads of keys than of queries");
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {

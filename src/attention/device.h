@@ -18,6 +18,8 @@ typedef struct carry_attention_device {
     size_t (*workspace)(const carry_attention_args *args);
     carry_status (*forward)(carry_ctx *ctx, const carry_attention_args *args, int ordinal, carry_stream *stream,
                             void *workspace, size_t bytes);
+    size_t (*backward_workspace)(const carry_attention_backward_args *args);
+    carry_status (*backward)(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace);
 } carry_attention_device;
 
 /* NULL when there is no such device or attention has no entry for it. */

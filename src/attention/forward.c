@@ -286,12 +286,8 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
     CARRY_TRY(carry_attention_check(ctx, args));
     size_t needed = carry_attention_workspace(args);
     CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
-    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
-    if (there != NULL && (masks || args->k.shape[1] != args->q.shape[1])) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention %s runs on the CPU only in this build",
-                          masks ? "with a causal mask" : "with fewer heads of keys than of queries");
-    }
     if (there != NULL) {
+        CARRY_TRY(carry_attention_check_device(ctx, args));
         if (needed > 0) {
             CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
         }

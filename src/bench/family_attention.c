@@ -71,7 +71,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for %d types: give one", problem->text, types);
     }
     if (it->p.backward && it->p.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': the backward pass of attention runs on cpu in this build",
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': the backward pass of attention is checked and timed on the CPU only",
                           problem->text);
     }
     if (it->p.dim < 1 || it->p.dim > CARRY_ATTENTION_DIM) {
@@ -318,7 +318,7 @@ const carry_family carry_family_attention = {
     .about = "softmax attention over runs of keys with a bias each: forward, or backward",
     .takes = takes,
     .example = "attention:f32:h4:q720:kv2160:d128:bias",
-    .support = {.cpu = "f32 bf16 f16", .cuda = "bf16", .cpu_backward = "f32 bf16 f16"},
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16"},
     .open = open_instance,
     .plan = plan_instance,
     .close = close_instance,

@@ -22,6 +22,7 @@ typedef struct golden_dit {
     carry_dit *dit;
     carry_dit_cache *cache;
     float *velocity;
+    int device;
 } golden_dit;
 
 /* A tensor with the batch in front, which may have been left out where it is 1. */
@@ -104,14 +105,13 @@ static carry_status open_case(golden_dit *g) {
     CARRY_TRY(carry_file_in(g->ctx, path, g->folder, "expected.safetensors"));
     CARRY_TRY(carry_safetensors_open(g->ctx, &g->expected, path));
     CARRY_TRY(carry_dit_config_read(g->ctx, &config, g->folder));
-    CARRY_TRY(carry_dit_new(g->ctx, &g->dit, &config, NULL));
+    CARRY_TRY(carry_dit_new(g->ctx, &g->dit, &config, NULL, g->device));
     return carry_dit_load(g->dit, g->folder);
 }
 
 carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user) {
-    (void)device; /* the CPU */
-    golden_dit g = {.ctx = ctx, .folder = folder, .name = name};
+    golden_dit g = {.ctx = ctx, .folder = folder, .name = name, .device = device};
     carry_tensor wanted;
     carry_status status = open_case(&g);
     status = status == CARRY_OK ? run_case(&g, &wanted) : status;

@@ -27,8 +27,8 @@ static const struct {
     {"model_type", "olmo_hybrid", carry_golden_lm, false},
     {"model_type", "gated_deltaproduct", carry_golden_lm, true},
     {"_class_name", "TAEHV", carry_golden_tae, false},
-    {"_class_name", "WanModel", carry_golden_dit, false},
-    {"model_type", "t2v", carry_golden_dit, false}, /* Wan's, where nobody wrote the class */
+    {"_class_name", "WanModel", carry_golden_dit, true},
+    {"model_type", "t2v", carry_golden_dit, true}, /* Wan's, where nobody wrote the class */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -87,8 +87,8 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, bool *on
 
 static carry_status refuse_device(carry_ctx *ctx, const char *path, int device) {
     return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                      "%s is checked on the CPU only, not on device %d: language models and "
-                      "the delta rule are checked on GPUs",
+                      "%s is checked on the CPU only, not on device %d: language models, video "
+                      "transformers and the delta rule are checked on GPUs",
                       path, device);
 }
 

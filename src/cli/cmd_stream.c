@@ -160,6 +160,7 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"headless", 0, CLI_FLAG, &w->headless, NULL, "without a page (the default)"},
         {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "add work to stage 0, for experiments"},
         {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "add work to stage 1"},
+        CLI_DEVICE_OPTION(&w->device),
         {"gate", 0, CLI_FLAG, &w->gate, NULL, "exit with 1 when the overlap score is below 0.30"},
         {"trace", 0, CLI_TEXT, &trace, "FILE", "a trace of it all, as carry profile writes them"},
         {"supervise", 0, CLI_FLAG, &w->supervise, NULL, "start it again, at a hard cut, when it dies"},
@@ -237,7 +238,7 @@ const cli_verb cli_stream = {
         "between\n"
         "chunks. At the end: where a chunk's time went, its period beside the predicted one, the overlap score.",
     .example = "carry --ranks 2 stream --demo --serve --prompt \"red circle moving left\"",
-    .support = {.cpu = "f32", .ranks = "cpu"},
+    .support = {.cpu = "f32", .cuda = "bf16", .ranks = "cpu"},
     .run = run,
     .on_ranks = true,
 };

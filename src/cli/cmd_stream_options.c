@@ -209,12 +209,24 @@ static int take_token(stream_desk *desk) {
     return CLI_DONE;
 }
 
+/* A mesh of several ranks is on the CPU: where nothing was typed it decides. */
+static int choose_device(stream_desk *desk) {
+    const int ranks = cli_ranks();
+    const int mesh = ranks - (desk->options.with_stage && ranks > 1 ? 1 : 0);
+    const int code =
+        cli_device(desk->ctx, desk->wish.device == NULL && mesh > 1 ? "cpu" : desk->wish.device, &desk->options.device);
+    return code == CLI_DONE && mesh > 1 && desk->options.device != 0
+               ? cli_refuse("--device %.40s: a mesh of %d ranks works on the CPU only", desk->wish.device, mesh)
+               : code;
+}
+
 int stream_prepare(stream_desk *desk) {
     carry_dit_config config;
     const int ranks = cli_ranks();
     int code = refuse_idle(&desk->wish);
     code = code == CLI_DONE ? choose_model(desk) : code;
     code = code == CLI_DONE ? take_options(desk) : code;
+    code = code == CLI_DONE ? choose_device(desk) : code;
     if (code == CLI_DONE && ranks > 0 && carry_pipeline_check(desk->ctx, &desk->options, &config, ranks) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }

@@ -34,17 +34,19 @@ void stream_show_start(stream_desk *desk) {
     const bool is_apart = o->with_stage && ranks > 1;
     desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
     const bool is_random = desk->model.folder[0] == '\0';
+    char device[CLI_DEVICE];
     if (desk->common.json) {
         if (is_random) {
             stream_show_line(desk, RANDOM);
         }
         return;
     }
-    (void)printf("%s%s%s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of %lld%s%s\n",
+    (void)printf("%s%s%s on %s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of "
+                 "%lld%s%s\n",
                  cli_bold(), desk->model.folder[0] != '\0' ? desk->model.folder : desk->wish.config, cli_plain(),
-                 (long long)c->num_layers, (long long)c->dim, (long long)c->num_heads, (long long)o->width,
-                 (long long)o->height, (long long)o->chunk, (long long)o->window, is_random ? "\n" : "",
-                 is_random ? RANDOM : "");
+                 cli_device_name(device, desk->ctx, o->device), (long long)c->num_layers, (long long)c->dim,
+                 (long long)c->num_heads, (long long)o->width, (long long)o->height, (long long)o->chunk,
+                 (long long)o->window, is_random ? "\n" : "", is_random ? RANDOM : "");
     if (is_apart) {
         (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
     } else {

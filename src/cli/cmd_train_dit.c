@@ -41,7 +41,7 @@ static void list_options(dit_desk *desk) {
         {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
         {"turn", 0, CLI_FLAG, &desk->turn, NULL, "of --eval: then as many of another prompt, without a cut"},
         {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
-        {"device", 0, CLI_TEXT, &desk->device, "NAME", "cpu, which is where video transformers are trained"},
+        CLI_DEVICE_OPTION(&desk->device),
         {0},
     };
     memcpy(desk->option + n, own, sizeof own);
@@ -75,15 +75,17 @@ static void end_line(dit_desk *desk) {
 static void on_start(void *user, const carry_dit_train_start *s) {
     const dit_desk *desk = user;
     const carry_dit_config *c = &s->dit->config;
+    char device[CLI_DEVICE];
     if (desk->common.json) {
         return;
     }
     if (s->resumed != NULL) {
         (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
     }
-    (void)printf("%svideo transformer%s: %.2f M parameters, %lld blocks, width %lld, %lld heads, FFN %lld\n",
-                 cli_bold(), cli_plain(), 1e-6 * (double)s->dit->own.trained, (long long)c->num_layers,
-                 (long long)c->dim, (long long)c->num_heads, (long long)c->ffn_dim);
+    (void)printf("%svideo transformer%s on %s: %.2f M parameters, %lld blocks, width %lld, %lld heads, FFN %lld\n",
+                 cli_bold(), cli_plain(), cli_device_name(device, desk->ctx, desk->hooks.device),
+                 1e-6 * (double)s->dit->own.trained, (long long)c->num_layers, (long long)c->dim,
+                 (long long)c->num_heads, (long long)c->ffn_dim);
     (void)printf("%lld steps of %lld videos of %lld chunks of %lld frames, %lld x %lld pixels; a chunk sees %lld "
                  "frames; seed %lld\n",
                  (long long)s->options->steps, (long long)s->options->batch, (long long)s->options->chunks,
@@ -203,11 +205,18 @@ static void take_pictures(dit_desk *desk) {
     }
 }
 
-/* The device; and what only --eval heeds: within its bounds, and not without it. */
-static int check_exam(dit_desk *desk) {
-    if (desk->device != NULL && strcmp(desk->device, "cpu") != 0) {
-        return cli_refuse("--device %.40s: video transformers are trained on the CPU only", desk->device);
+/* Several ranks are on the CPU: where nothing was typed they decide. */
+static int choose_device(dit_desk *desk) {
+    const char *text = desk->device == NULL && cli_ranks() != 1 ? "cpu" : desk->device;
+    const int code = cli_device(desk->ctx, text, &desk->hooks.device);
+    if (code == CLI_DONE && desk->hooks.device != 0 && cli_ranks() != 1) {
+        return cli_refuse("--device %.40s: several ranks train on the CPU only", desk->device);
     }
+    return code;
+}
+
+/* What only --eval heeds: within its bounds, and not without it. */
+static int check_exam(dit_desk *desk) {
     if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->turn || desk->show != NULL)) {
         return cli_refuse("--forms, --stream, --turn and --show are of an examination: give --eval too");
     }
@@ -309,7 +318,7 @@ static int examine(dit_desk *desk) {
                                       .seed = (uint64_t)desk->options.seed,
                                       .turns = desk->turn};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
-    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL) : status;
+    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, desk->hooks.device) : status;
     status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
     status = status == CARRY_OK ? carry_dit_examine(dit, &o, &exam, on_asked, desk) : status;
     int code = CLI_DONE;
@@ -367,6 +376,7 @@ static int prepare(dit_desk *desk, int words, char **arguments) {
     if (desk->eval && !desk->resume) {
         take_pictures(desk);
     }
+    code = code == CLI_DONE ? choose_device(desk) : code;
     code = code == CLI_DONE ? check_exam(desk) : code;
     code = code == CLI_DONE ? set_typed(desk) : code;
     if (code == CLI_DONE && desk->options.out[0] == '\0') {
@@ -421,6 +431,6 @@ const cli_verb cli_train_dit = {
         "\n"
         "carry --ranks N train dit ... shares the videos of a step among N ranks.",
     .example = "carry train dit --steps 3000 --batch 32 --out trained/shapes",
-    .support = {.cpu = "f32", .cpu_backward = "f32", .ranks = "cpu"},
+    .support = {.cpu = "f32", .cuda = "f32", .cpu_backward = "f32", .cuda_backward = "f32", .ranks = "cpu"},
     .on_ranks = true,
 };

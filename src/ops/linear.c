@@ -216,11 +216,11 @@ static carry_matrix matrix_of(const carry_tensor *tensor, bool transposed) {
         .data = tensor->data, .dtype = tensor->dtype, .row = tensor->shape[1], .transposed = transposed};
 }
 
-static carry_status expect_layer(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const char *x_name,
-                                 const carry_tensor *x, const carry_tensor *W) {
-    CARRY_TRY(carry_expect_rank(ctx, x_name, x, 2));
+carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
+                                 const carry_tensor *W) {
+    CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
     CARRY_TRY(carry_expect_rank(ctx, y_name, y, 2));
-    CARRY_TRY(carry_expect_like(ctx, x_name, x, x));
+    CARRY_TRY(carry_expect_like(ctx, "x", x, x));
     CARRY_TRY(carry_expect_weight(ctx, "W", W, 2, (const int64_t[]){y->shape[1], x->shape[1]}, x));
     carry_tensor like = *x;
     like.shape[1] = y->shape[1];
@@ -229,7 +229,7 @@ static carry_status expect_layer(carry_ctx *ctx, const char *y_name, const carry
 
 carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
     CARRY_OPERATOR(ctx, operators, linear, &x)
-    CARRY_TRY(expect_layer(ctx, "y", &y, "x", &x, &W));
+    CARRY_TRY(carry_expect_linear(ctx, "y", &y, &x, &W));
     return operators->linear(ctx, y, x, W, accumulate);
 }
 
@@ -267,7 +267,7 @@ carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
 carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x,
                                    carry_tensor W, bool accumulate) {
     CARRY_OPERATOR(ctx, operators, linear_backward, &dy)
-    CARRY_TRY(expect_layer(ctx, "dy", &dy, "x", &x, &W));
+    CARRY_TRY(carry_expect_linear(ctx, "dy", &dy, &x, &W));
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }

@@ -30,4 +30,8 @@ void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const ca
 void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const struct carry_bf16 *bf16,
                              const carry_mixed_product *product);
 
+/* x [T, in], W [out, in] and y [T, out], which is called y_name, as carry_linear wants them. */
+carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
+                                 const carry_tensor *W);
+
 #endif

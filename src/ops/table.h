@@ -22,67 +22,75 @@ extern "C" {
 
 /* X(name, types, parameters): every operator, with the types of its activations. */
 #define CARRY_REAL "f32 bf16 f16"
-#define CARRY_OPERATOR_LIST(X)                                                                                        \
-    X(fill, "f32 bf16 f16 i64 f64", (carry_ctx * ctx, carry_tensor to, const unsigned char *bits))                    \
-    X(convert, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from))                                     \
-    X(elementwise, CARRY_REAL,                                                                                        \
-      (carry_ctx * ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x, carry_tensor y))                    \
-    X(matmul, NULL,                                                                                                   \
-      (carry_ctx * ctx, carry_tensor c, carry_tensor a, carry_tensor b, const carry_matmul_options *options))         \
-    X(linear, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate))         \
-    X(linear_backward, CARRY_REAL,                                                                                    \
-      (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,            \
-       bool accumulate))                                                                                              \
-    X(rms_norm, CARRY_REAL,                                                                                           \
-      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps))                   \
-    X(rms_norm_backward, CARRY_REAL,                                                                                  \
-      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy, carry_tensor x,           \
-       carry_tensor w, carry_tensor z, float eps, bool accumulate, void *workspace))                                  \
-    X(activate, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_activation activation))           \
-    X(activate_backward, CARRY_REAL,                                                                                  \
-      (carry_ctx * ctx, carry_tensor dx, carry_tensor dy, carry_tensor x, carry_activation activation))               \
-    X(add_bias, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor b))                                        \
-    X(add_bias_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor db, carry_tensor dy))                             \
-    X(gated_add, CARRY_REAL, (carry_ctx * ctx, carry_tensor x, carry_tensor y, carry_tensor g))                       \
-    X(gated_add_backward, CARRY_REAL,                                                                                 \
-      (carry_ctx * ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx, carry_tensor y, carry_tensor g))           \
-    X(layer_norm, CARRY_REAL,                                                                                         \
-      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b, float plus, float eps))       \
-    X(layer_norm_backward, CARRY_REAL,                                                                                \
-      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor db, carry_tensor dy, carry_tensor x,           \
-       carry_tensor w, float plus, float eps, bool accumulate, void *workspace))                                      \
-    X(row_squares, CARRY_REAL, (carry_ctx * ctx, carry_tensor sums, carry_tensor x))                                  \
-    X(rms_scale, CARRY_REAL,                                                                                          \
-      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w, int64_t whole, float eps)) \
-    X(rotary, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse))        \
-    X(rotary_halves, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse)) \
-    X(copy_columns, CARRY_REAL,                                                                                       \
-      (carry_ctx * ctx, carry_tensor to, int64_t into, carry_tensor from, int64_t first, int64_t width))              \
-    X(swiglu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor gate, carry_tensor up))                      \
-    X(swiglu_backward, CARRY_REAL,                                                                                    \
-      (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy, carry_tensor gate, carry_tensor up))   \
-    X(conv, CARRY_REAL, (carry_ctx * ctx, const carry_conv_args *args))                                               \
-    X(conv_backward, CARRY_REAL, (carry_ctx * ctx, const carry_conv_backward_args *args, void *workspace))            \
-    X(embed, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor table, carry_tensor ids))                     \
-    X(embed_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids))          \
-    X(cross_entropy, CARRY_REAL,                                                                                      \
-      (carry_ctx * ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits, carry_tensor targets,         \
-       float scale))                                                                                                  \
-    X(linear_cross_entropy, CARRY_REAL,                                                                               \
-      (carry_ctx * ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW, carry_tensor x, carry_tensor W,        \
-       carry_tensor targets, float scale, void *workspace, size_t workspace_bytes))                                   \
-    X(sum_losses, "f32",                                                                                              \
-      (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor targets, bool accumulate))              \
-    X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))      \
-    X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                 \
-    X(adamw_step, "f32",                                                                                              \
-      (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,             \
-       const carry_adamw *options))                                                                                   \
-    X(conv2d_pack, "f32",                                                                                             \
-      (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                   \
-    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                \
-    X(add_layer_norm, "bf16", (carry_ctx * ctx, const carry_device_norm *norm))                                       \
-    X(qk_norm_rotary, "bf16", (carry_ctx * ctx, const carry_device_qk_norm_rotary *args))
+#define CARRY_OPERATOR_LIST(X)                                                                                         \
+    X(fill, "f32 bf16 f16 i64 f64", (carry_ctx * ctx, carry_tensor to, const unsigned char *bits))                     \
+    X(convert, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from))                                      \
+    X(elementwise, CARRY_REAL,                                                                                         \
+      (carry_ctx * ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x, carry_tensor y))                     \
+    X(matmul, NULL,                                                                                                    \
+      (carry_ctx * ctx, carry_tensor c, carry_tensor a, carry_tensor b, const carry_matmul_options *options))          \
+    X(linear, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate))          \
+    X(linear_backward, CARRY_REAL,                                                                                     \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
+       bool accumulate))                                                                                               \
+    X(rms_norm, CARRY_REAL,                                                                                            \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps))                    \
+    X(rms_norm_backward, CARRY_REAL,                                                                                   \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy, carry_tensor x,            \
+       carry_tensor w, carry_tensor z, float eps, bool accumulate, void *workspace))                                   \
+    X(activate, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_activation activation))            \
+    X(activate_backward, CARRY_REAL,                                                                                   \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dy, carry_tensor x, carry_activation activation))                \
+    X(add_bias, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor b))                                         \
+    X(add_bias_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor db, carry_tensor dy))                              \
+    X(gated_add, CARRY_REAL, (carry_ctx * ctx, carry_tensor x, carry_tensor y, carry_tensor g))                        \
+    X(gated_add_backward, CARRY_REAL,                                                                                  \
+      (carry_ctx * ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx, carry_tensor y, carry_tensor g))            \
+    X(layer_norm, CARRY_REAL,                                                                                          \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b, float plus, float eps))        \
+    X(layer_norm_backward, CARRY_REAL,                                                                                 \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dw, carry_tensor db, carry_tensor dy, carry_tensor x,            \
+       carry_tensor w, float plus, float eps, bool accumulate, void *workspace))                                       \
+    X(row_squares, CARRY_REAL, (carry_ctx * ctx, carry_tensor sums, carry_tensor x))                                   \
+    X(rms_scale, CARRY_REAL,                                                                                           \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w, int64_t whole, float eps))  \
+    X(rotary, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse))         \
+    X(rotary_halves, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse))  \
+    X(copy_columns, CARRY_REAL,                                                                                        \
+      (carry_ctx * ctx, carry_tensor to, int64_t into, carry_tensor from, int64_t first, int64_t width))               \
+    X(swiglu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor gate, carry_tensor up))                       \
+    X(swiglu_backward, CARRY_REAL,                                                                                     \
+      (carry_ctx * ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy, carry_tensor gate, carry_tensor up))    \
+    X(conv, CARRY_REAL, (carry_ctx * ctx, const carry_conv_args *args))                                                \
+    X(conv_backward, CARRY_REAL, (carry_ctx * ctx, const carry_conv_backward_args *args, void *workspace))             \
+    X(embed, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor table, carry_tensor ids))                      \
+    X(embed_backward, CARRY_REAL, (carry_ctx * ctx, carry_tensor dtable, carry_tensor dy, carry_tensor ids))           \
+    X(cross_entropy, CARRY_REAL,                                                                                       \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor dlogits, carry_tensor logits, carry_tensor targets,          \
+       float scale))                                                                                                   \
+    X(linear_cross_entropy, CARRY_REAL,                                                                                \
+      (carry_ctx * ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW, carry_tensor x, carry_tensor W,         \
+       carry_tensor targets, float scale, void *workspace, size_t workspace_bytes))                                    \
+    X(sum_losses, "f32",                                                                                               \
+      (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor targets, bool accumulate))               \
+    X(squared_error, CARRY_REAL,                                                                                       \
+      (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor dy, carry_tensor y, carry_tensor target, \
+       carry_tensor weight, double scale))                                                                             \
+    X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
+    X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
+    X(adamw_step, "f32",                                                                                               \
+      (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
+       const carry_adamw *options))                                                                                    \
+    X(conv2d_pack, "f32",                                                                                              \
+      (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                    \
+    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                 \
+    X(affine, CARRY_REAL,                                                                                              \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b, carry_activation activation,   \
+       bool accumulate))                                                                                               \
+    X(add_layer_norm, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor h, carry_tensor x, carry_tensor y, carry_tensor g, carry_tensor w,                \
+       carry_tensor b, float plus, float eps))                                                                         \
+    X(qk_norm_rotary, CARRY_REAL, (carry_ctx * ctx, const carry_qk_norm_rotary_args *args))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

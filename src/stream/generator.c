@@ -76,7 +76,8 @@ carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const c
                                            .chunks = options->batch > 0 ? options->batch + 1
                                                                         : options->context / options->chunk,
                                            .window = options->window,
-                                           .sink = options->sink};
+                                           .sink = options->sink,
+                                           .dtype = options->dtype};
     carry_status status = allocate(g);
     status = status == CARRY_OK ? carry_dit_cache_new(dit, &g->cache, &cache) : status;
     if (status != CARRY_OK) {

@@ -153,7 +153,8 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .sink = o->sink,
                                                .context = context,
                                                .batch = o->batch,
-                                               .shift = o->shift};
+                                               .shift = o->shift,
+                                               .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
     const carry_mesh_options mesh = {.channels = p->config.in_dim,
                                      .height = o->height / 8,
                                      .width = o->width / 8,
@@ -165,7 +166,7 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                      .slow = o->slow_stage1};
     carry_comm *comm;
     CARRY_TRY(carry_pipeline_mesh(&p->groups, &comm));
-    CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->model));
+    CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->device, o->model));
     CARRY_TRY(o->model != NULL ? carry_dit_load(p->dit, o->model) : carry_dit_init(p->dit, WEIGHTS_SEED));
     CARRY_TRY(carry_generator_new(p->dit, &p->generator, &generator));
     return carry_mesh_new(p->ctx, &p->mesh, comm, p->generator, p->dit, &mesh);

@@ -103,12 +103,13 @@ static carry_status save_model(const void *lm, const char *folder) {
     return carry_lm_save(lm, folder, CARRY_F32);
 }
 
-static void describe(const void *training, carry_checkpoint *checkpoint) {
+static carry_status describe(const void *training, carry_checkpoint *checkpoint) {
     const carry_training *t = training;
     checkpoint->source = t->material.crc;
     checkpoint->save = save_model;
     checkpoint->model = t->lm;
     checkpoint->tokenizer = t->material.tokenizer;
+    return CARRY_OK;
 }
 
 const carry_trainee carry_training_trainee = {

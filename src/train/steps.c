@@ -133,7 +133,7 @@ static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *st
     s->seen += s->seen_each;
     s->position = after;
     if (s->trainee->stepped != NULL) {
-        s->trainee->stepped(s->self);
+        CARRY_TRY(s->trainee->stepped(s->self));
     }
     return s->unread > 0 && is_wanted(s, *stop) ? take_sums(s, report) : CARRY_OK;
 }

@@ -41,11 +41,12 @@ typedef struct carry_trainee {
        device of the parameters). ready is for the pass, or NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
-    void (*stepped)(void *self);                                      /* the weights changed. NULL: nothing to do */
-    void (*report)(void *self, const carry_steps_report *report);     /* on rank 0 */
-    carry_status (*evaluate)(void *self);                             /* on all ranks; looks at carry_steps_stop */
-    void (*saved)(void *self, const char *folder);                    /* on rank 0. NULL: nothing to do */
-    void (*describe)(const void *self, carry_checkpoint *checkpoint); /* model, tokenizer, source: what is its own */
+    carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
+    void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
+    carry_status (*evaluate)(void *self);                         /* on all ranks; looks at carry_steps_stop */
+    void (*saved)(void *self, const char *folder);                /* on rank 0. NULL: nothing to do */
+    /* Model, tokenizer, source: what is its own. On rank 0. */
+    carry_status (*describe)(const void *self, carry_checkpoint *checkpoint);
 } carry_trainee;
 
 /* Where a run stood before a step. */

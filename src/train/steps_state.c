@@ -144,8 +144,8 @@ static carry_status write_checkpoint(void *user) {
                                        .m = w->m,
                                        .v = w->v,
                                        .keep = s->keep};
-        s->trainee->describe(s->self, &checkpoint);
-        status = carry_checkpoint_save(s->ctx, &s->folder, &checkpoint);
+        status = s->trainee->describe(s->self, &checkpoint);
+        status = status == CARRY_OK ? carry_checkpoint_save(s->ctx, &s->folder, &checkpoint) : status;
     }
     carry_json_text_free(&options);
     if (status == CARRY_OK && s->trainee->saved != NULL) {

@@ -89,7 +89,7 @@ static void test_what_is_saved_is_loaded(void **state) {
         assert_ok(ctx, carry_dit_save(dit, folder, CARRY_F32));
         assert_ok(ctx, carry_dit_config_read(ctx, &read, folder));
         assert_config(&read, &c);
-        assert_ok(ctx, carry_dit_new(ctx, &again, &read, NULL));
+        assert_ok(ctx, carry_dit_new(ctx, &again, &read, NULL, 0));
         assert_true(carry_dit_fingerprint(again) != carry_dit_fingerprint(dit));
         assert_ok(ctx, carry_dit_load(again, folder));
         assert_memory_equal(again->own.weights, dit->own.weights, (size_t)dit->own.count * sizeof(float));
@@ -185,7 +185,7 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     c.dim = 128 * 4096;
     c.num_heads = 4096;
     carry_dit *dit;
-    assert_refused(ctx, CARRY_EMEMORY, "out of memory", carry_dit_new(ctx, &dit, &c, NULL));
+    assert_refused(ctx, CARRY_EMEMORY, "out of memory", carry_dit_new(ctx, &dit, &c, NULL, 0));
 }
 
 static void test_weights_that_do_not_fit_are_named(void **state) {
@@ -194,18 +194,18 @@ static void test_weights_that_do_not_fit_are_named(void **state) {
     carry_dit *dit = small_dit(ctx, &c), *other;
     assert_ok(ctx, carry_dit_save(dit, folder, CARRY_F32));
     c.ffn_dim = 61;
-    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL));
+    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL, 0));
     assert_refused(ctx, CARRY_ESHAPE, "blocks.0.ffn.0.weight has shape [60, 72] where the configuration needs [61, 72]",
                    carry_dit_load(other, folder));
     carry_dit_free(other);
     c.ffn_dim = 60;
     c.num_layers = 3;
-    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL));
+    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL, 0));
     assert_refused(ctx, CARRY_EFORMAT, "no tensor blocks.2.modulation", carry_dit_load(other, folder));
     carry_dit_free(other);
     c.num_layers = 2;
     c.qk_norm = false;
-    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL));
+    assert_ok(ctx, carry_dit_new(ctx, &other, &c, NULL, 0));
     assert_refused(ctx, CARRY_EFORMAT, "norm_k.weight of shape [72] has no place", carry_dit_load(other, folder));
     carry_dit_free(other);
     carry_dit_free(dit);

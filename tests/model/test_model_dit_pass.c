@@ -47,7 +47,7 @@ static void open_problem(problem *p, int threads) {
     c.text_len = 3;
     c.text_dim = 5;
     c.freq_dim = 10;
-    assert_ok(p->ctx, carry_dit_new(p->ctx, &p->dit, &c, NULL));
+    assert_ok(p->ctx, carry_dit_new(p->ctx, &p->dit, &c, NULL, 0));
     assert_ok(p->ctx, carry_dit_init(p->dit, 3));
     p->dit->own.gradients = calloc((size_t)p->dit->own.count, sizeof(float));
     assert_non_null(p->dit->own.gradients);

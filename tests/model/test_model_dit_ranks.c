@@ -102,7 +102,7 @@ static carry_status check_fingerprints(carry_comm *comm, carry_dit *dit) {
 static carry_status run_mesh(void *user, carry_comm *comm) {
     const problem *p = user;
     carry_dit *dit;
-    TRY(carry_dit_new(carry_comm_ctx(comm), &dit, &p->config, comm));
+    TRY(carry_dit_new(carry_comm_ctx(comm), &dit, &p->config, comm, 0));
     TRY(p->folder != NULL ? carry_dit_load(dit, p->folder) : carry_dit_init(dit, 7));
     TRY(compare_shard(comm, p, dit));
     TRY(check_fingerprints(comm, dit));
@@ -189,7 +189,7 @@ static carry_status count_forty(void *user, carry_comm *comm) {
     c.num_heads = 10;
     c.ffn_dim = 12;
     c.text_dim = c.text_len = 2;
-    TRY(carry_dit_new(ctx, &dit, &c, comm));
+    TRY(carry_dit_new(ctx, &dit, &c, comm, 0));
     TRY(carry_dit_init(dit, 1));
     TRY(carry_dit_cache_new(dit, &cache, &(carry_dit_cache_options){.height = 2, .width = 2, .chunk = 1, .window = 2}));
     TRY(carry_dit_cache_text(cache, (carry_tensor){.data = NULL}));
@@ -214,7 +214,7 @@ static void test_forty_blocks_reduce_120_times(void **state) {
 static carry_status refused(void *user, carry_comm *comm) {
     carry_dit *dit;
     carry_ctx *ctx = carry_comm_ctx(comm);
-    EXPECT(comm, carry_dit_new(ctx, &dit, user, comm) == CARRY_ESIZE && dit == NULL, "made all the same");
+    EXPECT(comm, carry_dit_new(ctx, &dit, user, comm, 0) == CARRY_ESIZE && dit == NULL, "made all the same");
     EXPECT(comm, strstr(carry_ctx_error(ctx), "1, 2, 4 would") != NULL, "%s", carry_ctx_error(ctx));
     return CARRY_OK;
 }

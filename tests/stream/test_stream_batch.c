@@ -26,7 +26,7 @@ static const double shift = 3.0;
 static void open_fixture(fixture *f) {
     const carry_pipeline_options small = small_stream();
     f->ctx = support_ctx(1, NULL, NULL);
-    assert_ok(f->ctx, carry_dit_new(f->ctx, &f->dit, &small.config, NULL));
+    assert_ok(f->ctx, carry_dit_new(f->ctx, &f->dit, &small.config, NULL, 0));
     assert_ok(f->ctx, carry_dit_init(f->dit, 3));
     for (int i = 0; i < CALLS; i++) {
         assert_ok(f->ctx, carry_random_normal(f->ctx, carry_view_1d(f->noise[i], CARRY_BF16, COUNT), 7,

@@ -88,7 +88,7 @@ static carry_status run_mesh(scene *s, const carry_pipeline_groups *groups, carr
     carry_dit *dit;
     carry_generator *generator;
     carry_mesh *mesh;
-    TRY(carry_dit_new(ctx, &dit, &o.config, groups->mesh));
+    TRY(carry_dit_new(ctx, &dit, &o.config, groups->mesh, 0));
     TRY(carry_dit_init(dit, 3));
     if (s->spoils_weights && link == NULL) {
         const carry_parameter *bias = &dit->own.parameter[dit->outer[CARRY_DIT_HEAD_BIAS]];

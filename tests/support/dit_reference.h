@@ -61,7 +61,7 @@ static inline double *reference_outer(const reference_dit *r, carry_dit_outer we
 static inline double *reference_inner(const reference_dit *r, int64_t block, carry_dit_slot weight, const double *x,
                                       int64_t T) {
     return reference_affine(carry_dit_block_weight(r->dit, block, weight),
-                            carry_dit_block_weight(r->dit, block, (carry_dit_slot)(weight + 1)), x, T);
+                            carry_dit_block_weight(r->dit, block, carry_dit_bias(weight)), x, T);
 }
 
 static inline void reference_silu(double *x, int64_t count) {

@@ -23,7 +23,7 @@ static inline carry_dit_config small_config(void) {
 
 static inline carry_dit *small_dit(carry_ctx *ctx, const carry_dit_config *config) {
     carry_dit *dit;
-    assert_ok(ctx, carry_dit_new(ctx, &dit, config, NULL));
+    assert_ok(ctx, carry_dit_new(ctx, &dit, config, NULL, 0));
     assert_ok(ctx, carry_dit_init(dit, 7));
     return dit;
 }

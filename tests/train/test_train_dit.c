@@ -105,7 +105,7 @@ static void test_the_loss_falls_and_a_model_is_left(void **state) {
     assert_int_equal(config.dim, 24);
     assert_int_equal(config.chunk_frames, 2);
     assert_int_equal(config.window_frames, 4);
-    assert_ok(ctx, carry_dit_new(ctx, &dit, &config, NULL));
+    assert_ok(ctx, carry_dit_new(ctx, &dit, &config, NULL, 0));
     assert_ok(ctx, carry_dit_load(dit, out));
     carry_dit_free(dit);
     carry_ctx_free(ctx);

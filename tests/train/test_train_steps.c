@@ -58,9 +58,10 @@ static carry_status save(const void *model, const char *folder) {
     return carry_parameters_save(&f->own, folder, CARRY_F32);
 }
 
-static void describe(const void *self, carry_checkpoint *checkpoint) {
+static carry_status describe(const void *self, carry_checkpoint *checkpoint) {
     checkpoint->model = self;
     checkpoint->save = save;
+    return CARRY_OK;
 }
 
 static const carry_trainee trainee = {.resume = "again",

@@ -138,7 +138,7 @@ static void list_parameters(carry_dit *dit) {
     }
 }
 
-static carry_status make(carry_dit *dit, const char *folder) {
+static carry_status make(carry_dit *dit, int device, const char *folder) {
     const int64_t blocks = dit->config.num_layers;
     dit->heads = dit->config.num_heads / dit->ranks;
     dit->ffn = dit->config.ffn_dim / dit->ranks;
@@ -148,21 +148,27 @@ static carry_status make(carry_dit *dit, const char *folder) {
     if (dit->block == NULL) {
         return carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " blocks", blocks);
     }
-    CARRY_TRY(carry_parameters_open(dit->ctx, &dit->own, 0, blocks * CARRY_DIT_SLOTS + CARRY_DIT_OUTERS));
+    CARRY_TRY(carry_parameters_open(dit->ctx, &dit->own, device, blocks * CARRY_DIT_SLOTS + CARRY_DIT_OUTERS));
     list_parameters(dit); /* carry_dit_config_check has bounded the sum of them */
     CARRY_TRY(folder != NULL ? carry_parameters_check(&dit->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&dit->own);
 }
 
-carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh) {
-    return carry_dit_new_for(ctx, made, config, mesh, NULL);
+carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
+                           int device) {
+    return carry_dit_new_for(ctx, made, config, mesh, device, NULL);
 }
 
 carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
-                               const char *folder) {
+                               int device, const char *folder) {
     *made = NULL;
     const int ranks = mesh != NULL ? carry_comm_size(mesh) : 1;
     CARRY_TRY(carry_dit_config_check(ctx, config, ranks));
+    if (ranks > 1 && device != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "a mesh of %d ranks adds up in host memory: it works on the CPU, and a GPU with one rank",
+                          ranks);
+    }
     carry_dit *dit = calloc(1, sizeof *dit);
     if (dit == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a model");
@@ -172,7 +178,7 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
     dit->ranks = ranks;
     dit->rank = mesh != NULL ? carry_comm_rank(mesh) : 0;
     dit->config = *config;
-    carry_status status = make(dit, folder);
+    carry_status status = make(dit, device, folder);
     if (status != CARRY_OK) {
         carry_dit_free(dit);
         return status;
@@ -192,6 +198,19 @@ void carry_dit_free(carry_dit *dit) {
 static void fill(float *w, float value, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         w[i] = value;
+    }
+}
+
+/* Blocks start as nothing but cross-attention, since both their gates, modulation + projection of the time, are zero;
+   and the velocity as zero, since the head is. */
+static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w) {
+    const int64_t index = p - dit->own.parameter;
+    const bool is_head = index == dit->outer[CARRY_DIT_HEAD];
+    const bool is_modulation = p->start == CARRY_DIT_START_MODULATION && p->shape[1] == 6;
+    if (is_head || is_modulation || index == dit->outer[CARRY_DIT_PROJECTION]) {
+        const int64_t part = p->count / 6;
+        fill(w + (is_head ? 0 : 2 * part), 0.0f, is_head ? p->count : part);
+        fill(w + (is_head ? 0 : 5 * part), 0.0f, is_head ? 0 : part);
     }
 }
 
@@ -219,27 +238,16 @@ static carry_status start_inference(const void *dit, const carry_parameter *p, c
     return start(dit, p, whole, seed, false);
 }
 
-static carry_status start_training(const void *dit, const carry_parameter *p, carry_tensor whole, uint64_t seed) {
-    return start(dit, p, whole, seed, true);
+static carry_status start_training(const void *model, const carry_parameter *p, carry_tensor whole, uint64_t seed) {
+    CARRY_TRY(start(model, p, whole, seed, true));
+    close_gates(model, p, whole.data);
+    return CARRY_OK;
 }
 
 carry_status carry_dit_init(carry_dit *dit, uint64_t seed) {
     return carry_parameters_start(&dit->own, start_inference, dit, seed);
 }
 
-/* Blocks start as nothing but cross-attention, since both their gates, modulation + projection of the time, are zero;
-   and the velocity as zero, since the head is. */
 carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed) {
-    const int64_t d = dit->config.dim;
-    CARRY_TRY(carry_parameters_start(&dit->own, start_training, dit, seed));
-    const carry_tensor projection = carry_dit_outer_weight(dit, CARRY_DIT_PROJECTION);
-    const carry_tensor head = carry_dit_outer_weight(dit, CARRY_DIT_HEAD);
-    for (int64_t gate = 2; gate < 6; gate += 3) {
-        fill((float *)projection.data + gate * d * d, 0.0f, d * d);
-        for (int64_t block = 0; block < dit->config.num_layers; block++) {
-            fill((float *)carry_dit_block_weight(dit, block, CARRY_DIT_MODULATION).data + gate * d, 0.0f, d);
-        }
-    }
-    fill(head.data, 0.0f, head.shape[0] * head.shape[1]);
-    return CARRY_OK;
+    return carry_parameters_start(&dit->own, start_training, dit, seed);
 }

@@ -6,8 +6,9 @@
        x += CrossAttn(LN3(x), text)
        x += gate2 FFN(LN(x)(1 + scale2) + shift2)
 
-   with q and k normalised over the whole width, then rotary positions of frame, row and column; dit_block.c
-   has the equations in full.
+   with q and k normalised over the whole width, then rotary positions of frame, row and column; dit_block.h
+   has the equations in full. Model code calls operators on tensors and nothing else, so it does not know where they
+   run.
 
    Over a mesh. A model may be a shard: q, k, v and the first product of the FFN by columns (whole heads), o and the
    second product by rows. Cross-attention, embeddings, modulation and head are whole on every rank. A block then has
@@ -15,8 +16,8 @@
    together: 120 a forward of 40 blocks, counted in carry_dit_counts as they happen. Biases of row-split products are
    added once, after the sum.
 
-   Parameters are one flat f32 buffer with a list of what lies where, as in lm.h, so that optimizers and files see
-   arrays; a shard's list has the shard's shapes. */
+   Parameters are model/parameters.h, on one device, where all the work is done; a shard's list has the shard's
+   shapes. */
 #ifndef CARRY_MODEL_DIT_H
 #define CARRY_MODEL_DIT_H
 
@@ -56,14 +57,14 @@ carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *conf
    that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
 carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
 
-/* The parameters of a block. X(name, key below blocks.N.) */
+/* The parameters of a block. X(name, key below blocks.N.) q, k and v lie together, so that they can be one product. */
 #define CARRY_DIT_BLOCK_LIST(X)                 \
     X(MODULATION, "modulation")                 \
     X(Q, "self_attn.q.weight")                  \
-    X(Q_BIAS, "self_attn.q.bias")               \
     X(K, "self_attn.k.weight")                  \
-    X(K_BIAS, "self_attn.k.bias")               \
     X(V, "self_attn.v.weight")                  \
+    X(Q_BIAS, "self_attn.q.bias")               \
+    X(K_BIAS, "self_attn.k.bias")               \
     X(V_BIAS, "self_attn.v.bias")               \
     X(O, "self_attn.o.weight")                  \
     X(O_BIAS, "self_attn.o.bias")               \
@@ -137,11 +138,13 @@ typedef struct carry_dit {
     carry_dit_counts counts;
 } carry_dit;
 
-/* A model, or the shard of this rank of the mesh, with zero weights. Then: load or init. */
-carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh);
+/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU, where
+   meshes of several ranks are. Then: load or init. */
+carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
+                           int device);
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
-                               const char *folder);
+                               int device, const char *folder);
 void carry_dit_free(carry_dit *dit);
 /* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
    any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */
@@ -151,19 +154,21 @@ carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed);
 carry_status carry_dit_load(carry_dit *dit, const char *folder);
 /* config.json and model.safetensors, stored as dtype; alone only. */
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype);
-/* A digest of this shard's weights, and of the parts that every rank has whole: equal on all ranks of a mesh. */
+/* A digest of this shard's weights, and of the parts that every rank has whole: equal on all ranks of a mesh. 0 when
+   they could not be read from their device. */
 uint64_t carry_dit_fingerprint(const carry_dit *dit);
 uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
 
 /* The state that is carried over chunks: per block the keys (after rotary) and values of a window of frames, and of the
    text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. The ring has room
    for (chunks - 1) chunk frames more than the window, so that a stream batch, which does its chunks again one further
-   each time, finds all that the first of them saw. All memory of a forward is the cache's. */
+   each time, finds all that the first of them saw. All memory of a forward is the cache's, on the model's device. */
 typedef struct carry_dit_cache_options {
     int64_t height, width; /* of the latents */
     int64_t chunk;         /* the most frames of a chunk */
     int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
     int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
+    carry_dtype dtype;     /* of activations, keys and values: f32, or bf16 or f16, with copies of the weights in it */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;
@@ -179,7 +184,8 @@ int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys
    block's cross-attention are made once. */
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
 
-/* One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
+/* What forward takes and gives is in host memory; on a GPU it is uploaded, and a velocity is waited for.
+   One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
    further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
    the last chunk of a call are forgotten. */
 typedef struct carry_dit_chunk {

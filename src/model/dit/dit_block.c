@@ -1,239 +1,338 @@
-/* A block of the video transformer, for the tokens of all chunks of a forward together:
-
-       m = modulation + e0(t) = shift1, scale1, gate1, shift2, scale2, gate2     (of each chunk)
-       x += gate1 o(attention(rotary(norm(q(a))), keys, values)),  a = LN(x)(1 + scale1) + shift1
-       x += o'(attention(norm(q'(b)), text keys, text values)),    b = LN3(x)
-       x += gate2 down(gelu(up(c))),                               c = LN(x)(1 + scale2) + shift2
+/* A block of the video transformer.
 
    norm is of the whole width, so a mesh adds the sums of squares of q and k (one small all-reduce), and o and down,
-   whose inputs are spread over ranks, end in a large one each; their biases are added after it. Products, norms and the
-   FFN see all tokens as one matrix. Attention goes chunk by chunk: a chunk's keys are written just before it looks, so
-   it sees what it would see if the chunks came one after the other, although a later one may evict what an earlier one
-   still needs. */
-#include <string.h>
+   whose inputs are spread over ranks, end in a large one each; their biases are added after it. On a GPU q, k and v are
+   one product, and a block of one group is 14 operators that each are one pass over memory, six of them products. */
+#include "model/dit/dit_block.h"
 
-#include "carry/nn.h"
+#include <stdatomic.h>
+
+#include "carry/ops.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/span.h"
-#include "model/dit/dit_cache.h"
+#include "core/threads.h"
 
 enum { SHIFT_1, SCALE_1, GATE_1, SHIFT_2, SCALE_2, GATE_2 };
 
-carry_status carry_dit_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b) {
-    CARRY_TRY(carry_linear(ctx, y, x, W, false));
-    return carry_add_bias(ctx, y, b);
+static const carry_tensor absent = {.data = NULL};
+
+carry_tensor carry_dit_group_rows(const carry_dit_call *call, carry_tensor rows, int64_t group) {
+    return carry_slice(rows, call->row[group], call->row[group + 1] - call->row[group]);
 }
 
-carry_status carry_dit_norm(carry_dit *dit, float *sums, carry_tensor x, carry_tensor w) {
-    if (w.data == NULL) {
-        return CARRY_OK;
-    }
-    const carry_tensor squares = carry_view_1d(sums, CARRY_F32, x.shape[0]);
-    CARRY_TRY(carry_row_squares(dit->ctx, squares, x));
-    return carry_rms_scale(dit->ctx, x, x, squares, w, x.shape[1], (float)dit->config.eps);
+carry_tensor carry_dit_group_part(const carry_dit_call *call, carry_tensor modulation, int64_t group, int64_t part) {
+    const int64_t d = call->dit->config.dim;
+    const carry_tensor parts = carry_reshape_2d(modulation, modulation.shape[0] * modulation.shape[1] / d, d);
+    return carry_reshape_1d(carry_slice(parts, group * (modulation.shape[1] / d) + part, 1), d);
 }
 
-/* Rows of a chunk of a matrix of all tokens. */
-static carry_tensor rows_of(const carry_dit_call *call, int chunk, float *data, int64_t width) {
-    return carry_view_2d(data + call->row[chunk] * width, CARRY_F32, call->row[chunk + 1] - call->row[chunk], width);
+carry_tensor carry_dit_heads(const carry_dit *dit, carry_tensor rows, int64_t first, int64_t count) {
+    const int64_t head = carry_dit_head(dit);
+    const int64_t apart = rows.stride[0];
+    carry_tensor view = carry_reshape_3d(carry_slice(rows, first, count), count, rows.shape[1] / head, head);
+    view.stride[0] = apart;
+    return view;
 }
 
-static carry_tensor all_rows(const carry_dit_call *call, float *data, int64_t width) {
-    return carry_view_2d(data, CARRY_F32, call->tokens, width);
+int carry_dit_call_threads(const carry_dit *dit, bool side_by_side) {
+    return side_by_side && dit->own.device == 0 ? carry_ctx_threads(dit->ctx) : 1;
 }
 
-static carry_tensor modulation_of(const carry_dit_call *call, int chunk, int which) {
-    const int64_t dim = call->dit->config.dim;
-    return carry_view_1d(call->cache->modulation + (chunk * 6 + which) * dim, CARRY_F32, dim);
-}
+typedef struct each_job {
+    const carry_dit_call *call;
+    carry_dit_work work;
+    const void *user;
+    _Atomic int status;
+} each_job;
 
-static void make_modulation(const carry_dit_call *call, int64_t block) {
-    const int64_t count = 6 * call->dit->config.dim;
-    const float *own = carry_dit_block_weight(call->dit, block, CARRY_DIT_MODULATION).data;
-    for (int c = 0; c < call->chunks; c++) {
-        const float *projected = call->cache->projected + c * count;
-        float *to = call->cache->modulation + c * count;
-        for (int64_t i = 0; i < count; i++) {
-            to[i] = own[i] + projected[i];
+/* Index 0 is done already. */
+static void run_some(void *argument, int64_t begin, int64_t end, int worker) {
+    each_job *j = argument;
+    void *scratch = j->call->scratch + (size_t)worker * j->call->scratch_bytes;
+    for (int64_t i = begin; i < end; i++) {
+        const carry_status status = j->work(j->call, j->user, i + 1, scratch);
+        if (status != CARRY_OK) {
+            atomic_store(&j->status, (int)status);
+            return;
         }
     }
 }
 
-static carry_status modulated_norm(const carry_dit_call *call, int scale, int shift) {
-    const carry_dit *dit = call->dit;
-    for (int c = 0; c < call->chunks; c++) {
-        CARRY_TRY(carry_layer_norm(dit->ctx, rows_of(call, c, call->cache->normed, dit->config.dim),
-                                   rows_of(call, c, call->cache->x, dit->config.dim), modulation_of(call, c, scale),
-                                   modulation_of(call, c, shift), 1.0f, (float)dit->config.eps));
+carry_status carry_dit_each(const carry_dit_call *call, int64_t count, carry_dit_work work, const void *user) {
+    each_job j = {.call = call, .work = work, .user = user};
+    const int64_t alone = call->place == NULL && call->dit->own.device == 0 ? 1 : count;
+    for (int64_t i = 0; i < alone && i < count; i++) {
+        CARRY_TRY(work(call, user, i, call->scratch));
     }
-    return CARRY_OK;
+    if (alone < count) {
+        carry_parallel(call->dit->ctx, count - 1, 1, run_some, &j);
+    }
+    return (carry_status)atomic_load(&j.status);
 }
 
-static carry_status reduce(carry_dit *dit, float *data, int64_t count, bool large) {
-    if (dit->mesh == NULL) {
-        return CARRY_OK;
+void carry_dit_room_take(carry_dit_room *room, const carry_dit *dit, carry_arena *arena, carry_dtype dtype,
+                         int64_t most) {
+    const int64_t dim = dit->config.dim;
+    const int device = dit->own.device;
+    const int64_t channels = dit->config.in_dim > dit->config.out_dim ? dit->config.in_dim : dit->config.out_dim;
+    const int64_t patch = channels * dit->config.patch[1] * dit->config.patch[2]; /* patches in 16 bits are there too */
+    int64_t widest = 4 * dim > dit->ffn ? 4 * dim : dit->ffn;
+    widest = patch > widest ? patch : widest;
+    room->x = carry_arena_tensor(arena, device, dtype, 2, (const int64_t[]){most, dim});
+    room->h = carry_arena_tensor(arena, device, dtype, 2, (const int64_t[]){most, dim});
+    room->wide = carry_arena_tensor(arena, device, dtype, 2, (const int64_t[]){most, widest});
+}
+
+/* Part i of a wide room that is cut into matrices of rows x width. */
+static carry_tensor part_of(const carry_dit_room *room, int64_t rows, int64_t width, int64_t i) {
+    carry_tensor flat = carry_reshape_1d(room->wide, room->wide.shape[0] * room->wide.shape[1]);
+    return carry_reshape_2d(carry_slice(flat, i * rows * width, rows * width), rows, width);
+}
+
+/* Columns of a matrix. */
+static carry_tensor columns(carry_tensor matrix, int64_t first, int64_t count) {
+    if (matrix.data != NULL) {
+        matrix.data = (unsigned char *)matrix.data + (size_t)first * carry_dtype_size(matrix.dtype);
     }
+    matrix.shape[1] = count;
+    return matrix;
+}
+
+carry_dit_rows carry_dit_rows_in(const carry_dit_room *room, const carry_dit *dit, int64_t rows) {
+    const int64_t dim = dit->config.dim;
+    const int64_t width = dit->heads * carry_dit_head(dit);
+    const carry_tensor x = carry_slice(room->x, 0, rows);
+    const carry_tensor h = carry_slice(room->h, 0, rows);
+    carry_dit_rows r = {.x = x,
+                        .x1 = x,
+                        .x2 = x,
+                        .next = x,
+                        .h1 = h,
+                        .h2 = h,
+                        .h3 = h,
+                        .y = h,
+                        .f = h,
+                        .q_in = part_of(room, rows, width, 0),
+                        .k_in = part_of(room, rows, width, 1),
+                        .v = part_of(room, rows, width, 2),
+                        .o = part_of(room, rows, width, 3),
+                        .cq_in = part_of(room, rows, dim, 0),
+                        .co = part_of(room, rows, dim, 1),
+                        .up = part_of(room, rows, dit->ffn, 0)};
+    if (carry_dit_has_qkv(dit) && dit->own.device != 0) {
+        r.qkv = part_of(room, rows, 3 * width, 0);
+        r.q_in = columns(r.qkv, 0, width);
+        r.k_in = columns(r.qkv, width, width);
+        r.v = columns(r.qkv, 2 * width, width);
+    }
+    r.q = r.q_in;
+    r.k = r.k_in;
+    r.cq = r.cq_in;
+    r.wide = r.up;
+    return r;
+}
+
+static carry_status affine(const carry_dit_call *call, int64_t block, carry_dit_slot slot, carry_tensor y,
+                           carry_tensor x, carry_activation activation, bool accumulate) {
+    const carry_dit *dit = call->dit;
+    return carry_dit_affine(call->dit, y, x, dit->block[block][slot], dit->block[block][carry_dit_bias(slot)],
+                            activation, accumulate);
+}
+
+static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
     static const carry_span_site sites[] = {CARRY_SPAN_SITE("dit", "all-reduce, small"),
                                             CARRY_SPAN_SITE("dit", "all-reduce, large")};
+    const int64_t count = carry_tensor_count(&sum);
     CARRY_SPAN_OF(dit->ctx, &sites[large]);
     const double before = carry_seconds();
-    CARRY_TRY(carry_all_reduce(dit->mesh, data, count, CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(dit->mesh, sum.data, count, CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
     dit->counts.reduce_seconds += carry_seconds() - before;
     *(large ? &dit->counts.large : &dit->counts.small) += 1;
     *(large ? &dit->counts.large_bytes : &dit->counts.small_bytes) += count * (int64_t)sizeof(float);
     return CARRY_OK;
 }
 
-/* q and k over the whole width, of which this rank has its heads: both sums travel together. */
-static carry_status norm_heads(const carry_dit_call *call, int64_t block, carry_tensor q, carry_tensor k) {
+/* y = W x + b where ranks have columns of W and of x each. */
+static carry_status row_split(const carry_dit_call *call, int64_t block, carry_dit_slot slot, carry_tensor y,
+                              carry_tensor x) {
     carry_dit *dit = call->dit;
-    const carry_tensor norm_q = carry_dit_block_weight(dit, block, CARRY_DIT_NORM_Q);
-    const carry_tensor norm_k = carry_dit_block_weight(dit, block, CARRY_DIT_NORM_K);
-    const carry_tensor sums_q = carry_view_1d(call->cache->sums, CARRY_F32, call->tokens);
-    const carry_tensor sums_k = carry_view_1d(call->cache->sums + call->tokens, CARRY_F32, call->tokens);
-    const float eps = (float)dit->config.eps;
-    if (norm_q.data == NULL) {
+    if (dit->mesh == NULL) {
+        return affine(call, block, slot, y, x, CARRY_NO_ACTIVATION, false);
+    }
+    CARRY_TRY(carry_linear(dit->ctx, y, x, carry_dit_product(dit, dit->block[block][slot], x.dtype), false));
+    CARRY_TRY(reduce(dit, y, true));
+    return carry_add_bias(dit->ctx, y, carry_dit_product(dit, dit->block[block][carry_dit_bias(slot)], x.dtype));
+}
+
+/* A norm with a group's modulation, and before it a residual through the group's gate. Negative parts: neither. */
+typedef struct step {
+    carry_tensor h, x, y, m, w, b; /* w and b: where the norm's are not of the modulation */
+    int scale, shift, gate;
+    float plus;
+} step;
+
+static carry_status step_group(const carry_dit_call *call, const void *user, int64_t group, void *scratch) {
+    const step *s = user;
+    const carry_dit *dit = call->dit;
+    (void)scratch;
+    return carry_add_layer_norm(dit->ctx, carry_dit_group_rows(call, s->h, group),
+                                carry_dit_group_rows(call, s->x, group), carry_dit_group_rows(call, s->y, group),
+                                s->gate >= 0 ? carry_dit_group_part(call, s->m, group, s->gate) : absent,
+                                s->scale >= 0 ? carry_dit_group_part(call, s->m, group, s->scale) : s->w,
+                                s->shift >= 0 ? carry_dit_group_part(call, s->m, group, s->shift) : s->b, s->plus,
+                                (float)dit->config.eps);
+}
+
+static carry_status modulated_norm(const carry_dit_call *call, const carry_dit_rows *r, carry_tensor h, carry_tensor x,
+                                   int scale, int shift) {
+    const step s = {.h = h, .x = x, .m = r->m, .scale = scale, .shift = shift, .gate = -1, .plus = 1.0f};
+    return carry_dit_each(call, call->groups, step_group, &s);
+}
+
+/* to = from + gate y, then h = LN(to) w + b where there is h. */
+static carry_status add_gated(const carry_dit_call *call, const carry_dit_rows *r, carry_tensor to, carry_tensor from,
+                              carry_tensor y, int gate, step norm) {
+    norm.x = to;
+    norm.y = y;
+    norm.m = r->m;
+    norm.gate = gate;
+    norm.scale = norm.shift = -1;
+    CARRY_TRY(to.data != from.data ? carry_convert(call->dit->ctx, to, from) : CARRY_OK);
+    return carry_dit_each(call, call->groups, step_group, &norm);
+}
+
+static carry_status products(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
+    carry_dit *dit = call->dit;
+    if (r->qkv.data != NULL) {
+        carry_tensor W, b;
+        carry_dit_qkv(dit, block, r->x.dtype, &W, &b);
+        return carry_affine(dit->ctx, r->qkv, r->h1, W, b, CARRY_NO_ACTIVATION, false);
+    }
+    CARRY_TRY(affine(call, block, CARRY_DIT_Q, r->q_in, r->h1, CARRY_NO_ACTIVATION, false));
+    CARRY_TRY(affine(call, block, CARRY_DIT_K, r->k_in, r->h1, CARRY_NO_ACTIVATION, false));
+    return affine(call, block, CARRY_DIT_V, r->v, r->h1, CARRY_NO_ACTIVATION, false);
+}
+
+/* Over the whole width, of which this rank has its heads: both sums travel together. */
+static carry_status sum_squares(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
+    carry_dit *dit = call->dit;
+    const int64_t rows = r->q_in.shape[0];
+    if (dit->mesh == NULL || dit->block[block][CARRY_DIT_NORM_Q] < 0) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_row_squares(dit->ctx, sums_q, q));
-    CARRY_TRY(carry_row_squares(dit->ctx, sums_k, k));
-    CARRY_TRY(reduce(dit, call->cache->sums, 2 * call->tokens, false));
-    CARRY_TRY(carry_rms_scale(dit->ctx, q, q, sums_q, norm_q, dit->config.dim, eps));
-    return carry_rms_scale(dit->ctx, k, k, sums_k, norm_k, dit->config.dim, eps);
+    CARRY_TRY(carry_row_squares(dit->ctx, carry_slice(call->sums, 0, rows), r->q_in));
+    CARRY_TRY(carry_row_squares(dit->ctx, carry_slice(call->sums, rows, rows), r->k_in));
+    return reduce(dit, carry_slice(call->sums, 0, 2 * rows), false);
 }
 
-/* Keys, turned by their positions, and values of a chunk into its slots, a frame at a time. */
-static carry_status write_frames(const carry_dit_call *call, int c, int64_t block, float *k, const float *v) {
-    carry_dit_cache *cache = call->cache;
+/* q in place, k and v to where they are kept: rows first..first+count-1. */
+static carry_status place_rows(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t first,
+                               int64_t count, carry_tensor k, carry_tensor v) {
     const carry_dit *dit = call->dit;
-    const int64_t head = carry_dit_head(dit);
-    const int64_t width = dit->heads * head;
-    const int64_t slots = cache->options.sink + cache->ring;
-    for (int64_t f = 0; f < call->chunk[c].latents.shape[1]; f++) {
-        const int64_t row = call->row[c] + f * cache->per_frame;
-        const int64_t slot = block * slots + carry_dit_slot_of(cache, call->chunk[c].start + f);
-        const int64_t to = slot * cache->per_frame * width;
-        CARRY_TRY(carry_rotary(dit->ctx, carry_view_3d(cache->keys + to, CARRY_F32, cache->per_frame, dit->heads, head),
-                               carry_view_3d(k + row * width, CARRY_F32, cache->per_frame, dit->heads, head),
-                               carry_view_3d(cache->table + row * head, CARRY_F32, cache->per_frame, head / 2, 2),
-                               false));
-        memcpy(cache->values + to, v + row * width, (size_t)(cache->per_frame * width) * sizeof(float));
-    }
-    return CARRY_OK;
+    const bool is_split = dit->mesh != NULL;
+    const carry_tensor from = carry_slice(r->v, first, count);
+    const carry_qk_norm_rotary_args args = {
+        .part = {{.to = carry_slice(r->q, first, count),
+                  .from = carry_slice(r->q_in, first, count),
+                  .w = carry_dit_block_weight(dit, block, CARRY_DIT_NORM_Q),
+                  .sums = is_split ? carry_slice(call->sums, first, count) : absent,
+                  .rotates = true},
+                 {.to = k,
+                  .from = carry_slice(r->k_in, first, count),
+                  .w = carry_dit_block_weight(dit, block, CARRY_DIT_NORM_K),
+                  .sums = is_split ? carry_slice(call->sums, r->q_in.shape[0] + first, count) : absent,
+                  .rotates = true},
+                 {.to = v, .from = from}},
+        .parts = v.data != from.data ? 3 : 2,
+        .table = carry_slice(call->table, first, count),
+        .whole = dit->config.dim,
+        .eps = (float)dit->config.eps};
+    return carry_qk_norm_rotary(dit->ctx, &args);
 }
 
-static carry_status attend_chunks(const carry_dit_call *call, int64_t block, float *o, float *q, float *k,
-                                  const float *v) {
-    carry_dit_cache *cache = call->cache;
-    const carry_dit *dit = call->dit;
-    const int64_t head = carry_dit_head(dit);
-    const int64_t width = dit->heads * head;
-    const int64_t keys = (cache->options.sink + cache->ring) * cache->per_frame;
-    CARRY_SPAN(dit->ctx, "dit", "attention");
-    CARRY_TRY(carry_rotary(dit->ctx, carry_view_3d(q, CARRY_F32, call->tokens, dit->heads, head),
-                           carry_view_3d(q, CARRY_F32, call->tokens, dit->heads, head),
-                           carry_view_3d(cache->table, CARRY_F32, call->tokens, head / 2, 2), false));
-    for (int c = 0; c < call->chunks; c++) {
-        const int64_t start = call->chunk[c].start;
-        const int64_t rows = call->row[c + 1] - call->row[c];
-        carry_key_run run[CARRY_KEY_RUNS];
-        CARRY_TRY(write_frames(call, c, block, k, v));
-        const carry_attention_args args = {
-            .o = carry_view_3d(o + call->row[c] * width, CARRY_F32, rows, dit->heads, head),
-            .q = carry_view_3d(q + call->row[c] * width, CARRY_F32, rows, dit->heads, head),
-            .k = carry_view_3d(cache->keys + block * keys * width, CARRY_F32, keys, dit->heads, head),
-            .v = carry_view_3d(cache->values + block * keys * width, CARRY_F32, keys, dit->heads, head),
-            .run = run,
-            .runs = carry_dit_runs(cache, start, start + call->chunk[c].latents.shape[1], call->bias, run)};
-        CARRY_TRY(carry_attention(dit->ctx, &args, cache->attention, cache->attention_bytes));
+typedef struct attending {
+    int64_t block;
+    const carry_dit_rows *rows;
+    bool is_cross;
+} attending;
+
+static carry_status attend_group(const carry_dit_call *call, const void *user, int64_t group, void *scratch) {
+    const attending *a = user;
+    const carry_dit_rows *r = a->rows;
+    carry_key_run run[CARRY_KEY_RUNS];
+    carry_tensor k, v;
+    for (int64_t at = call->row[group]; call->place != NULL && !a->is_cross && at < call->row[group + 1];) {
+        const int64_t count = call->place(call, a->block, group, at - call->row[group], &k, &v);
+        CARRY_TRY(place_rows(call, a->block, r, at, count, k, v));
+        at += count;
     }
-    return CARRY_OK;
+    const carry_attention_args args = (a->is_cross ? call->cross : call->self)(call, a->block, r, group, run);
+    return carry_attention(call->dit->ctx, &args, scratch, call->scratch_bytes);
 }
 
-/* x += gate (y + b), of every chunk. */
-static carry_status add_gated(const carry_dit_call *call, carry_tensor y, carry_tensor b, int gate) {
-    const carry_dit *dit = call->dit;
-    CARRY_TRY(carry_add_bias(dit->ctx, y, b));
-    for (int c = 0; c < call->chunks; c++) {
-        CARRY_TRY(carry_gated_add(dit->ctx, rows_of(call, c, call->cache->x, dit->config.dim),
-                                  rows_of(call, c, y.data, dit->config.dim), modulation_of(call, c, gate)));
-    }
-    return CARRY_OK;
-}
-
-static carry_status self_attention(const carry_dit_call *call, int64_t block) {
+static carry_status self_attention(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
     carry_dit *dit = call->dit;
-    carry_dit_cache *cache = call->cache;
-    const int64_t dim = dit->config.dim;
-    const int64_t width = dit->heads * carry_dit_head(dit);
-    const carry_tensor a = all_rows(call, cache->normed, dim);
-    float *part[4]; /* q, k, v, o */
-    for (int i = 0; i < 4; i++) {
-        part[i] = cache->wide + i * call->tokens * width;
-    }
+    const attending self = {.block = block, .rows = r};
     CARRY_SPAN(dit->ctx, "dit", "self-attention");
-    CARRY_TRY(modulated_norm(call, SCALE_1, SHIFT_1));
-    for (int i = 0; i < 3; i++) { /* a product's bias follows its weight in the list */
-        CARRY_TRY(carry_dit_affine(dit->ctx, all_rows(call, part[i], width), a,
-                                   carry_dit_block_weight(dit, block, (carry_dit_slot)(CARRY_DIT_Q + 2 * i)),
-                                   carry_dit_block_weight(dit, block, (carry_dit_slot)(CARRY_DIT_Q_BIAS + 2 * i))));
+    CARRY_TRY(modulated_norm(call, r, r->h1, r->x, SCALE_1, SHIFT_1));
+    CARRY_TRY(products(call, block, r));
+    CARRY_TRY(sum_squares(call, block, r));
+    if (call->place == NULL) {
+        CARRY_TRY(place_rows(call, block, r, 0, r->q.shape[0], r->k, r->v));
     }
-    CARRY_TRY(norm_heads(call, block, all_rows(call, part[0], width), all_rows(call, part[1], width)));
-    CARRY_TRY(attend_chunks(call, block, part[3], part[0], part[1], part[2]));
-    CARRY_TRY(carry_linear(dit->ctx, a, all_rows(call, part[3], width), carry_dit_block_weight(dit, block, CARRY_DIT_O),
-                           false));
-    CARRY_TRY(reduce(dit, cache->normed, call->tokens * dim, true));
-    return add_gated(call, a, carry_dit_block_weight(dit, block, CARRY_DIT_O_BIAS), GATE_1);
+    CARRY_TRY(carry_dit_each(call, call->groups, attend_group, &self));
+    CARRY_TRY(row_split(call, block, CARRY_DIT_O, r->y, r->o));
+    const step norm = {.h = dit->config.cross_attn_norm ? r->h3 : absent,
+                       .w = carry_dit_block_weight(dit, block, CARRY_DIT_NORM3),
+                       .b = carry_dit_block_weight(dit, block, CARRY_DIT_NORM3_BIAS)};
+    return add_gated(call, r, r->x1, r->x, r->y, GATE_1, norm);
 }
 
-static carry_status cross_attention(const carry_dit_call *call, int64_t block) {
+/* Rows that are whole on every rank. */
+static carry_status norm_whole(const carry_dit *dit, carry_tensor to, carry_tensor from, carry_tensor w) {
+    const carry_qk_norm_rotary_args args = {
+        .part = {{.to = to, .from = from, .w = w}}, .parts = 1, .eps = (float)dit->config.eps};
+    return w.data == NULL && to.data == from.data ? CARRY_OK : carry_qk_norm_rotary(dit->ctx, &args);
+}
+
+carry_status carry_dit_text_keys(carry_dit *dit, int64_t block, carry_tensor text, const carry_dit_rows *r) {
+    const carry_dit_call call = {.dit = dit};
+    CARRY_TRY(affine(&call, block, CARRY_DIT_CROSS_K, r->ck_in, text, CARRY_NO_ACTIVATION, false));
+    CARRY_TRY(norm_whole(dit, r->ck, r->ck_in, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_NORM_K)));
+    return affine(&call, block, CARRY_DIT_CROSS_V, r->cv, text, CARRY_NO_ACTIVATION, false);
+}
+
+static carry_status cross_attention(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
     carry_dit *dit = call->dit;
-    carry_dit_cache *cache = call->cache;
-    const carry_dit_config *c = &dit->config;
-    const int64_t head = carry_dit_head(dit);
-    const int64_t text = block * c->text_len * c->dim;
-    const carry_tensor x = all_rows(call, cache->x, c->dim);
-    const carry_tensor q = all_rows(call, cache->wide, c->dim);
-    float *o = cache->wide + call->tokens * c->dim;
-    carry_tensor b = x;
+    const attending cross = {.block = block, .rows = r, .is_cross = true};
     CARRY_SPAN(dit->ctx, "dit", "cross-attention");
-    if (c->cross_attn_norm) {
-        b = all_rows(call, cache->normed, c->dim);
-        CARRY_TRY(carry_layer_norm(dit->ctx, b, x, carry_dit_block_weight(dit, block, CARRY_DIT_NORM3),
-                                   carry_dit_block_weight(dit, block, CARRY_DIT_NORM3_BIAS), 0.0f, (float)c->eps));
-    }
-    CARRY_TRY(carry_dit_affine(dit->ctx, q, b, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_Q),
-                               carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_Q_BIAS)));
-    CARRY_TRY(carry_dit_norm(dit, cache->sums, q, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_NORM_Q)));
-    const carry_attention_args args = {
-        .o = carry_view_3d(o, CARRY_F32, call->tokens, c->num_heads, head),
-        .q = carry_view_3d(cache->wide, CARRY_F32, call->tokens, c->num_heads, head),
-        .k = carry_view_3d(cache->text_keys + text, CARRY_F32, c->text_len, c->num_heads, head),
-        .v = carry_view_3d(cache->text_values + text, CARRY_F32, c->text_len, c->num_heads, head)};
-    CARRY_TRY(carry_attention(dit->ctx, &args, cache->attention, cache->attention_bytes));
-    CARRY_TRY(carry_linear(dit->ctx, x, all_rows(call, o, c->dim),
-                           carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_O), true));
-    return carry_add_bias(dit->ctx, x, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_O_BIAS));
+    CARRY_TRY(affine(call, block, CARRY_DIT_CROSS_Q, r->cq_in, dit->config.cross_attn_norm ? r->h3 : r->x1,
+                     CARRY_NO_ACTIVATION, false));
+    CARRY_TRY(norm_whole(dit, r->cq, r->cq_in, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_NORM_Q)));
+    CARRY_TRY(carry_dit_each(call, call->cross_groups, attend_group, &cross));
+    CARRY_TRY(r->x2.data != r->x1.data ? carry_convert(dit->ctx, r->x2, r->x1) : CARRY_OK);
+    return affine(call, block, CARRY_DIT_CROSS_O, r->x2, r->co, CARRY_NO_ACTIVATION, true);
 }
 
-static carry_status feed_forward(const carry_dit_call *call, int64_t block) {
+static carry_status feed_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
+    const bool keeps = r->up.data != r->wide.data;
+    CARRY_SPAN(call->dit->ctx, "dit", "feed-forward");
+    CARRY_TRY(modulated_norm(call, r, r->h2, r->x2, SCALE_2, SHIFT_2));
+    CARRY_TRY(affine(call, block, CARRY_DIT_FFN_UP, r->up, r->h2, keeps ? CARRY_NO_ACTIVATION : CARRY_GELU, false));
+    CARRY_TRY(keeps ? carry_activate(call->dit->ctx, r->wide, r->up, CARRY_GELU) : CARRY_OK);
+    CARRY_TRY(row_split(call, block, CARRY_DIT_FFN_DOWN, r->f, r->wide));
+    return add_gated(call, r, r->next, r->x2, r->f, GATE_2, (step){.h = absent});
+}
+
+carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
     carry_dit *dit = call->dit;
-    const carry_tensor c = all_rows(call, call->cache->normed, dit->config.dim);
-    const carry_tensor hidden = all_rows(call, call->cache->wide, dit->ffn);
-    CARRY_SPAN(dit->ctx, "dit", "feed-forward");
-    CARRY_TRY(modulated_norm(call, SCALE_2, SHIFT_2));
-    CARRY_TRY(carry_dit_affine(dit->ctx, hidden, c, carry_dit_block_weight(dit, block, CARRY_DIT_FFN_UP),
-                               carry_dit_block_weight(dit, block, CARRY_DIT_FFN_UP_BIAS)));
-    CARRY_TRY(carry_activate(dit->ctx, hidden, hidden, CARRY_GELU));
-    CARRY_TRY(carry_linear(dit->ctx, c, hidden, carry_dit_block_weight(dit, block, CARRY_DIT_FFN_DOWN), false));
-    CARRY_TRY(reduce(dit, call->cache->normed, call->tokens * dit->config.dim, true));
-    return add_gated(call, c, carry_dit_block_weight(dit, block, CARRY_DIT_FFN_DOWN_BIAS), GATE_2);
-}
-
-carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block) {
-    make_modulation(call, block);
-    CARRY_TRY(self_attention(call, block));
-    CARRY_TRY(cross_attention(call, block));
-    return feed_forward(call, block);
+    if (call->e0.data != NULL) {
+        const carry_tensor own = carry_dit_block_weight(dit, block, CARRY_DIT_MODULATION);
+        CARRY_TRY(carry_convert(dit->ctx, r->m, call->e0));
+        CARRY_TRY(carry_add_bias(dit->ctx, r->m, carry_reshape_1d(own, r->m.shape[1])));
+    }
+    CARRY_TRY(self_attention(call, block, r));
+    CARRY_TRY(cross_attention(call, block, r));
+    return feed_forward(call, block, r);
 }

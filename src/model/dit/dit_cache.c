@@ -5,39 +5,34 @@
 
 #include <inttypes.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include "carry/nn.h"
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
 #include "core/tensor.h"
 
-static float *take(carry_arena *arena, int count, const int64_t *factors) {
-    size_t elements = 0;
-    if (!carry_size_product(&elements, factors, count, 1)) {
-        arena->overflowed = true;
-        return NULL;
-    }
-    return carry_arena_take(arena, elements, sizeof(float));
-}
-
-#define TAKE(arena, ...) \
-    take(arena, (int)(sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t)), (const int64_t[]){__VA_ARGS__})
+#define TAKE(arena, device, dtype, ...)                                                               \
+    carry_arena_tensor(arena, device, dtype, (int)(sizeof(int64_t[]){__VA_ARGS__} / sizeof(int64_t)), \
+                       (const int64_t[]){__VA_ARGS__})
 
 static int64_t larger(int64_t a, int64_t b) {
     return a > b ? a : b;
 }
 
+static carry_tensor shape_of(const carry_dit_cache *cache, int64_t rows, int64_t heads) {
+    return carry_view_on(cache->dit->own.device, NULL, cache->options.dtype, 3,
+                         (const int64_t[]){rows, heads, carry_dit_head(cache->dit)});
+}
+
 /* The largest workspace that attention asks for, with up to `frames` frames of queries: fewer may need more, since
    queries are dealt out to blocks evenly (300 are two blocks of 150, and 200 one of 200). */
 static size_t attention_of(const carry_dit_cache *cache, int64_t heads, int64_t frames, int64_t keys) {
-    const int64_t head = carry_dit_head(cache->dit);
-    const carry_tensor k = carry_view_3d(NULL, CARRY_F32, keys, heads, head);
+    const carry_tensor k = shape_of(cache, keys, heads);
     size_t most = 0;
     for (int64_t count = 1; count <= frames; count++) {
-        const carry_tensor q = carry_view_3d(NULL, CARRY_F32, count * cache->per_frame, heads, head);
+        const carry_tensor q = shape_of(cache, count * cache->per_frame, heads);
         const size_t bytes = carry_attention_workspace(&(carry_attention_args){.o = q, .q = q, .k = k, .v = k});
         most = bytes > most ? bytes : most;
     }
@@ -52,32 +47,48 @@ static size_t attention_bytes(const carry_dit_cache *cache) {
     return self > cross ? self : cross;
 }
 
+/* What is computed in host memory; on the CPU that is where it is used. */
+static void lay_out_host(carry_dit_cache *cache, carry_arena *arena) {
+    const carry_dit_config *c = &cache->dit->config;
+    const int64_t patch = larger(c->in_dim, c->out_dim) * c->patch[1] * c->patch[2];
+    cache->host_table = TAKE(arena, 0, CARRY_F32, cache->tokens, carry_dit_head(cache->dit) / 2, 2);
+    cache->host_patches = TAKE(arena, 0, CARRY_F32, cache->tokens * patch);
+    cache->host_sinusoid = TAKE(arena, 0, CARRY_F32, CARRY_DIT_CHUNKS, c->freq_dim);
+    cache->host_text = TAKE(arena, 0, CARRY_F32, c->text_len, c->text_dim);
+    cache->positions = TAKE(arena, 0, CARRY_F32, CARRY_DIT_POSITIONS, carry_dit_head(cache->dit)).data;
+}
+
+/* The same shape on the device. */
+static carry_tensor beside(const carry_dit_cache *cache, carry_arena *arena, carry_tensor host) {
+    const int device = cache->dit->own.device;
+    return device == 0 ? host : carry_arena_tensor(arena, device, host.dtype, host.rank, host.shape);
+}
+
 static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     const carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
-    const int64_t head = carry_dit_head(dit);
-    const int64_t slots = cache->options.sink + cache->ring;
-    const int64_t tokens = cache->tokens;
+    const carry_dtype dtype = cache->options.dtype;
+    const int device = dit->own.device;
+    const int64_t width = dit->heads * carry_dit_head(dit);
+    const int64_t keys = (cache->options.sink + cache->ring) * cache->per_frame;
     const int64_t chunks = CARRY_DIT_CHUNKS;
-    const int64_t patch = larger(c->in_dim, c->out_dim) * c->patch[1] * c->patch[2];
-    cache->keys = TAKE(arena, c->num_layers, slots, cache->per_frame, dit->heads, head);
-    cache->values = TAKE(arena, c->num_layers, slots, cache->per_frame, dit->heads, head);
-    cache->text_keys = TAKE(arena, c->num_layers, c->text_len, c->dim);
-    cache->text_values = TAKE(arena, c->num_layers, c->text_len, c->dim);
-    cache->positions = TAKE(arena, CARRY_DIT_POSITIONS, head);
-    cache->table = TAKE(arena, tokens, head);
-    cache->x = TAKE(arena, tokens, c->dim);
-    cache->normed = TAKE(arena, tokens, c->dim);
-    cache->wide = TAKE(arena, tokens, larger(larger(4 * c->dim, dit->ffn), patch));
-    cache->sums = TAKE(arena, larger(2 * tokens, c->text_len));
-    cache->sinusoid = TAKE(arena, chunks, c->freq_dim);
-    cache->time = TAKE(arena, 2, chunks, c->dim);
-    cache->projected = TAKE(arena, chunks, 6, c->dim);
-    cache->modulation = TAKE(arena, chunks, 6, c->dim);
-    cache->head_modulation = TAKE(arena, 2, c->dim);
-    cache->text = TAKE(arena, c->text_len, c->text_dim);
-    cache->text_hidden = TAKE(arena, c->text_len, c->dim);
-    cache->text_embedded = TAKE(arena, c->text_len, c->dim);
+    cache->keys = TAKE(arena, device, dtype, c->num_layers * keys, width);
+    cache->values = TAKE(arena, device, dtype, c->num_layers * keys, width);
+    cache->text_keys = TAKE(arena, device, dtype, c->num_layers * c->text_len, c->dim);
+    cache->text_values = TAKE(arena, device, dtype, c->num_layers * c->text_len, c->dim);
+    carry_dit_room_take(&cache->room, dit, arena, dtype, cache->tokens);
+    cache->sums = TAKE(arena, device, CARRY_F32, 2 * cache->tokens);
+    cache->table = beside(cache, arena, cache->host_table);
+    cache->patches = beside(cache, arena, cache->host_patches);
+    cache->sinusoid = beside(cache, arena, cache->host_sinusoid);
+    cache->text = beside(cache, arena, cache->host_text);
+    cache->time = TAKE(arena, device, CARRY_F32, 2 * chunks, c->dim);
+    cache->projected = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
+    cache->m = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
+    cache->shift = TAKE(arena, device, CARRY_F32, 2, c->dim);
+    cache->text_hidden = TAKE(arena, device, dtype, c->text_len, c->dim);
+    cache->text_narrow = TAKE(arena, device, dtype, c->text_len, c->text_dim);
+    cache->text_embedded = TAKE(arena, device, dtype, c->text_len, c->dim);
     cache->attention = carry_arena_take(arena, cache->attention_bytes, 1);
 }
 
@@ -94,6 +105,30 @@ static carry_status check_options(carry_dit *dit, const carry_dit_cache_options 
         return carry_fail(dit->ctx, CARRY_ERANGE, "%" PRId64 " chunks in a forward: 1 to %d are possible", o->chunks,
                           CARRY_DIT_CHUNKS);
     }
+    return CARRY_OK;
+}
+
+static carry_status take_memory(carry_dit_cache *cache) {
+    const carry_dit *dit = cache->dit;
+    carry_arena here = carry_arena_over(NULL, 0);
+    carry_arena there = carry_arena_over(NULL, 0);
+    size_t host = 0;
+    lay_out_host(cache, &here);
+    lay_out(cache, &there);
+    const bool fits = carry_arena_total(&here, &host) && carry_arena_total(&there, &cache->bytes);
+    cache->host = fits ? carry_aligned_new(host) : NULL;
+    if (cache->host == NULL ||
+        carry_device_alloc(dit->ctx, &cache->memory, dit->own.device, cache->bytes) != CARRY_OK) {
+        return carry_fail(dit->ctx, CARRY_EMEMORY,
+                          "no memory for a cache of %" PRId64 " frames of %" PRId64 " tokens in %" PRId64
+                          " blocks: %.1f GB",
+                          cache->options.sink + cache->ring, cache->per_frame, dit->config.num_layers,
+                          fits ? (double)cache->bytes * 1e-9 : -1.0);
+    }
+    here = carry_arena_over(cache->host, host);
+    there = carry_arena_over(cache->memory, cache->bytes);
+    lay_out_host(cache, &here);
+    lay_out(cache, &there);
     return CARRY_OK;
 }
 
@@ -114,20 +149,12 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
     cache->tokens = cache->frames * cache->per_frame;
     cache->ring = options->window - options->sink + cache->frames - options->chunk;
     cache->attention_bytes = attention_bytes(cache);
-    carry_arena arena = carry_arena_over(NULL, 0);
-    lay_out(cache, &arena);
-    cache->memory = carry_arena_total(&arena, &cache->bytes) ? carry_aligned_new(cache->bytes) : NULL;
-    if (cache->memory == NULL) {
-        carry_status status = carry_fail(dit->ctx, CARRY_EMEMORY,
-                                         "no memory for a cache of %" PRId64 " frames of %" PRId64 " tokens in %" PRId64
-                                         " blocks: %.1f GB",
-                                         options->sink + cache->ring, cache->per_frame, dit->config.num_layers,
-                                         arena.overflowed ? -1.0 : (double)cache->bytes * 1e-9);
+    carry_status status = options->dtype != CARRY_F32 ? carry_parameters_want_low(&dit->own, options->dtype) : CARRY_OK;
+    status = status == CARRY_OK ? take_memory(cache) : status;
+    if (status != CARRY_OK) {
         carry_dit_cache_free(cache);
         return status;
     }
-    arena = carry_arena_over(cache->memory, cache->bytes);
-    lay_out(cache, &arena);
     carry_dit_positions(cache->positions, carry_dit_head(dit));
     *made = cache;
     return CARRY_OK;
@@ -135,7 +162,8 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
 
 void carry_dit_cache_free(carry_dit_cache *cache) {
     if (cache != NULL) {
-        free(cache->memory);
+        carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory);
+        free(cache->host);
         free(cache);
     }
 }
@@ -184,22 +212,26 @@ int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, flo
     return runs;
 }
 
+carry_status carry_dit_cache_bring(const carry_dit_cache *cache, carry_tensor to, carry_tensor from) {
+    return to.data != from.data ? carry_copy(cache->dit->ctx, to, from) : CARRY_OK;
+}
+
 static carry_status embed_text(carry_dit_cache *cache, carry_tensor conditioning) {
     carry_dit *dit = cache->dit;
-    const carry_dit_config *c = &dit->config;
     const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
-    const carry_tensor text = carry_view_2d(cache->text, CARRY_F32, c->text_len, c->text_dim);
-    const carry_tensor hidden = carry_view_2d(cache->text_hidden, CARRY_F32, c->text_len, c->dim);
-    const carry_tensor embedded = carry_view_2d(cache->text_embedded, CARRY_F32, c->text_len, c->dim);
-    memset(cache->text, 0, (size_t)(c->text_len * c->text_dim) * sizeof(float));
+    const carry_tensor hidden = cache->text_hidden;
+    carry_tensor text = cache->text;
+    CARRY_TRY(carry_zero(dit->ctx, cache->host_text));
     if (given > 0) {
-        CARRY_TRY(carry_convert(dit->ctx, carry_view_2d(cache->text, CARRY_F32, given, c->text_dim), conditioning));
+        CARRY_TRY(carry_convert(dit->ctx, carry_slice(cache->host_text, 0, given), conditioning));
     }
-    CARRY_TRY(carry_dit_affine(dit->ctx, hidden, text, carry_dit_outer_weight(dit, CARRY_DIT_TEXT_0),
-                               carry_dit_outer_weight(dit, CARRY_DIT_TEXT_0_BIAS)));
-    CARRY_TRY(carry_activate(dit->ctx, hidden, hidden, CARRY_GELU));
-    return carry_dit_affine(dit->ctx, embedded, hidden, carry_dit_outer_weight(dit, CARRY_DIT_TEXT_2),
-                            carry_dit_outer_weight(dit, CARRY_DIT_TEXT_2_BIAS));
+    CARRY_TRY(carry_dit_cache_bring(cache, text, cache->host_text));
+    if (cache->options.dtype != CARRY_F32) {
+        text = cache->text_narrow;
+        CARRY_TRY(carry_convert(dit->ctx, text, cache->text));
+    }
+    CARRY_TRY(carry_dit_outer_affine(dit, hidden, text, CARRY_DIT_TEXT_0, CARRY_GELU));
+    return carry_dit_outer_affine(dit, cache->text_embedded, hidden, CARRY_DIT_TEXT_2, CARRY_NO_ACTIVATION);
 }
 
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning) {
@@ -215,16 +247,11 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
     }
     cache->has_text = false; /* until all of it is there */
     CARRY_TRY(embed_text(cache, conditioning));
-    const carry_tensor embedded = carry_view_2d(cache->text_embedded, CARRY_F32, c->text_len, c->dim);
     for (int64_t block = 0; block < c->num_layers; block++) {
-        const int64_t at = block * c->text_len * c->dim;
-        const carry_tensor k = carry_view_2d(cache->text_keys + at, CARRY_F32, c->text_len, c->dim);
-        const carry_tensor v = carry_view_2d(cache->text_values + at, CARRY_F32, c->text_len, c->dim);
-        CARRY_TRY(carry_dit_affine(dit->ctx, k, embedded, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_K),
-                                   carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_K_BIAS)));
-        CARRY_TRY(carry_dit_norm(dit, cache->sums, k, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_NORM_K)));
-        CARRY_TRY(carry_dit_affine(dit->ctx, v, embedded, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_V),
-                                   carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_V_BIAS)));
+        const carry_tensor k = carry_slice(cache->text_keys, block * c->text_len, c->text_len);
+        const carry_dit_rows rows = {
+            .ck_in = k, .ck = k, .cv = carry_slice(cache->text_values, block * c->text_len, c->text_len)};
+        CARRY_TRY(carry_dit_text_keys(dit, block, cache->text_embedded, &rows));
     }
     cache->has_text = true;
     return CARRY_OK;

@@ -1,4 +1,5 @@
 /* A video transformer's folder, and digests of weights. */
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -26,8 +27,8 @@ static uint64_t mix(uint64_t digest, uint64_t word) {
     return digest ^ digest >> 29;
 }
 
-static uint64_t mix_parameter(uint64_t digest, const carry_dit *dit, const carry_parameter *p) {
-    const float *w = dit->own.weights + p->offset;
+static uint64_t mix_parameter(uint64_t digest, const float *weights, const carry_parameter *p) {
+    const float *w = weights + p->offset;
     uint64_t lane[4] = {1, 2, 3, 4};
     digest = mix(digest, carry_crc32c(0, p->name, strlen(p->name)));
     int64_t i = 0;
@@ -64,12 +65,19 @@ static uint64_t mix_config(const carry_dit_config *c) {
 
 static uint64_t fingerprint(const carry_dit *dit, bool common) {
     uint64_t digest = mix_config(&dit->config);
+    const float *weights;
+    float *copied;
+    if (carry_parameters_see(&dit->own, dit->own.weights, &weights, &copied) != CARRY_OK) {
+        free(copied);
+        return 0;
+    }
     digest = common ? digest : mix(digest, (uint64_t)dit->rank << 32 | (uint64_t)dit->ranks);
     for (int64_t i = 0; i < dit->own.parameters; i++) {
         if (!common || dit->own.parameter[i].cut == CARRY_CUT_NONE) {
-            digest = mix_parameter(digest, dit, &dit->own.parameter[i]);
+            digest = mix_parameter(digest, weights, &dit->own.parameter[i]);
         }
     }
+    free(copied);
     return digest;
 }
 

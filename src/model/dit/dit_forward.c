@@ -2,11 +2,12 @@
 #include <inttypes.h>
 #include <math.h>
 
-#include "carry/nn.h"
+#include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/dit/dit_cache.h"
+#include "model/host.h"
 
 static carry_status check_tensor(const carry_dit_cache *cache, const char *name, const carry_tensor *tensor,
                                  int64_t channels) {
@@ -71,12 +72,9 @@ static carry_status check_start(const carry_dit_cache *cache, const carry_dit_ch
     return CARRY_OK;
 }
 
-static carry_status check_call(carry_dit_call *call) {
+static carry_status check_call(carry_dit_chunks *call) {
     const carry_dit_cache *cache = call->cache;
-    carry_ctx *ctx = call->dit->ctx;
-    if (cache->dit != call->dit) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the cache belongs to another model");
-    }
+    carry_ctx *ctx = call->cache->dit->ctx;
     if (!cache->has_text) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the cache has no text: carry_dit_cache_text comes first");
     }
@@ -105,84 +103,182 @@ static carry_status check_call(carry_dit_call *call) {
     return check_start(cache, &call->chunk[0]);
 }
 
-/* e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim]. */
-static carry_status embed_times(const carry_dit_call *call) {
-    carry_dit *dit = call->dit;
+/* e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim], in f32. */
+static carry_status embed_times(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
-    const carry_dit_config *c = &dit->config;
-    const carry_tensor sinusoid = carry_view_2d(cache->sinusoid, CARRY_F32, call->chunks, c->freq_dim);
-    const carry_tensor e = carry_view_2d(cache->time, CARRY_F32, call->chunks, c->dim);
-    const carry_tensor hidden = carry_view_2d(cache->time + call->chunks * c->dim, CARRY_F32, call->chunks, c->dim);
-    const carry_tensor projected = carry_view_2d(cache->projected, CARRY_F32, call->chunks, 6 * c->dim);
+    carry_dit *dit = cache->dit;
+    const int64_t freq_dim = dit->config.freq_dim;
+    const carry_tensor sinusoid = carry_slice(cache->sinusoid, 0, call->chunks);
+    const carry_tensor e = carry_slice(cache->time, 0, call->chunks);
+    const carry_tensor hidden = carry_slice(cache->time, call->chunks, call->chunks);
     for (int i = 0; i < call->chunks; i++) {
-        carry_dit_sinusoid(cache->sinusoid + i * c->freq_dim, c->freq_dim, call->chunk[i].t);
+        carry_dit_sinusoid((float *)cache->host_sinusoid.data + i * freq_dim, freq_dim, call->chunk[i].t);
     }
-    CARRY_TRY(carry_dit_affine(dit->ctx, hidden, sinusoid, carry_dit_outer_weight(dit, CARRY_DIT_TIME_0),
-                               carry_dit_outer_weight(dit, CARRY_DIT_TIME_0_BIAS)));
-    CARRY_TRY(carry_activate(dit->ctx, hidden, hidden, CARRY_SILU));
-    CARRY_TRY(carry_dit_affine(dit->ctx, e, hidden, carry_dit_outer_weight(dit, CARRY_DIT_TIME_2),
-                               carry_dit_outer_weight(dit, CARRY_DIT_TIME_2_BIAS)));
+    CARRY_TRY(carry_dit_cache_bring(cache, sinusoid, carry_slice(cache->host_sinusoid, 0, call->chunks)));
+    CARRY_TRY(carry_dit_outer_affine(dit, hidden, sinusoid, CARRY_DIT_TIME_0, CARRY_SILU));
+    CARRY_TRY(carry_dit_outer_affine(dit, e, hidden, CARRY_DIT_TIME_2, CARRY_NO_ACTIVATION));
     CARRY_TRY(carry_activate(dit->ctx, hidden, e, CARRY_SILU));
-    return carry_dit_affine(dit->ctx, projected, hidden, carry_dit_outer_weight(dit, CARRY_DIT_PROJECTION),
-                            carry_dit_outer_weight(dit, CARRY_DIT_PROJECTION_BIAS));
+    return carry_dit_outer_affine(dit, carry_slice(cache->projected, 0, call->chunks), hidden, CARRY_DIT_PROJECTION,
+                                  CARRY_NO_ACTIVATION);
 }
 
-static carry_status embed(const carry_dit_call *call) {
-    carry_dit *dit = call->dit;
+/* Rows of patches of `width` elements, in host memory or on the device. */
+static carry_tensor patches_of(carry_tensor patches, int64_t first, int64_t rows, int64_t width) {
+    return carry_reshape_2d(carry_slice(patches, first * width, rows * width), rows, width);
+}
+
+/* Chunks follow each other: their positions are a function of the first frame. The steps of a chunk share them. */
+static carry_status make_table(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
+    const int64_t start = call->chunk[0].start;
+    if (cache->table_start == start && cache->table_rows == call->tokens) {
+        return CARRY_OK;
+    }
+    carry_dit_rotary_table(cache->host_table.data, cache->positions, carry_dit_head(cache->dit), start,
+                           call->tokens / cache->per_frame, cache->rows, cache->columns);
+    cache->table_rows = 0; /* until it is there */
+    CARRY_TRY(carry_dit_cache_bring(cache, carry_slice(cache->table, 0, call->tokens),
+                                    carry_slice(cache->host_table, 0, call->tokens)));
+    cache->table_start = start;
+    cache->table_rows = call->tokens;
+    return CARRY_OK;
+}
+
+static carry_status embed(const carry_dit_chunks *call) {
+    carry_dit_cache *cache = call->cache;
+    carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
-    const int64_t patch = c->in_dim * c->patch[1] * c->patch[2];
-    const int64_t head = carry_dit_head(dit);
+    const int64_t width = c->in_dim * c->patch[1] * c->patch[2];
+    const carry_dit_rows rows = carry_dit_rows_in(&cache->room, dit, call->tokens);
+    carry_tensor patches = patches_of(cache->patches, 0, call->tokens, width);
     CARRY_SPAN(dit->ctx, "dit", "embed");
     CARRY_TRY(embed_times(call));
+    CARRY_TRY(make_table(call));
     for (int i = 0; i < call->chunks; i++) {
-        carry_dit_patchify(dit->ctx, cache->wide + call->row[i] * patch, &call->chunk[i].latents, c->patch + 1);
-        carry_dit_rotary_table(cache->table + call->row[i] * head, cache->positions, head, call->chunk[i].start,
-                               call->chunk[i].latents.shape[1], cache->rows, cache->columns);
+        carry_dit_patchify(dit->ctx, patches_of(cache->host_patches, call->row[i], 1, width).data,
+                           &call->chunk[i].latents, c->patch + 1, false);
     }
-    return carry_dit_affine(dit->ctx, carry_view_2d(cache->x, CARRY_F32, call->tokens, c->dim),
-                            carry_view_2d(cache->wide, CARRY_F32, call->tokens, patch),
-                            carry_dit_outer_weight(dit, CARRY_DIT_PATCH),
-                            carry_dit_outer_weight(dit, CARRY_DIT_PATCH_BIAS));
+    CARRY_TRY(carry_dit_cache_bring(cache, patches, patches_of(cache->host_patches, 0, call->tokens, width)));
+    if (cache->options.dtype != CARRY_F32) {
+        const carry_tensor narrow = carry_reshape_2d(cache->room.wide, call->tokens, width);
+        CARRY_TRY(carry_convert(dit->ctx, narrow, patches));
+        patches = narrow;
+    }
+    return carry_dit_outer_affine(dit, rows.x, patches, CARRY_DIT_PATCH, CARRY_NO_ACTIVATION);
 }
 
 /* The velocity of a chunk: LN(x)(1 + s1) + s0 with s = modulation + e, and the last product. */
-static carry_status finish(const carry_dit_call *call, int i) {
-    carry_dit *dit = call->dit;
+static carry_status finish(const carry_dit_chunks *call, int i) {
     carry_dit_cache *cache = call->cache;
+    carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
     const int64_t rows = call->row[i + 1] - call->row[i];
-    const carry_tensor W = carry_dit_outer_weight(dit, CARRY_DIT_HEAD);
-    const carry_tensor normed = carry_view_2d(cache->normed, CARRY_F32, rows, c->dim);
-    const float *own = carry_dit_outer_weight(dit, CARRY_DIT_HEAD_MODULATION).data;
-    float *shift = cache->head_modulation;
-    for (int64_t j = 0; j < 2 * c->dim; j++) {
-        shift[j] = own[j] + cache->time[i * c->dim + j % c->dim];
-    }
+    const int64_t width = c->out_dim * c->patch[1] * c->patch[2];
+    const carry_tensor normed = carry_slice(cache->room.h, 0, rows);
+    const carry_tensor out = patches_of(cache->patches, 0, rows, width);
+    const carry_tensor made = cache->options.dtype == CARRY_F32 ? out : carry_reshape_2d(cache->room.wide, rows, width);
+    const carry_tensor e = carry_reshape_1d(carry_slice(cache->time, i, 1), c->dim);
     CARRY_SPAN(dit->ctx, "dit", "head");
-    CARRY_TRY(carry_layer_norm(dit->ctx, normed,
-                               carry_view_2d(cache->x + call->row[i] * c->dim, CARRY_F32, rows, c->dim),
-                               carry_view_1d(shift + c->dim, CARRY_F32, c->dim),
-                               carry_view_1d(shift, CARRY_F32, c->dim), 1.0f, (float)c->eps));
-    CARRY_TRY(carry_dit_affine(dit->ctx, carry_view_2d(cache->wide, CARRY_F32, rows, W.shape[0]), normed, W,
-                               carry_dit_outer_weight(dit, CARRY_DIT_HEAD_BIAS)));
-    carry_dit_unpatchify(dit->ctx, &call->chunk[i].velocity, cache->wide, c->patch + 1);
+    CARRY_TRY(carry_convert(dit->ctx, cache->shift, carry_dit_outer_weight(dit, CARRY_DIT_HEAD_MODULATION)));
+    CARRY_TRY(carry_add_bias(dit->ctx, cache->shift, e));
+    CARRY_TRY(carry_layer_norm(dit->ctx, normed, carry_slice(cache->room.x, call->row[i], rows),
+                               carry_reshape_1d(carry_slice(cache->shift, 1, 1), c->dim),
+                               carry_reshape_1d(carry_slice(cache->shift, 0, 1), c->dim), 1.0f, (float)c->eps));
+    CARRY_TRY(carry_dit_outer_affine(dit, made, normed, CARRY_DIT_HEAD, CARRY_NO_ACTIVATION));
+    CARRY_TRY(made.data != out.data ? carry_convert(dit->ctx, out, made) : CARRY_OK);
+    if (dit->own.device != 0) {
+        CARRY_TRY(carry_read(dit->ctx, patches_of(cache->host_patches, 0, rows, width), out));
+    }
+    carry_dit_unpatchify(dit->ctx, &call->chunk[i].velocity, cache->host_patches.data, c->patch + 1);
+    return CARRY_OK;
+}
+
+/* The frames of a chunk whose slots follow each other, from the one that token `at` is of. */
+static int64_t place(const carry_dit_call *call, int64_t block, int64_t group, int64_t at, carry_tensor *k,
+                     carry_tensor *v) {
+    const carry_dit_chunks *chunks = call->owner;
+    const carry_dit_cache *cache = chunks->cache;
+    const int64_t frame = chunks->chunk[group].start + at / cache->per_frame;
+    const int64_t end = chunks->chunk[group].start + chunks->chunk[group].latents.shape[1];
+    const int64_t slot = carry_dit_slot_of(cache, frame);
+    int64_t count = 1;
+    while (frame + count < end && carry_dit_slot_of(cache, frame + count) == slot + count) {
+        count++;
+    }
+    const int64_t first = (block * (cache->options.sink + cache->ring) + slot) * cache->per_frame;
+    *k = carry_slice(cache->keys, first, count * cache->per_frame);
+    *v = carry_slice(cache->values, first, count * cache->per_frame);
+    return count * cache->per_frame;
+}
+
+static carry_attention_args see_frames(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
+                                       int64_t group, carry_key_run run[CARRY_KEY_RUNS]) {
+    const carry_dit_chunks *chunks = call->owner;
+    const carry_dit_cache *cache = chunks->cache;
+    const carry_dit *dit = cache->dit;
+    const int64_t start = chunks->chunk[group].start;
+    const int64_t rows = call->row[group + 1] - call->row[group];
+    const int64_t keys = (cache->options.sink + cache->ring) * cache->per_frame;
+    return (carry_attention_args){
+        .o = carry_dit_heads(dit, r->o, call->row[group], rows),
+        .q = carry_dit_heads(dit, r->q, call->row[group], rows),
+        .k = carry_dit_heads(dit, cache->keys, block * keys, keys),
+        .v = carry_dit_heads(dit, cache->values, block * keys, keys),
+        .run = run,
+        .runs = carry_dit_runs(cache, start, start + chunks->chunk[group].latents.shape[1], chunks->bias, run)};
+}
+
+static carry_attention_args see_text(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t group,
+                                     carry_key_run run[CARRY_KEY_RUNS]) {
+    const carry_dit_chunks *chunks = call->owner;
+    const carry_dit_cache *cache = chunks->cache;
+    const int64_t length = cache->dit->config.text_len;
+    (void)group; /* all chunks have the same text */
+    (void)run;
+    return (carry_attention_args){.o = carry_dit_heads(cache->dit, r->co, 0, chunks->tokens),
+                                  .q = carry_dit_heads(cache->dit, r->cq, 0, chunks->tokens),
+                                  .k = carry_dit_heads(cache->dit, cache->text_keys, block * length, length),
+                                  .v = carry_dit_heads(cache->dit, cache->text_values, block * length, length)};
+}
+
+static carry_status run_blocks(const carry_dit_chunks *chunks) {
+    carry_dit_cache *cache = chunks->cache;
+    carry_dit *dit = cache->dit;
+    const carry_dit_call call = {.dit = dit,
+                                 .groups = chunks->chunks,
+                                 .row = chunks->row,
+                                 .e0 = carry_slice(cache->projected, 0, chunks->chunks),
+                                 .table = carry_slice(cache->table, 0, chunks->tokens),
+                                 .sums = cache->sums,
+                                 .owner = chunks,
+                                 .self = see_frames,
+                                 .place = place,
+                                 .cross_groups = 1,
+                                 .cross = see_text,
+                                 .scratch = cache->attention,
+                                 .scratch_bytes = cache->attention_bytes};
+    carry_dit_rows rows = carry_dit_rows_in(&cache->room, dit, chunks->tokens);
+    rows.m = carry_slice(cache->m, 0, chunks->chunks);
+    for (int64_t block = 0; block < dit->config.num_layers; block++) {
+        CARRY_TRY(carry_dit_block_forward(&call, block, &rows));
+    }
     return CARRY_OK;
 }
 
 carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const carry_dit_chunk *chunk, int chunks,
                                float bias) {
-    carry_dit_call call = {.dit = dit, .cache = cache, .chunk = chunk, .chunks = chunks, .bias = bias};
+    carry_dit_chunks call = {.cache = cache, .chunk = chunk, .chunks = chunks, .bias = bias};
     CARRY_SPAN(dit->ctx, "dit", "forward");
+    if (cache->dit != dit) {
+        return carry_fail(dit->ctx, CARRY_EARGUMENT, "the cache belongs to another model");
+    }
     CARRY_TRY(check_call(&call));
     /* From here on slots are written: a forward that fails leaves no frame that is half of it. */
     const int64_t end = chunk[chunks - 1].start + chunk[chunks - 1].latents.shape[1];
     cache->next = chunk[0].start;
     cache->top = end > cache->top ? end : cache->top;
     CARRY_TRY(embed(&call));
-    for (int64_t block = 0; block < dit->config.num_layers; block++) {
-        CARRY_TRY(carry_dit_block_forward(&call, block));
-    }
+    CARRY_TRY(run_blocks(&call));
     for (int c = 0; c < chunks; c++) {
         if (chunk[c].velocity.data != NULL) {
             CARRY_TRY(finish(&call, c));

@@ -6,17 +6,16 @@
 
 #include "core/threads.h"
 
-carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index) {
-    if (index < 0) {
-        return (carry_tensor){.data = NULL};
-    }
+/* Parameter `index` of a flat buffer as a matrix or a vector: its elements start at data. */
+static carry_tensor as_operand(const carry_dit *dit, int64_t index, void *data, carry_dtype dtype) {
     const carry_parameter *p = &dit->own.parameter[index];
-    float *data = buffer + p->offset;
-    if (p->rank == 3) {
-        return carry_view_2d(data, CARRY_F32, p->shape[1], p->shape[2]);
-    }
-    return p->rank == 1 ? carry_view_1d(data, CARRY_F32, p->count)
-                        : carry_view_2d(data, CARRY_F32, p->shape[0], p->count / p->shape[0]);
+    const int64_t rows = p->rank == 3 ? p->shape[1] : p->shape[0];
+    return carry_view_on(dit->own.device, data, dtype, p->rank == 1 ? 1 : 2, (const int64_t[]){rows, p->count / rows});
+}
+
+carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index) {
+    return index < 0 ? (carry_tensor){.data = NULL}
+                     : as_operand(dit, index, buffer + dit->own.parameter[index].offset, CARRY_F32);
 }
 
 carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_dit_slot slot) {
@@ -25,6 +24,40 @@ carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_d
 
 carry_tensor carry_dit_outer_weight(const carry_dit *dit, carry_dit_outer outer) {
     return carry_dit_view(dit, dit->own.weights, dit->outer[outer]);
+}
+
+carry_tensor carry_dit_product(const carry_dit *dit, int64_t index, carry_dtype dtype) {
+    if (dtype == CARRY_F32 || dit->own.low == NULL || dit->own.low_dtype != dtype) {
+        return carry_dit_view(dit, dit->own.weights, index);
+    }
+    return as_operand(dit, index, carry_parameters_low(&dit->own, dit->own.parameter[index].offset, 0).data, dtype);
+}
+
+carry_status carry_dit_affine(carry_dit *dit, carry_tensor y, carry_tensor x, int64_t weight, int64_t bias,
+                              carry_activation activation, bool accumulate) {
+    return carry_affine(dit->ctx, y, x, carry_dit_product(dit, weight, x.dtype), carry_dit_product(dit, bias, x.dtype),
+                        activation, accumulate);
+}
+
+carry_status carry_dit_outer_affine(carry_dit *dit, carry_tensor y, carry_tensor x, carry_dit_outer outer,
+                                    carry_activation activation) {
+    return carry_dit_affine(dit, y, x, dit->outer[outer], dit->outer[outer + 1], activation, false);
+}
+
+/* Are three parameters one piece of the flat buffers? */
+static bool follow_each_other(const carry_dit *dit, carry_dit_slot first) {
+    const carry_parameter *q = &dit->own.parameter[dit->block[0][first]];
+    return q[1].offset == q->offset + q->count && q[2].offset == q[1].offset + q[1].count;
+}
+
+bool carry_dit_has_qkv(const carry_dit *dit) {
+    return follow_each_other(dit, CARRY_DIT_Q) && follow_each_other(dit, CARRY_DIT_Q_BIAS);
+}
+
+void carry_dit_qkv(const carry_dit *dit, int64_t block, carry_dtype dtype, carry_tensor *W, carry_tensor *b) {
+    const carry_tensor q = carry_dit_product(dit, dit->block[block][CARRY_DIT_Q], dtype);
+    *W = carry_reshape_2d(q, 3 * q.shape[0], q.shape[1]);
+    *b = carry_reshape_1d(carry_dit_product(dit, dit->block[block][CARRY_DIT_Q_BIAS], dtype), 3 * q.shape[0]);
 }
 
 void carry_dit_sinusoid(float *to, int64_t freq_dim, double t) {
@@ -72,7 +105,7 @@ typedef struct patching {
     float *latents, *patches;
     int64_t channels, frames, height, width;
     int64_t p, q;
-    bool back;
+    bool back, by_head;
 } patching;
 
 /* One row of patches. */
@@ -90,11 +123,9 @@ static void patch_rows(void *argument, int64_t begin, int64_t end, int worker) {
                 float *patch = j->patches + row * columns * size;
                 for (int64_t x = 0; x < columns; x++, patch += size) {
                     for (int64_t b = 0; b < j->q; b++) {
-                        if (j->back) {
-                            line[x * j->q + b] = patch[(a * j->q + b) * j->channels + c];
-                        } else {
-                            patch[(c * j->p + a) * j->q + b] = line[x * j->q + b];
-                        }
+                        float *one =
+                            patch + (j->by_head ? (a * j->q + b) * j->channels + c : (c * j->p + a) * j->q + b);
+                        *(j->back ? &line[x * j->q + b] : one) = j->back ? *one : line[x * j->q + b];
                     }
                 }
             }
@@ -102,8 +133,8 @@ static void patch_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-static void run_patching(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2],
-                         bool back) {
+static void run_patching(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2], bool back,
+                         bool by_head) {
     patching j = {.latents = latents->data,
                   .patches = patches,
                   .channels = latents->shape[0],
@@ -112,15 +143,17 @@ static void run_patching(carry_ctx *ctx, float *patches, const carry_tensor *lat
                   .width = latents->shape[3],
                   .p = patch[0],
                   .q = patch[1],
-                  .back = back};
+                  .back = back,
+                  .by_head = by_head};
     const int64_t line = j.channels * j.width * j.p;
     carry_parallel(ctx, j.frames * (j.height / j.p), 16384 / (line + 1) + 1, patch_rows, &j);
 }
 
-void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2]) {
-    run_patching(ctx, patches, latents, patch, false);
+void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2],
+                        bool by_head) {
+    run_patching(ctx, patches, latents, patch, false, by_head);
 }
 
 void carry_dit_unpatchify(carry_ctx *ctx, const carry_tensor *latents, const float *patches, const int64_t patch[2]) {
-    run_patching(ctx, (float *)(uintptr_t)patches, latents, patch, true);
+    run_patching(ctx, (float *)(uintptr_t)patches, latents, patch, true, true);
 }

@@ -5,13 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carry/nn.h"
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
 #include "core/tensor.h"
-#include "model/dit/dit_parts.h"
 #include "model/dit/dit_pass_rows.h"
+#include "model/host.h"
 
 #define MAX_ROWS ((int64_t)1 << 31)
 
@@ -46,7 +46,43 @@ static void measure(carry_dit_pass *p) {
     p->tokens = p->row_tokens * o->frames;
     p->rows = p->units * p->tokens;
     p->text_rows = o->videos * o->texts * c->text_len;
-    p->head = c->dim / c->num_heads;
+}
+
+static carry_status make(carry_dit_pass *p) {
+    const size_t head = (size_t)carry_dit_head(p->dit);
+    const bool is_elsewhere = p->dit->own.device != 0;
+    carry_arena here = carry_arena_over(NULL, 0);
+    carry_arena there = carry_arena_over(NULL, 0);
+    size_t host = 0;
+    p->block = calloc((size_t)p->dit->config.num_layers, sizeof *p->block);
+    p->row = calloc((size_t)p->units + 1, sizeof *p->row);
+    p->positions = carry_aligned_new(CARRY_DIT_POSITIONS * head * sizeof(float));
+    if (p->block == NULL || p->row == NULL || p->positions == NULL) {
+        return carry_fail(p->ctx, CARRY_EMEMORY, "no memory for a pass");
+    }
+    for (int64_t i = 0; i <= p->units; i++) {
+        p->row[i] = i * p->tokens;
+    }
+    p->call = (carry_dit_call){.dit = p->dit,
+                               .groups = p->units,
+                               .row = p->row,
+                               .owner = p,
+                               .self = carry_dit_pass_self,
+                               .cross_groups = p->units,
+                               .cross = carry_dit_pass_cross};
+    carry_dit_positions(p->positions, (int64_t)head);
+    carry_dit_pass_lay_out(p, &there);
+    carry_dit_pass_lay_out_host(p, &here);
+    if (!carry_arena_total(&there, &p->memory) || !carry_arena_total(&here, &host)) {
+        return carry_fail(p->ctx, CARRY_ESIZE, "the activations of this batch are larger than memory can be");
+    }
+    p->host_memory = is_elsewhere ? carry_aligned_new(host) : NULL;
+    if (is_elsewhere && p->host_memory == NULL) {
+        return carry_fail(p->ctx, CARRY_EMEMORY, "no memory for a batch, %zu bytes", host);
+    }
+    here = carry_arena_over(p->host_memory, host);
+    carry_dit_pass_lay_out_host(p, &here);
+    return p->options.dtype != CARRY_F32 ? carry_parameters_want_low(&p->dit->own, p->options.dtype) : CARRY_OK;
 }
 
 carry_status carry_dit_pass_new(carry_dit *dit, carry_dit_pass **made, const carry_dit_pass_options *options) {
@@ -61,19 +97,7 @@ carry_status carry_dit_pass_new(carry_dit *dit, carry_dit_pass **made, const car
     p->dit = dit;
     p->options = *options;
     measure(p);
-    p->block = calloc((size_t)dit->config.num_layers, sizeof *p->block);
-    p->positions = carry_aligned_new(CARRY_DIT_POSITIONS * (size_t)p->head * sizeof(float));
-    carry_status status = CARRY_OK;
-    if (p->block == NULL || p->positions == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
-    } else {
-        carry_arena count = carry_arena_over(NULL, 0);
-        carry_dit_positions(p->positions, p->head);
-        carry_dit_pass_lay_out(p, &count);
-        if (!carry_arena_total(&count, &p->memory)) {
-            status = carry_fail(ctx, CARRY_ESIZE, "the activations of this batch are larger than memory can be");
-        }
-    }
+    carry_status status = make(p);
     if (status != CARRY_OK) {
         carry_dit_pass_free(p);
         return status;
@@ -86,6 +110,8 @@ void carry_dit_pass_free(carry_dit_pass *pass) {
     if (pass != NULL) {
         free(pass->block);
         free(pass->positions);
+        free(pass->row);
+        free(pass->host_memory);
         free(pass);
     }
 }
@@ -110,8 +136,10 @@ static carry_tensor latents_of(const carry_dit_pass *pass, carry_tensor all, int
     return carry_view_4d((float *)all.data + place * count, CARRY_F32, channels, o->frames, o->height, o->width);
 }
 
-static carry_status enter_unit(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch) {
-    const carry_dit_pass_args *args = user;
+/* A unit's patches, positions, time, and what its velocity should be: in host memory. */
+static carry_status enter_unit(const carry_dit_call *call, const void *user, int64_t unit, void *scratch) {
+    const carry_dit_pass *pass = user;
+    const carry_dit_pass_args *args = pass->args;
     const carry_dit_config *c = &pass->dit->config;
     bool noisy;
     const int64_t place = carry_dit_pass_place(pass, unit, &noisy);
@@ -119,99 +147,112 @@ static carry_status enter_unit(const carry_dit_pass *pass, const void *user, int
     const int64_t chunk = place - video * pass->options.chunks;
     const carry_tensor latents = latents_of(pass, noisy ? args->noisy : args->clean, place);
     (void)scratch;
-    carry_dit_patchify(pass->ctx, carry_dit_pass_unit(pass, pass->patches, unit).data, &latents, c->patch + 1);
-    carry_dit_rotary_table(carry_dit_pass_unit(pass, pass->table, unit).data, pass->positions, pass->head,
-                           args->start[video] + chunk * pass->options.frames, pass->options.frames,
-                           pass->options.height / c->patch[1], pass->options.width / c->patch[2]);
-    carry_dit_sinusoid((float *)pass->sinusoid.data + unit * c->freq_dim, c->freq_dim, noisy ? args->t[place] : 0.0);
+    carry_dit_patchify(pass->ctx, carry_dit_group_rows(call, pass->host.patches, unit).data, &latents, c->patch + 1,
+                       false);
+    carry_dit_rotary_table(carry_dit_group_rows(call, pass->host.table, unit).data, pass->positions,
+                           carry_dit_head(pass->dit), args->start[video] + chunk * pass->options.frames,
+                           pass->options.frames, pass->options.height / c->patch[1], pass->options.width / c->patch[2]);
+    carry_dit_sinusoid((float *)pass->host.sinusoid.data + unit * c->freq_dim, c->freq_dim,
+                       noisy ? args->t[place] : 0.0);
+    ((float *)pass->host.weight.data)[unit] = !noisy ? -1.0f : args->weight != NULL ? args->weight[place] : 1.0f;
+    if (noisy && args->target.data != NULL) {
+        const carry_tensor target = latents_of(pass, args->target, place);
+        carry_dit_patchify(pass->ctx, carry_dit_group_rows(call, pass->host.target, unit).data, &target, c->patch + 1,
+                           true);
+    }
     return CARRY_OK;
 }
 
-static carry_status outer(const carry_dit_pass *pass, carry_tensor y, carry_tensor x, carry_dit_outer slot) {
-    return carry_dit_pass_linear(pass, y, x, carry_dit_pass_outer(pass, slot),
-                                 carry_dit_pass_outer(pass, (carry_dit_outer)(slot + 1)));
-}
-
-static carry_status forward_inputs(carry_dit_pass *pass, const carry_dit_pass_args *args) {
-    carry_ctx *ctx = pass->ctx;
-    const carry_tensor text = carry_view_2d(args->text.data, CARRY_F32, pass->text_rows, pass->dit->config.text_dim);
-    CARRY_TRY(carry_dit_pass_units(pass, enter_unit, args));
-    CARRY_TRY(outer(pass, pass->block[0].x, pass->patches, CARRY_DIT_PATCH));
-    CARRY_TRY(outer(pass, pass->time_0, pass->sinusoid, CARRY_DIT_TIME_0));
-    CARRY_TRY(carry_activate(ctx, pass->time_1, pass->time_0, CARRY_SILU));
-    CARRY_TRY(outer(pass, pass->e, pass->time_1, CARRY_DIT_TIME_2));
-    CARRY_TRY(carry_activate(ctx, pass->e1, pass->e, CARRY_SILU));
-    CARRY_TRY(outer(pass, pass->e0, pass->e1, CARRY_DIT_PROJECTION));
-    CARRY_TRY(outer(pass, pass->text_0, text, CARRY_DIT_TEXT_0));
-    CARRY_TRY(carry_activate(ctx, pass->text_1, pass->text_0, CARRY_GELU));
-    return outer(pass, pass->text, pass->text_1, CARRY_DIT_TEXT_2);
-}
-
-static carry_status head_unit(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch) {
-    const int64_t d = pass->dit->config.dim;
-    const float *own = carry_dit_pass_outer(pass, CARRY_DIT_HEAD_MODULATION).data;
-    const float *e = (const float *)pass->e.data + unit * d;
-    float *to = (float *)pass->shifts.data + unit * 2 * d;
-    (void)scratch;
-    (void)user;
-    for (int64_t i = 0; i < 2 * d; i++) {
-        to[i] = own[i] + e[i % d];
+/* Work on host memory, side by side whatever the device. */
+static carry_status each_on_host(const carry_dit_pass *pass, carry_dit_work work) {
+    for (int64_t unit = 0; pass->dit->own.device != 0 && unit < pass->units; unit++) {
+        CARRY_TRY(work(&pass->call, pass, unit, NULL));
     }
-    return carry_layer_norm(pass->ctx, carry_dit_pass_unit(pass, pass->head_in, unit),
-                            carry_dit_pass_unit(pass, pass->last, unit),
-                            carry_dit_pass_part(pass, pass->shifts, unit, 1),
-                            carry_dit_pass_part(pass, pass->shifts, unit, 0), 1.0f, (float)pass->dit->config.eps);
+    return pass->dit->own.device == 0 ? carry_dit_each(&pass->call, pass->units, work, pass) : CARRY_OK;
 }
 
-/* The squares of a noisy unit, and their gradient in the order of the head, channel fastest. */
-static carry_status lose_unit(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch) {
-    const carry_dit_pass_args *args = user;
-    const carry_dit_pass_options *o = &pass->options;
-    const carry_dit_config *c = &pass->dit->config;
-    const int64_t columns = o->width / c->patch[2];
-    const int64_t rows = o->height / c->patch[1];
-    const int64_t width = pass->out.shape[1];
-    bool noisy;
-    const int64_t place = carry_dit_pass_place(pass, unit, &noisy);
-    const float *out = carry_dit_pass_unit(pass, pass->out, unit).data;
-    float *dout = carry_dit_pass_unit(pass, pass->dout, unit).data;
-    (void)scratch;
-    pass->losses[unit] = 0.0;
-    if (!noisy) {
-        memset(dout, 0, (size_t)(pass->tokens * width) * sizeof *dout);
+static carry_status bring(const carry_dit_pass *pass, carry_tensor to, carry_tensor from) {
+    return to.data != from.data ? carry_copy(pass->ctx, to, from) : CARRY_OK;
+}
+
+static carry_status bring_all(carry_dit_pass *pass) {
+    const carry_dit_pass_args *args = pass->args;
+    carry_tensor text = carry_reshape_2d(args->text, pass->text_rows, pass->dit->config.text_dim);
+    CARRY_TRY(each_on_host(pass, enter_unit));
+    CARRY_TRY(bring(pass, pass->in.patches, pass->host.patches));
+    CARRY_TRY(bring(pass, pass->in.table, pass->host.table));
+    CARRY_TRY(bring(pass, pass->in.sinusoid, pass->host.sinusoid));
+    CARRY_TRY(bring(pass, pass->in.weight, pass->host.weight));
+    CARRY_TRY(args->target.data != NULL ? bring(pass, pass->in.target, pass->host.target) : CARRY_OK);
+    if (pass->text_wide.data != NULL) {
+        CARRY_TRY(carry_copy(pass->ctx, pass->text_wide, text));
+        text = pass->text_wide;
+    }
+    if (pass->options.dtype == CARRY_F32) {
+        pass->text_in = text;
         return CARRY_OK;
     }
-    const double weight = args->weight != NULL ? (double)args->weight[place] : 1.0;
-    const float factor = (float)(2.0 * args->scale * weight);
-    const float *target = latents_of(pass, args->target, place).data;
-    double sum = 0.0;
-    for (int64_t token = 0; token < pass->tokens; token++) {
-        const int64_t frame = token / pass->row_tokens;
-        const int64_t y = token % pass->row_tokens / columns * c->patch[1];
-        const int64_t x = token % columns * c->patch[2];
-        for (int64_t i = 0; i < width; i++) {
-            const int64_t inside = i / c->out_dim;
-            const int64_t line = (i % c->out_dim * o->frames + frame) * rows * c->patch[1] + y + inside / c->patch[2];
-            const float off = out[token * width + i] - target[line * o->width + x + inside % c->patch[2]];
-            dout[token * width + i] = factor * off;
-            sum += (double)off * (double)off;
-        }
-    }
-    pass->losses[unit] = weight * sum;
-    return CARRY_OK;
+    CARRY_TRY(carry_convert(pass->ctx, pass->narrow, pass->in.patches));
+    return carry_convert(pass->ctx, pass->text_in, text);
 }
 
-static carry_status leave_unit(const carry_dit_pass *pass, const void *user, int64_t unit, void *scratch) {
-    const carry_dit_pass_args *args = user;
+static carry_status forward_inputs(carry_dit_pass *pass) {
+    carry_ctx *ctx = pass->ctx;
+    carry_dit *dit = pass->dit;
+    CARRY_TRY(bring_all(pass));
+    CARRY_TRY(carry_dit_outer_affine(dit, pass->block[0].x, pass->narrow, CARRY_DIT_PATCH, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_dit_outer_affine(dit, pass->time_0, pass->in.sinusoid, CARRY_DIT_TIME_0, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_activate(ctx, pass->time_1, pass->time_0, CARRY_SILU));
+    CARRY_TRY(carry_dit_outer_affine(dit, pass->e, pass->time_1, CARRY_DIT_TIME_2, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_activate(ctx, pass->e1, pass->e, CARRY_SILU));
+    CARRY_TRY(carry_dit_outer_affine(dit, pass->e0, pass->e1, CARRY_DIT_PROJECTION, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_dit_outer_affine(dit, pass->text_0, pass->text_in, CARRY_DIT_TEXT_0, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_activate(ctx, pass->text_1, pass->text_0, CARRY_GELU));
+    return carry_dit_outer_affine(dit, pass->text, pass->text_1, CARRY_DIT_TEXT_2, CARRY_NO_ACTIVATION);
+}
+
+static carry_status head_unit(const carry_dit_call *call, const void *user, int64_t unit, void *scratch) {
+    const carry_dit_pass *pass = user;
+    const int64_t d = pass->dit->config.dim;
+    const carry_tensor shift = carry_reshape_2d(carry_slice(pass->shifts, unit, 1), 2, d);
+    const carry_tensor last = pass->block[pass->dit->config.num_layers - 1].next;
+    (void)scratch;
+    CARRY_TRY(carry_convert(pass->ctx, shift, carry_dit_outer_weight(pass->dit, CARRY_DIT_HEAD_MODULATION)));
+    CARRY_TRY(carry_add_bias(pass->ctx, shift, carry_reshape_1d(carry_slice(pass->e, unit, 1), d)));
+    return carry_layer_norm(pass->ctx, carry_dit_group_rows(call, pass->head_in, unit),
+                            carry_dit_group_rows(call, last, unit), carry_dit_group_part(call, pass->shifts, unit, 1),
+                            carry_dit_group_part(call, pass->shifts, unit, 0), 1.0f, (float)pass->dit->config.eps);
+}
+
+static carry_status leave_unit(const carry_dit_call *call, const void *user, int64_t unit, void *scratch) {
+    const carry_dit_pass *pass = user;
+    const bool is_elsewhere = pass->dit->own.device != 0;
     bool noisy;
     const int64_t place = carry_dit_pass_place(pass, unit, &noisy);
     (void)scratch;
     if (noisy) {
-        const carry_tensor to = latents_of(pass, args->velocity, place);
-        carry_dit_unpatchify(pass->ctx, &to, carry_dit_pass_unit(pass, pass->out, unit).data,
-                             pass->dit->config.patch + 1);
+        const carry_tensor to = latents_of(pass, pass->args->velocity, place);
+        const carry_tensor from = is_elsewhere ? pass->host.target : pass->wide_out;
+        carry_dit_unpatchify(pass->ctx, &to, carry_dit_group_rows(call, from, unit).data, pass->dit->config.patch + 1);
     }
     return CARRY_OK;
+}
+
+static carry_status leave(carry_dit_pass *pass) {
+    CARRY_TRY(pass->wide_out.data != pass->out.data ? carry_convert(pass->ctx, pass->wide_out, pass->out) : CARRY_OK);
+    if (pass->dit->own.device != 0) { /* the target was uploaded, or there is none */
+        CARRY_TRY(carry_read(pass->ctx, pass->host.target, pass->wide_out));
+    }
+    return each_on_host(pass, leave_unit);
+}
+
+/* The loss, in args->total where the work is done, or in args->loss, which is waited for. */
+static carry_status lose(carry_dit_pass *pass) {
+    const carry_dit_pass_args *args = pass->args;
+    const bool waits = args->total.data == NULL;
+    CARRY_TRY(carry_squared_error(pass->ctx, waits ? pass->total : args->total, pass->losses, pass->dout, pass->out,
+                                  pass->in.target, pass->in.weight, args->scale));
+    return waits ? carry_read(pass->ctx, carry_view_1d(args->loss, CARRY_F64, 1), pass->total) : CARRY_OK;
 }
 
 static carry_status expect_latents(const carry_dit_pass *pass, const char *name, const carry_tensor *t) {
@@ -251,6 +292,20 @@ static carry_status check_args(const carry_dit_pass *pass, const carry_dit_pass_
     return CARRY_OK;
 }
 
+static carry_status run(carry_dit_pass *pass) {
+    const carry_dit_pass_args *args = pass->args;
+    CARRY_TRY(forward_inputs(pass));
+    for (int64_t i = 0; i < pass->dit->config.num_layers; i++) {
+        CARRY_TRY(carry_dit_text_keys(pass->dit, i, pass->text, &pass->block[i]));
+        CARRY_TRY(carry_dit_block_forward(&pass->call, i, &pass->block[i]));
+    }
+    CARRY_TRY(carry_dit_each(&pass->call, pass->units, head_unit, pass));
+    CARRY_TRY(carry_dit_outer_affine(pass->dit, pass->out, pass->head_in, CARRY_DIT_HEAD, CARRY_NO_ACTIVATION));
+    CARRY_TRY(args->velocity.data != NULL ? leave(pass) : CARRY_OK);
+    CARRY_TRY(args->target.data != NULL ? lose(pass) : CARRY_OK);
+    return args->target.data != NULL && args->backward ? carry_dit_pass_backward(pass) : CARRY_OK;
+}
+
 carry_status carry_dit_pass_run(carry_dit_pass *pass, const carry_dit_pass_args *args, void *memory, size_t bytes) {
     CARRY_SPAN(pass->ctx, "model", "training pass");
     CARRY_TRY(check_args(pass, args));
@@ -260,22 +315,8 @@ carry_status carry_dit_pass_run(carry_dit_pass *pass, const carry_dit_pass_args 
     }
     carry_arena arena = carry_arena_over(memory, bytes);
     carry_dit_pass_lay_out(pass, &arena);
-    CARRY_TRY(forward_inputs(pass, args));
-    for (int64_t i = 0; i < pass->dit->config.num_layers; i++) {
-        CARRY_TRY(carry_dit_pass_block(pass, args, i));
-    }
-    CARRY_TRY(carry_dit_pass_units(pass, head_unit, args));
-    CARRY_TRY(outer(pass, pass->out, pass->head_in, CARRY_DIT_HEAD));
-    if (args->velocity.data != NULL) {
-        CARRY_TRY(carry_dit_pass_units(pass, leave_unit, args));
-    }
-    if (args->target.data == NULL) {
-        return CARRY_OK;
-    }
-    CARRY_TRY(carry_dit_pass_units(pass, lose_unit, args));
-    *args->loss = 0.0;
-    for (int64_t u = 0; u < pass->units; u++) {
-        *args->loss += pass->losses[u];
-    }
-    return args->backward ? carry_dit_pass_backward(pass, args) : CARRY_OK;
+    pass->args = args;
+    const carry_status status = run(pass);
+    pass->args = NULL;
+    return status;
 }

@@ -22,6 +22,7 @@ typedef struct carry_dit_pass_options {
     int64_t height, width;  /* of the latents */
     int64_t window;         /* frames that a chunk sees, its own among them; no sink */
     int64_t texts;          /* captions of each video: a prompt may change on the way */
+    carry_dtype dtype;      /* of activations: f32, bf16 or f16; with copies of the weights in it */
 } carry_dit_pass_options;
 
 typedef struct carry_dit_pass carry_dit_pass;
@@ -32,7 +33,8 @@ void carry_dit_pass_free(carry_dit_pass *pass);
 size_t carry_dit_pass_memory(const carry_dit_pass *pass);
 double carry_dit_pass_flops(const carry_dit_pass *pass); /* of forward and backward; multiply-adds count two */
 
-/* The latents of all chunks: [videos, chunks, in_dim, frames, height, width], f32, packed. */
+/* All in host memory, where it is checked and cut into patches; on a GPU these are uploaded.
+   The latents of all chunks: [videos, chunks, in_dim, frames, height, width], f32, packed. */
 typedef struct carry_dit_pass_args {
     carry_tensor clean, noisy;
     carry_tensor text;      /* [videos * texts, text_len, text_dim], zeros after a caption's last word */
@@ -44,13 +46,14 @@ typedef struct carry_dit_pass_args {
     carry_tensor velocity;  /* gets it; absent: not wanted */
     bool backward;          /* adds to the gradients */
     double scale;           /* of the loss, in the gradients */
-    double *loss;           /* sum over chunks of weight times the sum of squares */
+    double *loss;           /* sum over chunks of weight times the sum of squares, which is waited for */
+    carry_tensor total; /* [1], f64, on the model's device: gets the same in its place, and nobody waits; or absent */
     /* Called in backward when a range of the gradients is complete: once, with all. NULL: not wanted. */
     carry_status (*ready)(void *user, int64_t first, int64_t count);
     void *user;
 } carry_dit_pass_args;
 
-/* memory: carry_dit_pass_memory bytes of any alignment; nothing in it is needed afterwards. */
+/* memory: carry_dit_pass_memory bytes of any alignment, on the model's device; nothing in it is needed afterwards. */
 carry_status carry_dit_pass_run(carry_dit_pass *pass, const carry_dit_pass_args *args, void *memory, size_t bytes);
 
 #endif

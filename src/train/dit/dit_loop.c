@@ -5,6 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
+#include "carry/nn.h"
+#include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/memory.h"
@@ -12,6 +15,7 @@
 #include "train/steps.h"
 
 #define EXAM_CHUNKS 4
+#define AVERAGED 16 /* elements of a row of the flat buffers, whose counts are multiples of it */
 
 typedef struct training {
     carry_ctx *ctx;
@@ -20,8 +24,10 @@ typedef struct training {
     const carry_dit_train_hooks *hooks;
     carry_steps loop;
     carry_dit *dit;
-    carry_dit averaged; /* the same model over the average: a view, on rank 0 */
-    float *average;     /* [count], on rank 0 */
+    carry_dit averaged;     /* the same model over the average: a view, on rank 0 */
+    float *average;         /* [count], on rank 0, on the model's device */
+    float *host;            /* the weights of a model on a GPU, for checkpoints */
+    carry_tensor off, keep; /* on a GPU: the weights' distance from their average, and a row of what it gets of that */
     carry_dit_pass *pass;
     void *memory;
     carry_shapes_batch *batch;
@@ -44,11 +50,13 @@ static carry_status save_model(const void *model, const char *folder) {
     return save_with_words(model, folder, CARRY_F32);
 }
 
-static void describe(const void *self, carry_checkpoint *checkpoint) {
+static carry_status describe(const void *self, carry_checkpoint *checkpoint) {
     const training *t = self;
+    const carry_parameters *own = &t->dit->own;
     checkpoint->save = save_model;
     checkpoint->model = &t->averaged;
-    checkpoint->weights = t->dit->own.weights;
+    checkpoint->weights = t->host != NULL ? t->host : own->weights;
+    return t->host != NULL ? carry_parameters_download(own, t->host, own->weights, 0, own->count) : CARRY_OK;
 }
 
 static bool goes_on(void *self, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
@@ -85,13 +93,24 @@ static carry_status examine(void *self) {
 }
 
 /* A young average forgets faster, or it would remember the start. */
-static void add_to_average(void *self) {
+static carry_status add_to_average(void *self) {
     training *t = self;
+    const carry_parameters *own = &t->dit->own;
     const double young = (1.0 + (double)t->loop.step) / (10.0 + (double)t->loop.step);
     const float keep = (float)(t->options.average < young ? t->options.average : young);
-    for (int64_t i = 0; t->average != NULL && i < t->dit->own.count; i++) {
-        t->average[i] = keep * t->average[i] + (1.0f - keep) * t->dit->own.weights[i];
+    if (own->device != 0) {
+        const carry_tensor average = carry_parameters_flat(own, t->average, 0, own->count);
+        const carry_tensor weights = carry_parameters_flat(own, own->weights, 0, own->count);
+        const int64_t rows = own->count / AVERAGED;
+        CARRY_TRY(carry_elementwise(t->ctx, CARRY_SUBTRACT, t->off, weights, average));
+        CARRY_TRY(carry_fill(t->ctx, t->keep, 1.0 - (double)keep));
+        return carry_gated_add(t->ctx, carry_reshape_2d(average, rows, AVERAGED),
+                               carry_reshape_2d(t->off, rows, AVERAGED), t->keep);
     }
+    for (int64_t i = 0; t->average != NULL && i < own->count; i++) {
+        t->average[i] = keep * t->average[i] + (1.0f - keep) * own->weights[i];
+    }
+    return CARRY_OK;
 }
 
 /* A past that the model made. The first tenth of a run has better to do than to learn from its faults. */
@@ -121,11 +140,10 @@ static carry_status next(void *self, carry_position *after) {
 static carry_status gradients(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user) {
     training *t = self;
-    double *sums = total.data; /* on the CPU */
-    t->args.loss = &sums[0];
+    t->args.total = carry_slice(total, 0, 1);
     t->args.ready = ready;
     t->args.user = user;
-    sums[1] = t->counted;
+    CARRY_TRY(carry_fill(t->ctx, carry_slice(total, 1, 1), t->counted));
     return carry_dit_pass_run(t->pass, &t->args, t->memory, carry_dit_pass_memory(t->pass));
 }
 
@@ -161,6 +179,36 @@ static const carry_trainee trainee = {
     .describe = describe,
 };
 
+static carry_status take_memory(training *t, void *pointer, int device, size_t bytes, const char *what) {
+    return carry_device_alloc(t->ctx, pointer, device, bytes + 1) == CARRY_OK
+               ? CARRY_OK
+               : carry_fail(t->ctx, CARRY_EMEMORY, "no memory for %s, %zu bytes: a smaller --batch may help", what,
+                            bytes);
+}
+
+/* Rank 0 keeps the average beside the weights; on a GPU also room to change it there and to save. */
+static carry_status make_average(training *t) {
+    const carry_parameters *own = &t->dit->own;
+    const size_t bytes = (size_t)own->count * sizeof(float);
+    const int64_t row = AVERAGED;
+    void *off = NULL;
+    void *keep = NULL;
+    CARRY_TRY(take_memory(t, &t->average, own->device, bytes, "the average of weights"));
+    CARRY_TRY(carry_copy(t->ctx, carry_parameters_flat(own, t->average, 0, own->count),
+                         carry_parameters_flat(own, own->weights, 0, own->count)));
+    t->averaged = *t->dit;
+    t->averaged.own.weights = t->average;
+    if (own->device == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(take_memory(t, &t->host, 0, bytes, "a copy of the weights"));
+    CARRY_TRY(take_memory(t, &off, own->device, bytes, "the average of weights"));
+    t->off = carry_view_on(own->device, off, CARRY_F32, 1, &own->count);
+    CARRY_TRY(take_memory(t, &keep, own->device, AVERAGED * sizeof(float), "the average of weights"));
+    t->keep = carry_view_on(own->device, keep, CARRY_F32, 1, &row);
+    return CARRY_OK;
+}
+
 /* What ships: the average, in the folder of the run itself. */
 static carry_status write_model(void *self) {
     const training *t = self;
@@ -173,14 +221,6 @@ static carry_status save_end(training *t) {
     return carry_steps_alone(&t->loop, write_model, t, "write the model");
 }
 
-static carry_status take_memory(training *t, void *pointer, size_t bytes, const char *what) {
-    *(void **)pointer = carry_aligned_new(bytes + 1);
-    return *(void **)pointer != NULL
-               ? CARRY_OK
-               : carry_fail(t->ctx, CARRY_EMEMORY, "no memory for %s, %zu bytes: a smaller --batch may help", what,
-                            bytes);
-}
-
 static carry_status make_model(training *t) {
     carry_dit_config config;
     const bool resumes = t->loop.found.step >= 0;
@@ -189,8 +229,7 @@ static carry_status make_model(training *t) {
     } else {
         CARRY_TRY(carry_dit_train_config(t->ctx, &config, &t->options));
     }
-    CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL));
-    const size_t bytes = (size_t)t->dit->own.count * sizeof(float);
+    CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL, t->hooks->device));
     CARRY_TRY(carry_parameters_want_gradients(&t->dit->own));
     if (resumes || t->options.model[0] != '\0') {
         CARRY_TRY(resumes ? CARRY_OK : carry_checkpoint_verify_model(t->ctx, t->options.model));
@@ -199,10 +238,7 @@ static carry_status make_model(training *t) {
         CARRY_TRY(carry_dit_init_training(t->dit, (uint64_t)t->options.seed));
     }
     if (t->loop.speaks) {
-        CARRY_TRY(take_memory(t, &t->average, bytes, "the average of weights"));
-        memcpy(t->average, t->dit->own.weights, bytes);
-        t->averaged = *t->dit;
-        t->averaged.own.weights = t->average;
+        CARRY_TRY(make_average(t));
     }
     return resumes ? carry_checkpoint_load_weights(t->ctx, t->loop.found.path, &t->dit->own) : CARRY_OK;
 }
@@ -221,7 +257,7 @@ static carry_status open_all(training *t) {
                                          .window = c->window_frames,
                                          .texts = 2};
     CARRY_TRY(carry_dit_pass_new(t->dit, &t->pass, &pass));
-    CARRY_TRY(take_memory(t, &t->memory, carry_dit_pass_memory(t->pass), "activations"));
+    CARRY_TRY(take_memory(t, &t->memory, t->hooks->device, carry_dit_pass_memory(t->pass), "activations"));
     const carry_shapes_batch_options batch = {.videos = t->videos,
                                               .chunks = o->chunks,
                                               .chunk = c->chunk_frames,
@@ -255,8 +291,11 @@ static void close_all(training *t) {
     carry_shapes_batch_free(t->batch);
     carry_dit_pass_free(t->pass);
     carry_dit_free(t->dit);
-    free(t->average);
-    free(t->memory);
+    carry_device_free(t->ctx, t->hooks->device, t->average);
+    carry_device_free(t->ctx, t->hooks->device, t->off.data);
+    carry_device_free(t->ctx, t->hooks->device, t->keep.data);
+    carry_device_free(t->ctx, t->hooks->device, t->memory);
+    carry_device_free(t->ctx, 0, t->host);
     free(t);
 }
 

@@ -38,6 +38,7 @@ typedef struct carry_dit_train_hooks {
     void (*report)(void *user, const carry_dit_train_report *report);
     void (*examined)(void *user, int64_t step, const carry_dit_exam *exam);
     void *user;
+    int device;  /* that is trained on, with one rank; 0: the CPU */
     bool resume; /* go on from the newest whole checkpoint in options->out */
 } carry_dit_train_hooks;
 

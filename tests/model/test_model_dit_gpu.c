@@ -1,0 +1,211 @@
+/* A video transformer on every device and in every type against the same model on the CPU in f32: the velocities of a
+   stream over its cache, and the loss and gradients of a training pass. In 16 bits the CPU is compared too; without a
+   GPU that is all. */
+#include "dit_support.h"
+
+#include "carry/device.h"
+#include "model/dit/dit_pass.h"
+
+enum { HEIGHT = 4, WIDTH = 6, FRAMES = 2, CHUNKS = 3 };
+
+/* Heads of 64 of bf16 go through the fast kernels of a GPU, those of 12 through the plain ones. */
+static carry_dit_config config_of(bool is_fast) {
+    carry_dit_config c = small_config();
+    c.dim = is_fast ? 128 : 48;
+    c.num_heads = is_fast ? 2 : 4;
+    c.ffn_dim = is_fast ? 256 : 60;
+    return c;
+}
+
+static carry_dit *model_on(carry_ctx *ctx, const carry_dit_config *c, int device) {
+    carry_dit *dit;
+    assert_ok(ctx, carry_dit_new(ctx, &dit, c, NULL, device));
+    assert_ok(ctx, carry_dit_init(dit, 7));
+    assert_ok(ctx, carry_parameters_want_gradients(&dit->own));
+    return dit;
+}
+
+/* Three chunks, the last of which wraps the ring, and a step that is done again: the velocity of the last forward. */
+static void stream(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, float *velocity) {
+    const int64_t count = c->in_dim * FRAMES * HEIGHT * WIDTH;
+    carry_dit *dit = model_on(ctx, c, device);
+    carry_dit_cache *cache;
+    const carry_dit_cache_options options = {
+        .height = HEIGHT, .width = WIDTH, .chunk = FRAMES, .window = 5, .sink = 1, .dtype = dtype};
+    float *text = random_floats(ctx, 3 * c->text_dim, 2);
+    assert_ok(ctx, carry_dit_cache_new(dit, &cache, &options));
+    assert_ok(ctx, carry_dit_cache_text(cache, carry_view_2d(text, CARRY_F32, 3, c->text_dim)));
+    for (int i = 0; i <= CHUNKS; i++) {
+        const int at = i < CHUNKS ? i : CHUNKS - 1;
+        float *latents = random_floats(ctx, count, 10 + (uint64_t)i);
+        const carry_dit_chunk chunk = {.latents = carry_view_4d(latents, CARRY_F32, c->in_dim, FRAMES, HEIGHT, WIDTH),
+                                       .velocity =
+                                           i > 0 ? carry_view_4d(velocity, CARRY_F32, c->out_dim, FRAMES, HEIGHT, WIDTH)
+                                                 : (carry_tensor){0},
+                                       .t = 900.0 - 200.0 * i,
+                                       .start = at * FRAMES};
+        assert_ok(ctx, carry_dit_forward(dit, cache, &chunk, 1, -0.5f));
+        free(latents);
+    }
+    free(text);
+    carry_dit_cache_free(cache);
+    carry_dit_free(dit);
+}
+
+/* Loss and gradients of one pass; gradients are the caller's to free. */
+static double train(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, float **gradients,
+                    int64_t *parameters, carry_parameter **list) {
+    enum { VIDEOS = 2, TEXTS = 2 };
+    const int64_t shape[] = {VIDEOS, CHUNKS, c->in_dim, FRAMES, HEIGHT, WIDTH};
+    const int64_t count = VIDEOS * CHUNKS * c->in_dim * FRAMES * HEIGHT * WIDTH;
+    carry_dit *dit = model_on(ctx, c, device);
+    carry_dit_pass *pass;
+    void *memory;
+    const carry_dit_pass_options options = {.videos = VIDEOS,
+                                            .chunks = CHUNKS,
+                                            .frames = FRAMES,
+                                            .height = HEIGHT,
+                                            .width = WIDTH,
+                                            .window = 4,
+                                            .texts = TEXTS,
+                                            .dtype = dtype};
+    float *latents[3];
+    float *text = random_floats(ctx, VIDEOS * TEXTS * c->text_len * c->text_dim, 30);
+    for (int i = 0; i < 3; i++) {
+        latents[i] = random_floats(ctx, count, 20 + (uint64_t)i);
+    }
+    static const double t[] = {100, 500, 900, 300, 700, 50};
+    static const int64_t caption[] = {0, 0, 1, 1, 1, 0};
+    static const int64_t start[] = {0, 9};
+    static const float weight[] = {1.0f, 0.5f, 0.0f, 2.0f, 1.0f, 1.0f};
+    double loss = NAN;
+    assert_ok(ctx, carry_dit_pass_new(dit, &pass, &options));
+    const size_t bytes = carry_dit_pass_memory(pass);
+    assert_ok(ctx, carry_device_alloc(ctx, &memory, device, bytes));
+    assert_ok(ctx, carry_device_fill(ctx, memory, device, 255, bytes, carry_ctx_stream(ctx, device)));
+    const int64_t text_shape[] = {VIDEOS * TEXTS, c->text_len, c->text_dim};
+    const carry_dit_pass_args args = {.clean = carry_view(latents[0], CARRY_F32, 6, shape),
+                                      .noisy = carry_view(latents[1], CARRY_F32, 6, shape),
+                                      .target = carry_view(latents[2], CARRY_F32, 6, shape),
+                                      .text = carry_view(text, CARRY_F32, 3, text_shape),
+                                      .t = t,
+                                      .caption = caption,
+                                      .start = start,
+                                      .weight = weight,
+                                      .backward = true,
+                                      .scale = 1e-3,
+                                      .loss = &loss};
+    assert_ok(ctx, carry_dit_pass_run(pass, &args, memory, bytes));
+    *gradients = calloc((size_t)dit->own.count, sizeof **gradients);
+    *list = calloc((size_t)dit->own.parameters, sizeof **list);
+    assert_true(*gradients != NULL && *list != NULL);
+    assert_ok(ctx, carry_parameters_download(&dit->own, *gradients, dit->own.gradients, 0, dit->own.count));
+    memcpy(*list, dit->own.parameter, (size_t)dit->own.parameters * sizeof **list);
+    *parameters = dit->own.parameters;
+    for (int i = 0; i < 3; i++) {
+        free(latents[i]);
+    }
+    free(text);
+    carry_device_free(ctx, device, memory);
+    carry_dit_pass_free(pass);
+    carry_dit_free(dit);
+    return loss;
+}
+
+static double apart(const float *have, const float *want, int64_t count) {
+    double off = 0.0;
+    double size = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        off += ((double)have[i] - (double)want[i]) * ((double)have[i] - (double)want[i]);
+        size += (double)want[i] * (double)want[i];
+    }
+    return sqrt(off / (size > 0.0 ? size : 1.0));
+}
+
+/* Relative to f32 on the CPU: f32 sums in another order, or 2^-9 for each of some ten roundings of two blocks; what a
+   gradient passes through is twice that, and small ones are the difference of larger ones. */
+static const struct {
+    carry_dtype dtype;
+    double velocity, loss, gradient;
+} types[] = {{CARRY_F32, 1e-5, 1e-5, 1e-3}, {CARRY_BF16, 5e-2, 3e-2, 0.3}, {CARRY_F16, 1e-2, 1e-2, 0.1}};
+
+#define EACH_DEVICE_AND_TYPE(device, i)                           \
+    for (int device = 0; device < carry_device_count(); device++) \
+        for (size_t i = device == 0 ? 1 : 0; i < sizeof types / sizeof *types; i++)
+
+static void streams_equal_those_of_the_cpu(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int is_fast = 0; is_fast < 2; is_fast++) {
+        const carry_dit_config c = config_of(is_fast != 0);
+        const int64_t count = c.out_dim * FRAMES * HEIGHT * WIDTH;
+        float *want = random_floats(ctx, count, 1);
+        float *have = random_floats(ctx, count, 1);
+        stream(ctx, &c, 0, CARRY_F32, want);
+        EACH_DEVICE_AND_TYPE(device, i) {
+            stream(ctx, &c, device, types[i].dtype, have);
+            const double off = apart(have, want, count);
+            if (!(off <= types[i].velocity)) {
+                fail_msg("device %d, %s, dim %lld: velocities are off by %g", device, carry_dtype_name(types[i].dtype),
+                         (long long)c.dim, off);
+            }
+        }
+        free(want);
+        free(have);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void training_passes_equal_those_of_the_cpu(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int is_fast = 0; is_fast < 2; is_fast++) {
+        const carry_dit_config c = config_of(is_fast != 0);
+        float *want, *have;
+        int64_t count;
+        carry_parameter *list, *same;
+        const double loss = train(ctx, &c, 0, CARRY_F32, &want, &count, &list);
+        EACH_DEVICE_AND_TYPE(device, i) {
+            const double other = train(ctx, &c, device, types[i].dtype, &have, &count, &same);
+            assert_true(fabs(other - loss) <= types[i].loss * fabs(loss));
+            for (int64_t p = 0; p < count; p++) {
+                const double off = apart(have + list[p].offset, want + list[p].offset, list[p].count);
+                if (!(off <= types[i].gradient)) {
+                    fail_msg("device %d, %s, dim %lld: the gradient of %s is off by %g", device,
+                             carry_dtype_name(types[i].dtype), (long long)c.dim, list[p].name, off);
+                }
+            }
+            free(have);
+            free(same);
+        }
+        free(want);
+        free(list);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void start_values_are_the_same_bits_on_every_device(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    const carry_dit_config c = config_of(false);
+    carry_dit *here = model_on(ctx, &c, 0);
+    for (int device = 1; device < carry_device_count(); device++) {
+        carry_dit *there = model_on(ctx, &c, device);
+        assert_true(carry_dit_fingerprint(here) == carry_dit_fingerprint(there));
+        carry_dit_free(there);
+    }
+    carry_dit_free(here);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(streams_equal_those_of_the_cpu),
+        cmocka_unit_test(training_passes_equal_those_of_the_cpu),
+        cmocka_unit_test(start_values_are_the_same_bits_on_every_device),
+    };
+    if (carry_device_count() < 2) {
+        (void)printf("skipped: there is no GPU here; 16 bits on the CPU are compared all the same\n");
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,118 @@
+/* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error) on every device
+   that is not the CPU, against the CPU's result: sizes that go through the fast kernels and sizes that do not. Skipped
+   where there is no such device. */
+#include "backend_support.h"
+
+#define EACH_SIDE for (int side = 0; side < SIDES; side++)
+#define CALL(expression) assert_ok(ctx, expression)
+
+/* Rows of whole vectors of 16 bytes, and others. */
+static const int64_t shapes[][2] = {{1, 8}, {3, 10}, {65, 136}, {9, 1024}, {5, 1030}, {7, 5120}};
+#define SHAPES(s) for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++, free_operands())
+
+/* Parts are rounded after each step on the CPU, and once where they are one pass: a unit of the largest for each. */
+static double steps(carry_dtype type, double count, double largest) {
+    return count * rounding(type) * largest + 0x1p-18;
+}
+
+static void case_affine(carry_dtype type) {
+    SHAPES(s) {
+        const int64_t in = shapes[s][1], out = 72;
+        operand x = given(type, 2, shapes[s], -1, 1), W = given(type, 2, SHAPE(out, in), -1, 1);
+        operand b = given(type, 1, &out, -1, 1), y = wanted(type, 2, SHAPE(shapes[s][0], out));
+        operand sum = given(type, 2, SHAPE(shapes[s][0], out), -1, 1);
+        EACH_SIDE {
+            CALL(carry_affine(ctx, y.t[side], x.t[side], W.t[side], b.t[side], CARRY_GELU, false));
+            CALL(carry_affine(ctx, sum.t[side], x.t[side], W.t[side], b.t[side], CARRY_NO_ACTIVATION, true));
+        }
+        const double off = 8.0 * (double)(in + 8) * 0x1p-24 + steps(type, 3.0, 2.0 * sqrt((double)in) + 2.0);
+        compare("y", &y, off);
+        compare("sum", &sum, off);
+    }
+}
+
+static void case_add_layer_norm(carry_dtype type) {
+    SHAPES(s) {
+        const int64_t n = shapes[s][1];
+        operand x = given(type, 2, shapes[s], -1, 1), y = given(type, 2, shapes[s], -1, 1);
+        operand h = wanted(type, 2, shapes[s]), g = given(CARRY_F32, 1, &n, -1, 1);
+        operand w = given(CARRY_F32, 1, &n, -0.5f, 0.5f), b = given(CARRY_F32, 1, &n, -1, 1);
+        EACH_SIDE CALL(
+            carry_add_layer_norm(ctx, h.t[side], x.t[side], y.t[side], g.t[side], w.t[side], b.t[side], 1.0f, 0.01f));
+        compare("x", &x, steps(type, 1.0, 2.0));
+        compare("h", &h, steps(type, 2.0, 16.0));
+    }
+}
+
+static void case_qk_norm_rotary(carry_dtype type) {
+    SHAPES(s) {
+        const int64_t n = shapes[s][1], head = n % 8 == 0 ? 8 : 2, T = shapes[s][0];
+        operand q = given(type, 2, shapes[s], -1, 1), k = given(type, 2, shapes[s], -1, 1);
+        operand v = given(type, 2, shapes[s], -1, 1), k_to = wanted(type, 2, shapes[s]);
+        operand v_to = wanted(type, 2, shapes[s]), w = given(CARRY_F32, 1, &n, 0.5f, 1.5f);
+        operand table = given(CARRY_F32, 3, SHAPE(T, head / 2, 2), -1, 1), sums = given(CARRY_F32, 1, &T, 1, 9);
+        EACH_SIDE {
+            const carry_qk_norm_rotary_args args = {
+                .part = {{.to = q.t[side], .from = q.t[side], .w = w.t[side], .rotates = true},
+                         {.to = k_to.t[side], .from = k.t[side], .w = w.t[side], .rotates = true},
+                         {.to = v_to.t[side], .from = v.t[side]}},
+                .parts = 3,
+                .table = table.t[side],
+                .eps = 0.01f};
+            CALL(carry_qk_norm_rotary(ctx, &args));
+            const carry_qk_norm_rotary_args split = {
+                .part = {{.to = k.t[side], .from = k.t[side], .w = w.t[side], .sums = sums.t[side], .rotates = true}},
+                .parts = 1,
+                .table = table.t[side],
+                .whole = 3 * n,
+                .eps = 0.01f};
+            CALL(carry_qk_norm_rotary(ctx, &split));
+        }
+        compare("q", &q, steps(type, 2.0, 16.0));
+        compare("k", &k_to, steps(type, 2.0, 16.0));
+        compare("v", &v_to, 0.0);
+        compare("split", &k, steps(type, 2.0, 64.0));
+    }
+}
+
+static void case_squared_error(carry_dtype type) {
+    const int64_t groups = 4, one = 1, shape[] = {8, 130};
+    operand y = given(type, 2, shape, -1, 1), target = given(CARRY_F32, 2, shape, -1, 1), dy = wanted(type, 2, shape);
+    operand weight = given(CARRY_F32, 1, &groups, -1, 1); /* those below 0 are left out */
+    operand losses = spread(carry_view_1d(keep(calloc(4, sizeof(double))), CARRY_F64, groups));
+    operand total = spread(carry_view_1d(keep(calloc(1, sizeof(double))), CARRY_F64, one));
+    EACH_SIDE CALL(carry_squared_error(ctx, total.t[side], losses.t[side], dy.t[side], y.t[side], target.t[side],
+                                       weight.t[side], 0.5));
+    compare("dy", &dy, 0x1p-22);
+    compare("losses", &losses, 0x1p-40);
+    compare("total", &total, 0x1p-38);
+}
+
+static void test_fused_operators_equal_the_cpu(void **state) {
+    (void)state;
+    for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
+        run_case("affine", case_affine, 3);
+        run_case("add_layer_norm", case_add_layer_norm, 3);
+        run_case("qk_norm_rotary", case_qk_norm_rotary, 3);
+        run_case("squared_error", case_squared_error, 3);
+    }
+    assert_int_equal(failures, 0);
+}
+
+static int open_all(void **state) {
+    (void)open_contexts(state);
+    ctx = ctxs[1];
+    return 0;
+}
+
+int main(void) {
+    (void)missing;
+    (void)integers;
+    (void)room;
+    if (carry_device_count() < 2) {
+        (void)printf("skipped: there is no device but the CPU\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_fused_operators_equal_the_cpu)};
+    return cmocka_run_group_tests(tests, open_all, close_contexts);
+}
