@@ -130,9 +130,9 @@ typedef struct carry_lm_key {
 extern const carry_lm_key carry_lm_model_keys[]; /* config_keys.c */
 
 /* CARRY_EUNSUPPORTED with the file, the line, the key and its value; why says what is accepted. */
-carry_status carry_lm_config_refuse(const carry_lm_source *source, const carry_json *node, const char *why);
+carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *node, const char *why);
 /* One key, as its form says. */
-carry_status carry_lm_config_read_key(const carry_lm_source *source, const carry_lm_key *key, const carry_json *node);
+carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 
 /* Is it flash-linear-attention's? Otherwise it is transformers'. */
 bool carry_lm_is_fla(carry_lm_kind kind);

@@ -61,7 +61,7 @@ static void close_attention(void *opened) {
 
 /* Radians a position, rounded as f32 sums are there: 1 / theta^(2i / rotary). */
 static void set_rates(carry_lm_attention *o, const carry_lm_config *c) {
-    for (int64_t i = 0; i < c->rotary / 2; i++) {
+    for (int64_t i = 0; o->rates != NULL && i < c->rotary / 2; i++) {
         const float exponent = (float)(2 * i) / (float)c->rotary;
         o->rates[i] = 1.0f / (float)pow(c->rope_theta, (double)exponent);
     }

@@ -46,7 +46,7 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
 static carry_status make_structs(carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     const int64_t layers = pass->shares ? CARRY_LM_LAYER_MIXERS : c->num_hidden_layers;
-    size_t each = 0;
+    size_t each = 1;
     for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
         const carry_lm_layer_mixer *mixer = pass->mixer[i].mixer;
         each = mixer != NULL && mixer->rows_size > each ? mixer->rows_size : each;
