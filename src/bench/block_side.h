@@ -39,10 +39,10 @@ typedef struct carry_block_side {
     size_t scratch_bytes;
 } carry_block_side;
 
-carry_dit_config carry_block_config(const carry_block_sizes *sizes);
+carry_dit_config carry_block_config(const carry_block_sizes *it);
 /* The tensors and the memory of a run, on the device of dit; and back, with dit. */
-carry_status carry_block_side_take(carry_block_side *side);
-void carry_block_side_give(carry_block_side *side);
-carry_status carry_block_side_run(carry_block_side *side);
+carry_status carry_block_side_take(carry_block_side *s);
+void carry_block_side_give(carry_block_side *s);
+carry_status carry_block_side_run(carry_block_side *s);
 
 #endif
