@@ -3,7 +3,7 @@
 # their deadline, none of them with 0, and no process is left.
 #
 # mpirun ends everybody as soon as one process was killed, before a deadline could; so it is asked every other time to
-# leave the survivors alone (--enable-recovery), and then each of them must say one sentence: operation, rank, seconds.
+# leave the survivors alone (--enable-recovery), and then each of them must say one error message: operation, rank, seconds.
 # It does so over shared memory and over TCP, where a dead peer's socket closes. A process that is stopped is noticed by
 # nobody but the deadline.
 #
@@ -61,8 +61,8 @@ await() {
 check_survivors() {
     survivors=$((ranks - 1))
     sentence='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
-    [ "$(grep -c '^told' "$log")" = $survivors ] || fail "not one sentence from each of $survivors ranks"
-    [ "$(grep -c "$sentence" "$log")" = $survivors ] || fail "a sentence without operation, rank or seconds"
+    [ "$(grep -c '^told' "$log")" = $survivors ] || fail "not one error message from each of $survivors ranks"
+    [ "$(grep -c "$sentence" "$log")" = $survivors ] || fail "an error message without operation, rank or seconds"
     [ "$(grep -c '^1$' "$codes")" = $survivors ] || fail "not every survivor ended with 1"
     awk -v most=$((deadline + margin)) '/^told after/ && $3 > most { late = 1 } END { exit late }' "$log" ||
         fail "somebody waited for longer than the deadline"

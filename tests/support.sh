@@ -24,7 +24,7 @@ refused() {
     words=$1
     expect 2 "$@"
     if [ "$(wc -l < err)" != 1 ] || [ -s out ]; then
-        fail "refusal for '$words' is not one sentence on standard error alone:"
+        fail "refusal for '$words' is not one error message on standard error alone:"
         cat out err
     fi
 }

@@ -98,7 +98,7 @@ launch 0 'dv ' 2 check delta:f32:t32:h2:k8:v8:p2:backward
 launch 1 'decision: incomplete' 3 run tiny.yaml
 [ "$(grep -c 'stored as run' out)" = 1 ] || fail "not rank 0 alone stored"
 launch 2 'is for 3 ranks, and there are 2' 2 bench $small
-[ "$(grep -c '^carry: ' err)" = 1 ] || fail "not one sentence"
+[ "$(grep -c '^carry: ' err)" = 1 ] || fail "not one error message"
 launch 1 'more than the 2 ranks' 2 run tiny.yaml --no-store
 "$carry" runs list > out || fail "runs list"
 [ "$(grep -c tiny out)" = 3 ] || fail "three runs were to be stored"

@@ -1,6 +1,6 @@
 #!/bin/sh
 # carry cards: the library that comes with the project passes its check, searches rank the right page first, and bad input is
-# one sentence. Usage: test_cards.sh PATH-OF-CARRY FOLDER-OF-THE-PROJECT
+# one error message. Usage: test_cards.sh PATH-OF-CARRY FOLDER-OF-THE-PROJECT
 set -u
 carry=$1
 project=$2
@@ -36,7 +36,7 @@ refused() {
     words=$1
     expect 2 "$@"
     if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-        fail "refusal for '$words' is not one sentence on standard error alone"
+        fail "refusal for '$words' is not one error message on standard error alone"
     fi
 }
 
@@ -217,7 +217,7 @@ refused "needs one id" --library "$library" show
 refused "needs one id" --library "$library" show a b
 refused "one of find" --library "$library"
 refused "cannot 'fly'" fly
-refused "is no library" --library "$folder" list
+refused "is not a library" --library "$folder" list
 refused "needs a value" list --library
 
 # Sharpen lists an actionable without a figure, and no longer when it has one.
@@ -231,7 +231,7 @@ if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $aft
 # What check finds: exit 1, each thing with its place; what a broken page does to the other verbs: exit 2.
 sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
 expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
-expect 1 "6.3 does not stand in 'docs/results/scan.md'" --library "$own" check
+expect 1 "6.3 is not in 'docs/results/scan.md'" --library "$own" check
 rm "$own/cards/gpipe.md"
 expect 1 "'gpipe', which is no card" --library "$own" check
 expect 1 '"rule": "broken-id"' --library "$own" check --json

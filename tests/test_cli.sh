@@ -30,7 +30,7 @@ refused() {
     words=$1
     expect 2 "$@"
     if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-        echo "FAILED: refusal for '$words' is not one sentence on standard error alone:"
+        echo "FAILED: refusal for '$words' is not one error message on standard error alone:"
         cat "$folder/out" "$folder/err"
         failures=$((failures + 1))
     fi
@@ -67,7 +67,7 @@ for bad in "" ":" "scan" "scan:dense:diagonal" "scan:dense:" "scan::dense" "scan
         [ "$verb $bad" = "plan scan:diagonal:f16:deep" ] && continue
         "$carry" $verb "$bad" > "$folder/out" 2> "$folder/err"
         if [ $? != 2 ] || [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-            echo "FAILED: carry $verb '$bad' is not refused by one sentence:"
+            echo "FAILED: carry $verb '$bad' is not refused by one error message:"
             cat "$folder/out" "$folder/err"
             failures=$((failures + 1))
         fi

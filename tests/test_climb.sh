@@ -46,7 +46,7 @@ refused() {
     before=$(cat climb.md 2> /dev/null; git rev-parse HEAD)
     expect 2 "$@"
     if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-        complain "refusal for '$1' is not one sentence on standard error alone:"
+        complain "refusal for '$1' is not one error message on standard error alone:"
         cat "$folder/out" "$folder/err"
     fi
     [ "$before" = "$(cat climb.md 2> /dev/null; git rev-parse HEAD)" ] || complain "the refusal for '$1' changed something"
@@ -182,7 +182,7 @@ env PATH="$folder/bin" "$carry" climb plot -o "$folder/other.svg" > "$folder/out
 same "the exit without gnuplot" $? 2
 grep -q "gnuplot is not installed" "$folder/out" || complain "that gnuplot is missing is not said: $(cat "$folder/out")"
 
-# A log edited by hand: one sentence, and nothing is lost. One that lost its last entries: git knows.
+# A log edited by hand: one error message, and nothing is lost. One that lost its last entries: git knows.
 cp climb.md "$folder/good"
 sed 's/larger still/smaller still/' "$folder/good" > climb.md
 refused "was edited by hand" lint

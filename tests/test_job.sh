@@ -63,7 +63,7 @@ refused() {
     words=$1
     expect 2 "$@"
     if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-        fail "refusal for '$words' is not one sentence on standard error alone:"
+        fail "refusal for '$words' is not one error message on standard error alone:"
         cat "$folder/out" "$folder/err"
     fi
 }
@@ -316,7 +316,7 @@ PATH=$folder/slurm:$PATH_BEFORE
 for answer in "" "\n" "0\n" "abc\n" "12abc\n" "12 \n" " 12\n" "-12\n" "12;\n" "12;a b\n" "12\n13\n" "12345678901\n" \
     "Submitted batch job 12\n"; do
     plays sbatch 0 "$answer" ""
-    refused "which is no job's number" job submit --on slurm -- true
+    refused "which is not a job number" job submit --on slurm -- true
 done
 plays sbatch 1 "" "sbatch: error: invalid partition\n"
 refused "sbatch refused the job: sbatch: error: invalid partition" job submit --on slurm -- true

@@ -101,7 +101,7 @@ launch 0 'carry ' 3 --version
 [ "$(wc -l < out)" = 1 ] || fail "the version is printed by every rank"
 for words in "list scans" "--ranks 2 bench $quick" "bench scan:nothing" "bench --deadline 0 $quick" "profile bench $quick"; do
     launch 2 'carry: ' 3 $words
-    [ "$(grep -c '^carry: ' err)" = 1 ] || fail "mpirun -n 3 carry $words: not one sentence"
+    [ "$(grep -c '^carry: ' err)" = 1 ] || fail "mpirun -n 3 carry $words: not one error message"
     [ -s out ] && fail "mpirun -n 3 carry $words: refused, and printed"
 done
 # One process is told something else: all three say so, each with its rank.

@@ -38,7 +38,7 @@ refused() {
     words=$1
     expect 2 "$@"
     if [ "$(wc -l < "$folder/err")" != 1 ] || [ -s "$folder/out" ]; then
-        fail "refusal for '$words' is not one sentence on standard error alone:"
+        fail "refusal for '$words' is not one error message on standard error alone:"
         cat "$folder/out" "$folder/err"
     fi
 }

@@ -100,7 +100,7 @@ refused "there is no run store missing.db" runs list --store missing.db
 [ ! -e missing.db ] || fail "a store was made by looking for it"
 refused "runs has no 'lits'" runs lits
 
-# Bad input: one sentence with its place, and nothing is begun.
+# Bad input: one error message with its place, and nothing is begun.
 CARRY_STORE=$folder/empty/store.db
 printf 'name: a\nhypothesis: [b\n' > broken.yaml
 refused "broken.yaml:3:1: this is not YAML" run broken.yaml
@@ -188,7 +188,7 @@ json list "len(lines) >= 6"
 expect 0 "killed" runs show last --store "$store"
 expect 0 "within noise" runs compare last last --store "$store"
 
-# A full disk, by a limit on the size of files: said in one sentence, what was stored is still there.
+# A full disk, by a limit on the size of files: said in one error message, what was stored is still there.
 store=$folder/full.db
 sed -i 's/repeats: 200/repeats: 2000/' many.yaml
 (

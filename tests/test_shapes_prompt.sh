@@ -17,7 +17,7 @@ prompts=$(number prompts)
 for what in colours directions turned; do
     count=$(number $what)
     echo "$what: $count of $prompts"
-    # 19 of 20: a sampler of four steps may fail now and then, a model that does not listen gets one of six and of five.
+    # 19 of 20: a sampler of four steps may fail at intervals, a model that does not listen gets one of six and of five.
     if [ "$prompts" -ne 90 ] || [ $((20 * count)) -lt $((19 * prompts)) ]; then
         echo "$what: fewer than 19 of 20 follow the prompt: $line" >&2
         exit 1

@@ -242,7 +242,7 @@ ranks=3
 deadline=2
 margin=8 # seconds more: a call that is under way, the parting, and two cores that three ranks and others share
 
-# killed RANK MOMENT [SIGNAL]: the others say a sentence and end, within the deadline, and none of them with 0.
+# killed RANK MOMENT [SIGNAL]: the others say an error message and end, within the deadline, and none of them with 0.
 killed() {
     log=$folder/log
     : > "$log"

@@ -21,7 +21,7 @@ until_caught() {
     done
 }
 
-# refuses WORDS COMMAND...: exit 2, one sentence with these words.
+# refuses WORDS COMMAND...: exit 2, one error message with these words.
 refuses() {
     words=$1
     shift
@@ -29,7 +29,7 @@ refuses() {
     code=$?
     [ $code = 2 ] || fails "$* ended with $code, not 2"
     grep -q -- "$words" "$work/err" || fails "$* says: $(cat "$work/err")"
-    [ "$(wc -l < "$work/err")" = 1 ] || fails "$* says more than a sentence"
+    [ "$(wc -l < "$work/err")" = 1 ] || fails "$* says more than an error message"
 }
 
 golden=$source/tests/golden/tokenizer
@@ -82,7 +82,7 @@ refuses 'needs a tokenizer.json' "$carry" tokenizer encode
 refuses 'cannot be read' "$carry" tokenizer encode "$work/none"
 refuses 'no tokenizer.json\|line 1' "$carry" tokenizer encode "$golden/text.txt"
 refuses 'token 0 is 600' "$carry" tokenizer decode "$golden" 600
-refuses 'no number' "$carry" tokenizer decode "$golden" 1 x
+refuses 'not a token id' "$carry" tokenizer decode "$golden" 1 x
 refuses 'train, encode, decode' "$carry" tokenizer sing
 [ $bad = 0 ] && echo "carry tokenizer does what it says"
 exit $bad

@@ -79,7 +79,7 @@ expect 0 "; on cpu" train --data book.txt $small --steps 1 --device cpu --out on
 refused "there is no device cuda:4096" generate on-cpu -p cats --device cuda:4096
 refused "there is no device cuda:4096" eval on-cpu book.txt --device cuda:4096
 
-# Bad input: a sentence, and nothing made.
+# Bad input: an error message, and nothing made.
 : > empty.txt
 head -c 4000 /dev/urandom > binary.txt
 printf 'x' > one.txt

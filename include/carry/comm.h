@@ -123,7 +123,7 @@ CARRY_API carry_status carry_isend(carry_comm *comm, carry_request *request, con
                                    int to_rank, int tag);
 CARRY_API carry_status carry_irecv(carry_comm *comm, carry_request *request, void *to, size_t bytes, int from_rank,
                                    int tag);
-/* Afterwards, failed or not, the request is none and the buffer is the caller's. */
+/* Afterwards, failed or not, the request is reset and the buffer is the caller's. */
 CARRY_API carry_status carry_wait(carry_request *request);
 /* *done is 1 when it need not be waited for any more, as after carry_wait; else 0. Never waits. */
 CARRY_API carry_status carry_test(carry_request *request, int *done);

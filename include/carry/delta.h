@@ -49,7 +49,7 @@ typedef struct carry_delta_problem {
     int64_t sequences; /* 0: as many as batch; else packed, batch being 1, and cu_seqlens is given to every call */
     carry_dtype dtype; /* of q, k, v, o and their gradients; g and beta may be f32 besides */
     carry_delta_gate gate;
-    float scale; /* 0: K^-0.5 (a scale of zero cannot be had) */
+    float scale; /* 0: K^-0.5 (so a scale of zero is not possible) */
     bool state_transposed;
     bool l2norm;            /* q and k are divided by sqrt(sum of squares + 1e-6) first */
     bool gate_inside;       /* g holds a: the gate is -exp(A_log) softplus(a + dt_bias), both [HV], f32 */

@@ -37,11 +37,11 @@ CARRY_API carry_status carry_device_describe(carry_ctx *ctx, int device, carry_d
 /* The device that a name means: "cpu", "cuda" (the first GPU) or "cuda:N". CARRY_EARGUMENT for another name;
    CARRY_EUNSUPPORTED where this build or this machine has no such device, with the reason. */
 CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const char *name);
-/* Kinds of devices that this build knows and that are not usable here: one sentence each, such as "cuda: the driver is
-   for CUDA 12.4 and this library was built with CUDA 13.0: install a newer driver". NULL past the end. Valid until the
-   next call on this context. */
+/* Kinds of devices that this build knows and that are not usable here: one error message each, such as "cuda: the
+   driver is for CUDA 12.4 and this library was built with CUDA 13.0: install a newer driver". NULL past the end. Valid
+   until the next call on this context. */
 CARRY_API const char *carry_device_absence(carry_ctx *ctx, int index);
-/* Bytes that can be had now, with those that this context's pool keeps for reuse; 0 when unknown. */
+/* Bytes available now, with those that this context's pool keeps for reuse; 0 when unknown. */
 CARRY_API carry_status carry_device_memory(carry_ctx *ctx, int device, size_t *available, size_t *total);
 
 /* Memory aligned to 64 bytes at least. bytes 0 gives a pointer that may be freed and not read. On a GPU it comes from a
@@ -62,8 +62,9 @@ CARRY_API void carry_device_free_on(carry_ctx *ctx, int device, void *data, carr
 CARRY_API carry_status carry_host_alloc(carry_ctx *ctx, void **data, size_t bytes);
 CARRY_API void carry_host_free(carry_ctx *ctx, void *data);
 
-/* CARRY_EDEVICE, with a sentence that calls the pointer `name`, unless it points to memory of `device`; NULL passes.
-   A read through a host pointer in a kernel would end the use of the GPU for the whole process, so operators ask first.
+/* CARRY_EDEVICE with an error message that calls the pointer `name`, unless it points to memory of `device`; NULL
+   passes. A read through a host pointer in a kernel would end the use of the GPU for the whole process, so operators
+   ask first.
  */
 CARRY_API carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const void *pointer, int device);
 

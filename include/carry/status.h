@@ -1,6 +1,6 @@
 /* What every fallible function of Carry returns.
 
-   0 is success. The context keeps, beside the status, one sentence with the names and numbers that a person needs
+   0 is success. The context keeps, beside the status, one error message with the names and numbers that a person needs
    (carry_ctx_error) and the place in the source that refused (carry_ctx_error_place). */
 #ifndef CARRY_STATUS_H
 #define CARRY_STATUS_H
@@ -25,7 +25,7 @@ extern "C" {
     X(ESTRIDE, "a tensor has strides that this function does not take")     \
     X(EALIGN, "data is not aligned to its element type")                    \
     X(ESIZE, "a size overflows or exceeds a limit")                         \
-    X(EMEMORY, "memory could not be had")                                   \
+    X(EMEMORY, "out of memory")                                             \
     X(EWORKSPACE, "the workspace is too small")                             \
     X(ERANGE, "values leave the range in which the algorithm holds")        \
     X(EUNSUPPORTED, "not available in this build or on this machine")       \

@@ -2,7 +2,7 @@
 
    Callers have checked shapes, types, strides and runs, that all tensors and the workspace are of one device, and that
    the workspace is as large as the entry asked. What is left to the entry is what it alone cannot do (a type, a D),
-   which it refuses with a sentence. Entries put their work into the stream and return. */
+   which it refuses with an error message. Entries put their work into the stream and return. */
 #ifndef CARRY_ATTENTION_DEVICE_H
 #define CARRY_ATTENTION_DEVICE_H
 

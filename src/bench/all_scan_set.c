@@ -18,7 +18,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int rank, const i
     }
     *tensor = carry_view(carry_aligned_new(bytes), CARRY_F32, rank, shape);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce h, k, v or r",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce h, k, v or r",
                           1e-9 * (double)bytes);
     }
     memset(tensor->data, 0, bytes);

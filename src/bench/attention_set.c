@@ -47,7 +47,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *there, carry_tensor *here
     size_t bytes = carry_attention_set_bytes(&made);
     made.data = carry_aligned_new(bytes);
     if (made.data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce h, q, kv or d",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce h, q, kv or d",
                           1e-9 * (double)bytes);
     }
     carry_status status = carry_random_normal(ctx, made, seed, (uint64_t)tensor, 0.0f, 1.0f);

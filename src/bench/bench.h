@@ -63,7 +63,7 @@ typedef struct carry_bench_options {
 #define CARRY_BENCH_METHODS 24
 
 /* One result per method, in the table's order; those that do not apply have a reason and no median.
-   CARRY_EINTERRUPTED when stop said so: the results so far stand. */
+   CARRY_EINTERRUPTED when stop returned true: the results so far stand. */
 carry_status carry_bench_problem(carry_ctx *ctx, const char *problem, const carry_ceilings *ceilings,
                                  const carry_bench_options *options, carry_bench_result results[CARRY_BENCH_METHODS],
                                  int *count);

@@ -115,7 +115,7 @@ carry_status carry_block_side_take(carry_block_side *s) {
     lay_out(s, &arena);
     if (!carry_arena_total(&arena, &s->bytes) ||
         carry_device_alloc(s->dit->ctx, &s->memory, s->dit->own.device, s->bytes) != CARRY_OK) {
-        return carry_fail(s->dit->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce h, ff, q or kv",
+        return carry_fail(s->dit->ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce h, ff, q or kv",
                           1e-9 * (double)s->bytes);
     }
     arena = carry_arena_over(s->memory, s->bytes);

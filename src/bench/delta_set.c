@@ -20,7 +20,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, carry_dtype dtype
     }
     *tensor = carry_view(carry_aligned_new(bytes > 0 ? bytes : 1), dtype, rank, shape);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, t, hv, k or v",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, t, hv, k or v",
                           1e-9 * (double)bytes);
     }
     memset(tensor->data, 0, bytes);

@@ -175,7 +175,7 @@ static carry_status choose(void *given, const char *method) {
                                   it->workspace != NULL
                                       ? CARRY_OK
                                       : carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
-                                                   "%s needs %.3g GB of workspace, which could not be had",
+                                                   "%s needs %.3g GB of workspace, which cannot be allocated",
                                                    carry_all_scan_plan_algorithm(it->plan), 1e-9 * (double)wanted));
 }
 

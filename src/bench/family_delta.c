@@ -185,7 +185,7 @@ static carry_status prepare_backward(instance *it) {
     carry_device_free(it->ctx, it->problem.device, it->kept);
     it->kept = NULL;
     if (carry_device_alloc(it->ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward could not be had",
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward cannot be allocated",
                           1e-9 * (double)carry_delta_kept(it->plan));
     }
     carry_delta_forward_args args = args_of(it, &it->sets[0]);

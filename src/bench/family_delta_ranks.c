@@ -171,7 +171,7 @@ static carry_status allocate(instance *it) {
     it->kept = it->backward && it->copies > 0 ? carry_aligned_new(kept > 0 ? kept : 1) : NULL;
     if (it->workspace == NULL || (it->backward && it->copies > 0 && it->kept == NULL)) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
-                          "%.3g GB of workspace and %.3g GB for backward could not be had", 1e-9 * (double)workspace,
+                          "%.3g GB of workspace and %.3g GB for backward cannot be allocated", 1e-9 * (double)workspace,
                           1e-9 * (double)kept);
     }
     return CARRY_OK;

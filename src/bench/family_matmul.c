@@ -97,7 +97,7 @@ static carry_status make(instance *it, carry_tensor *tensor, carry_tensor *kept,
     size_t bytes = (size_t)(it->shape.count * rows * columns) * carry_dtype_size(dtype);
     carry_tensor made = carry_view_3d(carry_aligned_new(bytes), dtype, it->shape.count, rows, columns);
     if (made.data == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, m, n or k",
+        return carry_fail(it->ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, m, n or k",
                           1e-9 * (double)bytes);
     }
     carry_status status = carry_random_uniform(it->ctx, made, seed, stream, -1.0f, 1.0f);

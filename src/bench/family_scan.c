@@ -208,7 +208,7 @@ static carry_status choose(void *given, const char *method) {
     CARRY_TRY(carry_scan_plan_new(it->ctx, &it->plan, &it->problem,
                                   &(carry_scan_plan_options){.algorithm = method, .chunk = it->chunk}));
     if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) != CARRY_OK) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which could not be had",
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
                           carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
     }
     return CARRY_OK;

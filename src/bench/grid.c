@@ -1,4 +1,4 @@
-/* The planner's exam. */
+/* The planner's evaluation. */
 #include "bench/grid.h"
 
 #include <stdio.h>

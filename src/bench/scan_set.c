@@ -41,7 +41,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int device, carry
     }
     tensor->data = carry_aligned_new(bytes);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory could not be had: reduce b, t, n or w",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, t, n or w",
                           1e-9 * (double)bytes);
     }
     return CARRY_OK;

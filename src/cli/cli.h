@@ -102,8 +102,8 @@ char *cli_read_all(FILE *from, const char *name, size_t *length);
 /* What a terminal would obey, control characters and escape sequences, is made into ?, in place. Returns text. */
 char *cli_make_plain(char *text);
 
-/* CLI_IMPOSSIBLE with a sentence when this store, given by name to be read, is not there: opening would make it, and
-   hide a typo. NULL is as good as there. */
+/* CLI_IMPOSSIBLE with an error message when this store, given by name to be read, is not there: opening would make it,
+   and hide a typo. NULL is as good as there. */
 int cli_store_there(const char *path);
 
 /* Ctrl-C, SIGTERM: the first asks the work to stop (cli_interrupted), and ends the process within two seconds where it
@@ -116,8 +116,8 @@ void cli_limit_interrupt(double seconds);
    takes. */
 bool cli_interrupted_in_training(void);
 
-/* Flushes standard output; CLI_IMPOSSIBLE with a sentence when what was printed did not arrive (a full disk), else
- * code. */
+/* Flushes standard output; CLI_IMPOSSIBLE with an error message when what was printed did not arrive (a full disk),
+ * else code. */
 int cli_finish(int code);
 
 /* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */

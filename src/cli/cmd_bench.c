@@ -218,7 +218,7 @@ static carry_status bench_one(show *s, const char *problem, int *code) {
     return status;
 }
 
-/* One line of the planner's exam; within: the choice is no slower than the best by more than a tenth. */
+/* One line of the planner's test; within: the choice is no slower than the best by more than a tenth. */
 static void print_grid_line(const show *s, const char *problem, const carry_bench_result *planned,
                             const carry_bench_result *best, bool within) {
     if (s->json) {
@@ -361,7 +361,7 @@ static int run(int count, char **arguments) {
         {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
         {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},
-        {"grid", 0, CLI_FLAG, &w.grid, NULL, "the planner's exam: 60 shapes, its choice against the best"},
+        {"grid", 0, CLI_FLAG, &w.grid, NULL, "the planner's test: 60 shapes, its choice against the best"},
         {0},
     };
     w.words = cli_parse(&cli_bench, count, arguments, own, &w.common);

@@ -234,7 +234,7 @@ const cli_verb cli_check = {
     .summary = "compare every applicable algorithm with the float64 reference",
     .details =
         "The error is the largest difference over the reference's largest magnitude; the bound follows from the\n"
-        "element type and the length (the arithmetic stands in src/bench/family_*.c). Exit 1 when one is exceeded. A "
+        "element type and the length (the arithmetic is in src/bench/family_*.c). Exit 1 when one is exceeded. A "
         "problem of\n"
         "several ranks (allscan:...:p8, delta:...:p4) is checked by the ranks of --ranks or mpirun, else by threads;\n"
         "its error is that of the rank that is farthest off.",

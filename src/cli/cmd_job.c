@@ -325,7 +325,7 @@ static int parse_id(const job_options *o, const char *name, int64_t *id) {
     *id = digits > 0 && digits <= 18 && text[digits] == '\0' ? strtoll(text, NULL, 10) : 0;
     return *id > 0
                ? CLI_DONE
-               : cli_refuse("'%s' is no job: a number, or last (carry job list shows them)", cli_shown(shown, text));
+               : cli_refuse("'%s' is not a job: a number, or last (carry job list shows them)", cli_shown(shown, text));
 }
 
 static int act(job_options *o, const cli_common *common, const action *chosen) {

@@ -80,7 +80,7 @@ static int with_trace(int count, char **arguments, const char *trace) {
     char **given = calloc((size_t)count + 5, sizeof *given);
     int n = 0;
     if (given == NULL) {
-        return cli_refuse("there is no memory");
+        return cli_refuse("out of memory");
     }
     static char words[][16] = {"--no-store", "-o", "stream"};
     given[n++] = words[0];
@@ -182,7 +182,7 @@ static int run(int count, char **arguments) {
     int code = CLI_IMPOSSIBLE;
     if (desk == NULL || typed == NULL || texts == NULL ||
         carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
-        (void)cli_refuse("there is no memory");
+        (void)cli_refuse("out of memory");
         goto done;
     }
     for (int i = 0; i < count; i++) {

@@ -34,11 +34,11 @@ typedef struct stream_desk {
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
     bool has_forgotten;   /* one could not be written */
-    char unsaved[640];    /* what of --record and --out was not, in a sentence; "": all was */
+    char unsaved[640];    /* what of --record and --out was not, in an error message; "": all was */
     bool has_ended;
 } stream_desk;
 
-/* cmd_stream_options.c: from words to options. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
+/* cmd_stream_options.c: from words to options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
 int stream_prepare(stream_desk *desk);
 
 /* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */

@@ -267,7 +267,7 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
     char **command = make_command(desk, count, arguments, state);
     int code = CLI_IMPOSSIBLE;
     if (command == NULL) {
-        (void)cli_refuse("there is no memory, or no /proc/self/exe");
+        (void)cli_refuse("out of memory, or no /proc/self/exe");
     } else {
         cli_catch_interrupt();
         cli_limit_interrupt(CLI_STREAM_PATIENCE);

@@ -239,7 +239,7 @@ static int64_t take_numbers(uint32_t **ids, int count, char **words) {
         unsigned long long number = strtoull(word, &end, 10);
         if (*end != '\0' || word[0] < '0' || word[0] > '9' || number > UINT32_MAX) {
             char shown[64];
-            (void)cli_refuse("'%s' is no number of a token", cli_shown(shown, word));
+            (void)cli_refuse("'%s' is not a token id", cli_shown(shown, word));
             taken = -1;
             break;
         }
@@ -248,7 +248,7 @@ static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     }
     free(input);
     if (*ids == NULL) {
-        (void)cli_refuse("there is no memory for %zu numbers", most);
+        (void)cli_refuse("out of memory for %zu numbers", most);
         return -1;
     }
     return taken;

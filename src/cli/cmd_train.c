@@ -273,7 +273,7 @@ static int run(int count, char **arguments) {
     typed *t = calloc(1, sizeof *t);
     int code = CLI_IMPOSSIBLE;
     if (desk == NULL || t == NULL) {
-        (void)cli_refuse("there is no memory");
+        (void)cli_refuse("out of memory");
         goto done;
     }
     desk->options = carry_train_options_default();
@@ -289,7 +289,7 @@ static int run(int count, char **arguments) {
         goto done;
     }
     if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
-        (void)cli_refuse("there is no memory");
+        (void)cli_refuse("out of memory");
         goto done;
     }
     cli_catch_interrupt();
@@ -321,7 +321,7 @@ const cli_verb cli_train = {
         "Learns a text (files and folders) or a synthetic task, and keeps checkpoints: folders step-N as Hugging Face\n"
         "lays models out, with the optimizer's state beside; latest points to the newest. Alone with --data it trains\n"
         "a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of 2 to 4 M parameters, in some two minutes on two\n"
-        "cores, and keeps the last twentieth of the text back to be examined with.\n"
+        "cores, and keeps the last twentieth of the text back to be evaluated with.\n"
         "\n"
         "--resume DIR goes on where a run stopped, was interrupted (Ctrl-C finishes the step and saves) or killed: to\n"
         "the same bits on the same ranks. Options given with it win over those it was started with.\n"

@@ -34,9 +34,9 @@ typedef struct train_desk {
 void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
 int train_read_config(train_desk *desk, const char *path);
-/* CLI_DONE, or after a sentence CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
+/* CLI_DONE, or after an error message CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
 int train_check_download(const train_desk *desk);
-/* The run store: begun before the first step. CLI_DONE, or after a sentence CLI_IMPOSSIBLE. */
+/* The run store: begun before the first step. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
 int train_store_begin(train_desk *desk);
 /* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */
 void train_store_started(train_desk *desk, const carry_train_start *start);
@@ -47,8 +47,8 @@ void train_store_end(train_desk *desk, carry_status status, const char *note);
 void train_show_hooks(train_desk *desk);
 void train_show_end(train_desk *desk);
 
-/* The folder of a new run: after a sentence CLI_IMPOSSIBLE where it holds a run, or something else and is not to be
-   written to all the same. verb: "carry train". */
+/* The folder of a new run: after an error message CLI_IMPOSSIBLE where it holds a run, or something else and is not to
+   be written to all the same. verb: "carry train". */
 int train_check_out(const char *out, const char *verb, bool overwrite);
 
 /* carry train dit: a verb of its own behind the word. */

@@ -36,7 +36,7 @@ static void list_options(dit_desk *desk) {
     const cli_option own[OWN] = {
         {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
         {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
-        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "examine the model in DIR (a word, or --out) and train nothing"},
+        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "evaluate the model in DIR (a word, or --out) and train nothing"},
         {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
         {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
         {"turn", 0, CLI_FLAG, &desk->turn, NULL, "of --eval: then as many of another prompt, without a cut"},
@@ -124,7 +124,7 @@ static void on_report(void *user, const carry_dit_train_report *r) {
     (void)fflush(stdout);
 }
 
-static void print_exam(const dit_desk *desk, const carry_dit_exam *e, int64_t step) {
+static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e, int64_t step) {
     if (desk->common.json) {
         cli_json_open();
         if (step >= 0) {
@@ -151,10 +151,10 @@ static void print_exam(const dit_desk *desk, const carry_dit_exam *e, int64_t st
     (void)fflush(stdout);
 }
 
-static void on_exam(void *user, int64_t step, const carry_dit_exam *e) {
+static void on_evaluation(void *user, int64_t step, const carry_dit_evaluation *e) {
     dit_desk *desk = user;
     end_line(desk);
-    print_exam(desk, e, step);
+    print_evaluation(desk, e, step);
 }
 
 static void on_note(void *user, int64_t step, const char *line) {
@@ -191,7 +191,7 @@ static int take_checkpoint(dit_desk *desk) {
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
 }
 
-/* A model is examined with pictures like those it learned from, where its run is still there to say which. */
+/* A model is evaluated with pictures like those it learned from, where its run is still there to say which. */
 static void take_pictures(dit_desk *desk) {
     carry_found found;
     carry_dit_train_options run = desk->options;
@@ -289,7 +289,7 @@ static bool on_asked(void *user, const char *prompt, carry_shape shape, const ca
     } else if (!is_right) {
         print_wrong(prompt, v);
     }
-    const carry_shape then = carry_dit_exam_second(shape);
+    const carry_shape then = carry_dit_evaluation_second(shape);
     if (second != NULL && !desk->common.json &&
         (second->colour != then.colour || second->direction != then.direction)) {
         char later[CARRY_SHAPE_CAPTION];
@@ -303,28 +303,30 @@ static bool on_asked(void *user, const char *prompt, carry_shape shape, const ca
     return !cli_interrupted();
 }
 
-static int examine(dit_desk *desk) {
+static int evaluate(dit_desk *desk) {
     carry_dit_config config;
     carry_dit *dit = NULL;
-    carry_dit_exam exam;
+    carry_dit_evaluation evaluation;
     carry_ctx *ctx = cli_open(&desk->common);
     if (ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
-    const carry_dit_exam_options o = {.side = desk->options.size,
-                                      .chunks = desk->chunks,
-                                      .speed = desk->options.speed,
-                                      .forms = (int)desk->forms,
-                                      .seed = (uint64_t)desk->options.seed,
-                                      .turns = desk->turn};
+    const carry_dit_evaluation_options o = {.side = desk->options.size,
+                                            .chunks = desk->chunks,
+                                            .speed = desk->options.speed,
+                                            .forms = (int)desk->forms,
+                                            .seed = (uint64_t)desk->options.seed,
+                                            .turns = desk->turn};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
     status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, desk->hooks.device) : status;
     status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
-    status = status == CARRY_OK ? carry_dit_examine(dit, &o, &exam, on_asked, desk) : status;
+    status = status == CARRY_OK ? carry_dit_evaluate(dit, &o, &evaluation, on_asked, desk) : status;
     int code = CLI_DONE;
     if (status == CARRY_OK) {
-        print_exam(desk, &exam, -1);
-        code = exam.both == exam.prompts && (!desk->turn || exam.turned == exam.prompts) ? CLI_DONE : CLI_WRONG;
+        print_evaluation(desk, &evaluation, -1);
+        code = evaluation.both == evaluation.prompts && (!desk->turn || evaluation.turned == evaluation.prompts)
+                   ? CLI_DONE
+                   : CLI_WRONG;
     } else {
         code = cli_failed(ctx);
     }
@@ -388,7 +390,7 @@ static int prepare(dit_desk *desk, int words, char **arguments) {
 int train_dit(int count, char **arguments) {
     dit_desk *desk = calloc(1, sizeof *desk);
     if (desk == NULL) {
-        return cli_refuse("there is no memory");
+        return cli_refuse("out of memory");
     }
     desk->options = carry_dit_train_default();
     desk->forms = desk->chunks = -1; /* not said */
@@ -396,20 +398,20 @@ int train_dit(int count, char **arguments) {
                                           .stop = cli_interrupted_in_training,
                                           .started = on_start,
                                           .report = on_report,
-                                          .examined = on_exam,
+                                          .evaluated = on_evaluation,
                                           .user = desk};
     list_options(desk);
     const int words = cli_parse(&cli_train_dit, count, arguments, desk->option, &desk->common);
     int code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     if (words >= 0 && !desk->common.help) {
         if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
-            code = cli_refuse("there is no memory");
+            code = cli_refuse("out of memory");
         } else {
             cli_catch_interrupt();
             desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
             code = prepare(desk, words, arguments);
             desk->hooks.resume = desk->resume;
-            code = code == CLI_DONE ? (desk->eval ? examine(desk) : train(desk)) : code;
+            code = code == CLI_DONE ? (desk->eval ? evaluate(desk) : train(desk)) : code;
         }
         carry_ctx_free(desk->ctx);
     }

@@ -109,7 +109,7 @@ static void on_report(void *user, const carry_train_report *r) {
     (void)fflush(stdout);
 }
 
-static void on_exam(void *user, const carry_train_exam *e) {
+static void on_evaluation(void *user, const carry_train_evaluation *e) {
     train_desk *desk = user;
     desk->last_exam = e->loss;
     if (desk->common.json) {
@@ -153,7 +153,7 @@ void train_show_hooks(train_desk *desk) {
                                       .stop = cli_interrupted_in_training,
                                       .started = on_start,
                                       .report = on_report,
-                                      .examined = on_exam,
+                                      .evaluated = on_evaluation,
                                       .user = desk};
 }
 

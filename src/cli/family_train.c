@@ -52,7 +52,7 @@ typedef struct session {
     const instance *it;
     trained *to;
     int64_t steps;
-    double exam; /* the loss; NaN: there was none */
+    double evaluation; /* the loss; NaN: there was none */
 } session;
 
 static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
@@ -213,13 +213,13 @@ static void hear_step(void *user, const carry_train_report *report) {
     }
 }
 
-static void hear_exam(void *user, const carry_train_exam *exam) {
-    ((session *)user)->exam = exam->loss;
+static void hear_exam(void *user, const carry_train_evaluation *evaluation) {
+    ((session *)user)->evaluation = evaluation->loss;
 }
 
 /* Of the held-out rows, or where there are none of the last tenth of the steps. */
 static double perplexity_of(const session *s) {
-    double loss = s->exam;
+    double loss = s->evaluation;
     if (isnan(loss)) {
         int last = s->to->steps / 10 > 0 ? s->to->steps / 10 : 1;
         loss = 0.0;
@@ -240,7 +240,7 @@ static carry_status train_into(session *s, const char *folder) {
     const carry_train_hooks hooks = {.stop = cli_interrupted,
                                      .started = hear_start,
                                      .report = hear_step,
-                                     .examined = hear_exam,
+                                     .evaluated = hear_exam,
                                      .user = s,
                                      .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
@@ -252,7 +252,7 @@ static carry_status train_into(session *s, const char *folder) {
 /* Trains by the chosen method, from the start; to has room for so many steps. */
 static carry_status train(const instance *it, trained *to, int64_t steps) {
     char folder[CARRY_FILE_PATH];
-    session s = {.it = it, .to = to, .steps = steps, .exam = NAN};
+    session s = {.it = it, .to = to, .steps = steps, .evaluation = NAN};
     to->steps = 0;
     CARRY_TRY(carry_file_temporary_folder(it->ctx, folder, "carry-train"));
     carry_status status = train_into(&s, folder);

@@ -93,7 +93,7 @@ void cli_catch_interrupt(void) {
     if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
         (void)sigaction(SIGHUP, &action, NULL);
     }
-    (void)signal(SIGXFSZ, SIG_IGN); /* a file at its limit (ulimit -f) is a write that fails, with a sentence */
+    (void)signal(SIGXFSZ, SIG_IGN); /* a file at its limit (ulimit -f) is a write that fails, with an error message */
 }
 
 void cli_limit_interrupt(double seconds) {

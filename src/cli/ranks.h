@@ -27,17 +27,18 @@ void cli_set_ranks(int ranks); /* --ranks N */
 /* Threads for a rank's context: its share of the machine, or of --threads where the ranks are threads. 0: all. */
 int cli_threads_of_rank(const cli_common *common, int rank);
 
-/* CLI_DONE, or after one sentence CLI_IMPOSSIBLE: this verb, on these ranks, in this build. */
+/* CLI_DONE, or after an error message CLI_IMPOSSIBLE: this verb, on these ranks, in this build. */
 int cli_ranks_check(const cli_verb *verb);
 /* "WHAT does not run on ranks: bench does". */
 int cli_refuse_ranks(const char *what);
 
-/* CLI_DONE, or after one sentence CLI_IMPOSSIBLE: problems of more ranks than there are (lab/collective.h), and unless
-   each rank may have one for itself, problems of one on several. What is no problem is left to whoever opens it. */
+/* CLI_DONE, or after an error message CLI_IMPOSSIBLE: problems of more ranks than there are (lab/collective.h), and
+   unless each rank may have one for itself, problems of one on several. What is no problem is left to whoever opens it.
+ */
 int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
 
 /* Runs work in every rank, with a communicator whose context is the rank's; only rank 0 prints results. What goes wrong
-   has been said on return: by each process one sentence with its rank, of threads the first one's. */
+   has been said on return: by each process one error message with its rank, of threads the first one's. */
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user);
 
 /* The last thing of main. A launcher ends all processes when one has failed: those above 0 give rank 0 the time to say

@@ -118,7 +118,7 @@ static carry_status check_message(const carry_comm *comm, const char *operation,
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: there is no rank %d among %d", operation, peer, comm->size);
     }
     if (tag < 0 || tag >= CARRY_COMM_TAGS) {
-        return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: tag %d is none of 0 to %d", operation, tag,
+        return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: tag %d: expected 0 to %d", operation, tag,
                           CARRY_COMM_TAGS - 1);
     }
     if (data == NULL && bytes > 0) {

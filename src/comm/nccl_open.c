@@ -178,7 +178,7 @@ static carry_status check_gpu(carry_ctx *ctx, int device, int *ordinal) {
     }
     if (carry_device_count() > 1) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "\"nccl\" moves the memory of a GPU, and device %d is none: give 1 to %d", device,
+                          "\"nccl\" moves the memory of a GPU, and device %d is not a GPU: give 1 to %d", device,
                           carry_device_count() - 1);
     }
     const char *absence = carry_device_absence(ctx, 0);

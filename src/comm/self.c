@@ -1,26 +1,26 @@
-/* One rank alone, in a hall of its own: it may send to itself. */
-#include "comm/hall.h"
+/* One rank alone, in a mailbox of its own: it may send to itself. */
+#include "comm/mailbox.h"
 #include "core/error.h"
 
 static carry_status open_self(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
     (void)options;
     wire->rank = 0;
     wire->size = 1;
-    wire->state = carry_hall_new(1);
+    wire->state = carry_mailbox_new(1);
     return wire->state != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of one rank");
 }
 
 static void close_self(carry_wire *wire) {
-    carry_hall_free(wire->state);
+    carry_mailbox_free(wire->state);
 }
 
 const carry_comm_kind carry_comm_self = {
     .name = "self",
     .about = "one rank alone",
     .open = open_self,
-    .post = carry_hall_post,
-    .progress = carry_hall_progress,
-    .cancel = carry_hall_cancel,
-    .abort = carry_hall_abort,
+    .post = carry_mailbox_post,
+    .progress = carry_mailbox_progress,
+    .cancel = carry_mailbox_cancel,
+    .abort = carry_mailbox_abort,
     .close = close_self,
 };

@@ -1,21 +1,21 @@
-/* Ranks that are threads of this process (ranks.h) meet in a hall that they share. */
-#include "comm/hall.h"
+/* Ranks that are threads of this process (ranks.h) meet in a mailbox that they share. */
+#include "comm/mailbox.h"
 #include "comm/ranks.h"
 #include "core/error.h"
 
 static void *make_hall(int size) {
-    return carry_hall_new(size);
+    return carry_mailbox_new(size);
 }
 
-static void leave_hall(void *hall, int rank) {
-    carry_hall_leave(hall, rank);
+static void leave_hall(void *mailbox, int rank) {
+    carry_mailbox_leave(mailbox, rank);
 }
 
-static void free_hall(void *hall) {
-    carry_hall_free(hall);
+static void free_mailbox(void *mailbox) {
+    carry_mailbox_free(mailbox);
 }
 
-static const carry_rank_shared shared_hall = {.make = make_hall, .leave = leave_hall, .free = free_hall};
+static const carry_rank_shared shared_hall = {.make = make_hall, .leave = leave_hall, .free = free_mailbox};
 
 static carry_status open_threads(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
     if (options->rank == NULL) {
@@ -28,7 +28,7 @@ static carry_status open_threads(carry_ctx *ctx, carry_wire *wire, const carry_c
     if (wire->state == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
     }
-    if (!carry_hall_enter(wire->state, wire->rank)) {
+    if (!carry_mailbox_enter(wire->state, wire->rank)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "rank %d has opened its communicator before: split that one",
                           wire->rank);
     }
@@ -36,7 +36,7 @@ static carry_status open_threads(carry_ctx *ctx, carry_wire *wire, const carry_c
 }
 
 static void close_threads(carry_wire *wire) {
-    carry_hall_leave(wire->state, wire->rank);
+    carry_mailbox_leave(wire->state, wire->rank);
 }
 
 typedef struct work {
@@ -64,10 +64,10 @@ const carry_comm_kind carry_comm_kind_threads = {
     .name = "threads",
     .about = "ranks are threads of one process; one copy from buffer to buffer",
     .open = open_threads,
-    .post = carry_hall_post,
-    .progress = carry_hall_progress,
-    .cancel = carry_hall_cancel,
-    .abort = carry_hall_abort,
+    .post = carry_mailbox_post,
+    .progress = carry_mailbox_progress,
+    .cancel = carry_mailbox_cancel,
+    .abort = carry_mailbox_abort,
     .close = close_threads,
 };
 

@@ -41,7 +41,7 @@ static carry_status copy_text(carry_ctx *ctx, char **to, const char *from, const
 
 static carry_status apply_options(carry_ctx *ctx, const carry_ctx_options *options) {
     if (options->log_level < CARRY_LOG_ERROR || options->log_level > CARRY_LOG_DEBUG) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "log level %d is none of -1 (error) to 2 (debug)",
+        return carry_fail(ctx, CARRY_EARGUMENT, "log level %d: expected -1 (error) to 2 (debug)",
                           (int)options->log_level);
     }
     ctx->log_level = options->log_level;

@@ -1,6 +1,6 @@
-/* Failing with a sentence. carry_fail stores status, place and sentence in the context and returns the status, so that
-   a refusal is one line:  return carry_fail(ctx, CARRY_ESHAPE, "b has %lld steps and A has %lld", ...);
-   The status is evaluated twice, the second time after formatting: copy errno before it decides one. */
+/* Failing with an error message. carry_fail stores status, place and message in the context and returns the status, so
+   that a refusal is one line:  return carry_fail(ctx, CARRY_ESHAPE, "b has %lld steps and A has %lld", ...); The status
+   is evaluated twice, the second time after formatting: copy errno before it decides one. */
 #ifndef CARRY_CORE_ERROR_H
 #define CARRY_CORE_ERROR_H
 

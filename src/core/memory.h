@@ -39,7 +39,7 @@ bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 /* Bytes of memory that the process holds now; below 0 when that cannot be known. */
 double carry_resident_bytes(void);
 
-/* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when it cannot be had. */
+/* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when out of memory. */
 void *carry_aligned_new(size_t bytes);
 
 #ifdef __cplusplus

@@ -99,7 +99,7 @@ carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_t
                                  const int64_t *shape) {
     size_t item = carry_dtype_size(tensor->dtype);
     if (item == 0) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is none of Carry's", name,
+        return carry_fail(ctx, CARRY_EDTYPE, "%s has element type %d, which is not a carry_dtype", name,
                           (int)tensor->dtype);
     }
     if (tensor->rank < 0 || tensor->rank > CARRY_MAX_RANK) {

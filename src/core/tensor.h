@@ -29,7 +29,8 @@ bool carry_tensor_is_packed(const carry_tensor *tensor, int from);
    from the nearer strides to the farther ones, each goes beyond all that the nearer ones reach. */
 bool carry_tensor_is_apart(const carry_tensor *tensor, int from);
 
-/* Fails with a sentence naming `name` unless the tensor has the given shape, a pointer and the alignment of its type.
+/* fails with an error message naming `name` unless the tensor has the given shape, a pointer and the alignment of its
+ * type.
  */
 carry_status carry_tensor_expect(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape);

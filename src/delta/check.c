@@ -46,7 +46,7 @@ carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem
                           carry_dtype_name(p->dtype));
     }
     if (p->gate < CARRY_DELTA_NO_GATE || p->gate > CARRY_DELTA_KEY_GATE) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "gate %d is none of Carry's", (int)p->gate);
+        return carry_fail(ctx, CARRY_EARGUMENT, "gate %d is not a carry_gate", (int)p->gate);
     }
     if (p->gate_inside && p->gate != CARRY_DELTA_HEAD_GATE) {
         return carry_fail(

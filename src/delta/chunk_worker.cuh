@@ -1,4 +1,4 @@
-/* The warpgroup that has the state. The equations stand in chunk_scan.cuh. */
+/* The warpgroup that has the state. The equations are in chunk_scan.cuh. */
 #ifndef CARRY_DELTA_CHUNK_WORKER_CUH
 #define CARRY_DELTA_CHUNK_WORKER_CUH
 

@@ -24,7 +24,7 @@ typedef enum carry_memory_place {
 typedef struct carry_backend {
     const char *name, *about;
     int (*count)(void); /* devices here and now; 0 when there is no driver */
-    /* Why there are none: a sentence without the backend's name. NULL: there always are. */
+    /* Why there are none: an error message without the backend's name. NULL: there always are. */
     void (*absence)(char *line, size_t size);
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
     carry_status (*measure)(carry_ctx *ctx, int ordinal, carry_gpu *gpu); /* NULL: no GPU */

@@ -136,7 +136,7 @@ static carry_status memory(carry_ctx *ctx, int ordinal, size_t *available, size_
 
 static carry_status host_alloc(carry_ctx *ctx, void **data, size_t bytes) {
     *data = carry_aligned_new(bytes);
-    return *data != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "%zu bytes of memory could not be had", bytes);
+    return *data != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "%zu bytes of memory cannot be allocated", bytes);
 }
 
 static void host_free(carry_ctx *ctx, void *data) {

@@ -10,8 +10,8 @@ extern "C" {
 #include "core/error.h"
 #include "device/backend.h"
 
-/* Clears CUDA's own record of the error, so that the next call does not tell it again, and fails with a sentence: what
-   was being done, and CUDA's words. */
+/* Clears CUDA's own record of the error, so that the next call does not tell it again, and fails with an error message:
+   what was being done, and CUDA's words. */
 carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal);
 
 carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);

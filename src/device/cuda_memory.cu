@@ -107,7 +107,7 @@ static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes
         return carry_fail(ctx, CARRY_EMEMORY, "CUDA device %d: %zu bytes asked for and %zu of %zu are free", ordinal,
                           bytes, available, total);
     }
-    return carry_cuda_failed(ctx, error, "memory cannot be had", ordinal);
+    return carry_cuda_failed(ctx, error, "cannot allocate memory", ordinal);
 }
 
 extern "C" carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total) {
@@ -133,7 +133,7 @@ extern "C" carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordina
     if (error != cudaSuccess) {
         carry_cuda_free_on(ctx, ordinal, *data, (carry_stream *)cudaStreamPerThread);
         *data = NULL;
-        return carry_cuda_failed(ctx, error, "memory cannot be had", ordinal);
+        return carry_cuda_failed(ctx, error, "cannot allocate memory", ordinal);
     }
     return CARRY_OK;
 }
@@ -154,7 +154,7 @@ extern "C" carry_status carry_cuda_alloc_on(carry_ctx *ctx, void **data, int ord
     }
     if (capture != cudaStreamCaptureStatusNone) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "memory cannot be had in a stream that is recorded: take it before carry_graph_begin");
+                          "memory cannot be allocated while a stream is being captured: allocate it before carry_graph_begin");
     }
     return alloc(ctx, data, ordinal, bytes, (cudaStream_t)stream);
 }
@@ -172,7 +172,7 @@ extern "C" carry_status carry_cuda_host_alloc(carry_ctx *ctx, void **data, size_
     if (error != cudaSuccess) {
         *data = NULL;
         (void)cudaGetLastError();
-        return carry_fail(ctx, CARRY_EMEMORY, "%zu bytes of pinned memory could not be had: %s", bytes,
+        return carry_fail(ctx, CARRY_EMEMORY, "%zu bytes of pinned memory cannot be allocated: %s", bytes,
                           cudaGetErrorString(error));
     }
     return CARRY_OK;

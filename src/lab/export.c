@@ -13,7 +13,7 @@ json_t *carry_export_number(double value) {
     return isfinite(value) ? json_real(value) : json_null();
 }
 
-/* A command line may hold bytes that are no UTF-8, which JSON cannot: they become question marks. */
+/* A command line may hold bytes that are not UTF-8, which JSON cannot: they become question marks. */
 json_t *carry_export_text(const char *from) {
     json_t *is = json_string(from);
     if (is != NULL) {

@@ -62,7 +62,7 @@ static int ssh_words(const char *word[MOST_SSH]) {
     return count;
 }
 
-/* The last line of what ssh said, for a sentence: before it stand banners. */
+/* The last line of what ssh said, for an error message: before it stand banners. */
 static const char *last_line(char line[200], const char *text) {
     size_t end = strlen(text);
     while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r')) {

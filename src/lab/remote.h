@@ -35,7 +35,7 @@ carry_status carry_remote_sync(carry_remote *remote, const char *folder, const c
 carry_status carry_remote_run(carry_remote *remote, carry_process_result *result, const char *script, size_t limit,
                               double seconds, bool (*stop)(void));
 /* Runs `sh -c command` in PATH/name there, with settings (NAME=VALUE) in its environment. A time that is up is a result
-   as with carry_process_run; then, and when stop said so, what runs there is ended. */
+   as with carry_process_run; then, and when stop returned true, what runs there is ended. */
 carry_status carry_remote_shell(carry_remote *remote, carry_process_result *result, const char *name,
                                 const char *command, const char *const *settings, const carry_process *how);
 /* Ends the process group whose number PATH/pid has: SIGTERM, five seconds later SIGKILL. */

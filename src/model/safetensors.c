@@ -66,7 +66,8 @@ static carry_status parse_dtype(const reader *r, const carry_json *text, carry_d
         }
     }
     char shown[CARRY_JSON_SHOWN];
-    return carry_fail(r->ctx, CARRY_EDTYPE, "the safetensors element type %s is none of F32, BF16, F16, I64",
+    return carry_fail(r->ctx, CARRY_EDTYPE,
+                      "the safetensors element type %s is not supported: expected F32, BF16, F16, I64",
                       carry_json_show(shown, text));
 }
 
@@ -211,8 +212,8 @@ carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, co
         length = length << 8 | raw[i];
     }
     if (bytes < 8 || length > HEADER_LIMIT || length > bytes - 8) {
-        return carry_fail(ctx, CARRY_EFORMAT,
-                          "this is no safetensors file: its header would have %" PRIu64 " of %zu bytes", length, bytes);
+        return carry_fail(ctx, CARRY_EFORMAT, "not a safetensors file: its header would have %" PRIu64 " of %zu bytes",
+                          length, bytes);
     }
     carry_json *header;
     CARRY_TRY(carry_json_parse(ctx, &header, (const char *)raw + 8, (size_t)length, "the safetensors header"));

@@ -28,7 +28,7 @@ typedef struct carry_safetensors {
     carry_safetensors_note *note;
 } carry_safetensors;
 
-/* CARRY_EFORMAT with a sentence when anything does not fit; *file is then empty and need not be freed. */
+/* CARRY_EFORMAT with an error message when anything does not fit; *file is then empty and need not be freed. */
 carry_status carry_safetensors_open(carry_ctx *ctx, carry_safetensors *file, const char *path);
 /* The same over bytes in memory (borrowed), for fuzzing. data must be aligned to 8. */
 carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, const void *data, size_t bytes);

@@ -56,7 +56,7 @@ static carry_status open_listed(carry_ctx *ctx, carry_weights *w, const char *fo
         char shown[CARRY_JSON_SHOWN];
         char file[CARRY_FILE_PATH];
         if (!is_plain(node)) {
-            return carry_fail(ctx, CARRY_EFORMAT, "%s, line %u: '%.60s' is said to be in %s, which is no file's name",
+            return carry_fail(ctx, CARRY_EFORMAT, "%s, line %u: '%.60s' is said to be in %s, which is not a file name",
                               path, node->line, node->key, carry_json_show(shown, node));
         }
         const char *name = node->as.text.bytes;

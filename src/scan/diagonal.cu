@@ -51,7 +51,7 @@ bool applies(const carry_scan_shape *s, carry_cuda_method method, char *why, siz
         return false;
     }
     if (method == CARRY_CUDA_MATMUL && s->width % 8 != 0) {
-        (void)snprintf(why, why_size, "a width that is no multiple of 8 leaves the tensor cores idle");
+        (void)snprintf(why, why_size, "a width that is not a multiple of 8 leaves the tensor cores idle");
         return false;
     }
     double blocks = (double)s->batch * channel_blocks(s, false) * lookback_tiles(s);

@@ -25,7 +25,7 @@ carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, i
     *made = NULL;
     const int64_t shape[] = {text_len, text_dim};
     if (text_len < 1 || text_dim < 1 || !carry_size_product(&floats, shape, 2, sizeof(float))) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "conditioning of %" PRId64 " rows of %" PRId64 " numbers is none",
+        return carry_fail(ctx, CARRY_EARGUMENT, "conditioning of %" PRId64 " rows of %" PRId64 " numbers is empty",
                           text_len, text_dim);
     }
     carry_conditioning *c = calloc(1, sizeof *c);

@@ -46,7 +46,8 @@ void carry_controls_set_model(carry_controls *controls, const char *words, int64
 /* Fails when steps begin below three quarters of the level that the model was trained to begin at: a chunk starts as
    noise of that level, and what is left of it would be shown. */
 carry_status carry_control_check_level(carry_ctx *ctx, const carry_control_state *state, int64_t first_level);
-/* Which words of the prompts the model does not know, and those that it knows, in a sentence; "" when it knows all. */
+/* Which words of the prompts the model does not know, and those that it knows, in an error message; "" when it knows
+ * all. */
 #define CARRY_CONTROL_NOTE 6144
 void carry_controls_note(carry_controls *controls, char note[CARRY_CONTROL_NOTE]);
 carry_control_state carry_control_default(void);
@@ -57,8 +58,8 @@ void carry_controls_read(carry_controls *controls, carry_control_state *state);
 void carry_controls_wait(carry_controls *controls, double seconds);
 
 /* {"prompt": "..." or [{"text": "...", "weight": 1}, ...], "transition": 4, "seed": 1, "steps": [1000, 500],
-   "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1}: all or nothing. On refusal a sentence (what, its value and
-   what it may be; UTF-8 on one line) is in why and nothing changed. Unknown keys are refused by name. */
+   "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1}: all or nothing. On refusal an error message (what, its
+   value and what it may be; UTF-8 on one line) is in why and nothing changed. Unknown keys are refused by name. */
 carry_status carry_controls_apply(carry_controls *controls, const char *json, size_t length, char *why,
                                   size_t why_size);
 /* The state in the same words: applied, it changes nothing. (A cut is an act, and not in it.) */

@@ -254,7 +254,7 @@ carry_status carry_control_take(carry_ctx *ctx, carry_control_state *state, cons
         const int which = find(member);
         if (which == CONTROLS) {
             return carry_fail(ctx, CARRY_EARGUMENT,
-                              "'%.40s' is no control: they are prompt, transition, seed, steps, cut, pause, kv_bias "
+                              "'%.40s' is not a control: expected prompt, transition, seed, steps, cut, pause, kv_bias "
                               "and noise",
                               member->key);
         }

@@ -47,7 +47,7 @@ const carry_layout *carry_layout_of(bool is_result);
 
 /* Bytes of a field's number: 4 or 8. */
 int carry_field_bytes(carry_field_kind kind);
-/* Four letters. */
+/* Four messages. */
 const char *carry_part_type(const carry_part *part);
 /* Bytes of a tensor, and the same filled up to a multiple of 8; false when they cannot be counted. */
 bool carry_part_bytes(size_t *bytes, size_t *filled, int rank, const int64_t *shape, carry_dtype dtype);

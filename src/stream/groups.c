@@ -5,7 +5,7 @@
 
 static const char running[] =
     "the pipeline runs, and its stages must not wait for each other in a collective of the world: stage 0 and the "
-    "leader send each other letters, the mesh has its own communicator";
+    "leader send each other messages, the mesh has its own communicator";
 
 carry_status carry_pipeline_split(carry_comm *world, carry_pipeline_groups *groups, bool with_stage) {
     const int rank = carry_comm_rank(world);

@@ -21,7 +21,7 @@ typedef struct prelude {
     uint64_t bytes;
 } prelude;
 
-/* A letter on its way: with a communicator until both requests are done, in a pair until the other end has read it. */
+/* A message on its way: with a communicator until both requests are done, in a pair until the other end has read it. */
 typedef struct slot {
     unsigned char *bytes;
     prelude prelude;
@@ -46,7 +46,7 @@ struct carry_link {
     unsigned char *box;
     arrival in[MOST_SLOTS]; /* a ring; none is under way before the first look */
     int first, come;        /* the oldest; how many have come from there on */
-    bool is_open, is_hushed;
+    bool is_open, heartbeats_stopped;
     int next_state;     /* carry_comm_peek of the prelude after those that have come, which are delivered first */
     carry_status ended; /* how that failed, once it has been reported */
     double heard, said; /* when something was last seen to come; and when it was sent */
@@ -64,7 +64,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
     link->options = *options;
     link->slots = 2 * options->depth + SPARE; /* a result has what is about it before it */
     if (options->depth < 1 || link->slots > MOST_SLOTS) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a link for %d letters: 1 to %d", options->depth,
+        return carry_fail(ctx, CARRY_EARGUMENT, "a link for %d messages: 1 to %d", options->depth,
                           (MOST_SLOTS - SPARE) / 2);
     }
     link->box = carry_aligned_new(options->in_most);
@@ -74,7 +74,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
         has_all = link->out[i].bytes != NULL;
     }
     return has_all ? CARRY_OK
-                   : carry_fail(ctx, CARRY_EMEMORY, "no memory for a link of %d letters of %zu bytes", link->slots,
+                   : carry_fail(ctx, CARRY_EMEMORY, "no memory for a link of %d messages of %zu bytes", link->slots,
                                 options->out_most);
 }
 
@@ -146,7 +146,7 @@ static carry_status pass_on(carry_link *link) {
 
 /* Nothing comes after it, and who sent it may have left. */
 static bool has_closed(const carry_link *link) {
-    return link->come > 0 && link->in[(link->first + link->come - 1) % MOST_SLOTS].prelude.kind == CARRY_LETTER_CLOSE;
+    return link->come > 0 && link->in[(link->first + link->come - 1) % MOST_SLOTS].prelude.kind == CARRY_MESSAGE_CLOSE;
 }
 
 static arrival *next_arrival(carry_link *link) {
@@ -174,7 +174,7 @@ static carry_status look(carry_link *link) {
             link->heard = carry_seconds();
         }
     }
-    while (link->come > 0 && link->in[link->first].prelude.kind == CARRY_LETTER_SIGN &&
+    while (link->come > 0 && link->in[link->first].prelude.kind == CARRY_MESSAGE_HEARTBEAT &&
            link->in[link->first].prelude.magic == MAGIC) {
         CARRY_TRY(pass_on(link));
     }
@@ -198,21 +198,21 @@ carry_status carry_link_slot(carry_link *link, void **room) {
         CARRY_TRY(wait_for(link, &s->request[0]));
         CARRY_TRY(wait_for(link, &s->request[1]));
     } else if (s->is_full) {
-        return carry_fail(link->ctx, CARRY_ESIZE, "%s: %d letters are on their way and none has been read",
+        return carry_fail(link->ctx, CARRY_ESIZE, "%s: %d messages are on their way and none has been read",
                           link->options.group, link->slots);
     }
     *room = s->bytes;
     return CARRY_OK;
 }
 
-size_t carry_link_room(const carry_link *link) {
+size_t carry_link_capacity(const carry_link *link) {
     return link->options.out_most;
 }
 
-carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t bytes) {
+carry_status carry_link_send(carry_link *link, carry_message_kind kind, size_t bytes) {
     slot *s = &link->out[link->next];
     if (bytes > link->options.out_most) {
-        return carry_fail(link->ctx, CARRY_ERANGE, "%s: a letter of %zu bytes where %zu is the most",
+        return carry_fail(link->ctx, CARRY_ERANGE, "%s: a message of %zu bytes where %zu is the most",
                           link->options.group, bytes, link->options.out_most);
     }
     s->prelude = (prelude){.magic = MAGIC, .kind = (uint32_t)kind, .bytes = bytes};
@@ -229,7 +229,7 @@ carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t by
     return CARRY_OK;
 }
 
-carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const void *bytes, size_t size) {
+carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const void *bytes, size_t size) {
     void *room;
     CARRY_TRY(carry_link_slot(link, &room));
     const size_t kept = size < link->options.out_most ? size : link->options.out_most;
@@ -244,7 +244,7 @@ carry_status carry_link_flush(carry_link *link) {
     for (int i = 0; i < link->slots && link->world != NULL; i++) {
         slot *s = &link->out[(link->next + i) % link->slots]; /* the oldest first */
         int done;
-        if (s->prelude.kind != CARRY_LETTER_SIGN) {
+        if (s->prelude.kind != CARRY_MESSAGE_HEARTBEAT) {
             CARRY_TRY(carry_comm_wait_since(&s->request[0], start, INFINITY, &done));
             CARRY_TRY(carry_comm_wait_since(&s->request[1], start, INFINITY, &done));
         }
@@ -252,8 +252,8 @@ carry_status carry_link_flush(carry_link *link) {
     return CARRY_OK;
 }
 
-void carry_link_hush(carry_link *link) {
-    link->is_hushed = true;
+void carry_link_stop_heartbeats(carry_link *link) {
+    link->heartbeats_stopped = true;
 }
 
 /* Where no slot is free the other end has enough to read. */
@@ -261,7 +261,7 @@ static carry_status give_sign(carry_link *link) {
     slot *s = &link->out[link->next];
     link->said = carry_seconds();
     const bool is_free = carry_comm_peek(&s->request[0]) > 0 && carry_comm_peek(&s->request[1]) > 0;
-    return is_free && !link->is_hushed ? carry_link_send(link, CARRY_LETTER_SIGN, 0) : CARRY_OK;
+    return is_free && !link->heartbeats_stopped ? carry_link_send(link, CARRY_MESSAGE_HEARTBEAT, 0) : CARRY_OK;
 }
 
 carry_status carry_link_poll(carry_link *link, bool *there) {
@@ -283,18 +283,18 @@ carry_status carry_link_poll(carry_link *link, bool *there) {
 }
 
 static carry_status check_prelude(const carry_link *link, const prelude *p) {
-    if (p->magic != MAGIC || p->kind < CARRY_LETTER_ENVELOPE || p->kind > CARRY_LETTER_CLOSE) {
-        return carry_fail(link->ctx, CARRY_EFORMAT, "%s: a letter starts with %08x %u, which is none of ours",
+    if (p->magic != MAGIC || p->kind < CARRY_MESSAGE_ENVELOPE || p->kind > CARRY_MESSAGE_CLOSE) {
+        return carry_fail(link->ctx, CARRY_EFORMAT, "%s: a message starts with %08x %u, which is not a Carry message",
                           link->options.group, p->magic, p->kind);
     }
     if (p->bytes > link->options.in_most) {
-        return carry_fail(link->ctx, CARRY_ERANGE, "%s: a letter of %llu bytes where %zu is the most",
+        return carry_fail(link->ctx, CARRY_ERANGE, "%s: a message of %llu bytes where %zu is the most",
                           link->options.group, (unsigned long long)p->bytes, link->options.in_most);
     }
     return CARRY_OK;
 }
 
-/* Until the oldest prelude that has come is a letter's. */
+/* Until the oldest prelude that has come is a message's. */
 static carry_status wait_letter(carry_link *link) {
     const double deadline = carry_comm_deadline(link->world);
     for (;;) {
@@ -314,7 +314,7 @@ static carry_status wait_letter(carry_link *link) {
     }
 }
 
-static carry_status receive_local(carry_link *link, carry_letter *letter) {
+static carry_status receive_local(carry_link *link, carry_message *message) {
     carry_link *other = link->other;
     for (bool there = false; !there;) {
         CARRY_TRY(carry_link_poll(link, &there));
@@ -331,13 +331,14 @@ static carry_status receive_local(carry_link *link, carry_letter *letter) {
     memcpy(link->box, s->bytes, s->prelude.bytes);
     s->is_full = false;
     other->oldest = (other->oldest + 1) % other->slots;
-    *letter = (carry_letter){.kind = (carry_letter_kind)s->prelude.kind, .bytes = link->box, .size = s->prelude.bytes};
+    *message =
+        (carry_message){.kind = (carry_message_kind)s->prelude.kind, .bytes = link->box, .size = s->prelude.bytes};
     return CARRY_OK;
 }
 
-carry_status carry_link_receive(carry_link *link, carry_letter *letter) {
+carry_status carry_link_receive(carry_link *link, carry_message *message) {
     if (link->world == NULL) {
-        return receive_local(link, letter);
+        return receive_local(link, message);
     }
     CARRY_TRY(wait_letter(link));
     const prelude p = link->in[link->first].prelude;
@@ -348,6 +349,6 @@ carry_status carry_link_receive(carry_link *link, carry_letter *letter) {
         CARRY_TRY(carry_irecv(link->world, &request, link->box, p.bytes, link->peer, TAG_LETTER));
         CARRY_TRY(wait_for(link, &request));
     }
-    *letter = (carry_letter){.kind = (carry_letter_kind)p.kind, .bytes = link->box, .size = p.bytes};
+    *message = (carry_message){.kind = (carry_message_kind)p.kind, .bytes = link->box, .size = p.bytes};
     return CARRY_OK;
 }

@@ -1,14 +1,14 @@
-/* Letters between stage 0 and the leader, one end each.
+/* Messages between stage 0 and the leader, one end each.
 
-   A letter is a prelude of 16 bytes (what it is, how long it is), then the bytes: an envelope or a result exactly as
+   A message is a prelude of 16 bytes (what it is, how long it is), then the bytes: an envelope or a result exactly as
    envelope.h has them, or one of the link's own, which only say that somebody is there (a pulse, after a NOOP or
-   SHUTDOWN), why a letter was refused, where a call's time went, and that the link is being closed. Sizes always agree,
-   so that damaged bytes are found by whoever decodes them, who can still tell why.
+   SHUTDOWN), why a message was refused, where a call's time went, and that the link is being closed. Sizes always
+   agree, so that damaged bytes are found by whoever decodes them, who can still tell why.
 
    Memory is bounded and allocated when the link is opened: a box for what arrives, and slots for what is on its way.
    Sending does not wait while a slot is free.
 
-   Whoever waits for a letter says now and then that he is there. So an end that has heard nothing for the
+   Whoever waits for a message says at intervals that he is there. So an end that has heard nothing for the
    communicator's deadline knows that the other is gone, and does not first work off what was queued: time counts from
    the last that was heard, whatever was done since. Where stage 0 and the leader are one rank the two ends are a pair
    in memory: the same bytes, encoded and decoded, and where stage 0 would wait it is the leader's turn. */
@@ -19,21 +19,21 @@
 
 #include "carry/comm.h"
 
-typedef enum carry_letter_kind {
-    CARRY_LETTER_ENVELOPE = 1,
-    CARRY_LETTER_RESULT,
-    CARRY_LETTER_PULSE,   /* i64: the call_id that was done */
-    CARRY_LETTER_REFUSAL, /* a sentence */
-    CARRY_LETTER_ABOUT,   /* carry_about: comes before every result */
-    CARRY_LETTER_CLOSE,
-    CARRY_LETTER_SIGN, /* of life: nobody receives it */
-} carry_letter_kind;
+typedef enum carry_message_kind {
+    CARRY_MESSAGE_ENVELOPE = 1,
+    CARRY_MESSAGE_RESULT,
+    CARRY_MESSAGE_PULSE,   /* i64: the call_id that was done */
+    CARRY_MESSAGE_REFUSAL, /* an error message */
+    CARRY_MESSAGE_ABOUT,   /* carry_about: comes before every result */
+    CARRY_MESSAGE_CLOSE,
+    CARRY_MESSAGE_HEARTBEAT, /* of life: nobody receives it */
+} carry_message_kind;
 
-typedef struct carry_letter {
-    carry_letter_kind kind;
+typedef struct carry_message {
+    carry_message_kind kind;
     const void *bytes; /* aligned to 64, until the next is received */
     size_t size;
-} carry_letter;
+} carry_message;
 
 /* What stage 0 shows of a call and the result has no room for. Both ends are of one build, which the handshake
    compares: it travels as it is. */
@@ -44,8 +44,8 @@ typedef struct carry_about {
 } carry_about;
 
 typedef struct carry_link_options {
-    int depth;         /* letters with tensors that may be on their way */
-    size_t out_most;   /* bytes of the longest letter that is sent */
+    int depth;         /* messages with tensors that may be on their way */
+    size_t out_most;   /* bytes of the longest message that is sent */
     size_t in_most;    /* and that is taken */
     const char *group; /* who holds this end: "stage0" or "mesh" */
 } carry_link_options;
@@ -61,22 +61,22 @@ void carry_link_free(carry_link *link);
 /* Of a pair: what is done when this end waits and nothing is there. */
 void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), void *user);
 
-/* A slot to write the next letter into, out_most bytes; waits until there is one. Then: send it. */
+/* A slot to write the next message into, out_most bytes; waits until there is one. Then: send it. */
 carry_status carry_link_slot(carry_link *link, void **room);
-size_t carry_link_room(const carry_link *link); /* out_most */
-carry_status carry_link_send(carry_link *link, carry_letter_kind kind, size_t bytes);
+size_t carry_link_capacity(const carry_link *link); /* out_most */
+carry_status carry_link_send(carry_link *link, carry_message_kind kind, size_t bytes);
 /* Both in one, of bytes that are elsewhere; those too many for a slot are left out. */
-carry_status carry_link_tell(carry_link *link, carry_letter_kind kind, const void *bytes, size_t size);
+carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const void *bytes, size_t size);
 /* Waits until everything that was sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
 /* From now on this end gives no sign while it waits: what comes next is the last. */
-void carry_link_hush(carry_link *link);
+void carry_link_stop_heartbeats(carry_link *link);
 
-/* Moves along what is on its way; *there: a letter can be received without waiting. */
+/* Moves along what is on its way; *there: a message can be received without waiting. */
 carry_status carry_link_poll(carry_link *link, bool *there);
-/* CARRY_ETIMEOUT when the other end has been silent for the deadline, even where letters of it wait to be received;
+/* CARRY_ETIMEOUT when the other end has been silent for the deadline, even where messages of it wait to be received;
    CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
-carry_status carry_link_receive(carry_link *link, carry_letter *letter);
+carry_status carry_link_receive(carry_link *link, carry_message *message);
 
 #endif

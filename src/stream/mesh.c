@@ -155,7 +155,7 @@ static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status stat
         }
         mesh->is_shut = true;
     }
-    if (carry_link_tell(link, CARRY_LETTER_REFUSAL, why, strlen(why)) == CARRY_OK) {
+    if (carry_link_tell(link, CARRY_MESSAGE_REFUSAL, why, strlen(why)) == CARRY_OK) {
         (void)carry_link_flush(link);
     }
     return carry_fail(mesh->ctx, status, "%s", why);
@@ -167,7 +167,7 @@ static carry_status give_up(carry_mesh *mesh, carry_link *link, carry_status sta
     char why[512];
     carry_call_fail(mesh->ctx, status, &call);
     (void)snprintf(why, sizeof why, "%s", carry_ctx_error(mesh->ctx));
-    if (status != CARRY_ETIMEOUT && carry_link_tell(link, CARRY_LETTER_REFUSAL, why, strlen(why)) == CARRY_OK) {
+    if (status != CARRY_ETIMEOUT && carry_link_tell(link, CARRY_MESSAGE_REFUSAL, why, strlen(why)) == CARRY_OK) {
         (void)carry_link_flush(link);
     }
     return carry_fail(mesh->ctx, status, "%s", why);
@@ -202,20 +202,20 @@ static carry_status answer(carry_mesh *mesh, carry_link *link, carry_result *res
                                .forwards = counts.forwards,
                                .large = counts.large,
                                .small = counts.small};
-    CARRY_TRY(carry_link_tell(link, CARRY_LETTER_ABOUT, &about, sizeof about));
+    CARRY_TRY(carry_link_tell(link, CARRY_MESSAGE_ABOUT, &about, sizeof about));
     CARRY_TRY(carry_link_slot(link, &room));
-    CARRY_TRY(carry_result_encode(mesh->ctx, room, carry_link_room(link), &size, result));
-    return carry_link_send(link, CARRY_LETTER_RESULT, size);
+    CARRY_TRY(carry_result_encode(mesh->ctx, room, carry_link_capacity(link), &size, result));
+    return carry_link_send(link, CARRY_MESSAGE_RESULT, size);
 }
 
-static carry_status turn_infer(carry_mesh *mesh, carry_link *link, const carry_envelope *e, const carry_letter *letter,
-                               double start) {
+static carry_status turn_infer(carry_mesh *mesh, carry_link *link, const carry_envelope *e,
+                               const carry_message *message, double start) {
     char text[CARRY_CALL_TEXT];
     const carry_call call = call_of(e);
     carry_result result;
     carry_generator_times times;
     const double idle = start - mesh->since;
-    carry_status status = spread(mesh, letter->bytes, letter->size);
+    carry_status status = spread(mesh, message->bytes, message->size);
     status = status == CARRY_OK ? infer(mesh, &result, &times, e) : status;
     if (status != CARRY_OK) {
         return give_up(mesh, link, status, e);
@@ -230,30 +230,31 @@ static carry_status turn_infer(carry_mesh *mesh, carry_link *link, const carry_e
 }
 
 carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
-    carry_letter letter;
+    carry_message message;
     carry_envelope e = {0};
     *closed = false;
-    CARRY_TRY(carry_link_receive(link, &letter));
+    CARRY_TRY(carry_link_receive(link, &message));
     const double start = carry_seconds();
-    if (letter.kind == CARRY_LETTER_CLOSE && mesh->is_shut) {
+    if (message.kind == CARRY_MESSAGE_CLOSE && mesh->is_shut) {
         *closed = true;
         return CARRY_OK;
     }
     carry_status status = CARRY_OK;
-    if (letter.kind == CARRY_LETTER_ENVELOPE) {
-        status = validate(mesh, &e, letter.bytes, letter.size);
+    if (message.kind == CARRY_MESSAGE_ENVELOPE) {
+        status = validate(mesh, &e, message.bytes, message.size);
     } else {
-        status = carry_fail(mesh->ctx, CARRY_EPEER, "letter of kind %d where an envelope is needed", (int)letter.kind);
+        status =
+            carry_fail(mesh->ctx, CARRY_EPEER, "message of kind %d where an envelope is needed", (int)message.kind);
     }
     if (status != CARRY_OK) {
         return refuse(mesh, link, status, &e);
     }
     if (e.action == CARRY_INFER) {
-        return turn_infer(mesh, link, &e, &letter, start);
+        return turn_infer(mesh, link, &e, &message, start);
     }
     if (!mesh->is_shut) {
         const carry_call call = call_of(&e);
-        status = spread(mesh, letter.bytes, letter.size);
+        status = spread(mesh, message.bytes, message.size);
         status = status == CARRY_OK ? meet(mesh) : status;
         if (status != CARRY_OK) {
             return carry_call_fail(mesh->ctx, status, &call);
@@ -261,9 +262,9 @@ carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
     }
     if (e.action == CARRY_SHUTDOWN) {
         mesh->is_shut = true;
-        carry_link_hush(link); /* stage 0 reads nothing after the answer */
+        carry_link_stop_heartbeats(link); /* stage 0 reads nothing after the answer */
     }
-    return carry_link_tell(link, CARRY_LETTER_PULSE, &e.call_id, sizeof e.call_id);
+    return carry_link_tell(link, CARRY_MESSAGE_PULSE, &e.call_id, sizeof e.call_id);
 }
 
 carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link) {

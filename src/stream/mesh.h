@@ -27,7 +27,7 @@ carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm,
                             const carry_dit *dit, const carry_mesh_options *options);
 void carry_mesh_free(carry_mesh *mesh);
 
-/* The leader: one letter; *closed when stage 0 has closed the link. Every letter until then: carry_mesh_lead. */
+/* The leader: one message; *closed when stage 0 has closed the link. Every message until then: carry_mesh_lead. */
 carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed);
 carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link);
 /* Any other rank: until SHUTDOWN. */

@@ -132,20 +132,20 @@ void carry_stage_close(carry_stage *s) {
     free(s);
 }
 
-static carry_status refused(carry_stage *s, const carry_letter *letter) {
-    return carry_fail(s->ctx, CARRY_EPEER, "the leader stopped the stream: %.*s", (int)letter->size,
-                      (const char *)letter->bytes);
+static carry_status refused(carry_stage *s, const carry_message *message) {
+    return carry_fail(s->ctx, CARRY_EPEER, "the leader stopped the stream: %.*s", (int)message->size,
+                      (const char *)message->bytes);
 }
 
-static carry_status receive(carry_stage *s, carry_letter_kind kind, carry_letter *letter) {
-    CARRY_TRY(carry_stage_receive(s, letter));
-    if (letter->kind == CARRY_LETTER_REFUSAL) {
-        return refused(s, letter);
+static carry_status receive(carry_stage *s, carry_message_kind kind, carry_message *message) {
+    CARRY_TRY(carry_stage_receive(s, message));
+    if (message->kind == CARRY_MESSAGE_REFUSAL) {
+        return refused(s, message);
     }
-    return letter->kind == kind
+    return message->kind == kind
                ? CARRY_OK
-               : carry_fail(s->ctx, CARRY_EPEER, "a letter of kind %d came where one of kind %d is due",
-                            (int)letter->kind, (int)kind);
+               : carry_fail(s->ctx, CARRY_EPEER, "a message of kind %d came where one of kind %d is due",
+                            (int)message->kind, (int)kind);
 }
 
 static bool is_finite(const carry_tensor *latents, int64_t count) {
@@ -188,18 +188,18 @@ static carry_status check_result(carry_stage *s, const carry_result *r, const ca
 /* The next result; a stale one has left the queue on return. */
 static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *result, carry_about *about,
                            bool *is_stale) {
-    carry_letter letter;
+    carry_message message;
     *flight = s->flight[s->oldest];
     const carry_call call = {.group = "stage0",
                              .call_id = flight->call_id,
                              .chunk_index = flight->chunk_index,
                              .cache_epoch = flight->cache_epoch};
-    carry_status status = receive(s, CARRY_LETTER_ABOUT, &letter);
-    if (status == CARRY_OK && letter.size == sizeof *about) {
-        memcpy(about, letter.bytes, sizeof *about);
+    carry_status status = receive(s, CARRY_MESSAGE_ABOUT, &message);
+    if (status == CARRY_OK && message.size == sizeof *about) {
+        memcpy(about, message.bytes, sizeof *about);
     }
-    status = status == CARRY_OK ? receive(s, CARRY_LETTER_RESULT, &letter) : status;
-    status = status == CARRY_OK ? carry_result_decode(s->ctx, result, letter.bytes, letter.size) : status;
+    status = status == CARRY_OK ? receive(s, CARRY_MESSAGE_RESULT, &message) : status;
+    status = status == CARRY_OK ? carry_result_decode(s->ctx, result, message.bytes, message.size) : status;
     status = status == CARRY_OK ? check_result(s, result, flight) : status;
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
@@ -261,7 +261,7 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     return status == CARRY_OK ? CARRY_OK : carry_call_fail(s->ctx, status, &call);
 }
 
-/* Paused: the mesh is told now and then that stage 0 is there, before it could miss it, and answers. */
+/* Paused: the mesh is told at intervals that stage 0 is there, before it could miss it, and answers. */
 static carry_status wait_paused(carry_stage *s) {
     if (!s->figures.paused) {
         carry_stage_tell(s, "paused");
@@ -304,7 +304,7 @@ carry_status carry_stage_run(carry_stage *s) {
     carry_stage_tell(s, "starting");
     carry_status status = stream(s);
     status = status == CARRY_OK ? carry_stage_shutdown(s) : status;
-    status = status == CARRY_OK ? carry_link_tell(s->link, CARRY_LETTER_CLOSE, NULL, 0) : status;
+    status = status == CARRY_OK ? carry_link_tell(s->link, CARRY_MESSAGE_CLOSE, NULL, 0) : status;
     status = status == CARRY_OK ? carry_link_flush(s->link) : status;
     carry_stage_tell(s, status == CARRY_OK ? "ended" : carry_ctx_error(s->ctx));
     return status;

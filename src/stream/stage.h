@@ -1,4 +1,4 @@
-/* Stage 0: controls in, envelopes out, results back, frames to whoever looks.
+/* Stage 0: controls in, envelopes out, results back, frames to the viewers.
 
    An envelope is under way from when it is sent until its frames have been decoded (or its result dropped), and up to
    `depth` are: with two, chunk k+1 has been sent before chunk k is decoded, and the stages work at the same time; with
@@ -89,7 +89,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
                               bool is_apart, double deadline);
 void carry_stage_close(carry_stage *stage);
 
-/* Until chunks have been shown, or stop says so; then SHUTDOWN, and the link is closed. */
+/* Until chunks have been shown, or stop returns true; then SHUTDOWN, and the link is closed. */
 carry_status carry_stage_run(carry_stage *stage);
 /* SHUTDOWN, answered by the mesh. Once more is harmless. */
 carry_status carry_stage_shutdown(carry_stage *stage);
@@ -102,13 +102,13 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOO
 /* NOOP when nothing has been sent for a while. While results that wait are shown and nothing more is sent, at the end,
    the mesh would miss stage 0. */
 carry_status carry_stage_remind(carry_stage *stage);
-carry_status carry_stage_receive(carry_stage *stage, carry_letter *letter); /* past the answers to those */
+carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
 void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,
                               const carry_about *about);
-void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to whoever looks */
+void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to the viewers */
 
 #endif

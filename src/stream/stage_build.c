@@ -97,9 +97,9 @@ static carry_status post(carry_stage *s, const carry_envelope *e) {
     void *room;
     size_t size;
     carry_status status = carry_link_slot(s->link, &room);
-    status = status == CARRY_OK ? carry_envelope_encode(s->ctx, room, carry_link_room(s->link), &size, e) : status;
+    status = status == CARRY_OK ? carry_envelope_encode(s->ctx, room, carry_link_capacity(s->link), &size, e) : status;
     s->built = carry_seconds(); /* before sending: that wakes the leader, who may take this core and work on it */
-    status = status == CARRY_OK ? carry_link_send(s->link, CARRY_LETTER_ENVELOPE, size) : status;
+    status = status == CARRY_OK ? carry_link_send(s->link, CARRY_MESSAGE_ENVELOPE, size) : status;
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
     }
@@ -213,33 +213,33 @@ carry_status carry_stage_remind(carry_stage *s) {
     return CARRY_OK;
 }
 
-carry_status carry_stage_receive(carry_stage *s, carry_letter *letter) {
-    CARRY_TRY(carry_link_receive(s->link, letter));
-    for (; letter->kind == CARRY_LETTER_PULSE && s->pulses > 0; s->pulses--) {
-        CARRY_TRY(carry_link_receive(s->link, letter));
+carry_status carry_stage_receive(carry_stage *s, carry_message *message) {
+    CARRY_TRY(carry_link_receive(s->link, message));
+    for (; message->kind == CARRY_MESSAGE_PULSE && s->pulses > 0; s->pulses--) {
+        CARRY_TRY(carry_link_receive(s->link, message));
     }
     return CARRY_OK;
 }
 
 carry_status carry_stage_signal(carry_stage *s, carry_action action) {
     const carry_envelope e = signal_of(s, action);
-    carry_letter letter;
+    carry_message message;
     uint64_t done = 0;
     CARRY_TRY(post(s, &e));
-    CARRY_TRY(carry_stage_receive(s, &letter));
-    if (letter.kind == CARRY_LETTER_REFUSAL) {
-        return carry_fail(s->ctx, CARRY_EPEER, "the leader refused: %.*s", (int)letter.size,
-                          (const char *)letter.bytes);
+    CARRY_TRY(carry_stage_receive(s, &message));
+    if (message.kind == CARRY_MESSAGE_REFUSAL) {
+        return carry_fail(s->ctx, CARRY_EPEER, "the leader refused: %.*s", (int)message.size,
+                          (const char *)message.bytes);
     }
-    if (letter.kind == CARRY_LETTER_PULSE && letter.size == sizeof done) {
-        memcpy(&done, letter.bytes, sizeof done);
+    if (message.kind == CARRY_MESSAGE_PULSE && message.size == sizeof done) {
+        memcpy(&done, message.bytes, sizeof done);
     }
-    if (letter.kind != CARRY_LETTER_PULSE || done != e.call_id) {
+    if (message.kind != CARRY_MESSAGE_PULSE || done != e.call_id) {
         return carry_fail(
             s->ctx, CARRY_EPEER,
-            "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: letter %d came in place of a pulse",
+            "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: message %d came in place of a pulse",
             (unsigned long long)e.call_id, (unsigned long long)s->chunk_index, (unsigned long long)s->epoch,
-            (int)letter.kind);
+            (int)message.kind);
     }
     return CARRY_OK;
 }

@@ -1,4 +1,4 @@
-/* Results of stage 0: latents to frames, frames and figures to whoever looks. */
+/* Results of stage 0: latents to frames, frames and figures to the viewers. */
 #include <math.h>
 #include <string.h>
 #include <time.h>

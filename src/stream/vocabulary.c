@@ -45,19 +45,19 @@ static bool has_word(const char *words, const char *word, const char *between) {
 void carry_vocabulary_compare(char *unknown, size_t size, const char *words, const char *prompt, size_t length) {
     for (size_t i = 0; i < length;) {
         char word[WORD + 1];
-        size_t letters = 0;
+        size_t messages = 0;
         bool is_number = true;
         for (; i < length && isalnum((unsigned char)prompt[i]) && (unsigned char)prompt[i] < 0x80; i++) {
             is_number = is_number && isdigit((unsigned char)prompt[i]);
-            if (letters < WORD) {
-                word[letters++] = (char)tolower((unsigned char)prompt[i]);
+            if (messages < WORD) {
+                word[messages++] = (char)tolower((unsigned char)prompt[i]);
             }
         }
-        word[letters] = '\0';
-        i += letters == 0;
+        word[messages] = '\0';
+        i += messages == 0;
         const size_t used = strlen(unknown);
-        if (letters > 0 && !is_number && !has_word(words, word, " ") && !has_word(unknown, word, "'") &&
-            used + letters + 5 <= size) {
+        if (messages > 0 && !is_number && !has_word(words, word, " ") && !has_word(unknown, word, "'") &&
+            used + messages + 5 <= size) {
             (void)snprintf(unknown + used, size - used, "%s'%s'", used > 0 ? ", " : "", word);
         }
     }

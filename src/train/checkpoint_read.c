@@ -134,7 +134,7 @@ static carry_status read_note(carry_ctx *ctx, carry_found *found, const char *pa
     return status;
 }
 
-/* One folder: whole, or a sentence. */
+/* One folder: whole, or an error message. */
 static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const char *folder) {
     char note[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));

@@ -27,7 +27,7 @@ typedef struct carry_evaluate_options {
     int64_t length; /* of windows; 0: none, the state is carried along */
     bool take_binary;
     bool from_start; /* the first token is predicted too, from the start token where there is one */
-    /* Called now and then, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
+    /* Called at intervals, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
        NULL. */
     bool (*progress)(void *user, int64_t done, int64_t total);
     void *user;

@@ -117,7 +117,7 @@ const carry_trainee carry_training_trainee = {
     .next = next,
     .gradients = gradients,
     .report = tell,
-    .evaluate = carry_training_examine,
+    .evaluate = carry_training_evaluate,
     .saved = saved,
     .describe = describe,
 };

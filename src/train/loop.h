@@ -33,10 +33,10 @@ typedef struct carry_train_report {
     double left;         /* seconds */
 } carry_train_report;
 
-typedef struct carry_train_exam {
+typedef struct carry_train_evaluation {
     int64_t step, labels;
     double loss, accuracy; /* of predictions, of a task; NaN for a text */
-} carry_train_exam;
+} carry_train_evaluation;
 
 /* For rank 0, except stop, which each rank asks. Any may be NULL. */
 typedef struct carry_train_hooks {
@@ -44,7 +44,7 @@ typedef struct carry_train_hooks {
     bool (*stop)(void);
     void (*started)(void *user, const carry_train_start *start);
     void (*report)(void *user, const carry_train_report *report);
-    void (*examined)(void *user, const carry_train_exam *exam);
+    void (*evaluated)(void *user, const carry_train_evaluation *evaluation);
     void (*saved)(void *user, int64_t step, const char *folder);
     void *user;
     double peak; /* flop/s of all ranks together; 0: unknown */

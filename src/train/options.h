@@ -63,7 +63,7 @@ carry_status carry_train_set(carry_ctx *ctx, carry_train_options *options, const
 void carry_train_options_write(carry_json_text *text, const carry_train_options *options);
 carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *options, const carry_json *object);
 
-/* Is a part of the text kept back to be examined with, where the text has enough? */
+/* Is a part of the text kept back to be evaluated with, where the text has enough? */
 bool carry_train_holds_back(const carry_train_options *options);
 
 /* Refuses what would have no effect beside the others, such as sizes of a model that is there already. Of a new run:

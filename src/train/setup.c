@@ -141,9 +141,9 @@ static carry_status open_batches(carry_training *t) {
         }
         if (t->held_back != carry_train_holds_back(o) && t->material.can_hold_back) {
             return carry_fail(t->ctx, CARRY_EARGUMENT, "%s %s", t->options.out,
-                              t->held_back ? "keeps a part of its text back to be examined with, and goes on so: give "
+                              t->held_back ? "keeps a part of its text back to be evaluated with, and goes on so: give "
                                              "--eval-every above 0 and no --eval-data"
-                                           : "was trained on the whole text, and nothing of it is left to be examined "
+                                           : "was trained on the whole text, and nothing of it is left to be evaluated "
                                              "with: name another text with --eval-data");
         }
         carry_batches_seek(t->batches, t->loop.position);
@@ -233,7 +233,7 @@ carry_status carry_training_open(carry_training *t) {
 void carry_training_close(carry_training *t) {
     carry_steps_close(&t->loop);
     carry_batches_free(t->batches);
-    carry_batches_free(t->exam);
+    carry_batches_free(t->evaluation);
     const int device = t->lm != NULL ? t->lm->own.device : 0;
     carry_device_free(t->ctx, device, t->memory);
     carry_device_free(t->ctx, device, t->logits.data);

@@ -21,8 +21,8 @@ typedef struct carry_training {
     carry_train_mixing mixing;
     carry_lm_pass *pass;
     carry_batches *batches;
-    const carry_batch *batch; /* of the step */
-    carry_batches *exam;      /* NULL until the first */
+    const carry_batch *batch;  /* of the step */
+    carry_batches *evaluation; /* NULL until the first */
     bool has_no_exam;
     void *memory;
     size_t bytes;
@@ -41,7 +41,7 @@ extern const carry_trainee carry_training_trainee;
 carry_status carry_training_open(carry_training *t);
 void carry_training_close(carry_training *t);
 
-carry_status carry_training_examine(void *training);
+carry_status carry_training_evaluate(void *training);
 /* One part of a batch: rows [part * rows, ...). */
 carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args);
 

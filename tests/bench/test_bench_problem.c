@@ -1,4 +1,5 @@
-/* The problem grammar: what it reads, in any order; and every kind of bad text, refused with a sentence that names it.
+/* The problem grammar: what it reads, in any order; and every kind of bad text, refused with an error message that
+ * names it.
  */
 #include <ctype.h>
 

@@ -1,5 +1,5 @@
-/* Communicators when something is wrong: a rank that fails, does not come, or differs ends the others with a sentence
-   and within the deadline. */
+/* Communicators when something is wrong: a rank that fails, does not come, or differs ends the others with an error
+   message and within the deadline. */
 #include "comm_support.h"
 
 #include <unistd.h>

@@ -260,7 +260,7 @@ int main(void) {
     (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(ctx));
     carry_comm_free(comm);
     carry_ctx_free(ctx);
-    if (status == CARRY_EUNSUPPORTED) { /* no CUDA, no GPU, no NCCL: one sentence */
+    if (status == CARRY_EUNSUPPORTED) { /* no CUDA, no GPU, no NCCL: one error message */
         print_message("skipped: %s\n", sentence);
         return strstr(sentence, "nccl") != NULL && strchr(sentence, '\n') == NULL ? SKIPPED : 1;
     }

@@ -1,5 +1,5 @@
 /* The delta rule over ranks gives what one rank gives: for every number of ranks, wherever the tokens are cut, whatever
-   the sequences are; and ends with a sentence where it cannot. */
+   the sequences are; and ends with an error message where it cannot. */
 #include "delta_ranks_support.h"
 
 /* Some ranks without tokens, the others any number. */

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as a config.json: refused with a sentence, or a configuration whose sizes can be multiplied. The same
-   bytes as JSON: every string ends inside the document. */
+/* Arbitrary bytes as a config.json: refused with an error message, or a configuration whose sizes can be multiplied.
+   The same bytes as JSON: every string ends inside the document. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Arbitrary bytes as controls: refused with a sentence and nothing changed, or a state within bounds that is the same
-   after it was written and applied. */
+/* Arbitrary bytes as controls: refused with an error message and nothing changed, or a state within bounds that is the
+   same after it was written and applied. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Any text as a criterion: refused with a sentence, or understood, checked and judged, always with one of three
+/* Any text as a criterion: refused with an error message, or understood, checked and judged, always with one of three
    verdicts and with a reason where there is no figure. */
 #include <ctype.h>
 #include <math.h>

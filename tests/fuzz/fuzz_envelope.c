@@ -1,5 +1,5 @@
-/* Arbitrary bytes as an envelope and as a result: refused with a sentence, or a message that is written again byte for
-   byte. The first byte chooses whether the CRCs are made right first, which bytes at random never are. */
+/* Arbitrary bytes as an envelope and as a result: refused with an error message, or a message that is written again
+   byte for byte. The first byte chooses whether the CRCs are made right first, which bytes at random never are. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     if (size < 1 || size > MOST) {
         return 0;
     }
-    const bool sealed = data[0] % 2 == 1;  /* the letter C is odd: seeds start as messages do */
+    const bool sealed = data[0] % 2 == 1;  /* the message C is odd: seeds start as messages do */
     unsigned char *message = malloc(size); /* of its own, so that a byte too many is seen */
     if (message == NULL) {
         return 0;

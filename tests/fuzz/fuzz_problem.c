@@ -1,5 +1,5 @@
-/* Any text as a problem: it is refused with a sentence, or read and then planned by its family, however large: planning
-   allocates no inputs. */
+/* Any text as a problem: it is refused with an error message, or read and then planned by its family, however large:
+   planning allocates no inputs. */
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
-/* Arbitrary bytes as a tokenizer.json, and as a text: a file is refused with a sentence, or is a tokenizer that encodes
-   and decodes, and is the same after it is written and read. Input: a mode byte, then the file alone (0); pieces that
-   go into a small good file (1), a token, a merge, and then the text; the regular expression of a Split, and a text
-   (2); or a chat template, and a message (3). */
+/* Arbitrary bytes as a tokenizer.json, and as a text: a file is refused with an error message, or is a tokenizer that
+   encodes and decodes, and is the same after it is written and read. Input: a mode byte, then the file alone (0);
+   pieces that go into a small good file (1), a token, a merge, and then the text; the regular expression of a Split,
+   and a text (2); or a chat template, and a message (3). */
 #include <ctype.h>
 #include <stdint.h>
 #include <stdio.h>

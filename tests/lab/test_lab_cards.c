@@ -267,11 +267,11 @@ static const struct {
      "docs/results/x.md}]\ncards: []\n---\n"},
     {"no-synthesis", "says nothing", "library/topics/t.md",
      "---\nid: t\ntitle: T\ncards: [{id: b, priority: 1}, {id: a, priority: 2}]\n---\n \n"},
-    {"lost-figure", "6.2 does not stand", "docs/results/x.md", "| loop | 6.25 ms, 16.2 ms |\n"},
-    {"lost-figure", "4.2 does not stand", "library/cards/a.md",
+    {"lost-figure", "6.2 is not in", "docs/results/x.md", "| loop | 6.25 ms, 16.2 ms |\n"},
+    {"lost-figure", "4.2 is not in", "library/cards/a.md",
      "---\nid: a\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\n---\n"},
-    {"lost-figure", "7.5 does not stand in 'docs/results/x.md', which", "library/cards/b.md",
+    {"lost-figure", "7.5 is not in 'docs/results/x.md', which", "library/cards/b.md",
      "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\nactionables: [{text: a, figure: \"H200: 9 of others; ours 6.2, not 7.5 (docs/results/x.md).\"}]\n"
      "---\n"},
@@ -405,11 +405,11 @@ static void an_order_puts_first_what_is_needed(void **unused) {
     carry_ctx_free(ctx);
 }
 
-static void a_folder_that_is_no_library_is_refused(void **unused) {
+static void a_folder_that_is_not_a_library_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_library *library;
-    assert_refused(ctx, CARRY_ENOTFOUND, "is no library", carry_library_open(ctx, &library, "/dev"));
+    assert_refused(ctx, CARRY_ENOTFOUND, "is not a library", carry_library_open(ctx, &library, "/dev"));
     assert_null(library);
     char longer[8192];
     memset(longer, 'x', sizeof longer - 1);
@@ -428,7 +428,7 @@ int main(void) {
         cmocka_unit_test(a_figure_stands_as_a_whole),
         cmocka_unit_test(words_are_found_and_syntax_is_only_words),
         cmocka_unit_test(an_order_puts_first_what_is_needed),
-        cmocka_unit_test(a_folder_that_is_no_library_is_refused),
+        cmocka_unit_test(a_folder_that_is_not_a_library_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

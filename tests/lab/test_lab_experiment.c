@@ -140,7 +140,7 @@ static void test_typos_are_refused_with_their_place(void **state) {
     refuse(":4:14: there is no method 'cylcic' for problems of the family 'scan'",
            HEAD "grid:\n  - problem: scan:dense:t8:n2\n    methods: [cylcic]\n" SUCCESS);
     refuse(":3:10: 'methods' must be a list of 1 to 24 names", HEAD "methods: cyclic\n" GRID SUCCESS);
-    refuse(":3:20: this method stands in the list twice", HEAD "methods: [cyclic,  cyclic]\n" GRID SUCCESS);
+    refuse(":3:20: duplicate method", HEAD "methods: [cyclic,  cyclic]\n" GRID SUCCESS);
     refuse(":5:14: scan has no size 'q'", HEAD METHODS "grid:\n  - problem: scan:dense:q8\n" SUCCESS);
     refuse(":5:14: there is no problem family 'scna'", HEAD METHODS "grid:\n  - problem: scna:dense\n" SUCCESS);
     refuse(":5:14: the stage 'all' has the problem 'scan:dense:t8' twice",
@@ -310,7 +310,7 @@ static void test_the_shipped_experiments_load(void **state) {
     }
 }
 
-/* A file cut at every byte is an experiment or a sentence. */
+/* A file cut at every byte is an experiment or an error message. */
 static void test_cut_at_every_byte(void **state) {
     (void)state;
     static const char whole[] =

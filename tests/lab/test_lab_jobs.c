@@ -58,13 +58,13 @@ static void test_slurm_ids_are_parsed_strictly(void **state) {
         assert_memory_equal(id, good[i], strlen(id));
     }
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        assert_refused(f->ctx, CARRY_EFORMAT, "no job's number", carry_slurm_parse_id(f->ctx, id, bad[i]));
+        assert_refused(f->ctx, CARRY_EFORMAT, "not a job number", carry_slurm_parse_id(f->ctx, id, bad[i]));
     }
     char *cluster = malloc(200);
     (void)memset(cluster, 'a', 200);
     memcpy(cluster, "1;", 2);
     cluster[199] = '\0';
-    assert_refused(f->ctx, CARRY_EFORMAT, "no job's number", carry_slurm_parse_id(f->ctx, id, cluster));
+    assert_refused(f->ctx, CARRY_EFORMAT, "not a job number", carry_slurm_parse_id(f->ctx, id, cluster));
     free(cluster);
 }
 

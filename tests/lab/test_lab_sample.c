@@ -19,7 +19,7 @@ static double uniform(void) {
     return (double)((random_state * 0x2545F4914F6CDD1Du) >> 11) / 9007199254740992.0;
 }
 
-/* Times as machines give them: a floor, a skewed tail, now and then an outlier. The median of the tail is scale * ln 2.
+/* Times as machines give them: a floor, a skewed tail, at intervals an outlier. The median of the tail is scale * ln 2.
  */
 static double some_time(double scale) {
     double tail = -log(1.0 - uniform());

@@ -38,7 +38,7 @@ static void expect_end(pid_t id, int report) {
     (void)close(report);
 }
 
-/* In such a process: with a sentence, out. */
+/* In such a process: with an error message, out. */
 static void must(carry_status status, int report) {
     if (status != CARRY_OK) {
         const char *sentence = carry_ctx_error(ctx);

@@ -88,7 +88,7 @@ static void test_broken_text_is_refused_with_line_and_column(void **state) {
     refuse("file.yaml:2:1: this is not YAML", "a: 'open\n");
     refuse("file.yaml:2:4: this is not YAML", "a: b\nc: `d`\n");
     refuse("file.yaml:2:1: this is not YAML", "a: 1\n\tb: 2\n");
-    refuse("file.yaml:3:7: this is not YAML", "a: 1\nb: 2\nc: \xc3\xa4\xc3\xb6 \xff\n"); /* bytes that are no UTF-8 */
+    refuse("file.yaml:3:7: this is not YAML", "a: 1\nb: 2\nc: \xc3\xa4\xc3\xb6 \xff\n"); /* bytes that are not UTF-8 */
     refuse("file.yaml:1:1: there is nothing in it", "");
     refuse("file.yaml:1:1: there is nothing in it", "# a remark\n");
 }
@@ -144,7 +144,8 @@ static void test_depth_nodes_keys_and_bytes_are_bounded(void **state) {
     free(text);
 }
 
-/* Ends of a file at every byte, and every byte replaced by some that mean something: a tree or a sentence, never more.
+/* Ends of a file at every byte, and every byte replaced by some that mean something: a tree or an error message, never
+ * more.
  */
 static void test_truncated_and_damaged_at_every_byte(void **state) {
     (void)state;

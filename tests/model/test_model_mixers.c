@@ -25,7 +25,7 @@ static void compare(const char *name, const char *what, carry_dtype dtype, const
 }
 
 /* f32: sums of up to 64 tokens' and 300 columns' products in another order, some tens of roundings of 6e-8: 1e-5. bf16:
-   both round the same sums, now and then to neighbours, which are 2^-8 apart. */
+   both round the same sums, at intervals to neighbours, which are 2^-8 apart. */
 static void compare_layers(const char *name, const layer *a, const layer *b) {
     static const char *const names[] = {"dq", "dk", "dv", "dbeta", "dg"};
     const carry_delta_problem *p = &b->problem;

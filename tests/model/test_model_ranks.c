@@ -177,7 +177,7 @@ static void compare(const char *name, carry_lm_config config, bool packed, bool 
     compare_in(CARRY_F32, name, config, packed, recompute, delta);
 }
 
-/* Sums that differ by 1e-6 round to neighbours, 2^-8 apart, now and then: what two layers make of it is a few percent
+/* Sums that differ by 1e-6 round to neighbours, 2^-8 apart, at intervals: what two layers make of it is a few percent
    of a gradient. */
 static void activations_in_bf16_are_split_too(void **unused) {
     (void)unused;

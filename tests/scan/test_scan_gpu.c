@@ -1,6 +1,6 @@
 /* Every scan that a GPU has, against the float64 recurrence: odd sizes, both kinds, every storage type, both
    directions, with and without a state that enters; the same bits in a hundred runs; gradients as on the CPU; host
-   pointers refused with a sentence. Without a GPU all of it is skipped aloud. */
+   pointers refused with an error message. Without a GPU all of it is reported as skipped. */
 #include <math.h>
 
 #include "support.h"

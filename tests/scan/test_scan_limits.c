@@ -1,4 +1,4 @@
-/* Hard inputs stay right, and bad ones are refused with one sentence before anything is written. */
+/* Hard inputs stay right, and bad ones are refused with one error message before anything is written. */
 #include <math.h>
 
 #include "support.h"

@@ -39,10 +39,10 @@ static void close_scene(scene *s) {
     carry_link_free(s->leader);
 }
 
-/* The letter goes to the leader, who must refuse it; stage 0 is told so, and may close the link. */
-static void assert_leader_refuses(const void *bytes, size_t size, carry_letter_kind kind, const char *words) {
+/* The message goes to the leader, who must refuse it; stage 0 is told so, and may close the link. */
+static void assert_leader_refuses(const void *bytes, size_t size, carry_message_kind kind, const char *words) {
     scene s = open_scene();
-    carry_letter letter;
+    carry_message message;
     bool closed = true;
     assert_ok(ctx, carry_link_tell(s.stage, kind, bytes, size));
     const carry_status status = carry_mesh_turn(s.mesh, s.leader, &closed);
@@ -51,11 +51,11 @@ static void assert_leader_refuses(const void *bytes, size_t size, carry_letter_k
     if (status == CARRY_OK || closed || strstr(says, words) == NULL) {
         fail_msg("the leader says %s: %s", carry_status_name(status), says);
     }
-    assert_ok(ctx, carry_link_receive(s.stage, &letter));
-    assert_int_equal(letter.kind, CARRY_LETTER_REFUSAL);
-    assert_int_equal(letter.size, strlen(says));
-    assert_memory_equal(letter.bytes, says, letter.size);
-    assert_ok(ctx, carry_link_tell(s.stage, CARRY_LETTER_CLOSE, NULL, 0));
+    assert_ok(ctx, carry_link_receive(s.stage, &message));
+    assert_int_equal(message.kind, CARRY_MESSAGE_REFUSAL);
+    assert_int_equal(message.size, strlen(says));
+    assert_memory_equal(message.bytes, says, message.size);
+    assert_ok(ctx, carry_link_tell(s.stage, CARRY_MESSAGE_CLOSE, NULL, 0));
     assert_ok(ctx, carry_mesh_turn(s.mesh, s.leader, &closed));
     assert_true(closed);
     close_scene(&s);
@@ -73,56 +73,56 @@ static size_t message_of(unsigned char *to, int which) {
 
 static void test_every_flipped_bit_stops_at_the_leader(void **state) {
     (void)state;
-    static _Alignas(64) unsigned char message[MOST];
+    static _Alignas(64) unsigned char encoded[MOST];
     const int which[] = {NOOP, SHUTDOWN, INFER_FULL};
     for (size_t w = 0; w < sizeof which / sizeof which[0]; w++) {
-        const size_t bytes = message_of(message, which[w]);
+        const size_t bytes = message_of(encoded, which[w]);
         for (size_t bit = 0; bit < 8 * bytes; bit++) {
-            message[bit / 8] ^= (unsigned char)(1U << bit % 8);
-            assert_leader_refuses(message, bytes, CARRY_LETTER_ENVELOPE, "mesh: call_id ");
-            message[bit / 8] ^= (unsigned char)(1U << bit % 8);
+            encoded[bit / 8] ^= (unsigned char)(1U << bit % 8);
+            assert_leader_refuses(encoded, bytes, CARRY_MESSAGE_ENVELOPE, "mesh: call_id ");
+            encoded[bit / 8] ^= (unsigned char)(1U << bit % 8);
         }
     }
 }
 
 static void test_every_truncation_stops_at_the_leader(void **state) {
     (void)state;
-    static _Alignas(64) unsigned char message[MOST];
+    static _Alignas(64) unsigned char encoded[MOST];
     for (int which = 0; which < RESULT; which++) {
-        const size_t bytes = message_of(message, which);
+        const size_t bytes = message_of(encoded, which);
         for (size_t cut = 0; cut < bytes; cut++) {
-            assert_leader_refuses(message, cut, CARRY_LETTER_ENVELOPE, "bytes");
+            assert_leader_refuses(encoded, cut, CARRY_MESSAGE_ENVELOPE, "bytes");
         }
     }
 }
 
 static void test_letters_that_are_no_envelope_stop_at_the_leader(void **state) {
     (void)state;
-    static _Alignas(64) unsigned char message[MOST];
-    const size_t result = message_of(message, RESULT);
-    assert_leader_refuses(message, result, CARRY_LETTER_ENVELOPE, "starts with CRYE");
-    assert_leader_refuses(message, result, CARRY_LETTER_RESULT, "letter of kind 2");
-    const size_t noop = message_of(message, NOOP);
-    for (int kind = CARRY_LETTER_RESULT; kind <= CARRY_LETTER_CLOSE; kind++) { /* CLOSE before SHUTDOWN as well */
-        assert_leader_refuses(message, noop, (carry_letter_kind)kind, "letter of kind");
+    static _Alignas(64) unsigned char encoded[MOST];
+    const size_t result = message_of(encoded, RESULT);
+    assert_leader_refuses(encoded, result, CARRY_MESSAGE_ENVELOPE, "starts with CRYE");
+    assert_leader_refuses(encoded, result, CARRY_MESSAGE_RESULT, "message of kind 2");
+    const size_t noop = message_of(encoded, NOOP);
+    for (int kind = CARRY_MESSAGE_RESULT; kind <= CARRY_MESSAGE_CLOSE; kind++) { /* CLOSE before SHUTDOWN as well */
+        assert_leader_refuses(encoded, noop, (carry_message_kind)kind, "message of kind");
     }
 }
 
 /* Right bytes, wrong for this mesh: sizes and positions that were not agreed on. */
 static void test_chunks_that_do_not_fit_the_mesh_stop_at_the_leader(void **state) {
     (void)state;
-    static _Alignas(64) unsigned char message[MOST];
+    static _Alignas(64) unsigned char encoded[MOST];
     static uint16_t wide[16 * 2 * 6 * 10];
     static example made;
     size_t bytes;
-#define REFUSE(words, change)                                                \
-    do {                                                                     \
-        example_make(&made, INFER_FULL);                                     \
-        carry_envelope *e = &made.envelope;                                  \
-        e->current_start_frame = 2;                                          \
-        change;                                                              \
-        assert_ok(ctx, example_encode(ctx, &made, message, MOST, &bytes));   \
-        assert_leader_refuses(message, bytes, CARRY_LETTER_ENVELOPE, words); \
+#define REFUSE(words, change)                                                 \
+    do {                                                                      \
+        example_make(&made, INFER_FULL);                                      \
+        carry_envelope *e = &made.envelope;                                   \
+        e->current_start_frame = 2;                                           \
+        change;                                                               \
+        assert_ok(ctx, example_encode(ctx, &made, encoded, MOST, &bytes));    \
+        assert_leader_refuses(encoded, bytes, CARRY_MESSAGE_ENVELOPE, words); \
     } while (0)
     REFUSE("first call", e->init_cache = false);
     REFUSE("first call", example_make(&made, INFER_PLAIN));
@@ -156,7 +156,7 @@ static void test_numbers_that_may_not_follow_stop_at_the_leader(void **state) {
     (void)state;
     int refused = 0, longest = 0;
     for (uint64_t walk = 0; walk < 2000; walk++) {
-        static _Alignas(64) unsigned char message[MOST];
+        static _Alignas(64) unsigned char encoded[MOST];
         scene s = open_scene();
         numbers n = {.call_id = 100, .epoch = 10};
         bool goes_on = true;
@@ -171,17 +171,17 @@ static void test_numbers_that_may_not_follow_stop_at_the_leader(void **state) {
                                       .chunk_index = w.word[0], /* of no account */
                                       .cache_epoch = epoch};
             size_t bytes;
-            carry_letter letter;
+            carry_message message;
             bool closed;
             goes_on = may_follow(&n, is_end, call_id, epoch);
-            assert_ok(ctx, carry_envelope_encode(ctx, message, MOST, &bytes, &e));
-            assert_ok(ctx, carry_link_tell(s.stage, CARRY_LETTER_ENVELOPE, message, bytes));
+            assert_ok(ctx, carry_envelope_encode(ctx, encoded, MOST, &bytes, &e));
+            assert_ok(ctx, carry_link_tell(s.stage, CARRY_MESSAGE_ENVELOPE, encoded, bytes));
             const carry_status status = carry_mesh_turn(s.mesh, s.leader, &closed);
             assert_int_equal(status, goes_on ? CARRY_OK : CARRY_EPEER);
-            assert_ok(ctx, carry_link_receive(s.stage, &letter));
-            assert_int_equal(letter.kind, goes_on ? CARRY_LETTER_PULSE : CARRY_LETTER_REFUSAL);
+            assert_ok(ctx, carry_link_receive(s.stage, &message));
+            assert_int_equal(message.kind, goes_on ? CARRY_MESSAGE_PULSE : CARRY_MESSAGE_REFUSAL);
             if (goes_on) {
-                assert_memory_equal(letter.bytes, &call_id, sizeof call_id);
+                assert_memory_equal(message.bytes, &call_id, sizeof call_id);
             }
             n = (numbers){.any = true, .ended = is_end, .call_id = call_id, .epoch = epoch};
             refused += !goes_on;

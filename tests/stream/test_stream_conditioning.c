@@ -195,12 +195,12 @@ static void test_long_prompts_fill_all_rows(void **state) {
     carry_conditioning_free(c);
 }
 
-static void test_sizes_that_are_none_are_refused(void **state) {
+static void test_empty_sizes_are_refused(void **state) {
     (void)state;
     carry_conditioning *c;
     const int64_t size[][2] = {{0, 1}, {1, 0}, {-1, 5}, {INT64_MAX, 8}, {INT64_MAX, INT64_MAX}};
     for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
-        assert_refused(ctx, CARRY_EARGUMENT, "is none", carry_conditioning_new(ctx, &c, size[i][0], size[i][1]));
+        assert_refused(ctx, CARRY_EARGUMENT, "is empty", carry_conditioning_new(ctx, &c, size[i][0], size[i][1]));
         assert_null(c);
     }
 }
@@ -214,7 +214,7 @@ int main(void) {
         cmocka_unit_test(test_nothing_jumps),
         cmocka_unit_test(test_an_empty_prompt_is_one_row_of_zeros),
         cmocka_unit_test(test_long_prompts_fill_all_rows),
-        cmocka_unit_test(test_sizes_that_are_none_are_refused),
+        cmocka_unit_test(test_empty_sizes_are_refused),
     };
     ctx = support_ctx(1, NULL, NULL);
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

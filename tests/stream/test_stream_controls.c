@@ -94,9 +94,9 @@ static void test_refusals_say_what_would_do(void **state) {
     refuse(controls, "{\"seed\": 1", "line 1, column");
     refuse(controls, "[]", "an object");
     refuse(controls, "7", "the controls are 7");
-    refuse(controls, "{\"sede\": 1}", "'sede' is no control: they are prompt, transition, seed");
-    refuse(controls, "{\"seed\\u0000\": 1}", "is no control");
-    refuse(controls, "{\"\": 1}", "'' is no control");
+    refuse(controls, "{\"sede\": 1}", "'sede' is not a control: expected prompt, transition, seed");
+    refuse(controls, "{\"seed\\u0000\": 1}", "is not a control");
+    refuse(controls, "{\"\": 1}", "'' is not a control");
     refuse(controls, "{\"seed\": 1, \"seed\": 2}", "seed is given twice");
     refuse(controls, "{\"seed\": -1}", "seed is -1: it is a whole number from 0");
     refuse(controls, "{\"seed\": 1.5}", "seed is 1.5");

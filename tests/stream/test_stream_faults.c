@@ -57,28 +57,28 @@ static carry_status put(carry_comm *comm, carry_link *link, const carry_envelope
     void *room;
     size_t size;
     TRY(carry_link_slot(link, &room));
-    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_room(link), &size, e));
-    return carry_link_send(link, CARRY_LETTER_ENVELOPE, size);
+    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_capacity(link), &size, e));
+    return carry_link_send(link, CARRY_MESSAGE_ENVELOPE, size);
 }
 
-/* The next letter that is not about a call; a refusal is remembered. */
-static carry_status get(scene *s, carry_link *link, carry_letter *letter) {
+/* The next message that is not about a call; a refusal is remembered. */
+static carry_status get(scene *s, carry_link *link, carry_message *message) {
     do {
-        TRY(carry_link_receive(link, letter));
-    } while (letter->kind == CARRY_LETTER_ABOUT);
-    if (letter->kind == CARRY_LETTER_REFUSAL) {
-        (void)snprintf(s->told, sizeof s->told, "%.*s", (int)letter->size, (const char *)letter->bytes);
+        TRY(carry_link_receive(link, message));
+    } while (message->kind == CARRY_MESSAGE_ABOUT);
+    if (message->kind == CARRY_MESSAGE_REFUSAL) {
+        (void)snprintf(s->told, sizeof s->told, "%.*s", (int)message->size, (const char *)message->bytes);
     }
     return CARRY_OK;
 }
 
 static carry_status finish(scene *s, carry_comm *comm, carry_link *link, uint64_t call_id) {
-    carry_letter letter;
+    carry_message message;
     const carry_envelope end = signal_of(CARRY_SHUTDOWN, call_id);
     TRY(put(comm, link, &end));
-    TRY(get(s, link, &letter));
-    EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "letter %d: %s", (int)letter.kind, s->told);
-    TRY(carry_link_tell(link, CARRY_LETTER_CLOSE, NULL, 0));
+    TRY(get(s, link, &message));
+    EXPECT(comm, message.kind == CARRY_MESSAGE_PULSE, "message %d: %s", (int)message.kind, s->told);
+    TRY(carry_link_tell(link, CARRY_MESSAGE_CLOSE, NULL, 0));
     return carry_link_flush(link);
 }
 
@@ -170,14 +170,14 @@ static void assert_says(const char *text, const char *part) {
 }
 
 static carry_status two_chunks(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     for (uint64_t i = 0; i < 2; i++) {
         const carry_envelope e = envelope(s, i);
         carry_result result;
         TRY(put(comm, link, &e));
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
-        TRY(carry_result_decode(carry_comm_ctx(comm), &result, letter.bytes, letter.size));
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "message %d: %s", (int)message.kind, s->told);
+        TRY(carry_result_decode(carry_comm_ctx(comm), &result, message.bytes, message.size));
         EXPECT(comm, result.call_id == i && result.observed_generator_calls == 3, "call");
         EXPECT(comm, result.mesh_start_frame == (int)(2 * i) && result.stage1_ms > 0.0, "position");
     }
@@ -207,7 +207,7 @@ static const char *const wrongs[] = {
     "without reset_cache",
     "context_frames are 6",
     "conditioning is [2, 8]",
-    "letter of kind 2",
+    "message of kind 2",
     "version",
 };
 
@@ -216,12 +216,12 @@ enum { WRONGS = sizeof wrongs / sizeof wrongs[0] };
 static carry_status one_is_wrong(scene *s, carry_comm *comm, carry_link *link) {
     static uint16_t context[16 * 6 * 4 * 4];
     carry_envelope e = envelope(s, 0);
-    carry_letter letter;
-    carry_letter_kind kind = CARRY_LETTER_ENVELOPE;
+    carry_message message;
+    carry_message_kind kind = CARRY_MESSAGE_ENVELOPE;
     void *room;
     size_t size;
     TRY(put(comm, link, &e));
-    TRY(get(s, link, &letter));
+    TRY(get(s, link, &message));
     e = envelope(s, 1);
     switch (s->which) {
     case 4:
@@ -259,13 +259,13 @@ static carry_status one_is_wrong(scene *s, carry_comm *comm, carry_link *link) {
         e.conditioning = carry_view_2d(s->text, CARRY_BF16, 2, 8);
         break;
     case 13:
-        kind = CARRY_LETTER_RESULT;
+        kind = CARRY_MESSAGE_RESULT;
         break;
     default:
         break;
     }
     TRY(carry_link_slot(link, &room));
-    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_room(link), &size, &e));
+    TRY(carry_envelope_encode(carry_comm_ctx(comm), room, carry_link_capacity(link), &size, &e));
     unsigned char *bytes = room;
     if (s->which == 0) { /* past the header: only the checksum can tell */
         const size_t at = CARRY_ENVELOPE_HEADER + draw(11, 0, 0) % (size - CARRY_ENVELOPE_HEADER);
@@ -280,8 +280,8 @@ static carry_status one_is_wrong(scene *s, carry_comm *comm, carry_link *link) {
         bytes[4] = 2;
     }
     TRY(carry_link_send(link, kind, size));
-    TRY(get(s, link, &letter));
-    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d of wrong %d", (int)letter.kind, s->which);
+    TRY(get(s, link, &message));
+    EXPECT(comm, message.kind == CARRY_MESSAGE_REFUSAL, "message %d of wrong %d", (int)message.kind, s->which);
     return CARRY_OK;
 }
 
@@ -300,7 +300,7 @@ static void test_what_is_wrong_is_refused_and_the_mesh_goes_home(void **state) {
 
 /* Validate before you commit: what cannot be sent is refused before a byte, and the mesh has not noticed. */
 static carry_status refused_by_the_sender(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     for (int i = 0; i < 4; i++) {
         carry_envelope e = envelope(s, 0);
         if (i == 0) {
@@ -316,8 +316,8 @@ static carry_status refused_by_the_sender(scene *s, carry_comm *comm, carry_link
     }
     const carry_envelope e = envelope(s, 0);
     TRY(put(comm, link, &e));
-    TRY(get(s, link, &letter));
-    EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+    TRY(get(s, link, &message));
+    EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "message %d: %s", (int)message.kind, s->told);
     return finish(s, comm, link, 1);
 }
 
@@ -330,12 +330,12 @@ static void test_the_sender_refuses_before_a_byte(void **state) {
 }
 
 static carry_status sends_nan(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     s->latents[LATENTS / 2] = 0x7fc0; /* NaN */
     const carry_envelope e = envelope(s, 0);
     TRY(put(comm, link, &e));
-    TRY(get(s, link, &letter));
-    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d", (int)letter.kind);
+    TRY(get(s, link, &message));
+    EXPECT(comm, message.kind == CARRY_MESSAGE_REFUSAL, "message %d", (int)message.kind);
     return CARRY_OK;
 }
 
@@ -349,11 +349,11 @@ static void test_nan_in_latents_is_stopped_and_said(void **state) {
 }
 
 static carry_status sends_one(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     const carry_envelope e = envelope(s, 0);
     TRY(put(comm, link, &e));
-    TRY(get(s, link, &letter));
-    EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "letter %d", (int)letter.kind);
+    TRY(get(s, link, &message));
+    EXPECT(comm, message.kind == CARRY_MESSAGE_REFUSAL, "message %d", (int)message.kind);
     return CARRY_OK;
 }
 
@@ -369,7 +369,7 @@ static void test_ranks_of_the_mesh_that_differ_are_found_by_their_digests(void *
 
 /* SHUTDOWN: of an idle mesh, with a call under way, twice; then nothing else is taken. */
 static carry_status shuts_down(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     uint64_t call = 0;
     if (s->which == 1 || s->which == 3) { /* behind a call that is under way */
         const carry_envelope e = envelope(s, call++);
@@ -382,27 +382,27 @@ static carry_status shuts_down(scene *s, carry_comm *comm, carry_link *link) {
     TRY(put(comm, link, &noop));
     TRY(put(comm, link, &first));
     if (call == 4) {
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "the call was finished first: %d", (int)letter.kind);
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "the call was finished first: %d", (int)message.kind);
     }
     for (int i = 0; i < 2; i++) {
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "letter %d: %s", (int)letter.kind, s->told);
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_PULSE, "message %d: %s", (int)message.kind, s->told);
     }
     if (s->which == 2) {
         TRY(put(comm, link, &second));
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_PULSE, "a second one: letter %d: %s", (int)letter.kind, s->told);
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_PULSE, "a second one: message %d: %s", (int)message.kind, s->told);
     }
     if (s->which == 3) {
         carry_envelope after = late;
         after.call_id = second.call_id;
         TRY(put(comm, link, &after));
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_REFUSAL, "after the end: letter %d", (int)letter.kind);
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_REFUSAL, "after the end: message %d", (int)message.kind);
         return CARRY_OK;
     }
-    TRY(carry_link_tell(link, CARRY_LETTER_CLOSE, NULL, 0));
+    TRY(carry_link_tell(link, CARRY_MESSAGE_CLOSE, NULL, 0));
     return carry_link_flush(link);
 }
 
@@ -416,10 +416,10 @@ static void test_shutdown_idle_in_flight_and_twice(void **state) {
     }
 }
 
-/* The mesh takes its time; letters wait in the slots of the sender, who then waits himself: nothing grows. */
+/* The mesh takes its time; messages wait in the slots of the sender, who then waits himself: nothing grows. */
 static carry_status floods(scene *s, carry_comm *comm, carry_link *link) {
     const int count = 12;
-    carry_letter letter;
+    carry_message message;
     const double start = carry_seconds();
     for (int sent = 0, taken = 0; taken < count;) {
         bool there;
@@ -428,8 +428,8 @@ static carry_status floods(scene *s, carry_comm *comm, carry_link *link) {
             const carry_envelope e = envelope(s, (uint64_t)sent++);
             TRY(put(comm, link, &e));
         } else {
-            TRY(get(s, link, &letter));
-            EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+            TRY(get(s, link, &message));
+            EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "message %d: %s", (int)message.kind, s->told);
             taken++;
         }
     }
@@ -445,7 +445,7 @@ static void test_full_queues_make_the_sender_wait(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* Stage 0 is there and says nothing: the mesh ends at its deadline, with a sentence. */
+/* Stage 0 is there and says nothing: the mesh ends at its deadline, with an error message. */
 static carry_status says_nothing(scene *s, carry_comm *comm, carry_link *link) {
     (void)s;
     (void)comm;
@@ -497,12 +497,12 @@ static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **st
 /* Stage 0 takes its time with what has come, and both wait for each other in turn for longer than the deadline in all:
    nobody is missed. */
 static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link) {
-    carry_letter letter;
+    carry_message message;
     for (uint64_t i = 0; i < 2; i++) {
         const carry_envelope e = envelope(s, i);
         TRY(put(comm, link, &e));
-        TRY(get(s, link, &letter));
-        EXPECT(comm, letter.kind == CARRY_LETTER_RESULT, "letter %d: %s", (int)letter.kind, s->told);
+        TRY(get(s, link, &message));
+        EXPECT(comm, message.kind == CARRY_MESSAGE_RESULT, "message %d: %s", (int)message.kind, s->told);
         nanosleep(&(struct timespec){.tv_nsec = 900000000}, NULL);
     }
     return finish(s, comm, link, 2);
@@ -521,9 +521,9 @@ static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
 }
 
 /* What the other end sent before it left is delivered, in order, although a send to it can no longer arrive; only what
-   it did not send is reported. Rank 1 sends three letters without bytes, which arrive as soon as rank 0 looks. */
+   it did not send is reported. Rank 1 sends three messages without bytes, which arrive as soon as rank 0 looks. */
 static carry_status last_letters_rank(void *user, carry_comm *comm) {
-    static const carry_letter_kind kinds[3] = {CARRY_LETTER_PULSE, CARRY_LETTER_ABOUT, CARRY_LETTER_REFUSAL};
+    static const carry_message_kind kinds[3] = {CARRY_MESSAGE_PULSE, CARRY_MESSAGE_ABOUT, CARRY_MESSAGE_REFUSAL};
     const bool is_poll_first = *(bool *)user;
     const int rank = carry_comm_rank(comm);
     carry_link *link;
@@ -541,23 +541,23 @@ static carry_status last_letters_rank(void *user, carry_comm *comm) {
     int byte;
     bool there;
     TRY(carry_irecv(comm, &never, &byte, sizeof byte, 1, 9));
-    TRY(carry_link_tell(link, CARRY_LETTER_PULSE, "unread", 6)); /* still on its way when rank 1 leaves */
+    TRY(carry_link_tell(link, CARRY_MESSAGE_PULSE, "unread", 6)); /* still on its way when rank 1 leaves */
     TRY(carry_link_poll(link, &there));
     while (carry_comm_peek(&never) == 0) {
         nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     for (int i = 0; i < 3; i++) {
-        carry_letter letter = {0};
+        carry_message message = {0};
         if (is_poll_first) {
             TRY(carry_link_poll(link, &there));
-            EXPECT(comm, there, "letter %d is not there", i);
+            EXPECT(comm, there, "message %d is not there", i);
         }
-        TRY(carry_link_receive(link, &letter));
-        EXPECT(comm, letter.kind == kinds[i], "letter %d is %d", i, (int)letter.kind);
+        TRY(carry_link_receive(link, &message));
+        EXPECT(comm, message.kind == kinds[i], "message %d is %d", i, (int)message.kind);
     }
     const carry_status left =
-        is_poll_first ? carry_link_poll(link, &there) : carry_link_receive(link, &(carry_letter){0});
-    EXPECT(comm, left == CARRY_EPEER, "after the last letter: %s", carry_status_name(left));
+        is_poll_first ? carry_link_poll(link, &there) : carry_link_receive(link, &(carry_message){0});
+    EXPECT(comm, left == CARRY_EPEER, "after the last message: %s", carry_status_name(left));
     carry_link_free(link);
     carry_comm_withdraw(&never, 1);
     return CARRY_OK;

@@ -1,5 +1,5 @@
 /* A recording read back: every frame where the index says, the header true at every moment, a full file continued in
-   the next, a full disk an end with a sentence. */
+   the next, a full disk an end with an error message. */
 #include <math.h>
 #include <signal.h>
 #include <sys/resource.h>

@@ -12,7 +12,7 @@ typedef struct fault {
     carry_status status;
     void (*change)(carry_result *result, uint16_t *latents);
     void (*damage)(unsigned char *bytes, size_t *size);
-    carry_letter_kind kind; /* 0: a result */
+    carry_message_kind kind; /* 0: a result */
 } fault;
 
 static void other_call(carry_result *r, uint16_t *latents) {
@@ -81,8 +81,8 @@ static const fault faults[] = {
     {"not finite", CARRY_ERANGE, not_a_number, NULL, 0},
     {"", CARRY_EFORMAT, NULL, cut_short, 0},
     {"CRC", CARRY_EFORMAT, NULL, flip, 0},
-    {"letter of kind 3", CARRY_EPEER, NULL, NULL, CARRY_LETTER_PULSE},
-    {"the leader stopped the stream: because", CARRY_EPEER, NULL, NULL, CARRY_LETTER_REFUSAL},
+    {"message of kind 3", CARRY_EPEER, NULL, NULL, CARRY_MESSAGE_PULSE},
+    {"the leader stopped the stream: because", CARRY_EPEER, NULL, NULL, CARRY_MESSAGE_REFUSAL},
 };
 
 typedef struct scene {
@@ -113,28 +113,28 @@ static carry_status answer(carry_comm *comm, carry_link *link, const carry_envel
     if (wrong != NULL && wrong->change != NULL) {
         wrong->change(&r, latents);
     }
-    TRY(carry_link_tell(link, CARRY_LETTER_ABOUT, &about, sizeof about));
+    TRY(carry_link_tell(link, CARRY_MESSAGE_ABOUT, &about, sizeof about));
     TRY(carry_link_slot(link, &room));
     /* The sender's own check would refuse some of it. */
-    const carry_status status = carry_result_encode(carry_comm_ctx(comm), room, carry_link_room(link), &size, &r);
+    const carry_status status = carry_result_encode(carry_comm_ctx(comm), room, carry_link_capacity(link), &size, &r);
     EXPECT(comm, status == CARRY_OK, "%s", carry_ctx_error(carry_comm_ctx(comm)));
     if (wrong != NULL && wrong->damage != NULL) {
         wrong->damage(room, &size);
     }
-    return carry_link_send(link, CARRY_LETTER_RESULT, size);
+    return carry_link_send(link, CARRY_MESSAGE_RESULT, size);
 }
 
 static carry_status lead(scene *s, carry_comm *comm, carry_link *link) {
     for (int calls = 0;; calls++) {
-        carry_letter letter;
+        carry_message message;
         carry_envelope e;
-        TRY(carry_link_receive(link, &letter));
-        if (letter.kind == CARRY_LETTER_CLOSE) {
+        TRY(carry_link_receive(link, &message));
+        if (message.kind == CARRY_MESSAGE_CLOSE) {
             return CARRY_OK;
         }
-        TRY(carry_envelope_decode(carry_comm_ctx(comm), &e, letter.bytes, letter.size));
+        TRY(carry_envelope_decode(carry_comm_ctx(comm), &e, message.bytes, message.size));
         if (e.action != CARRY_INFER) {
-            TRY(carry_link_tell(link, CARRY_LETTER_PULSE, &e.call_id, sizeof e.call_id));
+            TRY(carry_link_tell(link, CARRY_MESSAGE_PULSE, &e.call_id, sizeof e.call_id));
             continue;
         }
         const bool is_wrong = s->wrong != NULL && calls == WRONG_AT;

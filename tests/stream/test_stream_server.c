@@ -283,7 +283,7 @@ static void test_addresses_and_ports_that_cannot_be_had_are_refused(void **state
         {{.token = ""}, "16 to 255"},
         {{.token = "fifteen-letters"}, "16 to 255 characters, not 15"},
         {{.token = "with space"}, "visible"},
-        {{.address = "example.com", .token = "0123456789abcdef"}, "numbers"},
+        {{.address = "example.com", .token = "0123456789abcdef"}, "numeric"},
         {{.patience = (double)NAN}, "patience"},
         {{.address = "127.0.0.1.example.com"}, "token"},
     };

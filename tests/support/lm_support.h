@@ -19,7 +19,7 @@ static inline carry_lm_config small(carry_lm_kind kind) {
     c.head_dim = 5;
     c.expand_v = kind == CARRY_LM_DELTA_NET ? 1.0 : 2.0;
     c.intermediate_size = 20;
-    /* Heads this small give outputs near zero now and then, and a norm with little eps turns those into noise. */
+    /* Heads this small give outputs near zero at intervals, and a norm with little eps turns those into noise. */
     c.norm_eps = 1e-2;
     return c;
 }

@@ -25,7 +25,7 @@
 /* What a run told. */
 typedef struct told {
     double loss[SUPPORT_STEPS + 1], norm[SUPPORT_STEPS + 1], rate[SUPPORT_STEPS + 1]; /* by step, from 1 */
-    double exam, accuracy;
+    double evaluation, accuracy;
     int64_t last;
     int notes;
     char note[512];
@@ -46,9 +46,9 @@ static inline void on_report(void *user, const carry_train_report *r) {
     t->last = r->step;
 }
 
-static inline void on_exam(void *user, const carry_train_exam *e) {
+static inline void on_evaluation(void *user, const carry_train_evaluation *e) {
     told *t = user;
-    t->exam = e->loss;
+    t->evaluation = e->loss;
     t->accuracy = e->accuracy;
 }
 
@@ -88,7 +88,7 @@ static inline carry_status train_on(int ranks, const carry_train_options *option
     carry_ctx *ctxs[SUPPORT_RANKS] = {NULL};
     carry_train_hooks hooks = {.sink = {.user = t, .note = on_note},
                                .report = on_report,
-                               .examined = on_exam,
+                               .evaluated = on_evaluation,
                                .user = t,
                                .stop = stop,
                                .resume = resume};

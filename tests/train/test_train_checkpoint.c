@@ -258,7 +258,7 @@ static void test_another_text_is_not_resumed(void **state) {
     o.eval_every = 4;
     o.steps = 4;
     train_ok(1, &o, false, &t);
-    assert_true(isfinite(t.exam) && t.exam > 0.0);
+    assert_true(isfinite(t.evaluation) && t.evaluation > 0.0);
     o.steps = 8;
     train_ok(1, &o, true, &t);
     assert_ok(ctx, carry_file_replace(ctx, text, words, 5000));

@@ -1,5 +1,5 @@
 /* Training a video transformer: the loss falls, ranks agree, a resumed run has the bits of one that was not stopped,
-   and what cannot go on ends with a sentence. */
+   and what cannot go on ends with an error message. */
 #include "train_support.h"
 
 #include "train/dit/dit_loop.h"
@@ -22,11 +22,12 @@ static void on_step(void *user, const carry_dit_train_report *r) {
     t->last = r->step;
 }
 
-static void on_examined(void *user, int64_t step, const carry_dit_exam *exam) {
+static void on_evaluated(void *user, int64_t step, const carry_dit_evaluation *evaluation) {
     dit_told *t = user;
     (void)step;
-    t->prompts = exam->prompts;
-    assert_true(exam->both <= exam->colours && exam->both <= exam->directions && exam->colours <= exam->prompts);
+    t->prompts = evaluation->prompts;
+    assert_true(evaluation->both <= evaluation->colours && evaluation->both <= evaluation->directions &&
+                evaluation->colours <= evaluation->prompts);
 }
 
 static carry_status run_dit(void *user, carry_comm *comm) {
@@ -59,7 +60,7 @@ static carry_status dit_on(int ranks, const carry_dit_train_options *options, bo
                            dit_told *t) {
     carry_ctx *ctxs[SUPPORT_RANKS] = {NULL};
     const carry_dit_train_hooks hooks = {
-        .report = on_step, .examined = on_examined, .user = t, .stop = stop, .resume = resume};
+        .report = on_step, .evaluated = on_evaluated, .user = t, .stop = stop, .resume = resume};
     dit_run run = {.options = options, .hooks = &hooks};
     memset(t, 0, sizeof *t);
     for (int i = 0; i < ranks; i++) {

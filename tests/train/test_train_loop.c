@@ -37,7 +37,7 @@ static void test_the_loss_falls_on_the_copying_task(void **state) {
     /* ln 5 = 1.61 is chance, one in five right; 60 steps end at about half of it, on rows that were not trained on
        too. */
     assert_true(t.loss[1] > 1.6 && t.loss[60] < 1.1);
-    assert_true(t.exam < 1.1);
+    assert_true(t.evaluation < 1.1);
     assert_true(t.accuracy > 0.5 && t.accuracy <= 1.0);
 }
 
@@ -69,7 +69,7 @@ static void test_ranks_of_every_kind_agree_with_one(void **state) {
         o.accumulate = grids[i].accumulate;
         train_ok(grids[i].ranks, &o, false, &many);
         agree(&one, &many);
-        assert_near(one.exam, many.exam, 2e-4);
+        assert_near(one.evaluation, many.evaluation, 2e-4);
         assert_near(one.accuracy, many.accuracy, 0.02);
     }
 }

@@ -1,5 +1,5 @@
 /* Tokenizers: numbers and texts equal those that the `tokenizers` library gave for golden/tokenizer; whatever bytes go
-   in come out again; a damaged tokenizer.json is refused with a sentence. */
+   in come out again; a damaged tokenizer.json is refused with an error message. */
 #include "support.h"
 
 #include <sys/stat.h>

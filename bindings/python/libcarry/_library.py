@@ -106,7 +106,7 @@ def _declare(library: ctypes.CDLL, path: str) -> None:
 
 
 def load() -> ctypes.CDLL:
-    """The library, checked and declared. ImportError says in one sentence why there is none."""
+    """The library, checked and declared. ImportError says in one error message why there is none."""
     library, path = _find()
     try:
         version = library.carry_version

@@ -249,8 +249,9 @@ static carry_status locate(carry_ctx *ctx, char path[PATH_LIMIT], const char *fo
             return carry_fail(ctx, CARRY_ESIZE, "the library's path has %zu characters: too long", strlen(folder));
         }
         (void)snprintf(path, PATH_LIMIT, "%s", folder);
-        return has_cards(path) ? CARRY_OK
-                               : carry_fail(ctx, CARRY_ENOTFOUND, "%s is no library: it has no folder 'cards'", path);
+        return has_cards(path)
+                   ? CARRY_OK
+                   : carry_fail(ctx, CARRY_ENOTFOUND, "%s is not a library: it has no folder 'cards'", path);
     }
     char here[PATH_LIMIT - 600];
     if (getcwd(here, sizeof here) == NULL) {

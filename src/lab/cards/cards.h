@@ -85,7 +85,7 @@ const char *carry_page_kind_name(carry_page_kind kind);
 const char *carry_page_folder(carry_page_kind kind);
 
 /* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and said in
-   problem; CARRY_ENOTFOUND when there is no library. */
+   problem; CARRY_ENOTFOUND when there is not a library. */
 carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
 void carry_library_close(carry_library *library);
 /* The page of this id, else the card that has it among its other names (also), else NULL. */
@@ -138,7 +138,7 @@ typedef struct carry_reading {
 carry_status carry_library_order(carry_ctx *ctx, const carry_library *library, const carry_page *topic,
                                  carry_reading **readings, int *count);
 
-/* A page as one line of JSON; the caller frees. NULL when there is no memory. */
+/* A page as one line of JSON; the caller frees. NULL when out of memory. */
 char *carry_page_json(const carry_page *page);
 
 #endif

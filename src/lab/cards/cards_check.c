@@ -14,7 +14,7 @@
 #define SOURCE_BYTES ((size_t)16 << 20)
 
 const carry_library_rule carry_library_rules[] = {
-    {"unreadable", "a page that is no Markdown with YAML front matter"},
+    {"unreadable", "a page that is not Markdown with YAML front matter"},
     {"missing-key", "a key that every page of this kind has is missing or empty"},
     {"unknown-key", "a key that pages of this kind do not have"},
     {"wrong-id", "an id that is not the file's name"},
@@ -247,7 +247,7 @@ static carry_status check_file_figure(check *c, const carry_page_item *figure) {
     if (status != CARRY_OK) {
         SAY(c, figure->line, "lost-figure", "the source '%.120s' of %.40s cannot be read", source, value);
     } else if (!stands) {
-        SAY(c, figure->line, "lost-figure", "%.40s does not stand in '%.120s'", value, source);
+        SAY(c, figure->line, "lost-figure", "%.40s is not in '%.120s'", value, source);
     }
     return CARRY_OK;
 }
@@ -268,7 +268,7 @@ static carry_status check_figure(check *c, const carry_page_item *figure) {
             SAY(c, figure->line, "lost-figure", "the source '%.60s' of %.40s is not among the finding's cards", source,
                 value);
         } else if (!carry_figure_stands_in(value, card->text)) {
-            SAY(c, figure->line, "lost-figure", "%.40s does not stand in %.80s", value, card->path);
+            SAY(c, figure->line, "lost-figure", "%.40s is not in %.80s", value, card->path);
         }
         return CARRY_OK;
     }

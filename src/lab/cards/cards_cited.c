@@ -46,8 +46,7 @@ static carry_status compare_part(carry_ctx *ctx, carry_library *library, const c
         (void)snprintf(number, sizeof number, "%.*s", (int)(digits < sizeof number ? digits : sizeof number - 1), at);
         if (!carry_figure_stands_in(number, source)) {
             CARRY_TRY(carry_library_problem_add(ctx, library, page->path, line, "lost-figure",
-                                                "%s does not stand in '%.120s', which the actionable cites", number,
-                                                name));
+                                                "%s is not in '%.120s', which the actionable cites", number, name));
         }
         at += digits - 1;
     }

@@ -98,7 +98,7 @@ static carry_status find_log(carry_climb *climb) {
                    slash != NULL ? given : ".");
     char *real = realpath(folder, NULL);
     if (real == NULL) {
-        return carry_fail(climb->ctx, CARRY_ENOTFOUND, "the folder of the log %.200s cannot be had: %s", given,
+        return carry_fail(climb->ctx, CARRY_ENOTFOUND, "the folder of the log %.200s cannot be opened: %s", given,
                           strerror(errno));
     }
     size_t root = strlen(climb->root);

@@ -35,7 +35,7 @@ typedef struct carry_climb_options {
  */
 carry_status carry_climb_open(carry_ctx *ctx, carry_climb **climb, const carry_climb_options *options);
 void carry_climb_close(carry_climb *climb);
-/* CARRY_ENOTFOUND with a sentence when there is none yet. */
+/* CARRY_ENOTFOUND with an error message when there is none yet. */
 carry_status carry_climb_log_of(carry_climb *climb, const carry_climb_log **log);
 const char *carry_climb_path(const carry_climb *climb); /* of the log */
 

@@ -59,7 +59,7 @@ carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const 
     CARRY_TRY(climb_tree(climb, tree, climb->root, base)); /* what is edited while the job waits is not judged */
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length <= 0) {
-        return carry_fail(climb->ctx, CARRY_EIO, "the path of this program cannot be had: %s", strerror(errno));
+        return carry_fail(climb->ctx, CARRY_EIO, "the path of this program cannot be read: %s", strerror(errno));
     }
     self[length] = '\0';
     (void)snprintf(threshold, sizeof threshold, "%g", attempt->threshold);

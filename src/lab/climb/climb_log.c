@@ -72,7 +72,7 @@ static char *next_line(reader *r) {
 }
 
 static carry_status no_log(reader *r, const char *expected) {
-    return carry_fail(r->ctx, CARRY_EFORMAT, "%s is no climb log that this version reads: line %d should be %s",
+    return carry_fail(r->ctx, CARRY_EFORMAT, "%s is not a climb log that this version reads: line %d should be %s",
                       r->name, r->line, expected);
 }
 
@@ -238,7 +238,7 @@ carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const 
     if (made == NULL || made->text == NULL || made->pieces == NULL) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory for %s (%zu bytes)", name, length);
     } else if (memchr(text, '\0', length) != NULL) {
-        status = carry_fail(ctx, CARRY_EFORMAT, "%s is no climb log: it has a 0 byte", name);
+        status = carry_fail(ctx, CARRY_EFORMAT, "%s is not a climb log: it has a 0 byte", name);
     }
     if (status == CARRY_OK) {
         memcpy(made->text, text, length);

@@ -50,7 +50,7 @@ typedef struct carry_verdict {
 
 typedef struct carry_criterion carry_criterion;
 
-/* Understands the text; a sentence with the column otherwise. */
+/* Understands the text; an error message with the column otherwise. */
 carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, const char *text);
 void carry_criterion_free(carry_criterion *criterion);
 

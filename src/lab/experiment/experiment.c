@@ -28,11 +28,11 @@ static carry_status read_methods(carry_experiment *e, carry_stage *stage, const 
     for (const carry_yaml *name = list->first; name != NULL; name = name->next) {
         CARRY_TRY(carry_yaml_text(e->ctx, &stage->methods[count], name, e->path));
         if (strlen(stage->methods[count]) >= sizeof((carry_outcome *)0)->method) {
-            return fail_at(e, name, "this is no method's name");
+            return fail_at(e, name, "not a method's name");
         }
         for (int i = 0; i < count; i++) {
             if (strcmp(stage->methods[i], stage->methods[count]) == 0) {
-                return fail_at(e, name, "this method stands in the list twice");
+                return fail_at(e, name, "duplicate method");
             }
         }
         count++;

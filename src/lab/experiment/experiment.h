@@ -110,7 +110,7 @@ carry_status carry_experiment_stage(const carry_experiment *experiment, const ch
 /* Takes what a stored run of this very experiment has measured: those problems are done. For rank 0; the others follow
    it. CARRY_EFORMAT when the results are not in the experiment's order. */
 carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
-/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop said so. On several ranks a
+/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop returned true. On several ranks a
    collective; outcomes are rank 0's, which alone has a store and is told. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);

@@ -46,9 +46,9 @@ carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_
 carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
 /* Asks the queue or Slurm what became of it. Starts nothing, as do waiting, listing and cancelling. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
-/* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop said so (CARRY_EINTERRUPTED; NULL: never). A Slurm
-   that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED when it is held, or queued with no worker
-   at work. The job is left as it is in any case. */
+/* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop returns true (CARRY_EINTERRUPTED; NULL: never). A
+   Slurm that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED when it is held, or queued with no
+   worker at work. The job is left as it is in any case. */
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void));
 /* SIGTERM, then after five seconds SIGKILL, to all of its process group; scancel. Nothing to do when it is cancelled
    already; CARRY_EARGUMENT when it has ended otherwise. Slurm may take longer: the job is then left as cancelling. */
@@ -62,9 +62,9 @@ bool carry_job_has_ended(const carry_job *job);
 /* CARRY_ENOTFOUND when there is none yet. */
 carry_status carry_job_newest(carry_store *store, int64_t *id);
 
-/* The local queue, one job at a time, oldest first, until it is empty or stop says so (a running job is then left to
-   finish). Runs what this user has submitted here; does nothing where another worker is at it. carry_job_submit starts
-   this very program as a worker: `PROGRAM job work --store PATH`, so its main must lead here. */
+/* The local queue, one job at a time, oldest first, until it is empty or stop returns true (a running job is then left
+   to finish). Runs what this user has submitted here; does nothing where another worker is at it. carry_job_submit
+   starts this very program as a worker: `PROGRAM job work --store PATH`, so its main must lead here. */
 carry_status carry_job_work(carry_store *store, bool (*stop)(void));
 
 /* Where the last `lines` lines of a log begin (0: all of it), reading no more than these; -1 when it cannot be read. */

@@ -16,7 +16,7 @@ typedef struct carry_job_row {
     const char *bring; /* of the request, while it is submitted */
 } carry_job_row;
 
-/* One way to run jobs. Each function is called with the row as it stands in the store and writes its changes there. */
+/* One way to run jobs. Each function is called with the row as it is in the store and writes its changes there. */
 typedef struct carry_job_system {
     const char *name, *about;
     bool takes_host; /* it is asked for as NAME:HOST */
@@ -39,7 +39,7 @@ const char *carry_job_elsewhere(const carry_job_row *row, const char *log);
 /* A file of a job, by its ending: log, end, environment; id 0 for what all jobs share (ending is then a whole name). */
 carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64_t id, const char *ending);
 
-/* CARRY_ENOTFOUND with a sentence; free row->arguments. */
+/* CARRY_ENOTFOUND with an error message; free row->arguments. */
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
 /* The exit code that ID.end holds; else false, and nothing is set. *started is 0 when the file does not say. */
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
@@ -62,7 +62,7 @@ carry_status carry_job_local_poke(carry_store *store);
 
 /* Slurm's answer to sbatch --parsable: a number, and ;cluster where there are several; else CARRY_EFORMAT. */
 carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answer);
-/* The script for sbatch; the caller frees it; NULL when there is no memory. */
+/* The script for sbatch; the caller frees it; NULL when out of memory. */
 char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments);
 
 #endif

@@ -59,7 +59,7 @@ static int code_of(const char *text) {
     return (int)(signal_number > 0 ? 128 + signal_number : code);
 }
 
-/* The first line of what a program said, for a sentence. */
+/* The first line of what a program said, for an error message. */
 static const char *first_line(char line[200], const char *text) {
     (void)snprintf(line, 200, "%.*s", (int)(strcspn(text, "\n") < 199 ? strcspn(text, "\n") : 199), text);
     for (char *at = line; *at != '\0'; at++) {
@@ -218,7 +218,7 @@ carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answe
     }
     const char *end = answered + length;
     if (!good || !(*end == '\0' || strcmp(end, "\n") == 0)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "sbatch answered '%s', which is no job's number",
+        return carry_fail(ctx, CARRY_EFORMAT, "sbatch answered '%s', which is not a job number",
                           first_line(line, answered));
     }
     (void)snprintf(id, 64, "%.*s", (int)length, answered);

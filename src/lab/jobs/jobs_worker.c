@@ -218,7 +218,7 @@ static carry_status prepare(carry_store *store, launch *l) {
 static carry_status fork_keeper(carry_store *store, launch *l, pid_t *keeper, int *go) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
-        return carry_fail(store->ctx, CARRY_EIO, "no pipe could be had: %s", strerror(errno));
+        return carry_fail(store->ctx, CARRY_EIO, "cannot create a pipe: %s", strerror(errno));
     }
     l->go = ends[0];
     *keeper = fork();

@@ -136,7 +136,7 @@ static const char *read_gpus(const json_t *section, carry_hotspots *h) {
         }
         h->kernels++;
     }
-    return h->kernel != NULL ? NULL : "there is no memory for its kernels";
+    return h->kernel != NULL ? NULL : "out of memory for its kernels";
 }
 
 static const char *read_section(const json_t *root, carry_hotspots *h) {
@@ -173,7 +173,7 @@ static const char *read_section(const json_t *root, carry_hotspots *h) {
         }
         h->count++;
     }
-    return h->spot != NULL ? read_gpus(section, h) : "there is no memory for its hotspots";
+    return h->spot != NULL ? read_gpus(section, h) : "out of memory for its hotspots";
 }
 
 static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, size_t length, const char *name) {
@@ -187,7 +187,7 @@ static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *
         }
         return not_a_trace(ctx, name, why);
     }
-    const char *why = json_is_object(root) ? read_section(root, hotspots) : "it is no JSON object";
+    const char *why = json_is_object(root) ? read_section(root, hotspots) : "it is not a JSON object";
     json_decref(root);
     if (why != NULL) {
         carry_hotspots_free(hotspots);

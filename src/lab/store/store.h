@@ -124,7 +124,8 @@ typedef struct carry_run {
     carry_run_fact *fact; /* the machine: cpu, cores, memory, gpu, compiler, flags, sqlite, ... */
 } carry_run;
 
-/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with a sentence.
+/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with an error
+ * message.
  */
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);

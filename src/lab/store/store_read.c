@@ -263,7 +263,7 @@ void carry_run_free(carry_run *run) {
     free(run);
 }
 
-/* The first column of the first row, or CARRY_ENOTFOUND without a sentence. */
+/* The first column of the first row, or CARRY_ENOTFOUND without an error message. */
 static carry_status first_id(carry_store *store, int64_t *id, sqlite3_stmt *statement) {
     int code = sqlite3_step(statement);
     carry_status status = code == SQLITE_ROW    ? CARRY_OK

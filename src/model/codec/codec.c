@@ -57,7 +57,7 @@ static carry_status check_side(carry_ctx *ctx, const char *name, int64_t side) {
     if (side % CARRY_LATENT_BLOCK != 0) {
         int64_t below = side - side % CARRY_LATENT_BLOCK;
         return carry_fail(ctx, CARRY_ESIZE,
-                          "a %s of %" PRId64 " pixels is no multiple of %d: %" PRId64 " and %" PRId64 " are", name,
+                          "a %s of %" PRId64 " pixels is not a multiple of %d: %" PRId64 " and %" PRId64 " are", name,
                           side, CARRY_LATENT_BLOCK, below, below + CARRY_LATENT_BLOCK);
     }
     return CARRY_OK;

@@ -101,7 +101,7 @@ carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, co
         int more = snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", named[i].name);
         used += (size_t)(more > 0 ? more : 0);
     }
-    return carry_fail(ctx, CARRY_EARGUMENT, "there is no video transformer called %.60s: %s are known", name, names);
+    return carry_fail(ctx, CARRY_EARGUMENT, "no video transformer is called %.60s: %s are known", name, names);
 }
 
 static carry_status expect_size(carry_ctx *ctx, const char *key, int64_t value, int64_t most) {

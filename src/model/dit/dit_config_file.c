@@ -151,7 +151,7 @@ static carry_status read_field(const source *s, const field *f, const carry_json
 
 static carry_status read_keys(source *s, const carry_json *root) {
     if (root->kind != CARRY_JSON_OBJECT) {
-        return carry_fail(s->ctx, CARRY_EFORMAT, "%s is no object: it is no model's configuration", s->name);
+        return carry_fail(s->ctx, CARRY_EFORMAT, "%s is not a JSON object: it is not a model configuration", s->name);
     }
     for (const carry_json *node = root->as.inside.first; node != NULL; node = node->next) {
         int i = 0;
@@ -161,7 +161,7 @@ static carry_status read_keys(source *s, const carry_json *root) {
         if (i == FIELDS) {
             carry_log(s->ctx, CARRY_LOG_WARNING, "%s: \"%.40s\" is not known here and not heeded", s->name, node->key);
         } else if (s->seen[i]) {
-            return refuse(s, node, "the key stands there twice");
+            return refuse(s, node, "duplicate key");
         } else {
             s->seen[i] = true;
             CARRY_TRY(read_field(s, &fields[i], node));

@@ -144,7 +144,7 @@ static carry_status read_kind(const carry_lm_source *s, const carry_json *root, 
     const carry_json *type = root->kind == CARRY_JSON_OBJECT ? carry_json_find(root, "model_type") : NULL;
     *keys = root;
     if (type == NULL) {
-        return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"model_type\": it is no model's configuration", s->name);
+        return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"model_type\": it is not a model configuration", s->name);
     }
     if (carry_json_is_text(type, "qwen3_5")) {
         const carry_json *text = carry_json_find(root, "text_config");
@@ -194,7 +194,7 @@ carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, cons
         const carry_lm_key *key = find_key(node, config->kind);
         if (key != NULL) {
             if (stands_before(keys->as.inside.first, node)) {
-                return carry_lm_config_refuse(&s, node, "the key stands there twice");
+                return carry_lm_config_refuse(&s, node, "duplicate key");
             }
             CARRY_TRY(carry_lm_config_read_key(&s, key, node));
         } else if (used < sizeof unknown) {

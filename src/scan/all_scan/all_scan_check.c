@@ -62,7 +62,7 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
                           options->blocks, problem->heads * problem->value, problem->heads);
     }
     if (options->tag < 0 || options->tag >= CARRY_COMM_TAGS) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d is none of 0 to %d", options->tag, CARRY_COMM_TAGS - 1);
+        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d: expected 0 to %d", options->tag, CARRY_COMM_TAGS - 1);
     }
     return CARRY_OK;
 }

@@ -3,7 +3,7 @@
    GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503;
                                                                         /health too
    GET /metrics     Prometheus text                                     GET /api/state  controls and figures as JSON
-   POST /api/controls  the controls of controls.h: 204, or 400 with a sentence
+   POST /api/controls  the controls of controls.h: 204, or 400 with an error message
    POST /api/record  {"path": "name.avi"} or {"stop": true}: into the folder that --record-to names; 403 without one
    GET /frame.jpg   the newest frame                                    WS /ws          binary: a frame; text: figures,
    and controls back

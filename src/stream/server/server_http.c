@@ -126,7 +126,7 @@ static int get_page(carry_server *server, carry_client *client) {
     unsigned char dice[NONCE / 2];
     char nonce[NONCE + 1];
     if (getrandom(dice, sizeof dice, 0) != (ssize_t)sizeof dice) {
-        return carry_server_refuse(server, client, 500, "no random numbers can be had");
+        return carry_server_refuse(server, client, 500, "no random numbers are available");
     }
     for (size_t i = 0; i < sizeof dice; i++) {
         (void)snprintf(nonce + 2 * i, 3, "%02x", dice[i]);
@@ -226,7 +226,7 @@ static int begin_body(carry_server *server, carry_client *client,
         return carry_server_refuse(server, client, 411, "a body comes with its Content-Length");
     }
     if (*digits == '\0' || strspn(digits, "0123456789") != strlen(digits)) {
-        return carry_server_refuse(server, client, 400, "the Content-Length is no number");
+        return carry_server_refuse(server, client, 400, "Content-Length is not a number");
     }
     unsigned long length = strlen(digits) <= 9 ? strtoul(digits, NULL, 10) : ULONG_MAX;
     if (length > CARRY_SERVER_BODY) {

@@ -132,11 +132,11 @@ int carry_server_client_callback(struct lws *wsi, enum lws_callback_reasons reas
                                  size_t length);
 void carry_server_drop_slow(carry_server *server);
 
-/* server_http.c. Each makes the client's answer; -1: there is no memory for it. */
+/* server_http.c. Each makes the client's answer; -1: out of memory for it. */
 int carry_server_request(carry_server *server, carry_client *client); /* or asks for a body: client->post */
 int carry_server_refuse(carry_server *server, carry_client *client, int status, const char *why);
 
-/* server_record.c. {"path": ...} or {"stop": true}: 0, or an HTTP status and a sentence in why. */
+/* server_record.c. {"path": ...} or {"stop": true}: 0, or an HTTP status and an error message in why. */
 int carry_server_record(carry_server *server, const char *json, size_t length, char *why, size_t why_size);
 void carry_server_film_look(carry_server *server); /* one that ended by itself is put away */
 

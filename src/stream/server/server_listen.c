@@ -16,7 +16,8 @@ carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const cha
     char number[16];
     (void)snprintf(number, sizeof number, "%d", port);
     if (getaddrinfo(strcmp(address, "localhost") == 0 ? "127.0.0.1" : address, number, &hints, &found) != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s is none: give numbers, as 127.0.0.1 or ::1", address);
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' is not a numeric address: expected one such as 127.0.0.1 or ::1",
+                          address);
     }
     union {
         struct sockaddr any;
@@ -34,7 +35,7 @@ carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const cha
     int error = errno;
     freeaddrinfo(found);
     if (!good) {
-        return carry_fail(ctx, CARRY_EIO, "port %d of %s cannot be had: %s", port, address, strerror(error));
+        return carry_fail(ctx, CARRY_EIO, "cannot listen on port %d of %s: %s", port, address, strerror(error));
     }
     server->port = ntohs(bound.any.sa_family == AF_INET6 ? bound.v6.sin6_port : bound.v4.sin_port);
     return CARRY_OK;

@@ -84,7 +84,7 @@ static carry_refusal parse_field(carry_request *request, char *line) {
             continue;
         }
         if (*known[i].to != NULL) {
-            return (carry_refusal){400, "a header that matters stands twice"};
+            return (carry_refusal){400, "duplicate header"};
         }
         *known[i].to = value;
     }

@@ -13,7 +13,7 @@ typedef struct carry_request {
     const char *length, *encoding, *expect;                                           /* of the body, as they stand */
 } carry_request;
 
-/* Why a request is not answered: an HTTP status and a sentence; 0 when it is. */
+/* Why a request is not answered: an HTTP status and an error message; 0 when it is. */
 typedef struct carry_refusal {
     int status;
     const char *why;

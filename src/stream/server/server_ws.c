@@ -109,7 +109,7 @@ static void obey(carry_server *server, carry_peer *peer) {
         carry_log(server->ctx, CARRY_LOG_INFO, "a viewer's message is refused: %s", why);
     }
     set_reply(peer, why);
-    carry_json_text_free(&server->state); /* whoever looks sees what was changed */
+    carry_json_text_free(&server->state); /* a viewer sees what was changed */
     carry_server_state(server, &server->state);
     server->state_serial++;
     carry_server_ask_all(server);

@@ -230,12 +230,12 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
 
 void carry_material_close(carry_material *material) {
     carry_corpus_free(material->corpus);
-    carry_corpus_free(material->examined);
+    carry_corpus_free(material->evaluated);
     carry_tokenizer_free(material->tokenizer);
     *material = (carry_material){0};
 }
 
-carry_status carry_material_examined(carry_ctx *ctx, carry_material *m, const carry_train_options *options,
+carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const carry_train_options *options,
                                      carry_source *source, bool *is_there) {
     *is_there = true;
     if (m->task != NULL) {
@@ -248,9 +248,9 @@ carry_status carry_material_examined(carry_ctx *ctx, carry_material *m, const ca
         *is_there = false;
         return CARRY_OK;
     }
-    CARRY_TRY(open_corpus(ctx, &m->examined, m, options, true));
-    *source = options->eval_data[0] != '\0' ? carry_corpus_source(m->examined)
-                                            : share_rows(&m->examined_held, m->examined, true);
+    CARRY_TRY(open_corpus(ctx, &m->evaluated, m, options, true));
+    *source = options->eval_data[0] != '\0' ? carry_corpus_source(m->evaluated)
+                                            : share_rows(&m->examined_held, m->evaluated, true);
     int64_t rows;
     int64_t windows;
     CARRY_TRY(source->open(ctx, source->state, 0, 0, m->length, true, &rows, &windows));

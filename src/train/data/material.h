@@ -1,11 +1,11 @@
-/* What a run learns from: a text through its tokenizer, or a synthetic task; and what it is examined with.
+/* What a run learns from: a text through its tokenizer, or a synthetic task; and what it is evaluated with.
 
    A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
    with a vocabulary of 512 to 4096 tokens by the size of the text.
 
    The examination is over text that is not trained on: a file of its own, or the last twentieth of a text (at most 64
    rows) where the text is one window of the corpus. A larger text is cut into rows anew in every epoch, so that no row
-   stays apart: it is examined with a file of its own or not at all. A task is examined with rows of another seed. */
+   stays apart: it is evaluated with a file of its own or not at all. A task is evaluated with rows of another seed. */
 #ifndef CARRY_TRAIN_MATERIAL_H
 #define CARRY_TRAIN_MATERIAL_H
 
@@ -22,7 +22,7 @@ typedef struct carry_held_out {
 typedef struct carry_material {
     carry_tokenizer *tokenizer; /* NULL: a task */
     carry_corpus *corpus;
-    carry_corpus *examined; /* opened when it is first needed */
+    carry_corpus *evaluated; /* opened when it is first needed */
     carry_task_rows rows, examined_rows;
     carry_held_out held, examined_held;
     carry_source source;    /* to learn */
@@ -39,8 +39,8 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
                                  const char *folder);
 void carry_material_close(carry_material *material);
 
-/* The source to be examined with; *is_there false: there is none. */
-carry_status carry_material_examined(carry_ctx *ctx, carry_material *material, const carry_train_options *options,
+/* The source to be evaluated with; *is_there false: there is none. */
+carry_status carry_material_held_out(carry_ctx *ctx, carry_material *material, const carry_train_options *options,
                                      carry_source *source, bool *is_there);
 
 #endif

@@ -17,7 +17,7 @@ typedef struct carry_task_size {
 typedef struct carry_task {
     const char *name, *about;
     int64_t length, vocabulary; /* where none is given */
-    /* A sentence when the size does not fit, after filling in what is 0. */
+    /* An error message when the size does not fit, after filling in what is 0. */
     carry_status (*check)(carry_ctx *ctx, carry_task_size *size);
     /* Row `index`; label is CARRY_NO_LABEL where nothing is asked. */
     void (*make)(const carry_task_size *size, uint64_t seed, int64_t index, int64_t *input, int64_t *label);

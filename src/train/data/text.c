@@ -44,7 +44,7 @@ bool carry_text_is_binary(const void *bytes, size_t length, char *why, size_t si
         at += used > 0 ? (size_t)used : 1;
     }
     if (invalid >= INVALID_LEAST && invalid > length / INVALID_SHARE) {
-        (void)snprintf(why, size, "has %zu bytes that are no UTF-8 among %zu", invalid, length);
+        (void)snprintf(why, size, "has %zu bytes that are not UTF-8 among %zu", invalid, length);
         return true;
     }
     return false;

@@ -6,7 +6,8 @@
    it cut between two characters. Where blocks begin and end depends on the file alone.
 
    Files are read by pread rather than mapped: a mapped file that shrinks under its reader kills the process with a
-   signal, a read one is refused with a sentence. What grows behind the size that a file had at first is not seen. */
+   signal, a read one is refused with an error message. What grows behind the size that a file had at first is not seen.
+ */
 #ifndef CARRY_TRAIN_TEXT_H
 #define CARRY_TRAIN_TEXT_H
 

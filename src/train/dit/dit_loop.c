@@ -73,23 +73,23 @@ static bool goes_on(void *self, const char *prompt, carry_shape shape, const car
 
 static carry_status examine_alone(void *self) {
     training *t = self;
-    carry_dit_exam exam;
-    const carry_dit_exam_options o = {
+    carry_dit_evaluation evaluation;
+    const carry_dit_evaluation_options o = {
         .side = t->options.size, .chunks = EXAM_CHUNKS, .speed = t->options.speed, .forms = 1, .seed = 1000};
-    CARRY_TRY(carry_dit_examine(&t->averaged, &o, &exam, goes_on, t));
-    if (exam.prompts > 0 && t->loop.stop != NULL && t->loop.stop()) {
+    CARRY_TRY(carry_dit_evaluate(&t->averaged, &o, &evaluation, goes_on, t));
+    if (evaluation.prompts > 0 && t->loop.stop != NULL && t->loop.stop()) {
         return carry_fail(t->ctx, CARRY_EINTERRUPTED, "interrupted");
     }
-    carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)exam.both / (double)exam.prompts);
-    if (t->hooks->examined != NULL) {
-        t->hooks->examined(t->hooks->user, t->loop.step, &exam);
+    carry_sink_metric(&t->hooks->sink, t->loop.step, "right", (double)evaluation.both / (double)evaluation.prompts);
+    if (t->hooks->evaluated != NULL) {
+        t->hooks->evaluated(t->hooks->user, t->loop.step, &evaluation);
     }
     return CARRY_OK;
 }
 
-static carry_status examine(void *self) {
+static carry_status evaluate(void *self) {
     training *t = self;
-    return carry_steps_alone(&t->loop, examine_alone, t, "examine the model");
+    return carry_steps_alone(&t->loop, examine_alone, t, "evaluate the model");
 }
 
 /* A young average forgets faster, or it would remember the start. */
@@ -175,7 +175,7 @@ static const carry_trainee trainee = {
     .gradients = gradients,
     .stepped = add_to_average,
     .report = tell,
-    .evaluate = examine,
+    .evaluate = evaluate,
     .describe = describe,
 };
 

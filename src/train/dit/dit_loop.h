@@ -9,7 +9,7 @@
 
 #include "carry/comm.h"
 #include "core/sink.h"
-#include "train/dit/dit_exam.h"
+#include "train/dit/dit_evaluate.h"
 #include "train/dit/dit_options.h"
 
 typedef struct carry_dit_train_start {
@@ -36,7 +36,7 @@ typedef struct carry_dit_train_hooks {
     bool (*stop)(void);
     void (*started)(void *user, const carry_dit_train_start *start);
     void (*report)(void *user, const carry_dit_train_report *report);
-    void (*examined)(void *user, int64_t step, const carry_dit_exam *exam);
+    void (*evaluated)(void *user, int64_t step, const carry_dit_evaluation *evaluation);
     void *user;
     int device;  /* that is trained on, with one rank; 0: the CPU */
     bool resume; /* go on from the newest whole checkpoint in options->out */

@@ -112,7 +112,7 @@ carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options
                           carry_nearest_among(hint, o->dtype, (const char *const[]){"f32", "bf16", "f16", NULL}));
     }
     if (o->size % 16 != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a side of %lld pixels is no multiple of 16: %lld and %lld are",
+        return carry_fail(ctx, CARRY_EARGUMENT, "a side of %lld pixels is not a multiple of 16: %lld and %lld are",
                           (long long)o->size, (long long)(o->size / 16 * 16), (long long)(o->size / 16 * 16 + 16));
     }
     if (ranks > 0 && o->batch % ranks != 0) {

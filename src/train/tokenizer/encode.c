@@ -40,7 +40,7 @@ static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned cha
 /* Pieces of pieces. */
 static carry_status encode_stage(carry_encoder *e, carry_ids *ids, int stage, const unsigned char *text,
                                  size_t length) {
-    if (stage == e->tokenizer->parts.stages) {
+    if (stage >= CARRY_STAGES || stage == e->tokenizer->parts.stages) {
         return carry_merger_piece(e->merger, ids, text, length);
     }
     carry_cutter_start(e->cutter[stage], text, length);

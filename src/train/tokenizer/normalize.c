@@ -1,6 +1,6 @@
 /* Normalizers and Metaspace: what is done to a text before it is cut; and decoding's replacements in a token.
 
-   NFC is utf8proc's, run by run: bytes that are no UTF-8 stay as they are and end a run. Nothing below U+0300 changes,
+   NFC is utf8proc's, run by run: bytes that are not UTF-8 stay as they are and end a run. Nothing below U+0300 changes,
    so a text without such characters is passed on without a copy. */
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
    They are matched by PCRE2, with its just-in-time compiler where there is one. What a pattern does not match is a
-   piece too, unless it drops such gaps. A run of bytes that are no UTF-8 is a piece of its own, and the text before it
+   piece too, unless it drops such gaps. A run of bytes that are not UTF-8 is a piece of its own, and the text before it
    ends there as a text does.
 
    Classes of characters are those of the `tokenizers` library 0.23 for every character that Unicode 16 has, whatever
@@ -29,7 +29,7 @@ carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool 
 void carry_pattern_free(carry_pattern *pattern);
 bool carry_pattern_is_compiled(const carry_pattern *pattern); /* to machine code */
 
-/* NULL when there is no memory. The pattern must live as long. */
+/* NULL when out of memory. The pattern must live as long. */
 carry_cutter *carry_cutter_new(const carry_pattern *pattern);
 void carry_cutter_free(carry_cutter *cutter);
 

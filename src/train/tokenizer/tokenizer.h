@@ -9,7 +9,7 @@
      each piece, from its bytes or from its characters, the merge that stands first in the list is done first, of equal
      ones the leftmost, until none is left;
    - decoding: the bytes of the tokens one after the other. Their library then makes the bytes a text, with U+FFFD for
-     what is no UTF-8: carry_unfold does that, token by token.
+     what is not UTF-8: carry_unfold does that, token by token.
 
    Bytes that are no UTF-8 are encoded too, and decoded to the same bytes. Two differences remain: NFC orders marks that
    are younger than Unicode 11, which their library does not; and of a run of byte tokens <0xE2> that is no UTF-8 their

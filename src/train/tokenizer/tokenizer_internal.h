@@ -14,7 +14,7 @@ typedef struct carry_token {
     bool literal;       /* its characters are no byte alphabet: written and read as they stand */
     bool in_vocabulary; /* of the model: merges may name it */
     bool added, special, normalized;
-    size_t content; /* of an added token, as it stands in texts: its bytes are what it is decoded to */
+    size_t content; /* of an added token, as it is in texts: its bytes are what it is decoded to */
     uint32_t content_length;
     size_t match; /* and as it is looked for, by its pass */
     uint32_t match_length;
@@ -139,7 +139,7 @@ bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /
 /* Whether this build has NFC. */
 bool carry_normal_has_nfc(void);
 /* text after the steps; *to may be text itself where nothing changes, or lies in one of two buffers. first: the text's
-   start, before which prepend puts what it has. false when there is no memory. */
+   start, before which prepend puts what it has. false when out of memory. */
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length);
 /* The marks of Metaspace, likewise into one buffer. */
@@ -147,7 +147,7 @@ bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const uns
                          carry_buffer *buffer);
 /* How many bytes of the piece that starts a text by character belong to it: up to the next mark. */
 size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text, size_t length);
-/* What a token's name is decoded to; false when there is no memory. */
+/* What a token's name is decoded to; false when out of memory. */
 bool carry_shown(const carry_parts *parts, const char *name, size_t length, carry_buffer buffer[2], const char **to,
                  size_t *to_length);
 
@@ -198,13 +198,13 @@ static inline const carry_pair_slot *carry_tokenizer_pair(const carry_tokenizer 
     }
 }
 
-/* The tokens of pieces. One per thread; NULL when there is no memory. */
+/* The tokens of pieces. One per thread; NULL when out of memory. */
 typedef struct carry_merger carry_merger;
 carry_merger *carry_merger_new(const carry_tokenizer *tokenizer);
 void carry_merger_free(carry_merger *merger);
 carry_status carry_merger_piece(carry_merger *merger, carry_ids *ids, const unsigned char *piece, size_t length);
 
-/* Room for `more` behind count, for lists that grow by doubling; false when there is no memory. */
+/* Room for `more` behind count, for lists that grow by doubling; false when out of memory. */
 bool carry_list_grow(void *list, size_t *room, size_t count, size_t more, size_t item);
 
 #endif

@@ -73,7 +73,7 @@ static carry_status check_surroundings(const reader *r, const carry_json *root) 
 static carry_status check_model(const reader *r, const carry_json *root, const carry_json **model) {
     *model = carry_json_find(root, "model");
     if (*model == NULL || (*model)->kind != CARRY_JSON_OBJECT) {
-        return carry_fail(r->ctx, CARRY_EFORMAT, "%s is no tokenizer.json: it has no model", r->name);
+        return carry_fail(r->ctx, CARRY_EFORMAT, "%s is not a tokenizer.json: it has no model", r->name);
     }
     const carry_json *type = carry_json_find(*model, "type"); /* older files have none */
     if (!is_absent(type) && !carry_json_is_text(type, "BPE")) {
@@ -130,7 +130,7 @@ static carry_status take_vocabulary(const reader *r, const carry_json *model) {
         size_t bytes;
         bool literal = !take_name(r, node->key, node->key_length, r->left, &bytes);
         if (!literal && carry_tokenizer_named(r->made, r->left, bytes) >= 0) {
-            return carry_fail(r->ctx, CARRY_EFORMAT, "%s, line %u: '%s' stands twice in the vocab", r->name, node->line,
+            return carry_fail(r->ctx, CARRY_EFORMAT, "%s, line %u: '%s' is in the vocab twice", r->name, node->line,
                               show(token, node->key, node->key_length));
         }
         CARRY_TRY(carry_tokenizer_put(r->ctx, r->made, id, r->left, bytes, literal, true));
@@ -194,7 +194,7 @@ static carry_status take_added(const reader *r, const carry_json *root) {
         return CARRY_OK;
     }
     if (added->kind != CARRY_JSON_ARRAY || added->as.inside.count > CARRY_ADDED_MOST) {
-        return carry_fail(r->ctx, CARRY_EFORMAT, "%s: added_tokens is no list of at most %d tokens", r->name,
+        return carry_fail(r->ctx, CARRY_EFORMAT, "%s: added_tokens is not a list of at most %d tokens", r->name,
                           CARRY_ADDED_MOST);
     }
     for (const carry_json *node = added->as.inside.first; node != NULL; node = node->next) {
@@ -280,7 +280,7 @@ static int64_t count_of(const carry_json *node, carry_json_kind kind) {
 static carry_status take_all(reader *r, const carry_json *root, bool *is_plain) {
     const carry_json *model;
     if (root->kind != CARRY_JSON_OBJECT) {
-        return carry_fail(r->ctx, CARRY_EFORMAT, "%s is no tokenizer.json: it is no object", r->name);
+        return carry_fail(r->ctx, CARRY_EFORMAT, "%s is not a tokenizer.json: not a JSON object", r->name);
     }
     CARRY_TRY(check_model(r, root, &model));
     CARRY_TRY(check_surroundings(r, root));

@@ -1,5 +1,5 @@
 /* Streams of prompts, and the marks they get. */
-#include "train/dit/dit_exam.h"
+#include "train/dit/dit_evaluate.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -126,24 +126,24 @@ carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames) {
     return carry_codec_decode(s->codec, carry_view_4d(frames, CARRY_F32, s->frames, 3, s->side, s->side), x0);
 }
 
-static void mark(carry_dit_exam *exam, carry_shape shape, const carry_shapes_verdict *v, double speed) {
+static void mark(carry_dit_evaluation *evaluation, carry_shape shape, const carry_shapes_verdict *v, double speed) {
     int step[2];
     (void)carry_shape_direction(shape.direction, step);
-    exam->prompts++;
-    exam->colours += v->colour == shape.colour;
-    exam->directions += v->direction == shape.direction;
-    exam->both += v->colour == shape.colour && v->direction == shape.direction;
-    exam->step_error += hypot(v->right - speed * step[0], v->down - speed * step[1]);
+    evaluation->prompts++;
+    evaluation->colours += v->colour == shape.colour;
+    evaluation->directions += v->direction == shape.direction;
+    evaluation->both += v->colour == shape.colour && v->direction == shape.direction;
+    evaluation->step_error += hypot(v->right - speed * step[0], v->down - speed * step[1]);
 }
 
-carry_shape carry_dit_exam_second(carry_shape first) {
+carry_shape carry_dit_evaluation_second(carry_shape first) {
     return (carry_shape){.form = (first.form + 1) % CARRY_SHAPE_FORMS,
                          .colour = (first.colour + 2) % CARRY_SHAPE_COLOURS,
                          .direction = (first.direction + 2) % CARRY_SHAPE_DIRECTIONS};
 }
 
 /* The chunks of half a stream, and what they show. */
-static carry_status ask(carry_dit_streamer *s, const carry_dit_exam_options *o, carry_shape shape, float *frames,
+static carry_status ask(carry_dit_streamer *s, const carry_dit_evaluation_options *o, carry_shape shape, float *frames,
                         carry_shapes_verdict *verdict) {
     char prompt[CARRY_SHAPE_CAPTION];
     CARRY_TRY(carry_dit_streamer_prompt(s, carry_shape_caption(prompt, shape)));
@@ -154,23 +154,23 @@ static carry_status ask(carry_dit_streamer *s, const carry_dit_exam_options *o, 
     return CARRY_OK;
 }
 
-static carry_status ask_all(carry_dit_streamer *s, const carry_dit_exam_options *o, carry_dit_exam *exam, float *frames,
-                            carry_dit_asked asked, void *user) {
+static carry_status ask_all(carry_dit_streamer *s, const carry_dit_evaluation_options *o,
+                            carry_dit_evaluation *evaluation, float *frames, carry_dit_asked asked, void *user) {
     const int64_t half = o->chunks * s->frames;
     for (int i = 0; i < o->forms * CARRY_SHAPE_COLOURS * CARRY_SHAPE_DIRECTIONS; i++) {
         const carry_shape shape = {.form = i / CARRY_SHAPE_DIRECTIONS / CARRY_SHAPE_COLOURS,
                                    .colour = i / CARRY_SHAPE_DIRECTIONS % CARRY_SHAPE_COLOURS,
                                    .direction = i % CARRY_SHAPE_DIRECTIONS};
-        const carry_shape then = carry_dit_exam_second(shape);
+        const carry_shape then = carry_dit_evaluation_second(shape);
         char prompt[CARRY_SHAPE_CAPTION];
         carry_shapes_verdict first;
         carry_shapes_verdict second;
         carry_dit_streamer_cut(s, o->seed + (uint64_t)i);
         CARRY_TRY(ask(s, o, shape, frames, &first));
-        mark(exam, shape, &first, o->speed);
+        mark(evaluation, shape, &first, o->speed);
         if (o->turns) {
             CARRY_TRY(ask(s, o, then, frames + half * 3 * o->side * o->side, &second));
-            exam->turned += second.colour == then.colour && second.direction == then.direction;
+            evaluation->turned += second.colour == then.colour && second.direction == then.direction;
         }
         if (asked != NULL && !asked(user, carry_shape_caption(prompt, shape), shape, &first, o->turns ? &second : NULL,
                                     frames, o->turns ? 2 * half : half)) {
@@ -180,10 +180,10 @@ static carry_status ask_all(carry_dit_streamer *s, const carry_dit_exam_options 
     return CARRY_OK;
 }
 
-carry_status carry_dit_examine(carry_dit *dit, const carry_dit_exam_options *o, carry_dit_exam *exam,
-                               carry_dit_asked asked, void *user) {
+carry_status carry_dit_evaluate(carry_dit *dit, const carry_dit_evaluation_options *o, carry_dit_evaluation *evaluation,
+                                carry_dit_asked asked, void *user) {
     carry_dit_streamer *s;
-    *exam = (carry_dit_exam){0};
+    *evaluation = (carry_dit_evaluation){0};
     CARRY_TRY(carry_dit_streamer_new(dit, &s, o->side));
     const int64_t factors[] = {o->turns ? 2 : 1, o->chunks, s->frames, 3, o->side, o->side};
     size_t bytes = 0;
@@ -192,9 +192,9 @@ carry_status carry_dit_examine(carry_dit *dit, const carry_dit_exam_options *o, 
     if (frames == NULL) {
         status = carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for %lld chunks", (long long)o->chunks);
     } else {
-        status = ask_all(s, o, exam, frames, asked, user);
+        status = ask_all(s, o, evaluation, frames, asked, user);
     }
-    exam->step_error /= exam->prompts > 0 ? (double)exam->prompts : 1.0;
+    evaluation->step_error /= evaluation->prompts > 0 ? (double)evaluation->prompts : 1.0;
     free(frames);
     carry_dit_streamer_free(s);
     return status;

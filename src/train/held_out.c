@@ -13,13 +13,13 @@
 static carry_status open_exam(carry_training *t) {
     carry_source source;
     bool is_there;
-    CARRY_TRY(carry_material_examined(t->ctx, &t->material, &t->options, &source, &is_there));
+    CARRY_TRY(carry_material_held_out(t->ctx, &t->material, &t->options, &source, &is_there));
     t->has_no_exam = !is_there;
     if (!is_there) {
         if (t->loop.speaks) {
             carry_sink_note(&t->hooks->sink, t->loop.step,
                             "the text is too large or too short to keep a part of it back: --eval-data FILE names "
-                            "another to be examined with");
+                            "another to be evaluated with");
         }
         return CARRY_OK;
     }
@@ -40,7 +40,7 @@ static carry_status open_exam(carry_training *t) {
             return carry_fail(t->ctx, CARRY_EMEMORY, "out of memory: the predictions of an evaluation");
         }
     }
-    return carry_batches_new(t->ctx, &t->exam, &source,
+    return carry_batches_new(t->ctx, &t->evaluation, &source,
                              &(carry_batches_options){.rows = t->options.batch,
                                                       .length = t->material.length,
                                                       .rank = t->grid.rank,
@@ -91,17 +91,17 @@ static carry_status examine_batch(carry_training *t, const carry_batch *batch, d
     return CARRY_OK;
 }
 
-carry_status carry_training_examine(void *training) {
+carry_status carry_training_evaluate(void *training) {
     carry_training *t = training;
-    CARRY_SPAN(t->ctx, "train", "examine");
+    CARRY_SPAN(t->ctx, "train", "evaluate");
     double sums[4] = {0.0};
-    if (t->exam == NULL && !t->has_no_exam) {
+    if (t->evaluation == NULL && !t->has_no_exam) {
         CARRY_TRY(open_exam(t));
     }
     if (t->has_no_exam) {
         return CARRY_OK;
     }
-    carry_batches_seek(t->exam, (carry_position){0});
+    carry_batches_seek(t->evaluation, (carry_position){0});
     for (int64_t i = 0; i < t->options.eval_batches; i++) {
         const carry_batch *batch;
         bool stop;
@@ -109,7 +109,7 @@ carry_status carry_training_examine(void *training) {
         if (stop) {
             return CARRY_OK; /* nothing to report of a part */
         }
-        CARRY_TRY(carry_batches_next(t->ctx, t->exam, &batch));
+        CARRY_TRY(carry_batches_next(t->ctx, t->evaluation, &batch));
         if (batch->rows == 0) {
             break;
         }
@@ -117,16 +117,16 @@ carry_status carry_training_examine(void *training) {
     }
     CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     if (t->loop.speaks) {
-        const carry_train_exam exam = {.step = t->loop.step,
-                                       .labels = (int64_t)sums[1],
-                                       .loss = sums[0] / sums[1],
-                                       .accuracy = sums[3] > 0.0 ? sums[2] / sums[3] : NAN};
-        carry_sink_metric(&t->hooks->sink, t->loop.step, "eval_loss", exam.loss);
+        const carry_train_evaluation evaluation = {.step = t->loop.step,
+                                                   .labels = (int64_t)sums[1],
+                                                   .loss = sums[0] / sums[1],
+                                                   .accuracy = sums[3] > 0.0 ? sums[2] / sums[3] : NAN};
+        carry_sink_metric(&t->hooks->sink, t->loop.step, "eval_loss", evaluation.loss);
         if (sums[3] > 0.0) {
-            carry_sink_metric(&t->hooks->sink, t->loop.step, "accuracy", exam.accuracy);
+            carry_sink_metric(&t->hooks->sink, t->loop.step, "accuracy", evaluation.accuracy);
         }
-        if (t->hooks->examined != NULL) {
-            t->hooks->examined(t->hooks->user, &exam);
+        if (t->hooks->evaluated != NULL) {
+            t->hooks->evaluated(t->hooks->user, &evaluation);
         }
     }
     return CARRY_OK;

@@ -1,0 +1,26 @@
+/* Where ranks of one process meet: a slot for each, with the messages that are announced to it.
+
+   Nothing is buffered. Who comes second, sender or receiver, copies straight from the one's buffer into the other's;
+   the lock is not held meanwhile. */
+#ifndef CARRY_COMM_MAILBOX_H
+#define CARRY_COMM_MAILBOX_H
+
+#include "comm/backend.h"
+
+typedef struct carry_mailbox carry_mailbox;
+
+carry_mailbox *carry_mailbox_new(int size); /* NULL: no memory */
+void carry_mailbox_free(carry_mailbox *mailbox);
+
+/* False: somebody has sat there. */
+bool carry_mailbox_enter(carry_mailbox *mailbox, int rank);
+/* Withdraws this rank's requests. Who waits for it ends. */
+void carry_mailbox_leave(carry_mailbox *mailbox, int rank);
+
+/* As of a kind, for a wire whose state is a mailbox. */
+void carry_mailbox_post(carry_wire *wire, carry_request *request);
+void carry_mailbox_progress(carry_wire *wire, carry_request *request, double until);
+void carry_mailbox_cancel(carry_wire *wire, carry_request *request);
+void carry_mailbox_abort(carry_wire *wire, const char *reason);
+
+#endif
