@@ -13,9 +13,9 @@ RUN rm -rf build && CMAKE_GENERATOR=Ninja JOBS="$(nproc)" tools/package
 FROM debian:bookworm-slim
 COPY --from=build /carry/build/package/*.deb /tmp/
 RUN apt-get update && apt-get install -y --no-install-recommends /tmp/*.deb && rm -rf /var/lib/apt/lists/* /tmp/*.deb
-RUN useradd --create-home carry
+RUN useradd --create-home --home-dir /srv/carry carry
 USER carry
-WORKDIR /home/carry
+WORKDIR /srv/carry
 EXPOSE 8080
 ENTRYPOINT ["carry"]
 CMD ["--help"]

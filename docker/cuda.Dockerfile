@@ -16,9 +16,9 @@ FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04
 COPY --from=build /carry/build/package/*.deb /tmp/
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends /tmp/*.deb \
     && rm -rf /var/lib/apt/lists/* /tmp/*.deb
-RUN useradd --create-home carry
+RUN useradd --create-home --home-dir /srv/carry carry
 USER carry
-WORKDIR /home/carry
+WORKDIR /srv/carry
 EXPOSE 8080
 ENTRYPOINT ["carry"]
 CMD ["--help"]

@@ -20,7 +20,7 @@ CARRY_STORE=$folder/store/store.db
 CARRY_SSH_CONFIG=$folder/ssh_config
 ASAN_OPTIONS=detect_leaks=0
 export CARRY_WISDOM CARRY_STORE CARRY_SSH_CONFIG ASAN_OPTIONS
-mkdir "$folder/home" "$folder/bin" "$folder/store"
+mkdir "$folder/there" "$folder/bin" "$folder/store"
 cd "$folder" || exit 2
 . "$here/support.sh"
 
@@ -39,8 +39,8 @@ PidFile none
 StrictModes no
 UsePAM no
 PasswordAuthentication no
-SetEnv HOME=$folder/home PATH=$folder/bin:$PATH
-ForceCommand cd $folder/home && eval "\$SSH_ORIGINAL_COMMAND"
+SetEnv HOME=$folder/there PATH=$folder/bin:$PATH
+ForceCommand cd $folder/there && eval "\$SSH_ORIGINAL_COMMAND"
 END
         cat > "$folder/ssh_config" << END
 Host there
@@ -81,8 +81,8 @@ expect 0 "running" job submit --on ssh:there -- sh -c 'cat tracked new; ls ignor
 expect 1 "failed, exit code 3" job wait last --show-logs --seconds 120
 grep -qx tracked out && grep -qx new out || { fail "the tree is not there"; cat out; }
 grep -q "ls: .*ignored" out || fail "what git ignores was copied"
-grep -q "/home/.carry/jobs/1-" out || fail "the job did not run in a folder of its own"
-[ -z "$(ls "$folder/home/.carry/jobs")" ] || fail "the job's folder is left there: $(ls "$folder/home/.carry/jobs")"
+grep -q "/there/.carry/jobs/1-" out || fail "the job did not run in a folder of its own"
+[ -z "$(ls "$folder/there/.carry/jobs")" ] || fail "the job's folder is left there: $(ls "$folder/there/.carry/jobs")"
 
 # Words and folders arrive as they are; files come back; a tracked file that was deleted is not missed.
 rm tracked
@@ -137,7 +137,7 @@ cp "$(command -v git)" ./program
 refused "there is sparc64: build it there" job submit --on ssh:there -- ./program
 rm "$folder/bin/uname"
 [ "$("$carry" job list --json | wc -l)" = "$jobs" ] || fail "a refused job is in the list"
-[ -z "$(ls "$folder/home/.carry/jobs")" ] || fail "a refused job left a folder there"
+[ -z "$(ls "$folder/there/.carry/jobs")" ] || fail "a refused job left a folder there"
 
 # A store that was copied does not make us connect: its jobs are held.
 expect 0 "running" job submit --on ssh:there -- true
@@ -158,6 +158,6 @@ grep -q "job: ssh:there" climb.md || { fail "the entry does not name the machine
 echo 300 > speed
 expect 1 "refused" climb try --on ssh:there --tests 'test -d .git' --hypothesis 'what runs there has no repository'
 refused "nowhere cannot be reached" climb try --on ssh:nowhere --hypothesis 'nobody is there'
-[ -z "$(ls "$folder/home/.carry/jobs")" ] || fail "a climb left a folder there: $(ls "$folder/home/.carry/jobs")"
+[ -z "$(ls "$folder/there/.carry/jobs")" ] || fail "a climb left a folder there: $(ls "$folder/there/.carry/jobs")"
 [ $failures = 0 ] && echo "jobs run on another machine"
 exit $((failures > 0))

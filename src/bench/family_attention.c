@@ -71,8 +71,8 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for %d types: give one", problem->text, types);
     }
     if (it->p.backward && it->p.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s': the backward pass of attention is checked and timed on the CPU only",
-                          problem->text);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "'%s': the backward pass of attention is checked and timed on the CPU only", problem->text);
     }
     if (it->p.dim < 1 || it->p.dim > CARRY_ATTENTION_DIM) {
         return carry_fail(ctx, CARRY_ESIZE, "d is %" PRId64 " in '%s': attention takes 1 to %d", it->p.dim,

@@ -1,6 +1,7 @@
-/* The threads of a block as fibres. Each has a stack of its own and runs until it waits or ends; a warp goes on when all
-   lanes that its instruction names have come, a block when all its threads that have not ended are at the barrier. If
-   nothing can go on, the kernel would hang on a GPU: the process ends with the kernel's name and where threads wait. */
+/* The threads of a block as fibres. Each has a stack of its own and runs until it waits or ends; a warp goes on when
+   all lanes that its instruction names have come, a block when all its threads that have not ended are at the barrier.
+   If nothing can go on, the kernel would hang on a GPU: the process ends with the kernel's name and where threads wait.
+ */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,7 +60,8 @@ void body() {
 
 void make_fibres() {
     fibres = new fibre[MOST]();
-    char *stacks = (char *)mmap(NULL, STACK * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *stacks =
+        (char *)mmap(NULL, STACK * MOST, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (stacks == MAP_FAILED) {
         abort();
     }
@@ -136,7 +138,8 @@ void run_warp(int warp) {
     for (int i = 0; i < threads; i++) {
         at[fibres[i].is]++;
     }
-    fprintf(stderr, "emulated GPU: %s would hang: of %d threads %d wait within their warp, %d for the block, %d have ended\n",
+    fprintf(stderr,
+            "emulated GPU: %s would hang: of %d threads %d wait within their warp, %d for the block, %d have ended\n",
             name, threads, at[AT_WARP], at[AT_BLOCK], at[ENDED]);
     abort();
 }
@@ -199,11 +202,11 @@ void run_block(const config &c, const char *name, const std::function<void()> &r
 
 const char *refusal(const config &c) {
     const unsigned long count = (unsigned long)c.block.x * c.block.y * c.block.z;
-    return count < 1 || count > MOST                                   ? "threads of a block"
-           : c.grid.x < 1 || c.grid.x > 0x7fffffffu                    ? "blocks along x"
+    return count < 1 || count > MOST                                              ? "threads of a block"
+           : c.grid.x < 1 || c.grid.x > 0x7fffffffu                               ? "blocks along x"
            : c.grid.y < 1 || c.grid.y > 65535 || c.grid.z < 1 || c.grid.z > 65535 ? "blocks along y or z"
-           : c.shared > SHARED - 1024                                  ? "shared memory"
-                                                                       : NULL;
+           : c.shared > SHARED - 1024                                             ? "shared memory"
+                                                                                  : NULL;
 }
 
 void *dynamic_shared() {

@@ -1,5 +1,5 @@
-/* CUDA's runtime on the CPU: memory, copies, streams, events and graphs. One lock for all; work is done at once, or kept
-   when its stream is recorded.
+/* CUDA's runtime on the CPU: memory, copies, streams, events and graphs. One lock for all; work is done at once, or
+   kept when its stream is recorded.
 
    Device memory is one range of addresses that may be touched only while a kernel or a copy runs: a host that follows a
    device pointer ends with SIGSEGV, as it would with a GPU. Fresh memory is full of NaN. */

@@ -31,7 +31,7 @@ static void append(script *s, const char *text) {
     if (s->text == NULL && s->room > 0) {
         return; /* failed before */
     }
-    if (s->length + more + 1 > s->room) {
+    if (s->text == NULL || s->length + more + 1 > s->room) {
         s->room = 2 * (s->length + more) + 256;
         char *larger = realloc(s->text, s->room);
         if (larger == NULL) {

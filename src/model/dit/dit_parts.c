@@ -14,8 +14,10 @@ static carry_tensor as_operand(const carry_dit *dit, int64_t index, void *data, 
 }
 
 carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index) {
-    return index < 0 ? (carry_tensor){.data = NULL}
-                     : as_operand(dit, index, buffer + dit->own.parameter[index].offset, CARRY_F32);
+    if (index < 0) {
+        return (carry_tensor){.data = NULL};
+    }
+    return as_operand(dit, index, buffer + dit->own.parameter[index].offset, CARRY_F32);
 }
 
 carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_dit_slot slot) {

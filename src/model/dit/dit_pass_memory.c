@@ -107,7 +107,9 @@ void carry_dit_pass_lay_out(carry_dit_pass *p, carry_arena *arena) {
         p->host = p->in;
     }
     p->narrow = is_wide ? p->in.patches : take(p, arena, dtype, p->rows, p->in.patches.shape[1]);
-    p->text_wide = device == 0 ? (carry_tensor){0} : take(p, arena, CARRY_F32, p->text_rows, c->text_dim);
+    if (device != 0) {
+        p->text_wide = take(p, arena, CARRY_F32, p->text_rows, c->text_dim);
+    }
     p->text_in = is_wide ? p->text_wide : take(p, arena, dtype, p->text_rows, c->text_dim);
     p->text_0 = take(p, arena, dtype, p->text_rows, c->dim);
     p->text_1 = take(p, arena, dtype, p->text_rows, c->dim);

@@ -1,7 +1,8 @@
 /* CUDA for tests without a GPU: the runtime's functions and the language's words, as far as Carry uses them, on the
-   CPU. The device has capability 8.0 and four multiprocessors. Work is done when it is enqueued, blocks one after another
-   and the threads of a block as fibres (runtime.cpp), so that results do not depend on chance; what waits for a thread
-   that will never come ends the process with a message. Device memory cannot be touched outside of kernels and copies.
+   CPU. The device has capability 8.0 and four multiprocessors. Work is done when it is enqueued, blocks one after
+   another and the threads of a block as fibres (runtime.cpp), so that results do not depend on chance; what waits for a
+   thread that will never come ends the process with a message. Device memory cannot be touched outside of kernels and
+   copies.
 
    translate.py makes C++ of CUDA C++: launches become emulate::launch, assembly becomes functions of emulate.h. */
 #ifndef CARRY_EMULATE_CUDA_RUNTIME_H
@@ -31,18 +32,18 @@ struct uint3 {
     unsigned x, y, z;
 };
 
-#define VECTORS_OF(type, name)                                                       \
-    struct __align__(2 * sizeof(type)) name##2 {                                     \
-        type x, y;                                                                   \
-    };                                                                               \
-    struct __align__(4 * sizeof(type)) name##4 {                                     \
-        type x, y, z, w;                                                             \
-    };                                                                               \
-    static inline name##2 make_##name##2(type x, type y) {                           \
-        return name##2{x, y};                                                        \
-    }                                                                                \
-    static inline name##4 make_##name##4(type x, type y, type z, type w) {           \
-        return name##4{x, y, z, w};                                                  \
+#define VECTORS_OF(type, name)                                             \
+    struct __align__(2 * sizeof(type)) name##2 {                           \
+        type x, y;                                                         \
+    };                                                                     \
+    struct __align__(4 * sizeof(type)) name##4 {                           \
+        type x, y, z, w;                                                   \
+    };                                                                     \
+    static inline name##2 make_##name##2(type x, type y) {                 \
+        return name##2 {x, y};                                             \
+    }                                                                      \
+    static inline name##4 make_##name##4(type x, type y, type z, type w) { \
+        return name##4 {x, y, z, w};                                       \
     }
 VECTORS_OF(float, float)
 VECTORS_OF(int, int)
@@ -78,10 +79,28 @@ typedef struct emulated_pool *cudaMemPool_t;
 
 #define cudaStreamPerThread ((cudaStream_t)2)
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
-typedef enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault } cudaMemcpyKind;
-typedef enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal, cudaStreamCaptureModeRelaxed } cudaStreamCaptureMode;
-typedef enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone, cudaStreamCaptureStatusActive } cudaStreamCaptureStatus;
-typedef enum cudaMemoryType { cudaMemoryTypeUnregistered, cudaMemoryTypeHost, cudaMemoryTypeDevice, cudaMemoryTypeManaged } cudaMemoryType;
+typedef enum cudaMemcpyKind {
+    cudaMemcpyHostToHost,
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice,
+    cudaMemcpyDefault
+} cudaMemcpyKind;
+typedef enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+} cudaStreamCaptureMode;
+typedef enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone,
+    cudaStreamCaptureStatusActive
+} cudaStreamCaptureStatus;
+typedef enum cudaMemoryType {
+    cudaMemoryTypeUnregistered,
+    cudaMemoryTypeHost,
+    cudaMemoryTypeDevice,
+    cudaMemoryTypeManaged
+} cudaMemoryType;
 typedef enum cudaDeviceAttr {
     cudaDevAttrClockRate,
     cudaDevAttrMultiProcessorCount,
@@ -92,7 +111,11 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrMemoryPoolsSupported
 } cudaDeviceAttr;
 typedef enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize } cudaFuncAttribute;
-typedef enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold, cudaMemPoolAttrReservedMemCurrent, cudaMemPoolAttrUsedMemCurrent } cudaMemPoolAttr;
+typedef enum cudaMemPoolAttr {
+    cudaMemPoolAttrReleaseThreshold,
+    cudaMemPoolAttrReservedMemCurrent,
+    cudaMemPoolAttrUsedMemCurrent
+} cudaMemPoolAttr;
 enum { cudaMemAllocationTypePinned = 1, cudaMemLocationTypeDevice = 1 };
 
 struct cudaPointerAttributes {
@@ -140,7 +163,8 @@ cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t poo
 cudaError_t cudaFreeAsync(void *data, cudaStream_t stream);
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer);
 cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
-cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int from_device, size_t bytes, cudaStream_t stream);
+cudaError_t cudaMemcpyPeerAsync(void *to, int device, const void *from, int from_device, size_t bytes,
+                                cudaStream_t stream);
 cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t stream);
 cudaError_t cudaMemset(void *to, int byte, size_t bytes);
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags);

@@ -38,7 +38,8 @@ unsigned ballot(unsigned mask, bool value);
 int lane();
 void wait_warp(unsigned mask);
 
-template <typename F, typename... A> static inline void launch(const config &c, const char *name, F kernel, A... values) {
+template <typename F, typename... A>
+static inline void launch(const config &c, const char *name, F kernel, A... values) {
     enqueue(c, name, [kernel, values...] { kernel(values...); });
 }
 
@@ -193,7 +194,8 @@ static inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blo
     return cudaSuccess;
 }
 template <typename... P, size_t... I>
-static inline void launch_with(const emulate::config &c, void (*kernel)(P...), void **arguments, std::index_sequence<I...>) {
+static inline void launch_with(const emulate::config &c, void (*kernel)(P...), void **arguments,
+                               std::index_sequence<I...>) {
     emulate::launch(c, "a cooperative kernel", kernel, *(std::remove_cv_t<P> *)arguments[I]...);
 }
 /* Blocks run one after another and cannot wait for each other: the grid is one block, whatever was asked for. */
