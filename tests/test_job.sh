@@ -117,14 +117,14 @@ refused "there is no run store" job list --store "$folder/typo.db"
 refused "there is no run store" job wait 1 --store "$folder/typo.db"
 [ ! -e "$folder/typo.db" ] || fail "a store was made by looking for it"
 for bad in 0 1x x1 "" " 1" 99999999999999999999 1.0; do
-    refused "is no job" job wait "$bad"
-    refused "is no job" job cancel "$bad"
+    refused "is not a job" job wait "$bad"
+    refused "is not a job" job cancel "$bad"
 done
 refused "the number of one job" job logs
 refused "the number of one job" job logs 1 2
-refused "there is no job 77" job wait 77
-refused "there is no job 77" job logs 77
-refused "there is no job 77" job cancel 77
+refused "there is not a job 77" job wait 77
+refused "there is not a job 77" job logs 77
+refused "there is not a job 77" job cancel 77
 mkdir "$folder/empty"
 PATH_BEFORE=$PATH
 PATH=$folder/empty

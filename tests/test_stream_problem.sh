@@ -85,7 +85,7 @@ refused "it is milliseconds" plan $small:slow1=match
 refused "stages slowed by" plan $small:slow1=-5
 refused "there is no topology 'ring'" bench $small:algo=ring
 refused "1.3B, 14B, shapes are known" plan stream:config=2B
-refused "nowhere/config.json" plan stream:model=nowhere
+refused "there is no folder nowhere" plan stream:model=nowhere
 refused "one of them" plan stream:model=nowhere:config=shapes
 refused "is a problem of one rank" --ranks 2 check $small
 

@@ -14,7 +14,7 @@
 #include "lab/yaml.h"
 
 #define CONFIG_BYTES ((size_t)1 << 20)
-#define UNSTORED "no-store" /* a file in the folder of a run that was started with --no-store */
+#define UNSTORED ".no-store" /* a file in the folder of a run that was started with --no-store */
 
 static carry_status take_member(train_desk *desk, const carry_yaml *node, const char *path) {
     carry_ctx *ctx = desk->ctx;

@@ -40,7 +40,7 @@ bool carry_run_folder_is_free(const char *path) {
     bool is_free = folder != NULL;
     for (const struct dirent *e = is_free ? readdir(folder) : NULL; e != NULL && is_free; e = readdir(folder)) {
         is_free = strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || strcmp(e->d_name, ".lock") == 0 ||
-                  strncmp(e->d_name, ".step-", 6) == 0;
+                  strcmp(e->d_name, ".no-store") == 0 || strncmp(e->d_name, ".step-", 6) == 0;
     }
     if (folder != NULL) {
         (void)closedir(folder);

@@ -285,7 +285,7 @@ static void test_wrong_calls_are_refused(void **state) {
     } while (0)
     REFUSED(CARRY_ESHAPE, "q has rank 2", bad.q.rank = 2);
     REFUSED(CARRY_ESHAPE, "k has rank 4", bad.k.rank = 4);
-    REFUSED(CARRY_ESHAPE, "q has 2 heads and k has 3", bad.k.shape[1] = 3);
+    REFUSED(CARRY_ESHAPE, "k has shape [20, 3, 8]", bad.k.shape[1] = 3);
     REFUSED(CARRY_ESHAPE, "v has shape [19, 2, 8]", bad.v.shape[0] = 19);
     REFUSED(CARRY_ESHAPE, "o has shape [6, 2, 7]", bad.o.shape[2] = 7);
     REFUSED(CARRY_ESHAPE, "lse has shape [6, 2]", (bad.lse.shape[0] = 6, bad.lse.shape[1] = 2));

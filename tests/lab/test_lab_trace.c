@@ -478,7 +478,7 @@ static void test_other_files_are_refused(void **state) {
     const struct {
         const char *text, *words;
     } bad[] = {{"", "not a trace"},
-               {"[]", "no JSON object"},
+               {"[]", "not a JSON object"},
                {"{}", "no traceEvents"},
                {"{\"traceEvents\":[]}", "no hotspots"},
                {"{\"traceEvents\":[],\"traceEvents\":[]}", "duplicate"},

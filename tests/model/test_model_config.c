@@ -111,7 +111,7 @@ static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
         {"\"conv_size\": 17", "conv_size is 17"},
         {"\"norm_eps\": 0", "\"norm_eps\" is 0"},
         {"\"eos_token_id\": \"x\"", "\"eos_token_id\" is \"x\""},
-        {"\"use_gate\": true, \"use_gate\": true", "twice"},
+        {"\"use_gate\": true, \"use_gate\": true", "duplicate"},
         {"\"hidden_ratio\": 1e9", "hidden_ratio"},
     };
     carry_ctx *ctx = listening();

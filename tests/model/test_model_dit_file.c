@@ -134,11 +134,11 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     (void)state;
     static const struct {
         const char *text, *words;
-    } cases[] = {{"[]", "no object"},
+    } cases[] = {{"[]", "not a JSON object"},
                  {"{\"dim\": 0}", "dim"},
                  {"{\"dim\": 9.5}", "dim"},
                  {"{\"dim\": \"96\"}", "dim"},
-                 {"{\"dim\": 96, \"dim\": 96}", "twice"},
+                 {"{\"dim\": 96, \"dim\": 96}", "duplicate"},
                  {"{\"patch_size\": [1, 2]}", "patch_size"},
                  {"{\"patch_size\": [1, 2, -2]}", "patch_size"},
                  {"{\"qk_norm\": 1}", "qk_norm"},

@@ -207,7 +207,7 @@ static void several_files_are_one_model(void **unused) {
     static const char *const hostile[] = {"../two.safetensors", "/etc/passwd", "a/b.safetensors", "..", ".", ""};
     for (size_t i = 0; i < sizeof hostile / sizeof hostile[0]; i++) {
         write_index(ctx, lm, hostile[i], lm->own.parameters);
-        assert_refused(ctx, CARRY_EFORMAT, "no file's name", carry_lm_load(ctx, &back, folder, 0));
+        assert_refused(ctx, CARRY_EFORMAT, "not a file name", carry_lm_load(ctx, &back, folder, 0));
     }
     write_index(ctx, lm, "gone.safetensors", lm->own.parameters);
     assert_refused(ctx, CARRY_ENOTFOUND, "gone.safetensors", carry_lm_load(ctx, &back, folder, 0));

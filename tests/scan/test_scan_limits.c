@@ -51,7 +51,7 @@ static void bad_tensors_are_refused_by_name_and_nothing_is_written(void **unused
     refused(CARRY_ESHAPE, "b has shape", c.b.rank = 3);
     refused(CARRY_EDTYPE, "b is bf16 and the problem is planned for f32", c.b.dtype = CARRY_BF16);
     refused(CARRY_EDTYPE, "h is f16", c.h.dtype = CARRY_F16);
-    refused(CARRY_EDTYPE, "none of Carry's", c.h.dtype = (carry_dtype)77);
+    refused(CARRY_EDTYPE, "not a carry_dtype", c.h.dtype = (carry_dtype)77);
     refused(CARRY_ESTRIDE, "h is not packed inside a step", c.h.stride[3] = 2);
     refused(CARRY_ESTRIDE, "h has strides", c.h.stride[0] = c.h.stride[1]);
     refused(CARRY_ESTRIDE, "h has strides [0, ", c.h.stride[0] = 0);

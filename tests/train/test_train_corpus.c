@@ -171,7 +171,7 @@ static void test_bad_files_are_refused_with_a_sentence(void **state) {
     write_file(path, "ELF\0\1\2", 6);
     assert_refused(ctx, CARRY_EFORMAT, "0 byte at place 3", carry_corpus_open(ctx, &corpus, &path, 1, &options));
     write_file(path, "\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe\xff\xfe latin", 20);
-    assert_refused(ctx, CARRY_EFORMAT, "no UTF-8", carry_corpus_open(ctx, &corpus, &path, 1, &options));
+    assert_refused(ctx, CARRY_EFORMAT, "not UTF-8", carry_corpus_open(ctx, &corpus, &path, 1, &options));
     options.take_binary = true;
     assert_ok(ctx, carry_corpus_open(ctx, &corpus, &path, 1, &options));
     carry_corpus_free(corpus);
