@@ -122,9 +122,9 @@ for bad in 0 1x x1 "" " 1" 99999999999999999999 1.0; do
 done
 refused "the number of one job" job logs
 refused "the number of one job" job logs 1 2
-refused "there is not a job 77" job wait 77
-refused "there is not a job 77" job logs 77
-refused "there is not a job 77" job cancel 77
+refused "there is no job 77" job wait 77
+refused "there is no job 77" job logs 77
+refused "there is no job 77" job cancel 77
 mkdir "$folder/empty"
 PATH_BEFORE=$PATH
 PATH=$folder/empty
