@@ -12,6 +12,7 @@
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -138,6 +139,15 @@ static bool start_watched(int *level, double deadline) {
     return is_started;
 }
 
+/* Open MPI writes into the sockets of peers, and one that has died would end this rank by SIGPIPE, without a message.
+ */
+static void ignore_closed_sockets(void) {
+    struct sigaction now;
+    if (sigaction(SIGPIPE, NULL, &now) == 0 && now.sa_handler == SIG_DFL) {
+        (void)signal(SIGPIPE, SIG_IGN);
+    }
+}
+
 static carry_status start(carry_ctx *ctx, double deadline) {
     int initialized = 0, finalized = 0, level = MPI_THREAD_SINGLE, is_main = 0, found = 0;
     MPI_Finalized(&finalized);
@@ -147,12 +157,14 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     MPI_Initialized(&initialized);
     if (!initialized) {
         /* Open MPI, on one machine: a block of a chain that is larger than this waits until its sender looks up from
-           its work, which makes a chain of eight ranks twice as slow (docs/results/ranks.md). Whoever has set it knows.
+           its work, which makes a chain of eight ranks twice as slow (docs/results/ranks.md). A value that is set
+           stays.
          */
         (void)setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
         if (!start_watched(&level, deadline) || atexit(finish) != 0) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
         }
+        ignore_closed_sockets();
     }
     MPI_Query_thread(&level);
     MPI_Is_thread_main(&is_main);

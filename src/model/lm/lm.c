@@ -29,7 +29,8 @@ static carry_lm_parameter norm_of(const carry_lm_config *c) {
 }
 
 static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_lm_parameter parameter) {
-    (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%" PRId64 ".%s", layer, key);
+    /* No key has 38 characters, and no model 2^31 layers. */
+    (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%d.%.38s", (int)layer, key);
     return carry_parameters_add(&lm->own, parameter);
 }
 
