@@ -106,8 +106,8 @@ static void test_mutated_requests_and_messages_leave_the_service_standing(void *
     static const char *const good[] = {
         "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n",
         "POST /api/controls HTTP/1.1\r\nHost: localhost\r\nContent-Length: 11\r\n\r\n{\"seed\": 7}",
-        "GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
+        ("GET /ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"),
         "\x81\x85\0\0\0\0hello"};
     for (uint64_t seed = 0; seed < 600; seed++) {
         char text[1024];
