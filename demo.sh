@@ -125,7 +125,7 @@ line "$carry list problems" "the problem grammar"
 line "$carry --ranks 2 stream --serve" "live pictures in a browser, and prompts to steer them"
 line "$carry bench --grid" "the planner's exam: 60 shapes, its choice against the best (two minutes)"
 line "make claims" "what the documents claim, measured here"
-line "docs/reading-order.md" "the house, room by room"
+line "docs/reading-order.md" "ten files that explain the code"
 if [ -e build/demo/report.html ]; then
     say "Open these"
     if [ -e $film ]; then line "$film" "in a video player: what was streamed"; fi
