@@ -82,6 +82,11 @@ int cli_device(carry_ctx *ctx, const char *text, int *device);
 const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device);
 #define CLI_DEVICE_OPTION(target) \
     { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU where there is one)" }
+/* Puts problems that name no device on that of --device, NULL as above: then those that can be planned there. The texts
+   that stand in problems afterwards are in *memory, for the caller to free. CLI_DONE, or after a message
+   CLI_IMPOSSIBLE. */
+int cli_device_problems(const cli_common *common, const char *wanted, int words, char **problems, char **memory);
+const char *cli_problem_device(const char *problem); /* "cpu" or "cuda" */
 
 /* Where the spans of every context go (NULL: nowhere), which profile decides for the verb that it runs. */
 void cli_set_recorder(struct carry_recorder *recorder);

@@ -1,5 +1,6 @@
 /* carry bench PROBLEM..., carry bench --grid. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/ranks.h"
@@ -63,7 +64,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_open();
     cli_json_text("problem", problem);
     cli_json_text("algorithm", r->algorithm);
-    cli_json_text("device", strstr(problem, "device=cuda") != NULL ? "cuda" : "cpu");
+    cli_json_text("device", cli_problem_device(problem));
     if (r->reason[0] != '\0') {
         cli_json_text("left_out", r->reason);
         cli_json_close();
@@ -355,6 +356,8 @@ static int refuse_bad_problems(const wish *w) {
 static int run(int count, char **arguments) {
     wish w = {.problems = arguments, .options = {.stop = cli_interrupted}};
     int64_t repeats = 0;
+    const char *device = NULL;
+    char *texts = NULL;
     const cli_option own[] = {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
         {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S", "time per algorithm (0.3)"},
@@ -362,6 +365,8 @@ static int run(int count, char **arguments) {
         {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},
         {"grid", 0, CLI_FLAG, &w.grid, NULL, "the planner's test: 60 shapes, its choice against the best"},
+        {"device", 0, CLI_TEXT, &device, "NAME",
+         "of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_bench, count, arguments, own, &w.common);
@@ -376,14 +381,16 @@ static int run(int count, char **arguments) {
         return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
     }
     int code = refuse_bad_problems(&w);
+    code = code == CLI_DONE ? cli_device_problems(&w.common, device, w.words, w.problems, &texts) : code;
     code = code == CLI_DONE ? cli_ranks_problems("bench", w.words, w.problems, true) : code;
-    if (code != CLI_DONE) {
-        return code;
+    if (code == CLI_DONE) {
+        cli_catch_interrupt();
+        w.options.seed = (uint64_t)w.common.seed;
+        w.options.repeats = (int)repeats;
+        code = cli_on_ranks(&w.common, bench_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
     }
-    cli_catch_interrupt();
-    w.options.seed = (uint64_t)w.common.seed;
-    w.options.repeats = (int)repeats;
-    return cli_on_ranks(&w.common, bench_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
+    free(texts);
+    return code;
 }
 
 const cli_verb cli_bench = {

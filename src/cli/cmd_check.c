@@ -1,5 +1,6 @@
 /* carry check PROBLEM... */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/ranks.h"
@@ -39,7 +40,7 @@ static void print_line(tally *t, const char *method, const carry_deviation *d) {
         cli_json_open();
         cli_json_text("problem", t->problem);
         cli_json_text("algorithm", method);
-        cli_json_text("device", "cpu");
+        cli_json_text("device", cli_problem_device(t->problem));
         cli_json_text("tensor", d->tensor);
         cli_json_number("error", d->error);
         cli_json_number("bound", d->bound);
@@ -62,7 +63,7 @@ static void print_left_out(tally *t, const char *method, const char *reason) {
         cli_json_open();
         cli_json_text("problem", t->problem);
         cli_json_text("algorithm", method);
-        cli_json_text("device", "cpu");
+        cli_json_text("device", cli_problem_device(t->problem));
         cli_json_text("left_out", reason);
         cli_json_close();
     } else {
@@ -186,12 +187,20 @@ static carry_status check_all(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
+static int golden_device(wish *w) {
+    carry_ctx *ctx = cli_open(&w->common);
+    const int code = ctx == NULL ? CLI_IMPOSSIBLE : cli_device(ctx, w->device, &w->on);
+    carry_ctx_free(ctx);
+    return code;
+}
+
 static int run(int count, char **arguments) {
     wish w = {.problems = arguments};
     const cli_option own[] = {
         {"golden", 0, CLI_TEXT, &w.golden, "PATH",
          "compare with vectors made elsewhere: a .safetensors of delta-rule cases, or a model's folder"},
-        {"device", 0, CLI_TEXT, &w.device, "NAME", "of --golden: cpu, cuda or cuda:N (a GPU where there is one)"},
+        {"device", 0, CLI_TEXT, &w.device, "NAME",
+         "of --golden and of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_check, count, arguments, own, &w.common);
@@ -204,23 +213,18 @@ static int run(int count, char **arguments) {
     if (w.golden != NULL && cli_ranks() != 1) {
         return cli_refuse_ranks("check --golden");
     }
-    if (w.device != NULL && w.golden == NULL) {
-        return cli_refuse("--device is for --golden: a problem says device=%s", w.device);
-    }
+    char *texts = NULL;
     w.on = -1;
-    carry_ctx *ctx = w.device != NULL ? cli_open(&w.common) : NULL;
-    if (w.device != NULL && (ctx == NULL || cli_device(ctx, w.device, &w.on) != CLI_DONE)) {
-        carry_ctx_free(ctx);
-        return CLI_IMPOSSIBLE;
+    int code = w.golden != NULL && w.device != NULL ? golden_device(&w) : CLI_DONE;
+    code = code == CLI_DONE ? cli_device_problems(&w.common, w.device, w.words, w.problems, &texts) : code;
+    code = code == CLI_DONE ? cli_ranks_problems("check", w.words, w.problems, false) : code;
+    if (code == CLI_DONE) {
+        cli_catch_interrupt();
+        code = cli_on_ranks(&w.common, check_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
     }
-    carry_ctx_free(ctx);
-    const int code = cli_ranks_problems("check", w.words, w.problems, false);
+    free(texts);
     if (code != CLI_DONE) {
         return code;
-    }
-    cli_catch_interrupt();
-    if (cli_on_ranks(&w.common, check_all, &w) != CARRY_OK) {
-        return CLI_IMPOSSIBLE;
     }
     if (!w.common.json) {
         (void)printf("%d right, %d wrong, %d left out\n", w.first.right, w.first.wrong, w.first.left_out);

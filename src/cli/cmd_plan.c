@@ -1,4 +1,6 @@
 /* carry plan PROBLEM... */
+#include <stdlib.h>
+
 #include "cli/ranks.h"
 #include "core/error.h"
 #include "bench/collective.h"
@@ -27,7 +29,7 @@ static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, 
         cli_json_open();
         cli_json_text("problem", text);
         cli_json_text("algorithm", family->chosen(instance));
-        cli_json_text("device", "cpu");
+        cli_json_text("device", cli_problem_device(text));
         cli_json_text("about", family->about_plan(instance));
         cli_json_close();
     } else {
@@ -61,8 +63,12 @@ static carry_status plan_all(void *user, carry_comm *comm) {
 
 static int run(int count, char **arguments) {
     wish w = {.problems = arguments};
+    const char *device = NULL;
+    char *texts = NULL;
     const cli_option own[] = {
         {"measure", 0, CLI_FLAG, &w.measure, NULL, "time every algorithm and remember the fastest in the wisdom"},
+        {"device", 0, CLI_TEXT, &device, "NAME",
+         "of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_plan, count, arguments, own, &w.common);
@@ -72,12 +78,14 @@ static int run(int count, char **arguments) {
     if (w.words == 0) {
         return cli_refuse("plan needs a problem, for example %s", "scan:diagonal:b64:t4096:n16:w64");
     }
-    const int code = cli_ranks_problems("plan", w.words, w.problems, false);
-    if (code != CLI_DONE) {
-        return code;
+    int code = cli_device_problems(&w.common, device, w.words, w.problems, &texts);
+    code = code == CLI_DONE ? cli_ranks_problems("plan", w.words, w.problems, false) : code;
+    if (code == CLI_DONE) {
+        cli_catch_interrupt();
+        code = cli_on_ranks(&w.common, plan_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
     }
-    cli_catch_interrupt();
-    return cli_on_ranks(&w.common, plan_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
+    free(texts);
+    return code;
 }
 
 const cli_verb cli_plan = {

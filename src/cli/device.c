@@ -1,7 +1,10 @@
 /* --device. */
+#include <stdlib.h>
 #include <string.h>
 
-#include "cli/cli.h"
+#include "bench/collective.h"
+#include "cli/ranks.h"
+#include "core/error.h"
 
 int cli_device(carry_ctx *ctx, const char *text, int *device) {
     carry_status status = CARRY_OK;
@@ -21,4 +24,77 @@ const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device) {
         (void)snprintf(name, CLI_DEVICE, "%s:%d, %s", properties.backend, device - 1, properties.name);
     }
     return name;
+}
+
+const char *cli_problem_device(const char *problem) {
+    return strstr(problem, ":device=cuda") != NULL ? "cuda" : "cpu";
+}
+
+/* The problem with a device behind it, if it can be planned there. */
+static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], const char *text, int device) {
+    carry_problem problem;
+    const carry_family *family;
+    void *instance = NULL;
+    char which[16] = "";
+    if (device > 1) {
+        (void)snprintf(which, sizeof which, "%d", device - 1);
+    }
+    const int length = snprintf(out, CARRY_PROBLEM_TEXT, "%s:device=%s%s", text, device == 0 ? "cpu" : "cuda", which);
+    if (length >= CARRY_PROBLEM_TEXT) {
+        out[0] = '\0';
+        return CARRY_OK; /* the parser has the message for it */
+    }
+    CARRY_TRY(carry_problem_parse(ctx, &problem, out));
+    CARRY_TRY(carry_family_of(ctx, &family, &problem));
+    CARRY_TRY(family->plan(ctx, &instance, &problem, false));
+    family->close(instance);
+    return CARRY_OK;
+}
+
+/* One that names no device, is no problem of several ranks, and is of a family that runs there. */
+static bool may_move(carry_ctx *ctx, const char *text) {
+    carry_problem problem;
+    const carry_family *family;
+    return carry_problem_parse(ctx, &problem, text) == CARRY_OK &&
+           carry_family_of(ctx, &family, &problem) == CARRY_OK && carry_collective_ranks(ctx, text) == 0 &&
+           family->support.cuda != NULL;
+}
+
+/* Moves problems[index]; a problem that cannot be there stays where it is, unless --device was given. */
+static int move_problem(carry_ctx *ctx, char *text, char **problems, int index, int device, bool wanted) {
+    if (strstr(problems[index], ":device=") != NULL) {
+        return CLI_DONE;
+    }
+    if (!may_move(ctx, problems[index])) {
+        return wanted ? cli_refuse("--device: '%s' runs on the CPU only", problems[index]) : CLI_DONE;
+    }
+    if (with_device(ctx, text, problems[index], device) != CARRY_OK) {
+        return wanted ? cli_refuse("%s", carry_ctx_error(ctx)) : CLI_DONE;
+    }
+    problems[index] = text[0] != '\0' ? text : problems[index];
+    return CLI_DONE;
+}
+
+int cli_device_problems(const cli_common *common, const char *wanted, int words, char **problems, char **memory) {
+    int device = 0;
+    int moved = 0;
+    carry_ctx *ctx = cli_open(common);
+    int code = ctx == NULL ? CLI_IMPOSSIBLE : cli_device(ctx, wanted, &device);
+    *memory = NULL;
+    if (code == CLI_DONE && words > 0 && device != 0) {
+        *memory = calloc((size_t)words, CARRY_PROBLEM_TEXT);
+        code = *memory == NULL ? cli_refuse("no memory for %d problems", words) : CLI_DONE;
+    }
+    for (int i = 0; i < words && code == CLI_DONE && device != 0; i++) {
+        const char *before = problems[i];
+        code = move_problem(ctx, *memory + (size_t)i * CARRY_PROBLEM_TEXT, problems, i, device, wanted != NULL);
+        moved += problems[i] != before;
+    }
+    if (code == CLI_DONE && moved > 0 && !common->json && cli_process_rank() <= 0) {
+        char name[CLI_DEVICE];
+        (void)printf("%s on %s\n", moved < words ? "problems without a device" : "all",
+                     cli_device_name(name, ctx, device));
+    }
+    carry_ctx_free(ctx);
+    return code;
 }

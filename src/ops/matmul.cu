@@ -61,6 +61,12 @@ static __device__ __forceinline__ void load_panel(E *panel, int stride, region<E
             int left = at_row < r.rows ? r.columns - at_column : 0;
             int bytes = left <= 0 ? 0 : left >= per_16 ? 16 : left * (int)sizeof(E);
             const E *from = bytes > 0 ? r.from + at_row * r.row + at_column : r.from;
+            if (bytes > 0 && bytes < 16) { /* the end of a row: what follows it may not have been written yet */
+                for (int e = 0; e < per_16; e++) {
+                    panel[at_row * stride + at_column + e] = e < left ? from[e] : E{};
+                }
+                continue;
+            }
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
                              shared_address(panel + at_row * stride + at_column)),
                          "l"(from), "r"(bytes));
