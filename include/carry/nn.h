@@ -123,6 +123,12 @@ typedef struct carry_qk_norm_rotary_args {
 } carry_qk_norm_rotary_args;
 CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args);
 
+/* Attention whose bias depends on the distance of query and key alone, as T5's does:
+       p[h, t, j] = softmax over j < keys of (scores[h, t, j] + bias[h, j - t + T - 1]), and 0 from keys on
+   scores [H, T, S], f32; bias [H, T + S - 1], f32; p [H, T, S]. p may be scores where it is f32. */
+CARRY_API carry_status carry_relative_softmax(carry_ctx *ctx, carry_tensor p, carry_tensor scores, carry_tensor bias,
+                                              int64_t keys);
+
 /* y = silu(gate) * up; dgate may be gate and dup may be up. */
 CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
 CARRY_API carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,

@@ -43,6 +43,10 @@ carry_status carry_golden_tae(carry_ctx *ctx, const char *folder, const char *na
 carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user);
 
+/* A text encoder: input_ids, attention_mask and the last_hidden_state they give. */
+carry_status carry_golden_umt5(carry_ctx *ctx, const char *folder, const char *name, int device,
+                               void (*report)(void *user, const carry_golden_line *line), void *user);
+
 /* Relative RMS, or the RMS of what should be zeros; both have the same number of elements. */
 double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got);
 

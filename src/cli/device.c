@@ -85,7 +85,7 @@ int cli_device_problems(const cli_common *common, const char *wanted, int words,
         *memory = calloc((size_t)words, CARRY_PROBLEM_TEXT);
         code = *memory == NULL ? cli_refuse("no memory for %d problems", words) : CLI_DONE;
     }
-    for (int i = 0; i < words && code == CLI_DONE && device != 0; i++) {
+    for (int i = 0; i < words && code == CLI_DONE && *memory != NULL; i++) {
         const char *before = problems[i];
         code = move_problem(ctx, *memory + (size_t)i * CARRY_PROBLEM_TEXT, problems, i, device, wanted != NULL);
         moved += problems[i] != before;

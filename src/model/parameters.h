@@ -16,7 +16,7 @@
 typedef enum carry_parameter_cut { CARRY_CUT_NONE, CARRY_CUT_ROWS, CARRY_CUT_COLUMNS } carry_parameter_cut;
 
 typedef struct carry_parameter {
-    char name[64];
+    char name[96];
     int rank;
     int64_t shape[5];
     int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */

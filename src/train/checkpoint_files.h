@@ -12,7 +12,7 @@
 #define CARRY_NOTE_SUM ",\n  \"" CARRY_NOTE_SUM_KEY "\":" /* of the note itself, as its last member begins */
 #define CARRY_STATE_FILE "optimizer.safetensors"
 #define CARRY_TOKENIZER_FILE "tokenizer.json"
-#define CARRY_STATE_NAME 72 /* of a tensor: a parameter's, and two more */
+#define CARRY_STATE_NAME 104 /* of a tensor: a parameter's, and two more */
 
 /* Those that train.json vouches for; NULL at the end. */
 extern const char *const carry_checkpoint_files[];

@@ -1,6 +1,6 @@
-/* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error) on every device
-   that is not the CPU, against the CPU's result: sizes that go through the fast kernels and sizes that do not. Skipped
-   where there is no such device. */
+/* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error, relative_softmax)
+   on every device that is not the CPU, against the CPU's result: sizes that go through the fast kernels and sizes that
+   do not. Skipped where there is no such device. */
 #include "backend_support.h"
 
 #define EACH_SIDE for (int side = 0; side < SIDES; side++)
@@ -88,6 +88,16 @@ static void case_squared_error(carry_dtype type) {
     compare("total", &total, 0x1p-38);
 }
 
+static void case_relative_softmax(carry_dtype type) {
+    const int64_t shape[][4] = {{1, 1, 1, 1}, {3, 5, 7, 6}, {2, 33, 70, 70}};
+    for (size_t s = 0; s < sizeof shape / sizeof *shape; s++, free_operands()) {
+        operand scores = given(CARRY_F32, 3, shape[s], -8, 8), p = wanted(type, 3, shape[s]);
+        operand bias = given(CARRY_F32, 2, SHAPE(shape[s][0], shape[s][1] + shape[s][2] - 1), -4, 4);
+        EACH_SIDE CALL(carry_relative_softmax(ctx, p.t[side], scores.t[side], bias.t[side], shape[s][3]));
+        compare("p", &p, 0x1p-20);
+    }
+}
+
 static void test_fused_operators_equal_the_cpu(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
@@ -95,6 +105,7 @@ static void test_fused_operators_equal_the_cpu(void **state) {
         run_case("add_layer_norm", case_add_layer_norm, 3);
         run_case("qk_norm_rotary", case_qk_norm_rotary, 3);
         run_case("squared_error", case_squared_error, 3);
+        run_case("relative_softmax", case_relative_softmax, 3);
     }
     assert_int_equal(failures, 0);
 }

@@ -1,0 +1,37 @@
+/* The encoder of UMT5, which turns prompts into what a video transformer reads: folders as transformers lays them out
+   (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are passed over).
+
+       x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
+
+   Norms are of the root mean square. Scores are not scaled; to the score of query t and key j a bias is added that each
+   layer has for a head and the bucket of the distance j - t. */
+#ifndef CARRY_MODEL_TEXT_UMT5_H
+#define CARRY_MODEL_TEXT_UMT5_H
+
+#include "model/parameters.h"
+
+typedef struct carry_umt5_config {
+    int64_t vocab_size, d_model, d_ff, d_kv, num_heads, num_layers;
+    int64_t buckets, distance; /* of relative positions */
+    double eps;
+} carry_umt5_config;
+
+carry_status carry_umt5_config_read(carry_ctx *ctx, carry_umt5_config *config, const char *folder);
+
+typedef struct carry_umt5 carry_umt5;
+
+/* From a folder, on a device, for prompts of up to `most` tokens. dtype is that of activations, and on a GPU of the
+   weights that products read. */
+carry_status carry_umt5_open(carry_ctx *ctx, carry_umt5 **made, const char *folder, int device, carry_dtype dtype,
+                             int64_t most);
+void carry_umt5_free(carry_umt5 *model);
+const carry_umt5_config *carry_umt5_config_of(const carry_umt5 *model);
+
+/* hidden [T, d_model], f32, in host memory: the last hidden state of T tokens, of which the first `tokens` are the
+   prompt's and the rest padding, which nobody sees. ids [T], i64, in host memory. */
+carry_status carry_umt5_encode(carry_umt5 *model, carry_tensor hidden, carry_tensor ids, int64_t tokens);
+
+/* The bucket of a key `distance` rows after a query (negative: before). */
+int64_t carry_umt5_bucket(int64_t distance, int64_t buckets, int64_t farthest);
+
+#endif
