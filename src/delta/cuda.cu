@@ -226,12 +226,8 @@ carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_ten
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
     cudaStream_t stream;
-    carry_delta_job job = job_of(plan);
+    const carry_delta_job job = carry_delta_step_job(plan, o, state, inputs);
     CARRY_TRY(begin(plan, &stream));
-    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
-               state);
-    job.o = carry_delta_array_of(o);
-    job.final_state = floats(state);
     if (carry_delta_step_applies(&job)) {
         CARRY_CUDA_TRY(carry_delta_step_launch(&job, plan->gpu.units, stream),
                        "a step of the delta rule could not be started");
@@ -306,6 +302,18 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
 }
 
 } // namespace
+
+carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                     const carry_delta_forward_args *inputs) {
+    carry_delta_job job = job_of(plan);
+    if (inputs != NULL) {
+        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
+                   state);
+    }
+    job.o = carry_delta_array_of(o);
+    job.final_state = floats(state);
+    return job;
+}
 
 carry_delta_array carry_delta_array_of(const carry_tensor *tensor) {
     carry_delta_array array;
