@@ -110,9 +110,10 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
 
 bool tiles_apply(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
-    const int most = CARRY_DELTA_TILES_MOST;
+    const int least = CARRY_DELTA_TILES_LEAST, most = CARRY_DELTA_TILES_MOST;
     const char *reason = p->dtype != CARRY_BF16                          ? "it is for bf16"
                          : p->key > most || p->value > most              ? "it is for K and V up to 64"
+                         : p->key < least || p->value < least            ? "it is for K and V of 16 and more"
                          : p->gate == CARRY_DELTA_KEY_GATE               ? "it has no gates by key channel"
                          : p->snapshot_every > 0 || p->snapshot_last > 0 ? "it makes no snapshots"
                                                                          : NULL;
@@ -369,7 +370,7 @@ const carry_delta_method carry_delta_cuda_recurrent = {
 
 const carry_delta_method carry_delta_cuda_tiles64 = {
     .name = "tiles64",
-    .about = "chunks of 64 on tensor cores, bf16, K and V up to 64",
+    .about = "chunks of 64 on tensor cores, bf16, K and V of 16 to 64",
     .chunk = CARRY_DELTA_KEEP,
     .applies = tiles_apply,
     .cost = tiles_cost,

@@ -4,7 +4,8 @@
 
 #include "delta/cuda.h"
 
-#define CARRY_DELTA_TILES_MOST 64 /* of K and of V */
+#define CARRY_DELTA_TILES_LEAST 16 /* of K and of V */
+#define CARRY_DELTA_TILES_MOST 64
 
 /* kept: as the plain kernels keep it, a state every 64 tokens. */
 cudaError_t carry_delta_tiles_forward(const carry_delta_job *job, cudaStream_t stream);
