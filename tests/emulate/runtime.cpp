@@ -174,7 +174,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp{};
     (void)snprintf(p->name, sizeof p->name, "emulated GPU");
-    p->major = 8;
+    const char *major = getenv("CARRY_EMULATE_MAJOR"); /* of the compute capability */
+    p->major = major != NULL ? atoi(major) : 8;
     p->multiProcessorCount = UNITS;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = TOTAL;
