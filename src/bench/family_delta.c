@@ -1,7 +1,7 @@
 /* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
 
-   Inputs as delta_set.h says. Words: backward, step, nogate (DeltaNet), keygate (KDA), initial (a state). With p ranks
-   it is family_delta_ranks.c's. */
+   Inputs as delta_set.h says. Words: backward, step (with ring=: delta_ring.h), nogate (DeltaNet), keygate (KDA),
+   initial (a state). With p ranks it is family_delta_ranks.c's. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +14,7 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "bench/delta_gradients.h"
+#include "bench/delta_ring.h"
 #include "bench/delta_set.h"
 #include "bench/deviation.h"
 #include "bench/family.h"
@@ -32,6 +33,7 @@ typedef struct instance {
     set sets[MAX_COPIES]; /* on the device */
     set host;             /* set 0 on the CPU; the same one where that is the device */
     carry_timer *timer;   /* of a GPU, else NULL */
+    carry_bench_ring ring;
     carry_delta_plan *plan;
     void *workspace, *kept;
     double *o, *final; /* float64 reference of set 0 */
@@ -40,7 +42,7 @@ typedef struct instance {
 
 static const char takes[] =
     "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
-    "backward, step, algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
+    "backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
@@ -66,6 +68,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     if (it->step) {
         p->tokens = carry_problem_size(problem, "t", 1);
     }
+    CARRY_TRY(carry_bench_ring_parse(ctx, &it->ring, problem, it->step));
     const char *method = carry_problem_setting(problem, "algo");
     (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
     CARRY_TRY(carry_problem_device(ctx, &p->device, problem));
@@ -88,6 +91,7 @@ static void close_instance(void *given) {
     carry_delta_plan_free(it->plan);
     carry_device_free(it->ctx, it->problem.device, it->workspace);
     carry_device_free(it->ctx, it->problem.device, it->kept);
+    carry_device_free(it->ctx, it->problem.device, it->ring.memory);
     free(it->o);
     free(it->final);
     free(it);
@@ -156,7 +160,8 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
 
 /* The least that must move: inputs and outputs once; a step reads and writes the state. */
 static double bytes_of(const instance *it) {
-    return carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
+    return it->ring.length > 0 ? carry_bench_ring_bytes(&it->ring, &it->problem)
+                               : carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
 }
 
 static double bytes(const void *given) {
@@ -170,6 +175,9 @@ static carry_delta_forward_args args_of(const instance *it, set *s) {
 static carry_status run_set(instance *it, set *s) {
     carry_delta_forward_args args = args_of(it, s);
     size_t workspace = carry_delta_forward_workspace(it->plan);
+    if (it->ring.length > 0) {
+        return carry_bench_ring_run(&it->ring, it->plan, s, &args, it->workspace, workspace);
+    }
     if (it->step) {
         return carry_delta_step(it->plan, s->o, s->state, &args, it->workspace, workspace);
     }
@@ -218,6 +226,7 @@ static carry_status choose(void *given, const char *method) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
                           carry_delta_plan_method(it->plan), 1e-9 * (double)most);
     }
+    CARRY_TRY(carry_bench_ring_open(it->ctx, &it->ring, it->plan, it->problem.device));
     return it->backward && it->copies > 0 ? prepare_backward(it) : CARRY_OK;
 }
 
@@ -259,10 +268,11 @@ static carry_counts counts(const void *given) {
     const instance *it = given;
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
-    return (carry_counts){.flops = carry_delta_flops(it->plan),
+    double runs = it->ring.length > 0 ? (double)it->ring.length : 1.0;
+    return (carry_counts){.flops = runs * carry_delta_flops(it->plan),
                           .bytes = bytes_of(it),
                           .workspace = (double)(forward > backward ? forward : backward),
-                          .tokens = (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
+                          .tokens = runs * (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
 }
 
 static carry_status make_reference(instance *it) {
@@ -283,7 +293,8 @@ static carry_status make_reference(instance *it) {
     if (it->step) {
         args.initial_state = &s->state;
     }
-    CARRY_TRY(carry_delta_reference(it->ctx, it->o, it->final, &p, &args));
+    CARRY_TRY(it->ring.length > 0 ? carry_bench_ring_reference(it->ctx, &it->ring, it->o, it->final, &p, &args)
+                                  : carry_delta_reference(it->ctx, it->o, it->final, &p, &args));
     it->has_reference = true;
     return CARRY_OK;
 }

@@ -1,5 +1,8 @@
-/* The plain method on a GPU, "recurrent": the entries of the table over the kernels of cuda.h. */
+/* Two methods on a GPU: the entries of the table. "recurrent" has every size and option (cuda.h); "tiles64" walks chunks
+   of 64 on tensor cores where K and V are small (tiles_cuda.h), and does the rest as "recurrent". */
 #include "delta/cuda.h"
+
+#include "delta/tiles_cuda.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,6 +15,10 @@ extern "C" {
 
 #define OLDEST 80    /* compute capability, times ten */
 #define BORDERS 1000 /* copied by one launch */
+
+extern "C" {
+extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_tiles64;
+}
 
 namespace {
 
@@ -72,23 +79,58 @@ void take_borders(const carry_delta_plan *plan, carry_arena *arena, layout *l) {
     l->borders = (int64_t *)carry_arena_take(arena, (size_t)count, sizeof(int64_t));
 }
 
+bool by_tiles(const carry_delta_plan *plan) {
+    return plan->method == &carry_delta_cuda_tiles64;
+}
+
+/* Of V, in backward. */
+int64_t blocks_of(const carry_delta_plan *plan, const carry_delta_job *job) {
+    return by_tiles(plan) ? 1 : carry_delta_back_blocks(job, plan->gpu.units);
+}
+
 /* kept: there is room for it. */
 void take_backward(const carry_delta_plan *plan, carry_arena *arena, layout *l, bool kept) {
     const carry_delta_problem *p = &plan->problem;
     const carry_delta_job job = job_of(plan);
-    size_t rows = (size_t)(p->batch * p->tokens * p->value_heads * carry_delta_back_blocks(&job, plan->gpu.units));
+    size_t rows = (size_t)(p->batch * p->tokens * p->value_heads * blocks_of(plan, &job));
+    size_t stash = by_tiles(plan) ? 0 : carry_delta_back_stash(&job, plan->gpu.units);
     size_t K = (size_t)p->key;
     take_borders(plan, arena, l);
     l->part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
     l->part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
     l->part_g = (float *)carry_arena_take(arena, rows, (job.by_key ? K : 1) * sizeof(float));
     l->part_beta = (float *)carry_arena_take(arena, rows, sizeof(float));
-    l->stash = (float4 *)carry_arena_take(arena, carry_delta_back_stash(&job, plan->gpu.units), 1);
+    l->stash = (float4 *)carry_arena_take(arena, stash, 1);
     l->kept = kept ? (float *)carry_arena_take(arena, kept_floats(plan), sizeof(float)) : NULL;
 }
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_gpu_is_new_enough(plan, why, why_size);
+}
+
+bool tiles_apply(const carry_delta_plan *plan, char *why, size_t why_size) {
+    const carry_delta_problem *p = &plan->problem;
+    const int least = CARRY_DELTA_TILES_LEAST, most = CARRY_DELTA_TILES_MOST;
+    const char *reason = p->dtype != CARRY_BF16                          ? "it is for bf16"
+                         : p->key > most || p->value > most              ? "it is for K and V up to 64"
+                         : p->key < least || p->value < least            ? "it is for K and V of 16 and more"
+                         : p->gate == CARRY_DELTA_KEY_GATE               ? "it has no gates by key channel"
+                         : p->snapshot_every > 0 || p->snapshot_last > 0 ? "it makes no snapshots"
+                                                                         : NULL;
+    if (reason != NULL) {
+        (void)snprintf(why, why_size, "%s", reason);
+        return false;
+    }
+    return carry_delta_gpu_is_new_enough(plan, why, why_size);
+}
+
+/* Seconds: some 2.5 us a chunk, two blocks a multiprocessor at once. */
+double tiles_cost(const carry_delta_plan *plan) {
+    const carry_delta_problem *p = &plan->problem;
+    double rounds = (double)plan->sequences * (double)p->value_heads / (2.0 * (plan->gpu.units > 0 ? plan->gpu.units : 1));
+    double length = (double)p->batch * (double)p->tokens / (double)plan->sequences;
+    double chunks = (double)(int64_t)((length + CARRY_DELTA_KEEP - 1) / CARRY_DELTA_KEEP);
+    return 6e-6 + (rounds > 1.0 ? rounds : 1.0) * chunks * 2.5e-6;
 }
 
 /* Seconds: about 0.2 us a token, some 8 blocks of 16 columns a multiprocessor at once. */
@@ -140,6 +182,17 @@ carry_status run(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_
     return CARRY_OK;
 }
 
+/* Forward over whole sequences, by the plan's method. */
+carry_status walk(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_t stream) {
+    carry_ctx *ctx = plan->ctx;
+    int ordinal = plan->ordinal;
+    if (!by_tiles(plan)) {
+        return run(plan, job, stream);
+    }
+    CARRY_CUDA_TRY(carry_delta_tiles_forward(job, stream), "the delta rule could not be started");
+    return CARRY_OK;
+}
+
 void told(carry_delta_plan *plan, double factor) {
     const carry_delta_problem *p = &plan->problem;
     double tokens = (double)(p->batch * p->tokens);
@@ -162,7 +215,7 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     job.final_state = floats(args->final_state);
     job.snapshots = floats(args->snapshots);
     job.kept = (float *)args->kept;
-    CARRY_TRY(run(plan, &job, stream));
+    CARRY_TRY(walk(plan, &job, stream));
     told(plan, 7.0);
     return CARRY_OK;
 }
@@ -174,12 +227,8 @@ carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_ten
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
     cudaStream_t stream;
-    carry_delta_job job = job_of(plan);
+    const carry_delta_job job = carry_delta_step_job(plan, o, state, inputs);
     CARRY_TRY(begin(plan, &stream));
-    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
-               state);
-    job.o = carry_delta_array_of(o);
-    job.final_state = floats(state);
     if (carry_delta_step_applies(&job)) {
         CARRY_CUDA_TRY(carry_delta_step_launch(&job, plan->gpu.units, stream),
                        "a step of the delta rule could not be started");
@@ -223,7 +272,7 @@ carry_delta_back_job back_job_of(const carry_delta_plan *plan, const carry_delta
     back.dinitial = floats(args->dinitial_state);
     back.dA_log = floats(args->dA_log);
     back.ddt_bias = floats(args->ddt_bias);
-    back.blocks = carry_delta_back_blocks(&back.job, plan->gpu.units);
+    back.blocks = blocks_of(plan, &back.job);
     back.part_q = l->part_q;
     back.part_k = l->part_k;
     back.part_beta = l->part_beta;
@@ -243,9 +292,10 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
     CARRY_TRY(carry_delta_upload_borders(plan, l.borders, args->cu_seqlens, stream));
     const carry_delta_back_job back = back_job_of(plan, args, &l);
     if (args->kept == NULL) { /* the forward pass again, for its states alone */
-        CARRY_TRY(run(plan, &back.job, stream));
+        CARRY_TRY(walk(plan, &back.job, stream));
     }
-    CARRY_CUDA_TRY(carry_delta_back_launch(&back, plan->gpu.units, stream),
+    CARRY_CUDA_TRY(by_tiles(plan) ? carry_delta_tiles_backward(&back, stream)
+                                  : carry_delta_back_launch(&back, plan->gpu.units, stream),
                    "the delta rule's backward pass could not be started");
     CARRY_CUDA_TRY(carry_delta_gradients_launch(&back, stream), "gradients of the delta rule could not be summed");
     told(plan, args->kept == NULL ? 35.0 : 28.0);
@@ -253,6 +303,18 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
 }
 
 } // namespace
+
+carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                     const carry_delta_forward_args *inputs) {
+    carry_delta_job job = job_of(plan);
+    if (inputs != NULL) {
+        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
+                   state);
+    }
+    job.o = carry_delta_array_of(o);
+    job.final_state = floats(state);
+    return job;
+}
 
 carry_delta_array carry_delta_array_of(const carry_tensor *tensor) {
     carry_delta_array array;
@@ -293,13 +355,25 @@ bool carry_delta_gpu_is_new_enough(const carry_delta_plan *plan, char *why, size
 }
 
 extern "C" {
-extern const carry_delta_method carry_delta_cuda_recurrent;
 const carry_delta_method carry_delta_cuda_recurrent = {
     .name = "recurrent",
     .about = "token by token, every size and option",
     .chunk = 0,
     .applies = applies,
     .cost = cost,
+    .workspace = workspace,
+    .forward = forward,
+    .backward = backward,
+    .step = step,
+    .range = range,
+};
+
+const carry_delta_method carry_delta_cuda_tiles64 = {
+    .name = "tiles64",
+    .about = "chunks of 64 on tensor cores, bf16, K and V of 16 to 64",
+    .chunk = CARRY_DELTA_KEEP,
+    .applies = tiles_apply,
+    .cost = tiles_cost,
     .workspace = workspace,
     .forward = forward,
     .backward = backward,

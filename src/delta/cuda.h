@@ -66,6 +66,9 @@ cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaS
    checked) copied to device memory through kernel parameters, so that neither the caller's memory nor a stream that is
    being captured matters. */
 carry_delta_array carry_delta_array_of(const carry_tensor *tensor);
+/* A step's job; inputs NULL: of the state alone. */
+carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                     const carry_delta_forward_args *inputs);
 carry_status carry_delta_upload_borders(carry_delta_plan *plan, int64_t *to, const carry_tensor *cu_seqlens,
                                         cudaStream_t stream);
 bool carry_delta_gpu_is_new_enough(const carry_delta_plan *plan, char *why, size_t why_size);

@@ -10,12 +10,13 @@ static const carry_delta_method *const table[] = {
 };
 
 #if defined(CARRY_HAVE_CUDA)
-extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_chunk64;
+extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_tiles64, carry_delta_cuda_chunk64;
 #endif
 
 static const carry_delta_method *const gpu_table[] = {
 #if defined(CARRY_HAVE_CUDA)
     &carry_delta_cuda_recurrent,
+    &carry_delta_cuda_tiles64,
     &carry_delta_cuda_chunk64,
 #endif
     NULL,

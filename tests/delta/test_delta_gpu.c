@@ -355,14 +355,16 @@ static void every_method_equals_the_recurrence_for_every_shape(void **unused) {
 static void options_inside_the_rule_equal_the_recurrence(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (int form = 0; form < 16; form++) {
+    static const int64_t sizes[][2] = {{12, 20}, {128, 128}, {32, 32}, {64, 40}};
+    for (int form = 0; form < 32; form++) {
         data d = make(ctx,
                       (carry_delta_problem){.batch = 2,
                                             .tokens = 90,
                                             .heads = 2,
                                             .value_heads = 4,
-                                            .key = (form & 8) != 0 ? 128 : 12,
-                                            .value = (form & 8) != 0 ? 128 : 20,
+                                            .key = sizes[form / 8][0],
+                                            .value = sizes[form / 8][1],
+                                            .dtype = form < 16 ? CARRY_F32 : CARRY_BF16,
                                             .gate = CARRY_DELTA_HEAD_GATE,
                                             .gate_inside = (form & 1) != 0,
                                             .beta_sigmoid = (form & 2) != 0,
@@ -385,16 +387,17 @@ static void packed_sequences_do_not_leak(void **unused) {
         singles[i] = i;
     }
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (int form = 0; form < 4; form++) {
+    for (int form = 0; form < 5; form++) {
+        const bool few = form < 2 || form == 4;
         carry_delta_problem p = {.batch = 1, .gate = CARRY_DELTA_HEAD_GATE, .l2norm = true};
-        p.tokens = form < 2 ? 300 : form == 2 ? 1500 : 70000;
-        p.sequences = form < 2 ? 7 : p.tokens;
-        p.heads = form < 2 ? 2 : 1;
-        p.value_heads = form < 2 ? 4 : 1;
-        p.key = form == 0 ? 16 : form == 1 ? 128 : form == 2 ? 4 : 1;
-        p.value = form == 0 ? 18 : form == 1 ? 128 : form == 2 ? 4 : 1;
-        p.dtype = form == 1 ? CARRY_BF16 : CARRY_F32;
-        data d = make(ctx, p, form < 2 ? borders : singles);
+        p.tokens = few ? 300 : form == 2 ? 1500 : 70000;
+        p.sequences = few ? 7 : p.tokens;
+        p.heads = few ? 2 : 1;
+        p.value_heads = few ? 4 : 1;
+        p.key = form == 0 ? 16 : form == 1 ? 128 : form == 4 ? 64 : form == 2 ? 4 : 1;
+        p.value = form == 0 ? 18 : form == 1 ? 128 : form == 4 ? 64 : form == 2 ? 4 : 1;
+        p.dtype = form == 1 || form == 4 ? CARRY_BF16 : CARRY_F32;
+        data d = make(ctx, p, few ? borders : singles);
         check_methods(&d);
         discard(&d);
     }
@@ -405,13 +408,16 @@ static void packed_sequences_do_not_leak(void **unused) {
 static void extreme_gates_and_betas_are_right(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (int form = 0; form < 6; form++) {
+    for (int all = 0; all < 18; all++) {
+        const int form = all % 6;
+        const int64_t size = all < 6 ? 128 : all < 12 ? 32 : 64;
         carry_delta_problem p = {.batch = 1,
                                  .tokens = 150,
                                  .heads = 1,
                                  .value_heads = 2,
-                                 .key = 128,
-                                 .value = 128,
+                                 .key = size,
+                                 .value = size,
+                                 .dtype = all < 6 ? CARRY_F32 : CARRY_BF16,
                                  .gate = CARRY_DELTA_HEAD_GATE,
                                  .l2norm = true};
         data d = make(ctx, p, NULL);

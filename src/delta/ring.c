@@ -1,0 +1,257 @@
+/* Steps with a ring: the calls, and the CPU's way. With S the state as it was written last, d[j] the decays of the
+   tokens that wait and w[j] the product of those after j, this token's among them,
+
+       seen = (w S)^T k + sum_j (w[j] k[j] . k) u[j];   u = beta (v - seen);   o = scale (the same with q + (k.q) u)
+
+   and k, u and the decay join the ring; or, when it is full, S <- w S + sum_j w[j] k[j] u[j]^T + k u^T. */
+#include "delta/ring.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/span.h"
+#include "core/threads.h"
+#include "delta/forward.h"
+
+#define MOST CARRY_DELTA_RING_MOST
+#define DIM CARRY_DELTA_MAX_DIM
+
+/* Places do not depend on the address, so that a copy of the bytes is a copy of the ring. */
+size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory) {
+    const carry_delta_problem *p = &plan->problem;
+    const size_t units = (size_t)(plan->sequences * p->value_heads);
+    const size_t tokens = units * (size_t)length;
+    ring->length = length;
+    ring->decays = p->gate == CARRY_DELTA_KEY_GATE ? p->key : 1;
+    const size_t sizes[] = {units * CARRY_DELTA_RING_COUNTS, tokens * (size_t)p->key, tokens * (size_t)ring->decays,
+                            tokens * (size_t)p->value};
+    float *places[4];
+    size_t at = 0;
+    for (int i = 0; i < 4; i++) {
+        places[i] = memory != NULL ? (float *)memory + at : NULL;
+        at += (sizes[i] + 3) / 4 * 4;
+    }
+    ring->counts = (int32_t *)(void *)places[0];
+    ring->k = places[1];
+    ring->decay = places[2];
+    ring->u = places[3];
+    return at * sizeof(float);
+}
+
+/* NULL: it has one. */
+static const char *no_ring(const carry_delta_plan *plan) {
+    const carry_delta_problem *p = &plan->problem;
+    return p->tokens != 1 || p->sequences != 0  ? "a step takes one token for each of batch sequences"
+           : p->state_transposed                ? "states are transposed"
+           : p->device != 0 && p->value % 4 > 0 ? "on a GPU V is a multiple of 4"
+                                                : NULL;
+}
+
+/* Bytes of a step with a ring of L: KV (1 + 1/L) of the state and (K + V) (L - 1) / 2 of the ring; least at sqrt(2 KV /
+   (K + V)), which is 11 of K = V = 128. */
+int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
+    const double K = (double)plan->problem.key;
+    const double V = (double)plan->problem.value;
+    const double best = sqrt(2.0 * K * V / (K + V));
+    return no_ring(plan) != NULL ? 0 : best > MOST ? MOST : best < 2.0 ? 1 : (int64_t)best;
+}
+
+size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length) {
+    carry_delta_ring ring;
+    return length >= 1 && length <= MOST ? carry_delta_ring_lay(plan, &ring, length, NULL) : 0;
+}
+
+static carry_status open_ring(carry_delta_plan *plan, carry_delta_ring *made, const carry_tensor *state, void *ring,
+                              int64_t length) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_delta_problem *p = &plan->problem;
+    const char *why = no_ring(plan);
+    if (why != NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "this plan has no ring: %s", why);
+    }
+    if (length < 1 || length > MOST) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a ring of %" PRId64 " tokens: it takes 1 to %d", length, MOST);
+    }
+    if (ring == NULL || (uintptr_t)ring % 16 != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "the ring is at %p, which is not a multiple of 16", ring);
+    }
+    CARRY_TRY(carry_delta_check_state(ctx, p, "state", state));
+    if (p->device != 0) {
+        CARRY_TRY(carry_device_check_pointer(ctx, "the ring", ring, p->device));
+        if ((uintptr_t)state->data % 16 != 0) {
+            return carry_fail(ctx, CARRY_EALIGN, "state is at an address that is not a multiple of 16");
+        }
+    }
+    (void)carry_delta_ring_lay(plan, made, length, ring);
+    return CARRY_OK;
+}
+
+typedef struct ring_run {
+    carry_delta_run run;
+    carry_delta_ring ring;
+} ring_run;
+
+/* What waits of a unit, as it acts now: keys times the decays since, and the product of all decays. decay: this
+   token's; NULL: there is none. */
+static void weigh(const ring_run *r, int64_t unit, int64_t waiting, const float *decay, float (*keys)[DIM],
+                  float *base) {
+    const int64_t K = r->run.plan->problem.key;
+    const carry_delta_ring *ring = &r->ring;
+    for (int64_t i = 0; i < K; i++) {
+        base[i] = decay != NULL ? decay[i] : 1.0f;
+    }
+    for (int64_t j = waiting - 1; j >= 0; j--) {
+        const float *k = ring->k + (unit * ring->length + j) * K;
+        const float *d = ring->decay + (unit * ring->length + j) * ring->decays;
+        for (int64_t i = 0; i < K; i++) {
+            keys[j][i] = base[i] * k[i];
+            base[i] *= d[ring->decays > 1 ? i : 0];
+        }
+    }
+}
+
+static void write_state(const ring_run *r, int64_t unit, int64_t waiting, float (*keys)[DIM], const float *base,
+                        float *S) {
+    const int64_t K = r->run.plan->problem.key;
+    const int64_t V = r->run.plan->problem.value;
+    for (int64_t i = 0; i < K; i++) {
+        for (int64_t c = 0; c < V; c++) {
+            S[i * V + c] *= base[i];
+        }
+        for (int64_t j = 0; j < waiting; j++) {
+            const float *u = r->ring.u + (unit * r->ring.length + j) * V;
+            for (int64_t c = 0; c < V; c++) {
+                S[i * V + c] += keys[j][i] * u[c];
+            }
+        }
+    }
+}
+
+static void set_count(const ring_run *r, int64_t unit, int64_t waiting) {
+    for (int i = 0; i < CARRY_DELTA_RING_COUNTS; i++) {
+        r->ring.counts[unit * CARRY_DELTA_RING_COUNTS + i] = (int32_t)waiting;
+    }
+}
+
+/* q (times scale), k, v, beta and decays of the token are in scratch. */
+static void step_unit(const ring_run *r, carry_delta_scratch *s, int64_t unit, float *S) {
+    const int64_t K = r->run.plan->problem.key;
+    const int64_t V = r->run.plan->problem.value;
+    const carry_delta_ring *ring = &r->ring;
+    const int64_t waiting = ring->counts[unit * CARRY_DELTA_RING_COUNTS];
+    const float *k = s->rows.k;
+    const float *q = s->rows.q;
+    float keys[MOST][DIM], base[DIM], seen[DIM], out[DIM];
+    weigh(r, unit, waiting, s->heads.end, keys, base);
+    memset(seen, 0, sizeof seen);
+    memset(out, 0, sizeof out);
+    for (int64_t i = 0; i < K; i++) {
+        for (int64_t c = 0; c < V; c++) {
+            seen[c] += base[i] * k[i] * S[i * V + c];
+            out[c] += base[i] * q[i] * S[i * V + c];
+        }
+    }
+    for (int64_t j = 0; j < waiting; j++) {
+        const float *u = ring->u + (unit * ring->length + j) * V;
+        const float on_k = carry_delta_dot(keys[j], k, K);
+        const float on_q = carry_delta_dot(keys[j], q, K);
+        for (int64_t c = 0; c < V; c++) {
+            seen[c] += on_k * u[c];
+            out[c] += on_q * u[c];
+        }
+    }
+    const float kq = carry_delta_dot(k, q, K);
+    float *u = ring->u + (unit * ring->length + waiting) * V; /* the last place is used when the ring fills, too */
+    for (int64_t c = 0; c < V; c++) {
+        u[c] = s->heads.beta[0] * (s->X[c] - seen[c]);
+        s->O[c] = out[c] + kq * u[c];
+    }
+    if (waiting + 1 == ring->length) {
+        memcpy(keys[waiting], k, (size_t)K * sizeof(float));
+        write_state(r, unit, ring->length, keys, base, S);
+        set_count(r, unit, 0);
+        return;
+    }
+    memcpy(ring->k + (unit * ring->length + waiting) * K, k, (size_t)K * sizeof(float));
+    memcpy(ring->decay + (unit * ring->length + waiting) * ring->decays, s->heads.end,
+           (size_t)ring->decays * sizeof(float));
+    set_count(r, unit, waiting + 1);
+}
+
+static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
+    const ring_run *r = argument;
+    const carry_delta_run *run = &r->run;
+    const carry_delta_plan *plan = run->plan;
+    const carry_delta_problem *p = &plan->problem;
+    carry_delta_scratch *s = &run->scratch[worker];
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t item = i / p->heads;
+        carry_delta_token_load(plan, &run->in, item, 0, i % p->heads, &s->rows);
+        for (int64_t c = 0; c < p->key; c++) {
+            s->rows.q[c] *= plan->scale;
+        }
+        for (int64_t member = 0; member < plan->group; member++) {
+            const int64_t head = i % p->heads * plan->group + member;
+            const int64_t unit = item * p->value_heads + head;
+            carry_delta_token_head_load(plan, &run->in, item, 0, head, &s->heads);
+            carry_delta_load(plan, s->X, run->in.v, item, 0, head, 1, 0, p->value);
+            step_unit(r, s, unit, (float *)run->final_state->data + unit * p->key * p->value);
+            carry_delta_store(plan, run->o, s->O, item, 0, head, 1, 0, p->value);
+        }
+    }
+}
+
+carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state, void *ring,
+                                   int64_t length, const carry_delta_forward_args *inputs, void *workspace,
+                                   size_t workspace_bytes) {
+    carry_ctx *ctx = plan->ctx;
+    const carry_delta_problem *p = &plan->problem;
+    CARRY_SPAN(ctx, "delta", "step with a ring");
+    ring_run r = {.run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state}};
+    r.run.in.initial_state = NULL;
+    CARRY_TRY(open_ring(plan, &r.ring, &state, ring, length));
+    CARRY_TRY(carry_delta_check_inputs(ctx, p, &r.run.in));
+    CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
+    plan->flops = (double)(p->batch * p->value_heads) * 4.0 * (double)(p->key * p->value);
+#if defined(CARRY_HAVE_CUDA)
+    if (p->device != 0) {
+        return carry_delta_cuda_step_ring(plan, &o, &state, &r.ring, inputs);
+    }
+#endif
+    carry_arena arena = carry_arena_over(workspace, workspace_bytes);
+    (void)carry_delta_run_take(plan, &arena, &r.run, p->value, false);
+    const int64_t units = p->batch * p->heads;
+    carry_parallel(ctx, units, (units + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx), step_units, &r);
+    return CARRY_OK;
+}
+
+static void flush_units(void *argument, int64_t begin, int64_t end, int worker) {
+    const ring_run *r = argument;
+    const carry_delta_problem *p = &r->run.plan->problem;
+    float keys[MOST][DIM], base[DIM];
+    (void)worker;
+    for (int64_t unit = begin; unit < end; unit++) {
+        const int64_t waiting = r->ring.counts[unit * CARRY_DELTA_RING_COUNTS];
+        if (waiting > 0) {
+            weigh(r, unit, waiting, NULL, keys, base);
+            write_state(r, unit, waiting, keys, base, (float *)r->run.final_state->data + unit * p->key * p->value);
+            set_count(r, unit, 0);
+        }
+    }
+}
+
+carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, void *ring, int64_t length) {
+    CARRY_SPAN(plan->ctx, "delta", "flush a ring");
+    ring_run r = {.run = {.plan = plan, .final_state = &state}};
+    CARRY_TRY(open_ring(plan, &r.ring, &state, ring, length));
+#if defined(CARRY_HAVE_CUDA)
+    if (plan->problem.device != 0) {
+        return carry_delta_cuda_ring_flush(plan, &state, &r.ring);
+    }
+#endif
+    carry_parallel(plan->ctx, plan->sequences * plan->problem.value_heads, 1, flush_units, &r);
+    return CARRY_OK;
+}

@@ -1,0 +1,36 @@
+/* Where things lie in a ring (carry_delta_step_ring): of every sequence and value head how many tokens wait, once for
+   each block of columns that a GPU takes; then keys after their norms, decays e^g, and corrected values u. Packed, f32.
+ */
+#ifndef CARRY_DELTA_RING_H
+#define CARRY_DELTA_RING_H
+
+#include "delta/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define CARRY_DELTA_RING_COUNTS 8 /* blocks of columns, at most */
+
+typedef struct carry_delta_ring {
+    int64_t length;
+    int64_t decays;  /* a token: K, or 1 */
+    int32_t *counts; /* [N HV, 8] */
+    float *k;        /* [N HV, length, K] */
+    float *decay;    /* [N HV, length, decays] */
+    float *u;        /* [N HV, length, V] */
+} carry_delta_ring;
+
+/* Lays it out in memory (NULL: nowhere); how many bytes it takes. */
+size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory);
+
+/* ring.cu: the tensors are checked. */
+carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                        const carry_delta_ring *ring, const carry_delta_forward_args *inputs);
+carry_status carry_delta_cuda_ring_flush(carry_delta_plan *plan, const carry_tensor *state,
+                                         const carry_delta_ring *ring);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
