@@ -19,6 +19,7 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "delta/forward.h"
+#include "model/lm/mixer_scan_device.h"
 
 #define TOGETHER 8 /* units at most: more would add memory and no threads that have nothing to do */
 
@@ -69,6 +70,7 @@ void carry_mixer_scan_take(const carry_mixer_scan *m, carry_arena *arena, carry_
 static void close_scan(void *mixing) {
     carry_mixer_scan *m = mixing;
     if (m != NULL) {
+        carry_mixer_device_close(m->device);
         carry_delta_plan_free(m->delta);
         carry_scan_plan_free(m->forward);
         carry_scan_plan_free(m->backward);
@@ -110,6 +112,17 @@ static int64_t share_units(int64_t units, int threads) {
     return most;
 }
 
+static carry_status open_device(carry_mixer_scan *m) {
+    if (m->linear) {
+        return carry_fail(m->ctx, CARRY_EUNSUPPORTED,
+                          "gated linear attention, without the delta rule, is on the CPU only: use --device cpu");
+    }
+    CARRY_TRY(carry_mixer_device_open(m->ctx, &m->device, &m->problem, m->algorithm));
+    m->workspace = carry_mixer_device_workspace(m->device);
+    (void)snprintf(m->about, sizeof m->about, "%s", carry_mixer_device_plan(m->device));
+    return CARRY_OK;
+}
+
 static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
                                 const char *algorithm, bool linear) {
     *mixing = NULL;
@@ -126,6 +139,15 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
     m->algorithm = algorithm;
     m->problem = *problem;
     m->linear = linear;
+    if (problem->device != 0) {
+        const carry_status on_gpu = open_device(m);
+        if (on_gpu != CARRY_OK) {
+            close_scan(m);
+            return on_gpu;
+        }
+        *mixing = m;
+        return CARRY_OK;
+    }
     m->slices = carry_lm_mixer_slices(problem->value);
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
@@ -316,6 +338,9 @@ static void store_final(const carry_mixer_scan_work *w, int64_t member) {
 
 static carry_status forward(void *mixing, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
     carry_mixer_scan *m = mixing;
+    if (m->device != NULL) {
+        return carry_mixer_device_forward(m->device, args, workspace, bytes);
+    }
     const carry_delta_problem *p = &m->problem;
     carry_delta_inputs in = carry_delta_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
