@@ -16,7 +16,6 @@
 
 #define MOST_COMMAND 2048
 #define MOST_METRICS 200
-#define ARTEFACT "trace.json.gz"
 
 typedef struct wish {
     cli_common common;
@@ -221,7 +220,7 @@ static carry_status store_all(session *s, int code) {
         s->store, s->run,
         &(carry_run_used){.threads = s->hotspots.ranks > 0 ? s->hotspots.threads / s->hotspots.ranks : 0,
                           .ranks = s->hotspots.ranks}));
-    CARRY_TRY(carry_store_artefact(s->store, s->run, ARTEFACT, s->trace, s->trace_length));
+    CARRY_TRY(carry_store_artefact(s->store, s->run, CLI_PROFILE_TRACE, s->trace, s->trace_length));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "wall_s", s->hotspots.wall));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "dropped", (double)s->hotspots.dropped));
     for (int i = 0; i < s->hotspots.count && i < MOST_METRICS; i++) {
@@ -328,59 +327,6 @@ static int profile_verb(const wish *w) {
     return code;
 }
 
-/* A trace file, or the trace of a stored run. */
-static carry_status load_trace(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, const char *store_path) {
-    struct stat about;
-    bool is_path = strchr(text, '/') != NULL || strchr(text, '.') != NULL;
-    char *bytes = NULL;
-    void *artefact = NULL;
-    size_t length = 0;
-    carry_status status;
-    if (is_path || stat(text, &about) == 0) {
-        status = carry_file_read(ctx, &bytes, &length, text, CARRY_TRACE_BYTES);
-        status = status == CARRY_OK ? carry_trace_read(ctx, hotspots, bytes, length, text) : status;
-        free(bytes);
-        return status;
-    }
-    carry_store *store = NULL;
-    int64_t run;
-    char name[96];
-    (void)snprintf(name, sizeof name, "the trace of run %.40s", text);
-    status = carry_store_open(ctx, &store, store_path);
-    status = status == CARRY_OK ? carry_store_find(store, &run, text) : status;
-    status = status == CARRY_OK ? carry_store_artefact_read(store, run, ARTEFACT, &artefact, &length) : status;
-    status = status == CARRY_OK ? carry_trace_read(ctx, hotspots, artefact, length, name) : status;
-    free(artefact);
-    carry_store_close(store);
-    return status;
-}
-
-static int profile_diff(wish *w) {
-    if (cli_ranks() > 1) {
-        return cli_refuse("profile diff does not run on ranks");
-    }
-    if (w->verb_count != 2) {
-        return cli_refuse("profile diff needs two traces, files or stored runs: carry profile diff A B");
-    }
-    if (cli_store_there(w->store) != CLI_DONE) {
-        return CLI_IMPOSSIBLE;
-    }
-    carry_ctx *ctx = cli_open(&(cli_common){.threads = 1, .wisdom = "none"});
-    if (ctx == NULL) {
-        return CLI_IMPOSSIBLE;
-    }
-    carry_hotspots a = {0};
-    carry_hotspots b = {0};
-    carry_status status = load_trace(ctx, &a, w->verb_arguments[0], w->store);
-    status = status == CARRY_OK ? load_trace(ctx, &b, w->verb_arguments[1], w->store) : status;
-    status = status == CARRY_OK ? cli_profile_print_diff(ctx, &a, &b, w->common.json, (int)w->top) : status;
-    int code = status == CARRY_OK ? CLI_DONE : cli_failed(ctx);
-    carry_hotspots_free(&a);
-    carry_hotspots_free(&b);
-    carry_ctx_free(ctx);
-    return code;
-}
-
 static int run_wish(wish *w, int count, char **arguments) {
     const cli_option own[] = {
         {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
@@ -414,7 +360,7 @@ static int run_wish(wish *w, int count, char **arguments) {
     if (w->diff) {
         w->verb_count = words - 1;
         memcpy(w->verb_arguments, w->own + 1, (size_t)(words - 1) * sizeof *w->own);
-        return profile_diff(w);
+        return profile_diff(w->verb_arguments, w->verb_count, w->store, w->common.json, (int)w->top);
     }
     if (w->verb == NULL) {
         char shown[64];
@@ -434,7 +380,7 @@ static int run(int count, char **arguments) {
         return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
                           "threads for ranks");
     }
-    wish w = {.output = ARTEFACT, .top = 20};
+    wish w = {.output = CLI_PROFILE_TRACE, .top = 20};
     w.own = calloc((size_t)count + 1, sizeof *w.own);
     w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
     int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)

@@ -39,11 +39,11 @@ static void end_line(train_desk *desk) {
 
 /* What the run will hold, before its first step. */
 static void print_memory(const carry_train_memory *m) {
-    (void)printf("memory: weights %.2f GB, gradients %.2f, AdamW %.2f, activations %.2f, other %.2f: %.2f GB",
-                 1e-9 * (double)(m->weights + m->copies), 1e-9 * (double)m->gradients, 1e-9 * (double)m->moments,
-                 1e-9 * (double)m->activations, 1e-9 * (double)m->other, 1e-9 * (double)m->total);
+    (void)printf("memory: weights %.4g MB, gradients %.4g, AdamW %.4g, activations %.4g, other %.4g: %.4g MB",
+                 1e-6 * (double)(m->weights + m->copies), 1e-6 * (double)m->gradients, 1e-6 * (double)m->moments,
+                 1e-6 * (double)m->activations, 1e-6 * (double)m->other, 1e-6 * (double)m->total);
     if (m->available > 0) {
-        (void)printf("; %.2f GB were free", 1e-9 * (double)(m->available + m->weights + m->copies + m->gradients));
+        (void)printf("; %.4g MB were free", 1e-6 * (double)(m->available + m->weights + m->copies + m->gradients));
     }
     (void)putchar('\n');
 }

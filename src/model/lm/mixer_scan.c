@@ -112,17 +112,6 @@ static int64_t share_units(int64_t units, int threads) {
     return most;
 }
 
-static carry_status open_device(carry_mixer_scan *m) {
-    if (m->linear) {
-        return carry_fail(m->ctx, CARRY_EUNSUPPORTED,
-                          "gated linear attention, without the delta rule, is on the CPU only: use --device cpu");
-    }
-    CARRY_TRY(carry_mixer_device_open(m->ctx, &m->device, &m->problem, m->algorithm));
-    m->workspace = carry_mixer_device_workspace(m->device);
-    (void)snprintf(m->about, sizeof m->about, "%s", carry_mixer_device_plan(m->device));
-    return CARRY_OK;
-}
-
 static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
                                 const char *algorithm, bool linear) {
     *mixing = NULL;
@@ -140,13 +129,12 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
     m->problem = *problem;
     m->linear = linear;
     if (problem->device != 0) {
-        const carry_status on_gpu = open_device(m);
+        const carry_status on_gpu = carry_mixer_device_open(ctx, &m->device, problem, algorithm, linear);
+        *mixing = on_gpu == CARRY_OK ? m : NULL;
         if (on_gpu != CARRY_OK) {
             close_scan(m);
-            return on_gpu;
         }
-        *mixing = m;
-        return CARRY_OK;
+        return on_gpu;
     }
     m->slices = carry_lm_mixer_slices(problem->value);
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
@@ -168,11 +156,13 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
 }
 
 static const char *plan_line(const void *mixing) {
-    return ((const carry_mixer_scan *)mixing)->about;
+    const carry_mixer_scan *m = mixing;
+    return m->device != NULL ? carry_mixer_device_plan(m->device) : m->about;
 }
 
 static size_t workspace_bytes(const void *mixing) {
-    return ((const carry_mixer_scan *)mixing)->workspace;
+    const carry_mixer_scan *m = mixing;
+    return m->device != NULL ? carry_mixer_device_workspace(m->device) : m->workspace;
 }
 
 static size_t kept_bytes(const void *mixing) {

@@ -92,8 +92,12 @@ static carry_status plan_scans(mixing *m, const char *algorithm) {
 }
 
 carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
-                                     const char *algorithm) {
+                                     const char *algorithm, bool linear) {
     *opened = NULL;
+    if (linear) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "gated linear attention, without the delta rule, is on the CPU only: use --device cpu");
+    }
     if (carry_delta_dense_on_gpu() == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "this build has no layers as scans on GPUs");
     }

@@ -5,7 +5,7 @@
 #include "model/lm/mixer.h"
 
 carry_status carry_mixer_device_open(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
-                                     const char *algorithm);
+                                     const char *algorithm, bool linear);
 void carry_mixer_device_close(void *mixing);
 const char *carry_mixer_device_plan(const void *mixing);
 size_t carry_mixer_device_workspace(const void *mixing);
