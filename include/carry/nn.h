@@ -206,17 +206,29 @@ CARRY_API size_t carry_sum_squares_workspace(int64_t count);
    they have it, or where limit is 0; NaN where squares is not finite. */
 CARRY_API carry_status carry_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares, double limit);
 
+/* bad [1], f32: how many steps in a row had no finite gradients, kept from step to step; it starts at 0. factor is of
+   carry_clip_factor: where it is NaN bad grows by one, else it is 0 again; once it is above limit it stays, and factor
+   is NaN from then on. So steps whose gradients are not finite are skipped on the device, nobody waits to see that, and
+   after too many the weights stay as they were. */
+CARRY_API carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_tensor bad, int64_t limit);
+
 /* AdamW, one pass over f32 w, m, v and gradient g of equal count:
        g' = factor clip g;  m = b1 m + (1-b1) g';  v = b2 v + (1-b2) g'^2
        w = w - rate (m / (1 - b1^step) / (sqrt(v / (1 - b2^step)) + eps) + decay w)
    step counts from 1. `low`, where present, gets w in its own type. clip is a number on the device, of
    carry_clip_factor as a rule; absent, it is 1. Where it is NaN nothing is changed, so that a step whose gradients are
-   not finite can be refused when that is known on the host. */
+   not finite can be refused when that is known on the host. factors, where present, replace rate, b1, b2, eps, decay,
+   factor and step: what carry_adamw_factors wrote, on the device of w, so that a recorded step (carry_graph_begin) may
+   be replayed at another rate. */
 typedef struct carry_adamw {
     double rate, b1, b2, eps, decay, factor;
     int64_t step;
-    carry_tensor clip; /* [1], f32, or absent */
+    carry_tensor clip;    /* [1], f32, or absent */
+    carry_tensor factors; /* [CARRY_ADAMW_FACTORS], f32, or absent */
 } carry_adamw;
+
+#define CARRY_ADAMW_FACTORS 9
+CARRY_API void carry_adamw_factors(float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options);
 
 CARRY_API carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v,
                                         carry_tensor low, carry_tensor g, const carry_adamw *options);

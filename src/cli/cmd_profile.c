@@ -7,6 +7,8 @@
 
 #include "cli/profile.h"
 #include "cli/ranks.h"
+#include "cli/window.h"
+#include "core/clock.h"
 #include "core/file.h"
 #include "bench/bench.h"
 #include "lab/store/store.h"
@@ -14,13 +16,13 @@
 
 #define MOST_COMMAND 2048
 #define MOST_METRICS 200
-#define ARTEFACT "trace.json.gz"
 
 typedef struct wish {
     cli_common common;
     const char *output, *store, *name;
     bool no_store;
     int64_t events, top;
+    int64_t from, steps;       /* of a training: the window */
     int own_count, verb_count; /* arguments of profile, and of the verb */
     char **own, **verb_arguments;
     const cli_verb *verb;
@@ -37,6 +39,8 @@ typedef struct session {
     char without_gpu[256];   /* why, where there is one */
     carry_store *store;
     int64_t run;
+    int64_t steps; /* that the window had */
+    bool is_stopped;
     carry_hotspots hotspots;
     void *trace;
     size_t trace_length;
@@ -61,9 +65,13 @@ static bool is_output(const char *argument) {
     return strcmp(argument, "-o") == 0 || strcmp(argument, "--output") == 0;
 }
 
+static bool is_window(const char *argument) {
+    return strncmp(argument, "--profile-from", 14) == 0 || strncmp(argument, "--profile-steps", 15) == 0;
+}
+
 static bool has_value(const char *argument) {
     return is_output(argument) || strcmp(argument, "--store") == 0 || strcmp(argument, "--events") == 0 ||
-           strcmp(argument, "--top") == 0 || strcmp(argument, "--name") == 0;
+           strcmp(argument, "--top") == 0 || strcmp(argument, "--name") == 0 || is_window(argument);
 }
 
 static bool is_own(const char *argument) {
@@ -73,20 +81,21 @@ static bool is_own(const char *argument) {
            strncmp(argument, "--top=", 6) == 0 || strncmp(argument, "--name=", 7) == 0;
 }
 
-/* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o is profile's. --json is
-   for both. */
+/* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o and the window are
+   profile's. --json is for both. */
 static void split(wish *w, int count, char **arguments) {
     bool after = false;
     for (int i = 0; i < count; i++) {
         char *argument = arguments[i];
-        bool own = after ? is_output(argument) || strncmp(argument, "--output=", 9) == 0 : is_own(argument);
+        bool own = after ? is_output(argument) || strncmp(argument, "--output=", 9) == 0 || is_window(argument)
+                         : is_own(argument);
         if (strcmp(argument, "--") == 0 && after) {
             while (i < count) {
                 w->verb_arguments[w->verb_count++] = arguments[i++];
             }
         } else if (own) {
             w->own[w->own_count++] = argument;
-            if (has_value(argument) && i + 1 < count) {
+            if (has_value(argument) && strchr(argument, '=') == NULL && i + 1 < count) {
                 w->own[w->own_count++] = arguments[++i];
             }
         } else if (!after && (find_verb(argument) != NULL || strcmp(argument, "diff") == 0)) {
@@ -134,6 +143,21 @@ static void stop_gpu(session *s) {
     if (s->gpu != NULL && carry_activity_stop(s->ctx, s->gpu) != CARRY_OK) {
         (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
     }
+}
+
+/* GPUs are recorded from the start, since a graph that the window replays is recorded before it; what happened before
+   the window is left out. */
+static void begin_window(void *user) {
+    session *s = user;
+    if (s->gpu != NULL) {
+        s->gpu->from = carry_seconds();
+    }
+}
+
+static void end_window(void *user) {
+    session *s = user;
+    s->is_stopped = true;
+    stop_gpu(s);
 }
 
 /* MFU needs what all threads together can do; measured by a context of its own, when the verb has gone. */
@@ -196,7 +220,7 @@ static carry_status store_all(session *s, int code) {
         s->store, s->run,
         &(carry_run_used){.threads = s->hotspots.ranks > 0 ? s->hotspots.threads / s->hotspots.ranks : 0,
                           .ranks = s->hotspots.ranks}));
-    CARRY_TRY(carry_store_artefact(s->store, s->run, ARTEFACT, s->trace, s->trace_length));
+    CARRY_TRY(carry_store_artefact(s->store, s->run, CLI_PROFILE_TRACE, s->trace, s->trace_length));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "wall_s", s->hotspots.wall));
     CARRY_TRY(carry_store_metric(s->store, s->run, 0, "dropped", (double)s->hotspots.dropped));
     for (int i = 0; i < s->hotspots.count && i < MOST_METRICS; i++) {
@@ -224,6 +248,7 @@ static int conclude(session *s, int code) {
     if (s->gpu != NULL && carry_hotspots_add_gpu(s->ctx, &s->hotspots, s->gpu) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
+    s->hotspots.steps = s->steps;
     measure_ceiling(s);
     if (carry_trace_make(s->ctx, &s->trace, &s->trace_length, s->recorder, s->gpu, &s->hotspots, s->asked->command) !=
         CARRY_OK) {
@@ -243,6 +268,37 @@ static int conclude(session *s, int code) {
     return code;
 }
 
+/* The verb, recorded from begin to end, or for some steps of it. */
+static int run_recorded(session *s) {
+    const wish *w = s->asked;
+    if (w->from > 0 || w->steps > 0) {
+        cli_window window = {.from = w->from > 0 ? w->from : 1,
+                             .steps = w->steps,
+                             .recorder = s->recorder,
+                             .begin = begin_window,
+                             .end = end_window,
+                             .user = s};
+        cli_set_window(&window);
+        start_gpu(s);
+        if (s->gpu != NULL) {
+            s->gpu->from = INFINITY;
+        }
+        const int code = w->verb->run(w->verb_count, w->verb_arguments);
+        cli_set_window(NULL);
+        if (!s->is_stopped) { /* the verb failed, or never came to the window */
+            stop_gpu(s);
+        }
+        s->steps = window.covered;
+        return code;
+    }
+    cli_set_recorder(s->recorder);
+    start_gpu(s);
+    const int code = w->verb->run(w->verb_count, w->verb_arguments);
+    stop_gpu(s);
+    cli_set_recorder(NULL);
+    return code;
+}
+
 static int profile_verb(const wish *w) {
     session s = {.asked = w};
     int code = refuse_output(w->output);
@@ -257,11 +313,7 @@ static int profile_verb(const wish *w) {
         return CLI_IMPOSSIBLE;
     }
     if (begin(&s) == CARRY_OK) {
-        cli_set_recorder(s.recorder);
-        start_gpu(&s);
-        code = w->verb->run(w->verb_count, w->verb_arguments);
-        stop_gpu(&s);
-        cli_set_recorder(NULL);
+        code = run_recorded(&s);
         code = conclude(&s, code);
     } else {
         code = cli_failed(s.ctx);
@@ -275,59 +327,6 @@ static int profile_verb(const wish *w) {
     return code;
 }
 
-/* A trace file, or the trace of a stored run. */
-static carry_status load_trace(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, const char *store_path) {
-    struct stat about;
-    bool is_path = strchr(text, '/') != NULL || strchr(text, '.') != NULL;
-    char *bytes = NULL;
-    void *artefact = NULL;
-    size_t length = 0;
-    carry_status status;
-    if (is_path || stat(text, &about) == 0) {
-        status = carry_file_read(ctx, &bytes, &length, text, CARRY_TRACE_BYTES);
-        status = status == CARRY_OK ? carry_trace_read(ctx, hotspots, bytes, length, text) : status;
-        free(bytes);
-        return status;
-    }
-    carry_store *store = NULL;
-    int64_t run;
-    char name[96];
-    (void)snprintf(name, sizeof name, "the trace of run %.40s", text);
-    status = carry_store_open(ctx, &store, store_path);
-    status = status == CARRY_OK ? carry_store_find(store, &run, text) : status;
-    status = status == CARRY_OK ? carry_store_artefact_read(store, run, ARTEFACT, &artefact, &length) : status;
-    status = status == CARRY_OK ? carry_trace_read(ctx, hotspots, artefact, length, name) : status;
-    free(artefact);
-    carry_store_close(store);
-    return status;
-}
-
-static int profile_diff(wish *w) {
-    if (cli_ranks() > 1) {
-        return cli_refuse("profile diff does not run on ranks");
-    }
-    if (w->verb_count != 2) {
-        return cli_refuse("profile diff needs two traces, files or stored runs: carry profile diff A B");
-    }
-    if (cli_store_there(w->store) != CLI_DONE) {
-        return CLI_IMPOSSIBLE;
-    }
-    carry_ctx *ctx = cli_open(&(cli_common){.threads = 1, .wisdom = "none"});
-    if (ctx == NULL) {
-        return CLI_IMPOSSIBLE;
-    }
-    carry_hotspots a = {0};
-    carry_hotspots b = {0};
-    carry_status status = load_trace(ctx, &a, w->verb_arguments[0], w->store);
-    status = status == CARRY_OK ? load_trace(ctx, &b, w->verb_arguments[1], w->store) : status;
-    status = status == CARRY_OK ? cli_profile_print_diff(ctx, &a, &b, w->common.json, (int)w->top) : status;
-    int code = status == CARRY_OK ? CLI_DONE : cli_failed(ctx);
-    carry_hotspots_free(&a);
-    carry_hotspots_free(&b);
-    carry_ctx_free(ctx);
-    return code;
-}
-
 static int run_wish(wish *w, int count, char **arguments) {
     const cli_option own[] = {
         {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
@@ -337,6 +336,8 @@ static int run_wish(wish *w, int count, char **arguments) {
         {"events", 0, CLI_NUMBER, &w->events, "N",
          "of a thread that the trace keeps (20000; of GPUs 65536); hotspots count all"},
         {"top", 0, CLI_NUMBER, &w->top, "N", "places that are printed (20)"},
+        {"profile-from", 0, CLI_NUMBER, &w->from, "N", "train: the first step that is recorded (1); also after train"},
+        {"profile-steps", 0, CLI_NUMBER, &w->steps, "N", "train: how many steps are recorded (all); also after train"},
         {0},
     };
     char name[32] = "profile";
@@ -359,7 +360,7 @@ static int run_wish(wish *w, int count, char **arguments) {
     if (w->diff) {
         w->verb_count = words - 1;
         memcpy(w->verb_arguments, w->own + 1, (size_t)(words - 1) * sizeof *w->own);
-        return profile_diff(w);
+        return profile_diff(w->verb_arguments, w->verb_count, w->store, w->common.json, (int)w->top);
     }
     if (w->verb == NULL) {
         char shown[64];
@@ -367,6 +368,9 @@ static int run_wish(wish *w, int count, char **arguments) {
                    ? cli_refuse("profile runs plan, check, bench, run, train or stream, or compares (diff), not '%s'",
                                 cli_shown(shown, w->own[0]))
                    : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
+    }
+    if ((w->from > 0 || w->steps > 0) && strcmp(w->verb->name, "train") != 0) {
+        return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", w->verb->name);
     }
     return profile_verb(w);
 }
@@ -376,7 +380,7 @@ static int run(int count, char **arguments) {
         return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
                           "threads for ranks");
     }
-    wish w = {.output = ARTEFACT, .top = 20};
+    wish w = {.output = CLI_PROFILE_TRACE, .top = 20};
     w.own = calloc((size_t)count + 1, sizeof *w.own);
     w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
     int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)
@@ -400,7 +404,8 @@ const cli_verb cli_profile = {
         "of all self time; tokens a second and MFU (of the 512^3 product measured on all threads) where there are\n"
         "tokens. On a GPU, where libcupti is found (CARRY_CUPTI may say where), the trace has its kernels, copies and\n"
         "fills, a track per stream, and hotspots go on by kernel: time on the GPU, share of the time in which it was\n"
-        "busy, calls, mean. Launches are slower while kernels are recorded.\n"
+        "busy, calls, mean. Launches are slower while kernels are recorded. With --profile-from and --profile-steps a\n"
+        "window of a training's steps is recorded: kernels, copies, fills and waits of a step are counted.\n"
         "\n"
         "Keeps the run, its figures and its trace in the run store. The exit code is the verb's, or 2 when the trace\n"
         "or the store could not be written.\n"

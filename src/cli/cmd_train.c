@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "cli/cmd_train.h"
+#include "cli/window.h"
 #include "core/error.h"
 #include "ops/ceiling.h"
 #include "train/checkpoint.h"
@@ -201,6 +202,7 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     carry_train_hooks hooks = desk->hooks; /* threads share the desk */
     hooks.peak = peak;
     hooks.resume = desk->resume;
+    hooks.step = cli_get_window() != NULL ? cli_window_step : NULL;
     if (carry_comm_rank(comm) == 0) {
         desk->peak = peak;
     }
@@ -225,15 +227,27 @@ static void print_end(const train_desk *desk) {
     }
 }
 
-/* Ranks, and recurrences other than by chunks, are on the CPU: where nothing was typed they decide. */
+/* Ranks, and models without the delta rule, are on the CPU: where nothing was typed they decide. */
 static int choose_device(train_desk *desk) {
-    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_chunk.name) != 0;
+    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_linear.name) == 0;
     const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
     const int code = cli_device(desk->ctx, text, &desk->hooks.device);
     if (code == CLI_DONE && desk->hooks.device != 0 && cli_ranks() != 1) {
         return cli_refuse("--device %s: several ranks train on the CPU only", desk->device);
     }
     return code;
+}
+
+/* A preset alone trains on a task; a profile of some steps ends after them. */
+static void fill_in(train_desk *desk) {
+    carry_train_options *o = &desk->options;
+    const cli_window *window = cli_get_window();
+    if (o->preset[0] != '\0' && o->data[0] == '\0' && o->task[0] == '\0') {
+        (void)snprintf(o->task, sizeof o->task, "copy");
+    }
+    if (window != NULL && window->steps > 0 && o->steps == 0 && o->tokens == 0 && !(o->epochs > 0.0)) {
+        o->steps = window->from + window->steps - 1;
+    }
 }
 
 static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {
@@ -250,6 +264,9 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     }
     code = code == CLI_DONE ? set_typed(desk, t) : code;
     code = code == CLI_DONE && !desk->resume ? add_data(desk, words, arguments) : code;
+    if (code == CLI_DONE) {
+        fill_in(desk);
+    }
     code = code == CLI_DONE ? train_check_download(desk) : code;
     if (code == CLI_DONE && !desk->resume && carry_train_options_heeded(desk->ctx, &desk->options) != CARRY_OK) {
         code = cli_refuse("--%s", carry_ctx_error(desk->ctx));

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "cli/cmd_train.h"
+#include "train/memory.h"
 
 static const char *duration(char text[32], double seconds) {
     const long long s = seconds < 1e9 ? (long long)(seconds + 0.5) : 0;
@@ -36,6 +37,17 @@ static void end_line(train_desk *desk) {
     }
 }
 
+/* What the run will hold, before its first step. */
+static void print_memory(const carry_train_memory *m) {
+    (void)printf("memory: weights %.4g MB, gradients %.4g, AdamW %.4g, activations %.4g, other %.4g: %.4g MB",
+                 1e-6 * (double)(m->weights + m->copies), 1e-6 * (double)m->gradients, 1e-6 * (double)m->moments,
+                 1e-6 * (double)m->activations, 1e-6 * (double)m->other, 1e-6 * (double)m->total);
+    if (m->available > 0) {
+        (void)printf("; %.4g MB were free", 1e-6 * (double)(m->available + m->weights + m->copies + m->gradients));
+    }
+    (void)putchar('\n');
+}
+
 static void on_start(void *user, const carry_train_start *s) {
     train_desk *desk = user;
     const carry_lm_config *c = &s->lm->config;
@@ -64,6 +76,7 @@ static void on_start(void *user, const carry_train_start *s) {
     if (s->ranks * s->parts > 1) {
         (void)printf("%d data ranks x %d sequence ranks\n", s->ranks, s->parts);
     }
+    print_memory(s->memory_plan);
     (void)printf("%s%s\npeak %.1f GFLOP/s, of the fastest large product now%s\n", cli_dim(), s->plan, 1e-9 * desk->peak,
                  cli_plain());
     (void)fflush(stdout);

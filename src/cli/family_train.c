@@ -57,7 +57,7 @@ typedef struct session {
 
 static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
                             "step), stepsN, vocabN, pairsN; bf16, f16; delta_net; recompute; data=PATH or "
-                            "task=NAME, algo=METHOD, device=cpu or cuda (chunk alone)";
+                            "task=NAME, algo=METHOD, device=cpu or cuda";
 
 static const char *method(int index) {
     const carry_lm_mixer *mixer = carry_lm_mixer_at(index);
@@ -102,9 +102,6 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
     CARRY_TRY(carry_problem_device(it->ctx, &it->device, problem));
     CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
-    if (it->device != 0 && only == NULL) {
-        (void)snprintf(it->only, sizeof it->only, "%s", carry_lm_mixer_chunk.name);
-    }
     if (o->steps > MOST_STEPS) {
         return carry_fail(it->ctx, CARRY_ESIZE, "steps%lld in '%s': at most %d are trained to be measured",
                           (long long)o->steps, problem->text, MOST_STEPS);
@@ -129,10 +126,6 @@ static carry_status choose(void *given, const char *wanted) {
     const carry_lm_mixer *mixer = carry_lm_mixer_named(wanted != NULL ? wanted : carry_lm_mixer_chunk.name);
     if (mixer == NULL) {
         return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no method '%.40s' of training", wanted);
-    }
-    if (it->device != 0 && mixer != &carry_lm_mixer_chunk) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the method %s trains on the CPU only: chunk does on GPUs",
-                          mixer->name);
     }
     it->mixer = mixer;
     (void)snprintf(it->options.method, sizeof it->options.method, "%s", mixer->name);

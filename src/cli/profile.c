@@ -90,24 +90,50 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
     cli_json_number("total_s", kernel->total);
     cli_json_number("mean_s", per_call(kernel));
     cli_json_number("share", carry_hotspot_gpu_share(h, kernel));
+    cli_json_text("operators", kernel->operators);
     cli_json_close();
+}
+
+/* Of one step of the window: what the GPU did, and for how much of the time. */
+static void print_step(const carry_hotspots *h) {
+    char text[32];
+    if (h->gpu_span > 0.0 && h->gpus == 1) {
+        (void)printf("the GPU was busy %.1f %% of %s\n", 100.0 * h->gpu_busy / h->gpu_span, time_of(text, h->gpu_span));
+    }
+    if (h->steps == 0) {
+        return;
+    }
+    const double steps = (double)h->steps;
+    double kernels = 0.0;
+    (void)printf("a step, of %lld: ", (long long)h->steps);
+    for (int i = 0; i < h->kernels; i++) {
+        kernels += h->kernel[i].category[0] == 'k' ? (double)h->kernel[i].calls : 0.0;
+    }
+    (void)printf("%.4g kernels", kernels / steps);
+    for (int i = 0; i < h->kernels; i++) { /* copies by their direction */
+        if (h->kernel[i].category[0] != 'k') {
+            (void)printf(", %.4g x %s", (double)h->kernel[i].calls / steps, h->kernel[i].name);
+        }
+    }
+    (void)printf(", %.4g waits of the host\n", (double)h->gpu_waits / steps);
 }
 
 static void print_kernels(const carry_hotspots *h, bool json, int top) {
     char text[2][32];
     if (h->gpus > 0 && !json) {
-        (void)printf("%skernels%s: busy for %s on %d GPU%s; the host waited %lld times\n  %-42s %9s %9s  %7s %9s\n",
-                     cli_bold(), cli_plain(), time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s",
-                     (long long)h->gpu_waits, "kernel", "total", "mean", "share", "calls");
+        (void)printf("%skernels%s: busy for %s on %d GPU%s; the host waited %lld times\n", cli_bold(), cli_plain(),
+                     time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s", (long long)h->gpu_waits);
+        print_step(h);
+        (void)printf("  %-42s %9s %9s  %7s %9s  %s\n", "kernel", "total", "mean", "share", "calls", "operator");
     }
     for (int i = 0; i < h->kernels && i < top; i++) {
         const carry_hotspot *kernel = &h->kernel[i];
         if (json) {
             print_kernel_json(h, kernel);
         } else {
-            (void)printf("  %-42s %9s %9s  %5.1f %% %9lld\n", kernel->name, time_of(text[0], kernel->total),
+            (void)printf("  %-42s %9s %9s  %5.1f %% %9lld  %s\n", kernel->name, time_of(text[0], kernel->total),
                          time_of(text[1], per_call(kernel)), 100.0 * carry_hotspot_gpu_share(h, kernel),
-                         (long long)kernel->calls);
+                         (long long)kernel->calls, kernel->operators);
         }
     }
     if (!json && h->kernels > top) {
@@ -172,6 +198,8 @@ void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char
         if (hotspots->gpus > 0 || hotspots->gpu_lost > 0) {
             cli_json_integer("gpus", hotspots->gpus);
             cli_json_number("gpu_busy_s", hotspots->gpu_busy);
+            cli_json_number("gpu_span_s", hotspots->gpu_span);
+            cli_json_integer("steps", hotspots->steps);
             cli_json_integer("gpu_waits", hotspots->gpu_waits);
             cli_json_integer("gpu_events", hotspots->gpu_events);
             cli_json_integer("gpu_dropped", hotspots->gpu_dropped);

@@ -4,6 +4,11 @@
 
 #include "lab/profile/hotspots.h"
 
+#define CLI_PROFILE_TRACE "trace.json.gz" /* its file, and its name in the store */
+
+/* Two traces, files or stored runs. An exit code. */
+int profile_diff(char **traces, int count, const char *store, bool json, int top);
+
 /* Hotspots by category, then the top places and those that have tokens, then the top kernels. */
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);
 /* Where the trace and the run are; trace (none was written) and store may be NULL. */

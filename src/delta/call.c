@@ -1,5 +1,6 @@
 /* The calls: every refusal, then the entry of the plan's method. */
 #include "core/context.h"
+#include "core/launching.h"
 #include "core/span.h"
 #include "delta/backward.h"
 #include "delta/forward.h"
@@ -21,6 +22,7 @@ carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forwa
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "forward");
+    carry_launching_set("delta forward");
     const carry_delta_inputs in = carry_delta_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
     CARRY_TRY(carry_delta_check_written(ctx, p, "o", &args->o, p->value_heads, p->value));
@@ -35,6 +37,7 @@ carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_back
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "backward");
+    carry_launching_set("delta backward");
     const carry_delta_inputs in = carry_delta_back_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
     CARRY_TRY(carry_delta_check_gradients(ctx, p, args));
@@ -50,6 +53,7 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "step");
+    carry_launching_set("delta step");
     carry_delta_inputs in = carry_delta_inputs_of(inputs);
     in.initial_state = NULL;
     if (p->tokens != 1 || p->sequences != 0) {
@@ -70,6 +74,7 @@ carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_ten
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "range");
+    carry_launching_set("delta range");
     carry_delta_inputs in = carry_delta_inputs_of(inputs);
     in.initial_state = NULL;
     if (p->sequences != 0 || p->state_transposed) {

@@ -1,4 +1,5 @@
 /* The only list of the delta rule's methods. */
+#include "delta/dense.h"
 #include "delta/plan.h"
 
 extern const carry_delta_method carry_delta_cpu_recurrent, carry_delta_cpu_chunk16, carry_delta_cpu_chunk32,
@@ -11,6 +12,7 @@ static const carry_delta_method *const table[] = {
 
 #if defined(CARRY_HAVE_CUDA)
 extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_tiles64, carry_delta_cuda_chunk64;
+extern const carry_delta_dense carry_delta_cuda_dense;
 #endif
 
 static const carry_delta_method *const gpu_table[] = {
@@ -21,6 +23,14 @@ static const carry_delta_method *const gpu_table[] = {
 #endif
     NULL,
 };
+
+const carry_delta_dense *carry_delta_dense_on_gpu(void) {
+#if defined(CARRY_HAVE_CUDA)
+    return &carry_delta_cuda_dense;
+#else
+    return NULL;
+#endif
+}
 
 #define COUNT(list) ((int)(sizeof(list) / sizeof(list)[0]) - 1)
 

@@ -53,6 +53,8 @@ static int by_stream(const void *a, const void *b) {
 static void add_up_busy(carry_activity_log *log) {
     double until = 0.0;
     log->gpus = 0;
+    log->first = log->count > 0 ? log->record[0].start : 0.0;
+    log->last = log->first;
     log->busy = log->dropped_seconds; /* as if nothing else had run meanwhile: true of a single stream */
     for (int64_t i = 0; i < log->count; i++) {
         const carry_activity *at = &log->record[i];
@@ -61,6 +63,8 @@ static void add_up_busy(carry_activity_log *log) {
             until = at->start;
         }
         double from = at->start > until ? at->start : until;
+        log->first = at->start < log->first ? at->start : log->first;
+        log->last = at->end > log->last ? at->end : log->last;
         if (at->end > from) {
             log->busy += at->end - from;
             until = at->end;
@@ -158,6 +162,17 @@ void carry_activity_add(carry_activity_log *log, const carry_activity *activity,
     }
     log->record[log->count] = *activity;
     log->record[log->count++].name = (int)(sum - log->sum);
+}
+
+void carry_activity_launched(carry_activity_log *log, const char *name, const char *by) {
+    carry_activity_sum *sum = sum_of(log, CARRY_ACTIVITY_KERNEL, name);
+    for (int i = 0; i < CARRY_ACTIVITY_OPERATORS; i++) {
+        if (sum->operator_name[i] == NULL || strcmp(sum->operator_name[i], by) == 0) {
+            sum->operator_name[i] = by;
+            sum->launches[i]++;
+            return;
+        }
+    }
 }
 
 void carry_activity_finish(carry_activity_log *log) {

@@ -32,12 +32,18 @@ typedef struct carry_activity {
     int64_t bytes;                        /* that were copied or filled; of a kernel, shared memory of a block */
 } carry_activity;
 
+#define CARRY_ACTIVITY_OPERATORS 4
+
 /* All of one name. */
 typedef struct carry_activity_sum {
     char *name; /* NULL: free */
     carry_activity_kind kind;
     int64_t calls;
     double seconds;
+    /* Who launched it (core/launching.h), of all launches since the start, recordings of graphs among them; the first
+       few operators that did. */
+    const char *operator_name[CARRY_ACTIVITY_OPERATORS];
+    int64_t launches[CARRY_ACTIVITY_OPERATORS];
 } carry_activity_sum;
 
 struct carry_backend;
@@ -48,8 +54,10 @@ typedef struct carry_activity_log {
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
     int64_t lost;           /* known to nobody: the recorder of the device had no room, or no time for them */
+    double from;            /* carry_seconds: what began earlier is left out */
     int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */
+    double first, last;     /* when the first began and the last ended, of those that are kept */
     double busy;            /* seconds in which a GPU did at least one thing, over all GPUs */
     const struct carry_backend *backend;
     carry_activity_sum sum[CARRY_ACTIVITY_NAMES + 1]; /* by a hash of the name; the last one is for names beyond */
@@ -67,6 +75,8 @@ carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
 
 /* For backends: keeps and sums up one thing; its .name is set here. One thread at a time. */
 void carry_activity_add(carry_activity_log *log, const carry_activity *activity, const char *name);
+/* A kernel of this name was launched, or recorded into a graph, by an operator. */
+void carry_activity_launched(carry_activity_log *log, const char *name, const char *by);
 /* After the last one: sorts by GPU, stream and start, and adds up how long the GPUs were busy. */
 void carry_activity_finish(carry_activity_log *log);
 /* A demangled kernel without its result, parameters and namespaces; template arguments as far as there is room:

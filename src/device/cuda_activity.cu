@@ -15,6 +15,7 @@
 
 extern "C" {
 #include "core/clock.h"
+#include "core/launching.h"
 #include "device/activity.h"
 }
 
@@ -29,6 +30,9 @@ extern "C" {
     X(cuptiActivityGetNextRecord)        \
     X(cuptiActivityGetNumDroppedRecords) \
     X(cuptiGetTimestamp)                 \
+    X(cuptiSubscribe)                    \
+    X(cuptiUnsubscribe)                  \
+    X(cuptiEnableCallback)               \
     X(cuptiGetResultString)
 
 /* Some thousands of records each; CUPTI drops and counts what comes while it holds so many. */
@@ -55,6 +59,7 @@ static functions call;
 static moment first;
 static std::atomic<int> buffers; /* that CUPTI holds */
 static std::mutex log_lock;
+static CUpti_SubscriberHandle subscriber; /* NULL: launches are not watched */
 static carry_activity_log *filled; /* NULL: nothing is recorded; guarded by log_lock */
 
 static void *open_library(void) {
@@ -135,6 +140,9 @@ static void add(carry_activity *activity, const char *name, uint64_t start, uint
         filled->lost++;
         return;
     }
+    if (first.seconds + since_first(start) < filled->from) {
+        return;
+    }
     activity->start = since_first(start);
     activity->end = since_first(end);
     carry_activity_add(filled, activity, name != NULL ? name : "");
@@ -203,7 +211,8 @@ static void add_record(const CUpti_Activity *record) {
         add_fill((const CUpti_ActivityMemset4 *)record);
         break;
     case CUPTI_ACTIVITY_KIND_SYNCHRONIZATION:
-        filled->waits++;
+        filled->waits +=
+            first.seconds + since_first(((const CUpti_ActivitySynchronization *)record)->start) >= filled->from;
         break;
     default:
         break;
@@ -249,6 +258,41 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     buffers--;
 }
 
+/* Launches, on the threads that make them: also those that a graph records, whose kernels are known by name alone when
+   it is replayed. */
+static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *about) {
+    const CUpti_CallbackData *call_data = (const CUpti_CallbackData *)about;
+    const char *by = carry_launching();
+    if (call_data->callbackSite != CUPTI_API_ENTER || call_data->symbolName == NULL || by == NULL) {
+        return;
+    }
+    std::lock_guard<std::mutex> guard(log_lock);
+    if (filled != NULL) {
+        carry_activity_launched(filled, call_data->symbolName, by);
+    }
+}
+
+/* A profile without the operators of its kernels is a profile: failures are passed over. */
+static void watch_launches(void) {
+    static const CUpti_CallbackId driver[] = {
+        CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
+        CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx_ptsz,
+        CUPTI_DRIVER_TRACE_CBID_cuLaunchCooperativeKernel};
+    static const CUpti_CallbackId runtime[] = {CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernel_v7000,
+                                               CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060,
+                                               CUPTI_RUNTIME_TRACE_CBID_cudaLaunchCooperativeKernel_v9000};
+    if (call.cuptiSubscribe(&subscriber, see_launch, NULL) != CUPTI_SUCCESS) {
+        subscriber = NULL;
+        return;
+    }
+    for (CUpti_CallbackId id : driver) {
+        (void)call.cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_DRIVER_API, id);
+    }
+    for (CUpti_CallbackId id : runtime) {
+        (void)call.cuptiEnableCallback(1, subscriber, CUPTI_CB_DOMAIN_RUNTIME_API, id);
+    }
+}
+
 static CUptiResult enable(void) {
     for (CUpti_ActivityKind kind : kinds) {
         CUptiResult result = call.cuptiActivityEnable(kind);
@@ -260,6 +304,10 @@ static CUptiResult enable(void) {
 }
 
 static void end_recording(void) {
+    if (subscriber != NULL) {
+        (void)call.cuptiUnsubscribe(subscriber);
+        subscriber = NULL;
+    }
     for (CUpti_ActivityKind kind : kinds) {
         (void)call.cuptiActivityDisable(kind);
     }
@@ -317,6 +365,7 @@ extern "C" carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity
         end_recording();
         return failed(ctx, result, "kernels are not on the trace: CUPTI cannot record them");
     }
+    watch_launches();
     return CARRY_OK;
 }
 

@@ -38,6 +38,7 @@ const carry_operators carry_operators_cpu = {
     .squared_error = carry_cpu_squared_error,
     .sum_squares = carry_cpu_sum_squares,
     .clip_factor = carry_cpu_clip_factor,
+    .skip_guard = carry_cpu_skip_guard,
     .adamw_step = carry_cpu_adamw_step,
     .conv2d_pack = carry_cpu_conv2d_pack,
     .conv2d = carry_cpu_conv2d,

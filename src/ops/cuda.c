@@ -69,6 +69,7 @@ const carry_operators carry_operators_cuda = {
     .squared_error = carry_cuda_squared_error,
     .sum_squares = carry_cuda_sum_squares,
     .clip_factor = carry_cuda_clip_factor,
+    .skip_guard = carry_cuda_skip_guard,
     .adamw_step = carry_cuda_adamw_step,
     .conv2d_pack = carry_cuda_conv2d_pack,
     .conv2d = carry_cuda_conv2d,

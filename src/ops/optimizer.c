@@ -1,6 +1,7 @@
 /* AdamW in one pass, and the sum of squares that clipping by norm needs. */
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #include "core/context.h"
 #include "core/tensor.h"
@@ -13,7 +14,8 @@
 /* What a GPU sums in one block, at least, and how many it has at most. */
 #define CARRY_SQUARES_BLOCK 16384
 #define CARRY_SQUARES_BLOCKS 1024
-#define SUMS 256 /* sums of pieces that are kept before they are added in order */
+#define SKIPS 16777216 /* a count that f32 has exactly */
+#define SUMS 256       /* sums of pieces that are kept before they are added in order */
 
 typedef struct job {
     const carry_kernels *kernels;
@@ -104,6 +106,26 @@ carry_status carry_cpu_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_te
     return CARRY_OK;
 }
 
+carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_tensor bad, int64_t limit) {
+    CARRY_OPERATOR(ctx, operators, skip_guard, &factor)
+    CARRY_TRY(carry_expect_f32(ctx, "factor", &factor, 1, (const int64_t[]){1}, factor.device));
+    CARRY_TRY(carry_expect_f32(ctx, "bad", &bad, 1, (const int64_t[]){1}, factor.device));
+    if (limit < 0 || limit >= SKIPS) {
+        return carry_fail(ctx, CARRY_ERANGE, "a limit of %" PRId64 " skipped steps: 0 to %d are accepted", limit,
+                          SKIPS - 1);
+    }
+    return operators->skip_guard(ctx, factor, bad, limit);
+}
+
+carry_status carry_cpu_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_tensor bad, int64_t limit) {
+    (void)ctx;
+    float *f = factor.data;
+    float *row = bad.data;
+    *row = *row > (float)limit ? *row : isnan(*f) ? *row + 1.0f : 0.0f;
+    *f = *row > (float)limit ? NAN : *f;
+    return CARRY_OK;
+}
+
 carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                               carry_tensor g, const carry_adamw *options) {
     CARRY_OPERATOR(ctx, operators, adamw_step, &w)
@@ -117,7 +139,12 @@ carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, ca
     if (carry_is_here(&options->clip)) {
         CARRY_TRY(carry_expect_f32(ctx, "clip", &options->clip, 1, (const int64_t[]){1}, w.device));
     }
-    if (options->step < 1) {
+    const bool has_factors = carry_is_here(&options->factors);
+    if (has_factors) {
+        CARRY_TRY(
+            carry_expect_f32(ctx, "factors", &options->factors, 1, (const int64_t[]){CARRY_ADAMW_FACTORS}, w.device));
+    }
+    if (!has_factors && options->step < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", options->step);
     }
     return operators->adamw_step(ctx, w, m, v, low, g, options);
@@ -135,10 +162,20 @@ carry_adam_factors carry_adam_factors_of(const carry_adamw *o, double clip) {
                                 .decay = (float)(o->rate * o->decay)};
 }
 
+void carry_adamw_factors(float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options) {
+    _Static_assert(sizeof(carry_adam_factors) == CARRY_ADAMW_FACTORS * sizeof(float), "they are floats, one by one");
+    const carry_adam_factors f = carry_adam_factors_of(options, 1.0);
+    memcpy(factors, &f, sizeof f);
+}
+
 carry_status carry_cpu_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                                   carry_tensor g, const carry_adamw *options) {
     const double clip = carry_is_here(&options->clip) ? (double)*(const float *)options->clip.data : 1.0;
     job j = {.w = w, .m = m, .v = v, .low = low, .g = g, .factors = carry_adam_factors_of(options, clip)};
+    if (carry_is_here(&options->factors)) {
+        memcpy(&j.factors, options->factors.data, sizeof j.factors);
+        j.factors.factor = (float)((double)j.factors.factor * clip);
+    }
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     if (!isnan(clip)) {
         carry_parallel(ctx, carry_tensor_count(&w), GRAIN, adamw_range, &j);

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/launching.h"
 #include "core/tensor.h"
 #include "device/backend.h"
 
@@ -43,6 +44,7 @@ carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operator
     if (device == 0) { /* nobody is asked: that would start the driver of a GPU that nobody wants */
         return CARRY_OK;
     }
+    carry_launching_set(name);
     const carry_backend *backend = carry_backend_of(device, ordinal);
     for (int i = 0; backend != NULL && table[i] != NULL; i++) {
         if (strcmp(table[i]->backend, backend->name) == 0) {

@@ -78,6 +78,7 @@ extern "C" {
        carry_tensor weight, double scale))                                                                             \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
     X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
+    X(skip_guard, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor bad, int64_t limit))                      \
     X(adamw_step, "f32",                                                                                               \
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \

@@ -14,7 +14,9 @@
 #include "train/tokenizer/tokenizer_internal.h"
 #include "train/data/wikitext.h"
 
-#define SOME 1024 /* tokens of a call: enough for large products, little enough for memory */
+/* Tokens of a call: enough for large products, little enough for memory; and on a GPU. */
+#define SOME 1024
+#define SOME_ON_GPU 16384
 #define LENGTH_MOST ((int64_t)1 << 24)
 #define NO_LABEL (-100)
 
@@ -57,8 +59,9 @@ static carry_status open_work(work *w) {
         return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: 1 to %" PRId64 " can be had", length,
                           LENGTH_MOST);
     }
-    w->length = length > 0 ? length : SOME;
-    w->rows = length > 0 && length < SOME ? SOME / length : 1;
+    const int64_t some = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
+    w->length = length > 0 ? length : some;
+    w->rows = length > 0 && length < some ? some / length : 1;
     size_t bytes = (size_t)(w->rows * w->length) * sizeof(int64_t);
     w->input = malloc(bytes);
     w->label = malloc(bytes);

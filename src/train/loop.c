@@ -33,23 +33,57 @@ carry_status carry_training_pass(carry_training *t, const carry_batch *batch, in
 
 static carry_status next(void *training, carry_position *after) {
     carry_training *t = training;
+    if (t->feed.device != 0) {
+        return carry_feed_take(&t->feed, t->batches, after);
+    }
     CARRY_TRY(carry_batches_next(t->ctx, t->batches, &t->batch));
     *after = carry_batches_position(t->batches);
     return CARRY_OK;
+}
+
+static void before(void *training, bool is_end) {
+    const carry_training *t = training;
+    if (t->hooks->step != NULL) {
+        t->hooks->step(t->ctx, carry_comm_rank(t->comm), t->lm->own.device, t->loop.step, is_end);
+    }
+}
+
+static void ahead(void *training) {
+    carry_training *t = training;
+    if (t->feed.device != 0 && t->loop.step + 1 < t->loop.schedule.steps) {
+        (void)carry_feed_prepare(&t->feed, t->batches);
+    }
+}
+
+/* The scale of the loss is a part of a recording. */
+static uint64_t key(void *training) {
+    const carry_training *t = training;
+    return t->feed.device != 0 ? (uint64_t)t->feed.labels_whole + 1 : 0;
+}
+
+/* A part of the batch that the feed brought. */
+static carry_status pass_of_feed(carry_training *t, int64_t part, carry_lm_args *args) {
+    const int64_t length = t->feed.count / (t->rows * t->options.accumulate);
+    const int64_t count = t->rows * length;
+    args->ids = carry_reshape_2d(carry_slice(t->feed.ids, part * count, count), t->rows, length);
+    args->labels = carry_reshape_2d(carry_slice(t->feed.labels, part * count, count), t->rows, length);
+    return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
 /* Forward and backward over this rank's rows, in parts. */
 static carry_status gradients(void *training, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user) {
     carry_training *t = training;
-    const double scale = 1.0 / (double)(t->batch->labels_whole > 0 ? t->batch->labels_whole : 1);
+    const bool fed = t->feed.device != 0;
+    const int64_t labels = fed ? t->feed.labels_whole : t->batch->labels_whole;
+    const double scale = 1.0 / (double)(labels > 0 ? labels : 1);
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         carry_lm_args args = {.backward = true, .scale = (float)scale, .total = total};
         if (part + 1 == t->options.accumulate) {
             args.ready = ready;
             args.user = user;
         }
-        CARRY_TRY(carry_training_pass(t, t->batch, part, &args));
+        CARRY_TRY(fed ? pass_of_feed(t, part, &args) : carry_training_pass(t, t->batch, part, &args));
     }
     return CARRY_OK;
 }
@@ -115,6 +149,9 @@ static carry_status describe(const void *training, carry_checkpoint *checkpoint)
 const carry_trainee carry_training_trainee = {
     .resume = "carry train --resume",
     .next = next,
+    .before = before,
+    .ahead = ahead,
+    .key = key,
     .gradients = gradients,
     .report = tell,
     .evaluate = carry_training_evaluate,

@@ -22,6 +22,7 @@ typedef struct carry_train_start {
     double rows_of_epoch;               /* about */
     int ranks, parts;
     size_t memory; /* bytes of activations, of a rank */
+    const struct carry_train_memory *memory_plan;
 } carry_train_start;
 
 typedef struct carry_train_report {
@@ -42,6 +43,8 @@ typedef struct carry_train_evaluation {
 typedef struct carry_train_hooks {
     carry_sink sink;
     bool (*stop)(void);
+    /* On every rank, before each step, after so many are done, and after the last (is_end). */
+    void (*step)(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);
     void (*started)(void *user, const carry_train_start *start);
     void (*report)(void *user, const carry_train_report *report);
     void (*evaluated)(void *user, const carry_train_evaluation *evaluation);

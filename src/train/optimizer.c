@@ -24,7 +24,7 @@ void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, i
     *count = (end < whole ? end : whole) - begin;
 }
 
-/* Everything on the model's device: m, v, the workspace of sums, and the clip factor with what keeps it NaN. */
+/* Everything on the model's device: m, v, the workspace of sums, the clip factor and what AdamW multiplies by. */
 static void place(carry_optimizer *o, carry_arena *arena) {
     const int device = o->model->device;
     const int64_t one = 1;
@@ -33,8 +33,10 @@ static void place(carry_optimizer *o, carry_arena *arena) {
     o->v = carry_arena_take(arena, (size_t)o->count, sizeof(float));
     o->workspace = carry_arena_take(arena, o->workspace_bytes, 1);
     o->clip = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
-    o->poison = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
-    o->zero = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
+    o->bad = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
+    if (device != 0) {
+        o->factors = carry_arena_tensor(arena, device, CARRY_F32, 2, (const int64_t[]){2, CARRY_ADAMW_FACTORS});
+    }
 }
 
 static carry_status make_room(carry_optimizer *o) {
@@ -65,6 +67,11 @@ static carry_status make_room(carry_optimizer *o) {
     }
     carry_arena arena = carry_arena_over(o->memory, bytes);
     place(o, &arena);
+    if (device != 0) {
+        void *pinned;
+        CARRY_TRY(carry_host_alloc(ctx, &pinned, CARRY_OPTIMIZER_AHEAD * 2 * CARRY_ADAMW_FACTORS * sizeof(float)));
+        o->uploaded = pinned;
+    }
     CARRY_TRY(carry_device_fill(ctx, o->memory, device, 0, bytes, carry_ctx_stream(ctx, device)));
     return carry_fill(ctx, o->clip, 1.0);
 }
@@ -103,6 +110,9 @@ void carry_optimizer_free(carry_optimizer *o) {
         }
     }
     carry_device_free(o->ctx, o->model->device, o->memory);
+    if (o->uploaded != NULL) {
+        carry_host_free(o->ctx, o->uploaded);
+    }
     free(o->received);
     free(o->request);
     free(o);
@@ -212,11 +222,29 @@ static carry_status update(carry_optimizer *o, int64_t from, int64_t end, const 
         carry_parameters_low(model, from, n), carry_parameters_flat(model, model->gradients, from, n), options);
 }
 
-/* A factor that is NaN stays NaN: where steps are read back later, those after a bad one change nothing. */
-static carry_status choose_clip(carry_optimizer *o, carry_tensor squares) {
-    CARRY_TRY(carry_elementwise(o->ctx, CARRY_MULTIPLY, o->poison, o->clip, o->zero));
-    CARRY_TRY(carry_clip_factor(o->ctx, o->clip, squares, o->options.clip));
-    return carry_elementwise(o->ctx, CARRY_ADD, o->clip, o->clip, o->poison);
+static carry_adamw adamw_of(const carry_optimizer *o, bool decays) {
+    return (carry_adamw){.rate = o->rate,
+                         .b1 = o->options.b1,
+                         .b2 = o->options.b2,
+                         .eps = o->options.eps,
+                         .decay = decays ? o->options.decay : 0.0,
+                         .factor = 1.0,
+                         .step = o->step,
+                         .clip = o->clip};
+}
+
+carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) {
+    o->step = step;
+    o->rate = rate;
+    if (o->uploaded == NULL) {
+        return CARRY_OK;
+    }
+    float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * 2 * CARRY_ADAMW_FACTORS;
+    for (int i = 0; i < 2; i++) {
+        const carry_adamw options = adamw_of(o, i == 0);
+        carry_adamw_factors(row + (ptrdiff_t)i * CARRY_ADAMW_FACTORS, &options);
+    }
+    return carry_copy(o->ctx, o->factors, carry_view_2d(row, CARRY_F32, 2, CARRY_ADAMW_FACTORS));
 }
 
 static carry_status gather_weights(carry_optimizer *o) {
@@ -235,16 +263,10 @@ static carry_status gather_weights(carry_optimizer *o) {
     return status;
 }
 
-carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate, carry_tensor squares) {
+carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
     CARRY_SPAN(o->ctx, "train", "optimizer");
-    CARRY_TRY(choose_clip(o, squares));
-    carry_adamw options = {.rate = rate,
-                           .b1 = o->options.b1,
-                           .b2 = o->options.b2,
-                           .eps = o->options.eps,
-                           .factor = 1.0,
-                           .clip = o->clip,
-                           .step = step};
+    CARRY_TRY(carry_clip_factor(o->ctx, o->clip, squares, o->options.clip));
+    CARRY_TRY(carry_skip_guard(o->ctx, o->clip, o->bad, o->options.skips));
     const int64_t end = o->first + o->count;
     int64_t from = o->first;
     for (int64_t i = 0; i < o->model->parameters && from < end; i++) { /* neighbours that decay alike are one run */
@@ -253,7 +275,10 @@ carry_status carry_optimizer_step(carry_optimizer *o, int64_t step, double rate,
         int64_t until = i + 1 < o->model->parameters ? o->model->parameter[i + 1].offset : o->model->count;
         until = until < end ? until : end;
         if ((!goes_on || until == end) && until > from) {
-            options.decay = p->decays ? o->options.decay : 0.0;
+            carry_adamw options = adamw_of(o, p->decays);
+            if (o->uploaded != NULL) {
+                options.factors = carry_reshape_1d(carry_slice(o->factors, p->decays ? 0 : 1, 1), CARRY_ADAMW_FACTORS);
+            }
             CARRY_TRY(update(o, from, until, &options));
             from = until;
         }

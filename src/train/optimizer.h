@@ -16,8 +16,10 @@
 
 typedef struct carry_optimizer_options {
     double b1, b2, eps;
-    double decay; /* only where the parameter list says so */
-    double clip;  /* the largest norm of all gradients together; 0: any */
+    double decay;  /* only where the parameter list says so */
+    double clip;   /* the largest norm of all gradients together; 0: any */
+    int64_t skips; /* steps in a row whose gradients are not finite that may be skipped; one more, and nothing changes
+                      any longer */
 } carry_optimizer_options;
 
 typedef struct carry_optimizer {
@@ -25,12 +27,16 @@ typedef struct carry_optimizer {
     const carry_parameters *model; /* borrowed */
     carry_comm *comm;
     carry_optimizer_options options;
+    int64_t step; /* and rate: of carry_optimizer_set */
+    double rate;
     int rank, ranks;
-    int64_t first, count;            /* this rank's slice */
-    float *m, *v;                    /* [count], on the model's device */
-    float *received;                 /* [ranks - 1][count]: the slice's gradients of the other ranks */
-    carry_tensor clip, poison, zero; /* [1], f32: the factor of gradients; 0 times the one before; 0 */
-    void *memory, *workspace;        /* of all that is on the device; of sums */
+    int64_t first, count;     /* this rank's slice */
+    float *m, *v;             /* [count], on the model's device */
+    float *received;          /* [ranks - 1][count]: the slice's gradients of the other ranks */
+    carry_tensor clip, bad;   /* [1], f32: the factor of gradients; steps in a row that were not finite */
+    carry_tensor factors;     /* [2, CARRY_ADAMW_FACTORS]: of what decays and what does not, on a GPU; else absent */
+    float *uploaded;          /* the same in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
+    void *memory, *workspace; /* of all that is on the device; of sums */
     size_t workspace_bytes;
     carry_request *request;
     int64_t requests, room;
@@ -52,9 +58,14 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
 carry_status carry_optimizer_collect(carry_optimizer *optimizer, carry_tensor squares);
 /* The parameter whose gradient was not finite first, in the order of backward; -1: all are finite. A collective. */
 carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter);
-/* step counts from 1; squares is of all gradients, over all ranks. Where it is not finite nothing is changed, in this
-   step and in those that follow. A collective: afterwards all ranks have the same weights. */
-carry_status carry_optimizer_step(carry_optimizer *optimizer, int64_t step, double rate, carry_tensor squares);
+/* What the next step multiplies by: step counts from 1. On a GPU it is uploaded, in the order of the stream, so that a
+   recorded step reads it when it is replayed; at most CARRY_OPTIMIZER_AHEAD of them before the stream was waited for.
+ */
+#define CARRY_OPTIMIZER_AHEAD 64
+carry_status carry_optimizer_set(carry_optimizer *optimizer, int64_t step, double rate);
+/* squares is of all gradients, over all ranks. Where it is not finite nothing is changed. A collective: afterwards all
+   ranks have the same weights. */
+carry_status carry_optimizer_step(carry_optimizer *optimizer, carry_tensor squares);
 
 /* m and v of the whole model, [model.count] each, to host memory of rank 0; the others may give NULL. A collective. */
 carry_status carry_optimizer_gather(carry_optimizer *optimizer, float *m, float *v);

@@ -8,6 +8,7 @@
 #include "core/nearest.h"
 #include "core/tensor.h"
 #include "train/mixers.h"
+#include "train/presets.h"
 
 #define MOST 9e15 /* a whole number that a double holds */
 #define AT(field) offsetof(carry_train_options, field), sizeof(((carry_train_options *)0)->field)
@@ -21,6 +22,7 @@
     { name, CARRY_TRAIN_FLAG, AT(field), 0, 0, fixed, NULL, help }
 
 const carry_train_key carry_train_keys[] = {
+    TEXT("preset", preset, true, "NAME", "a model and its batches by name: gdn-130m, deltanet-13m; others win over it"),
     TEXT("data", data, false, "PATH", "text to learn: a file or a folder; more may follow as words"),
     TEXT("task", task, true, "NAME", "learn a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),
@@ -50,6 +52,7 @@ const carry_train_key carry_train_keys[] = {
     TEXT("dtype", dtype, false, "TYPE", "of activations: f32, bf16 or f16; weights stay f32 (f32)"),
     TEXT("method", method, false, "NAME", "of the recurrence (chunk); linear: a model without the delta rule"),
     FLAG("recompute", recompute, false, "keep less from forward for backward: slower, less memory"),
+    FLAG("no-graph", no_graph, false, "on a GPU: launch kernels one by one, not a step as one CUDA graph"),
     WHOLE("steps", steps, 1, MOST, false, "steps of the optimizer (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
     REAL("epochs", epochs, 1e-9, 1e9, false, "times through the text (about), instead of steps"),
@@ -58,6 +61,8 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("warmup", warmup, 0, MOST, false, "steps until it is highest (a twentieth, 100 at most)"),
     TEXT("schedule", schedule, false, "NAME", "constant, linear or cosine (cosine)"),
     REAL("clip", clip, 0, 1e30, false, "the largest norm of the gradients; 0: any (1)"),
+    WHOLE("skip-limit", skip_limit, 0, 1e6, false,
+          "steps in a row whose gradients are not finite that are skipped before the run ends (10)"),
     REAL("decay", decay, 0, 1e3, false, "weight decay (0.1)"),
     REAL("beta1", beta1, 0, 0.999999999, false, "AdamW's (0.9)"),
     REAL("beta2", beta2, 0, 0.999999999, false, "AdamW's (0.95)"),
@@ -89,6 +94,7 @@ carry_train_options carry_train_options_default(void) {
         .rate = 2e-3,
         .final_rate = 0.1,
         .clip = 1.0,
+        .skip_limit = 10,
         .decay = 0.1,
         .beta1 = 0.9,
         .beta2 = 0.95,
@@ -106,7 +112,8 @@ carry_train_options carry_train_options_default(void) {
 }
 
 carry_status carry_train_set(carry_ctx *ctx, carry_train_options *options, const char *name, const char *value) {
-    return carry_keys_set(ctx, carry_train_keys, options, name, value);
+    CARRY_TRY(carry_keys_set(ctx, carry_train_keys, options, name, value));
+    return strcmp(name, "preset") == 0 ? carry_train_preset_apply(ctx, options, value) : CARRY_OK;
 }
 
 void carry_train_options_write(carry_json_text *text, const carry_train_options *options) {

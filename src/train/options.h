@@ -24,8 +24,9 @@ typedef struct carry_train_options {
     int64_t pairs, fewest_pairs;      /* of associative recall */
     char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, where it fits one window */
     char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": trained on the start of the text */
-    int64_t vocab;                    /* of that tokenizer, or of the task */
-    bool binary;                      /* take files that do not look like text */
+    char preset[32];
+    int64_t vocab; /* of that tokenizer, or of the task */
+    bool binary;   /* take files that do not look like text */
     /* The model. */
     char model[CARRY_TRAIN_PATH];        /* a folder whose weights are the start */
     char architecture[CARRY_TRAIN_PATH]; /* a config.json; its vocabulary must be the tokenizer's */
@@ -39,11 +40,12 @@ typedef struct carry_train_options {
     int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; parts a rank does them in */
     int64_t sequence_ranks;
     char dtype[8], method[24];
-    bool recompute;
+    bool recompute, no_graph;
     /* All of them. */
     int64_t steps, tokens;
     double epochs;
     double rate, final_rate, clip, decay, beta1, beta2, epsilon;
+    int64_t skip_limit;
     int64_t warmup; /* -1: a twentieth of the steps, 100 at most */
     char schedule[16];
     int64_t seed;

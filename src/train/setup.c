@@ -8,6 +8,7 @@
 #include "carry/device.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "train/presets.h"
 #include "train/training.h"
 
 #define STEPS 250
@@ -55,7 +56,9 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     choose_sizes(o);
     const bool is_gated = strcmp(o->type, "gated_deltanet") == 0;
     *config = carry_lm_config_default(is_gated ? CARRY_LM_GATED_DELTANET : CARRY_LM_DELTA_NET);
-    config->vocab_size = t->material.source.vocabulary;
+    const carry_train_preset *preset = carry_train_preset_named(o->preset);
+    const int64_t tokens = t->material.source.vocabulary;
+    config->vocab_size = preset != NULL && preset->vocabulary > tokens ? preset->vocabulary : tokens;
     config->hidden_size = o->hidden;
     config->num_hidden_layers = o->layers;
     config->num_heads = o->heads;
@@ -160,7 +163,9 @@ static carry_status open_pass(carry_training *t) {
     pass.mixer = t->mixing.mixer;
     pass.mixer_options = t->mixing.options;
     CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
+    t->pass_options = pass;
     t->bytes = carry_lm_pass_memory(t->pass);
+    CARRY_TRY(carry_training_count_memory(t));
     if (carry_lm_pass_take(t->pass, &t->memory) != CARRY_OK) {
         char why[384];
         (void)snprintf(why, sizeof why, "%s", carry_ctx_error(t->ctx));
@@ -182,6 +187,8 @@ static carry_status open_loop(carry_training *t) {
     loop->keep = o->keep;
     loop->keys = carry_train_keys;
     loop->options = o;
+    loop->skip_limit = o->skip_limit;
+    loop->no_graph = o->no_graph;
     loop->stop = t->hooks->stop;
     loop->seen_each = o->batch * o->length;
     loop->flops = t->flops * tokens;
@@ -189,6 +196,13 @@ static carry_status open_loop(carry_training *t) {
     const carry_optimizer_options adam = {
         .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip};
     return carry_steps_open(loop, &t->lm->own, &adam);
+}
+
+/* On the CPU batches are used where they are made. */
+static carry_status open_feed(carry_training *t) {
+    const int device = t->lm->own.device;
+    const int64_t count = t->rows * t->options.accumulate * (t->material.length / t->grid.parts);
+    return device != 0 ? carry_feed_open(t->ctx, &t->feed, device, count, t->lm->config.vocab_size) : CARRY_OK;
 }
 
 static void tell_start(const carry_training *t) {
@@ -207,7 +221,8 @@ static void tell_start(const carry_training *t) {
                                            .rows_of_epoch = t->material.rows_of_epoch,
                                            .ranks = t->grid.ranks,
                                            .parts = t->grid.parts,
-                                           .memory = t->bytes});
+                                           .memory = t->bytes,
+                                           .memory_plan = &t->memory_plan});
 }
 
 carry_status carry_training_open(carry_training *t) {
@@ -226,12 +241,14 @@ carry_status carry_training_open(carry_training *t) {
     CARRY_TRY(open_batches(t));
     CARRY_TRY(open_pass(t));
     CARRY_TRY(open_loop(t));
+    CARRY_TRY(open_feed(t));
     tell_start(t);
     return CARRY_OK;
 }
 
 void carry_training_close(carry_training *t) {
     carry_steps_close(&t->loop);
+    carry_feed_close(&t->feed);
     carry_batches_free(t->batches);
     carry_batches_free(t->evaluation);
     const int device = t->lm != NULL ? t->lm->own.device : 0;

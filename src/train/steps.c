@@ -11,11 +11,13 @@
 #include "core/error.h"
 #include "core/span.h"
 #include "model/host.h"
+#include "train/steps_graph.h"
 #include "train/steps_state.h"
 
 /* Where the sums of a step go. */
 static carry_tensor sums_of(const carry_steps *s, int64_t row, int64_t first, int64_t count) {
-    return carry_slice(carry_reshape_1d(s->sums, s->lag * CARRY_STEPS_SUMS), row * CARRY_STEPS_SUMS + first, count);
+    return carry_slice(carry_reshape_1d(s->sums, (s->lag + 1) * CARRY_STEPS_SUMS), row * CARRY_STEPS_SUMS + first,
+                       count);
 }
 
 /* The weight that is not finite, or the gradient that was it first. */
@@ -48,12 +50,41 @@ static carry_status name_culprit(carry_steps *s, char *text, size_t size) {
 /* The weights are still those of the last good step. */
 static carry_status refuse_step(carry_steps *s, double loss, double norm) {
     char culprit[160];
+    char others[96] = "";
     CARRY_TRY(name_culprit(s, culprit, sizeof culprit));
+    s->step = s->first_bad.step;
+    s->seen = s->first_bad.seen;
+    s->position = s->first_bad.position;
     CARRY_TRY(carry_steps_save(s));
+    if (s->bad_in_row > 1) {
+        (void)snprintf(others, sizeof others, ", the first of %" PRId64 " in a row that are not finite,",
+                       s->bad_in_row);
+    }
     return carry_fail(s->ctx, CARRY_ERANGE,
-                      "step %" PRId64 " has a loss of %g and gradients of norm %g: %s. The state before it is in "
+                      "step %" PRId64 "%s has a loss of %g and gradients of norm %g: %s. The state before it is in "
                       "%s/step-%" PRId64 "; a lower --rate or --clip may help",
-                      s->step + 1, loss, norm, culprit, s->out, s->step);
+                      s->step + 1, others, loss, norm, culprit, s->out, s->step);
+}
+
+/* A step that is not finite: counted, and told; one too many ends the run. */
+static carry_status skip(carry_steps *s, carry_steps_report *report, const carry_steps_place *at, double loss,
+                         double norm) {
+    char line[192];
+    s->first_bad = s->bad_in_row == 0 ? *at : s->first_bad;
+    s->bad_in_row++;
+    if (s->bad_in_row > s->skip_limit) {
+        return refuse_step(s, loss, norm);
+    }
+    s->skipped++;
+    report->skipped++;
+    (void)snprintf(line, sizeof line,
+                   "step %" PRId64 " was skipped: its loss is %g and its gradients' norm %g (%" PRId64
+                   " in a row, %" PRId64 " in all)",
+                   at->step + 1, loss, norm, s->bad_in_row, s->skipped);
+    if (s->speaks) {
+        carry_sink_note(s->sink, at->step + 1, line);
+    }
+    return CARRY_OK;
 }
 
 /* No more data can be had: what was learned is kept. Of several ranks the others may be in the step already, and would
@@ -68,23 +99,23 @@ static carry_status keep_learned(carry_steps *s, carry_status status) {
     return carry_fail(s->ctx, status, "%s. The state before that is in %s/step-%" PRId64, why, s->out, s->step);
 }
 
-/* Reads the sums of the steps since the last time. The first that is not finite ends the run. */
+/* Reads the sums of the steps since the last time. */
 static carry_status take_sums(carry_steps *s, carry_steps_report *report) {
     double sums[CARRY_STEPS_LAG * CARRY_STEPS_SUMS];
     const int64_t count = s->unread * CARRY_STEPS_SUMS;
     CARRY_TRY(carry_read(s->ctx, carry_view_1d(sums, CARRY_F64, count), sums_of(s, 0, 0, count)));
     for (int64_t i = 0; i < s->unread; i++) {
         const double *row = sums + i * CARRY_STEPS_SUMS;
-        const carry_steps_place *at = &s->before[i];
-        report->loss = row[0] / (row[1] > 0.0 ? row[1] : 1.0);
-        report->norm = sqrt(row[2]);
-        report->mean += report->loss;
-        if (!isfinite(report->loss) || !isfinite(report->norm)) {
-            s->step = at->step;
-            s->seen = at->seen;
-            s->position = at->position;
-            return refuse_step(s, report->loss, report->norm);
+        const double loss = row[0] / (row[1] > 0.0 ? row[1] : 1.0);
+        const double norm = sqrt(row[2]);
+        if (!isfinite(loss) || !isfinite(norm)) {
+            CARRY_TRY(skip(s, report, &s->before[i], loss, norm));
+            continue;
         }
+        s->bad_in_row = 0;
+        report->loss = s->loss = loss;
+        report->norm = s->norm = norm;
+        report->mean += loss;
     }
     s->unread = 0;
     return CARRY_OK;
@@ -96,18 +127,24 @@ static bool is_wanted(const carry_steps *s, bool stop) {
            s->step % s->save_every == 0 || (s->eval_every > 0 && s->step % s->eval_every == 0);
 }
 
-static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *stop) {
-    CARRY_SPAN(s->ctx, "train", "step");
-    carry_position after;
-    double stops = s->stop != NULL && s->stop() ? 1.0 : 0.0;
+/* On a GPU: everything is put into its stream. */
+static carry_status enqueue(carry_steps *s) {
+    const carry_tensor now = sums_of(s, s->lag, 0, CARRY_STEPS_SUMS);
+    CARRY_TRY(carry_optimizer_set(s->optimizer, s->step + 1, s->rate));
+    CARRY_TRY(carry_steps_enqueue(s, now));
+    CARRY_TRY(carry_copy(s->ctx, sums_of(s, s->unread, 0, CARRY_STEPS_SUMS), now));
+    s->unread++;
+    if (s->trainee->ahead != NULL) {
+        s->trainee->ahead(s->self);
+    }
+    return CARRY_OK;
+}
+
+/* On the CPU, where ranks add up their sums. *stops is 1 on ranks that want to stop, and becomes their number. */
+static carry_status compute(carry_steps *s, carry_steps_report *report, double *stops) {
     const bool alone = carry_comm_size(s->comm) == 1;
     const carry_tensor total = sums_of(s, s->unread, 0, 2);
     const carry_tensor squares = sums_of(s, s->unread, 2, 1);
-    s->before[s->unread] = (carry_steps_place){.step = s->step, .seen = s->seen, .position = s->position};
-    const carry_status data = s->trainee->next(s->self, &after);
-    if (data != CARRY_OK) {
-        return keep_learned(s, data);
-    }
     CARRY_TRY(carry_zero(s->ctx, total));
     CARRY_TRY(carry_parameters_zero_gradients(s->own));
     CARRY_TRY(s->trainee->gradients(s->self, total, alone ? NULL : carry_optimizer_ready, s->optimizer));
@@ -115,17 +152,33 @@ static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *st
     s->unread++;
     if (s->lag == 1) { /* what ranks add up once a step: one message for all of it */
         double *sums = s->sums.data;
-        double all[] = {sums[0], sums[1], sums[2], stops};
+        double all[] = {sums[0], sums[1], sums[2], *stops};
         CARRY_TRY(carry_all_reduce(s->comm, all, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
         for (int i = 0; i < CARRY_STEPS_SUMS; i++) {
             sums[i] = all[i];
         }
-        stops = all[CARRY_STEPS_SUMS];
+        *stops = all[CARRY_STEPS_SUMS];
         CARRY_TRY(take_sums(s, report));
+        if (s->bad_in_row > 0) { /* on all ranks */
+            return CARRY_OK;
+        }
     }
-    *stop = stops > 0.0;
+    CARRY_TRY(carry_optimizer_set(s->optimizer, s->step + 1, s->rate));
+    return carry_optimizer_step(s->optimizer, squares);
+}
+
+static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *stop) {
+    CARRY_SPAN(s->ctx, "train", "step");
+    carry_position after;
+    double stops = s->stop != NULL && s->stop() ? 1.0 : 0.0;
+    s->before[s->unread] = (carry_steps_place){.step = s->step, .seen = s->seen, .position = s->position};
+    const carry_status data = s->trainee->next(s->self, &after);
+    if (data != CARRY_OK) {
+        return keep_learned(s, data);
+    }
     s->rate = carry_schedule_rate(&s->schedule, s->step + 1);
-    CARRY_TRY(carry_optimizer_step(s->optimizer, s->step + 1, s->rate, squares));
+    CARRY_TRY(s->own->device != 0 ? enqueue(s) : compute(s, report, &stops));
+    *stop = stops > 0.0;
     if (s->items_each > 0.0) {
         carry_span_work(s->ctx, s->flops, s->items_each);
     }
@@ -143,7 +196,11 @@ static void tell(carry_steps *s, carry_steps_report *report) {
     report->steps = s->schedule.steps;
     report->seen = s->seen;
     report->rate = s->rate;
-    report->mean /= (double)report->since;
+    const int64_t good = report->since - report->skipped;
+    report->mean = good > 0 ? report->mean / (double)good : s->loss;
+    report->loss = s->loss;
+    report->norm = s->norm;
+    report->skipped_all = s->skipped;
     report->left = s->spent / (double)s->done * (double)(s->schedule.steps - s->step);
     if (s->speaks) {
         carry_sink_metric(s->sink, s->step, "rate", report->rate);
@@ -157,6 +214,9 @@ carry_status carry_steps_run(carry_steps *s) {
     carry_steps_report report = {0};
     bool stop = false;
     while (s->step < s->schedule.steps && !stop) {
+        if (s->trainee->before != NULL) {
+            s->trainee->before(s->self, false);
+        }
         const double start = carry_seconds();
         CARRY_TRY(do_step(s, &report, &stop));
         const double spent = carry_seconds() - start;
@@ -167,6 +227,9 @@ carry_status carry_steps_run(carry_steps *s) {
         s->done++;
         if (s->done == 1 || s->step % s->log_every == 0 || is_last) {
             tell(s, &report);
+        }
+        if (is_last && s->trainee->before != NULL) {
+            s->trainee->before(s->self, true);
         }
         const bool is_time = s->eval_every > 0 && (s->step % s->eval_every == 0 || is_last);
         if (!stop && (is_time || (is_last && s->trainee->evaluates_at_end))) {

@@ -5,15 +5,18 @@
    with reports, evaluations and checkpoints on the way. What is trained says how to do these (carry_trainee); the loop
    owns the optimizer, the schedule, the run's folder and the count of steps.
 
-   A loss or gradient that is not finite ends the run before it reaches the weights: the state before that step is
-   saved, and the message names the tensor that had it first. An interrupted run finishes its step and saves.
+   A step whose loss or gradients are not finite is skipped: it changes neither weights nor the optimizer's state, and
+   is counted and noted. More than skip_limit of them in a row end the run: the state before the first is saved, and the
+   message names the tensor that was not finite first. An interrupted run finishes its step and saves.
 
    On the CPU the loss of every step is read before the weights change, and ranks add up theirs. On a GPU nothing is
-   waited for inside a step: a step whose gradients are not finite changes nothing, nor do those after it, and it is
-   found when the losses are read: for a report, an evaluation or a checkpoint, and after CARRY_STEPS_LAG steps. */
+   waited for inside a step: its work is one recorded graph where the trainee has a key, the device itself leaves out
+   what is not finite, and from the step on that ends the run it changes nothing. The host finds that when the losses
+   are read: for a report, an evaluation or a checkpoint, and after CARRY_STEPS_LAG steps. */
 #ifndef CARRY_TRAIN_STEPS_H
 #define CARRY_TRAIN_STEPS_H
 
+#include "carry/device.h"
 #include "core/sink.h"
 #include "train/checkpoint.h"
 #include "train/keys.h"
@@ -27,20 +30,28 @@ typedef struct carry_steps_report {
     int64_t step, steps, seen;
     double loss, mean; /* of the newest step; over the steps since the last report */
     double rate, norm;
-    double seconds; /* of the steps since the last report */
-    int64_t since;  /* their number */
-    double left;    /* seconds */
+    double seconds;               /* of the steps since the last report */
+    int64_t since;                /* their number */
+    double left;                  /* seconds */
+    int64_t skipped, skipped_all; /* of those steps, and of all since the start */
 } carry_steps_report;
 
 typedef struct carry_trainee {
     const char *resume; /* the command that goes on: "carry train --resume" */
     bool evaluates_at_end;
+    void (*before)(void *self, bool is_end); /* before each step, and after the last. NULL: nothing to do */
     /* The data of the next step; *after: where the one after it begins. */
     carry_status (*next)(void *self, carry_position *after);
     /* The gradients, which are zero, and the loss: its sum and what it is a mean over go to total ([2], f64, on the
        device of the parameters). ready is for the pass, or NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
+    /* What stays the same while two recordings of `gradients` would be the same; 0: not to be recorded now. It is asked
+       after next, and data lie at the same addresses in every step. NULL: never recorded. */
+    uint64_t (*key)(void *self);
+    /* The step is on its way: the data of the next may be made ready meanwhile; a failure is told by next. NULL: none
+     */
+    void (*ahead)(void *self);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
     void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
     carry_status (*evaluate)(void *self);                         /* on all ranks; looks at carry_steps_stop */
@@ -63,6 +74,8 @@ typedef struct carry_steps {
     /* From the options. */
     const char *out;
     int64_t log_every, eval_every, save_every, keep;
+    int64_t skip_limit;          /* steps in a row that are not finite and may be skipped */
+    bool no_graph;               /* launch the work of each step piece by piece */
     const carry_train_key *keys; /* of options, for checkpoints */
     const void *options;
     bool (*stop)(void); /* may be NULL */
@@ -81,12 +94,17 @@ typedef struct carry_steps {
     carry_position position; /* where the step after `step` begins */
     double spent;            /* seconds of steps, since the start */
     int64_t done;            /* steps since the start */
-    double rate;
-    carry_tensor sums; /* [lag, CARRY_STEPS_SUMS], f64, on the device of the parameters */
+    double rate, loss, norm; /* of the newest step that was read and was finite */
+    carry_tensor sums; /* [lag + 1, CARRY_STEPS_SUMS], f64, on the device of the parameters; the last: of this step */
     int64_t lag;       /* steps whose sums wait to be read, at most. Set before open; 0: 1 on the CPU, else the most */
     int64_t unread;
     carry_steps_place before[CARRY_STEPS_LAG];
-    bool was_stopped; /* inside an evaluation, on all ranks */
+    bool was_stopped;     /* inside an evaluation, on all ranks */
+    carry_stream *stream; /* made for the context of a GPU; NULL: none */
+    carry_graph *graph;   /* of a step; NULL: none yet */
+    uint64_t graph_key, last_key;
+    int64_t skipped, bad_in_row;
+    carry_steps_place first_bad; /* before the first of these */
 } carry_steps;
 
 /* First of all: it can be closed from then on. out and sink are borrowed. */

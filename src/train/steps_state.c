@@ -9,6 +9,7 @@
 #include "comm/alone.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "train/steps_graph.h"
 
 carry_status carry_steps_stop(carry_steps *s, bool *stop) {
     int64_t stops = s->stop != NULL && s->stop() ? 1 : 0;
@@ -77,9 +78,12 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
                           carry_comm_size(s->comm));
     }
     s->lag = s->lag > 0 ? s->lag : own->device == 0 ? 1 : CARRY_STEPS_LAG;
-    CARRY_TRY(carry_device_alloc(s->ctx, &sums, own->device, (size_t)s->lag * CARRY_STEPS_SUMS * sizeof(double)));
-    s->sums = carry_view_on(own->device, sums, CARRY_F64, 2, (const int64_t[]){s->lag, CARRY_STEPS_SUMS});
-    CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->comm, adam));
+    CARRY_TRY(carry_steps_open_stream(s));
+    CARRY_TRY(carry_device_alloc(s->ctx, &sums, own->device, (size_t)(s->lag + 1) * CARRY_STEPS_SUMS * sizeof(double)));
+    s->sums = carry_view_on(own->device, sums, CARRY_F64, 2, (const int64_t[]){s->lag + 1, CARRY_STEPS_SUMS});
+    carry_optimizer_options guarded = *adam;
+    guarded.skips = s->skip_limit;
+    CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->comm, &guarded));
     if (s->found.step >= 0) {
         CARRY_TRY(carry_checkpoint_load_state(s->found.path, s->optimizer));
     }
@@ -91,6 +95,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
 }
 
 void carry_steps_close(carry_steps *s) {
+    carry_steps_close_stream(s);
     carry_optimizer_free(s->optimizer);
     if (s->own != NULL) {
         carry_device_free(s->ctx, s->own->device, s->sums.data);

@@ -3,6 +3,8 @@
 #define CARRY_TRAIN_TRAINING_H
 
 #include "train/data/batches.h"
+#include "train/feed.h"
+#include "train/memory.h"
 #include "train/loop.h"
 #include "train/data/material.h"
 #include "train/mixers.h"
@@ -20,8 +22,11 @@ typedef struct carry_training {
     carry_lm *lm;
     carry_train_mixing mixing;
     carry_lm_pass *pass;
+    carry_lm_pass_options pass_options;
+    carry_train_memory memory_plan;
     carry_batches *batches;
-    const carry_batch *batch;  /* of the step */
+    const carry_batch *batch;  /* of the step, on the CPU */
+    carry_feed feed;           /* of batches to a GPU */
     carry_batches *evaluation; /* NULL until the first */
     bool has_no_exam;
     void *memory;

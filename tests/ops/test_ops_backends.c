@@ -314,15 +314,24 @@ static void case_adamw(carry_dtype type) {
     operand g = given(CARRY_F32, 1, &n, -1, 1), low = wanted(type, 1, &n), factor = wanted(CARRY_F32, 1, SHAPE(1));
     double number = NAN;
     operand squares = spread(carry_view_1d(&number, CARRY_F64, 1));
+    float fourth[CARRY_ADAMW_FACTORS];
+    float none = 0.0f;
+    carry_adamw_factors(fourth,
+                        &(carry_adamw){.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1, .step = 4});
+    operand factors = spread(carry_view_1d(fourth, CARRY_F32, CARRY_ADAMW_FACTORS));
+    operand bad = spread(carry_view_1d(&none, CARRY_F32, 1));
     const size_t bytes = carry_sum_squares_workspace(n);
     EACH_SIDE {
         carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = 1.0};
         o.clip = factor.t[side];
         CALL(carry_sum_squares(ctx, squares.t[side], g.t[side], false, room(side, bytes), bytes));
         CALL(carry_clip_factor(ctx, factor.t[side], squares.t[side], 1.0));
+        CALL(carry_skip_guard(ctx, factor.t[side], bad.t[side], 2));
         for (o.step = 1; o.step <= 3; o.step++) {
             CALL(carry_adamw_step(ctx, w.t[side], m.t[side], v.t[side], low.t[side], g.t[side], &o));
         }
+        o.factors = factors.t[side];
+        CALL(carry_adamw_step(ctx, w.t[side], m.t[side], v.t[side], low.t[side], g.t[side], &o));
     }
     compare("sum_squares", &squares, 1e-9);
     compare("clip_factor", &factor, 0x1p-26);

@@ -385,6 +385,46 @@ static void test_sum_of_squares_is_that_of_float64(void **state) {
     }
 }
 
+/* Bad factors are counted in a row; above the limit they stay bad, whatever comes. */
+static void test_the_guard_counts_bad_steps_in_a_row(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    float factor, bad = 0.0f;
+    carry_tensor f = carry_view_1d(&factor, CARRY_F32, 1), b = carry_view_1d(&bad, CARRY_F32, 1);
+    const float given[] = {0.5f, NAN, NAN, 0.25f, NAN, NAN, NAN, 1.0f};
+    const float counts[] = {0, 1, 2, 0, 1, 2, 3, 3};
+    for (int i = 0; i < 8; i++) {
+        factor = given[i];
+        assert_ok(ctx, carry_skip_guard(ctx, f, b, 2));
+        assert_true(bad == counts[i]);
+        assert_true(i == 7 ? isnan(factor) : isnan(factor) == isnan(given[i]));
+        assert_true(isnan(factor) || factor == given[i]);
+    }
+    assert_refused(ctx, CARRY_ERANGE, "limit of -1", carry_skip_guard(ctx, f, b, -1));
+}
+
+/* Factors that lie in a tensor are those of the options. */
+static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    float w[2][3] = {{1, -1, 2}, {1, -1, 2}}, m[2][3] = {{0}}, v[2][3] = {{0}}, g[3] = {3, 2, -1}, clip = 0.3f;
+    float factors[CARRY_ADAMW_FACTORS];
+    for (int step = 1; step <= 4; step++) {
+        carry_adamw o = {.rate = 1e-2 / step, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = 0.7};
+        o.step = step;
+        o.clip = carry_view_1d(&clip, CARRY_F32, 1);
+        carry_adamw_factors(factors, &o);
+        for (int i = 0; i < 2; i++) {
+            assert_ok(ctx,
+                      carry_adamw_step(ctx, carry_view_1d(w[i], CARRY_F32, 3), carry_view_1d(m[i], CARRY_F32, 3),
+                                       carry_view_1d(v[i], CARRY_F32, 3), absent, carry_view_1d(g, CARRY_F32, 3), &o));
+            o = (carry_adamw){.clip = o.clip, .factors = carry_view_1d(factors, CARRY_F32, CARRY_ADAMW_FACTORS)};
+        }
+    }
+    assert_true(fabsf(w[0][0] - w[1][0]) < 1e-6f); /* factor is rounded before it meets clip */
+    assert_true(fabsf(w[0][2] - w[1][2]) < 1e-6f);
+}
+
 /* The factor and the step that it scales are those of the same factor given as a number. */
 static void test_clipping_by_a_number_on_the_device(void **state) {
     (void)state;
@@ -434,6 +474,8 @@ int main(void) {
         TEST(test_adamw_matches_float64),
         TEST(test_adamw_refuses_and_passes_nan),
         TEST(test_sum_of_squares_is_that_of_float64),
+        TEST(test_the_guard_counts_bad_steps_in_a_row),
+        TEST(test_adamw_by_factors_is_adamw_by_numbers),
         TEST(test_clipping_by_a_number_on_the_device),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

@@ -185,7 +185,8 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     const float norm_before = lm->own.weights[n->offset + 1];
     const float g = lm->own.gradients[p->offset];
     const float norm_g = lm->own.gradients[n->offset + 1];
-    assert_ok(ctx, carry_optimizer_step(optimizer, 1, 1e-3, carry_view_1d(&got, CARRY_F64, 1)));
+    assert_ok(ctx, carry_optimizer_set(optimizer, 1, 1e-3));
+    assert_ok(ctx, carry_optimizer_step(optimizer, carry_view_1d(&got, CARRY_F64, 1)));
     assert_near(optimizer->m[p->offset], 0.1 * (double)g * 0.25 / norm, 1e-6 * fabs((double)g) / norm);
     /* At the first step Adam's direction is g / |g|; decay is added where the list has it, and not to dt_bias. */
     const double direction = g > 0.0f ? 1.0 : g < 0.0f ? -1.0 : 0.0;
@@ -226,6 +227,7 @@ static void test_a_loss_that_is_not_finite_ends_the_run_and_saves(void **state) 
     o.decay = 1e3;
     o.steps = 60;
     o.save_every = 1000;
+    o.skip_limit = 0;
     carry_status status = train_on(2, &o, false, NULL, &t);
     assert_int_equal(status, CARRY_ERANGE);
     assert_non_null(strstr(t.error, "the first tensor that was not finite"));

@@ -9,7 +9,9 @@
 typedef struct fake {
     carry_steps loop;
     carry_parameters own;
-    int64_t bad; /* the step whose gradient is not finite; -1: none */
+    int64_t bad;  /* the step whose gradient is not finite; -1: none */
+    int64_t bads; /* so many from there on */
+    int notes;
     int reports;
     double mean, loss;
     float last[2]; /* the weights when a step begins */
@@ -30,7 +32,7 @@ static carry_status gradients(void *self, carry_tensor total, carry_status (*rea
     assert_null(ready); /* one rank */
     for (int i = 0; i < 2; i++) {
         const float off = f->own.weights[i] - 3.0f;
-        f->own.gradients[i] += f->loop.step == f->bad ? NAN : off;
+        f->own.gradients[i] += f->bad >= 0 && f->loop.step >= f->bad && f->loop.step < f->bad + f->bads ? NAN : off;
         sums[0] += 0.5 * (double)off * (double)off;
     }
     sums[1] += 2.0;
@@ -72,10 +74,19 @@ static const carry_trainee trainee = {.resume = "again",
                                       .describe = describe};
 static const carry_train_key keys[] = {{0}};
 
-static carry_status train(fake *f, carry_comm *comm, int64_t lag, int64_t log_every, int64_t bad, const char *out) {
+static void note(void *user, int64_t step, const char *line) {
+    fake *f = user;
+    assert_non_null(strstr(line, "was skipped"));
+    assert_in_range(step, f->bad + 1, f->bad + f->bads);
+    f->notes++;
+}
+
+/* bads steps from `bad` on are not finite, and as many as limit in a row may be skipped. */
+static carry_status train_skipping(fake *f, carry_comm *comm, int64_t lag, int64_t log_every, int64_t bad, int64_t bads,
+                                   int64_t limit, const char *out) {
     carry_ctx *ctx = carry_comm_ctx(comm);
-    const carry_sink sink = {0};
-    *f = (fake){.bad = bad};
+    *f = (fake){.bad = bad, .bads = bads};
+    const carry_sink sink = {.user = f, .note = note};
     assert_ok(ctx, carry_parameters_open(ctx, &f->own, 0, 1));
     (void)carry_parameters_add(&f->own, (carry_parameter){.name = "w", .rank = 1, .shape = {2}});
     assert_ok(ctx, carry_parameters_allocate(&f->own));
@@ -92,6 +103,7 @@ static carry_status train(fake *f, carry_comm *comm, int64_t lag, int64_t log_ev
     s->options = f;
     s->seen_each = 2;
     s->lag = lag;
+    s->skip_limit = limit;
     s->schedule = (carry_schedule){.kind = CARRY_SCHEDULE_CONSTANT, .rate = 0.1, .final = 0.1, .steps = STEPS};
     const carry_optimizer_options adam = {.b1 = 0.9, .b2 = 0.99, .eps = 1e-8, .clip = 1.0};
     assert_ok(ctx, carry_steps_open(s, &f->own, &adam));
@@ -101,6 +113,10 @@ static carry_status train(fake *f, carry_comm *comm, int64_t lag, int64_t log_ev
     carry_steps_close(s);
     carry_parameters_free(&f->own);
     return status;
+}
+
+static carry_status train(fake *f, carry_comm *comm, int64_t lag, int64_t log_every, int64_t bad, const char *out) {
+    return train_skipping(f, comm, lag, log_every, bad, 1, 0, out);
 }
 
 static void test_sums_that_are_read_later_change_nothing(void **state) {
@@ -146,10 +162,44 @@ static void test_a_step_that_is_not_finite_is_found_and_leaves_the_weights(void 
     carry_ctx_free(ctx);
 }
 
+/* Skipped steps change no weight, whenever that is found; one too many in a row ends the run before the first. */
+static void test_steps_that_are_not_finite_are_skipped_and_counted(void **state) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_comm *comm;
+    assert_ok(ctx, carry_comm_open(ctx, &comm, "self", NULL));
+    char out[256];
+    (void)below(out, state, "run");
+    fake at_once;
+    fake later;
+    for (int64_t bads = 1; bads <= 4; bads++) {
+        assert_ok(ctx, train_skipping(&at_once, comm, 1, 10, 6, bads, 4, out));
+        assert_ok(ctx, train_skipping(&later, comm, 16, 10, 6, bads, 4, out));
+        assert_int_equal(at_once.notes, bads);
+        assert_int_equal(later.notes, bads);
+        assert_int_equal(later.loop.skipped, bads);
+        assert_memory_equal(at_once.last, later.last, sizeof later.last);
+        assert_true(isfinite(later.loss) && later.loss == at_once.loss);
+    }
+    static const int64_t lags[] = {1, 16};
+    for (int i = 0; i < 2; i++) {
+        assert_refused(ctx, CARRY_ERANGE, "step 7, the first of 5 in a row",
+                       train_skipping(&later, comm, lags[i], 10, 6, 9, 4, out));
+        assert_int_equal(later.loop.step, 6);
+        assert_int_equal(later.loop.position.row, 6);
+        assert_int_equal(later.notes, 4);
+    }
+    fake six;
+    assert_refused(ctx, CARRY_ERANGE, "step 7", train(&six, comm, 1, 10, 6, out));
+    assert_memory_equal(six.last, later.last, sizeof later.last);
+    carry_comm_free(comm);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_sums_that_are_read_later_change_nothing),
         cmocka_unit_test(test_a_step_that_is_not_finite_is_found_and_leaves_the_weights),
+        cmocka_unit_test(test_steps_that_are_not_finite_are_skipped_and_counted),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

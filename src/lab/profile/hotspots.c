@@ -114,11 +114,34 @@ const char *carry_activity_category(carry_activity_kind kind) {
 }
 
 /* Kernels whose names differ in what is not shown of them are one entry. */
+/* The operators that launched a kernel, those with the most launches first. */
+static void name_operators(char *text, size_t size, const carry_activity_sum *sum) {
+    int64_t below = INT64_MAX;
+    size_t used = 0;
+    text[0] = '\0';
+    for (int n = 0; n < CARRY_ACTIVITY_OPERATORS && used < size; n++) {
+        int best = -1;
+        for (int i = 0; i < CARRY_ACTIVITY_OPERATORS && sum->operator_name[i] != NULL; i++) {
+            const int64_t rank = sum->launches[i] * CARRY_ACTIVITY_OPERATORS - i; /* no two are equal */
+            const bool is_next = rank < below;
+            if (is_next && (best < 0 || rank > sum->launches[best] * CARRY_ACTIVITY_OPERATORS - best)) {
+                best = i;
+            }
+        }
+        if (best < 0) {
+            return;
+        }
+        below = sum->launches[best] * CARRY_ACTIVITY_OPERATORS - best;
+        used += (size_t)snprintf(text + used, size - used, "%s%s", n > 0 ? ", " : "", sum->operator_name[best]);
+    }
+}
+
 static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
     carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
     made.outer = sum->seconds;
     (void)snprintf(made.category, sizeof made.category, "%s", carry_activity_category(sum->kind));
     (void)snprintf(made.name, sizeof made.name, "%.63s", sum->name);
+    name_operators(made.operators, sizeof made.operators, sum);
     for (int i = 0; i < h->kernels; i++) {
         if (strcmp(h->kernel[i].category, made.category) == 0 && strcmp(h->kernel[i].name, made.name) == 0) {
             add(&h->kernel[i], &made);
@@ -140,6 +163,7 @@ carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, co
     }
     hotspots->gpus = log->gpus;
     hotspots->gpu_busy = log->busy;
+    hotspots->gpu_span = log->dropped == 0 ? log->last - log->first : 0.0;
     hotspots->gpu_waits = log->waits;
     hotspots->gpu_events = log->count;
     hotspots->gpu_dropped = log->dropped;

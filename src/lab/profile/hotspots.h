@@ -15,6 +15,7 @@
 
 typedef struct carry_hotspot {
     char category[32], name[64], file[128];
+    char operators[64]; /* that launched a kernel, the most frequent first; "": unknown */
     int line;
     int64_t calls;
     double total, self; /* seconds */
@@ -32,6 +33,8 @@ typedef struct carry_hotspots {
     int kernels;
     carry_hotspot *kernel; /* by time, the largest first; total and self are the same, file is "gpu" */
     int64_t gpu_waits;     /* of the host for a GPU; not in a trace that was read */
+    int64_t steps;         /* of training that were recorded; 0: unknown */
+    double gpu_span;       /* seconds from the first thing that a GPU did to the last; 0: unknown */
     double gpu_busy;       /* seconds in which GPUs did anything, over all of them */
     int64_t gpu_events, gpu_dropped, gpu_lost; /* on the trace; counted and not on it; not even counted */
 } carry_hotspots;

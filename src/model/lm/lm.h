@@ -85,8 +85,9 @@ carry_status carry_lm_pass_take(const carry_lm_pass *pass, void **memory);
 void carry_lm_pass_give(const carry_lm_pass *pass, void *memory);
 const char *carry_lm_pass_about(const carry_lm_pass *pass);
 
-/* Absent tensors have data NULL. ids, labels, cu_seqlens and cuts are in host memory, where they are checked; logits
-   and total are on the model's device. */
+/* Absent tensors have data NULL. cu_seqlens and cuts are in host memory, where they are checked. So are ids and labels,
+   or they are on the model's device and were checked before (carry_check_ids, carry_check_targets): then a call puts
+   work into the device's stream and nothing else, and may be recorded. logits and total are on the model's device. */
 typedef struct carry_lm_args {
     carry_tensor ids;    /* [B, T], i64 */
     carry_tensor labels; /* [B, T], i64: what each token should be followed by; -100 does not count. Absent: no loss */

@@ -1,9 +1,14 @@
 /* Generation: a prompt through passes of many tokens, then a pass of one token a step. Both read and leave the same
-   states. */
+   states.
+
+   On a GPU a step is recorded at its second call and replayed: ids go up and logits come back through pinned memory,
+   and the host waits once a token. Models with attention, whose caches grow, launch every step anew. */
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "carry/device.h"
+#include "carry/nn.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -24,10 +29,55 @@ struct carry_lm_generator {
     void *room;          /* of the logits */
     carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
     carry_tensor wide;   /* and in f32 */
+    /* On a GPU, without attention: */
+    carry_tensor ids;     /* [batch, 1], there */
+    int64_t *pinned_ids;  /* and in pinned memory; NULL: steps are not recorded */
+    float *pinned_logits; /* [batch, vocabulary] */
+    carry_stream *stream; /* made for the context; NULL: it had one */
+    carry_graph *graph;
+    bool has_run; /* a step, so that all is set up */
 };
+
+static void close_recording(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    if (g->pinned_ids != NULL) {
+        (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
+        carry_graph_free(ctx, device, g->graph);
+        carry_host_free(ctx, g->pinned_ids);
+    }
+    if (g->stream != NULL) {
+        (void)carry_stream_wait(ctx, device, g->stream);
+        (void)carry_ctx_set_stream(ctx, device, NULL);
+        carry_stream_free(ctx, device, g->stream);
+    }
+}
+
+/* Pinned memory, and a stream that can be recorded. */
+static carry_status open_recording(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    const int64_t sizes[] = {g->batch, g->lm->config.vocab_size};
+    size_t logits;
+    void *pinned;
+    if (device == 0 || g->lm->config.has_attention || !carry_size_product(&logits, sizes, 2, sizeof(float))) {
+        return CARRY_OK;
+    }
+    const size_t ids = (size_t)g->batch * sizeof(int64_t);
+    CARRY_TRY(carry_host_alloc(ctx, &pinned, ids + logits));
+    g->pinned_ids = pinned;
+    g->pinned_logits = (float *)(g->pinned_ids + g->batch);
+    if (carry_ctx_stream(ctx, device) != NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_stream_wait(ctx, device, NULL));
+    CARRY_TRY(carry_stream_new(ctx, &g->stream, device));
+    return carry_ctx_set_stream(ctx, device, g->stream);
+}
 
 void carry_lm_generator_free(carry_lm_generator *g) {
     if (g != NULL) {
+        close_recording(g);
         carry_lm_state_free(g->state);
         carry_lm_state_free(g->one);
         carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
@@ -41,11 +91,13 @@ static void place_logits(carry_lm_generator *g, carry_arena *arena) {
     const int64_t shape[] = {g->batch, g->lm->config.vocab_size};
     g->wide = carry_arena_tensor(arena, g->lm->own.device, CARRY_F32, 2, shape);
     g->logits = g->dtype == CARRY_F32 ? g->wide : carry_arena_tensor(arena, g->lm->own.device, g->dtype, 2, shape);
+    g->ids = carry_arena_tensor(arena, g->lm->own.device, CARRY_I64, 2, (const int64_t[]){g->batch, 1});
 }
 
 static carry_status open_generator(carry_lm_generator *g) {
     carry_lm *lm = g->lm;
     const carry_lm_pass_options options = {.batch = g->batch, .tokens = 1, .dtype = g->dtype, .forward_only = true};
+    CARRY_TRY(open_recording(g));
     CARRY_TRY(carry_lm_pass_new(lm, &g->step, &options));
     CARRY_TRY(carry_lm_state_new(lm, &g->state, g->batch));
     if (g->batch > 1) {
@@ -134,8 +186,62 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
     return read_logits(g, logits, 1);
 }
 
+/* A step from ids on the device to logits in f32 there. */
+static carry_status enqueue_step(carry_lm_generator *g) {
+    const carry_lm_args args = {.ids = g->ids, .logits = g->logits, .last_logits = true, .state = g->state};
+    CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
+    return g->dtype != CARRY_F32 ? carry_convert(g->lm->ctx, g->wide, g->logits) : CARRY_OK;
+}
+
+/* What cannot be recorded is launched as it is, then and from then on. */
+static carry_status record_step(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    carry_stream *stream = carry_ctx_stream(ctx, device);
+    if (carry_graph_begin(ctx, device, stream) != CARRY_OK) {
+        return enqueue_step(g);
+    }
+    const carry_status status = enqueue_step(g);
+    const carry_status ended = carry_graph_end(ctx, &g->graph, device, stream);
+    carry_lm_state_advance(g->state, -1); /* nothing has run yet */
+    if (status != CARRY_OK || ended != CARRY_OK) {
+        carry_graph_free(ctx, device, g->graph);
+        g->graph = NULL;
+        g->has_run = false;
+        return enqueue_step(g);
+    }
+    return CARRY_OK;
+}
+
+static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    const int64_t vocabulary = g->lm->config.vocab_size;
+    const carry_tensor seen = carry_view_2d(g->pinned_logits, CARRY_F32, g->batch, vocabulary);
+    const carry_tensor given = carry_view_2d(g->pinned_ids, CARRY_I64, g->batch, 1);
+    memcpy(g->pinned_ids, ids, (size_t)g->batch * sizeof *ids);
+    CARRY_TRY(carry_check_ids(ctx, given, vocabulary));
+    CARRY_TRY(carry_copy(ctx, g->ids, given));
+    if (g->graph == NULL && g->has_run) {
+        CARRY_TRY(record_step(g));
+    } else if (g->graph == NULL) {
+        CARRY_TRY(enqueue_step(g));
+        g->has_run = true;
+    }
+    if (g->graph != NULL) {
+        CARRY_TRY(carry_graph_launch(ctx, device, g->graph, carry_ctx_stream(ctx, device)));
+        carry_lm_state_advance(g->state, 1);
+    }
+    CARRY_TRY(carry_read(ctx, seen, g->wide));
+    memcpy(logits, g->pinned_logits, (size_t)(g->batch * vocabulary) * sizeof *logits);
+    return CARRY_OK;
+}
+
 carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
     CARRY_SPAN(g->lm->ctx, "model", "step");
+    if (g->pinned_ids != NULL) {
+        return recorded_step(g, ids, logits);
+    }
     const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, g->batch, 1),
                                 .logits = g->logits,
                                 .last_logits = true,

@@ -163,14 +163,15 @@ const char *carry_lm_pass_about(const carry_lm_pass *pass) {
 }
 
 static carry_status check_i64(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                              const int64_t *shape) {
+                              const int64_t *shape, int device) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
     if (tensor->dtype != CARRY_I64 || !carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed i64", name);
     }
-    if (tensor->device != 0) {
-        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d: it is given in host memory, and uploaded", name,
-                          tensor->device);
+    if (tensor->device != 0 && tensor->device != device) {
+        return carry_fail(ctx, CARRY_EDEVICE,
+                          "%s is on device %d: it is given in host memory, or on the model's device %d", name,
+                          tensor->device, device);
     }
     return CARRY_OK;
 }
@@ -180,9 +181,13 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     const carry_lm_pass_options *o = &pass->options;
     const int64_t rows[] = {o->batch, o->tokens, pass->lm->config.vocab_size};
     const int64_t lasts[] = {o->batch, pass->lm->config.vocab_size};
-    CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows));
+    const int device = pass->lm->own.device;
+    CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows, device));
     if (args->labels.data != NULL) {
-        CARRY_TRY(check_i64(ctx, "labels", &args->labels, 2, rows));
+        CARRY_TRY(check_i64(ctx, "labels", &args->labels, 2, rows, device));
+    }
+    if (args->labels.device != 0 && (args->scale == 0.0f || args->counted != NULL)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "labels on a device are not counted: scale must be given");
     }
     if (args->total.data != NULL && args->loss != NULL) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the loss is added to total or read, not both");
@@ -214,7 +219,7 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
 /* What a call gives in host memory, where the work is done: checked before, uploaded where that is not the CPU. */
 static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_tensor from, int64_t count) {
     const carry_tensor flat = carry_reshape_1d(from, count);
-    if (pass->lm->own.device == 0 || from.data == NULL) {
+    if (pass->lm->own.device == from.device || from.data == NULL) {
         *here = flat;
         return CARRY_OK;
     }
@@ -224,13 +229,17 @@ static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_t
 static carry_status bring_all(carry_lm_pass *pass, const carry_lm_args *args, int64_t *counted) {
     const int64_t vocabulary = pass->lm->config.vocab_size;
     const carry_tensor cuts = args->cuts.data != NULL ? args->cuts : args->cu_seqlens;
-    CARRY_TRY(carry_check_ids(pass->ctx, args->ids, vocabulary));
+    if (args->ids.device == 0) {
+        CARRY_TRY(carry_check_ids(pass->ctx, args->ids, vocabulary));
+    }
     CARRY_TRY(bring(pass, &pass->ids, args->ids, pass->tokens));
     CARRY_TRY(bring(pass, &pass->cuts, cuts, cuts.shape[0]));
     if (args->labels.data == NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_check_targets(pass->ctx, counted, args->labels, vocabulary));
+    if (args->labels.device == 0) {
+        CARRY_TRY(carry_check_targets(pass->ctx, counted, args->labels, vocabulary));
+    }
     return bring(pass, &pass->labels, args->labels, pass->tokens);
 }
 

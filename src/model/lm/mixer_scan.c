@@ -19,6 +19,7 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "delta/forward.h"
+#include "model/lm/mixer_scan_device.h"
 
 #define TOGETHER 8 /* units at most: more would add memory and no threads that have nothing to do */
 
@@ -69,6 +70,7 @@ void carry_mixer_scan_take(const carry_mixer_scan *m, carry_arena *arena, carry_
 static void close_scan(void *mixing) {
     carry_mixer_scan *m = mixing;
     if (m != NULL) {
+        carry_mixer_device_close(m->device);
         carry_delta_plan_free(m->delta);
         carry_scan_plan_free(m->forward);
         carry_scan_plan_free(m->backward);
@@ -126,6 +128,14 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
     m->algorithm = algorithm;
     m->problem = *problem;
     m->linear = linear;
+    if (problem->device != 0) {
+        const carry_status on_gpu = carry_mixer_device_open(ctx, &m->device, problem, algorithm, linear);
+        *mixing = on_gpu == CARRY_OK ? m : NULL;
+        if (on_gpu != CARRY_OK) {
+            close_scan(m);
+        }
+        return on_gpu;
+    }
     m->slices = carry_lm_mixer_slices(problem->value);
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
@@ -146,11 +156,13 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
 }
 
 static const char *plan_line(const void *mixing) {
-    return ((const carry_mixer_scan *)mixing)->about;
+    const carry_mixer_scan *m = mixing;
+    return m->device != NULL ? carry_mixer_device_plan(m->device) : m->about;
 }
 
 static size_t workspace_bytes(const void *mixing) {
-    return ((const carry_mixer_scan *)mixing)->workspace;
+    const carry_mixer_scan *m = mixing;
+    return m->device != NULL ? carry_mixer_device_workspace(m->device) : m->workspace;
 }
 
 static size_t kept_bytes(const void *mixing) {
@@ -316,6 +328,9 @@ static void store_final(const carry_mixer_scan_work *w, int64_t member) {
 
 static carry_status forward(void *mixing, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
     carry_mixer_scan *m = mixing;
+    if (m->device != NULL) {
+        return carry_mixer_device_forward(m->device, args, workspace, bytes);
+    }
     const carry_delta_problem *p = &m->problem;
     carry_delta_inputs in = carry_delta_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));

@@ -12,6 +12,7 @@
 
 typedef struct carry_mixer_scan {
     carry_ctx *ctx;
+    void *device; /* of mixer_scan_device.h, which then does all of it; NULL: on the CPU */
     const char *algorithm;
     carry_delta_problem problem;
     carry_delta_plan *delta; /* for what it knows of a token: norms, gates, types. It runs nothing */

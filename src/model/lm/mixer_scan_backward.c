@@ -16,6 +16,7 @@
 #include "core/threads.h"
 #include "delta/backward.h"
 #include "model/lm/mixer_scan.h"
+#include "model/lm/mixer_scan_device.h"
 
 /* G = scale q do^T, the gradient that reaches every state by its own output. */
 static void write_gradients(void *argument, int64_t begin, int64_t end, int worker) {
@@ -268,6 +269,9 @@ static void clear(const carry_tensor *heads, int64_t count) {
 carry_status carry_mixer_scan_backward(void *mixing, const carry_delta_backward_args *args, void *workspace,
                                        size_t bytes) {
     carry_mixer_scan *m = mixing;
+    if (m->device != NULL) {
+        return carry_mixer_device_backward(m->device, args, workspace, bytes);
+    }
     const carry_delta_problem *p = &m->problem;
     carry_mixer_scan_work w = {.m = m, .in = carry_delta_back_inputs_of(args), .backward = args};
     CARRY_TRY(check(m, args, &w.in, workspace, bytes));

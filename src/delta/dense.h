@@ -1,0 +1,50 @@
+/* The delta rule as a dense scan on a GPU: what stands around the scan (carry/scan.h). Per value head
+
+       S[t] = A[t] S[t-1] + b[t],   A[t] = e^g (I - beta k k^T),   b[t] = beta k v^T,   o[t] = scale S[t]^T q[t]
+
+   Units are value heads of rows of the batch, row after row; a call does `count` of them from `first` on, and its
+   buffers begin with that unit. The plan is one of the device, for what it knows of a token; no state is given, and
+   rows are not packed. All of it is put into the context's stream. */
+#ifndef CARRY_DELTA_DENSE_H
+#define CARRY_DELTA_DENSE_H
+
+#include "delta/plan.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct carry_delta_units {
+    int64_t first, count;
+    float *A;                  /* [count, T, K, K]; 0 for the first token */
+    float *S;                  /* [count, T, K, V]: b, and after the scan the states */
+    float *L;                  /* the same of gradients: scale q do^T, and after the scan db */
+    float *part_q, *part_k;    /* [B T, HV, K]: of all units */
+    float *part_beta, *part_g; /* [B T, HV] */
+} carry_delta_units;
+
+/* The kernels of a backend. */
+typedef struct carry_delta_dense {
+    /* A and b. */
+    carry_status (*steps)(const carry_delta_plan *plan, const carry_delta_inputs *in, const carry_delta_units *units);
+    /* o from S. */
+    carry_status (*outputs)(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor o,
+                            const carry_delta_units *units);
+    /* L before its scan. */
+    carry_status (*seeds)(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor grad_o,
+                          const carry_delta_units *units);
+    /* dv, and the parts of the other gradients, from S and L. */
+    carry_status (*parts)(const carry_delta_plan *plan, const carry_delta_backward_args *args,
+                          const carry_delta_units *units);
+    /* The other gradients, once all units have left their parts. */
+    carry_status (*gradients)(const carry_delta_plan *plan, const carry_delta_backward_args *args,
+                              const carry_delta_units *units);
+} carry_delta_dense;
+
+/* table.c: NULL where this build has no GPU. */
+const carry_delta_dense *carry_delta_dense_on_gpu(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,47 @@
+/* Batches on their way to a GPU: the next one is made on the host and uploaded while the step before it runs.
+
+   A batch goes through one of two slots, each of pinned memory and of memory on the GPU: a stream of the feed's own
+   uploads it beside the step, and the context's stream then copies it to where steps read it, always the same place.
+   The host waits for uploads, and before it overwrites a slot that a step two steps ago may still have to read: so it
+   is never more than two steps ahead, and the GPU never waits for it. */
+#ifndef CARRY_TRAIN_FEED_H
+#define CARRY_TRAIN_FEED_H
+
+#include "carry/device.h"
+#include "carry/tensor.h"
+#include "train/data/batches.h"
+
+#define CARRY_FEED_SLOTS 2
+
+typedef struct carry_feed_slot {
+    int64_t *pinned; /* [2, count]: ids, then labels */
+    void *there;     /* the same on the GPU */
+    carry_event *used;
+    bool was_used; /* and the event recorded */
+} carry_feed_slot;
+
+typedef struct carry_feed {
+    carry_ctx *ctx;
+    int device;               /* 0: closed */
+    int64_t count;            /* ids of a batch */
+    int64_t vocabulary;       /* ids and labels are below it */
+    carry_tensor ids, labels; /* [count], where steps read them */
+    int64_t labels_whole;     /* of the batch that was taken, over all ranks */
+    carry_stream *stream;     /* of uploads */
+    carry_feed_slot slot[CARRY_FEED_SLOTS];
+    int next;                   /* the slot of the batch that is prepared or will be */
+    bool is_ready;              /* a batch is prepared: */
+    int64_t ready_labels;       /* its labels_whole */
+    carry_position ready_after; /* where the one after it begins */
+} carry_feed;
+
+carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64_t count, int64_t vocabulary);
+void carry_feed_close(carry_feed *feed);
+size_t carry_feed_bytes(int64_t count); /* on the GPU */
+
+/* Makes the next batch and uploads it, unless one is ready. After a failure the batches stand where they stood. */
+carry_status carry_feed_prepare(carry_feed *feed, carry_batches *batches);
+/* That batch, prepared now if it was not, into ids and labels, in the order of the context's stream. */
+carry_status carry_feed_take(carry_feed *feed, carry_batches *batches, carry_position *after);
+
+#endif

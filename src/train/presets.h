@@ -1,0 +1,19 @@
+/* Models and batches that have a name: carry train --preset gdn-130m. A preset sets other options, which may be set
+   after it, and the size of the model's vocabulary, which is larger than a tokenizer of a small text needs. */
+#ifndef CARRY_TRAIN_PRESETS_H
+#define CARRY_TRAIN_PRESETS_H
+
+#include "train/options.h"
+
+typedef struct carry_train_preset {
+    const char *name, *about;
+    int64_t vocabulary;
+    const char *keys; /* "key value key value ...", of carry_train_keys */
+} carry_train_preset;
+
+extern const carry_train_preset carry_train_presets[];                /* NULL name at the end */
+const carry_train_preset *carry_train_preset_named(const char *name); /* NULL: none */
+/* CARRY_ENOTFOUND with the names that there are. */
+carry_status carry_train_preset_apply(carry_ctx *ctx, carry_train_options *options, const char *name);
+
+#endif
