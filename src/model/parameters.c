@@ -13,6 +13,10 @@
 
 #define GAP 16 /* elements: every parameter starts on a line of the cache */
 
+int64_t carry_parameters_room(int64_t count) {
+    return (count + GAP - 1) / GAP * GAP;
+}
+
 carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int device, int64_t most) {
     own->ctx = ctx;
     own->device = device;
@@ -34,7 +38,7 @@ int64_t carry_parameters_add(carry_parameters *own, carry_parameter p) {
         p.count *= p.shape[i];
     }
     p.offset = own->count;
-    own->count += (p.count + GAP - 1) / GAP * GAP;
+    own->count += carry_parameters_room(p.count);
     own->trained += p.count;
     own->parameter[own->parameters] = p;
     return own->parameters++;
@@ -62,7 +66,15 @@ carry_status carry_parameters_allocate(carry_parameters *own) {
     return take(own, &own->weights, sizeof(float), "the weights");
 }
 
+static carry_status refuse_read_only(const carry_parameters *own, const char *what) {
+    return carry_fail(own->ctx, CARRY_EUNSUPPORTED,
+                      "the model was opened to be read, its weights lie in the mapped file: %s needs it loaded", what);
+}
+
 carry_status carry_parameters_want_gradients(carry_parameters *own) {
+    if (own->reads_only) {
+        return refuse_read_only(own, "training");
+    }
     return own->gradients != NULL ? carry_parameters_zero_gradients(own)
                                   : take(own, &own->gradients, sizeof(float), "the gradients");
 }
@@ -108,11 +120,15 @@ void carry_parameters_free(carry_parameters *own) {
     carry_device_free(own->ctx, own->device, own->gradients);
     carry_device_free(own->ctx, own->device, own->low);
     free(own->parameter);
+    carry_weights_close(&own->files);
     *own = (carry_parameters){0};
 }
 
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index) {
     const carry_parameter *p = &own->parameter[index];
+    if (p->mapped != NULL && buffer == own->weights) {
+        return carry_view((void *)(uintptr_t)p->mapped, p->mapped_dtype, p->rank, p->shape); /* only read */
+    }
     carry_tensor view = carry_view(buffer + p->offset, CARRY_F32, p->rank, p->shape);
     view.device = own->device;
     return view;
@@ -126,7 +142,7 @@ carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, i
 
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index) {
     carry_tensor view = carry_parameters_view(own, own->weights, index);
-    if (own->low != NULL) {
+    if (own->low != NULL && own->parameter[index].mapped == NULL) {
         view.data = carry_parameters_low(own, own->parameter[index].offset, view.shape[0]).data;
         view.dtype = own->low_dtype;
     }
@@ -152,6 +168,13 @@ carry_status carry_parameters_upload(const carry_parameters *own, float *buffer,
 carry_status carry_parameters_download(const carry_parameters *own, float *to, float *buffer, int64_t first,
                                        int64_t count) {
     return carry_read(own->ctx, carry_view_1d(to, CARRY_F32, count), carry_parameters_flat(own, buffer, first, count));
+}
+
+carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count) {
+    const carry_parameter *p = &own->parameter[index];
+    return p->mapped != NULL ? carry_convert(own->ctx, carry_view_1d(to, CARRY_F32, count),
+                                             carry_view_1d((void *)(uintptr_t)p->mapped, p->mapped_dtype, count))
+                             : carry_parameters_download(own, to, own->weights, p->offset, count);
 }
 
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied) {
@@ -206,7 +229,7 @@ carry_status carry_parameters_start(carry_parameters *own,
                                     carry_status (*fill)(const void *model, const carry_parameter *p,
                                                          carry_tensor whole, uint64_t seed),
                                     const void *model, uint64_t seed) {
-    carry_status status = CARRY_OK;
+    carry_status status = own->reads_only ? refuse_read_only(own, "giving it start values") : CARRY_OK;
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         const bool is_cut = p->cut != CARRY_CUT_NONE && own->ranks > 1;

@@ -23,6 +23,8 @@ typedef struct carry_parameter {
     bool decays;           /* does weight decay reach it? */
     int start;             /* how it starts: the model's own */
     carry_parameter_cut cut;
+    const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
+    carry_dtype mapped_dtype;
 } carry_parameter;
 
 typedef struct carry_parameters {
@@ -37,6 +39,8 @@ typedef struct carry_parameters {
     float *gradients; /* NULL until wanted */
     void *low;        /* the weights in low_dtype; NULL until wanted */
     carry_dtype low_dtype;
+    carry_weights files; /* stay open while parameters are mapped */
+    bool reads_only;     /* carry_parameters_map was called: no gradients, no start values */
     /* What a file may call a tensor that it does not have by its own name. NULL: nothing else. `other` is asked for
        which = 0, 1, ... and returns false after the last; with `pieces` they are consecutive rows of the tensor. */
     bool (*other)(const char *name, int which, bool pieces, char *to, size_t size);
@@ -47,8 +51,12 @@ carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int de
 /* The next of the list; its place follows the last one's. shape is of the whole tensor, and is cut for this rank.
    Returns its index; -1 when p has rank 0: the model has none. The caller has bounded the sum of all. */
 int64_t carry_parameters_add(carry_parameters *own, carry_parameter p);
+int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a parameter of `count` takes */
 /* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
 carry_status carry_parameters_allocate(carry_parameters *own);
+/* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
+   f16 are used where the file is mapped, and have no room in the buffers. Of another device nothing is mapped. */
+carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
 carry_status carry_parameters_zero_gradients(carry_parameters *own);
 /* Copies in bf16 or f16, and the same again from the weights of now; nothing where there are none. */
@@ -56,7 +64,8 @@ carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype)
 carry_status carry_parameters_round(carry_parameters *own);
 void carry_parameters_free(carry_parameters *own);
 
-/* Parameter `index` in one of the flat buffers; elements [first, first + count) of one. */
+/* Parameter `index` in one of the flat buffers (mapped weights: in the file, in its type); elements [first, first +
+   count) of one. */
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
 carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
 /* Elements of the copies in 16 bits; absent where there are none. */
@@ -80,6 +89,9 @@ carry_status carry_parameters_upload(const carry_parameters *own, float *buffer,
                                      int64_t count);
 carry_status carry_parameters_download(const carry_parameters *own, float *to, float *buffer, int64_t first,
                                        int64_t count);
+
+/* The first `count` elements of a parameter's weight, in f32, to host memory. */
+carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count);
 
 /* A flat buffer in host memory: where it is, or a copy, which the caller frees (NULL: none was made). */
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied);

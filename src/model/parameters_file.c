@@ -1,5 +1,6 @@
 /* Parameters from and to a model's folder. */
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,10 +9,12 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "core/threads.h"
 #include "model/parameters.h"
 
 #define LARGEST 1e8f /* of a weight; those of models that work are below 1e3 */
 
+/* One element; of f16 0 for those that are numbers. */
 static float value_at(const void *data, carry_dtype dtype, int64_t index) {
     const unsigned char *at = (const unsigned char *)data + (size_t)index * carry_dtype_size(dtype);
     uint16_t half;
@@ -30,11 +33,67 @@ static float value_at(const void *data, carry_dtype dtype, int64_t index) {
     return value;
 }
 
+#define SOME 4096 /* elements looked at together */
+#define LANES 32
+#define GRAIN ((int64_t)32) /* of those, worth handing to a thread */
+
+typedef struct value_check {
+    const void *data;
+    carry_dtype dtype;
+    int64_t count;
+    _Atomic int64_t wrong; /* a block with such a value; -1: none */
+} value_check;
+
+/* Bits without the sign order as magnitudes do. 1e8 is 0x4CBEBC20; in bf16 the next below is 0x4CBE. Lanes of a fixed
+   number become vectors at any level of optimisation. */
+static bool half_is_fine(const uint16_t *at, int64_t count, uint16_t largest) {
+    uint16_t most[LANES] = {0};
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        for (int lane = 0; lane < LANES; lane++) {
+            const uint16_t bits = at[i + lane] & 0x7FFFu;
+            most[lane] = bits > most[lane] ? bits : most[lane];
+        }
+    }
+    bool is_fine = true;
+    for (int lane = 0; lane < LANES; lane++) {
+        is_fine = is_fine && most[lane] <= largest;
+    }
+    for (; i < count; i++) {
+        is_fine = is_fine && (at[i] & 0x7FFFu) <= largest;
+    }
+    return is_fine;
+}
+
+static bool float_is_fine(const uint32_t *at, int64_t count) {
+    bool is_fine = true;
+    for (int64_t i = 0; i < count; i++) {
+        is_fine &= (at[i] & 0x7FFFFFFFu) <= 0x4CBEBC20u;
+    }
+    return is_fine;
+}
+
+static void check_blocks(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    value_check *c = argument;
+    for (int64_t block = begin; block < end; block++) {
+        const int64_t first = block * SOME;
+        const int64_t count = c->count - first < SOME ? c->count - first : SOME;
+        const bool is_fine = c->dtype == CARRY_F32 ? float_is_fine((const uint32_t *)c->data + first, count)
+                                                   : half_is_fine((const uint16_t *)c->data + first, count,
+                                                                  c->dtype == CARRY_BF16 ? 0x4CBEu : 0x7BFFu);
+        if (!is_fine) {
+            atomic_store(&c->wrong, block);
+        }
+    }
+}
+
 /* A damaged file would otherwise be used: one flipped bit of an exponent makes every result wrong. */
 static carry_status check_values(const carry_parameters *own, const carry_tensor *from, const char *name,
                                  const char *folder) {
-    const int64_t count = carry_tensor_count(from);
-    for (int64_t i = 0; i < count; i++) {
+    value_check c = {.data = from->data, .dtype = from->dtype, .count = carry_tensor_count(from), .wrong = -1};
+    carry_parallel(own->ctx, (c.count + SOME - 1) / SOME, GRAIN, check_blocks, &c);
+    for (int64_t i = 0; atomic_load(&c.wrong) >= 0 && i < c.count; i++) {
         const float value = value_at(from->data, from->dtype, i);
         if (!(fabsf(value) <= LARGEST)) {
             return carry_fail(own->ctx, CARRY_EFORMAT,
@@ -152,6 +211,9 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
         return load_pieces(own, weights, index, folder);
     }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
+    if (own->parameter[index].mapped != NULL) {
+        return CARRY_OK;
+    }
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
 
@@ -167,11 +229,41 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
     return status;
 }
 
+carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
+    if (own->device != 0 || own->ranks > 1) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
+    own->reads_only = true;
+    own->count = 0;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        carry_parameter *p = &own->parameter[i];
+        const carry_tensor *found;
+        CARRY_TRY(find_one(own, &own->files, i, folder, &found));
+        if (p->rank == 2 && found != NULL && found->dtype != CARRY_F32 && (uintptr_t)found->data % 2 == 0) {
+            p->mapped = found->data;
+            p->mapped_dtype = found->dtype;
+        }
+        p->offset = own->count;
+        own->count += p->mapped == NULL ? carry_parameters_room(p->count) : 0;
+    }
+    return CARRY_OK;
+}
+
+/* The files of a folder: those that are mapped already, else opened. */
+static carry_status open_files(const carry_parameters *own, carry_weights *weights, const char *folder) {
+    if (own->files.files == 0) {
+        return carry_weights_open(own->ctx, weights, folder);
+    }
+    *weights = own->files;
+    return CARRY_OK;
+}
+
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model) {
     carry_weights weights;
-    CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    CARRY_TRY(open_files(own, &weights, folder));
     carry_status status = CARRY_OK;
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
@@ -188,7 +280,9 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                 carry_shape_text(has, tensor->rank, tensor->shape));
         }
     }
-    carry_weights_close(&weights);
+    if (own->files.files == 0) {
+        carry_weights_close(&weights);
+    }
     return status == CARRY_OK ? carry_parameters_round(own) : status;
 }
 
@@ -205,9 +299,10 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     }
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
-        void *data = (void *)(uintptr_t)(weights + p->offset); /* only read */
+        const void *data = p->mapped != NULL ? p->mapped : weights + p->offset;
+        const carry_dtype type = p->mapped != NULL ? p->mapped_dtype : CARRY_F32;
         items[i] = (carry_safetensors_item){
-            .name = p->name, .tensor = carry_view(data, CARRY_F32, p->rank, p->shape), .dtype = dtype};
+            .name = p->name, .tensor = carry_view((void *)(uintptr_t)data, type, p->rank, p->shape), .dtype = dtype};
     }
     status = status == CARRY_OK ? carry_safetensors_write(own->ctx, path, items, own->parameters, notes) : status;
     free(items);

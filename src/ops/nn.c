@@ -34,7 +34,8 @@ carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_ten
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape, const carry_tensor *activations) {
     CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, activations->device));
-    if (tensor->dtype != CARRY_F32 && tensor->dtype != activations->dtype) {
+    /* The CPU widens whatever it is. */
+    if (tensor->device != 0 && tensor->dtype != CARRY_F32 && tensor->dtype != activations->dtype) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: f32 or the activations' type, %s, is needed", name,
                           carry_dtype_name(tensor->dtype), carry_dtype_name(activations->dtype));
     }

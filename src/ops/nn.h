@@ -13,7 +13,7 @@ static inline int64_t carry_piece(int64_t at, int64_t end) {
 }
 
 /* Packed, on `device` (or that of like, or of the activations), of this shape; and f32, bf16 or f16 / of the
-   activations' type / f32 or of the activations' type / f32 / i64 / f64. */
+   activations' type / f32 or of the activations' type, on the CPU any of the three / f32 / i64 / f64. */
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                      const int64_t *shape, int device);
 carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);

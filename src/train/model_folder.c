@@ -48,7 +48,7 @@ static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *
     for (int i = 0; i < count && status != CARRY_OK; i++) {
         status = carry_file_in(ctx, model->folder, folder, entry[i]->d_name);
         status = status == CARRY_OK ? carry_checkpoint_verify_model(ctx, model->folder) : status;
-        status = status == CARRY_OK ? carry_lm_load(ctx, &model->lm, model->folder, model->device) : status;
+        status = status == CARRY_OK ? carry_lm_open(ctx, &model->lm, model->folder, model->device) : status;
         if (status != CARRY_OK && i + 1 < count) {
             carry_log(ctx, CARRY_LOG_WARNING, "%.40s is passed over: %s", entry[i]->d_name, carry_ctx_error(ctx));
         }
@@ -80,7 +80,7 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
     if (has_file(ctx, folder, "config.json")) {
         (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
         CARRY_TRY(carry_checkpoint_verify_model(ctx, folder));
-        return carry_lm_load(ctx, &model->lm, folder, model->device);
+        return carry_lm_open(ctx, &model->lm, folder, model->device);
     }
     struct dirent **entry;
     int count = scandir(folder, &entry, is_step, newest_first);

@@ -51,6 +51,61 @@ static void what_is_saved_loads_again(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The logits of every token of a short row. */
+static void logits_of(carry_ctx *ctx, carry_lm *lm, carry_dtype dtype, void *to) {
+    int64_t ids[20];
+    carry_lm_pass *pass;
+    void *memory;
+    for (int64_t i = 0; i < 20; i++) {
+        ids[i] = i * 7 % lm->config.vocab_size;
+    }
+    const carry_lm_pass_options options = {.batch = 1, .tokens = 20, .dtype = dtype, .forward_only = true};
+    assert_ok(ctx, carry_lm_pass_new(lm, &pass, &options));
+    assert_ok(ctx, carry_lm_pass_take(pass, &memory));
+    const int64_t shape[] = {1, 20, lm->config.vocab_size};
+    const carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, 1, 20), .logits = carry_view(to, dtype, 3, shape)};
+    assert_ok(ctx, carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)));
+    carry_lm_pass_give(pass, memory);
+    carry_lm_pass_free(pass);
+}
+
+/* What is opened to be read keeps bf16 matrices in the file, and computes what a loaded model does. */
+static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
+    (void)unused;
+    static unsigned char a[20 * 4096];
+    static unsigned char b[20 * 4096];
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int i = 0; i < HYBRIDS; i++) {
+        carry_lm *lm = model(ctx, hybrid(i));
+        carry_lm *loaded;
+        carry_lm *opened;
+        assert_ok(ctx, carry_lm_save(lm, folder, CARRY_BF16));
+        assert_ok(ctx, carry_lm_load(ctx, &loaded, folder, 0));
+        assert_ok(ctx, carry_lm_open(ctx, &opened, folder, 0));
+        assert_true(opened->own.trained == loaded->own.trained && opened->own.count < loaded->own.count / 2);
+        assert_true(lm->config.vocab_size * (int64_t)sizeof(float) <= 4096);
+        const size_t values = 20 * (size_t)lm->config.vocab_size;
+        logits_of(ctx, loaded, CARRY_BF16, a);
+        logits_of(ctx, opened, CARRY_BF16, b);
+        assert_memory_equal(a, b, values * 2);
+        logits_of(ctx, loaded, CARRY_F32, a);
+        logits_of(ctx, opened, CARRY_F32, b);
+        for (size_t at = 0; at < values; at++) {
+            const float x = ((float *)(void *)a)[at];
+            assert_true(fabsf(x - ((float *)(void *)b)[at]) <= 1e-5f * (1.0f + fabsf(x)));
+        }
+        assert_refused(ctx, CARRY_EUNSUPPORTED, "training", carry_lm_want_gradients(opened));
+        assert_refused(ctx, CARRY_EUNSUPPORTED, "start values", carry_lm_init(opened, 1));
+        assert_ok(ctx, carry_lm_save(opened, folder, CARRY_F32)); /* replaced: the mapping stays the old file */
+        logits_of(ctx, opened, CARRY_F32, a);
+        assert_memory_equal(a, b, values * 4);
+        carry_lm_free(opened);
+        carry_lm_free(loaded);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
 /* The tensors of a model under names that `rename` gives them, with one more. */
 static void write_renamed(carry_ctx *ctx, const carry_lm *lm, void (*rename)(char *to, size_t size, const char *name),
                           const char *more) {
@@ -163,6 +218,7 @@ static void configurations_mean_what_their_origin_means(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_is_saved_loads_again),
+        cmocka_unit_test(a_model_that_is_only_read_stays_in_its_file),
         cmocka_unit_test(published_names_are_found),
         cmocka_unit_test(what_cannot_be_honoured_is_refused_by_name),
         cmocka_unit_test(configurations_mean_what_their_origin_means),

@@ -85,7 +85,7 @@ static void list_parameters(carry_lm *lm) {
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
-static carry_status make(carry_lm *lm, int device, const char *folder) {
+static carry_status make(carry_lm *lm, int device, const char *folder, bool maps) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
     const int64_t layers = lm->config.num_hidden_layers;
     lm->layer = calloc((size_t)layers, sizeof *lm->layer);
@@ -96,15 +96,12 @@ static carry_status make(carry_lm *lm, int device, const char *folder) {
     list_parameters(lm);
     lm->own.other = carry_lm_is_fla(lm->config.kind) ? NULL : carry_lm_other_name;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
+    CARRY_TRY(maps ? carry_parameters_map(&lm->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&lm->own);
 }
 
-carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
-    return carry_lm_new_for(ctx, made, config, device, NULL);
-}
-
-carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                              const char *folder) {
+static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                              const char *folder, bool maps) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
@@ -112,13 +109,27 @@ carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_co
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = make(lm, device, folder);
+    carry_status status = make(lm, device, folder, maps);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;
     }
     *made = lm;
     return CARRY_OK;
+}
+
+carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
+    return new_model(ctx, made, config, device, NULL, false);
+}
+
+carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                              const char *folder) {
+    return new_model(ctx, made, config, device, folder, false);
+}
+
+carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                 const char *folder) {
+    return new_model(ctx, made, config, device, folder, true);
 }
 
 void carry_lm_free(carry_lm *lm) {

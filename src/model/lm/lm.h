@@ -43,6 +43,9 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
+/* The same, for carry_lm_open: mapped where that can be. */
+carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                 const char *folder);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
@@ -58,6 +61,9 @@ void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *
    f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused by name. A tied lm_head may be there if it is
    the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
+/* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
+   the mapped file. No gradients. The files must not be changed while the model is open. */
+carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* config.json and model.safetensors, each replaced as a whole, the configuration first. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
 /* Weights alone, from a folder into a model that is there. */

@@ -60,19 +60,27 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder) {
     return name_passed_over(lm, folder);
 }
 
-carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device) {
+static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device, bool maps) {
     char path[CARRY_FILE_PATH];
     carry_lm_config config;
     *lm = NULL;
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_lm_config_read(ctx, &config, path));
-    CARRY_TRY(carry_lm_new_for(ctx, lm, &config, device, folder));
+    CARRY_TRY((maps ? carry_lm_new_mapped : carry_lm_new_for)(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);
     if (status != CARRY_OK) {
         carry_lm_free(*lm);
         *lm = NULL;
     }
     return status;
+}
+
+carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device) {
+    return load(ctx, lm, folder, device, false);
+}
+
+carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device) {
+    return load(ctx, lm, folder, device, true);
 }
 
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype) {

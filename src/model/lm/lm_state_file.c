@@ -30,7 +30,7 @@ static carry_status model_sum(const carry_lm *lm, char text[16]) {
         const carry_parameter *p = &lm->own.parameter[i];
         float sample[SAMPLE];
         const int64_t count = p->count < SAMPLE ? p->count : SAMPLE;
-        CARRY_TRY(carry_parameters_download(&lm->own, sample, lm->own.weights, p->offset, count));
+        CARRY_TRY(carry_parameters_sample(&lm->own, sample, i, count));
         sum = carry_crc32c(sum, p->name, strlen(p->name));
         sum = carry_crc32c(sum, p->shape, (size_t)p->rank * sizeof *p->shape);
         sum = carry_crc32c(sum, sample, (size_t)count * sizeof *sample);
