@@ -41,7 +41,7 @@ typedef struct carry_ctx_options {
 CARRY_API carry_status carry_ctx_new(carry_ctx **ctx, const carry_ctx_options *options);
 CARRY_API void carry_ctx_free(carry_ctx *ctx);
 
-/* The sentence of the last failure, valid until the next call on this context; "" when there was none. */
+/* The error message of the last failure, valid until the next call on this context; "" when there was none. */
 CARRY_API const char *carry_ctx_error(const carry_ctx *ctx);
 /* Where in the source it was refused, as "scan/plan.c:120". */
 CARRY_API const char *carry_ctx_error_place(const carry_ctx *ctx);

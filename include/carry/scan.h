@@ -66,8 +66,8 @@ typedef struct carry_scan_plan_options {
 } carry_scan_plan_options;
 
 /* options may be NULL. The plan uses ctx, so it is freed first.
-   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, the sentence says why.
-   CARRY_ESIZE: a size is below 1 or their product overflows. */
+   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, for the reason in the
+   message. CARRY_ESIZE: a size is below 1 or their product overflows. */
 CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
                                            const carry_scan_plan_options *options);
 CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);

@@ -220,7 +220,7 @@ static carry_status gpu_product(carry_ctx *ctx, int device, carry_dtype type, do
     size_t available;
     size_t total;
     int64_t n = type == CARRY_F32 ? GPU_SIDE / 2 : GPU_SIDE;
-    CARRY_TRY(carry_device_memory(ctx, device, &available, &total));
+    CARRY_TRY(carry_device_memory(ctx, &available, &total, device));
     while (n > 512 && available > 0 && 3 * (size_t)(n * n) * carry_dtype_size(type) > available / 2) {
         n /= 2;
     }

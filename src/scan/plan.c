@@ -157,7 +157,7 @@ static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
         return CARRY_OK;
     }
     carry_device_properties gpu;
-    CARRY_TRY(carry_device_describe(plan->ctx, plan->problem.device, &gpu));
+    CARRY_TRY(carry_device_describe(plan->ctx, &gpu, plan->problem.device));
     size_t length = strlen(key);
     (void)snprintf(key + length, CARRY_SCAN_KEY - length, ":device=%.40s", gpu.name);
     for (char *at = key + length; *at != '\0'; at++) {

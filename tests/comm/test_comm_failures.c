@@ -219,25 +219,26 @@ static carry_status nothing(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
-/* Every rank opens with a word of its own. */
-static carry_status open_with_word(void *user, const carry_rank *self) {
+/* Every rank opens with an agreement string of its own. */
+static carry_status open_with_agreement(void *user, const carry_rank *self) {
     carry_ctx *const *ctxs = user;
     carry_comm *comm;
-    carry_comm_options options = {.deadline = 20, .rank = self, .word = self->rank == 2 ? "bf16 chain" : "f32 chain"};
+    carry_comm_options options = {
+        .deadline = 20, .rank = self, .agreement = self->rank == 2 ? "bf16 chain" : "f32 chain"};
     return carry_comm_open(ctxs[self->rank], &comm, "threads", &options);
 }
 
 static void test_ranks_that_differ_are_told_apart(void **state) {
     (void)state;
-    carry_comm_options same = {.deadline = 20, .word = "f32 chain"};
+    carry_comm_options same = {.deadline = 20, .agreement = "f32 chain"};
     assert_int_equal(run_ranks(3, &same, nothing, NULL, NULL), CARRY_OK);
     carry_ctx *ctxs[4];
     for (int r = 0; r < 4; r++) {
         ctxs[r] = support_ctx(1, NULL, NULL);
     }
-    assert_int_equal(carry_ranks_run(ctxs[0], 4, open_with_word, ctxs), CARRY_EARGUMENT);
+    assert_int_equal(carry_ranks_run(ctxs[0], 4, open_with_agreement, ctxs), CARRY_EARGUMENT);
     for (int r = 0; r < 4; r++) {
-        assert_non_null(strstr(carry_ctx_error(ctxs[r]), "rank 0 has 'f32 chain', rank 2 has word 'bf16 chain'"));
+        assert_non_null(strstr(carry_ctx_error(ctxs[r]), "rank 0 has 'f32 chain', rank 2 has agreement 'bf16 chain'"));
         carry_ctx_free(ctxs[r]);
     }
 }

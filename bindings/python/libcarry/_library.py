@@ -38,7 +38,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_problem_family": (c_char_p, [c_int, POINTER(c_char_p), POINTER(c_char_p)]),
     # device.h, ops.h
     "carry_device_count": (c_int, []),
-    "carry_device_describe": (_STATUS, [_CTX, c_int, POINTER(s.DeviceProperties)]),
+    "carry_device_describe": (_STATUS, [_CTX, POINTER(s.DeviceProperties), c_int]),
     "carry_kernels_name": (c_char_p, [c_int]),
     "carry_kernels_about": (c_char_p, [c_int]),
     "carry_kernels_usable": (c_bool, [c_int]),
