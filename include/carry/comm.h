@@ -51,7 +51,7 @@ typedef struct carry_comm carry_comm;
 struct carry_rank; /* one rank of carry_comm_threads; the library's */
 
 typedef struct carry_comm_options {
-    double deadline;               /* seconds; above 0 */
+    double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
     const char *agreement;         /* what must be the same on all ranks (shapes, type, algorithm); NULL: nothing */
     int device;                    /* where buffers are: "nccl": a GPU; other kinds: 0 */
     const struct carry_rank *rank; /* "threads": which one this is; other kinds: NULL */

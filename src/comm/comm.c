@@ -273,8 +273,9 @@ static carry_status unknown_kind(carry_ctx *ctx, const char *kind) {
 }
 
 carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind, const carry_comm_options *options) {
-    const carry_comm_options defaults = {.deadline = CARRY_COMM_DEADLINE};
-    const carry_comm_options *o = options != NULL ? options : &defaults;
+    carry_comm_options given = options != NULL ? *options : (carry_comm_options){0};
+    given.deadline = given.deadline == 0.0 ? CARRY_COMM_DEADLINE : given.deadline;
+    const carry_comm_options *o = &given;
     *comm = NULL;
     const carry_comm_kind *found = carry_comm_find(kind);
     if (found == NULL) {

@@ -247,12 +247,15 @@ static void test_bad_arguments_are_refused(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *comm;
-    const double bad[] = {0, -1, 0.0 / 0.0, 1.0 / 0.0};
-    for (int i = 0; i < 4; i++) {
+    const double bad[] = {-1, 0.0 / 0.0, 1.0 / 0.0};
+    for (int i = 0; i < 3; i++) {
         assert_refused(ctx, CARRY_EARGUMENT, "deadline",
                        carry_comm_open(ctx, &comm, "self", &(carry_comm_options){.deadline = bad[i]}));
         assert_null(comm);
     }
+    assert_ok(ctx, carry_comm_open(ctx, &comm, "self", &(carry_comm_options){0})); /* all zero is the default */
+    assert_true(carry_comm_deadline(comm) == CARRY_COMM_DEADLINE);
+    carry_comm_free(comm);
     bool has_mpi = false;
     for (int i = 0; carry_comm_kind_name(i, NULL) != NULL; i++) {
         has_mpi = has_mpi || strcmp(carry_comm_kind_name(i, NULL), "mpi") == 0;
