@@ -1,7 +1,6 @@
 /* Facts about the machine, the build and the libraries. */
 #include "lab/machine.h"
 
-#include <jansson.h>
 #include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -123,7 +122,6 @@ static void say_build(list *l) {
     say(l, "blas", "%s", carry_blas_name());
     say(l, "sqlite", "%s", sqlite3_libversion());
     say(l, "libyaml", "%s", yaml_get_version_string());
-    say(l, "jansson", "%s", JANSSON_VERSION);
     say(l, "zlib", "%s", zlibVersion());
 }
 
