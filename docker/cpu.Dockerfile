@@ -4,7 +4,7 @@
 #   docker run --rm -p 127.0.0.1:8080:8080 -e CARRY_TOKEN=a-long-secret-token carry stream --serve --address 0.0.0.0
 FROM debian:bookworm-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev cmake ninja-build make pkg-config dpkg-dev file \
-        libopenblas-dev libopenmpi-dev libsqlite3-dev libyaml-dev libjansson-dev zlib1g-dev libpcre2-dev libutf8proc-dev \
+        libopenblas-dev libopenmpi-dev libsqlite3-dev libyaml-dev zlib1g-dev libpcre2-dev libutf8proc-dev \
         libwebsockets-dev libjpeg62-turbo-dev && rm -rf /var/lib/apt/lists/*
 COPY . /carry
 WORKDIR /carry

@@ -32,7 +32,7 @@ int main(void) {
     if (status == CARRY_OK) {
         size_t bytes = carry_scan_workspace(plan);
         void *workspace = malloc(bytes > 0 ? bytes : 1);
-        status = carry_scan_run(plan, H, A, B, NULL, workspace, bytes);
+        status = carry_scan_run(plan, &(carry_scan_args){.h = H, .A = A, .b = B}, workspace, bytes);
         free(workspace);
     }
     if (status == CARRY_OK) {

@@ -18,7 +18,7 @@
    rows and heads a multiple of 8 elements apart, forwards, from 16 bytes on, is fast there; the rest goes through plain
    kernels.
 
-   Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device, aligned to 64
+   Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device
    (CARRY_EWORKSPACE, CARRY_EALIGN); fewer queries may need more than many. Results do not depend on the number of
    threads. A query for which every bias is -infinity gets zeros, and -infinity as lse. CARRY_ESHAPE, CARRY_EDTYPE,
    CARRY_EDEVICE name the tensor; CARRY_ERANGE a run that is not inside S, or a bias that is NaN or +infinity. */

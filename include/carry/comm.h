@@ -18,10 +18,10 @@
    Determinism. Reductions add in the order of ranks, ((x0 + x1) + x2) + ..., whatever arrives first.
 
    Deadlines and failures. Every wait ends within the communicator's deadline. CARRY_ETIMEOUT: a rank did not come.
-   CARRY_EPEER: one has failed, left or aborted. CARRY_ESHAPE: sizes do not agree. The sentence names the operation, the
-   rank and the seconds waited. Any of the three ends the communicator and all that were split from the same one: the
-   other ranks are told, and every wait of theirs, now or later, ends with CARRY_EPEER and the first sentence. (A
-   process that was killed cannot tell: the others then end at their deadline.) An argument that is refused
+   CARRY_EPEER: one has failed, left or aborted. CARRY_ESHAPE: sizes do not agree. The error message names the
+   operation, the rank and the seconds waited. Any of the three ends the communicator and all that were split from the
+   same one: the other ranks are told, and every wait of theirs, now or later, ends with CARRY_EPEER and the first
+   message. (A process that was killed cannot tell: the others then end at their deadline.) An argument that is refused
    (CARRY_EARGUMENT) ends nothing.
 
    NCCL. Operations start after what the context's stream of that GPU has been given, and have happened when they have
@@ -45,14 +45,14 @@ extern "C" {
 
 #define CARRY_COMM_DEADLINE 60.0 /* seconds, unless told otherwise */
 #define CARRY_COMM_TAGS 1024     /* tags are 0..1023 */
-#define CARRY_COMM_WORD 160      /* characters of the word, its end among them */
+#define CARRY_COMM_AGREEMENT 160 /* bytes of the agreement string, including the terminating NUL */
 
 typedef struct carry_comm carry_comm;
-struct carry_rank; /* comm/ranks.h */
+struct carry_rank; /* one rank of carry_comm_threads; the library's */
 
 typedef struct carry_comm_options {
-    double deadline;               /* seconds; above 0 */
-    const char *word;              /* what the ranks must agree on (shapes, type, algorithm); NULL: nothing */
+    double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
+    const char *agreement;         /* what must be the same on all ranks (shapes, type, algorithm); NULL: nothing */
     int device;                    /* where buffers are: "nccl": a GPU; other kinds: 0 */
     const struct carry_rank *rank; /* "threads": which one this is; other kinds: NULL */
     carry_comm *over;              /* "nccl": of the same ranks and context, used while opening; NULL: one rank alone */
@@ -86,9 +86,9 @@ typedef struct carry_comm_counts {
 /* Kinds that this build has: "self", "threads", ...; NULL past the end. about may be NULL. */
 CARRY_API const char *carry_comm_kind_name(int index, const char **about);
 
-/* Every rank opens, once. options NULL: the default deadline and no word. The ranks compare the library's version, how
-   it was built, and their words; where they differ all of them get CARRY_EARGUMENT with what each rank has. On failure
-   *comm is NULL. */
+/* Every rank opens, once. options NULL: the default deadline and no agreement. The ranks compare the library's version,
+   how it was built, and their agreement strings; where they differ all of them get CARRY_EARGUMENT with what each rank
+   has. On failure *comm is NULL. */
 CARRY_API carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind,
                                        const carry_comm_options *options);
 /* When all its requests have been waited for. NULL is fine. A rank that gives up early calls carry_comm_abort
@@ -97,7 +97,7 @@ CARRY_API void carry_comm_free(carry_comm *comm);
 
 /* Runs function in every rank of a "threads" communicator; rank r uses ctxs[r], and rank 0 is the calling thread. A
    rank whose function fails ends the others. Returns when all have, with the status of the lowest rank that failed for
-   a reason of its own and its sentence in ctxs[0]. */
+   a reason of its own and its error message in ctxs[0]. */
 typedef carry_status (*carry_comm_function)(void *user, carry_comm *comm);
 CARRY_API carry_status carry_comm_threads(carry_ctx *const *ctxs, int ranks, const carry_comm_options *options,
                                           carry_comm_function function, void *user);

@@ -5,6 +5,7 @@
 #ifndef CARRY_CONTEXT_H
 #define CARRY_CONTEXT_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "carry/status.h"
@@ -41,7 +42,7 @@ typedef struct carry_ctx_options {
 CARRY_API carry_status carry_ctx_new(carry_ctx **ctx, const carry_ctx_options *options);
 CARRY_API void carry_ctx_free(carry_ctx *ctx);
 
-/* The sentence of the last failure, valid until the next call on this context; "" when there was none. */
+/* The error message of the last failure, valid until the next call on this context; "" when there was none. */
 CARRY_API const char *carry_ctx_error(const carry_ctx *ctx);
 /* Where in the source it was refused, as "scan/plan.c:120". */
 CARRY_API const char *carry_ctx_error_place(const carry_ctx *ctx);
@@ -52,6 +53,11 @@ CARRY_API int carry_ctx_threads(const carry_ctx *ctx);
    $XDG_CACHE_HOME or ~/.cache. Written into path, which is returned; NULL where CARRY_WISDOM is none, or there is no
    home folder, or size is too small. Contexts use it only when it is given as their option. */
 CARRY_API const char *carry_wisdom_path(char *path, size_t size);
+
+/* This machine's rates, as cost models use them: read from the context's wisdom, else measured now (under a second) and
+   written there. One line each: name, value, unit; NULL past the end. */
+CARRY_API carry_status carry_rates(carry_ctx *ctx, bool again);
+CARRY_API const char *carry_rate_line(carry_ctx *ctx, int index);
 
 /* "0.1.0", of the library that is linked, and of the headers. */
 #define CARRY_VERSION_MAJOR 0

@@ -33,7 +33,7 @@ typedef struct carry_device_properties {
 } carry_device_properties;
 
 CARRY_API int carry_device_count(void);
-CARRY_API carry_status carry_device_describe(carry_ctx *ctx, int device, carry_device_properties *properties);
+CARRY_API carry_status carry_device_describe(carry_ctx *ctx, carry_device_properties *properties, int device);
 /* The device that a name means: "cpu", "cuda" (the first GPU) or "cuda:N". CARRY_EARGUMENT for another name;
    CARRY_EUNSUPPORTED where this build or this machine has no such device, with the reason. */
 CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const char *name);
@@ -42,7 +42,7 @@ CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const cha
    until the next call on this context. */
 CARRY_API const char *carry_device_absence(carry_ctx *ctx, int index);
 /* Bytes available now, with those that this context's pool keeps for reuse; 0 when unknown. */
-CARRY_API carry_status carry_device_memory(carry_ctx *ctx, int device, size_t *available, size_t *total);
+CARRY_API carry_status carry_device_memory(carry_ctx *ctx, size_t *available, size_t *total, int device);
 
 /* Memory aligned to 64 bytes at least. bytes 0 gives a pointer that may be freed and not read. On a GPU it comes from a
    pool of the context: what is freed is kept for the next request, and goes back to the system with the context, or

@@ -5,8 +5,8 @@
    f32 and are added to what is there, gradients of activations are written, or added where `accumulate` says so.
    Tensors are packed unless said otherwise. Results do not depend on the number of threads: sums over tokens are made
    in blocks of fixed size and added in order. Absent tensors have data NULL. Nothing is allocated; where an operator
-   needs memory it says how much, never less for more tokens. CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the
-   tensor, before anything is written.
+   needs memory it says how much, never less for more tokens, and its workspace is aligned to 8. CARRY_ESHAPE,
+   CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written.
 
    All tensors of a call, and its workspace, are on one device: the CPU, which has worked on return, or a GPU, where the
    work is enqueued on the context's stream (carry_ctx_set_stream) and nobody waits. That holds for token ids, targets,
@@ -35,9 +35,14 @@ CARRY_API carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, ca
 CARRY_API carry_status carry_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z,
                                       float eps);
 /* workspace: carry_rms_norm_backward_workspace(T, n) bytes. accumulate is for dx. */
-CARRY_API carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz,
-                                               carry_tensor dy, carry_tensor x, carry_tensor w, carry_tensor z,
-                                               float eps, bool accumulate, void *workspace, size_t workspace_bytes);
+typedef struct carry_rms_norm_backward_args {
+    carry_tensor dx, dw, dz; /* each may be absent */
+    carry_tensor dy, x, w, z;
+    float eps;
+    bool accumulate;
+} carry_rms_norm_backward_args;
+CARRY_API carry_status carry_rms_norm_backward(carry_ctx *ctx, const carry_rms_norm_backward_args *args,
+                                               void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n);
 
 typedef enum carry_activation {
@@ -69,9 +74,14 @@ CARRY_API carry_status carry_gated_add_backward(carry_ctx *ctx, carry_tensor dy,
 CARRY_API carry_status carry_layer_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b,
                                         float plus, float eps);
 /* workspace: carry_layer_norm_backward_workspace(T, n) bytes. */
-CARRY_API carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
-                                                 carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
-                                                 bool accumulate, void *workspace, size_t workspace_bytes);
+typedef struct carry_layer_norm_backward_args {
+    carry_tensor dx, dw, db; /* each may be absent */
+    carry_tensor dy, x, w;
+    float plus, eps;
+    bool accumulate;
+} carry_layer_norm_backward_args;
+CARRY_API carry_status carry_layer_norm_backward(carry_ctx *ctx, const carry_layer_norm_backward_args *args,
+                                                 void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n);
 
 /* What stands between the attentions of a transformer, each one pass over memory on a GPU where that has one, else the
@@ -81,8 +91,12 @@ CARRY_API size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n);
    add_layer_norm: x[t] += g * y[t] where there is y, then h[t] = carry_layer_norm of x[t] where there is h. */
 CARRY_API carry_status carry_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b,
                                     carry_activation activation, bool accumulate);
-CARRY_API carry_status carry_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tensor x, carry_tensor y,
-                                            carry_tensor g, carry_tensor w, carry_tensor b, float plus, float eps);
+typedef struct carry_add_layer_norm_args {
+    carry_tensor h, x;
+    carry_tensor y, g, w, b;
+    float plus, eps;
+} carry_add_layer_norm_args;
+CARRY_API carry_status carry_add_layer_norm(carry_ctx *ctx, const carry_add_layer_norm_args *args);
 
 /* A root-mean-square norm whose rows are spread over ranks: sums[t] = sum of x[t]^2 (f32, [T]), to be added over ranks;
    then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, whole being the length of the whole row. y may be x. */
@@ -181,8 +195,12 @@ CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, 
    carry_linear_backward, either absent: loss only. On a GPU a block has as many tokens as the workspace holds logits
    of in f32: more than the least makes it faster, until a few thousand tokens, and dlogits are of the type of x and W.
  */
-CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
-                                                  carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
+typedef struct carry_linear_cross_entropy_args {
+    carry_tensor losses, dx, dW;
+    carry_tensor x, W, targets;
+    float scale;
+} carry_linear_cross_entropy_args;
+CARRY_API carry_status carry_linear_cross_entropy(carry_ctx *ctx, const carry_linear_cross_entropy_args *args,
                                                   void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t vocabulary);
 /* total [2], f64: the sum of losses [T] in float64, and the number of targets [T] that are not -100; added to what is
@@ -194,11 +212,15 @@ CARRY_API carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carr
        losses[g] = weight[g] sum (y - target)^2;   dy = 2 scale weight[g] (y - target);   total = sum over g of losses
    total [1] and losses [G], f64; weight [G], f32. A weight below 0 leaves its group out: the target is not read, dy and
    the loss are zero. dy may be absent. */
-CARRY_API carry_status carry_squared_error(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor dy,
-                                           carry_tensor y, carry_tensor target, carry_tensor weight, double scale);
+typedef struct carry_squared_error_args {
+    carry_tensor total, losses, dy;
+    carry_tensor y, target, weight;
+    double scale;
+} carry_squared_error_args;
+CARRY_API carry_status carry_squared_error(carry_ctx *ctx, const carry_squared_error_args *args);
 
 /* sum [1], f64: the sum of squares, in float64, of a packed f32 tensor, added to what is there where asked; NaN and
-   infinity come through. workspace: carry_sum_squares_workspace(elements of x) bytes, aligned to 8. */
+   infinity come through. workspace: carry_sum_squares_workspace(elements of x) bytes. */
 CARRY_API carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate,
                                          void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_sum_squares_workspace(int64_t count);

@@ -56,8 +56,8 @@ typedef enum carry_elementwise_op { CARRY_ADD, CARRY_SUBTRACT, CARRY_MULTIPLY } 
 
 /* to[i] = x[i] op y[i], in f32 and then rounded to to's type: f32, bf16 or f16 each, packed, of equal shape. to may be
    x or y when its elements are of equal size. */
-CARRY_API carry_status carry_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
-                                         carry_tensor y);
+CARRY_API carry_status carry_elementwise(carry_ctx *ctx, carry_tensor to, carry_tensor x, carry_tensor y,
+                                         carry_elementwise_op op);
 
 #ifdef __cplusplus
 }

@@ -17,7 +17,7 @@
        carry_scan_plan *plan;
        carry_scan_plan_new(ctx, &plan, &problem, NULL);
        void *workspace = malloc(carry_scan_workspace(plan));
-       carry_scan_run(plan, h, A, b, NULL, workspace, carry_scan_workspace(plan));
+       carry_scan_run(plan, &(carry_scan_args){.h = h, .A = A, .b = b}, workspace, carry_scan_workspace(plan));
        carry_scan_plan_free(plan);
 
    Sums are in f32 whatever the storage type; what is below the smallest normal f32 (1.2e-38) may become zero. For a
@@ -59,17 +59,17 @@ typedef enum carry_plan_effort {
     CARRY_PLAN_MEASURE,  /* time every algorithm that applies, and remember the fastest in the wisdom */
 } carry_plan_effort;
 
-typedef struct carry_scan_plan_options {
+typedef struct carry_scan_options {
     carry_plan_effort effort;
     const char *algorithm; /* NULL: the planner's choice */
     int64_t chunk;         /* steps a chunk for chunkwise; 0: its own choice */
-} carry_scan_plan_options;
+} carry_scan_options;
 
 /* options may be NULL. The plan uses ctx, so it is freed first.
-   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, the sentence says why.
-   CARRY_ESIZE: a size is below 1 or their product overflows. */
+   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, for the reason in the
+   message. CARRY_ESIZE: a size is below 1 or their product overflows. */
 CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
-                                           const carry_scan_plan_options *options);
+                                           const carry_scan_options *options);
 CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);
 
 /* What will run and why: "sequential on 2 threads (neon): 41.2 us predicted; next chunkwise 55 us". */
@@ -77,53 +77,53 @@ CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
 CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
 CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */
 
-/* Bytes that run and backward need; 0 is possible. The caller owns the workspace, which has no alignment to keep. */
+/* Bytes that run and backward need; 0 is possible. The caller owns the workspace. */
 CARRY_API size_t carry_scan_workspace(const carry_scan_plan *plan);
 
 /* n x n products (dense), or products of n-vectors (diagonal), done by the last run: A2 A1 and A b count one each. */
 CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
 CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions and multiplications */
 
-/* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w] or NULL for zero.
+/* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w], absent: zero.
    The strides over batch and T are free (steps of h do not overlap), those inside a step must be packed. h may be b;
    otherwise nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave.
    Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
    values; h is then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 also some
    before it, since zeros of the triangle multiply it. */
-CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
-                                      const carry_tensor *h0, void *workspace, size_t workspace_bytes);
+typedef struct carry_scan_args {
+    carry_tensor h;
+    carry_tensor A, b, h0;
+} carry_scan_args;
 
-/* Given g = dL/dh for every step:
-       l[t] = g[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
+CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, const carry_scan_args *args, void *workspace,
+                                      size_t workspace_bytes);
+
+/* Given dh = dL/dh for every step:
+       l[t] = dh[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
    (with t+1 and t-1 exchanged, and the last step for step 0, when the problem is reversed). A diagonal dA[t] keeps the
-   diagonal of that product. h is the result of the run; db may be g; dA and dh0 may be NULL. Nothing else
+   diagonal of that product. h is the result of the run; db may be dh; dA and dh0 may be absent. Nothing else
    overlaps what is written. */
-typedef struct carry_scan_gradients {
-    carry_tensor db;        /* as b; of b's type, or f32 */
-    const carry_tensor *dA; /* as A; of A's type, or f32 */
-    const carry_tensor *dh0;
-    carry_tensor A, h, g;
-    const carry_tensor *h0; /* as given to the run */
-} carry_scan_gradients;
+typedef struct carry_scan_backward_args {
+    carry_tensor db; /* as b; of b's type, or f32 */
+    carry_tensor dA; /* as A; of A's type, or f32 */
+    carry_tensor dh0;
+    carry_tensor dh;
+    carry_tensor A, h, h0; /* A and h0 as given to the run */
+} carry_scan_backward_args;
 
-CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients,
-                                           void *workspace, size_t workspace_bytes);
+CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_backward_args *args, void *workspace,
+                                           size_t workspace_bytes);
 
 /* The specification: the sequential recurrence in float64, from A, b and h0 as they are stored to h, packed
-   [batch, T, n, w]. Slow and simple; what every algorithm is compared with. */
+   [batch, T, n, w]; h of the arguments is not read. Slow and simple; what every algorithm is compared with. */
 CARRY_API carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem,
-                                            carry_tensor A, carry_tensor b, const carry_tensor *h0);
+                                            const carry_scan_args *args);
 
 /* Its gradients in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h is the
- * reference's. */
+   reference's; of the arguments A, dh and h0 are read. */
 CARRY_API carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *db, double *dh0,
-                                                     const carry_scan_problem *problem, carry_tensor A, const double *h,
-                                                     carry_tensor g, const carry_tensor *h0);
-
-/* This machine's rates, as the cost model uses them: read from the context's wisdom, else measured now (under a second)
-   and written there. One line each: name, value, unit; NULL past the end. */
-CARRY_API carry_status carry_rates(carry_ctx *ctx, bool again);
-CARRY_API const char *carry_rate_line(carry_ctx *ctx, int index);
+                                                     const carry_scan_problem *problem,
+                                                     const carry_scan_backward_args *args, const double *h);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,11 @@
 /* Tensors are borrowed views: Carry never owns or frees what a carry_tensor points to.
 
+   In every header: a call is (context, plan or communicator; outputs; inputs; options), or takes a struct of arguments
+   with the outputs first. A tensor that a call can do without is absent where its data is NULL, as in a struct that
+   does not name it. The gradient of x is dx; that of o is d_o. Options may be NULL, which is the same as all zero.
+   Workspaces, and what a forward pass keeps for its backward one, are aligned to 16 bytes, as malloc and
+   carry_device_alloc give them (CARRY_EALIGN where one that is not cannot be used).
+
    Element i0, i1, ... is at data + (i0*stride[0] + i1*stride[1] + ...) elements. Strides count elements, not bytes. */
 #ifndef CARRY_TENSOR_H
 #define CARRY_TENSOR_H

@@ -14,6 +14,9 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
 /* What no device but the CPU takes. */
 carry_status carry_attention_check_device(carry_ctx *ctx, const carry_attention_args *args);
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
+/* A workspace is aligned to 16 and used from the first multiple of CARRY_ALIGN on: bytes to ask for, and that place. */
+size_t carry_attention_with_spare(size_t bytes);
+void carry_attention_align(void **workspace, size_t *bytes);
 
 /* The runs that are seen: those with keys and a bias above -infinity; all rows where a call names none. Biases are less
    the largest of them, which softmax does not notice: scores are then not rounded to the spacing of a large bias

@@ -261,8 +261,8 @@ static void dq_unit(const void *given, void *memory, int64_t unit) {
     }
 }
 
-/* 0 for a call that carry_attention_backward refuses before it looks at the workspace. */
-size_t carry_attention_backward_workspace(const carry_attention_backward_args *args) {
+/* Of a workspace that begins at a multiple of CARRY_ALIGN. */
+static size_t aligned_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     const carry_tensor *k = &args->forward.k;
     if (q->rank != 3 || k->rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || k->shape[0] < 0 || q->shape[2] < 1 ||
@@ -305,6 +305,11 @@ static carry_status backward_here(carry_ctx *ctx, const carry_attention_backward
     return CARRY_OK;
 }
 
+/* 0 for a call that carry_attention_backward refuses before it looks at the workspace. */
+size_t carry_attention_backward_workspace(const carry_attention_backward_args *args) {
+    return carry_attention_with_spare(aligned_workspace(args));
+}
+
 carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace,
                                       size_t workspace_bytes) {
     const int device = args->forward.q.device;
@@ -323,7 +328,9 @@ carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_back
     if (there != NULL) {
         CARRY_TRY(carry_attention_check_device(ctx, &args->forward));
         CARRY_TRY(needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK);
+        carry_attention_align(&workspace, &workspace_bytes);
         return there->backward(ctx, args, workspace);
     }
+    carry_attention_align(&workspace, &workspace_bytes);
     return backward_here(ctx, args, workspace, workspace_bytes);
 }

@@ -7,6 +7,8 @@
 #include "core/tensor.h"
 #include "ops/device.h"
 
+#define GIVEN_ALIGN 16 /* of a workspace, as malloc gives it */
+
 /* Rows and heads may be any strides apart, as long as everything stays within reach of a pointer. */
 static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
                                int64_t rows, int64_t heads) {
@@ -162,10 +164,22 @@ carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspa
         return carry_fail(ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes%s and attention needs %zu here", bytes,
                           workspace == NULL ? " at a null pointer" : "", needed);
     }
-    if ((uintptr_t)workspace % CARRY_ALIGN != 0) {
-        return carry_fail(ctx, CARRY_EALIGN, "the workspace is not aligned to %d bytes", CARRY_ALIGN);
+    if ((uintptr_t)workspace % GIVEN_ALIGN != 0) {
+        return carry_fail(ctx, CARRY_EALIGN, "the workspace is not aligned to %d bytes", GIVEN_ALIGN);
     }
     return CARRY_OK;
+}
+
+size_t carry_attention_with_spare(size_t bytes) {
+    return bytes > 0 ? bytes + CARRY_ALIGN - GIVEN_ALIGN : 0;
+}
+
+void carry_attention_align(void **workspace, size_t *bytes) {
+    const size_t spare = (size_t)(-(uintptr_t)*workspace % CARRY_ALIGN);
+    if (*workspace != NULL && spare <= *bytes) {
+        *workspace = (char *)*workspace + spare;
+        *bytes -= spare;
+    }
 }
 
 int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]) {

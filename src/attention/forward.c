@@ -254,8 +254,8 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
     return CARRY_OK;
 }
 
-/* 0 for a call that carry_attention refuses before it looks at the workspace. */
-size_t carry_attention_workspace(const carry_attention_args *args) {
+/* Of a workspace that begins at a multiple of CARRY_ALIGN. */
+static size_t aligned_workspace(const carry_attention_args *args) {
     const carry_tensor *q = &args->q;
     if (q->rank != 3 || args->k.rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || args->k.shape[0] < 0 ||
         q->shape[2] < 1 || q->shape[2] > CARRY_ATTENTION_DIM) {
@@ -275,6 +275,11 @@ size_t carry_attention_workspace(const carry_attention_args *args) {
     return (size_t)carry_attention_places(units) * place_bytes(&c);
 }
 
+/* 0 for a call that carry_attention refuses before it looks at the workspace. */
+size_t carry_attention_workspace(const carry_attention_args *args) {
+    return carry_attention_with_spare(aligned_workspace(args));
+}
+
 carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, void *workspace,
                              size_t workspace_bytes) {
     const int device = args->q.device;
@@ -291,7 +296,9 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
         if (needed > 0) {
             CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
         }
+        carry_attention_align(&workspace, &workspace_bytes);
         return there->forward(ctx, args, ordinal, carry_ctx_stream(ctx, device), workspace, workspace_bytes);
     }
+    carry_attention_align(&workspace, &workspace_bytes);
     return forward_here(ctx, args, workspace);
 }

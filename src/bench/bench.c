@@ -253,7 +253,7 @@ static carry_status copies_for(const session *s, int *copies) {
     carry_device_properties device;
     double bytes = s->family->bytes(s->instance) * (s->comm != NULL ? carry_comm_size(s->comm) : 1);
     int64_t wanted = 1;
-    if (!s->options->hot && carry_device_describe(s->ctx, device_of(s), &device) == CARRY_OK) {
+    if (!s->options->hot && carry_device_describe(s->ctx, &device, device_of(s)) == CARRY_OK) {
         double room = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
         wanted = (int64_t)fmin(ceil(room / bytes), MOST_COPIES);
     }

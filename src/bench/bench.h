@@ -20,7 +20,8 @@ typedef struct carry_ceilings {
     double copy_gbytes_s; /* a copy far beyond the caches, bytes read and written */
 } carry_ceilings;
 
-carry_status carry_ceilings_measure(carry_ctx *ctx, carry_ceilings *ceilings); /* of the CPU */
+/* Of the CPU; ranks: of this machine, that measure at the same time. */
+carry_status carry_ceilings_measure(carry_ctx *ctx, int ranks, carry_ceilings *ceilings);
 carry_status carry_ceilings_measure_on(carry_ctx *ctx, int device, carry_dtype type, carry_ceilings *ceilings);
 
 typedef struct carry_bench_result {

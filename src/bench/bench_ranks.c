@@ -70,8 +70,10 @@ carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceil
     tally mine;
     memset(&mine, 0, sizeof mine); /* all of it travels */
     mine.rank = carry_comm_rank(comm);
+    int neighbours;
+    CARRY_TRY(carry_collective_neighbours(comm, &neighbours));
     CARRY_TRY(carry_barrier(comm));
-    mine.status = carry_ceilings_measure(carry_comm_ctx(comm), &mine.ceilings);
+    mine.status = carry_ceilings_measure(carry_comm_ctx(comm), neighbours, &mine.ceilings);
     CARRY_TRY(agree(comm, &mine));
     *ceilings = mine.ceilings;
     return CARRY_OK;

@@ -127,18 +127,35 @@ static int cores_of(const machine *all, int count) {
     return (int)cores;
 }
 
-carry_status carry_collective_cores(carry_comm *comm, int *cores) {
+/* all, of every rank, is freed by the caller, after a failure too. */
+static carry_status gather_machines(carry_comm *comm, machine **all) {
     machine here;
     memset(&here, 0, sizeof here); /* all of it travels */
     (void)gethostname(here.name, HOST - 1);
     /* Launchers tie a process to its cores: what one may use is not what the machine has. */
     const bool is_alone = strcmp(carry_comm_name(comm), "mpi") != 0;
     here.cores = is_alone ? carry_cores() : sysconf(_SC_NPROCESSORS_ONLN);
-    machine *all = calloc((size_t)carry_comm_size(comm), sizeof *all);
-    carry_status status = all != NULL ? CARRY_OK : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "no memory");
-    status = carry_collective_agree(comm, status);
-    status = status == CARRY_OK ? carry_all_gather(comm, all, &here, sizeof here) : status;
-    *cores = status == CARRY_OK && all != NULL ? cores_of(all, carry_comm_size(comm)) : 0;
+    *all = calloc((size_t)carry_comm_size(comm), sizeof **all);
+    CARRY_TRY(carry_collective_agree(
+        comm, *all != NULL ? CARRY_OK : carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory")));
+    return carry_all_gather(comm, *all, &here, sizeof here);
+}
+
+carry_status carry_collective_cores(carry_comm *comm, int *cores) {
+    machine *all;
+    const carry_status status = gather_machines(comm, &all);
+    *cores = status == CARRY_OK ? cores_of(all, carry_comm_size(comm)) : 0;
+    free(all);
+    return status;
+}
+
+carry_status carry_collective_neighbours(carry_comm *comm, int *ranks) {
+    machine *all;
+    const carry_status status = gather_machines(comm, &all);
+    *ranks = 0;
+    for (int i = 0; status == CARRY_OK && i < carry_comm_size(comm); i++) {
+        *ranks += memcmp(all[i].name, all[carry_comm_rank(comm)].name, HOST) == 0;
+    }
     free(all);
     return status;
 }

@@ -20,8 +20,9 @@ carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, c
 /* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */
 carry_status carry_collective_agree(carry_comm *comm, carry_status own);
 
-/* Cores of the machines that the ranks are on. */
+/* Cores of the machines that the ranks are on; ranks of this rank's machine, itself included. */
 carry_status carry_collective_cores(carry_comm *comm, int *cores);
+carry_status carry_collective_neighbours(carry_comm *comm, int *ranks);
 /* "8 ranks on 2 cores: times include waiting for a core", or "" when there are enough. */
 #define CARRY_COLLECTIVE_NOTE 96
 const char *carry_collective_note(char note[CARRY_COLLECTIVE_NOTE], int ranks, int cores);

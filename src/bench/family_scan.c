@@ -150,7 +150,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     }
     if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
         carry_scan_plan *probe;
-        status = carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_plan_options){.algorithm = "sequential"});
+        status = carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_options){.algorithm = "sequential"});
         carry_scan_plan_free(probe);
     }
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
@@ -173,9 +173,9 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
     instance *it = *opened;
     carry_status status =
         carry_scan_plan_new(ctx, &it->plan, &it->problem,
-                            &(carry_scan_plan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL,
-                                                       .chunk = it->chunk,
-                                                       .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
+                            &(carry_scan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL,
+                                                  .chunk = it->chunk,
+                                                  .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
     if (status != CARRY_OK) {
         close_instance(it);
         *opened = NULL;
@@ -206,7 +206,7 @@ static carry_status choose(void *given, const char *method) {
     it->plan = NULL;
     it->workspace = NULL;
     CARRY_TRY(carry_scan_plan_new(it->ctx, &it->plan, &it->problem,
-                                  &(carry_scan_plan_options){.algorithm = method, .chunk = it->chunk}));
+                                  &(carry_scan_options){.algorithm = method, .chunk = it->chunk}));
     if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) != CARRY_OK) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
                           carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
@@ -228,14 +228,15 @@ static const char *only(const void *given) {
 }
 
 static carry_status run_set(instance *it, carry_scan_set *s) {
-    const carry_tensor *h0 = it->with_h0 ? &s->h0 : NULL;
+    const carry_tensor h0 = it->with_h0 ? s->h0 : (carry_tensor){0};
     size_t workspace = carry_scan_workspace(it->plan);
     if (!it->problem.backward) {
-        return carry_scan_run(it->plan, s->h, s->A, s->b, h0, it->workspace, workspace);
+        return carry_scan_run(it->plan, &(carry_scan_args){.h = s->h, .A = s->A, .b = s->b, .h0 = h0}, it->workspace,
+                              workspace);
     }
     return carry_scan_backward(
         it->plan,
-        &(carry_scan_gradients){.db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .h = s->b, .g = s->g, .h0 = h0},
+        &(carry_scan_backward_args){.db = s->h, .dA = s->dA, .dh0 = s->dh0, .A = s->A, .h = s->b, .dh = s->g, .h0 = h0},
         it->workspace, workspace);
 }
 
@@ -296,7 +297,7 @@ static carry_status make_reference(instance *it) {
     const carry_scan_problem *p = &on_cpu;
     on_cpu.device = 0;
     carry_scan_set *s = &it->host;
-    const carry_tensor *h0 = it->with_h0 ? &s->h0 : NULL;
+    const carry_tensor h0 = it->with_h0 ? s->h0 : (carry_tensor){0};
     size_t steps = (size_t)(p->batch * p->steps);
     size_t b_size = (size_t)(p->n * p->width);
     size_t A_size = (size_t)(p->kind == CARRY_SCAN_DENSE ? p->n * p->n : p->n);
@@ -314,13 +315,14 @@ static carry_status make_reference(instance *it) {
         return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
                           8e-9 * (double)(steps * (b_size + A_size)));
     }
-    CARRY_TRY(carry_scan_reference(it->ctx, it->reference.h, p, s->A, s->b, h0));
+    CARRY_TRY(carry_scan_reference(it->ctx, it->reference.h, p, &(carry_scan_args){.A = s->A, .b = s->b, .h0 = h0}));
     for (size_t i = 0; i < steps * b_size; i++) {
         it->reference.h_stored[i] = (float)it->reference.h[i];
     }
     if (p->backward) {
-        CARRY_TRY(carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p, s->A,
-                                                it->reference.h, s->g, h0));
+        CARRY_TRY(carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p,
+                                                &(carry_scan_backward_args){.A = s->A, .dh = s->g, .h0 = h0},
+                                                it->reference.h));
     }
     it->reference.made = true;
     return CARRY_OK;
@@ -333,11 +335,15 @@ static carry_status wait_for(const instance *it) {
 
 static carry_status run_backward(instance *it, carry_tensor h) {
     carry_scan_set *s = &it->sets[0];
-    CARRY_TRY(carry_scan_backward(
-        it->plan,
-        &(carry_scan_gradients){
-            .db = s->h, .dA = &s->dA, .dh0 = &s->dh0, .A = s->A, .g = s->g, .h = h, .h0 = it->with_h0 ? &s->h0 : NULL},
-        it->workspace, carry_scan_workspace(it->plan)));
+    CARRY_TRY(carry_scan_backward(it->plan,
+                                  &(carry_scan_backward_args){.db = s->h,
+                                                              .dA = s->dA,
+                                                              .dh0 = s->dh0,
+                                                              .A = s->A,
+                                                              .dh = s->g,
+                                                              .h = h,
+                                                              .h0 = it->with_h0 ? s->h0 : (carry_tensor){0}},
+                                  it->workspace, carry_scan_workspace(it->plan)));
     return wait_for(it);
 }
 

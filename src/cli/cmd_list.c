@@ -137,7 +137,7 @@ static int list_devices(carry_ctx *ctx, bool json) {
     const char *absence;
     for (int i = 0; i < carry_device_count(); i++) {
         carry_device_properties p;
-        if (carry_device_describe(ctx, i, &p) != CARRY_OK) {
+        if (carry_device_describe(ctx, &p, i) != CARRY_OK) {
             return cli_failed(ctx);
         }
         show_device(i, &p, json);

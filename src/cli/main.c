@@ -91,10 +91,9 @@ static int refuse_verb(const char *name) {
     char shown[64];
     char hint[CARRY_NEAREST_HINT];
     if (needs_lab(name)) {
-        return cli_refuse(
-            "this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml, jansson "
-            "and zlib are found",
-            name);
+        return cli_refuse("this carry was built without the lab, which '%s' needs: build it where SQLite, libyaml "
+                          "and zlib are found",
+                          name);
     }
     if (needs_train(name)) {
         return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",

@@ -7,41 +7,20 @@
 #include "cli/cli.h"
 #include "cli/ranks.h"
 #include "core/clock.h"
-#include "train/tokenizer/utf8.h"
+#include "model/json_write.h"
 
 #define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
 
-static bool first_field;
-
-static void key_of(const char *key) {
-    (void)printf("%s\"%s\": ", first_field ? "" : ", ", key);
-    first_field = false;
-}
+static carry_json_text line; /* under way */
 
 void cli_json_open(void) {
-    (void)putchar('{');
-    first_field = true;
+    line.spaced = true;
+    carry_json_begin(&line, NULL, '{');
 }
 
 void cli_json_bytes(const char *key, const char *value, size_t length) {
-    key_of(key);
-    (void)putchar('"');
-    int taken = 1;
-    for (size_t i = 0; i < length; i += (size_t)taken) {
-        unsigned char byte = (unsigned char)value[i];
-        taken = carry_utf8_at((const unsigned char *)value + i, length - i);
-        if (taken != 1) { /* a path or a name of a job may hold any byte, and a parser takes UTF-8 only */
-            (void)fwrite(taken > 0 ? value + i : "\xEF\xBF\xBD", 1, taken > 0 ? (size_t)taken : 3, stdout);
-            taken = taken > 0 ? taken : 1;
-        } else if (byte == '"' || byte == '\\') {
-            (void)printf("\\%c", byte);
-        } else if (byte < 0x20) {
-            (void)printf("\\u%04x", byte);
-        } else {
-            (void)putchar(byte);
-        }
-    }
-    (void)putchar('"');
+    carry_json_add_key(&line, key);
+    carry_json_put_bytes(&line, value, length);
 }
 
 void cli_json_text(const char *key, const char *value) {
@@ -49,35 +28,36 @@ void cli_json_text(const char *key, const char *value) {
 }
 
 void cli_json_number(const char *key, double value) {
-    key_of(key);
-    if (isfinite(value)) { /* times since 1970 and bytes have more digits than a measurement */
-        (void)printf(fabs(value) < WHOLE && value == trunc(value) ? "%.0f" : "%.9g", value);
+    carry_json_add_key(&line, key);
+    if (!isfinite(value)) {
+        carry_json_put_raw(&line, "null");
+    } else if (fabs(value) < WHOLE && value == trunc(value)) { /* times since 1970 and bytes have many digits */
+        carry_json_put_raw(&line, "%.0f", value);
     } else {
-        (void)fputs("null", stdout);
+        carry_json_put_raw(&line, "%.9g", value);
     }
 }
 
 void cli_json_integer(const char *key, int64_t value) {
-    key_of(key);
-    (void)printf("%lld", (long long)value);
+    carry_json_add_integer(&line, key, value);
 }
 
 void cli_json_numbers(const char *key, const uint32_t *values, size_t count) {
-    key_of(key);
-    (void)putchar('[');
+    carry_json_begin(&line, key, '[');
     for (size_t i = 0; i < count; i++) {
-        (void)printf("%s%u", i > 0 ? ", " : "", values[i]);
+        carry_json_add_integer(&line, NULL, values[i]);
     }
-    (void)putchar(']');
+    carry_json_end(&line, ']');
 }
 
 void cli_json_bool(const char *key, bool value) {
-    key_of(key);
-    (void)fputs(value ? "true" : "false", stdout);
+    carry_json_add_bool(&line, key, value);
 }
 
 void cli_json_close(void) {
-    (void)puts("}");
+    carry_json_end(&line, '}');
+    (void)puts(line.failed ? "{\"error\": \"out of memory\"}" : line.bytes);
+    carry_json_text_free(&line);
     (void)fflush(stdout); /* a reader of a pipe sees each line when it is done */
 }
 

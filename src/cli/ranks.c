@@ -31,7 +31,7 @@ static const struct {
 /* Set by main before the verb runs, and only read after. */
 static cli_launch launch = {.size = 1};
 static int asked; /* --ranks, or 0 */
-static char word[CARRY_COMM_WORD];
+static char agreement[CARRY_COMM_AGREEMENT];
 
 /* -1: not there, or no number from least to INT_MAX. What follows a first number is allowed where several machines
    have theirs, as in 2(x3),1. */
@@ -59,7 +59,7 @@ cli_launch cli_launch_find(void) {
 }
 
 /* What processes of one run must agree on: the command, cut short, and a sum over all of it (FNV-1a). */
-static void set_word(int count, char **arguments) {
+static void set_agreement(int count, char **arguments) {
     uint32_t sum = 2166136261u;
     size_t used = 0;
     for (int i = 1; i < count; i++) {
@@ -69,15 +69,15 @@ static void set_word(int count, char **arguments) {
         sum *= 16777619u; /* where one ends */
         if (used < 64) {
             char shown[64];
-            used += (size_t)snprintf(word + used, sizeof word - used, "%s ", cli_shown(shown, arguments[i]));
+            used += (size_t)snprintf(agreement + used, sizeof agreement - used, "%s ", cli_shown(shown, arguments[i]));
         }
     }
-    (void)snprintf(word + used, sizeof word - used, "#%08x", sum);
+    (void)snprintf(agreement + used, sizeof agreement - used, "#%08x", sum);
 }
 
 void cli_ranks_start(int count, char **arguments) {
     launch = cli_launch_find();
-    set_word(count, arguments);
+    set_agreement(count, arguments);
     if (cli_process_rank() > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         (void)fclose(stdout);
     }
@@ -247,7 +247,7 @@ static carry_status on_process(const cli_common *common, const carry_comm_option
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user) {
     const carry_comm_options options = {
         .deadline = common->deadline > 0.0 ? common->deadline : CARRY_COMM_DEADLINE,
-        .word = word,
+        .agreement = agreement,
     };
     return cli_ranks_kind_of() == CLI_RANKS_THREADS ? on_threads(common, &options, work, user)
                                                     : on_process(common, &options, work, user);

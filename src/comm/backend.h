@@ -132,7 +132,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 /* A communicator on this wire, which it counts itself a user of. */
 carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire, int rank, int size, int group);
 
-/* Compares version, build and word. */
-carry_status carry_comm_handshake(carry_comm *comm, const char *word);
+/* Compares version, build and agreement string. */
+carry_status carry_comm_handshake(carry_comm *comm, const char *agreement);
 
 #endif

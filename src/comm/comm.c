@@ -252,9 +252,9 @@ static carry_status check_options(carry_ctx *ctx, const carry_comm_kind *kind, c
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "\"%s\" does not move the memory of device %d", kind->name,
                           options->device);
     }
-    if (options->word != NULL && strlen(options->word) >= CARRY_COMM_WORD) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the word to agree on has %zu characters: at most %d fit",
-                          strlen(options->word), CARRY_COMM_WORD - 1);
+    if (options->agreement != NULL && strlen(options->agreement) >= CARRY_COMM_AGREEMENT) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the agreement string has %zu characters: at most %d fit",
+                          strlen(options->agreement), CARRY_COMM_AGREEMENT - 1);
     }
     return CARRY_OK;
 }
@@ -273,17 +273,18 @@ static carry_status unknown_kind(carry_ctx *ctx, const char *kind) {
 }
 
 carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind, const carry_comm_options *options) {
-    const carry_comm_options defaults = {.deadline = CARRY_COMM_DEADLINE};
-    const carry_comm_options *o = options != NULL ? options : &defaults;
+    carry_comm_options given = options != NULL ? *options : (carry_comm_options){0};
+    given.deadline = given.deadline == 0.0 ? CARRY_COMM_DEADLINE : given.deadline;
+    const carry_comm_options *o = &given;
     *comm = NULL;
     const carry_comm_kind *found = carry_comm_find(kind);
     if (found == NULL) {
         return unknown_kind(ctx, kind);
     }
     CARRY_TRY(check_options(ctx, found, o));
-    const char *word = o->word != NULL ? o->word : "";
+    const char *agreement = o->agreement != NULL ? o->agreement : "";
     if (o->over != NULL) {
-        CARRY_TRY(carry_comm_handshake(o->over, word)); /* memory of the CPU is what it compares */
+        CARRY_TRY(carry_comm_handshake(o->over, agreement)); /* memory of the CPU is what it compares */
     }
     carry_wire *wire;
     CARRY_TRY(open_wire(ctx, &wire, found, o));
@@ -294,7 +295,7 @@ carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind
         return status;
     }
     (*comm)->deadline = o->deadline;
-    status = found->on_gpu ? CARRY_OK : carry_comm_handshake(*comm, word);
+    status = found->on_gpu ? CARRY_OK : carry_comm_handshake(*comm, agreement);
     if (status != CARRY_OK) {
         carry_comm_free(*comm);
         *comm = NULL;

@@ -10,7 +10,7 @@
 #define FIELD 64
 
 typedef struct record {
-    char version[FIELD], build[FIELD], word[CARRY_COMM_WORD];
+    char version[FIELD], build[FIELD], agreement[CARRY_COMM_AGREEMENT];
 } record;
 
 typedef struct verdict {
@@ -18,12 +18,12 @@ typedef struct verdict {
     char text[CARRY_COMM_REASON - 1];
 } verdict;
 
-static void fill(record *mine, const char *word) {
+static void fill(record *mine, const char *agreement) {
     memset(mine, 0, sizeof *mine); /* all of it travels */
     (void)snprintf(mine->version, sizeof mine->version, "%s", carry_version());
     (void)snprintf(mine->build, sizeof mine->build, "%d bits, %s endian, compiler %.32s", (int)(8 * sizeof(void *)),
                    __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "little" : "big", __VERSION__);
-    (void)snprintf(mine->word, sizeof mine->word, "%s", word);
+    (void)snprintf(mine->agreement, sizeof mine->agreement, "%s", agreement);
 }
 
 static void add(verdict *v, const char *format, ...) CARRY_PRINTF(2, 3);
@@ -54,18 +54,18 @@ static carry_status judge(carry_comm *comm, const record *mine, verdict *v) {
         const carry_deadline deadline = carry_deadline_from_now(comm, "open");
         carry_comm_post_recv(comm, comm->requests, "open", &other, sizeof other, rank, CARRY_TAG_HANDSHAKE);
         CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
-        other.version[FIELD - 1] = other.build[FIELD - 1] = other.word[CARRY_COMM_WORD - 1] = '\0';
+        other.version[FIELD - 1] = other.build[FIELD - 1] = other.agreement[CARRY_COMM_AGREEMENT - 1] = '\0';
         compare(v, "version", mine->version, other.version, rank);
         compare(v, "build", mine->build, other.build, rank);
-        compare(v, "word", mine->word, other.word, rank);
+        compare(v, "agreement", mine->agreement, other.agreement, rank);
     }
     return CARRY_OK;
 }
 
-carry_status carry_comm_handshake(carry_comm *comm, const char *word) {
+carry_status carry_comm_handshake(carry_comm *comm, const char *agreement) {
     record mine;
     verdict v = {0};
-    fill(&mine, word);
+    fill(&mine, agreement);
     if (comm->rank == 0) {
         CARRY_TRY(judge(comm, &mine, &v));
     } else {

@@ -104,7 +104,7 @@ static carry_status find_device(carry_delta_plan *plan) {
         return carry_fail(plan->ctx, CARRY_EDEVICE, "there is no device %d here: there are %d, the CPU being device 0",
                           device, carry_device_count());
     }
-    return carry_device_describe(plan->ctx, device, &plan->gpu);
+    return carry_device_describe(plan->ctx, &plan->gpu, device);
 }
 
 static void tell(carry_delta_plan *plan, bool by_name) {

@@ -74,7 +74,7 @@ int carry_device_count(void) {
     return count;
 }
 
-carry_status carry_device_describe(carry_ctx *ctx, int device, carry_device_properties *properties) {
+carry_status carry_device_describe(carry_ctx *ctx, carry_device_properties *properties, int device) {
     place at = find(device);
     return at.backend != NULL ? at.backend->describe(ctx, at.ordinal, properties) : no_such(ctx, device);
 }
@@ -105,7 +105,7 @@ const char *carry_device_absence(carry_ctx *ctx, int index) {
     return NULL;
 }
 
-carry_status carry_device_memory(carry_ctx *ctx, int device, size_t *available, size_t *total) {
+carry_status carry_device_memory(carry_ctx *ctx, size_t *available, size_t *total, int device) {
     place at = find(device);
     *available = *total = 0;
     return at.backend != NULL ? at.backend->memory(ctx, at.ordinal, available, total) : no_such(ctx, device);

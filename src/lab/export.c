@@ -1,7 +1,6 @@
 /* Exporting runs. */
 #include "lab/export.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,37 +8,14 @@
 #include "core/error.h"
 #include "lab/export_internal.h"
 
-json_t *carry_export_number(double value) {
-    return isfinite(value) ? json_real(value) : json_null();
-}
-
-/* A command line may hold bytes that are not UTF-8, which JSON cannot: they become question marks. */
-json_t *carry_export_text(const char *from) {
-    json_t *is = json_string(from);
-    if (is != NULL) {
-        return is;
-    }
-    char *copy = strdup(from);
-    for (char *at = copy; at != NULL && *at != '\0'; at++) {
-        *at = (char)((unsigned char)*at < 0x80 ? *at : '?');
-    }
-    is = copy != NULL ? json_string(copy) : NULL;
-    free(copy);
-    return is;
-}
-
-static json_t *result_object(const carry_run_result *r) {
-    json_t *samples = json_array();
-    for (int i = 0; i < r->samples; i++) {
-        (void)json_array_append_new(samples, carry_export_number(r->sample[i]));
-    }
-    json_t *object = json_object();
-    (void)json_object_set_new(object, "problem", carry_export_text(r->is.problem));
-    (void)json_object_set_new(object, "algorithm", carry_export_text(r->is.method));
-    (void)json_object_set_new(object, "device", carry_export_text(r->is.device));
-    (void)json_object_set_new(object, "reason", carry_export_text(r->is.reason));
-    (void)json_object_set_new(object, "planned", json_boolean(r->is.planned));
-    (void)json_object_set_new(object, "products", json_integer(r->is.products));
+static void add_result(carry_json_text *to, const carry_run_result *r) {
+    carry_json_begin(to, NULL, '{');
+    carry_json_add_text(to, "problem", r->is.problem);
+    carry_json_add_text(to, "algorithm", r->is.method);
+    carry_json_add_text(to, "device", r->is.device);
+    carry_json_add_text(to, "reason", r->is.reason);
+    carry_json_add_bool(to, "planned", r->is.planned);
+    carry_json_add_integer(to, "products", r->is.products);
     const struct {
         const char *name;
         double value;
@@ -56,74 +32,91 @@ static json_t *result_object(const carry_run_result *r) {
                    {"gemm_gflops", r->is.gemm_gflops},
                    {"copy_gbytes_s", r->is.copy_gbytes_s}};
     for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
-        (void)json_object_set_new(object, figures[i].name, carry_export_number(figures[i].value));
+        carry_json_add_number(to, figures[i].name, figures[i].value);
     }
-    (void)json_object_set_new(object, "samples_s", samples);
-    return object;
+    carry_json_begin(to, "samples_s", '[');
+    for (int i = 0; i < r->samples; i++) {
+        carry_json_add_number(to, NULL, r->sample[i]);
+    }
+    carry_json_end(to, ']');
+    carry_json_end(to, '}');
 }
 
-static json_t *lists_of(const carry_run *run, json_t *object) {
-    json_t *results = json_array();
-    for (int i = 0; i < run->results; i++) {
-        (void)json_array_append_new(results, result_object(&run->result[i]));
-    }
-    json_t *criteria = json_array();
+static void add_criteria(carry_json_text *to, const carry_run *run) {
+    carry_json_begin(to, "criteria", '[');
     for (int i = 0; i < run->criteria; i++) {
         const carry_stored_criterion *c = &run->criterion[i];
-        json_t *one = json_pack("{s:o, s:o, s:o, s:o}", "side", carry_export_text(c->side), "criterion",
-                                carry_export_text(c->text), "verdict", carry_export_text(c->verdict), "reason",
-                                carry_export_text(c->reason));
-        (void)json_object_set_new(one, "value", carry_export_number(c->value));
-        (void)json_object_set_new(one, "bound", carry_export_number(c->bound));
-        (void)json_array_append_new(criteria, one);
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_text(to, "side", c->side);
+        carry_json_add_text(to, "criterion", c->text);
+        carry_json_add_text(to, "verdict", c->verdict);
+        carry_json_add_text(to, "reason", c->reason);
+        carry_json_add_number(to, "value", c->value);
+        carry_json_add_number(to, "bound", c->bound);
+        carry_json_end(to, '}');
     }
-    json_t *metrics = json_array();
+    carry_json_end(to, ']');
+}
+
+static void add_lists(carry_json_text *to, const carry_run *run) {
+    carry_json_begin(to, "results", '[');
+    for (int i = 0; i < run->results; i++) {
+        add_result(to, &run->result[i]);
+    }
+    carry_json_end(to, ']');
+    add_criteria(to, run);
+    carry_json_begin(to, "metrics", '[');
     for (int i = 0; i < run->metrics; i++) {
-        const carry_run_metric *m = &run->metric[i];
-        json_t *one = json_pack("{s:I, s:o}", "step", (json_int_t)m->step, "name", carry_export_text(m->name));
-        (void)json_object_set_new(one, "value", carry_export_number(m->value));
-        (void)json_array_append_new(metrics, one);
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_integer(to, "step", run->metric[i].step);
+        carry_json_add_text(to, "name", run->metric[i].name);
+        carry_json_add_number(to, "value", run->metric[i].value);
+        carry_json_end(to, '}');
     }
-    json_t *machine = json_object();
-    for (int i = 0; i < run->facts; i++) {
-        (void)json_object_set_new(machine, run->fact[i].name, carry_export_text(run->fact[i].value));
-    }
-    json_t *artefacts = json_array();
+    carry_json_end(to, ']');
+    carry_json_begin(to, "artefacts", '[');
     for (int i = 0; i < run->artefacts; i++) {
-        (void)json_array_append_new(artefacts, json_pack("{s:o, s:I}", "name", carry_export_text(run->artefact[i].name),
-                                                         "bytes", (json_int_t)run->artefact[i].bytes));
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_text(to, "name", run->artefact[i].name);
+        carry_json_add_integer(to, "bytes", run->artefact[i].bytes);
+        carry_json_end(to, '}');
     }
-    (void)json_object_set_new(object, "results", results);
-    (void)json_object_set_new(object, "criteria", criteria);
-    (void)json_object_set_new(object, "metrics", metrics);
-    (void)json_object_set_new(object, "artefacts", artefacts);
-    (void)json_object_set_new(object, "machine", machine);
-    return object;
+    carry_json_end(to, ']');
+    carry_json_begin(to, "machine", '{');
+    for (int i = 0; i < run->facts; i++) {
+        carry_json_add_text(to, run->fact[i].name, run->fact[i].value);
+    }
+    carry_json_end(to, '}');
+}
+
+carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, carry_json_text *text) {
+    carry_json_end(text, '}');
+    char *line = carry_json_text_take(text);
+    if (line == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory to export run %lld", (long long)run->id);
+    }
+    (void)fprintf(to, "%s\n", line);
+    free(line);
+    return CARRY_OK;
 }
 
 carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
-    json_t *object = json_object();
-    (void)json_object_set_new(object, "run", json_integer(run->id));
+    carry_json_text text = {0};
+    carry_json_begin(&text, NULL, '{');
+    carry_json_add_integer(&text, "run", run->id);
     const struct {
         const char *name, *value;
     } texts[] = {{"kind", run->kind},     {"name", run->name},         {"command", run->command},
                  {"state", run->state},   {"decision", run->decision}, {"note", run->note},
                  {"commit", run->commit}, {"folder", run->folder},     {"spec", run->spec}};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
-        (void)json_object_set_new(object, texts[i].name, carry_export_text(texts[i].value));
+        carry_json_add_text(&text, texts[i].name, texts[i].value);
     }
-    (void)json_object_set_new(object, "dirty", json_boolean(run->dirty));
-    (void)json_object_set_new(object, "started", carry_export_number(run->started));
-    (void)json_object_set_new(object, "ended", run->ended > 0.0 ? carry_export_number(run->ended) : json_null());
-    object = lists_of(run, object);
-    char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
-    json_decref(object);
-    if (line == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to export run %lld", (long long)run->id);
-    }
-    (void)fprintf(to, "%s\n", line);
-    free(line);
-    return CARRY_OK;
+    carry_json_add_bool(&text, "dirty", run->dirty);
+    carry_json_add_number(&text, "started", run->started);
+    carry_json_add_number(&text, "ended", run->ended > 0.0 ? run->ended : (double)NAN);
+    add_lists(&text, run);
+    return carry_export_line(ctx, to, run, &text);
 }
 
 /* In quotes, quotes doubled: RFC 4180. Spreadsheets run what begins with one of these, unless a ' stands before it. */

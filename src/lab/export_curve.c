@@ -117,19 +117,30 @@ carry_status carry_export_csv_curves(carry_ctx *ctx, FILE *to, carry_run *const 
     return CARRY_OK;
 }
 
-static carry_status write_line(carry_ctx *ctx, FILE *to, const carry_run *run, int64_t step, json_t *object) {
+static carry_status write_line(carry_ctx *ctx, FILE *to, const carry_run *run, int64_t step, carry_json_text *text) {
     const double time = carry_export_time(run, step);
-    (void)json_object_set_new(object, "_step", json_integer((json_int_t)step));
-    (void)json_object_set_new(object, "_timestamp", carry_export_number(time));
-    (void)json_object_set_new(object, "_runtime", carry_export_number(time - run->started));
-    char *line = json_dumps(object, JSON_COMPACT | JSON_REAL_PRECISION(15));
-    json_decref(object);
-    if (line == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory to export run %lld", (long long)run->id);
+    carry_json_add_integer(text, "_step", step);
+    carry_json_add_number(text, "_timestamp", time);
+    carry_json_add_number(text, "_runtime", time - run->started);
+    return carry_export_line(ctx, to, run, text);
+}
+
+static carry_status write_result(carry_ctx *ctx, FILE *to, const carry_run *run, int index) {
+    const carry_stored_result *is = &run->result[index].is;
+    carry_json_text text = {0};
+    carry_json_begin(&text, NULL, '{');
+    carry_json_add_text(&text, "problem", is->problem);
+    carry_json_add_text(&text, "algorithm", is->method);
+    carry_json_add_text(&text, "device", is->device);
+    carry_json_add_number(&text, "median_s", is->median);
+    carry_json_add_number(&text, "spread", is->spread);
+    carry_json_add_number(&text, "error", is->error);
+    for (int j = 0; j < run->metrics; j++) {
+        if (run->metric[j].step == index && strchr(run->metric[j].name, ':') == NULL) {
+            carry_json_add_number(&text, run->metric[j].name, run->metric[j].value);
+        }
     }
-    (void)fprintf(to, "%s\n", line);
-    free(line);
-    return CARRY_OK;
+    return write_line(ctx, to, run, index, &text);
 }
 
 carry_status carry_export_history(carry_ctx *ctx, FILE *to, const carry_run *run) {
@@ -141,29 +152,17 @@ carry_status carry_export_history(carry_ctx *ctx, FILE *to, const carry_run *run
                           CARRY_EXPORT_METRICS);
     }
     while (run->results == 0 && carry_export_steps_next(&steps, &step, found)) {
-        json_t *object = json_object();
+        carry_json_text text = {0};
+        carry_json_begin(&text, NULL, '{');
         for (int i = 0; i < steps.names; i++) {
             if (found[i] != NULL) {
-                (void)json_object_set_new(object, found[i]->name, carry_export_number(found[i]->value));
+                carry_json_add_number(&text, found[i]->name, found[i]->value);
             }
         }
-        CARRY_TRY(write_line(ctx, to, run, step, object));
+        CARRY_TRY(write_line(ctx, to, run, step, &text));
     }
     for (int i = 0; i < run->results; i++) {
-        const carry_stored_result *is = &run->result[i].is;
-        json_t *object = json_object();
-        (void)json_object_set_new(object, "problem", carry_export_text(is->problem));
-        (void)json_object_set_new(object, "algorithm", carry_export_text(is->method));
-        (void)json_object_set_new(object, "device", carry_export_text(is->device));
-        (void)json_object_set_new(object, "median_s", carry_export_number(is->median));
-        (void)json_object_set_new(object, "spread", carry_export_number(is->spread));
-        (void)json_object_set_new(object, "error", carry_export_number(is->error));
-        for (int j = 0; j < run->metrics; j++) {
-            if (run->metric[j].step == i && strchr(run->metric[j].name, ':') == NULL) {
-                (void)json_object_set_new(object, run->metric[j].name, carry_export_number(run->metric[j].value));
-            }
-        }
-        CARRY_TRY(write_line(ctx, to, run, i, object));
+        CARRY_TRY(write_result(ctx, to, run, i));
     }
     return CARRY_OK;
 }

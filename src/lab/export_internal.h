@@ -2,14 +2,13 @@
 #ifndef CARRY_LAB_EXPORT_INTERNAL_H
 #define CARRY_LAB_EXPORT_INTERNAL_H
 
-#include <jansson.h>
 #include <stdio.h>
 
 #include "lab/store/store.h"
+#include "model/json_write.h"
 
-json_t *carry_export_number(double value); /* null unless it is finite */
-/* Bytes that are not UTF-8 become question marks. */
-json_t *carry_export_text(const char *from);
+/* The object that was begun in text is ended and written as one line. */
+carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, carry_json_text *text);
 void carry_export_csv_text(FILE *to, const char *text);
 void carry_export_csv_number(FILE *to, double value); /* with a comma before it */
 

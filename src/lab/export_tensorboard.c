@@ -80,10 +80,16 @@ static void put_bytes(message *m, int field, const void *bytes, size_t length) {
 
 /* A text must be UTF-8: what is not becomes question marks. */
 static void put_text(message *m, int field, const char *text) {
-    json_t *plain = carry_export_text(text);
-    const char *is = plain != NULL ? json_string_value(plain) : "";
-    put_bytes(m, field, is, strlen(is));
-    json_decref(plain);
+    char *plain = strdup(text);
+    char *const end = plain != NULL ? plain + strlen(plain) : NULL;
+    for (char *at = plain; at < end;) {
+        const int length = carry_json_utf8_length(at, end);
+        *at = length > 0 ? *at : '?';
+        at += length > 0 ? length : 1;
+    }
+    m->failed = m->failed || plain == NULL;
+    put_bytes(m, field, plain != NULL ? plain : "", (size_t)(end - plain));
+    free(plain);
 }
 
 static void put_message(message *m, int field, message *inner) {

@@ -1,7 +1,6 @@
 /* Facts about the machine, the build and the libraries. */
 #include "lab/machine.h"
 
-#include <jansson.h>
 #include <sqlite3.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -81,7 +80,7 @@ static void say_caches(list *l) {
 static void say_devices(list *l) {
     carry_device_properties device;
     for (int i = 0; i < carry_device_count(); i++) {
-        if (carry_device_describe(l->ctx, i, &device) != CARRY_OK) {
+        if (carry_device_describe(l->ctx, &device, i) != CARRY_OK) {
             continue;
         }
         if (i == 0) {
@@ -123,7 +122,6 @@ static void say_build(list *l) {
     say(l, "blas", "%s", carry_blas_name());
     say(l, "sqlite", "%s", sqlite3_libversion());
     say(l, "libyaml", "%s", yaml_get_version_string());
-    say(l, "jansson", "%s", JANSSON_VERSION);
     say(l, "zlib", "%s", zlibVersion());
 }
 

@@ -130,27 +130,6 @@ static carry_status take_escape(parser *p) {
     return CARRY_OK;
 }
 
-/* Bytes of the UTF-8 sequence at `at`, 0 when there is none: no overlong forms, no surrogates, nothing above 10FFFF. */
-static int utf8_length(const char *at, const char *end) {
-    const unsigned char *b = (const unsigned char *)at;
-    long left = (long)(end - at);
-    int length = b[0] < 0x80 ? 1 : b[0] >= 0xC2 && b[0] < 0xE0 ? 2 : b[0] >= 0xE0 && b[0] < 0xF0 ? 3 : 4;
-    if (length == 1) {
-        return 1;
-    }
-    if ((length == 4 && (b[0] < 0xF0 || b[0] > 0xF4)) || left < length) {
-        return 0;
-    }
-    for (int i = 1; i < length; i++) {
-        if ((b[i] & 0xC0) != 0x80) {
-            return 0;
-        }
-    }
-    bool odd = (b[0] == 0xE0 && b[1] < 0xA0) || (b[0] == 0xED && b[1] >= 0xA0) || (b[0] == 0xF0 && b[1] < 0x90) ||
-               (b[0] == 0xF4 && b[1] >= 0x90);
-    return odd ? 0 : length;
-}
-
 static carry_status take_string(parser *p, const char **bytes, size_t *length) {
     if (!take(p, '"')) {
         return bad(p, "a string is expected");
@@ -165,7 +144,7 @@ static carry_status take_string(parser *p, const char **bytes, size_t *length) {
         if ((unsigned char)*p->at < 0x20) {
             return bad(p, "a control character inside a string");
         }
-        int count = utf8_length(p->at, p->end);
+        int count = carry_json_utf8_length(p->at, p->end);
         if (count == 0) {
             return bad(p, "bytes that are not UTF-8");
         }

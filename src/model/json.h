@@ -63,6 +63,18 @@ void carry_json_free(carry_json *document);
 const carry_json *carry_json_find(const carry_json *object, const char *key);
 /* Is it this string, all of it? */
 bool carry_json_is_text(const carry_json *node, const char *text);
+/* A string without zeros inside; NULL for another node, and for NULL. */
+const char *carry_json_string(const carry_json *node);
+/* A number; NaN for another node, and for NULL. */
+double carry_json_number(const carry_json *node);
+/* Elements or members; 0 for another node, and for NULL. */
+int64_t carry_json_count(const carry_json *node);
+const carry_json *carry_json_first(const carry_json *node); /* NULL where there is none */
+
+/* Bytes of the UTF-8 sequence at `at`, 0 when there is none: no overlong forms, no surrogates, nothing above 10FFFF. */
+int carry_json_utf8_length(const char *at, const char *end);
+/* Is a text UTF-8, as JSON must be? */
+bool carry_json_is_utf8(const char *text);
 
 /* The node as a person would write it, cut to fit: for messages. */
 #define CARRY_JSON_SHOWN 64

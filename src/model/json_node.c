@@ -1,4 +1,5 @@
 /* Asking a JSON document. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -49,4 +50,55 @@ const char *carry_json_show(char shown[CARRY_JSON_SHOWN], const carry_json *node
         break;
     }
     return shown;
+}
+
+const char *carry_json_string(const carry_json *node) {
+    const bool is =
+        node != NULL && node->kind == CARRY_JSON_STRING && strlen(node->as.text.bytes) == node->as.text.length;
+    return is ? node->as.text.bytes : NULL;
+}
+
+double carry_json_number(const carry_json *node) {
+    return node != NULL && node->kind == CARRY_JSON_NUMBER ? node->as.number.value : (double)NAN;
+}
+
+int64_t carry_json_count(const carry_json *node) {
+    const bool is = node != NULL && (node->kind == CARRY_JSON_ARRAY || node->kind == CARRY_JSON_OBJECT);
+    return is ? node->as.inside.count : 0;
+}
+
+const carry_json *carry_json_first(const carry_json *node) {
+    return carry_json_count(node) > 0 ? node->as.inside.first : NULL;
+}
+
+int carry_json_utf8_length(const char *at, const char *end) {
+    const unsigned char *b = (const unsigned char *)at;
+    long left = (long)(end - at);
+    int length = b[0] < 0x80 ? 1 : b[0] >= 0xC2 && b[0] < 0xE0 ? 2 : b[0] >= 0xE0 && b[0] < 0xF0 ? 3 : 4;
+    if (length == 1) {
+        return 1;
+    }
+    if ((length == 4 && (b[0] < 0xF0 || b[0] > 0xF4)) || left < length) {
+        return 0;
+    }
+    for (int i = 1; i < length; i++) {
+        if ((b[i] & 0xC0) != 0x80) {
+            return 0;
+        }
+    }
+    bool odd = (b[0] == 0xE0 && b[1] < 0xA0) || (b[0] == 0xED && b[1] >= 0xA0) || (b[0] == 0xF0 && b[1] < 0x90) ||
+               (b[0] == 0xF4 && b[1] >= 0x90);
+    return odd ? 0 : length;
+}
+
+bool carry_json_is_utf8(const char *text) {
+    const char *const end = text + strlen(text);
+    while (text < end) {
+        const int length = carry_json_utf8_length(text, end);
+        if (length == 0) {
+            return false;
+        }
+        text += length;
+    }
+    return true;
 }

@@ -51,7 +51,7 @@ static carry_status take(const carry_parameters *own, void *buffer, size_t size,
     if (carry_device_alloc(own->ctx, &data, own->device, bytes) != CARRY_OK) {
         size_t available = 0;
         size_t total = 0;
-        (void)carry_device_memory(own->ctx, own->device, &available, &total);
+        (void)carry_device_memory(own->ctx, &available, &total, own->device);
         return carry_fail(own->ctx, CARRY_EMEMORY,
                           "out of memory: %s of %" PRId64 " parameters need %.2f GB, and %.2f GB are free: about "
                           "%.0f million parameters would fit",

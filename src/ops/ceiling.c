@@ -17,10 +17,12 @@
 #include "ops/linear.h"
 #include "ops/matmul.h"
 
-#define COPY_BYTES ((size_t)256 << 20)
+#define COPY_BYTES ((size_t)256 << 20)     /* of all ranks of a machine: 40 that copied so much took 20 GB and 14 s */
+#define COPY_BYTES_RANK ((size_t)16 << 20) /* of one at least */
 #define COPY_RUNS 7
 #define LEAST_RUNS 3
 #define SIDE_SECONDS 0.06 /* per side and way: processors and threads need a moment to reach their speed */
+#define MOST_SECONDS 0.5  /* after which no further side is begun: ranks that share a core have its smaller ones */
 #define LONG_RUN 0.03     /* a side whose runs would take longer is left out: the one before is large enough then */
 #define GPU_SIDE 8192     /* of 16-bit products; half of it in f32, which takes 20 times as long */
 #define FILL_BYTES ((size_t)1 << 20)
@@ -91,8 +93,9 @@ static carry_status cpu_product(carry_ctx *ctx, double *flops_s) {
         floats[i] = (float)(i % 13) - 6.0f;
     }
     double fastest = 0.0;
+    const double until = carry_seconds() + MOST_SECONDS;
     *flops_s = 0.0;
-    for (int i = 0; i < count && 8.0 * fastest < LONG_RUN; i++) {
+    for (int i = 0; i < count && 8.0 * fastest < LONG_RUN && carry_seconds() < until; i++) {
         const int64_t n = sides[i];
         const carry_product p = {.m = n,
                                  .n = n,
@@ -217,7 +220,7 @@ static carry_status gpu_product(carry_ctx *ctx, int device, carry_dtype type, do
     size_t available;
     size_t total;
     int64_t n = type == CARRY_F32 ? GPU_SIDE / 2 : GPU_SIDE;
-    CARRY_TRY(carry_device_memory(ctx, device, &available, &total));
+    CARRY_TRY(carry_device_memory(ctx, &available, &total, device));
     while (n > 512 && available > 0 && 3 * (size_t)(n * n) * carry_dtype_size(type) > available / 2) {
         n /= 2;
     }
@@ -268,9 +271,9 @@ static void copy_piece(void *argument, int64_t begin, int64_t end, int worker) {
     memcpy(c->to + (size_t)begin * c->piece, c->from + (size_t)begin * c->piece, (size_t)(end - begin) * c->piece);
 }
 
-static double copy_rate(carry_ctx *ctx, char *to, const char *from) {
+static double copy_rate(carry_ctx *ctx, char *to, const char *from, size_t bytes) {
     int threads = carry_ctx_threads(ctx);
-    copy c = {.to = to, .from = from, .piece = COPY_BYTES / (size_t)threads};
+    copy c = {.to = to, .from = from, .piece = bytes / (size_t)threads};
     double best = INFINITY;
     for (int i = 0; i < COPY_RUNS; i++) {
         double start = carry_seconds();
@@ -280,7 +283,7 @@ static double copy_rate(carry_ctx *ctx, char *to, const char *from) {
     return 2.0 * (double)(c.piece * (size_t)threads) / best;
 }
 
-carry_status carry_ceiling_copy(carry_ctx *ctx, int device, double *bytes_s) {
+carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *bytes_s) {
     CARRY_SPAN(ctx, "bench", "ceiling of copies");
     if (device != 0) {
         const carry_gpu *gpu;
@@ -288,16 +291,18 @@ carry_status carry_ceiling_copy(carry_ctx *ctx, int device, double *bytes_s) {
         *bytes_s = gpu->copy_bytes_s;
         return CARRY_OK;
     }
-    char *from = carry_aligned_new(COPY_BYTES);
-    char *to = carry_aligned_new(COPY_BYTES);
+    const size_t part = COPY_BYTES / (size_t)(ranks > 0 ? ranks : 1);
+    const size_t bytes = part > COPY_BYTES_RANK ? part : COPY_BYTES_RANK;
+    char *from = carry_aligned_new(bytes);
+    char *to = carry_aligned_new(bytes);
     if (from == NULL || to == NULL) {
         free(from);
         free(to);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * COPY_BYTES);
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * bytes);
     }
-    memset(from, 1, COPY_BYTES);
-    memset(to, 0, COPY_BYTES);
-    *bytes_s = copy_rate(ctx, to, from);
+    memset(from, 1, bytes);
+    memset(to, 0, bytes);
+    *bytes_s = copy_rate(ctx, to, from, bytes);
     free(from);
     free(to);
     return CARRY_OK;

@@ -10,7 +10,8 @@
    (cuBLASLt among them), once per context. */
 carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s);
 
-/* Bytes a second, read plus written, of a copy far beyond the caches; on the CPU on all threads. */
-carry_status carry_ceiling_copy(carry_ctx *ctx, int device, double *bytes_s);
+/* Bytes a second, read plus written, of a copy far beyond the caches; on the CPU on all threads. ranks: processes or
+   threads of this machine that measure at the same time, which divide the memory that is copied. */
+carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *bytes_s);
 
 #endif

@@ -51,8 +51,8 @@ static void combine_range(void *argument, int64_t begin, int64_t end, int worker
     }
 }
 
-carry_status carry_elementwise(carry_ctx *ctx, carry_elementwise_op op, carry_tensor to, carry_tensor x,
-                               carry_tensor y) {
+carry_status carry_elementwise(carry_ctx *ctx, carry_tensor to, carry_tensor x, carry_tensor y,
+                               carry_elementwise_op op) {
     CARRY_OPERATOR(ctx, operators, elementwise, &x)
     if ((unsigned)op > CARRY_MULTIPLY) {
         return carry_fail(ctx, CARRY_EARGUMENT, "there is no element-wise operator number %d", (int)op);

@@ -35,8 +35,8 @@ carry_status carry_cpu_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
     return carry_affine_parts(ctx, y, x, W, b, activation, accumulate);
 }
 
-carry_status carry_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tensor x, carry_tensor y, carry_tensor g,
-                                  carry_tensor w, carry_tensor b, float plus, float eps) {
+carry_status carry_add_layer_norm(carry_ctx *ctx, const carry_add_layer_norm_args *args) {
+    const carry_tensor h = args->h, x = args->x, y = args->y, g = args->g, w = args->w, b = args->b;
     CARRY_OPERATOR(ctx, operators, add_layer_norm, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
@@ -53,7 +53,7 @@ carry_status carry_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tensor x
     if (carry_is_here(&b)) {
         CARRY_TRY(carry_expect_weight(ctx, "b", &b, 1, &x.shape[1], &x));
     }
-    return operators->add_layer_norm(ctx, h, x, y, g, w, b, plus, eps);
+    return operators->add_layer_norm(ctx, h, x, y, g, w, b, args->plus, args->eps);
 }
 
 carry_status carry_add_layer_norm_parts(carry_ctx *ctx, carry_tensor h, carry_tensor x, carry_tensor y, carry_tensor g,

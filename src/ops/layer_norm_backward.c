@@ -107,9 +107,9 @@ size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n) {
     return carry_size_product(&bytes, factors, 3, sizeof(float)) ? bytes : SIZE_MAX;
 }
 
-carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,
-                                       carry_tensor dy, carry_tensor x, carry_tensor w, float plus, float eps,
-                                       bool accumulate, void *workspace, size_t workspace_bytes) {
+carry_status carry_layer_norm_backward(carry_ctx *ctx, const carry_layer_norm_backward_args *args, void *workspace,
+                                       size_t workspace_bytes) {
+    const carry_tensor dx = args->dx, dw = args->dw, db = args->db, dy = args->dy, x = args->x, w = args->w;
     CARRY_OPERATOR(ctx, operators, layer_norm_backward, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
@@ -131,7 +131,8 @@ carry_status carry_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_te
         CARRY_TRY(carry_expect_workspace(ctx, "layer_norm_backward", workspace, workspace_bytes,
                                          carry_layer_norm_backward_workspace(x.shape[0], n), x.device));
     }
-    return operators->layer_norm_backward(ctx, dx, dw, db, dy, x, w, plus, eps, accumulate, workspace);
+    return operators->layer_norm_backward(ctx, dx, dw, db, dy, x, w, args->plus, args->eps, args->accumulate,
+                                          workspace);
 }
 
 carry_status carry_cpu_layer_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor db,

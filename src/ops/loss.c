@@ -217,9 +217,10 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
     }
 }
 
-carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
-                                        carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
-                                        void *workspace, size_t workspace_bytes) {
+carry_status carry_linear_cross_entropy(carry_ctx *ctx, const carry_linear_cross_entropy_args *args, void *workspace,
+                                        size_t workspace_bytes) {
+    const carry_tensor losses = args->losses, dx = args->dx, dW = args->dW, x = args->x, W = args->W,
+                       targets = args->targets;
     CARRY_OPERATOR(ctx, operators, linear_cross_entropy, &x)
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_rank(ctx, "W", &W, 2));
@@ -235,7 +236,7 @@ carry_status carry_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, car
     CARRY_TRY(carry_expect_workspace(ctx, "linear_cross_entropy", workspace, workspace_bytes,
                                      carry_linear_cross_entropy_workspace(x.shape[0], x.shape[1], W.shape[0]),
                                      x.device));
-    return operators->linear_cross_entropy(ctx, losses, dx, dW, x, W, targets, scale, workspace, workspace_bytes);
+    return operators->linear_cross_entropy(ctx, losses, dx, dW, x, W, targets, args->scale, workspace, workspace_bytes);
 }
 
 carry_status carry_cpu_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,

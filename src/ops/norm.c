@@ -156,9 +156,10 @@ size_t carry_rms_norm_backward_workspace(int64_t tokens, int64_t n) {
                : SIZE_MAX;
 }
 
-carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz, carry_tensor dy,
-                                     carry_tensor x, carry_tensor w, carry_tensor z, float eps, bool accumulate,
-                                     void *workspace, size_t workspace_bytes) {
+carry_status carry_rms_norm_backward(carry_ctx *ctx, const carry_rms_norm_backward_args *args, void *workspace,
+                                     size_t workspace_bytes) {
+    const carry_tensor dx = args->dx, dw = args->dw, dz = args->dz, dy = args->dy, x = args->x, w = args->w,
+                       z = args->z;
     CARRY_OPERATOR(ctx, operators, rms_norm_backward, &x)
     CARRY_TRY(expect_inputs(ctx, &x, &w, &z));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &x));
@@ -176,7 +177,7 @@ carry_status carry_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tens
         }
         CARRY_TRY(carry_expect_like(ctx, "dz", &dz, &x));
     }
-    return operators->rms_norm_backward(ctx, dx, dw, dz, dy, x, w, z, eps, accumulate, workspace);
+    return operators->rms_norm_backward(ctx, dx, dw, dz, dy, x, w, z, args->eps, args->accumulate, workspace);
 }
 
 carry_status carry_cpu_rms_norm_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dw, carry_tensor dz,

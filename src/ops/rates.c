@@ -225,7 +225,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     probe p = {.ctx = ctx};
     CARRY_TRY(carry_kernels_of(ctx, &p.kernels));
     carry_device_properties cpu;
-    CARRY_TRY(carry_device_describe(ctx, 0, &cpu));
+    CARRY_TRY(carry_device_describe(ctx, &cpu, 0));
     p.floats = carry_aligned_new(COPY_BYTES);
     p.more = carry_aligned_new(COPY_BYTES);
     if (p.floats == NULL || p.more == NULL) {

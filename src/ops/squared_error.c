@@ -46,8 +46,9 @@ static void lose_groups(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-carry_status carry_squared_error(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor dy,
-                                 carry_tensor y, carry_tensor target, carry_tensor weight, double scale) {
+carry_status carry_squared_error(carry_ctx *ctx, const carry_squared_error_args *args) {
+    const carry_tensor total = args->total, losses = args->losses, dy = args->dy, y = args->y, target = args->target,
+                       weight = args->weight;
     CARRY_OPERATOR(ctx, operators, squared_error, &y)
     CARRY_TRY(carry_expect_rank(ctx, "y", &y, 2));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
@@ -64,7 +65,7 @@ carry_status carry_squared_error(carry_ctx *ctx, carry_tensor total, carry_tenso
     CARRY_TRY(carry_expect_f32(ctx, "weight", &weight, 1, &groups, y.device));
     CARRY_TRY(carry_expect_f64(ctx, "losses", &losses, groups, y.device));
     CARRY_TRY(carry_expect_f64(ctx, "total", &total, 1, y.device));
-    return operators->squared_error(ctx, total, losses, dy, y, target, weight, scale);
+    return operators->squared_error(ctx, total, losses, dy, y, target, weight, args->scale);
 }
 
 carry_status carry_cpu_squared_error(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor dy,

@@ -17,7 +17,7 @@
 
 typedef struct pass {
     carry_scan_plan *plan;
-    const carry_scan_gradients *given;
+    const carry_scan_backward_args *given;
     int64_t batch, steps, n, width, A_size, b_size;
     float *l;       /* [batch, T, n, w] in the order of time */
     float *scratch; /* per thread: h[t-1], A[t] or dA[t] */
@@ -40,7 +40,7 @@ static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         int64_t item = i / p->steps;
         int64_t t = i % p->steps;
-        carry_widen(p->plan->kernels, l_at(p, item, t), place(&p->given->g, item, t), p->given->g.dtype, p->b_size);
+        carry_widen(p->plan->kernels, l_at(p, item, t), place(&p->given->dh, item, t), p->given->dh.dtype, p->b_size);
     }
 }
 
@@ -71,16 +71,16 @@ static void outer(const pass *p, float *dA, const float *l, const float *before)
 
 /* The state before step t: h of the neighbour, or h0, or nothing. */
 static bool state_before(const pass *p, int64_t item, int64_t t, float *state) {
-    const carry_scan_gradients *given = p->given;
+    const carry_scan_backward_args *given = p->given;
     int64_t neighbour = p->plan->problem.reversed ? t + 1 : t - 1;
     if (neighbour >= 0 && neighbour < p->steps) {
         carry_widen(p->plan->kernels, state, place(&given->h, item, neighbour), given->h.dtype, p->b_size);
         return true;
     }
-    if (given->h0 != NULL) {
-        const char *from = (const char *)given->h0->data;
-        from += (size_t)(item * given->h0->stride[0]) * carry_dtype_size(given->h0->dtype);
-        carry_widen(p->plan->kernels, state, from, given->h0->dtype, p->b_size);
+    if (given->h0.data != NULL) {
+        const char *from = (const char *)given->h0.data;
+        from += (size_t)(item * given->h0.stride[0]) * carry_dtype_size(given->h0.dtype);
+        carry_widen(p->plan->kernels, state, from, given->h0.dtype, p->b_size);
         return true;
     }
     return false;
@@ -94,13 +94,13 @@ static void store_steps(void *argument, int64_t begin, int64_t end, int worker) 
         int64_t item = i / p->steps;
         int64_t t = i % p->steps;
         const float *l = l_at(p, item, t);
-        if (p->given->dA != NULL) {
+        if (p->given->dA.data != NULL) {
             if (state_before(p, item, t, state)) {
                 outer(p, dA, l, state);
             } else {
                 memset(dA, 0, (size_t)p->A_size * sizeof *dA);
             }
-            carry_narrow(p->plan->kernels, place(p->given->dA, item, t), dA, p->given->dA->dtype, p->A_size);
+            carry_narrow(p->plan->kernels, place(&p->given->dA, item, t), dA, p->given->dA.dtype, p->A_size);
         }
         carry_narrow(p->plan->kernels, place(&p->given->db, item, t), l, p->given->db.dtype, p->b_size);
     }
@@ -109,7 +109,7 @@ static void store_steps(void *argument, int64_t begin, int64_t end, int worker) 
 /* dh0 = A[0]^T l[0]. */
 static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
     const pass *p = argument;
-    const carry_scan_gradients *given = p->given;
+    const carry_scan_backward_args *given = p->given;
     float *dh0 = p->scratch + worker * p->scratch_floats;
     float *A = dh0 + p->b_size;
     int64_t t = p->plan->problem.reversed ? p->steps - 1 : 0;
@@ -135,9 +135,8 @@ static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
                 }
             }
         }
-        void *to =
-            (char *)given->dh0->data + (size_t)(item * given->dh0->stride[0]) * carry_dtype_size(given->dh0->dtype);
-        carry_narrow(p->plan->kernels, to, dh0, given->dh0->dtype, p->b_size);
+        void *to = (char *)given->dh0.data + (size_t)(item * given->dh0.stride[0]) * carry_dtype_size(given->dh0.dtype);
+        carry_narrow(p->plan->kernels, to, dh0, given->dh0.dtype, p->b_size);
     }
 }
 
@@ -175,12 +174,12 @@ static void load_all(pass *p, int64_t grain) {
 static void store_all(pass *p, int64_t grain) {
     CARRY_SPAN(p->plan->ctx, "scan", "store gradients");
     carry_parallel(p->plan->ctx, p->batch * p->steps, grain, store_steps, p);
-    if (p->given->dh0 != NULL) {
+    if (p->given->dh0.data != NULL) {
         carry_parallel(p->plan->ctx, p->batch, 1, store_dh0, p);
     }
 }
 
-static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradients *given, const void *workspace,
+static carry_status check_backward(carry_scan_plan *plan, const carry_scan_backward_args *given, const void *workspace,
                                    size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_scan_problem *problem = &plan->problem;
@@ -189,33 +188,33 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_gradi
     }
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "A", &given->A, true, false));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "h", &given->h, false, true));
-    CARRY_TRY(carry_scan_check_steps(ctx, problem, "g", &given->g, false, true));
+    CARRY_TRY(carry_scan_check_steps(ctx, problem, "dh", &given->dh, false, true));
     CARRY_TRY(carry_scan_check_steps(ctx, problem, "db", &given->db, false, true));
     CARRY_TRY(carry_scan_check_output(ctx, "db", &given->db, 2));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "A", &given->A, false));
     CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h", &given->h, false));
-    CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "g", &given->g, true));
-    if (given->dA != NULL) {
-        CARRY_TRY(carry_scan_check_steps(ctx, problem, "dA", given->dA, true, true));
-        CARRY_TRY(carry_scan_check_output(ctx, "dA", given->dA, 2));
-        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "A", &given->A, false));
-        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h", &given->h, false));
-        CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "db", &given->db, false));
+    CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "dh", &given->dh, true));
+    if (given->dA.data != NULL) {
+        CARRY_TRY(carry_scan_check_steps(ctx, problem, "dA", &given->dA, true, true));
+        CARRY_TRY(carry_scan_check_output(ctx, "dA", &given->dA, 2));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", &given->dA, "A", &given->A, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", &given->dA, "h", &given->h, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dA", &given->dA, "db", &given->db, false));
     }
-    if (given->dh0 != NULL) {
-        CARRY_TRY(carry_scan_check_state(ctx, problem, "dh0", given->dh0, true));
-        CARRY_TRY(carry_scan_check_output(ctx, "dh0", given->dh0, 1));
-        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "A", &given->A, false));
-        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "db", &given->db, false));
-        if (given->dA != NULL) {
-            CARRY_TRY(carry_scan_check_apart(ctx, "dh0", given->dh0, "dA", given->dA, false));
+    if (given->dh0.data != NULL) {
+        CARRY_TRY(carry_scan_check_state(ctx, problem, "dh0", &given->dh0, true));
+        CARRY_TRY(carry_scan_check_output(ctx, "dh0", &given->dh0, 1));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", &given->dh0, "A", &given->A, false));
+        CARRY_TRY(carry_scan_check_apart(ctx, "dh0", &given->dh0, "db", &given->db, false));
+        if (given->dA.data != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dh0", &given->dh0, "dA", &given->dA, false));
         }
     }
-    if (given->h0 != NULL) { /* read while db and dA are written */
-        CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", given->h0, true));
-        CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h0", given->h0, false));
-        if (given->dA != NULL) {
-            CARRY_TRY(carry_scan_check_apart(ctx, "dA", given->dA, "h0", given->h0, false));
+    if (given->h0.data != NULL) { /* read while db and dA are written */
+        CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", &given->h0, true));
+        CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h0", &given->h0, false));
+        if (given->dA.data != NULL) {
+            CARRY_TRY(carry_scan_check_apart(ctx, "dA", &given->dA, "h0", &given->h0, false));
         }
     }
     return carry_scan_check_workspace(ctx, workspace, workspace_bytes, plan->workspace, problem->device);
@@ -255,15 +254,15 @@ static carry_scan_array state_of(const carry_tensor *tensor) {
 
 /* The same on a GPU: everything is put into the stream, nothing waited for. */
 static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_bytes) {
-    const carry_scan_gradients *given = p->given;
+    const carry_scan_backward_args *given = p->given;
     const carry_scan_problem *problem = &p->plan->problem;
     const carry_scan_gpu_steps *gpu = carry_scan_gpu();
     carry_ctx *ctx = p->plan->ctx;
     carry_stream *stream = carry_ctx_stream(ctx, problem->device);
     carry_scan_array l = {.data = p->l, .dtype = CARRY_F32, .item = p->steps * p->b_size, .step = (ptrdiff_t)p->b_size};
-    CARRY_TRY(gpu->copy(ctx, p->plan->gpu, stream, l, array_of(&given->g, false), p->batch, p->steps, p->b_size));
+    CARRY_TRY(gpu->copy(ctx, p->plan->gpu, stream, l, array_of(&given->dh, false), p->batch, p->steps, p->b_size));
     CARRY_TRY(scan_l(p, workspace, workspace_bytes));
-    if (given->dA != NULL || given->dh0 != NULL) {
+    if (given->dA.data != NULL || given->dh0.data != NULL) {
         carry_cuda_gradients gradients = {.kind = problem->kind,
                                           .batch = p->batch,
                                           .steps = p->steps,
@@ -278,21 +277,21 @@ static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_b
             gradients.l.data = l_at(p, 0, p->steps - 1);
             gradients.l.step = -l.step;
         }
-        if (given->h0 != NULL) {
-            gradients.h0 = state_of(given->h0);
+        if (given->h0.data != NULL) {
+            gradients.h0 = state_of(&given->h0);
         }
-        if (given->dA != NULL) {
-            gradients.dA = array_of(given->dA, problem->reversed);
+        if (given->dA.data != NULL) {
+            gradients.dA = array_of(&given->dA, problem->reversed);
         }
-        if (given->dh0 != NULL) {
-            gradients.dh0 = state_of(given->dh0);
+        if (given->dh0.data != NULL) {
+            gradients.dh0 = state_of(&given->dh0);
         }
         CARRY_TRY(gpu->gradients(ctx, &gradients));
     }
     return gpu->copy(ctx, p->plan->gpu, stream, array_of(&given->db, false), l, p->batch, p->steps, p->b_size);
 }
 
-static carry_status go_back(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+static carry_status go_back(carry_scan_plan *plan, const carry_scan_backward_args *gradients, void *workspace,
                             size_t workspace_bytes) {
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     pass p = {.plan = plan, .given = gradients};
@@ -301,7 +300,7 @@ static carry_status go_back(carry_scan_plan *plan, const carry_scan_gradients *g
     }
     int64_t grain = 16384 / (p.A_size + p.b_size) + 1;
     plan->products = 0;
-    plan->flops = gradients->dA != NULL ? 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width) : 0.0;
+    plan->flops = gradients->dA.data != NULL ? 2.0 * (double)(p.batch * p.steps) * (double)(p.A_size * p.width) : 0.0;
     if (plan->gpu != NULL) {
         return backward_on_gpu(&p, arena.base + arena.used, arena.size - arena.used);
     }
@@ -312,7 +311,7 @@ static carry_status go_back(carry_scan_plan *plan, const carry_scan_gradients *g
     return CARRY_OK;
 }
 
-carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_gradients *gradients, void *workspace,
+carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_backward_args *gradients, void *workspace,
                                  size_t workspace_bytes) {
     CARRY_SPAN(plan->ctx, "scan", "backward");
     CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));

@@ -157,7 +157,7 @@ static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
         return CARRY_OK;
     }
     carry_device_properties gpu;
-    CARRY_TRY(carry_device_describe(plan->ctx, plan->problem.device, &gpu));
+    CARRY_TRY(carry_device_describe(plan->ctx, &gpu, plan->problem.device));
     size_t length = strlen(key);
     (void)snprintf(key + length, CARRY_SCAN_KEY - length, ":device=%.40s", gpu.name);
     for (char *at = key + length; *at != '\0'; at++) {
@@ -166,7 +166,7 @@ static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
     return CARRY_OK;
 }
 
-static carry_status choose(carry_scan_plan *plan, const carry_scan_plan_options *options) {
+static carry_status choose(carry_scan_plan *plan, const carry_scan_options *options) {
     choice c = {0};
     const carry_scan_algorithm *algorithm;
     if (options->algorithm != NULL) {
@@ -251,9 +251,9 @@ const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *p
 }
 
 carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
-                                 const carry_scan_plan_options *options) {
+                                 const carry_scan_options *options) {
     CARRY_SPAN(ctx, "plan", "scan");
-    static const carry_scan_plan_options defaults;
+    static const carry_scan_options defaults;
     *plan = NULL;
     if (options == NULL) {
         options = &defaults;

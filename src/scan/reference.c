@@ -50,8 +50,10 @@ static void gradients_of(const carry_scan_problem *p, int64_t item, const carry_
 }
 
 carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *db, double *dh0,
-                                           const carry_scan_problem *problem, carry_tensor A, const double *h,
-                                           carry_tensor g, const carry_tensor *h0) {
+                                           const carry_scan_problem *problem, const carry_scan_backward_args *args,
+                                           const double *h) {
+    const carry_tensor A = args->A, g = args->dh;
+    const carry_tensor *h0 = args->h0.data != NULL ? &args->h0 : NULL;
     CARRY_TRY(carry_scan_check_problem(ctx, problem));
     CARRY_TRY(carry_scan_check_inputs(ctx, problem, &A, &g, h0));
     int64_t size = problem->n * problem->width;
@@ -71,8 +73,10 @@ carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *d
     return CARRY_OK;
 }
 
-carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem, carry_tensor A,
-                                  carry_tensor b, const carry_tensor *h0) {
+carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem,
+                                  const carry_scan_args *args) {
+    const carry_tensor A = args->A, b = args->b;
+    const carry_tensor *h0 = args->h0.data != NULL ? &args->h0 : NULL;
     CARRY_TRY(carry_scan_check_problem(ctx, problem));
     CARRY_TRY(carry_scan_check_inputs(ctx, problem, &A, &b, h0));
     int64_t size = problem->n * problem->width;

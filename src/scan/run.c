@@ -38,13 +38,14 @@ static carry_status check_run(carry_scan_plan *plan, const carry_tensor *h, cons
     return carry_scan_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace, problem->device);
 }
 
-carry_status carry_scan_run(carry_scan_plan *plan, carry_tensor h, carry_tensor A, carry_tensor b,
-                            const carry_tensor *h0, void *workspace, size_t workspace_bytes) {
-    CARRY_TRY(check_run(plan, &h, &A, &b, h0, workspace, workspace_bytes));
+carry_status carry_scan_run(carry_scan_plan *plan, const carry_scan_args *args, void *workspace,
+                            size_t workspace_bytes) {
+    const carry_tensor *h0 = args->h0.data != NULL ? &args->h0 : NULL;
+    CARRY_TRY(check_run(plan, &args->h, &args->A, &args->b, h0, workspace, workspace_bytes));
     carry_scan_work work = carry_scan_plan_shape(plan, plan->algorithm);
-    work.A = in_order(&A, plan->problem.reversed);
-    work.b = in_order(&b, plan->problem.reversed);
-    work.h = in_order(&h, plan->problem.reversed);
+    work.A = in_order(&args->A, plan->problem.reversed);
+    work.b = in_order(&args->b, plan->problem.reversed);
+    work.h = in_order(&args->h, plan->problem.reversed);
     if (h0 != NULL) {
         work.h0 = (carry_scan_array){.data = h0->data, .dtype = h0->dtype, .item = h0->stride[0]};
     }

@@ -87,10 +87,10 @@ carry_status carry_scan_trial_new(carry_scan_plan *plan, carry_scan_trial **tria
 
 static carry_status run(carry_scan_plan *plan, const carry_scan_trial *t, void *workspace) {
     if (!plan->problem.backward) {
-        return carry_scan_run(plan, t->h, t->A, t->b, NULL, workspace, plan->workspace);
+        return carry_scan_run(plan, &(carry_scan_args){.h = t->h, .A = t->A, .b = t->b}, workspace, plan->workspace);
     }
-    return carry_scan_backward(plan, &(carry_scan_gradients){.db = t->h, .A = t->A, .h = t->b, .g = t->b}, workspace,
-                               plan->workspace);
+    return carry_scan_backward(plan, &(carry_scan_backward_args){.db = t->h, .A = t->A, .h = t->b, .dh = t->b},
+                               workspace, plan->workspace);
 }
 
 /* One sample. */

@@ -264,7 +264,7 @@ carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char
 
 static void describe_machine(carry_ctx *ctx, char machine[192]) {
     carry_device_properties cpu;
-    if (carry_device_describe(ctx, 0, &cpu) != CARRY_OK) {
+    if (carry_device_describe(ctx, &cpu, 0) != CARRY_OK) {
         cpu = (carry_device_properties){.name = "unknown"};
     }
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());

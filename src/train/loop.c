@@ -93,7 +93,7 @@ static double held_bytes(const carry_training *t) {
     size_t available;
     size_t total;
     const int device = t->lm->own.device;
-    if (device == 0 || carry_device_memory(t->ctx, device, &available, &total) != CARRY_OK) {
+    if (device == 0 || carry_device_memory(t->ctx, &available, &total, device) != CARRY_OK) {
         return carry_resident_bytes();
     }
     return (double)(total - available);

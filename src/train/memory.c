@@ -106,7 +106,7 @@ carry_status carry_training_count_memory(carry_training *t) {
     const int device = t->lm->own.device;
     size_t total = 0;
     count(t, m);
-    if (carry_device_memory(t->ctx, device, &m->available, &total) != CARRY_OK || device == 0) {
+    if (carry_device_memory(t->ctx, &m->available, &total, device) != CARRY_OK || device == 0) {
         return CARRY_OK; /* a CPU may page out, and what is free there changes with what others do */
     }
     const size_t more = m->moments + m->activations + m->other;

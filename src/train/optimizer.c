@@ -60,7 +60,7 @@ static carry_status make_room(carry_optimizer *o) {
     if (!is_there || o->received == NULL || o->request == NULL) {
         size_t available = 0;
         size_t total = 0;
-        (void)carry_device_memory(ctx, device, &available, &total);
+        (void)carry_device_memory(ctx, &available, &total, device);
         return carry_fail(ctx, CARRY_EMEMORY,
                           "out of memory: the optimizer's state of %lld elements needs %.2f GB, and %.2f GB are free",
                           (long long)o->count, 1e-9 * (double)bytes, 1e-9 * (double)available);
@@ -165,7 +165,7 @@ static carry_status add_ranks(carry_optimizer *o) {
     const carry_tensor first = o->rank == 0 ? own : carry_view_1d(received_from(o, 0), CARRY_F32, o->count);
     for (int r = 1; r < o->ranks; r++) {
         const carry_tensor x = r == o->rank ? own : carry_view_1d(received_from(o, r), CARRY_F32, o->count);
-        CARRY_TRY(carry_elementwise(o->ctx, CARRY_ADD, r + 1 == o->ranks ? own : first, first, x));
+        CARRY_TRY(carry_elementwise(o->ctx, r + 1 == o->ranks ? own : first, first, x, CARRY_ADD));
     }
     return CARRY_OK;
 }

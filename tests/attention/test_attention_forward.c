@@ -327,6 +327,23 @@ static void test_wrong_calls_are_refused(void **state) {
     assert_ok(ctx, carry_attention(ctx, &good, w, bytes));
 }
 
+/* malloc gives no more than 16 bytes of alignment. */
+static void test_a_workspace_needs_the_alignment_of_malloc_only(void **state) {
+    (void)state;
+    problem p = some_problem(CARRY_F32, 6, 20, 2, 8, 0, 2);
+    placed first = place(CARRY_F32, 6, 2, 8, 0), second = place(CARRY_F32, 6, 2, 8, 0);
+    array lse = poisoned(CARRY_F32, 2, SHAPE(2, 6));
+    const carry_attention_args by_first = args_of(&p, &first.t, &lse.t), by_second = args_of(&p, &second.t, &lse.t);
+    const size_t bytes = carry_attention_workspace(&by_first);
+    unsigned char *w = workspace_of(bytes + 64);
+    assert_ok(ctxs[0], carry_attention(ctxs[0], &by_first, w, bytes));
+    for (size_t shift = 16; shift < 64; shift += 16) {
+        memset(second.memory, 255, second.bytes);
+        assert_ok(ctxs[0], carry_attention(ctxs[0], &by_second, w + shift, bytes));
+        assert_memory_equal(first.memory, second.memory, first.bytes);
+    }
+}
+
 static void test_no_queries_and_no_heads_are_nothing_to_do(void **state) {
     (void)state;
     float one[64] = {0};
@@ -351,6 +368,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_infinities_and_nans_stay_where_they_belong, free_kept),
         cmocka_unit_test_teardown(test_huge_biases_do_not_overflow, free_kept),
         cmocka_unit_test_teardown(test_wrong_calls_are_refused, free_kept),
+        cmocka_unit_test_teardown(test_a_workspace_needs_the_alignment_of_malloc_only, free_kept),
         cmocka_unit_test_teardown(test_no_queries_and_no_heads_are_nothing_to_do, free_kept),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

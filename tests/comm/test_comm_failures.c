@@ -219,25 +219,26 @@ static carry_status nothing(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
-/* Every rank opens with a word of its own. */
-static carry_status open_with_word(void *user, const carry_rank *self) {
+/* Every rank opens with an agreement string of its own. */
+static carry_status open_with_agreement(void *user, const carry_rank *self) {
     carry_ctx *const *ctxs = user;
     carry_comm *comm;
-    carry_comm_options options = {.deadline = 20, .rank = self, .word = self->rank == 2 ? "bf16 chain" : "f32 chain"};
+    carry_comm_options options = {
+        .deadline = 20, .rank = self, .agreement = self->rank == 2 ? "bf16 chain" : "f32 chain"};
     return carry_comm_open(ctxs[self->rank], &comm, "threads", &options);
 }
 
 static void test_ranks_that_differ_are_told_apart(void **state) {
     (void)state;
-    carry_comm_options same = {.deadline = 20, .word = "f32 chain"};
+    carry_comm_options same = {.deadline = 20, .agreement = "f32 chain"};
     assert_int_equal(run_ranks(3, &same, nothing, NULL, NULL), CARRY_OK);
     carry_ctx *ctxs[4];
     for (int r = 0; r < 4; r++) {
         ctxs[r] = support_ctx(1, NULL, NULL);
     }
-    assert_int_equal(carry_ranks_run(ctxs[0], 4, open_with_word, ctxs), CARRY_EARGUMENT);
+    assert_int_equal(carry_ranks_run(ctxs[0], 4, open_with_agreement, ctxs), CARRY_EARGUMENT);
     for (int r = 0; r < 4; r++) {
-        assert_non_null(strstr(carry_ctx_error(ctxs[r]), "rank 0 has 'f32 chain', rank 2 has word 'bf16 chain'"));
+        assert_non_null(strstr(carry_ctx_error(ctxs[r]), "rank 0 has 'f32 chain', rank 2 has agreement 'bf16 chain'"));
         carry_ctx_free(ctxs[r]);
     }
 }
@@ -246,12 +247,15 @@ static void test_bad_arguments_are_refused(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *comm;
-    const double bad[] = {0, -1, 0.0 / 0.0, 1.0 / 0.0};
-    for (int i = 0; i < 4; i++) {
+    const double bad[] = {-1, 0.0 / 0.0, 1.0 / 0.0};
+    for (int i = 0; i < 3; i++) {
         assert_refused(ctx, CARRY_EARGUMENT, "deadline",
                        carry_comm_open(ctx, &comm, "self", &(carry_comm_options){.deadline = bad[i]}));
         assert_null(comm);
     }
+    assert_ok(ctx, carry_comm_open(ctx, &comm, "self", &(carry_comm_options){0})); /* all zero is the default */
+    assert_true(carry_comm_deadline(comm) == CARRY_COMM_DEADLINE);
+    carry_comm_free(comm);
     bool has_mpi = false;
     for (int i = 0; carry_comm_kind_name(i, NULL) != NULL; i++) {
         has_mpi = has_mpi || strcmp(carry_comm_kind_name(i, NULL), "mpi") == 0;

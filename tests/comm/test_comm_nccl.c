@@ -180,7 +180,7 @@ static carry_status on_gpus(void *user, carry_comm *comm) {
     const int device = 1 + carry_comm_rank(comm);
     carry_comm *gpus;
     TRY(carry_comm_open(carry_comm_ctx(comm), &gpus, "nccl",
-                        &(carry_comm_options){.deadline = 60, .device = device, .over = comm, .word = "gpus"}));
+                        &(carry_comm_options){.deadline = 60, .device = device, .over = comm, .agreement = "gpus"}));
     EXPECT(comm, carry_comm_rank(gpus) == carry_comm_rank(comm) && carry_comm_size(gpus) == carry_comm_size(comm),
            "place");
     const carry_status status = check_all(gpus, device);

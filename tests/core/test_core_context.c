@@ -47,7 +47,7 @@ static void test_defaults_are_every_core_and_the_best_kernels(void **state) {
         assert_int_equal(carry_ctx_new(&ctx, both[i]), CARRY_OK);
         assert_non_null(ctx);
         carry_device_properties cpu;
-        assert_ok(ctx, carry_device_describe(ctx, 0, &cpu));
+        assert_ok(ctx, carry_device_describe(ctx, &cpu, 0));
         assert_true(carry_ctx_threads(ctx) >= 1);
         assert_int_equal(carry_ctx_threads(ctx), cpu.units);
         assert_string_equal(carry_ctx_error(ctx), "");

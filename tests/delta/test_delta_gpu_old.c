@@ -31,7 +31,7 @@ int main(void) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_device_properties found = {0};
     bool old = carry_device_count() > 1 && carry_delta_name_on(1, 0) != NULL &&
-               carry_device_describe(ctx, 1, &found) == CARRY_OK && strcmp(found.kernels, "sm_70") == 0;
+               carry_device_describe(ctx, &found, 1) == CARRY_OK && strcmp(found.kernels, "sm_70") == 0;
     carry_ctx_free(ctx);
     if (!old) {
         (void)printf("skipped: there is no emulated GPU here\n");

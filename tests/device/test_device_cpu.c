@@ -25,7 +25,7 @@ static void test_device_0_is_the_cpu(void **state) {
     carry_device_properties cpu;
     memset(&cpu, 0xff, sizeof cpu);
     assert_true(carry_device_count() >= 1);
-    assert_ok(ctx, carry_device_describe(ctx, 0, &cpu));
+    assert_ok(ctx, carry_device_describe(ctx, &cpu, 0));
     assert_string_equal(cpu.backend, "cpu");
     assert_non_null(memchr(cpu.name, '\0', sizeof cpu.name));
     assert_non_null(memchr(cpu.kernels, '\0', sizeof cpu.kernels));
@@ -160,7 +160,7 @@ static void expect_no_device(carry_ctx *ctx, int device, const char *number) {
     carry_stream *stream = NULL;
     carry_event *event = NULL;
     double seconds = -1.0;
-    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_describe(ctx, device, &properties));
+    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_describe(ctx, &properties, device));
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_alloc(ctx, &memory, device, 64));
     assert_null(memory);
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_copy(ctx, data, device, data + 4, 0, 4, NULL));

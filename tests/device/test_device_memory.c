@@ -52,7 +52,7 @@ static void every_device_keeps_what_it_is_given(void **unused) {
     }
     for (int device = 0; device < devices; device++) {
         carry_device_properties properties;
-        assert_ok(ctx, carry_device_describe(ctx, device, &properties));
+        assert_ok(ctx, carry_device_describe(ctx, &properties, device));
         print_message("device %d: %s\n", device, properties.name);
         check_device(ctx, device);
     }
@@ -131,7 +131,7 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
         assert_ok(ctx,
                   carry_device_alloc(ctx, &data, device, 64)); /* what a first call sets up is there before the count */
         carry_device_free(ctx, device, data);
-        assert_ok(ctx, carry_device_memory(ctx, device, &before, &total));
+        assert_ok(ctx, carry_device_memory(ctx, &before, &total, device));
         assert_true(before <= total);
         for (int i = 0; i < 20; i++) {
             data = &data;
@@ -149,7 +149,7 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
             assert_ok(ctx, carry_stream_wait(ctx, device, NULL));
             carry_device_free(ctx, device, data);
         }
-        assert_ok(ctx, carry_device_memory(ctx, device, &after, &total));
+        assert_ok(ctx, carry_device_memory(ctx, &after, &total, device));
         if (device > 0) { /* 20 lost pieces would be 320 MiB; what else runs on the GPU may take a little */
             assert_true(after + ((size_t)128 << 20) > before);
         }

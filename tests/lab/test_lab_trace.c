@@ -2,7 +2,6 @@
    is refused. As test_lab_trace FILE PROCESSES it looks at a trace that carry profile wrote. */
 #include "support.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <zlib.h>
 
@@ -12,6 +11,7 @@
 #include "core/threads.h"
 #include "lab/profile/trace.h"
 #include "scan/algorithm.h"
+#include "model/json.h"
 
 typedef struct span {
     int64_t track, start, end; /* nanoseconds */
@@ -59,41 +59,54 @@ static bool is_gpu(const char *category) {
     return strcmp(category, "kernel") == 0 || strcmp(category, "copy") == 0 || strcmp(category, "fill") == 0;
 }
 
+static bool is_number(const carry_json *node) {
+    return node != NULL && node->kind == CARRY_JSON_NUMBER;
+}
+
+static bool is_integer(const carry_json *node) {
+    return is_number(node) && node->whole;
+}
+
+static int64_t integer_of(const carry_json *node) {
+    return is_integer(node) ? node->as.number.integer : 0;
+}
+
 /* The arguments of a kernel, or of a copy or fill. */
-static const char *look_at_gpu(const json_t *args, seen *s) {
-    if (json_is_integer(json_object_get(args, "bytes"))) {
+static const char *look_at_gpu(const carry_json *args, seen *s) {
+    if (is_integer(carry_json_find(args, "bytes"))) {
         s->copies++;
         return NULL;
     }
     s->kernels++;
-    const char *grid = json_string_value(json_object_get(args, "grid"));
-    const char *block = json_string_value(json_object_get(args, "block"));
-    return grid != NULL && block != NULL && json_is_integer(json_object_get(args, "registers")) &&
-                   json_is_integer(json_object_get(args, "shared_bytes"))
+    const char *grid = carry_json_string(carry_json_find(args, "grid"));
+    const char *block = carry_json_string(carry_json_find(args, "block"));
+    return grid != NULL && block != NULL && is_integer(carry_json_find(args, "registers")) &&
+                   is_integer(carry_json_find(args, "shared_bytes"))
                ? NULL
                : "a kernel lacks grid, block, registers or shared_bytes";
 }
 
 /* Of the trace-event format: what every event has, and what its phase adds. */
-static const char *look_at(const json_t *event, seen *s) {
-    const char *phase = json_string_value(json_object_get(event, "ph"));
-    const char *name = json_string_value(json_object_get(event, "name"));
-    const json_t *pid = json_object_get(event, "pid");
-    const json_t *tid = json_object_get(event, "tid");
-    const json_t *ts = json_object_get(event, "ts");
-    const json_t *args = json_object_get(event, "args");
-    if (phase == NULL || strlen(phase) != 1 || name == NULL || name[0] == '\0' || !json_is_object(args)) {
+static const char *look_at(const carry_json *event, seen *s) {
+    const char *phase = carry_json_string(carry_json_find(event, "ph"));
+    const char *name = carry_json_string(carry_json_find(event, "name"));
+    const carry_json *pid = carry_json_find(event, "pid");
+    const carry_json *tid = carry_json_find(event, "tid");
+    const carry_json *ts = carry_json_find(event, "ts");
+    const carry_json *args = carry_json_find(event, "args");
+    if (phase == NULL || strlen(phase) != 1 || name == NULL || name[0] == '\0' || args == NULL ||
+        args->kind != CARRY_JSON_OBJECT) {
         return "an event lacks ph, name or args";
     }
-    if (!json_is_integer(pid) || !json_is_integer(tid) || !json_is_number(ts) || !(json_number_value(ts) >= 0.0)) {
+    if (!is_integer(pid) || !is_integer(tid) || !is_number(ts) || !(carry_json_number(ts) >= 0.0)) {
         return "pid, tid or ts is no number";
     }
-    int64_t process = json_integer_value(pid);
+    int64_t process = integer_of(pid);
     if (process < 1 || process >= 64) {
         return "a process has no sensible number";
     }
     if (phase[0] == 'M') {
-        if (json_string_value(json_object_get(args, "name")) == NULL) {
+        if (carry_json_string(carry_json_find(args, "name")) == NULL) {
             return "metadata without a name";
         }
         if (strcmp(name, "process_name") == 0 && !s->process_named[process]) {
@@ -102,7 +115,7 @@ static const char *look_at(const json_t *event, seen *s) {
         }
         size_t used = strlen(s->threads);
         (void)snprintf(s->threads + used, sizeof s->threads - used, "%s;",
-                       json_string_value(json_object_get(args, "name")));
+                       carry_json_string(carry_json_find(args, "name")));
         return NULL;
     }
     if (!s->process_named[process]) {
@@ -110,18 +123,18 @@ static const char *look_at(const json_t *event, seen *s) {
     }
     if (phase[0] == 'C') {
         s->counters++;
-        return json_is_number(json_object_get(args, "value")) ? NULL : "a counter without a value";
+        return is_number(carry_json_find(args, "value")) ? NULL : "a counter without a value";
     }
-    const json_t *duration = json_object_get(event, "dur");
-    const char *at = json_string_value(json_object_get(args, "at"));
-    if (phase[0] != 'X' || !json_is_number(duration) || !(json_number_value(duration) >= 0.0) ||
-        json_string_value(json_object_get(event, "cat")) == NULL) {
+    const carry_json *duration = carry_json_find(event, "dur");
+    const char *at = carry_json_string(carry_json_find(args, "at"));
+    if (phase[0] != 'X' || !is_number(duration) || !(carry_json_number(duration) >= 0.0) ||
+        carry_json_string(carry_json_find(event, "cat")) == NULL) {
         return "a complete event lacks dur or cat";
     }
-    int64_t start = llround(1000.0 * json_number_value(ts));
-    s->spans[s->count++] = (span){
-        .track = json_integer_value(tid), .start = start, .end = start + llround(1000.0 * json_number_value(duration))};
-    if (is_gpu(json_string_value(json_object_get(event, "cat")))) {
+    int64_t start = llround(1000.0 * carry_json_number(ts));
+    s->spans[s->count++] =
+        (span){.track = integer_of(tid), .start = start, .end = start + llround(1000.0 * carry_json_number(duration))};
+    if (is_gpu(carry_json_string(carry_json_find(event, "cat")))) {
         return look_at_gpu(args, s);
     }
     if (at == NULL || at[0] == '/' || strchr(at, ':') == NULL) {
@@ -158,22 +171,25 @@ static const char *check_trace(const void *bytes, size_t length, seen *s) {
     if (text == NULL) {
         return "it is not gzip";
     }
-    json_error_t error;
-    json_t *root = json_loadb(text, text_length, JSON_REJECT_DUPLICATES, &error);
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_json *root = NULL;
+    (void)carry_json_parse(ctx, &root, text, text_length, "the trace");
     /* Perfetto reads no further than the first key that it does not know. */
     bool first = text_length > 15 && strncmp(text, "{\"traceEvents\":", 15) == 0;
     free(text);
-    json_t *events = json_object_get(root, "traceEvents");
+    const carry_json *events = carry_json_find(root, "traceEvents");
     const char *wrong = root == NULL ? "it is not JSON" : !first ? "traceEvents is not first" : NULL;
-    s->spans = calloc(json_array_size(events) + 1, sizeof *s->spans);
-    for (size_t i = 0; wrong == NULL && i < json_array_size(events); i++) {
-        wrong = look_at(json_array_get(events, i), s);
+    s->spans = calloc((size_t)carry_json_count(events) + 1, sizeof *s->spans);
+    size_t i = 0;
+    for (const carry_json *event = carry_json_first(events); wrong == NULL && event != NULL; event = event->next, i++) {
+        wrong = look_at(event, s);
         if (wrong != NULL) {
             (void)snprintf(s->wrong, sizeof s->wrong, "event %zu: %s", i, wrong);
             wrong = s->wrong;
         }
     }
-    json_decref(root);
+    carry_json_free(root);
+    carry_ctx_free(ctx);
     wrong = wrong == NULL ? check_nesting(s) : wrong;
     free(s->spans);
     return wrong;
@@ -417,12 +433,12 @@ static void test_categories_add_up(void **state) {
 static void test_differences_are_sorted_by_their_size(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_hotspot a[] = {{"scan", "up", "src/a.c", 10, 5, 2.0, 2.0, 2.0, 0.0, 0.0},
-                         {"scan", "down", "src/a.c", 20, 5, 1.0, 1.0, 1.0, 0.0, 0.0},
-                         {"ops", "gone", "src/b.c", 1, 1, 0.5, 0.5, 0.5, 0.0, 0.0}};
-    carry_hotspot b[] = {{"scan", "up", "src/a.c", 11, 5, 2.1, 2.1, 2.1, 0.0, 0.0},
-                         {"scan", "down", "src/a.c", 21, 5, 0.2, 0.2, 0.2, 0.0, 0.0},
-                         {"ops", "new", "src/b.c", 1, 1, 0.3, 0.3, 0.3, 0.0, 0.0}};
+    carry_hotspot a[] = {{"scan", "up", "src/a.c", "", 10, 5, 2.0, 2.0, 2.0, 0.0, 0.0},
+                         {"scan", "down", "src/a.c", "", 20, 5, 1.0, 1.0, 1.0, 0.0, 0.0},
+                         {"ops", "gone", "src/b.c", "", 1, 1, 0.5, 0.5, 0.5, 0.0, 0.0}};
+    carry_hotspot b[] = {{"scan", "up", "src/a.c", "", 11, 5, 2.1, 2.1, 2.1, 0.0, 0.0},
+                         {"scan", "down", "src/a.c", "", 21, 5, 0.2, 0.2, 0.2, 0.0, 0.0},
+                         {"ops", "new", "src/b.c", "", 1, 1, 0.3, 0.3, 0.3, 0.0, 0.0}};
     carry_hotspot_change *changes;
     int count;
     assert_ok(ctx, carry_hotspots_compare(ctx, &changes, &count, &(carry_hotspots){.count = 3, .spot = a},

@@ -29,7 +29,7 @@ static void case_elementwise(carry_dtype type) {
     for (int op = CARRY_ADD; op <= CARRY_MULTIPLY; op++) {
         operand x = given(type, 1, SHAPE(1027), -3, 3), y = given(type, 1, SHAPE(1027), -3, 3);
         operand to = wanted(type, 1, SHAPE(1027));
-        EACH_SIDE CALL(carry_elementwise(ctx, (carry_elementwise_op)op, to.t[side], x.t[side], y.t[side]));
+        EACH_SIDE CALL(carry_elementwise(ctx, to.t[side], x.t[side], y.t[side], (carry_elementwise_op)op));
         compare("to", &to, 0.0);
     }
 }
@@ -73,8 +73,17 @@ static void one_rms_norm(carry_dtype type, const int64_t *s, bool weighted, bool
     const size_t bytes = carry_rms_norm_backward_workspace(s[0], n);
     EACH_SIDE {
         CALL(carry_rms_norm(ctx, y.t[side], x.t[side], w.t[side], z.t[side], 0.01f));
-        CALL(carry_rms_norm_backward(ctx, dx.t[side], dw.t[side], dz.t[side], dy.t[side], x.t[side], w.t[side],
-                                     z.t[side], 0.01f, accumulate, room(side, bytes), bytes));
+        CALL(carry_rms_norm_backward(ctx,
+                                     &(carry_rms_norm_backward_args){.dx = dx.t[side],
+                                                                     .dw = dw.t[side],
+                                                                     .dz = dz.t[side],
+                                                                     .dy = dy.t[side],
+                                                                     .x = x.t[side],
+                                                                     .w = w.t[side],
+                                                                     .z = z.t[side],
+                                                                     .eps = 0.01f,
+                                                                     .accumulate = accumulate},
+                                     room(side, bytes), bytes));
     }
     compare("y", &y, 0x1p-20);
     compare("dx", &dx, 0x1p-18);
@@ -104,8 +113,17 @@ static void case_layer_norm(carry_dtype type) {
         const size_t bytes = carry_layer_norm_backward_workspace(shape[0], n);
         EACH_SIDE {
             CALL(carry_layer_norm(ctx, y.t[side], x.t[side], w.t[side], b.t[side], 1.0f, 0.01f));
-            CALL(carry_layer_norm_backward(ctx, dx.t[side], dw.t[side], db.t[side], dy.t[side], x.t[side], w.t[side],
-                                           1.0f, 0.01f, accumulate, room(side, bytes), bytes));
+            CALL(carry_layer_norm_backward(ctx,
+                                           &(carry_layer_norm_backward_args){.dx = dx.t[side],
+                                                                             .dw = dw.t[side],
+                                                                             .db = db.t[side],
+                                                                             .dy = dy.t[side],
+                                                                             .x = x.t[side],
+                                                                             .w = w.t[side],
+                                                                             .plus = 1.0f,
+                                                                             .eps = 0.01f,
+                                                                             .accumulate = accumulate},
+                                           room(side, bytes), bytes));
         }
         compare("y", &y, 0x1p-19);
         compare("dx", &dx, 0x1p-17);
@@ -290,8 +308,15 @@ static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int6
     const size_t bytes = carry_linear_cross_entropy_workspace(T, n, V);
     const double u = type == weights && type != CARRY_F32 ? rounding(type) : 0.0;
     EACH_SIDE {
-        CALL(carry_linear_cross_entropy(ctx, losses.t[side], dx.t[side], dW.t[side], x.t[side], W.t[side],
-                                        targets.t[side], 0.25f, room(side, bytes), bytes));
+        CALL(carry_linear_cross_entropy(ctx,
+                                        &(carry_linear_cross_entropy_args){.losses = losses.t[side],
+                                                                           .dx = dx.t[side],
+                                                                           .dW = dW.t[side],
+                                                                           .x = x.t[side],
+                                                                           .W = W.t[side],
+                                                                           .targets = targets.t[side],
+                                                                           .scale = 0.25f},
+                                        room(side, bytes), bytes));
     }
     compare("losses", &losses, sums(n) + 0x1p-18);
     compare("dx", &dx, sums(n) + u * 0.5);

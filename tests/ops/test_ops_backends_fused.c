@@ -37,8 +37,14 @@ static void case_add_layer_norm(carry_dtype type) {
         operand x = given(type, 2, shapes[s], -1, 1), y = given(type, 2, shapes[s], -1, 1);
         operand h = wanted(type, 2, shapes[s]), g = given(CARRY_F32, 1, &n, -1, 1);
         operand w = given(CARRY_F32, 1, &n, -0.5f, 0.5f), b = given(CARRY_F32, 1, &n, -1, 1);
-        EACH_SIDE CALL(
-            carry_add_layer_norm(ctx, h.t[side], x.t[side], y.t[side], g.t[side], w.t[side], b.t[side], 1.0f, 0.01f));
+        EACH_SIDE CALL(carry_add_layer_norm(ctx, &(carry_add_layer_norm_args){.h = h.t[side],
+                                                                              .x = x.t[side],
+                                                                              .y = y.t[side],
+                                                                              .g = g.t[side],
+                                                                              .w = w.t[side],
+                                                                              .b = b.t[side],
+                                                                              .plus = 1.0f,
+                                                                              .eps = 0.01f}));
         compare("x", &x, steps(type, 1.0, 2.0));
         compare("h", &h, steps(type, 2.0, 16.0));
     }
@@ -81,8 +87,13 @@ static void case_squared_error(carry_dtype type) {
     operand weight = given(CARRY_F32, 1, &groups, -1, 1); /* those below 0 are left out */
     operand losses = spread(carry_view_1d(keep(calloc(4, sizeof(double))), CARRY_F64, groups));
     operand total = spread(carry_view_1d(keep(calloc(1, sizeof(double))), CARRY_F64, one));
-    EACH_SIDE CALL(carry_squared_error(ctx, total.t[side], losses.t[side], dy.t[side], y.t[side], target.t[side],
-                                       weight.t[side], 0.5));
+    EACH_SIDE CALL(carry_squared_error(ctx, &(carry_squared_error_args){.total = total.t[side],
+                                                                        .losses = losses.t[side],
+                                                                        .dy = dy.t[side],
+                                                                        .y = y.t[side],
+                                                                        .target = target.t[side],
+                                                                        .weight = weight.t[side],
+                                                                        .scale = 0.5}));
     compare("dy", &dy, 0x1p-22);
     compare("losses", &losses, 0x1p-40);
     compare("total", &total, 0x1p-38);

@@ -217,10 +217,16 @@ static void test_linear_cross_entropy_in_bf16_has_the_gradients_of_f32(void **st
         dW[narrow] = poisoned(CARRY_F32, 2, W.t.shape);
         losses[narrow] = poisoned(CARRY_F32, 1, &tokens);
         memset(dW[narrow].t.data, 0, (size_t)dW[narrow].count * sizeof(float));
-        assert_ok(ctxs[narrow],
-                  carry_linear_cross_entropy(ctxs[narrow], losses[narrow].t, dx[narrow].t, dW[narrow].t, x.t,
-                                             narrow ? W.t : wide.t, carry_view_1d(targets, CARRY_I64, tokens), 1.0f,
-                                             workspace, bytes));
+        assert_ok(ctxs[narrow], carry_linear_cross_entropy(ctxs[narrow],
+                                                           &(carry_linear_cross_entropy_args){
+                                                               .losses = losses[narrow].t,
+                                                               .dx = dx[narrow].t,
+                                                               .dW = dW[narrow].t,
+                                                               .x = x.t,
+                                                               .W = narrow ? W.t : wide.t,
+                                                               .targets = carry_view_1d(targets, CARRY_I64, tokens),
+                                                               .scale = 1.0f},
+                                                           workspace, bytes));
         read_back(&dx[narrow]);
         read_back(&dW[narrow]);
         read_back(&losses[narrow]);

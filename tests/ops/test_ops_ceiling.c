@@ -1,5 +1,6 @@
 /* Ceilings: no product of the context runs faster, whichever way it goes; devices that are not there are refused. */
 #include <math.h>
+#include <sys/resource.h>
 
 #include "core/clock.h"
 #include "ops/ceiling.h"
@@ -54,8 +55,23 @@ static void test_a_copy_has_a_rate(void **state) {
     carry_ctx *ctx;
     double rate = NAN;
     assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 2}), CARRY_OK);
-    assert_ok(ctx, carry_ceiling_copy(ctx, 0, &rate));
+    assert_ok(ctx, carry_ceiling_copy(ctx, 0, 1, &rate));
     assert_true(isfinite(rate) && rate > 0.0);
+    carry_ctx_free(ctx);
+}
+
+/* 40 ranks on one machine would otherwise take 40 times as much. */
+static void test_ranks_of_a_machine_divide_the_memory_that_is_copied(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    double rate = NAN;
+    struct rusage before, after;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_int_equal(getrusage(RUSAGE_SELF, &before), 0);
+    assert_ok(ctx, carry_ceiling_copy(ctx, 0, 40, &rate));
+    assert_int_equal(getrusage(RUSAGE_SELF, &after), 0);
+    assert_true(isfinite(rate) && rate > 0.0);
+    assert_true(after.ru_maxrss - before.ru_maxrss < 256 * 1024); /* kB: 32 MiB and a sanitizer's shadow, not 512 MiB */
     carry_ctx_free(ctx);
 }
 
@@ -65,7 +81,7 @@ static void test_a_device_that_is_not_there_is_refused(void **state) {
     double rate;
     assert_int_equal(carry_ctx_new(&ctx, NULL), CARRY_OK);
     assert_int_equal(carry_ceiling_product(ctx, carry_device_count(), CARRY_BF16, &rate), CARRY_EUNSUPPORTED);
-    assert_int_equal(carry_ceiling_copy(ctx, -1, &rate), CARRY_EUNSUPPORTED);
+    assert_int_equal(carry_ceiling_copy(ctx, -1, 1, &rate), CARRY_EUNSUPPORTED);
     carry_ctx_free(ctx);
 }
 
@@ -89,9 +105,11 @@ static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
-                                       cmocka_unit_test(test_a_copy_has_a_rate),
-                                       cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
-                                       cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
+        cmocka_unit_test(
+            test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the largest: it is about the peak */
+        cmocka_unit_test(test_a_copy_has_a_rate), cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
+        cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

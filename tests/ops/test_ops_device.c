@@ -137,9 +137,9 @@ static void elementwise_operators_equal_those_of_the_cpu(void **unused) {
                 size_t bytes = COUNT * carry_dtype_size(types[to]);
                 memset(got, 0xff, sizeof got);
                 char *there = upload(ctx, got, sizeof got, 0);
-                assert_ok(ctx, carry_elementwise(ctx, (carry_elementwise_op)op, Z, X, Y));
-                assert_ok(ctx, carry_elementwise(ctx, (carry_elementwise_op)op, on_gpu(Z, there), on_gpu(X, x_there),
-                                                 on_gpu(Y, y_there)));
+                assert_ok(ctx, carry_elementwise(ctx, Z, X, Y, (carry_elementwise_op)op));
+                assert_ok(ctx, carry_elementwise(ctx, on_gpu(Z, there), on_gpu(X, x_there), on_gpu(Y, y_there),
+                                                 (carry_elementwise_op)op));
                 assert_ok(ctx, carry_device_copy(ctx, got, 0, there, GPU, bytes, NULL));
                 assert_memory_equal(got, expected, bytes);
                 carry_device_free(ctx, GPU, there);
@@ -382,7 +382,7 @@ static void tensors_in_the_wrong_place_are_refused(void **unused) {
     assert_refused(ctx, CARRY_EDEVICE, "a is on device 1", carry_matmul(ctx, here, fine, here, NULL));
     assert_refused(ctx, CARRY_EDEVICE, "from is in host memory", carry_convert(ctx, fine, lies));
     assert_refused(ctx, CARRY_EDEVICE, "to is on device 0", carry_convert(ctx, here, fine));
-    assert_refused(ctx, CARRY_EDEVICE, "y is in host memory", carry_elementwise(ctx, CARRY_ADD, fine, fine, lies));
+    assert_refused(ctx, CARRY_EDEVICE, "y is in host memory", carry_elementwise(ctx, fine, fine, lies, CARRY_ADD));
     carry_tensor half = fine;
     half.dtype = CARRY_F16;
     assert_refused(ctx, CARRY_EDTYPE, "b is f16 and a is f32", carry_matmul(ctx, fine, fine, half, NULL));

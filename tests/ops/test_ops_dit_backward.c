@@ -58,8 +58,17 @@ static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool w
         memset(dw.t.data, 0, (size_t)n * sizeof(float));
         memset(db.t.data, 0, (size_t)n * sizeof(float));
         memset(workspace, 255, bytes);
-        assert_ok(ctxs[c], carry_layer_norm_backward(ctxs[c], dx.t, dw.t, db.t, dy.t, p.x.t, weighted ? p.w.t : absent,
-                                                     1.0f, 0.01f, accumulate, workspace, bytes));
+        assert_ok(ctxs[c], carry_layer_norm_backward(ctxs[c],
+                                                     &(carry_layer_norm_backward_args){.dx = dx.t,
+                                                                                       .dw = dw.t,
+                                                                                       .db = db.t,
+                                                                                       .dy = dy.t,
+                                                                                       .x = p.x.t,
+                                                                                       .w = weighted ? p.w.t : absent,
+                                                                                       .plus = 1.0f,
+                                                                                       .eps = 0.01f,
+                                                                                       .accumulate = accumulate},
+                                                     workspace, bytes));
         first[0] = c == 0 ? dx : first[0];
         first[1] = c == 0 ? dw : first[1];
         first[2] = c == 0 ? db : first[2];
@@ -71,8 +80,13 @@ static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool w
     const double bound = 0x1p-24 * 20.0 * (8.0 + sqrt((double)n));
     if (accumulate) { /* the same numbers, added: one rounding more, of sums below 24 */
         array alone = poisoned(type, 2, SHAPE(tokens, n));
-        assert_ok(ctxs[0], carry_layer_norm_backward(ctxs[0], alone.t, absent, absent, dy.t, p.x.t,
-                                                     weighted ? p.w.t : absent, 1.0f, 0.01f, false, NULL, 0));
+        assert_ok(
+            ctxs[0],
+            carry_layer_norm_backward(
+                ctxs[0],
+                &(carry_layer_norm_backward_args){
+                    .dx = alone.t, .dy = dy.t, .x = p.x.t, .w = weighted ? p.w.t : absent, .plus = 1.0f, .eps = 0.01f},
+                NULL, 0));
         for (int64_t i = 0; i < before.count; i++) {
             before.v[i] += carry_tensor_at(&alone.t, i);
         }
@@ -161,13 +175,20 @@ static void test_what_does_not_fit_is_named(void **state) {
     array low = random_array(CARRY_BF16, 1, &n, -1, 1);
     float workspace[64];
     assert_refused(ctxs[0], CARRY_ESHAPE, "dy",
-                   carry_layer_norm_backward(ctxs[0], x.t, absent, absent, y.t, x.t, w.t, 0, 1e-6f, false, NULL, 0));
+                   carry_layer_norm_backward(ctxs[0],
+                                             &(carry_layer_norm_backward_args){
+                                                 .dx = x.t, .dy = y.t, .x = x.t, .w = w.t, .plus = 0, .eps = 1e-6f},
+                                             NULL, 0));
     assert_refused(ctxs[0], CARRY_EDTYPE, "dw",
-                   carry_layer_norm_backward(ctxs[0], absent, low.t, absent, x.t, x.t, w.t, 0, 1e-6f, false, workspace,
-                                             sizeof workspace));
+                   carry_layer_norm_backward(ctxs[0],
+                                             &(carry_layer_norm_backward_args){
+                                                 .dw = low.t, .dy = x.t, .x = x.t, .w = w.t, .plus = 0, .eps = 1e-6f},
+                                             workspace, sizeof workspace));
     assert_refused(ctxs[0], CARRY_EWORKSPACE, "layer_norm_backward",
-                   carry_layer_norm_backward(ctxs[0], absent, w.t, absent, x.t, x.t, w.t, 0, 1e-6f, false, workspace,
-                                             39)); /* one block: 2 rows of 5 */
+                   carry_layer_norm_backward(ctxs[0],
+                                             &(carry_layer_norm_backward_args){
+                                                 .dw = w.t, .dy = x.t, .x = x.t, .w = w.t, .plus = 0, .eps = 1e-6f},
+                                             workspace, 39)); /* one block: 2 rows of 5 */
     assert_refused(ctxs[0], CARRY_EDTYPE, "db", carry_add_bias_backward(ctxs[0], low.t, x.t));
     assert_refused(ctxs[0], CARRY_ESHAPE, "y", carry_gated_add_backward(ctxs[0], absent, w.t, x.t, y.t, w.t));
 }

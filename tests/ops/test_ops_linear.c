@@ -226,10 +226,20 @@ static void check_linear_cross_entropy(carry_dtype type, int64_t tokens, int64_t
         array dx = poisoned(type, 2, x.t.shape), dW = copy_of(&dW0);
         array losses = poisoned(CARRY_F32, 1, &tokens), only = poisoned(CARRY_F32, 1, &tokens);
         double total[2];
-        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], losses.t, dx.t, dW.t, x.t, W.t, targets.t, 0.25f,
+        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c],
+                                                      &(carry_linear_cross_entropy_args){.losses = losses.t,
+                                                                                         .dx = dx.t,
+                                                                                         .dW = dW.t,
+                                                                                         .x = x.t,
+                                                                                         .W = W.t,
+                                                                                         .targets = targets.t,
+                                                                                         .scale = 0.25f},
                                                       workspace, bytes));
-        assert_ok(ctxs[c], carry_linear_cross_entropy(ctxs[c], only.t, absent, absent, x.t, W.t, targets.t, 0.25f,
-                                                      workspace, bytes));
+        assert_ok(ctxs[c], carry_linear_cross_entropy(
+                               ctxs[c],
+                               &(carry_linear_cross_entropy_args){
+                                   .losses = only.t, .x = x.t, .W = W.t, .targets = targets.t, .scale = 0.25f},
+                               workspace, bytes));
         assert_same("losses", &losses, &only);
         assert_ok(ctxs[c], carry_sum_losses(ctxs[c], carry_view_1d(total, CARRY_F64, 2), losses.t, targets.t, false));
         double loss = total[0];
@@ -265,9 +275,13 @@ static void test_linear_cross_entropy_says_what_it_needs(void **state) {
     float workspace[36];
     float loss[4];
     assert_int_equal(carry_linear_cross_entropy_workspace(4, 3, 9), sizeof workspace);
-    assert_refused(ctx, CARRY_EWORKSPACE, "144 bytes",
-                   carry_linear_cross_entropy(ctx, carry_view_1d(loss, CARRY_F32, 4), absent, absent, x.t, W.t,
-                                              targets.t, 1.0f, workspace, sizeof workspace - 1));
+    assert_refused(
+        ctx, CARRY_EWORKSPACE, "144 bytes",
+        carry_linear_cross_entropy(
+            ctx,
+            &(carry_linear_cross_entropy_args){
+                .losses = carry_view_1d(loss, CARRY_F32, 4), .x = x.t, .W = W.t, .targets = targets.t, .scale = 1.0f},
+            workspace, sizeof workspace - 1));
 }
 
 #define TEST(name) cmocka_unit_test_teardown(name, free_kept)

@@ -160,23 +160,23 @@ static void elementwise_operators_round_once(void **unused) {
     carry_tensor X = carry_view_1d(x, CARRY_F32, COUNT);
     carry_tensor Y = carry_view_1d(y, CARRY_F32, COUNT);
     for (int op = CARRY_ADD; op <= CARRY_MULTIPLY; op++) {
-        assert_ok(ctx, carry_elementwise(ctx, (carry_elementwise_op)op, carry_view_1d(halves, CARRY_F16, COUNT), X, Y));
+        assert_ok(ctx, carry_elementwise(ctx, carry_view_1d(halves, CARRY_F16, COUNT), X, Y, (carry_elementwise_op)op));
         for (int i = 0; i < COUNT; i++) {
             float expected = op == CARRY_ADD ? x[i] + y[i] : op == CARRY_SUBTRACT ? x[i] - y[i] : x[i] * y[i];
             assert_int_equal(halves[i], carry_f16_from_f32(expected));
         }
     }
     float first = x[0] - y[0];
-    assert_ok(ctx, carry_elementwise(ctx, CARRY_SUBTRACT, Y, X, Y)); /* the result may lie where an operand does */
+    assert_ok(ctx, carry_elementwise(ctx, Y, X, Y, CARRY_SUBTRACT)); /* the result may lie where an operand does */
     assert_true(y[0] == first);
-    assert_refused(ctx, CARRY_EARGUMENT, "number 3", carry_elementwise(ctx, (carry_elementwise_op)3, Y, X, Y));
+    assert_refused(ctx, CARRY_EARGUMENT, "number 3", carry_elementwise(ctx, Y, X, Y, (carry_elementwise_op)3));
     assert_refused(ctx, CARRY_EDTYPE, "x is f32 and y is f16",
-                   carry_elementwise(ctx, CARRY_ADD, Y, X, carry_view_1d(halves, CARRY_F16, COUNT)));
+                   carry_elementwise(ctx, Y, X, carry_view_1d(halves, CARRY_F16, COUNT), CARRY_ADD));
     assert_refused(ctx, CARRY_ESHAPE, "y has shape [5]",
-                   carry_elementwise(ctx, CARRY_ADD, Y, X, carry_view_1d(y, CARRY_F32, 5)));
+                   carry_elementwise(ctx, Y, X, carry_view_1d(y, CARRY_F32, 5), CARRY_ADD));
     carry_tensor elsewhere = Y;
     elsewhere.device = 1;
-    assert_refused(ctx, CARRY_EDEVICE, "y is on device 1", carry_elementwise(ctx, CARRY_ADD, X, X, elsewhere));
+    assert_refused(ctx, CARRY_EDEVICE, "y is on device 1", carry_elementwise(ctx, X, X, elsewhere, CARRY_ADD));
     carry_ctx_free(ctx);
 }
 

@@ -177,8 +177,17 @@ static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighte
         array got[4] = {poisoned(type, 2, p.x.t.shape), accumulate ? copy_of(&dx0) : poisoned(type, 2, p.x.t.shape),
                         copy_of(&dw0), poisoned(type, 2, p.x.t.shape)};
         assert_ok(ctxs[c], carry_rms_norm(ctxs[c], got[0].t, p.x.t, p.w.t, p.z.t, 1e-3f));
-        assert_ok(ctxs[c], carry_rms_norm_backward(ctxs[c], got[1].t, got[2].t, gated ? got[3].t : absent, dy.t, p.x.t,
-                                                   p.w.t, p.z.t, 1e-3f, accumulate, workspace, bytes));
+        assert_ok(ctxs[c], carry_rms_norm_backward(ctxs[c],
+                                                   &(carry_rms_norm_backward_args){.dx = got[1].t,
+                                                                                   .dw = got[2].t,
+                                                                                   .dz = gated ? got[3].t : absent,
+                                                                                   .dy = dy.t,
+                                                                                   .x = p.x.t,
+                                                                                   .w = p.w.t,
+                                                                                   .z = p.z.t,
+                                                                                   .eps = 1e-3f,
+                                                                                   .accumulate = accumulate},
+                                                   workspace, bytes));
         for (int i = 0; i < (gated ? 4 : 3); i++) {
             first[i] = c == 0 ? got[i] : first[i];
             assert_same("norm", &got[i], &first[i]);
@@ -229,10 +238,11 @@ static void test_norm_names_what_does_not_fit(void **state) {
     assert_refused(ctx, CARRY_ESHAPE, "w has shape [5]", carry_rms_norm(ctx, y.t, x.t, w.t, absent, 0));
     assert_refused(ctx, CARRY_ESHAPE, "z has shape [4]", carry_rms_norm(ctx, y.t, x.t, absent, dw.t, 0));
     assert_refused(ctx, CARRY_EARGUMENT, "z is absent",
-                   carry_rms_norm_backward(ctx, absent, absent, y.t, x.t, x.t, absent, absent, 0, false, NULL, 0));
-    assert_refused(
-        ctx, CARRY_EWORKSPACE, "16 bytes",
-        carry_rms_norm_backward(ctx, absent, dw.t, absent, x.t, x.t, absent, absent, 0, false, workspace, 15));
+                   carry_rms_norm_backward(
+                       ctx, &(carry_rms_norm_backward_args){.dz = y.t, .dy = x.t, .x = x.t, .eps = 0}, NULL, 0));
+    assert_refused(ctx, CARRY_EWORKSPACE, "16 bytes",
+                   carry_rms_norm_backward(
+                       ctx, &(carry_rms_norm_backward_args){.dw = dw.t, .dy = x.t, .x = x.t, .eps = 0}, workspace, 15));
 }
 
 /* Memory for the longest call is enough for shorter ones: 16384 tokens are summed in more blocks than 16385. */

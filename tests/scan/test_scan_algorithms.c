@@ -33,7 +33,9 @@ static data make(carry_ctx *ctx, carry_scan_problem p, bool with_h0) {
     assert_ok(ctx, carry_random_normal(ctx, d.b, 3, 1, 0.0f, 0.1f));
     assert_ok(ctx, carry_random_normal(ctx, d.h0, 3, 2, 0.0f, 1.0f));
     d.expected = room(b_count * sizeof *d.expected);
-    assert_ok(ctx, carry_scan_reference(ctx, d.expected, &p, d.A, d.b, with_h0 ? &d.h0 : NULL));
+    assert_ok(ctx,
+              carry_scan_reference(ctx, d.expected, &p,
+                                   &(carry_scan_args){.A = d.A, .b = d.b, .h0 = with_h0 ? d.h0 : (carry_tensor){0}}));
     return d;
 }
 
@@ -90,7 +92,7 @@ static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, 
                 const carry_tensor *h0) {
     carry_scan_plan *plan;
     carry_status status =
-        carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_plan_options){.algorithm = name, .chunk = chunk});
+        carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_options){.algorithm = name, .chunk = chunk});
     bool limited = strcmp(name, "matmul_log") == 0;
     if (status == CARRY_EUNSUPPORTED && limited && d->problem.kind == CARRY_SCAN_DENSE) {
         return false;
@@ -99,7 +101,9 @@ static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, 
     size_t bytes = carry_scan_workspace(plan);
     unsigned char *workspace = room(bytes + 8);
     memset(workspace + bytes, 0x5a, 8);
-    status = carry_scan_run(plan, h, d->A, b, h0, workspace, bytes);
+    status =
+        carry_scan_run(plan, &(carry_scan_args){.h = h, .A = d->A, .b = b, .h0 = h0 != NULL ? *h0 : (carry_tensor){0}},
+                       workspace, bytes);
     for (int i = 0; i < 8; i++) {
         assert_int_equal(workspace[bytes + (size_t)i], 0x5a);
     }

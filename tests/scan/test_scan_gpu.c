@@ -75,7 +75,10 @@ static data make_data(carry_ctx *ctx, carry_scan_problem p, bool with_h0) {
     assert_non_null(d.expected);
     carry_scan_problem on_cpu = p;
     on_cpu.device = 0;
-    assert_ok(ctx, carry_scan_reference(ctx, d.expected, &on_cpu, d.here.A, d.here.b, with_h0 ? &d.here.h0 : NULL));
+    assert_ok(ctx,
+              carry_scan_reference(
+                  ctx, d.expected, &on_cpu,
+                  &(carry_scan_args){.A = d.here.A, .b = d.here.b, .h0 = with_h0 ? d.here.h0 : (carry_tensor){0}}));
     return d;
 }
 
@@ -131,7 +134,7 @@ static void compare(const data *d, const char *name) {
 static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
     carry_scan_plan *plan;
     void *workspace;
-    carry_status status = carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_plan_options){.algorithm = name});
+    carry_status status = carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_options){.algorithm = name});
     if (status == CARRY_EUNSUPPORTED) {
         assert_true(strlen(carry_ctx_error(ctx)) > 20); /* and says why */
         return false;
@@ -141,8 +144,12 @@ static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
     assert_ok(ctx, carry_device_fill(ctx, workspace, GPU, 0xff, carry_scan_workspace(plan), NULL));
     memset(d->here.h.data, 0xff, bytes_of(&d->here.h));
     send(ctx, &d->there.h, &d->here.h);
-    assert_ok(ctx, carry_scan_run(plan, d->there.h, d->there.A, d->there.b, with_h0 ? &d->there.h0 : NULL, workspace,
-                                  carry_scan_workspace(plan)));
+    assert_ok(ctx, carry_scan_run(plan,
+                                  &(carry_scan_args){.h = d->there.h,
+                                                     .A = d->there.A,
+                                                     .b = d->there.b,
+                                                     .h0 = with_h0 ? d->there.h0 : (carry_tensor){0}},
+                                  workspace, carry_scan_workspace(plan)));
     fetch(ctx, &d->here.h, &d->there.h);
     carry_device_free(ctx, GPU, workspace);
     carry_scan_plan_free(plan);
@@ -232,9 +239,11 @@ static void host_pointers_and_absent_memory_are_refused_and_leave_it_usable(void
     carry_scan_plan *plan;
     carry_tensor lying = d.here.A;
     lying.device = GPU;
-    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = "sequential"}));
-    assert_refused(ctx, CARRY_EDEVICE, "host memory", carry_scan_run(plan, d.there.h, lying, d.there.b, NULL, NULL, 0));
-    assert_refused(ctx, CARRY_EDEVICE, "device 0", carry_scan_run(plan, d.there.h, d.here.A, d.there.b, NULL, NULL, 0));
+    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = "sequential"}));
+    assert_refused(ctx, CARRY_EDEVICE, "host memory",
+                   carry_scan_run(plan, &(carry_scan_args){.h = d.there.h, .A = lying, .b = d.there.b}, NULL, 0));
+    assert_refused(ctx, CARRY_EDEVICE, "device 0",
+                   carry_scan_run(plan, &(carry_scan_args){.h = d.there.h, .A = d.here.A, .b = d.there.b}, NULL, 0));
     carry_scan_plan_free(plan);
     void *much;
     assert_refused(ctx, CARRY_EMEMORY, "free", carry_device_alloc(ctx, &much, GPU, (size_t)1 << 45));

@@ -45,8 +45,10 @@ static data *make(carry_ctx *ctx, carry_scan_problem p) {
 
 static double loss(carry_ctx *ctx, data *d) {
     carry_tensor h0 = state_view(&d->problem, d->h0, CARRY_F32);
-    assert_ok(ctx, carry_scan_reference(ctx, d->h, &d->problem, A_view(&d->problem, d->A, CARRY_F32),
-                                        b_view(&d->problem, d->b, CARRY_F32), &h0));
+    assert_ok(ctx, carry_scan_reference(ctx, d->h, &d->problem,
+                                        &(carry_scan_args){.A = A_view(&d->problem, d->A, CARRY_F32),
+                                                           .b = b_view(&d->problem, d->b, CARRY_F32),
+                                                           .h0 = h0}));
     double sum = 0.0;
     for (int64_t i = 0; i < d->b_count; i++) {
         sum += d->h[i] * (double)d->g[i];
@@ -59,8 +61,10 @@ static void make_gradients(carry_ctx *ctx, data *d) {
     (void)loss(ctx, d);
     carry_tensor h0 = state_view(&d->problem, d->h0, CARRY_F32);
     assert_ok(ctx, carry_scan_reference_backward(ctx, d->dA, d->db, d->dh0, &d->problem,
-                                                 A_view(&d->problem, d->A, CARRY_F32), d->h,
-                                                 b_view(&d->problem, d->g, CARRY_F32), &h0));
+                                                 &(carry_scan_backward_args){.A = A_view(&d->problem, d->A, CARRY_F32),
+                                                                             .dh = b_view(&d->problem, d->g, CARRY_F32),
+                                                                             .h0 = h0},
+                                                 d->h));
 }
 
 static void differences(carry_ctx *ctx, data *d, float *values, const double *gradient, int64_t count,
@@ -145,7 +149,7 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                     const char *name = carry_scan_name(i);
                     carry_scan_plan *plan;
                     carry_status status =
-                        carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = name, .chunk = 5});
+                        carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = name, .chunk = 5});
                     if (status == CARRY_EUNSUPPORTED && strcmp(name, "matmul_log") == 0) {
                         continue;
                     }
@@ -162,13 +166,13 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                     void *workspace = malloc(carry_scan_workspace(plan) + 1);
                     assert_non_null(workspace);
                     assert_ok(ctx, carry_scan_backward(plan,
-                                                       &(carry_scan_gradients){.db = b_view(&p, db, CARRY_F32),
-                                                                               .dA = &dA_view,
-                                                                               .dh0 = &dh0_view,
-                                                                               .A = A_view(&p, d->A, CARRY_F32),
-                                                                               .h = b_view(&p, h_stored, CARRY_F32),
-                                                                               .g = b_view(&p, db, CARRY_F32),
-                                                                               .h0 = &h0},
+                                                       &(carry_scan_backward_args){.db = b_view(&p, db, CARRY_F32),
+                                                                                   .dA = dA_view,
+                                                                                   .dh0 = dh0_view,
+                                                                                   .A = A_view(&p, d->A, CARRY_F32),
+                                                                                   .h = b_view(&p, h_stored, CARRY_F32),
+                                                                                   .dh = b_view(&p, db, CARRY_F32),
+                                                                                   .h0 = h0},
                                                        workspace, carry_scan_workspace(plan)));
                     compare(dA, d->dA, d->A_count, 1e-4, name, "dA", &p);
                     compare(db, d->db, d->b_count, 1e-4, name, "db", &p);
@@ -197,12 +201,12 @@ static void what_is_not_asked_for_is_not_written(void **unused) {
     assert_non_null(workspace);
     memset(dA, 0xff, sizeof dA);
     carry_tensor dA_view = A_view(&p, dA, CARRY_F32);
-    carry_scan_gradients given = {.db = b_view(&p, db, CARRY_F32),
-                                  .A = A_view(&p, d->A, CARRY_F32),
-                                  .h = b_view(&p, d->b, CARRY_F32),
-                                  .g = b_view(&p, d->g, CARRY_F32)};
+    carry_scan_backward_args given = {.db = b_view(&p, db, CARRY_F32),
+                                      .A = A_view(&p, d->A, CARRY_F32),
+                                      .h = b_view(&p, d->b, CARRY_F32),
+                                      .dh = b_view(&p, d->g, CARRY_F32)};
     assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));
-    given.dA = &dA_view;
+    given.dA = dA_view;
     assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));
     for (int i = 0; i < 9; i++) {
         assert_true(dA[i] == 0.0f);

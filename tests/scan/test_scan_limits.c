@@ -25,16 +25,18 @@ static void point(call *c) {
     c->h0.data = c->data[3];
 }
 
-#define refused(expected, words, change)                                                                    \
-    do {                                                                                                    \
-        call c = good_call();                                                                               \
-        point(&c);                                                                                          \
-        memset(c.data[0], 0x5a, sizeof c.data[0]);                                                          \
-        change;                                                                                             \
-        assert_refused(ctx, expected, words, carry_scan_run(plan, c.h, c.A, c.b, &c.h0, workspace, bytes)); \
-        for (size_t i_ = 0; i_ < sizeof c.data[0]; i_++) {                                                  \
-            assert_int_equal(((unsigned char *)c.data[0])[i_], 0x5a);                                       \
-        }                                                                                                   \
+#define refused(expected, words, change)                                                                           \
+    do {                                                                                                           \
+        call c = good_call();                                                                                      \
+        point(&c);                                                                                                 \
+        memset(c.data[0], 0x5a, sizeof c.data[0]);                                                                 \
+        change;                                                                                                    \
+        assert_refused(                                                                                            \
+            ctx, expected, words,                                                                                  \
+            carry_scan_run(plan, &(carry_scan_args){.h = c.h, .A = c.A, .b = c.b, .h0 = c.h0}, workspace, bytes)); \
+        for (size_t i_ = 0; i_ < sizeof c.data[0]; i_++) {                                                         \
+            assert_int_equal(((unsigned char *)c.data[0])[i_], 0x5a);                                              \
+        }                                                                                                          \
     } while (0)
 
 static void bad_tensors_are_refused_by_name_and_nothing_is_written(void **unused) {
@@ -99,30 +101,31 @@ static void bad_problems_are_refused(void **unused) {
     p.kind = (carry_scan_kind)9;
     assert_refused(ctx, CARRY_EARGUMENT, "kind 9", carry_scan_plan_new(ctx, &plan, &p, NULL));
     assert_refused(ctx, CARRY_ENOTFOUND, "no scan algorithm 'quick': choose one of sequential",
-                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_plan_options){.algorithm = "quick"}));
+                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_options){.algorithm = "quick"}));
     assert_null(plan);
     p = good;
     p.kind = CARRY_SCAN_DENSE;
     assert_refused(ctx, CARRY_EUNSUPPORTED, "diagonal transitions",
-                   carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = "matmul_log"}));
+                   carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = "matmul_log"}));
     assert_refused(ctx, CARRY_EARGUMENT, "chunk of -1",
-                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_plan_options){.chunk = -1}));
+                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_options){.chunk = -1}));
     carry_ctx_free(ctx);
 }
 
 static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_problem *p, float *h, float *a,
                            float *b) {
     carry_scan_plan *plan;
-    carry_status status = carry_scan_plan_new(ctx, &plan, p, &(carry_scan_plan_options){.algorithm = name, .chunk = 9});
+    carry_status status = carry_scan_plan_new(ctx, &plan, p, &(carry_scan_options){.algorithm = name, .chunk = 9});
     if (status != CARRY_OK) {
         return status;
     }
     void *workspace = malloc(carry_scan_workspace(plan) + 1);
     assert_non_null(workspace);
-    status = carry_scan_run(plan, carry_view_4d(h, CARRY_F32, p->batch, p->steps, p->n, p->width),
-                            carry_view_3d(a, CARRY_F32, p->batch, p->steps, p->n),
-                            carry_view_4d(b, CARRY_F32, p->batch, p->steps, p->n, p->width), NULL, workspace,
-                            carry_scan_workspace(plan));
+    status = carry_scan_run(plan,
+                            &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, p->batch, p->steps, p->n, p->width),
+                                               .A = carry_view_3d(a, CARRY_F32, p->batch, p->steps, p->n),
+                                               .b = carry_view_4d(b, CARRY_F32, p->batch, p->steps, p->n, p->width)},
+                            workspace, carry_scan_workspace(plan));
     free(workspace);
     carry_scan_plan_free(plan);
     return status;
@@ -146,8 +149,9 @@ static void deep_and_zero_decays_stay_right(void **unused) {
                    : form == 2 ? expf(-40.0f)
                                : 0.0f;
         }
-        assert_ok(ctx, carry_scan_reference(ctx, expected, &p, carry_view_3d(a, CARRY_F32, 1, T, N),
-                                            carry_view_4d(b, CARRY_F32, 1, T, N, W), NULL));
+        assert_ok(ctx, carry_scan_reference(ctx, expected, &p,
+                                            &(carry_scan_args){.A = carry_view_3d(a, CARRY_F32, 1, T, N),
+                                                               .b = carry_view_4d(b, CARRY_F32, 1, T, N, W)}));
         for (int i = 0; carry_scan_name(i) != NULL; i++) {
             memset(h, 0xff, sizeof h);
             carry_status status = run_on(ctx, carry_scan_name(i), &p, h, a, b);
@@ -182,16 +186,18 @@ static void errors_on_experiment_044_are_small(void **unused) {
             carry_tensor B = carry_view_4d(b, dtype, 1, steps, N, W);
             assert_ok(ctx, carry_random_uniform(ctx, A, 44, 0, 0.8f, 1.0f));
             assert_ok(ctx, carry_random_normal(ctx, B, 44, 1, 0.0f, 0.1f));
-            assert_ok(ctx, carry_scan_reference(ctx, expected, &p, A, B, NULL));
+            assert_ok(ctx, carry_scan_reference(ctx, expected, &p, &(carry_scan_args){.A = A, .b = B}));
             for (int i = 0; carry_scan_name(i) != NULL; i++) {
                 carry_scan_plan *plan;
-                assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p,
-                                                   &(carry_scan_plan_options){.algorithm = carry_scan_name(i)}));
+                assert_ok(ctx,
+                          carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = carry_scan_name(i)}));
                 void *workspace = malloc(carry_scan_workspace(plan) + 1);
                 assert_non_null(workspace);
                 memset(h, 0xff, sizeof h);
-                assert_ok(ctx, carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, steps, N, W), A, B, NULL, workspace,
-                                              carry_scan_workspace(plan)));
+                assert_ok(ctx, carry_scan_run(
+                                   plan,
+                                   &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, 1, steps, N, W), .A = A, .b = B},
+                                   workspace, carry_scan_workspace(plan)));
                 double worst = 0.0;
                 for (int64_t j = 0; j < steps * N * W; j++) {
                     double difference = fabs((double)h[j] - expected[j]);
@@ -244,12 +250,14 @@ static void products_are_counted_as_the_definition_counts_them(void **unused) {
     carry_scan_problem p = {.batch = 1, .steps = T, .n = N, .width = 1};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         carry_scan_plan *plan;
-        assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_plan_options){.algorithm = known[i].name}));
+        assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = known[i].name}));
         void *workspace = malloc(carry_scan_workspace(plan) + 1);
         assert_non_null(workspace);
-        assert_ok(ctx,
-                  carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, T, N, 1), carry_view_3d(a, CARRY_F32, 1, T, N),
-                                 carry_view_4d(b, CARRY_F32, 1, T, N, 1), NULL, workspace, carry_scan_workspace(plan)));
+        assert_ok(ctx, carry_scan_run(plan,
+                                      &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, 1, T, N, 1),
+                                                         .A = carry_view_3d(a, CARRY_F32, 1, T, N),
+                                                         .b = carry_view_4d(b, CARRY_F32, 1, T, N, 1)},
+                                      workspace, carry_scan_workspace(plan)));
         assert_int_equal(carry_scan_products(plan), known[i].products);
         free(workspace);
         carry_scan_plan_free(plan);
@@ -264,26 +272,27 @@ static void the_wrong_kind_of_plan_is_refused(void **unused) {
     point(&c);
     carry_scan_plan *plan;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &c.problem, NULL));
-    carry_scan_gradients given = {.db = c.h, .A = c.A, .h = c.b, .g = c.b};
+    carry_scan_backward_args given = {.db = c.h, .A = c.A, .h = c.b, .dh = c.b};
     assert_refused(ctx, CARRY_EARGUMENT, "with backward set", carry_scan_backward(plan, &given, NULL, 0));
     carry_scan_plan_free(plan);
     c.problem.backward = true;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &c.problem, NULL));
-    assert_refused(ctx, CARRY_EARGUMENT, "without backward", carry_scan_run(plan, c.h, c.A, c.b, NULL, NULL, 0));
+    assert_refused(ctx, CARRY_EARGUMENT, "without backward",
+                   carry_scan_run(plan, &(carry_scan_args){.h = c.h, .A = c.A, .b = c.b}, NULL, 0));
     assert_refused(ctx, CARRY_EWORKSPACE, "the plan needs", carry_scan_backward(plan, &given, NULL, 0));
     carry_tensor dh0 = c.h0;
     dh0.stride[0] = 0;
-    given.dh0 = &dh0;
+    given.dh0 = dh0;
     assert_refused(ctx, CARRY_ESTRIDE, "dh0 has strides [0]", carry_scan_backward(plan, &given, NULL, 0));
     dh0 = c.h0;
     carry_tensor dA = c.A;
     dA.data = dh0.data;
-    given.dA = &dA;
+    given.dA = dA;
     assert_refused(ctx, CARRY_EARGUMENT, "dh0 shares memory with dA", carry_scan_backward(plan, &given, NULL, 0));
-    given.dh0 = NULL;
-    given.h0 = &dh0;
+    given.dh0 = (carry_tensor){0};
+    given.h0 = dh0;
     assert_refused(ctx, CARRY_EARGUMENT, "dA shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
-    given.dA = NULL;
+    given.dA = (carry_tensor){0};
     dh0.data = given.db.data;
     assert_refused(ctx, CARRY_EARGUMENT, "db shares memory with h0", carry_scan_backward(plan, &given, NULL, 0));
     carry_scan_plan_free(plan);

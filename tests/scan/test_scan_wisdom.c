@@ -13,7 +13,7 @@
 static const carry_scan_problem small_diagonal = {
     .kind = CARRY_SCAN_DIAGONAL, .batch = 2, .steps = 33, .n = 4, .width = 2};
 static const carry_scan_problem small_dense = {.kind = CARRY_SCAN_DENSE, .batch = 1, .steps = 17, .n = 4, .width = 1};
-static const carry_scan_plan_options by_measuring = {.effort = CARRY_PLAN_MEASURE};
+static const carry_scan_options by_measuring = {.effort = CARRY_PLAN_MEASURE};
 
 /* A folder of its own, with a file in it and a path below that file, where nothing can ever be written. */
 typedef struct place {
@@ -374,8 +374,7 @@ static carry_ctx *listening(heard *h, const char *wisdom) {
 }
 
 /* Plans, and says whether it was remembered. */
-static bool plan_is_remembered(carry_ctx *ctx, const carry_scan_problem *problem,
-                               const carry_scan_plan_options *options) {
+static bool plan_is_remembered(carry_ctx *ctx, const carry_scan_problem *problem, const carry_scan_options *options) {
     carry_scan_plan *plan = NULL;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, problem, options));
     assert_true(strlen(carry_scan_plan_algorithm(plan)) > 0);
@@ -524,9 +523,11 @@ static void scan_into(carry_ctx *ctx, carry_scan_plan *plan, float *h, float *A,
     const size_t bytes = carry_scan_workspace(plan);
     void *workspace = malloc(bytes + 1);
     assert_non_null(workspace);
-    assert_ok(ctx, carry_scan_run(plan, carry_view_4d(h, CARRY_F32, 1, STEPS, 3, 2),
-                                  carry_view_4d(A, CARRY_F32, 1, STEPS, 3, 3),
-                                  carry_view_4d(b, CARRY_F32, 1, STEPS, 3, 2), NULL, workspace, bytes));
+    assert_ok(ctx, carry_scan_run(plan,
+                                  &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, 1, STEPS, 3, 2),
+                                                     .A = carry_view_4d(A, CARRY_F32, 1, STEPS, 3, 3),
+                                                     .b = carry_view_4d(b, CARRY_F32, 1, STEPS, 3, 2)},
+                                  workspace, bytes));
     free(workspace);
 }
 
@@ -558,8 +559,8 @@ static void test_a_tuned_plan_has_its_chunk_and_its_threads(void **state) {
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);
     ctx = of_threads(1, NULL);
-    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &problem,
-                                       &(carry_scan_plan_options){.algorithm = "chunkwise", .chunk = 40}));
+    assert_ok(ctx,
+              carry_scan_plan_new(ctx, &plan, &problem, &(carry_scan_options){.algorithm = "chunkwise", .chunk = 40}));
     scan_into(ctx, plan, asked, A, b);
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);

@@ -84,7 +84,7 @@ class Context:
         if status != 0:
             fail(status, lib.carry_ctx_error(self.handle).decode(errors="replace"))
 
-    def scan_plan(self, problem: s.ScanProblem, options: s.ScanPlanOptions) -> Plan:
+    def scan_plan(self, problem: s.ScanProblem, options: s.ScanOptions) -> Plan:
         """A plan for the scan, from the cache or new."""
         key = ("scan", bytes(problem), options.effort, options.algorithm, options.chunk)
         return self._plan(key, lib.carry_scan_plan_free, lib.carry_scan_plan_new, problem, ctypes.byref(options))

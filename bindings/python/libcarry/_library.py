@@ -38,7 +38,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_problem_family": (c_char_p, [c_int, POINTER(c_char_p), POINTER(c_char_p)]),
     # device.h, ops.h
     "carry_device_count": (c_int, []),
-    "carry_device_describe": (_STATUS, [_CTX, c_int, POINTER(s.DeviceProperties)]),
+    "carry_device_describe": (_STATUS, [_CTX, POINTER(s.DeviceProperties), c_int]),
     "carry_device_named": (_STATUS, [_CTX, POINTER(c_int), c_char_p]),
     "carry_ctx_set_stream": (_STATUS, [_CTX, c_int, c_void_p]),
     "carry_kernels_name": (c_char_p, [c_int]),
@@ -48,12 +48,12 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     # scan.h
     "carry_scan_name": (c_char_p, [c_int]),
     "carry_scan_about": (c_char_p, [c_int]),
-    "carry_scan_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.ScanProblem), POINTER(s.ScanPlanOptions)]),
+    "carry_scan_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.ScanProblem), POINTER(s.ScanOptions)]),
     "carry_scan_plan_free": (None, [_PLAN]),
     "carry_scan_plan_about": (c_char_p, [_PLAN]),
     "carry_scan_workspace": (c_size_t, [_PLAN]),
-    "carry_scan_run": (_STATUS, [_PLAN, s.Tensor, s.Tensor, s.Tensor, s.TensorPointer, c_void_p, c_size_t]),
-    "carry_scan_backward": (_STATUS, [_PLAN, POINTER(s.ScanGradients), c_void_p, c_size_t]),
+    "carry_scan_run": (_STATUS, [_PLAN, POINTER(s.ScanArgs), c_void_p, c_size_t]),
+    "carry_scan_backward": (_STATUS, [_PLAN, POINTER(s.ScanBackwardArgs), c_void_p, c_size_t]),
     "carry_rates": (_STATUS, [_CTX, c_bool]),
     "carry_rate_line": (c_char_p, [_CTX, c_int]),
     # delta.h

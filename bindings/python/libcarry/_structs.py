@@ -91,23 +91,29 @@ class ScanProblem(Structure):
     ]
 
 
-class ScanPlanOptions(Structure):
-    """carry_scan_plan_options"""
+class ScanOptions(Structure):
+    """carry_scan_options"""
 
     _fields_ = [("effort", c_int), ("algorithm", c_char_p), ("chunk", c_int64)]
 
 
-class ScanGradients(Structure):
-    """carry_scan_gradients"""
+class ScanArgs(Structure):
+    """carry_scan_args"""
+
+    _fields_ = [("h", Tensor), ("A", Tensor), ("b", Tensor), ("h0", Tensor)]
+
+
+class ScanBackwardArgs(Structure):
+    """carry_scan_backward_args"""
 
     _fields_ = [
         ("db", Tensor),
-        ("dA", TensorPointer),
-        ("dh0", TensorPointer),
+        ("dA", Tensor),
+        ("dh0", Tensor),
+        ("dh", Tensor),
         ("A", Tensor),
         ("h", Tensor),
-        ("g", Tensor),
-        ("h0", TensorPointer),
+        ("h0", Tensor),
     ]
 
 

@@ -46,7 +46,7 @@ def _devices() -> Iterator[Entry]:
     context = current()
     for index in range(lib.carry_device_count()):
         device = s.DeviceProperties()
-        context.check(lib.carry_device_describe(context.handle, index, byref(device)))
+        context.check(lib.carry_device_describe(context.handle, byref(device), index))
         yield Entry(
             device.backend.decode(),
             f"{device.name.decode()}: {device.units} units, {device.memory / 2**30:.1f} GiB, {device.kernels.decode()}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import byref, pointer
+from ctypes import byref
 from typing import Any, cast
 
 from . import _structs as s
@@ -48,15 +48,17 @@ def _run(A: Any, b: Any, h0: Any, reversed: bool, algorithm: str | None, out: An
     h = empty(b, b.shape) if out is None else out
     h_view = view("out", h, output=True)
     problem = _problem(A, b, reversed=reversed, f32_result=h_view.dtype == s.F32)
-    options = s.ScanPlanOptions(algorithm=None if algorithm is None else algorithm.encode())
+    options = s.ScanOptions(algorithm=None if algorithm is None else algorithm.encode())
     if _is_empty(A, b, h0):
         return h
-    initial = None if h0 is None else byref(view("h0", h0))
+    arguments = s.ScanArgs(h=h_view, A=view("A", A), b=view("b", b))
+    if h0 is not None:
+        arguments.h0 = view("h0", h0)
     context = current()
     plan = context.scan_plan(problem, options)
     size = lib.carry_scan_workspace(plan.handle)
     workspace = context.workspace(size)
-    context.check(lib.carry_scan_run(plan.handle, h_view, view("A", A), view("b", b), initial, workspace, size))
+    context.check(lib.carry_scan_run(plan.handle, byref(arguments), workspace, size))
     if out is not None:
         mark_written(out)
     return h
@@ -69,13 +71,14 @@ def _gradients(A: Any, h: Any, h0: Any, g: Any, reversed: bool) -> tuple[Any, An
     if _is_empty(A, g, h0):
         return dA, db, None if dh0 is None else zero(dh0)
     problem = _problem(A, g, reversed=reversed, f32_result=False, backward=True)
-    arguments = s.ScanGradients(db=view("db", db), A=view("A", A), h=view("h", h), g=view("g", g))
-    arguments.dA = pointer(view("dA", dA))
+    arguments = s.ScanBackwardArgs(
+        db=view("db", db), dA=view("dA", dA), dh=view("g", g), A=view("A", A), h=view("h", h)
+    )
     if h0 is not None and dh0 is not None:
-        arguments.h0 = pointer(view("h0", h0))
-        arguments.dh0 = pointer(view("dh0", dh0))
+        arguments.h0 = view("h0", h0)
+        arguments.dh0 = view("dh0", dh0)
     context = current()
-    plan = context.scan_plan(problem, s.ScanPlanOptions())
+    plan = context.scan_plan(problem, s.ScanOptions())
     size = lib.carry_scan_workspace(plan.handle)
     workspace = context.workspace(size)
     context.check(lib.carry_scan_backward(plan.handle, byref(arguments), workspace, size))

@@ -67,7 +67,7 @@ static carry_status enter_parts(tuning *t, contender *c) {
     carry_problem again = problem;
     CARRY_TRY(tune_context(t, &c->ctx, c->setting.threads));
     CARRY_TRY(told(t, c, t->family->open(c->ctx, &c->instance, &problem, t->options->seed, 1)));
-    double wanted = carry_device_describe(c->ctx, 0, &cpu) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
+    double wanted = carry_device_describe(c->ctx, &cpu, 0) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
     int copies = (int)fmin(ceil(fmin(wanted, SET_BYTES) / t->family->bytes(c->instance)), MOST_COPIES);
     if (copies > 1) { /* inputs come from memory, as in a bench */
         t->family->close(c->instance);

@@ -12,7 +12,6 @@
    second, its MFU the arithmetic done over the ceiling measured in the same run. Of training steps the median counts.
    Lines with a share and a place, a category or a name fill in the hotspots: `carry profile bench --json PROBLEM` gives
    figures, hotspots and a trace at once. */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,6 +20,7 @@
 #include "core/error.h"
 #include "lab/climb/climb_internal.h"
 #include "bench/sample.h"
+#include "model/json.h"
 
 #define OUTPUT_BYTES ((size_t)16 << 20)
 #define MOST_PROBLEMS 64
@@ -48,33 +48,30 @@ typedef struct reading {
     int hotspots;
 } reading;
 
-static double number_of(const json_t *object, const char *key) {
-    const json_t *value = json_object_get(object, key);
-    return json_is_number(value) ? json_number_value(value) : (double)NAN;
+static double number_of(const carry_json *object, const char *key) {
+    return carry_json_number(carry_json_find(object, key));
 }
 
-static const char *text_of(const json_t *object, const char *key) {
-    const char *text = json_string_value(json_object_get(object, key));
+static const char *text_of(const carry_json *object, const char *key) {
+    const char *text = carry_json_string(carry_json_find(object, key));
     return text != NULL ? text : "";
 }
 
-static double median_of_array(const json_t *array) {
+static double median_of_array(const carry_json *array) {
     double samples[MOST_STEPS];
     int count = 0;
-    size_t i;
-    json_t *value;
-    json_array_foreach(array, i, value) {
-        if (json_is_number(value) && json_number_value(value) > 0.0 && count < MOST_STEPS) {
-            samples[count++] = json_number_value(value);
+    for (const carry_json *at = carry_json_first(array); at != NULL && count < MOST_STEPS; at = at->next) {
+        if (carry_json_number(at) > 0.0) {
+            samples[count++] = carry_json_number(at);
         }
     }
     return count > 0 ? carry_summarise(samples, count).median : (double)NAN;
 }
 
-static void read_throughput(reading *r, const json_t *line) {
+static void read_throughput(reading *r, const carry_json *line) {
     double throughput = number_of(line, "throughput");
     if (isnan(throughput)) {
-        throughput = median_of_array(json_object_get(line, "samples"));
+        throughput = median_of_array(carry_json_find(line, "samples"));
     }
     if (isfinite(throughput) && throughput > 0.0) {
         r->logarithms += log(throughput);
@@ -86,10 +83,10 @@ static void read_throughput(reading *r, const json_t *line) {
     }
 }
 
-static void read_bench(reading *r, const json_t *line) {
+static void read_bench(reading *r, const carry_json *line) {
     double seconds = number_of(line, "median_s");
-    const json_t *flag = json_object_get(line, "planned");
-    bool planned = json_is_true(flag);
+    const carry_json *flag = carry_json_find(line, "planned");
+    bool planned = flag != NULL && flag->kind == CARRY_JSON_BOOL && flag->truth;
     int at = 0;
     while (at < r->problem_count && strcmp(r->problems[at].name, text_of(line, "problem")) != 0) {
         at++;
@@ -108,7 +105,7 @@ static void read_bench(reading *r, const json_t *line) {
     }
 }
 
-static void read_step(reading *r, const json_t *line) {
+static void read_step(reading *r, const carry_json *line) {
     double rate = number_of(line, "tokens_per_s");
     double share = number_of(line, "mfu");
     if (isfinite(rate) && rate > 0.0 && r->step_count < MOST_STEPS) {
@@ -119,7 +116,7 @@ static void read_step(reading *r, const json_t *line) {
     }
 }
 
-static void read_hotspot(reading *r, const json_t *line) {
+static void read_hotspot(reading *r, const carry_json *line) {
     static const char *const names[] = {"place", "category", "name"};
     double share = number_of(line, "share");
     const char *name = "";
@@ -137,8 +134,8 @@ static void read_hotspot(reading *r, const json_t *line) {
     }
 }
 
-static void read_line(reading *r, const json_t *line) {
-    double ceiling = number_of(json_object_get(line, "ceilings"), "gemm_gflops");
+static void read_line(reading *r, const carry_json *line) {
+    double ceiling = number_of(carry_json_find(line, "ceilings"), "gemm_gflops");
     r->ceiling = isfinite(ceiling) && ceiling > 0.0 ? ceiling : r->ceiling;
     if (*text_of(line, "trace") != '\0') {
         (void)carry_climb_line(r->figure->trace, sizeof r->figure->trace, text_of(line, "trace"));
@@ -147,15 +144,15 @@ static void read_line(reading *r, const json_t *line) {
         (void)carry_climb_line(r->figure->hotspots, sizeof r->figure->hotspots, text_of(line, "hotspots"));
         r->hotspots = MOST_HOTSPOTS;
     }
-    if (json_object_get(line, "by") != NULL) { /* carry profile: its places, whose rates are not the command's */
+    if (carry_json_find(line, "by") != NULL) { /* carry profile: its places, whose rates are not the command's */
         if (strcmp(text_of(line, "by"), "place") == 0) {
             read_hotspot(r, line);
         }
-    } else if (json_object_get(line, "throughput") != NULL || json_object_get(line, "samples") != NULL) {
+    } else if (carry_json_find(line, "throughput") != NULL || carry_json_find(line, "samples") != NULL) {
         read_throughput(r, line);
-    } else if (json_object_get(line, "median_s") != NULL) {
+    } else if (carry_json_find(line, "median_s") != NULL) {
         read_bench(r, line);
-    } else if (json_object_get(line, "tokens_per_s") != NULL) {
+    } else if (carry_json_find(line, "tokens_per_s") != NULL) {
         read_step(r, line);
     } else {
         read_hotspot(r, line);
@@ -210,10 +207,10 @@ carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char
     for (const char *at = output; at < output + length;) {
         const char *newline = memchr(at, '\n', (size_t)(output + length - at));
         size_t line_length = newline != NULL ? (size_t)(newline - at) : (size_t)(output + length - at);
-        json_t *line = *at == '{' ? json_loadb(at, line_length, 0, NULL) : NULL;
-        if (line != NULL) {
+        carry_json *line = NULL;
+        if (*at == '{' && carry_json_parse(ctx, &line, at, line_length, "a line") == CARRY_OK) {
             read_line(r, line);
-            json_decref(line);
+            carry_json_free(line);
         }
         at += line_length + 1;
     }

@@ -2,7 +2,7 @@
 #include "lab/jobs/jobs.h"
 
 #include <errno.h>
-#include <jansson.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +12,7 @@
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
 #include "lab/remote.h"
+#include "model/json_write.h"
 
 #define MOST_COMMAND ((size_t)128 << 10)
 #define FIRST_INTERVAL 0.02
@@ -59,17 +60,18 @@ static carry_status check_arguments(carry_ctx *ctx, const char *const *arguments
 
 /* A JSON array; the caller frees it. */
 static carry_status write_arguments(carry_ctx *ctx, char **text, const char *const *arguments) {
-    json_t *words = json_array();
-    int bad = -1;
-    for (int i = 0; bad < 0 && arguments[i] != NULL; i++) {
-        bad = json_array_append_new(words, json_string(arguments[i])) == 0 ? -1 : i;
+    carry_json_text words = {0};
+    carry_json_begin(&words, NULL, '[');
+    for (int i = 0; arguments[i] != NULL; i++) {
+        if (!carry_json_is_utf8(arguments[i])) {
+            carry_json_text_free(&words);
+            return carry_fail(ctx, CARRY_EARGUMENT, "word %d of the command is not UTF-8", i + 1);
+        }
+        carry_json_add_text(&words, NULL, arguments[i]);
     }
-    *text = bad < 0 ? json_dumps(words, JSON_COMPACT) : NULL;
-    json_decref(words);
-    if (bad >= 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "word %d of the command is not UTF-8", bad + 1);
-    }
-    return *text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for the command");
+    carry_json_end(&words, ']');
+    *text = carry_json_text_take(&words);
+    return *text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory for the command");
 }
 
 static carry_status resolve_folder(carry_ctx *ctx, char *folder, size_t size, const char *asked) {

@@ -2,7 +2,6 @@
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +12,7 @@
 
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
+#include "model/json.h"
 
 double carry_job_now(void) {
     struct timespec t;
@@ -87,15 +87,18 @@ static size_t append_word(char *to, size_t at, size_t size, const char *word) {
     return size - 1;
 }
 
-static void describe_command(char *to, size_t size, const char *arguments) {
-    json_t *words = json_loads(arguments, 0, NULL);
+static void describe_command(carry_ctx *ctx, char *to, size_t size, const char *arguments) {
+    carry_json *words = NULL;
     size_t at = 0;
     to[0] = '\0';
-    for (size_t i = 0; i < json_array_size(words) && at < size - 1; i++) {
-        const char *word = json_string_value(json_array_get(words, i));
-        at = append_word(to, at, size, word != NULL ? word : "");
+    if (carry_json_parse(ctx, &words, arguments, strlen(arguments), "a job's command") != CARRY_OK) {
+        return;
     }
-    json_decref(words);
+    for (const carry_json *word = carry_json_first(words); word != NULL && at < size - 1; word = word->next) {
+        const char *text = carry_json_string(word);
+        at = append_word(to, at, size, text != NULL ? text : "");
+    }
+    carry_json_free(words);
 }
 
 static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stmt *from) {
@@ -107,7 +110,7 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     }
     copy_text(row->is.on, sizeof row->is.on, from, 1);
     copy_text(row->is.name, sizeof row->is.name, from, 2);
-    describe_command(row->is.command, sizeof row->is.command, row->arguments);
+    describe_command(store->ctx, row->is.command, sizeof row->is.command, row->arguments);
     copy_text(row->is.folder, sizeof row->is.folder, from, 4);
     copy_text(row->is.state, sizeof row->is.state, from, 5);
     copy_text(row->is.external, sizeof row->is.external, from, 6);

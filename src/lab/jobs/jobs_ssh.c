@@ -4,7 +4,6 @@
    files that were asked for are brought into ID.files beside the log, and only then is the folder there removed. */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

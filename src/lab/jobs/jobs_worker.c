@@ -7,8 +7,8 @@
    leaves either a queued job or one that never started and is seen as lost. */
 #include <errno.h>
 #include <fcntl.h>
-#include <jansson.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -19,6 +19,7 @@
 #include "core/file.h"
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
+#include "model/json.h"
 
 #define MOST_ENVIRONMENT ((size_t)8 << 20)
 #define LONGEST_INTERVAL 0.2
@@ -27,7 +28,7 @@
 /* All that a keeper needs, made before the fork: afterwards only system calls are safe. */
 typedef struct launch {
     carry_job_row row;
-    json_t *words;
+    carry_json *words;
     char **arguments;   /* into words */
     char *variables;    /* the environment's text */
     char **environment; /* into variables */
@@ -37,7 +38,7 @@ typedef struct launch {
 
 static void launch_free(launch *l) {
     free(l->row.arguments);
-    json_decref(l->words);
+    carry_json_free(l->words);
     free((void *)l->arguments);
     free(l->variables);
     free((void *)l->environment);
@@ -135,14 +136,15 @@ static void keep(const launch *l) {
 }
 
 static carry_status parse_arguments(carry_ctx *ctx, launch *l) {
-    l->words = json_loads(l->row.arguments, 0, NULL);
-    size_t count = json_array_size(l->words);
+    CARRY_TRY(carry_json_parse(ctx, &l->words, l->row.arguments, strlen(l->row.arguments), "the job's command"));
+    size_t count = l->words->kind == CARRY_JSON_ARRAY ? (size_t)carry_json_count(l->words) : 0;
     l->arguments = calloc(count + 1, sizeof *l->arguments);
     if (l->arguments == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for %zu words", count);
     }
-    for (size_t i = 0; i < count; i++) {
-        l->arguments[i] = (char *)(uintptr_t)json_string_value(json_array_get(l->words, i));
+    const carry_json *word = carry_json_first(l->words);
+    for (size_t i = 0; i < count; i++, word = word->next) {
+        l->arguments[i] = (char *)(uintptr_t)carry_json_string(word);
         if (l->arguments[i] == NULL) {
             count = 0;
         }

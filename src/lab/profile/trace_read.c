@@ -1,6 +1,5 @@
 /* Reading the hotspots of a trace back. The file is hostile: sizes are bounded before memory is asked for, and every
    number is looked at. */
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,6 +8,7 @@
 
 #include "core/context.h"
 #include "lab/profile/trace.h"
+#include "model/json.h"
 
 #define GZIP 16
 #define MOST_COUNT 1e15
@@ -59,8 +59,22 @@ static carry_status expand(carry_ctx *ctx, char **text, size_t *text_length, con
                                               : "its gzip data is damaged");
 }
 
-static bool read_text(const json_t *object, const char *key, char *to, size_t size) {
-    const char *text = json_string_value(json_object_get(object, key));
+static bool is_array(const carry_json *node) {
+    return node != NULL && node->kind == CARRY_JSON_ARRAY;
+}
+
+/* Of the few members that are read here. */
+static bool has_duplicates(const carry_json *object) {
+    for (const carry_json *at = carry_json_first(object); at != NULL && at->key != NULL; at = at->next) {
+        if (carry_json_find(object, at->key) != at) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool read_text(const carry_json *object, const char *key, char *to, size_t size) {
+    const char *text = carry_json_string(carry_json_find(object, key));
     if (text == NULL || strlen(text) >= size) {
         return false;
     }
@@ -73,19 +87,20 @@ static bool read_text(const json_t *object, const char *key, char *to, size_t si
     return true;
 }
 
-static bool read_number(const json_t *object, const char *key, double least, double most, double *to) {
-    const json_t *value = json_object_get(object, key);
-    *to = json_number_value(value);
-    return json_is_number(value) && *to >= least && *to <= most;
+static bool read_number(const carry_json *object, const char *key, double least, double most, double *to) {
+    const carry_json *value = carry_json_find(object, key);
+    *to = carry_json_number(value);
+    return *to >= least && *to <= most;
 }
 
-static bool read_integer(const json_t *object, const char *key, double most, int64_t *to) {
-    const json_t *value = json_object_get(object, key);
-    *to = json_integer_value(value);
-    return json_is_integer(value) && *to >= 0 && (double)*to <= most;
+static bool read_integer(const carry_json *object, const char *key, double most, int64_t *to) {
+    const carry_json *value = carry_json_find(object, key);
+    const bool is_whole = value != NULL && value->kind == CARRY_JSON_NUMBER && value->whole;
+    *to = is_whole ? value->as.number.integer : 0;
+    return is_whole && *to >= 0 && (double)*to <= most;
 }
 
-static bool read_spot(const json_t *from, carry_hotspot *spot) {
+static bool read_spot(const carry_json *from, carry_hotspot *spot) {
     int64_t line;
     bool ok = read_text(from, "category", spot->category, sizeof spot->category) &&
               read_text(from, "name", spot->name, sizeof spot->name) &&
@@ -101,7 +116,7 @@ static bool read_spot(const json_t *from, carry_hotspot *spot) {
     return ok;
 }
 
-static bool read_kernel(const json_t *from, carry_hotspot *kernel) {
+static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
     bool ok = read_text(from, "category", kernel->category, sizeof kernel->category) &&
               read_text(from, "name", kernel->name, sizeof kernel->name) &&
               read_integer(from, "calls", MOST_COUNT, &kernel->calls) &&
@@ -112,13 +127,13 @@ static bool read_kernel(const json_t *from, carry_hotspot *kernel) {
 }
 
 /* What GPUs did, in the trace of a run that used any. */
-static const char *read_gpus(const json_t *section, carry_hotspots *h) {
-    const json_t *kernels = json_object_get(section, "kernels");
+static const char *read_gpus(const carry_json *section, carry_hotspots *h) {
+    const carry_json *kernels = carry_json_find(section, "kernels");
     int64_t gpus;
     if (kernels == NULL) {
         return NULL;
     }
-    if (!json_is_array(kernels) || json_array_size(kernels) > CARRY_ACTIVITY_NAMES + 1) {
+    if (!is_array(kernels) || carry_json_count(kernels) > CARRY_ACTIVITY_NAMES + 1) {
         return "it has more kernels than such a trace can have";
     }
     if (!read_integer(section, "gpus", 1e6, &gpus) ||
@@ -129,9 +144,9 @@ static const char *read_gpus(const json_t *section, carry_hotspots *h) {
         return "a figure of its GPUs is missing or absurd";
     }
     h->gpus = (int)gpus;
-    h->kernel = calloc(json_array_size(kernels) + 1, sizeof *h->kernel);
-    for (size_t i = 0; h->kernel != NULL && i < json_array_size(kernels); i++) {
-        if (!read_kernel(json_array_get(kernels, i), &h->kernel[i])) {
+    h->kernel = calloc((size_t)carry_json_count(kernels) + 1, sizeof *h->kernel);
+    for (const carry_json *at = carry_json_first(kernels); h->kernel != NULL && at != NULL; at = at->next) {
+        if (!read_kernel(at, &h->kernel[h->kernels])) {
             return "a kernel is incomplete or absurd";
         }
         h->kernels++;
@@ -139,16 +154,16 @@ static const char *read_gpus(const json_t *section, carry_hotspots *h) {
     return h->kernel != NULL ? NULL : "out of memory for its kernels";
 }
 
-static const char *read_section(const json_t *root, carry_hotspots *h) {
-    const json_t *section = json_object_get(root, "carry");
-    const json_t *spots = json_object_get(section, "hotspots");
+static const char *read_section(const carry_json *root, carry_hotspots *h) {
+    const carry_json *section = carry_json_find(root, "carry");
+    const carry_json *spots = carry_json_find(section, "hotspots");
     int64_t version;
     int64_t ranks;
     int64_t threads;
-    if (!json_is_array(json_object_get(root, "traceEvents"))) {
+    if (!is_array(carry_json_find(root, "traceEvents"))) {
         return "it has no traceEvents";
     }
-    if (!json_is_array(spots) || !read_integer(section, "version", MOST_COUNT, &version)) {
+    if (!is_array(spots) || !read_integer(section, "version", MOST_COUNT, &version)) {
         return "it has no hotspots";
     }
     if (version != 1) {
@@ -163,12 +178,12 @@ static const char *read_section(const json_t *root, carry_hotspots *h) {
     }
     h->ranks = (int)ranks;
     h->threads = (int)threads;
-    if (json_array_size(spots) > CARRY_HOTSPOTS) {
+    if (carry_json_count(spots) > CARRY_HOTSPOTS) {
         return "it has more hotspots than such a trace can have";
     }
-    h->spot = calloc(json_array_size(spots) + 1, sizeof *h->spot);
-    for (size_t i = 0; h->spot != NULL && i < json_array_size(spots); i++) {
-        if (!read_spot(json_array_get(spots, i), &h->spot[i])) {
+    h->spot = calloc((size_t)carry_json_count(spots) + 1, sizeof *h->spot);
+    for (const carry_json *at = carry_json_first(spots); h->spot != NULL && at != NULL; at = at->next) {
+        if (!read_spot(at, &h->spot[h->count])) {
             return "a hotspot is incomplete or absurd";
         }
         h->count++;
@@ -177,18 +192,20 @@ static const char *read_section(const json_t *root, carry_hotspots *h) {
 }
 
 static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, size_t length, const char *name) {
-    json_error_t error;
-    json_t *root = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-    if (root == NULL) {
-        char why[sizeof error.text + 64];
-        (void)snprintf(why, sizeof why, "line %d: %s", error.line, error.text);
+    carry_json *root = NULL;
+    if (carry_json_parse(ctx, &root, text, length, "its text") != CARRY_OK) {
+        char why[256];
+        (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
         for (char *at = why; *at != '\0'; at++) { /* what is quoted of the file goes to a terminal */
             *at = (char)(*at < 0x20 || *at > 0x7e ? '?' : *at);
         }
         return not_a_trace(ctx, name, why);
     }
-    const char *why = json_is_object(root) ? read_section(root, hotspots) : "it is not a JSON object";
-    json_decref(root);
+    const char *why = root->kind != CARRY_JSON_OBJECT ? "it is not a JSON object"
+                      : has_duplicates(root) || has_duplicates(carry_json_find(root, "carry"))
+                          ? "it has a duplicate key"
+                          : read_section(root, hotspots);
+    carry_json_free(root);
     if (why != NULL) {
         carry_hotspots_free(hotspots);
         return not_a_trace(ctx, name, why);

@@ -1,7 +1,6 @@
 /* The run store: writing. */
 #include "lab/store/store.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -14,6 +13,7 @@
 #include "lab/machine.h"
 #include "lab/process.h"
 #include "lab/store/store_internal.h"
+#include "model/json_write.h"
 
 #define MOST_ARTEFACT ((size_t)64 << 20)
 #define GIT_SECONDS 10.0
@@ -98,22 +98,27 @@ void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
 char *carry_store_machine(carry_store *store, const carry_run_used *used) {
     carry_fact facts[CARRY_FACTS];
     int count = carry_machine_facts(store->ctx, facts);
-    json_t *object = json_object();
+    carry_json_text text = {0};
+    char number[24];
+    carry_json_begin(&text, NULL, '{');
     for (int i = 0; i < count; i++) {
-        (void)json_object_set_new(object, facts[i].name, json_string(facts[i].value));
+        if (used->threads == 0 || strcmp(facts[i].name, "threads") != 0) {
+            carry_json_add_text(&text, facts[i].name, facts[i].value);
+        }
     }
     if (used->threads > 0) {
-        (void)json_object_set_new(object, "threads", json_sprintf("%d", used->threads));
+        (void)snprintf(number, sizeof number, "%d", used->threads);
+        carry_json_add_text(&text, "threads", number);
     }
     if (used->ranks > 0) {
-        (void)json_object_set_new(object, "ranks", json_sprintf("%d", used->ranks));
+        (void)snprintf(number, sizeof number, "%d", used->ranks);
+        carry_json_add_text(&text, "ranks", number);
     }
     if (used->device != NULL) {
-        (void)json_object_set_new(object, "device", json_string(used->device));
+        carry_json_add_text(&text, "device", used->device);
     }
-    char *text = json_dumps(object, JSON_COMPACT);
-    json_decref(object);
-    return text;
+    carry_json_end(&text, '}');
+    return carry_json_text_take(&text);
 }
 
 /* The machine's row; one per set of facts. */

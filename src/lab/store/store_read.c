@@ -1,12 +1,12 @@
 /* The run store: reading. */
 #include <errno.h>
-#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "lab/store/store_internal.h"
+#include "model/json.h"
 
 #define MOST_ROWS 10000000
 
@@ -43,6 +43,29 @@ static carry_status no_memory(carry_store *store) {
     return carry_fail(store->ctx, CARRY_EMEMORY, "no memory to read a run from %s", store->path);
 }
 
+/* What a machine's row says of it; a damaged one says nothing. False: out of memory. */
+static bool read_facts(carry_ctx *ctx, carry_run *run, const char *text) {
+    carry_json *facts = NULL;
+    bool whole = true;
+    if (text == NULL || carry_json_parse(ctx, &facts, text, strlen(text), "the machine's facts") != CARRY_OK) {
+        return true;
+    }
+    for (const carry_json *at = carry_json_first(facts); at != NULL; at = at->next) {
+        const char *value = carry_json_string(at);
+        if (value == NULL || at->key == NULL) {
+            continue;
+        }
+        carry_run_fact *fact = grow((void **)&run->fact, &run->facts, sizeof *fact);
+        if (fact != NULL) {
+            fact->name = strdup(at->key);
+            fact->value = strdup(value);
+        }
+        whole = whole && fact != NULL && fact->name != NULL && fact->value != NULL;
+    }
+    carry_json_free(facts);
+    return whole;
+}
+
 static carry_status load_head(carry_store *store, carry_run *run, int64_t id) {
     sqlite3_stmt *row;
     CARRY_TRY(
@@ -73,21 +96,7 @@ static carry_status load_head(carry_store *store, carry_run *run, int64_t id) {
     run->dirty = sqlite3_column_int(row, 9) != 0;
     run->started = sqlite3_column_double(row, 10);
     run->ended = sqlite3_column_double(row, 11);
-    json_t *facts = json_loads((const char *)sqlite3_column_text(row, 12), 0, NULL);
-    const char *name;
-    json_t *value;
-    json_object_foreach(facts, name, value) {
-        if (!json_is_string(value)) {
-            continue;
-        }
-        carry_run_fact *fact = grow((void **)&run->fact, &run->facts, sizeof *fact);
-        if (fact != NULL) {
-            fact->name = strdup(name);
-            fact->value = strdup(json_string_value(value));
-        }
-        whole = whole && fact != NULL && fact->name != NULL && fact->value != NULL;
-    }
-    json_decref(facts);
+    whole = read_facts(store->ctx, run, (const char *)sqlite3_column_text(row, 12)) && whole;
     (void)sqlite3_finalize(row);
     return whole ? CARRY_OK : no_memory(store);
 }

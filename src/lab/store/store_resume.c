@@ -1,5 +1,4 @@
 /* The run store: going on with a run that has ended. */
-#include <jansson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +6,7 @@
 
 #include "lab/alive.h"
 #include "lab/store/store_internal.h"
+#include "model/json_write.h"
 
 static carry_status check_commit(carry_store *store, int64_t run, const char *stored) {
     char commit[64];
@@ -45,21 +45,29 @@ static carry_status check_run(carry_store *store, int64_t run) {
 
 /* The list of invocations with one more; the caller frees it. */
 static char *append_invocation(carry_store *store, const char *before, const char *command, int *invocation) {
-    json_t *list = before != NULL ? json_loads(before, 0, NULL) : NULL;
-    if (!json_is_array(list)) {
-        json_decref(list);
-        list = json_array();
+    carry_json *list = NULL;
+    carry_json_text text = {0};
+    if (before != NULL) {
+        (void)carry_json_parse(store->ctx, &list, before, strlen(before), "the list of invocations");
     }
+    carry_json_begin(&text, NULL, '[');
+    const bool is_list = list != NULL && list->kind == CARRY_JSON_ARRAY;
+    for (const carry_json *at = is_list ? carry_json_first(list) : NULL; at != NULL; at = at->next) {
+        carry_json_add_node(&text, NULL, at);
+    }
+    *invocation = 1 + (is_list ? (int)carry_json_count(list) : 0);
+    carry_json_free(list);
     char *facts = carry_store_machine(store, &(carry_run_used){0});
-    json_t *machine = facts != NULL ? json_loads(facts, 0, NULL) : NULL;
+    carry_json_begin(&text, NULL, '{');
+    carry_json_add_text(&text, "command", command);
+    carry_json_add_number(&text, "started", carry_store_now());
+    if (facts != NULL) {
+        carry_json_put_raw(&text, ",\"machine\":%s", facts);
+    }
+    carry_json_end(&text, '}');
+    carry_json_end(&text, ']');
     free(facts);
-    json_t *entry =
-        json_pack("{s:s?, s:f, s:o?}", "command", command, "started", carry_store_now(), "machine", machine);
-    (void)json_array_append_new(list, entry);
-    *invocation = (int)json_array_size(list);
-    char *text = entry != NULL ? json_dumps(list, JSON_COMPACT) : NULL;
-    json_decref(list);
-    return text;
+    return carry_json_text_take(&text);
 }
 
 static carry_status take_up(carry_store *store, int64_t run, const char *invocations) {

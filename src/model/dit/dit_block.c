@@ -176,12 +176,16 @@ static carry_status step_group(const carry_dit_call *call, const void *user, int
     const step *s = user;
     const carry_dit *dit = call->dit;
     (void)scratch;
-    return carry_add_layer_norm(dit->ctx, carry_dit_group_rows(call, s->h, group),
-                                carry_dit_group_rows(call, s->x, group), carry_dit_group_rows(call, s->y, group),
-                                s->gate >= 0 ? carry_dit_group_part(call, s->m, group, s->gate) : absent,
-                                s->scale >= 0 ? carry_dit_group_part(call, s->m, group, s->scale) : s->w,
-                                s->shift >= 0 ? carry_dit_group_part(call, s->m, group, s->shift) : s->b, s->plus,
-                                (float)dit->config.eps);
+    return carry_add_layer_norm(
+        dit->ctx,
+        &(carry_add_layer_norm_args){.h = carry_dit_group_rows(call, s->h, group),
+                                     .x = carry_dit_group_rows(call, s->x, group),
+                                     .y = carry_dit_group_rows(call, s->y, group),
+                                     .g = s->gate >= 0 ? carry_dit_group_part(call, s->m, group, s->gate) : absent,
+                                     .w = s->scale >= 0 ? carry_dit_group_part(call, s->m, group, s->scale) : s->w,
+                                     .b = s->shift >= 0 ? carry_dit_group_part(call, s->m, group, s->shift) : s->b,
+                                     .plus = s->plus,
+                                     .eps = (float)dit->config.eps});
 }
 
 static carry_status modulated_norm(const carry_dit_call *call, const carry_dit_rows *r, carry_tensor h, carry_tensor x,

@@ -250,8 +250,13 @@ static carry_status leave(carry_dit_pass *pass) {
 static carry_status lose(carry_dit_pass *pass) {
     const carry_dit_pass_args *args = pass->args;
     const bool waits = args->total.data == NULL;
-    CARRY_TRY(carry_squared_error(pass->ctx, waits ? pass->total : args->total, pass->losses, pass->dout, pass->out,
-                                  pass->in.target, pass->in.weight, args->scale));
+    CARRY_TRY(carry_squared_error(pass->ctx, &(carry_squared_error_args){.total = waits ? pass->total : args->total,
+                                                                         .losses = pass->losses,
+                                                                         .dy = pass->dout,
+                                                                         .y = pass->out,
+                                                                         .target = pass->in.target,
+                                                                         .weight = pass->in.weight,
+                                                                         .scale = args->scale}));
     return waits ? carry_read(pass->ctx, carry_view_1d(args->loss, CARRY_F64, 1), pass->total) : CARRY_OK;
 }
 

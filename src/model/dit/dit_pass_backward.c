@@ -42,10 +42,17 @@ typedef struct modulation {
 static carry_status modulate_unit(const carry_dit_call *call, const void *user, int64_t unit, void *scratch) {
     const modulation *m = user;
     return carry_layer_norm_backward(
-        call->dit->ctx, carry_dit_group_rows(call, m->dx, unit), carry_dit_group_part(call, m->dm, unit, m->scale),
-        carry_dit_group_part(call, m->dm, unit, m->shift), carry_dit_group_rows(call, m->dy, unit),
-        carry_dit_group_rows(call, m->x, unit), carry_dit_group_part(call, m->m, unit, m->scale), 1.0f, m->eps,
-        m->accumulate, scratch, call->scratch_bytes);
+        call->dit->ctx,
+        &(carry_layer_norm_backward_args){.dx = carry_dit_group_rows(call, m->dx, unit),
+                                          .dw = carry_dit_group_part(call, m->dm, unit, m->scale),
+                                          .db = carry_dit_group_part(call, m->dm, unit, m->shift),
+                                          .dy = carry_dit_group_rows(call, m->dy, unit),
+                                          .x = carry_dit_group_rows(call, m->x, unit),
+                                          .w = carry_dit_group_part(call, m->m, unit, m->scale),
+                                          .plus = 1.0f,
+                                          .eps = m->eps,
+                                          .accumulate = m->accumulate},
+        scratch, call->scratch_bytes);
 }
 
 /* dy = gate dx, and the gate's gradient into dm. */
@@ -120,9 +127,14 @@ static carry_status attend_backward(carry_dit_pass *pass, attending a) {
 
 static carry_status norm_backward(const carry_dit_pass *pass, int64_t block, carry_dit_slot slot, carry_tensor dx,
                                   carry_tensor dy, carry_tensor x) {
-    return carry_rms_norm_backward(pass->ctx, dx, gradient_of(pass, block, slot), absent, dy, x,
-                                   carry_dit_block_weight(pass->dit, block, slot), absent, (float)pass->dit->config.eps,
-                                   false, pass->whole, pass->whole_bytes);
+    return carry_rms_norm_backward(pass->ctx,
+                                   &(carry_rms_norm_backward_args){.dx = dx,
+                                                                   .dw = gradient_of(pass, block, slot),
+                                                                   .dy = dy,
+                                                                   .x = x,
+                                                                   .w = carry_dit_block_weight(pass->dit, block, slot),
+                                                                   .eps = (float)pass->dit->config.eps},
+                                   pass->whole, pass->whole_bytes);
 }
 
 static carry_status turn_back(const carry_dit_pass *pass, carry_tensor rows) {
@@ -163,10 +175,18 @@ static carry_status backward_cross(carry_dit_pass *pass, int64_t block) {
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_CROSS_V, b->dtext, b->dcv, pass->text, true));
     CARRY_TRY(norm_backward(pass, block, CARRY_DIT_CROSS_NORM_Q, b->dh, b->dq, r->cq_in));
     CARRY_TRY(linear_backward(pass, block, CARRY_DIT_CROSS_Q, b->dy, b->dh, r->h3, false));
-    return carry_layer_norm_backward(pass->ctx, b->dx, gradient_of(pass, block, CARRY_DIT_NORM3),
-                                     gradient_of(pass, block, CARRY_DIT_NORM3_BIAS), b->dy, r->x1,
-                                     carry_dit_block_weight(pass->dit, block, CARRY_DIT_NORM3), 0.0f,
-                                     (float)pass->dit->config.eps, true, pass->whole, pass->whole_bytes);
+    return carry_layer_norm_backward(
+        pass->ctx,
+        &(carry_layer_norm_backward_args){.dx = b->dx,
+                                          .dw = gradient_of(pass, block, CARRY_DIT_NORM3),
+                                          .db = gradient_of(pass, block, CARRY_DIT_NORM3_BIAS),
+                                          .dy = b->dy,
+                                          .x = r->x1,
+                                          .w = carry_dit_block_weight(pass->dit, block, CARRY_DIT_NORM3),
+                                          .plus = 0.0f,
+                                          .eps = (float)pass->dit->config.eps,
+                                          .accumulate = true},
+        pass->whole, pass->whole_bytes);
 }
 
 static carry_status backward_self(carry_dit_pass *pass, int64_t block) {
@@ -205,7 +225,7 @@ static carry_status backward_block(carry_dit_pass *pass, int64_t block) {
     CARRY_TRY(backward_cross(pass, block));
     CARRY_TRY(backward_self(pass, block));
     CARRY_TRY(carry_add_bias_backward(pass->ctx, carry_reshape_1d(own, b->dm.shape[1]), b->dm));
-    return carry_elementwise(pass->ctx, CARRY_ADD, b->de0, b->de0, b->dm);
+    return carry_elementwise(pass->ctx, b->de0, b->de0, b->dm, CARRY_ADD);
 }
 
 static carry_status backward_head(carry_dit_pass *pass) {
@@ -226,9 +246,9 @@ static carry_status backward_head(carry_dit_pass *pass) {
     CARRY_TRY(carry_dit_each(&pass->call, pass->units, modulate_unit, &norm));
     CARRY_TRY(carry_add_bias_backward(pass->ctx, carry_reshape_1d(own, 2 * d), b->dhead));
     for (int64_t u = 0; u < pass->units; u++) { /* shift and scale both have e in them */
-        CARRY_TRY(carry_elementwise(pass->ctx, CARRY_ADD, carry_reshape_1d(carry_slice(b->de, u, 1), d),
+        CARRY_TRY(carry_elementwise(pass->ctx, carry_reshape_1d(carry_slice(b->de, u, 1), d),
                                     carry_dit_group_part(&pass->call, b->dhead, u, 0),
-                                    carry_dit_group_part(&pass->call, b->dhead, u, 1)));
+                                    carry_dit_group_part(&pass->call, b->dhead, u, 1), CARRY_ADD));
     }
     return CARRY_OK;
 }
@@ -239,7 +259,7 @@ static carry_status backward_inputs(carry_dit_pass *pass) {
     carry_dit_back *b = &pass->back;
     CARRY_TRY(outer_backward(pass, CARRY_DIT_PROJECTION, b->dsilu, b->de0, pass->e1));
     CARRY_TRY(carry_activate_backward(ctx, b->dsilu, b->dsilu, pass->e, CARRY_SILU));
-    CARRY_TRY(carry_elementwise(ctx, CARRY_ADD, b->de, b->de, b->dsilu));
+    CARRY_TRY(carry_elementwise(ctx, b->de, b->de, b->dsilu, CARRY_ADD));
     CARRY_TRY(outer_backward(pass, CARRY_DIT_TIME_2, b->dsilu, b->de, pass->time_1));
     CARRY_TRY(carry_activate_backward(ctx, b->dsilu, b->dsilu, pass->time_0, CARRY_SILU));
     CARRY_TRY(outer_backward(pass, CARRY_DIT_TIME_0, absent, b->dsilu, pass->in.sinusoid));

@@ -60,8 +60,8 @@ carry_status carry_lm_attention_backward(const carry_lm_mixer_call *call) {
     carry_tensor dk_in = back->dk_in;
     CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
     if (gate) {
-        CARRY_TRY(carry_elementwise(ctx, CARRY_MULTIPLY, back->d_o, back->dy, r->open));
-        CARRY_TRY(carry_elementwise(ctx, CARRY_MULTIPLY, back->dy, back->dy, r->o));
+        CARRY_TRY(carry_elementwise(ctx, back->d_o, back->dy, r->open, CARRY_MULTIPLY));
+        CARRY_TRY(carry_elementwise(ctx, back->dy, back->dy, r->o, CARRY_MULTIPLY));
         CARRY_TRY(carry_activate_backward(ctx, back->dgate, back->dy, r->gate, CARRY_SIGMOID));
     }
     CARRY_TRY(attend_backward(call));

@@ -218,7 +218,7 @@ static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_t
         CARRY_TRY(carry_conv(pass->ctx, &conv));
     }
     if (activation == CARRY_ELU) { /* there it is elu(x) + 1 */
-        return carry_elementwise(pass->ctx, CARRY_ADD, y, y, o->ones);
+        return carry_elementwise(pass->ctx, y, y, o->ones, CARRY_ADD);
     }
     return CARRY_OK;
 }

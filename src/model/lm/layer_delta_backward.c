@@ -4,7 +4,7 @@
 #include "model/lm/layer_delta.h"
 
 static carry_status add_to(carry_lm_pass *pass, carry_tensor to, carry_tensor from) {
-    return to.data != NULL ? carry_elementwise(pass->ctx, CARRY_ADD, to, to, from) : CARRY_OK;
+    return to.data != NULL ? carry_elementwise(pass->ctx, to, to, from, CARRY_ADD) : CARRY_OK;
 }
 
 static carry_status mix_backward(const carry_lm_mixer_call *call) {
@@ -78,12 +78,17 @@ carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call) {
     const carry_tensor absent = {0};
     bool gate = r->z.data != NULL;
     CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_O_PROJ, back->dy, call->dout, r->y, false));
-    CARRY_TRY(carry_rms_norm_backward(
-        pass->ctx, carry_lm_by_head(pass, back->dout), carry_lm_dw(pass, layer, CARRY_LM_O_NORM),
-        gate ? carry_lm_by_head(pass, back->dz) : absent, carry_lm_by_head(pass, back->dy),
-        carry_lm_by_head(pass, r->o), carry_lm_w(pass, layer, CARRY_LM_O_NORM),
-        gate ? carry_lm_by_head(pass, r->z) : absent, (float)pass->lm->config.o_norm_eps, false, pass->scratch,
-        pass->scratch_bytes));
+    CARRY_TRY(
+        carry_rms_norm_backward(pass->ctx,
+                                &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, back->dout),
+                                                                .dw = carry_lm_dw(pass, layer, CARRY_LM_O_NORM),
+                                                                .dz = gate ? carry_lm_by_head(pass, back->dz) : absent,
+                                                                .dy = carry_lm_by_head(pass, back->dy),
+                                                                .x = carry_lm_by_head(pass, r->o),
+                                                                .w = carry_lm_w(pass, layer, CARRY_LM_O_NORM),
+                                                                .z = gate ? carry_lm_by_head(pass, r->z) : absent,
+                                                                .eps = (float)pass->lm->config.o_norm_eps},
+                                pass->scratch, pass->scratch_bytes));
     CARRY_TRY(mix_backward(call));
     CARRY_TRY(convolve_backward(call, 0, back->dq_in, back->dq, r->q_in));
     CARRY_TRY(convolve_backward(call, 1, back->dk_in, back->dk, r->k_in));

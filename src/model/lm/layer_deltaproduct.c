@@ -303,8 +303,8 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_copy_columns(pass->ctx, b->da, 0, b->da_wide, 0, c->value_heads));
-    CARRY_TRY(carry_elementwise(pass->ctx, CARRY_ADD, dA_log, dA_log, b->dA_log));
-    return carry_elementwise(pass->ctx, CARRY_ADD, ddt_bias, ddt_bias, b->ddt_bias);
+    CARRY_TRY(carry_elementwise(pass->ctx, dA_log, dA_log, b->dA_log, CARRY_ADD));
+    return carry_elementwise(pass->ctx, ddt_bias, ddt_bias, b->ddt_bias, CARRY_ADD);
 }
 
 static carry_status forward(const carry_lm_mixer_call *call) {
@@ -332,11 +332,17 @@ static carry_status backward(const carry_lm_mixer_call *call) {
     const carry_tensor absent = {0};
     const bool gate = r->z.data != NULL;
     CARRY_TRY(carry_lm_project_backward(pass, call->layer, CARRY_LM_O_PROJ, b->dy, call->dout, r->y, false));
-    CARRY_TRY(carry_rms_norm_backward(
-        pass->ctx, carry_lm_by_head(pass, b->dout), carry_lm_dw(pass, call->layer, CARRY_LM_O_NORM),
-        gate ? carry_lm_by_head(pass, b->dz) : absent, carry_lm_by_head(pass, b->dy), carry_lm_by_head(pass, r->o),
-        carry_lm_w(pass, call->layer, CARRY_LM_O_NORM), gate ? carry_lm_by_head(pass, r->z) : absent,
-        (float)pass->lm->config.o_norm_eps, false, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(
+        carry_rms_norm_backward(pass->ctx,
+                                &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, b->dout),
+                                                                .dw = carry_lm_dw(pass, call->layer, CARRY_LM_O_NORM),
+                                                                .dz = gate ? carry_lm_by_head(pass, b->dz) : absent,
+                                                                .dy = carry_lm_by_head(pass, b->dy),
+                                                                .x = carry_lm_by_head(pass, r->o),
+                                                                .w = carry_lm_w(pass, call->layer, CARRY_LM_O_NORM),
+                                                                .z = gate ? carry_lm_by_head(pass, r->z) : absent,
+                                                                .eps = (float)pass->lm->config.o_norm_eps},
+                                pass->scratch, pass->scratch_bytes));
     CARRY_TRY(mix_backward(call));
     CARRY_TRY(convolve_backward(call, 0, b->dq_in, b->dq, r->q_in));
     CARRY_TRY(convolve_backward(call, 1, b->dk_in, b->dk, r->k_in));

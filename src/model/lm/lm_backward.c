@@ -19,11 +19,14 @@ carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_
     const float eps = (float)pass->lm->config.norm_eps;
     if (pass->lm->config.norm_plus_one) {
         const carry_tensor factor = carry_slice(pass->factor, 0, w.shape[0]);
-        CARRY_TRY(carry_elementwise(pass->ctx, CARRY_ADD, factor, carry_slice(pass->ones, 0, w.shape[0]), w));
+        CARRY_TRY(carry_elementwise(pass->ctx, factor, carry_slice(pass->ones, 0, w.shape[0]), w, CARRY_ADD));
         w = factor;
     }
-    return carry_rms_norm_backward(pass->ctx, dx, dw, (carry_tensor){0}, dy, x, w, (carry_tensor){0}, eps, accumulate,
-                                   pass->scratch, pass->scratch_bytes);
+    return carry_rms_norm_backward(
+        pass->ctx,
+        &(carry_rms_norm_backward_args){
+            .dx = dx, .dw = dw, .dy = dy, .x = x, .w = w, .eps = eps, .accumulate = accumulate},
+        pass->scratch, pass->scratch_bytes);
 }
 
 /* Of what comes out of the mixer (0) or the MLP (1), and through the norm after it: back.dh itself, or back.dout. */
@@ -37,7 +40,7 @@ static carry_status enter(carry_lm_pass *pass, const carry_lm_layer *l, int whic
 
 /* Adds back.dx to back.dh: as it is, or through the norm before. */
 static carry_status leave(carry_lm_pass *pass, const carry_lm_layer *l, int which, carry_tensor h) {
-    return l->norms_after ? carry_elementwise(pass->ctx, CARRY_ADD, pass->back.dh, pass->back.dh, pass->back.dx)
+    return l->norms_after ? carry_elementwise(pass->ctx, pass->back.dh, pass->back.dh, pass->back.dx, CARRY_ADD)
                           : carry_lm_norm_backward(pass, pass->back.dh, carry_lm_gradient(pass->lm, l->norm[which]),
                                                    pass->back.dx, h, carry_lm_weight(pass->lm, l->norm[which]), true);
 }

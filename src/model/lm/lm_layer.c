@@ -48,7 +48,7 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
     const float eps = (float)pass->lm->config.norm_eps;
     if (pass->lm->config.norm_plus_one) {
         const carry_tensor factor = carry_slice(pass->factor, 0, w.shape[0]);
-        CARRY_TRY(carry_elementwise(pass->ctx, CARRY_ADD, factor, carry_slice(pass->ones, 0, w.shape[0]), w));
+        CARRY_TRY(carry_elementwise(pass->ctx, factor, carry_slice(pass->ones, 0, w.shape[0]), w, CARRY_ADD));
         w = factor;
     }
     return carry_rms_norm(pass->ctx, y, x, w, (carry_tensor){0}, eps);
@@ -66,7 +66,7 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
         call.out = r->out;
         CARRY_TRY(l->mixer->forward(&call));
         CARRY_TRY(carry_lm_norm(pass, r->middle, r->out, w));
-        return carry_elementwise(ctx, CARRY_ADD, r->middle, h, r->middle);
+        return carry_elementwise(ctx, r->middle, h, r->middle, CARRY_ADD);
     }
     CARRY_TRY(carry_lm_norm(pass, r->x, h, w));
     CARRY_TRY(carry_convert(ctx, r->middle, h));
@@ -96,7 +96,7 @@ static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_row
             return CARRY_OK;
         }
         CARRY_TRY(carry_lm_norm(pass, h, r->out2, w));
-        return carry_elementwise(ctx, CARRY_ADD, h, r->middle, h);
+        return carry_elementwise(ctx, h, r->middle, h, CARRY_ADD);
     }
     if (again) {
         return CARRY_OK;

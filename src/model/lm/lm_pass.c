@@ -142,7 +142,7 @@ carry_status carry_lm_pass_take(const carry_lm_pass *pass, void **memory) {
     }
     size_t available = 0;
     size_t total = 0;
-    (void)carry_device_memory(pass->ctx, device, &available, &total);
+    (void)carry_device_memory(pass->ctx, &available, &total, device);
     return carry_fail(pass->ctx, CARRY_EMEMORY,
                       "out of memory: the activations of %" PRId64 " rows of %" PRId64
                       " tokens need %.2f GB, and %.2f GB are free: about %.0f tokens would fit",
@@ -278,10 +278,16 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
         return CARRY_OK;
     }
     const float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
-    CARRY_TRY(carry_linear_cross_entropy(ctx, pass->losses, args->backward ? pass->back.dx : absent,
-                                         args->backward ? carry_lm_gradient(lm, lm->head) : absent, pass->last,
-                                         carry_parameters_product(&lm->own, lm->head), pass->labels, scale,
-                                         pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(carry_linear_cross_entropy(
+        ctx,
+        &(carry_linear_cross_entropy_args){.losses = pass->losses,
+                                           .dx = args->backward ? pass->back.dx : absent,
+                                           .dW = args->backward ? carry_lm_gradient(lm, lm->head) : absent,
+                                           .x = pass->last,
+                                           .W = carry_parameters_product(&lm->own, lm->head),
+                                           .targets = pass->labels,
+                                           .scale = scale},
+        pass->scratch, pass->scratch_bytes));
     const bool adds = args->total.data != NULL;
     CARRY_TRY(carry_sum_losses(ctx, adds ? args->total : pass->total, pass->losses, pass->labels, adds));
     if (args->loss != NULL) {

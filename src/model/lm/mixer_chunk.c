@@ -206,7 +206,7 @@ static carry_status forward(void *opened, const carry_delta_forward_args *args, 
 }
 
 static carry_status add(const mixing *m, const carry_tensor *to, carry_tensor from) {
-    return to != NULL ? carry_elementwise(m->ctx, CARRY_ADD, *to, *to, from) : CARRY_OK;
+    return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
 }
 
 static carry_status backward_slice(mixing *m, const carry_delta_backward_args *args, int64_t index, const sums *s) {

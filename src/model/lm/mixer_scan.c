@@ -86,7 +86,7 @@ static carry_status plan_scans(carry_mixer_scan *m) {
                                .n = p->key,
                                .width = p->value,
                                .dtype = CARRY_F32};
-    const carry_scan_plan_options options = {.algorithm = m->algorithm};
+    const carry_scan_options options = {.algorithm = m->algorithm};
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->forward, &scan, &options));
     scan.backward = true;
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->backward, &scan, &options));
@@ -274,7 +274,7 @@ carry_status carry_mixer_scan_states(carry_mixer_scan_work *w) {
     }
     carry_tensor A = carry_mixer_scan_transitions(w);
     carry_tensor S = carry_view_4d(w->S, CARRY_F32, m->together, p->tokens, p->key, p->value);
-    return carry_scan_run(m->forward, S, A, S, NULL, w->scan, m->scan_bytes);
+    return carry_scan_run(m->forward, &(carry_scan_args){.h = S, .A = A, .b = S}, w->scan, m->scan_bytes);
 }
 
 static void read_outputs(void *argument, int64_t begin, int64_t end, int worker) {

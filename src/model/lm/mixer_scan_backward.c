@@ -237,11 +237,11 @@ static carry_status backward_units(carry_mixer_scan_work *w) {
     CARRY_TRY(carry_mixer_scan_states(w));
     carry_parallel(m->ctx, m->together * p->tokens, grain, write_gradients, w);
     carry_tensor dS = carry_view_4d(w->dS, CARRY_F32, m->together, p->tokens, p->key, p->value);
-    const carry_scan_gradients gradients = {
+    const carry_scan_backward_args gradients = {
         .db = dS,
         .A = carry_mixer_scan_transitions(w),
         .h = carry_view_4d(w->S, CARRY_F32, m->together, p->tokens, p->key, p->value),
-        .g = dS};
+        .dh = dS};
     CARRY_TRY(carry_scan_backward(m->backward, &gradients, w->scan, m->scan_bytes));
     CARRY_SPAN(m->ctx, "model", "scan gradients");
     carry_parallel(m->ctx, p->tokens, grain / m->together + 1, read_gradients, w);

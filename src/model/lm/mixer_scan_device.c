@@ -74,7 +74,7 @@ static carry_status plan_scans(mixing *m, const char *algorithm) {
                                .width = p->value,
                                .dtype = CARRY_F32,
                                .device = p->device};
-    const carry_scan_plan_options options = {.algorithm = algorithm};
+    const carry_scan_options options = {.algorithm = algorithm};
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->forward, &scan, &options));
     scan.backward = true;
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->backward, &scan, &options));
@@ -161,7 +161,8 @@ static carry_status make_states(mixing *m, const carry_delta_inputs *in, const l
     CARRY_SPAN(m->ctx, "model", "scan");
     CARRY_TRY(m->kernels->steps(m->delta, in, &l->units));
     const carry_tensor S = states(m, l->units.S);
-    return carry_scan_run(m->forward, S, transitions(m, l->units.A), S, NULL, l->scan, m->scan_bytes);
+    return carry_scan_run(m->forward, &(carry_scan_args){.h = S, .A = transitions(m, l->units.A), .b = S}, l->scan,
+                          m->scan_bytes);
 }
 
 carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_args *args, void *workspace,
@@ -211,8 +212,8 @@ carry_status carry_mixer_device_backward(void *opened, const carry_delta_backwar
         CARRY_TRY(make_states(m, &in, &l));
         CARRY_TRY(m->kernels->seeds(m->delta, &in, args->grad_o, &l.units));
         const carry_tensor L = states(m, l.units.L);
-        const carry_scan_gradients gradients = {
-            .db = L, .A = transitions(m, l.units.A), .h = states(m, l.units.S), .g = L};
+        const carry_scan_backward_args gradients = {
+            .db = L, .dh = L, .A = transitions(m, l.units.A), .h = states(m, l.units.S)};
         CARRY_TRY(carry_scan_backward(m->backward, &gradients, l.scan, m->scan_bytes));
         CARRY_TRY(m->kernels->parts(m->delta, args, &l.units));
     }

@@ -259,7 +259,7 @@ static carry_status feed_forward(carry_umt5 *m, int64_t layer) {
     CARRY_TRY(carry_linear(m->ctx, m->gate, m->h, product(m, layer, SLOT_GATE), false));
     CARRY_TRY(carry_linear(m->ctx, m->up, m->h, product(m, layer, SLOT_UP), false));
     CARRY_TRY(carry_activate(m->ctx, m->gate, m->gate, CARRY_GELU));
-    CARRY_TRY(carry_elementwise(m->ctx, CARRY_MULTIPLY, m->gate, m->gate, m->up));
+    CARRY_TRY(carry_elementwise(m->ctx, m->gate, m->gate, m->up, CARRY_MULTIPLY));
     return carry_linear(m->ctx, m->x, m->gate, product(m, layer, SLOT_DOWN), true);
 }
 

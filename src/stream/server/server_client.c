@@ -85,7 +85,7 @@ static int hand_over(carry_server *server, carry_client *client) {
 }
 
 static int upgrade(carry_server *server, carry_client *client, bool more) {
-    const carry_request *request = &client->request;
+    const carry_http_request *request = &client->request;
     if (strcasecmp(request->upgrade, "websocket") != 0) {
         return carry_server_refuse(server, client, 400, "this server speaks HTTP/1.1 and WebSocket");
     }
@@ -96,7 +96,7 @@ static int upgrade(carry_server *server, carry_client *client, bool more) {
     if (refusal.status != 0) {
         return carry_server_refuse(server, client, refusal.status, refusal.why);
     }
-    if (!carry_request_is_upgrade(request) || more) {
+    if (!carry_http_request_is_upgrade(request) || more) {
         return carry_server_refuse(server, client, 400, "WebSockets are of version 13 here, and wait for the answer");
     }
     return hand_over(server, client);
@@ -115,10 +115,10 @@ static int take_head(carry_server *server, carry_client *client, size_t head) {
     size_t more = client->length - head;
     char *rest = client->head + head;
     server->requests++;
-    carry_refusal refusal = carry_request_parse(&client->request, client->head, head);
+    carry_refusal refusal = carry_http_request_parse(&client->request, client->head, head);
     client->length = head; /* whatever comes now is not of the head */
     if (refusal.status != 0) {
-        client->request = (carry_request){.method = "GET", .path = "/", .query = ""};
+        client->request = (carry_http_request){.method = "GET", .path = "/", .query = ""};
         return carry_server_refuse(server, client, refusal.status, refusal.why);
     }
     if (client->request.upgrade != NULL) {
@@ -147,7 +147,7 @@ static int have_enough(carry_server *server, carry_client *client) {
 
 static int take_bytes(carry_server *server, carry_client *client, size_t got) {
     client->length += got;
-    size_t head = carry_request_end(client->head, client->length);
+    size_t head = carry_http_request_end(client->head, client->length);
     if (head > 0) {
         return take_head(server, client, head) != 0 ? -1 : have_enough(server, client);
     }
@@ -155,7 +155,7 @@ static int take_bytes(carry_server *server, carry_client *client, size_t got) {
     if (letter && client->length < CARRY_SERVER_HEADERS) {
         return 0;
     }
-    client->request = (carry_request){.method = "GET", .path = "/", .query = ""};
+    client->request = (carry_http_request){.method = "GET", .path = "/", .query = ""};
     int bad = letter ? carry_server_refuse(server, client, 431, "the headers are larger than 8 KiB")
                      : carry_server_refuse(server, client, 400, "this is not an HTTP request");
     return bad != 0 ? -1 : have_enough(server, client);

@@ -60,16 +60,17 @@ static bool same_origin(const char *origin, const char *host) {
 }
 
 /* The token that was given, or NULL. */
-static const char *given_token(const carry_request *request, char room[CARRY_SERVER_TOKEN]) {
+static const char *given_token(const carry_http_request *request, char room[CARRY_SERVER_TOKEN]) {
     const char *bearer = "Bearer ";
     if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {
         return request->authorization + strlen(bearer);
     }
-    return carry_request_argument(request, "token", room, CARRY_SERVER_TOKEN) ? room : NULL;
+    return carry_http_request_argument(request, "token", room, CARRY_SERVER_TOKEN) ? room : NULL;
 }
 
 /* Guesses are counted for each address, and one that has made too many is not told whether the next is right. */
-static carry_refusal check_token(const carry_server *server, carry_address *address, const carry_request *request) {
+static carry_refusal check_token(const carry_server *server, carry_address *address,
+                                 const carry_http_request *request) {
     char room[CARRY_SERVER_TOKEN];
     const char *given = given_token(request, room);
     if (given != NULL && !carry_server_may_guess(address)) {
@@ -84,7 +85,8 @@ static carry_refusal check_token(const carry_server *server, carry_address *addr
     return (carry_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
 }
 
-carry_refusal carry_server_guard(const carry_server *server, carry_address *address, const carry_request *request) {
+carry_refusal carry_server_guard(const carry_server *server, carry_address *address,
+                                 const carry_http_request *request) {
     if (request->host == NULL || *request->host == '\0') {
         return (carry_refusal){400, "a request says in Host whom it asks"};
     }

@@ -43,8 +43,8 @@ typedef struct carry_client {
     int file;
     double since; /* it came, or was answered */
     char head[CARRY_SERVER_HEADERS + 1];
-    size_t length;         /* of head, as far as it has come */
-    carry_request request; /* once head is whole */
+    size_t length;              /* of head, as far as it has come */
+    carry_http_request request; /* once head is whole */
     int (*post)(carry_server *server, struct carry_client *client);
     char *body; /* with a 0 behind it */
     size_t body_length, body_got;
@@ -111,7 +111,7 @@ carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *opti
                                 bool loopback);
 
 /* server_guard.c. Who may ask. */
-carry_refusal carry_server_guard(const carry_server *server, carry_address *address, const carry_request *request);
+carry_refusal carry_server_guard(const carry_server *server, carry_address *address, const carry_http_request *request);
 bool carry_server_is_loopback(const char *name, size_t length);       /* "localhost", "127.0.0.1:80", "[::1]:80", ... */
 bool carry_server_same_secret(const char *given, const char *secret); /* in constant time */
 

@@ -7,7 +7,7 @@
 
 #define KEY 24 /* characters of 16 bytes in base64 */
 
-size_t carry_request_end(const char *text, size_t length) {
+size_t carry_http_request_end(const char *text, size_t length) {
     const char *end = memmem(text, length, "\r\n\r\n", 4);
     return end != NULL ? (size_t)(end - text) + 4 : 0;
 }
@@ -27,7 +27,7 @@ static bool is_token(const char *text) {
 
 static const carry_refusal malformed = {400, "this is not an HTTP request"};
 
-static carry_refusal parse_first_line(carry_request *request, char *line) {
+static carry_refusal parse_first_line(carry_http_request *request, char *line) {
     char *target = strchr(line, ' ');
     char *version = target != NULL ? strchr(target + 1, ' ') : NULL;
     if (version == NULL) {
@@ -51,7 +51,7 @@ static carry_refusal parse_first_line(carry_request *request, char *line) {
     return (carry_refusal){0};
 }
 
-static carry_refusal parse_field(carry_request *request, char *line) {
+static carry_refusal parse_field(carry_http_request *request, char *line) {
     const struct {
         const char *name;
         const char **to;
@@ -91,8 +91,8 @@ static carry_refusal parse_field(carry_request *request, char *line) {
     return (carry_refusal){0};
 }
 
-carry_refusal carry_request_parse(carry_request *request, char *head, size_t length) {
-    *request = (carry_request){0};
+carry_refusal carry_http_request_parse(carry_http_request *request, char *head, size_t length) {
+    *request = (carry_http_request){0};
     for (size_t i = 0; i < length; i++) { /* CR LF and tabs are all of what is not printed */
         unsigned char c = (unsigned char)head[i];
         bool ends = c == '\r' ? i + 1 < length && head[i + 1] == '\n' : c == '\n' && i > 0 && head[i - 1] == '\r';
@@ -141,7 +141,7 @@ static bool undo(const char *from, size_t length, char *value, size_t room) {
     return true;
 }
 
-bool carry_request_argument(const carry_request *request, const char *name, char *value, size_t room) {
+bool carry_http_request_argument(const carry_http_request *request, const char *name, char *value, size_t room) {
     size_t length = strlen(name);
     for (const char *at = request->query; *at != '\0';) {
         size_t part = strcspn(at, "&");
@@ -153,7 +153,7 @@ bool carry_request_argument(const carry_request *request, const char *name, char
     return false;
 }
 
-bool carry_request_is_upgrade(const carry_request *request) {
+bool carry_http_request_is_upgrade(const carry_http_request *request) {
     if (request->key == NULL || request->version == NULL || request->connection == NULL ||
         strcmp(request->method, "GET") != 0 || strcmp(request->version, "13") != 0 || strlen(request->key) != KEY ||
         strcasestr(request->connection, "upgrade") == NULL) {

@@ -7,11 +7,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-typedef struct carry_request {
+typedef struct carry_http_request {
     const char *method, *path, *query;                                                /* query: "" when there is none */
     const char *host, *origin, *authorization, *upgrade, *connection, *key, *version; /* NULL: not there */
     const char *length, *encoding, *expect;                                           /* of the body, as they stand */
-} carry_request;
+} carry_http_request;
 
 /* Why a request is not answered: an HTTP status and an error message; 0 when it is. */
 typedef struct carry_refusal {
@@ -20,12 +20,12 @@ typedef struct carry_refusal {
 } carry_refusal;
 
 /* Bytes up to and with the empty line, or 0 when it has not come. */
-size_t carry_request_end(const char *text, size_t length);
+size_t carry_http_request_end(const char *text, size_t length);
 /* head: those bytes, which are cut into strings. */
-carry_refusal carry_request_parse(carry_request *request, char *head, size_t length);
+carry_refusal carry_http_request_parse(carry_http_request *request, char *head, size_t length);
 /* The value of name in the query, with %xx undone, into value. False: it is not there, or too long, or malformed. */
-bool carry_request_argument(const carry_request *request, const char *name, char *value, size_t room);
+bool carry_http_request_argument(const carry_http_request *request, const char *name, char *value, size_t room);
 /* A request for a WebSocket that can be granted. */
-bool carry_request_is_upgrade(const carry_request *request);
+bool carry_http_request_is_upgrade(const carry_http_request *request);
 
 #endif

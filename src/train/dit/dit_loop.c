@@ -102,7 +102,7 @@ static carry_status add_to_average(void *self) {
         const carry_tensor average = carry_parameters_flat(own, t->average, 0, own->count);
         const carry_tensor weights = carry_parameters_flat(own, own->weights, 0, own->count);
         const int64_t rows = own->count / AVERAGED;
-        CARRY_TRY(carry_elementwise(t->ctx, CARRY_SUBTRACT, t->off, weights, average));
+        CARRY_TRY(carry_elementwise(t->ctx, t->off, weights, average, CARRY_SUBTRACT));
         CARRY_TRY(carry_fill(t->ctx, t->keep, 1.0 - (double)keep));
         return carry_gated_add(t->ctx, carry_reshape_2d(average, rows, AVERAGED),
                                carry_reshape_2d(t->off, rows, AVERAGED), t->keep);
