@@ -4,6 +4,7 @@
 
 #include "cli/cmd_train.h"
 #include "cli/window.h"
+#include "core/clock.h"
 #include "core/error.h"
 #include "ops/ceiling.h"
 #include "train/checkpoint.h"
@@ -293,6 +294,7 @@ static int run(int count, char **arguments) {
         (void)cli_refuse("out of memory");
         goto done;
     }
+    desk->started = carry_seconds();
     desk->options = carry_train_options_default();
     list_options(t, desk);
     (void)cli_command(desk->command, sizeof desk->command, "train", count, arguments);

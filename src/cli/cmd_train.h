@@ -27,7 +27,8 @@ typedef struct train_desk {
     bool redraws;     /* lines replace each other, on a terminal */
     bool has_unended; /* such a line stands there */
     double last_loss, last_exam;
-    double peak; /* flop/s of all ranks */
+    double started; /* carry_seconds; 0: the first step was told */
+    double peak;    /* flop/s of all ranks */
 } train_desk;
 
 /* Makes DIR of DIR/ and DIR/latest: a run that went on in its own checkpoint would write over it. */

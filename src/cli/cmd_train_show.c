@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "cli/cmd_train.h"
+#include "core/clock.h"
 #include "train/memory.h"
 
 static const char *duration(char text[32], double seconds) {
@@ -116,6 +117,10 @@ static void on_report(void *user, const carry_train_report *r) {
                  desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate,
                  count_text(rate, r->tokens_per_s), mfu, 1e-6 * r->memory, duration(left, r->left));
     desk->has_unended = true;
+    if (desk->started > 0.0) {
+        (void)printf("  %s(%.2f s after the start)%s", cli_dim(), carry_seconds() - desk->started, cli_plain());
+        desk->started = 0.0;
+    }
     if (!desk->redraws) {
         end_line(desk);
     }

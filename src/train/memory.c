@@ -70,8 +70,8 @@ static int64_t rows_that_fit(const carry_training *t, size_t bytes, bool recompu
 /* Rows that divide the batch's, so that --accumulate does it in equal parts; 0: none fits. */
 static int64_t parts_that_fit(const carry_training *t, int64_t fits) {
     const int64_t whole = t->rows * t->options.accumulate;
-    for (int64_t parts = t->options.accumulate + 1; fits > 0 && parts <= whole && parts <= MOST_PARTS; parts++) {
-        if (whole % parts == 0 && whole / parts <= fits) {
+    for (int64_t parts = 1; fits > 0 && parts <= whole && parts <= MOST_PARTS; parts++) {
+        if (parts > t->options.accumulate && whole % parts == 0 && whole / parts <= fits) {
             return parts;
         }
     }

@@ -295,6 +295,7 @@ static void test_the_shipped_experiments_load(void **state) {
         int points, criteria;
     } shipped[] = {{"026-cyclic-reduction", "026-cyclic-reduction", 17, 12},
                    {"026-training", "026-training", 2, 9},
+                   {"026-training-gpu", "026-training-gpu", 1, 6},
                    {"044-matmulscan", "044-matmulscan", 26, 24},
                    {"055-allscan", "055-allscan", 13, 11},
                    {"stream-overlap", "stream-overlap", 8, 16}};

@@ -48,9 +48,10 @@ static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_op
 /* A model is run by the recurrence that it was trained with. */
 static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *method) {
     const carry_lm_config *config = &lm->config;
-    if (lm->own.device != 0 && (method != NULL ? method != &carry_lm_mixer_chunk : !config->use_delta_rule)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: chunk works on GPUs",
-                          method != NULL ? method->name : carry_lm_mixer_linear.name);
+    const carry_lm_mixer *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_mixer_linear;
+    if (lm->own.device != 0 && (wanted == &carry_lm_mixer_linear || wanted == &carry_lm_mixer_ranks)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
+                          wanted->name);
     }
     if (method == NULL || (method == &carry_lm_mixer_linear) == !config->use_delta_rule) {
         return CARRY_OK;

@@ -66,7 +66,7 @@ static carry_status open_recording(carry_lm_generator *g) {
     const size_t ids = (size_t)g->batch * sizeof(int64_t);
     CARRY_TRY(carry_host_alloc(ctx, &pinned, ids + logits));
     g->pinned_ids = pinned;
-    g->pinned_logits = (float *)(g->pinned_ids + g->batch);
+    g->pinned_logits = (void *)(g->pinned_ids + g->batch);
     if (carry_ctx_stream(ctx, device) != NULL) {
         return CARRY_OK;
     }
