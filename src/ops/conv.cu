@@ -1,50 +1,13 @@
-/* Causal depthwise convolution along tokens on NVIDIA GPUs, and its gradient.
+/* Causal depthwise convolution along tokens on NVIDIA GPUs, and its gradient, for any width and number of channels;
+   conv_wide.cu has the usual ones.
 
    A thread has a channel, so that neighbours read neighbouring elements, and walks a block of tokens. What a token sees
-   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per block of tokens into the workspace, which is added in order. */
-#include "ops/nn.cuh"
-
-extern "C" {
-#include "ops/conv.h"
-}
+   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per block
+   of tokens into the workspace, which is added in order. */
+#include "ops/conv.cuh"
 
 constexpr int CHANNELS = 128; /* of a block: threads */
 constexpr int TOKENS = 16;    /* of a thread, forward */
-
-template <typename T> struct conv_of {
-    row_of<T> y, x, dx, dy;
-    mixed w;
-    const float *before;
-    float *after, *dbefore, *partial;
-    const int64_t *borders;
-    int64_t sequences, batch, tokens, channels, width, block;
-    int activation;
-};
-
-/* The sequence of a token, as carry_conv_borders finds it; what is there may not be what was checked on the host, so
-   no index is taken from it. */
-struct sequence {
-    int64_t begin, end;
-    bool first;
-};
-
-template <typename T> static __device__ __forceinline__ sequence sequence_of(const conv_of<T> &a, int64_t t) {
-    if (a.borders == NULL) {
-        return sequence{0, a.tokens, true};
-    }
-    int64_t low = 0, high = a.sequences;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        if (a.borders[middle] <= t) {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    int64_t begin = a.borders[low] > 0 ? a.borders[low] : 0;
-    int64_t end = a.borders[low + 1] < a.tokens ? a.borders[low + 1] : a.tokens;
-    return sequence{begin, end, low == 0};
-}
 
 /* Element (b, s, c) of what a token of this sequence sees; s may be before the first. */
 template <typename T>
@@ -208,23 +171,6 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
     }
 }
 
-template <typename T>
-static conv_of<T> common(const carry_tensor &x, const carry_tensor &w, const carry_tensor &before,
-                         const carry_tensor &cu_seqlens, carry_activation activation) {
-    conv_of<T> a = {};
-    a.x = row<T>(x);
-    a.w = mixed_of(w);
-    a.before = (const float *)before.data;
-    a.borders = (const int64_t *)cu_seqlens.data;
-    a.sequences = cu_seqlens.data != NULL ? cu_seqlens.shape[0] - 1 : 1;
-    a.batch = x.shape[0];
-    a.tokens = x.shape[1];
-    a.channels = x.shape[2];
-    a.width = w.shape[w.rank - 1];
-    a.activation = (int)activation;
-    return a;
-}
-
 static unsigned channel_blocks(int64_t channels) {
     return (unsigned)((channels + CHANNELS - 1) / CHANNELS);
 }
@@ -238,7 +184,7 @@ extern "C" carry_status carry_cuda_conv(carry_ctx *ctx, const carry_conv_args *a
         a.y = row<T>(args->y);
         a.after = (float *)args->after.data;
         const dim3 grid(blocks_for(a.batch * ((a.tokens + TOKENS - 1) / TOKENS), 1), channel_blocks(a.channels));
-        if (a.batch * a.tokens * a.channels > 0) {
+        if (a.batch * a.tokens * a.channels > 0 && !conv_wide(args, at.stream)) {
             if (a.width <= 4) {
                 conv_kernel<T, 4><<<grid, CHANNELS, 0, at.stream>>>(a);
             } else {
@@ -253,32 +199,37 @@ extern "C" carry_status carry_cuda_conv(carry_ctx *ctx, const carry_conv_args *a
     return launched(ctx, at, "conv cannot be launched");
 }
 
+template <typename T>
+static void launch_backward(const carry_conv_backward_args *args, void *workspace, int64_t block, int64_t blocks,
+                            const place &at) {
+    conv_of<T> a = common<T>(args->x, args->w, args->before, args->cu_seqlens, args->activation);
+    a.dx = row<T>(args->dx);
+    a.dy = row<T>(args->dy);
+    a.dbefore = (float *)args->dbefore.data;
+    a.partial = args->dw.data != NULL ? (float *)workspace : NULL;
+    a.block = block;
+    const dim3 grid((unsigned)blocks, channel_blocks(a.channels));
+    if (a.width <= 4) {
+        conv_backward_kernel<T, 4><<<grid, CHANNELS, 0, at.stream>>>(a);
+    } else {
+        conv_backward_kernel<T, CARRY_CONV_WIDTHS><<<grid, CHANNELS, 0, at.stream>>>(a);
+    }
+}
+
 extern "C" carry_status carry_cuda_conv_backward(carry_ctx *ctx, const carry_conv_backward_args *args,
                                                  void *workspace) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, args->x.device));
     const carry_tensor *x = &args->x;
     const int64_t block = carry_token_block(x->shape[1]);
-    const int64_t blocks = x->shape[0] * ((x->shape[1] + block - 1) / block);
+    int64_t blocks = x->shape[0] * ((x->shape[1] + block - 1) / block);
     const int64_t weights = x->shape[2] * args->w.shape[args->w.rank - 1];
     if (carry_tensor_count(x) == 0) {
         return args->dbefore.data != NULL ? carry_zero(ctx, args->dbefore) : CARRY_OK;
     }
-    with_type(x->dtype, [&](auto type) {
-        using T = decltype(type);
-        conv_of<T> a = common<T>(args->x, args->w, args->before, args->cu_seqlens, args->activation);
-        a.dx = row<T>(args->dx);
-        a.dy = row<T>(args->dy);
-        a.dbefore = (float *)args->dbefore.data;
-        a.partial = args->dw.data != NULL ? (float *)workspace : NULL;
-        a.block = block;
-        const dim3 grid((unsigned)blocks, channel_blocks(a.channels));
-        if (a.width <= 4) {
-            conv_backward_kernel<T, 4><<<grid, CHANNELS, 0, at.stream>>>(a);
-        } else {
-            conv_backward_kernel<T, CARRY_CONV_WIDTHS><<<grid, CHANNELS, 0, at.stream>>>(a);
-        }
-    });
+    if (!conv_wide_backward(args, workspace, &blocks, at.stream)) {
+        with_type(x->dtype, [&](auto type) { launch_backward<decltype(type)>(args, workspace, block, blocks, at); });
+    }
     CARRY_TRY(launched(ctx, at, "conv_backward cannot be launched"));
     return args->dw.data != NULL
                ? carry_cuda_add_blocks(ctx, args->dw, (const float *)workspace, blocks, weights, weights)

@@ -4,13 +4,7 @@
 #ifndef CARRY_OPS_EACH_CUH
 #define CARRY_OPS_EACH_CUH
 
-#include "ops/nn.cuh"
-
-constexpr int ONCE = 8;
-
-template <typename T> struct __align__(16) eight {
-    typename T::stored value[ONCE];
-};
+#include "ops/wide.cuh"
 
 template <typename T, int TO, int FROM> struct each_args {
     typename T::stored *to[TO];

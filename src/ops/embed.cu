@@ -1,42 +1,69 @@
 /* Rows of a table by number on NVIDIA GPUs, and back.
 
-   Backward, a block has 64 rows of the table and 128 columns. It looks through all ids, 1024 at a time, and lists those
-   of its rows in the order of tokens; a warp takes every eighth row and adds the listed gradients in that order, the
-   sum in registers, so that the sums are those of embed.c. Gradients of eight tokens are loaded before they are added:
-   a token that is everywhere is one long sum, and waits for memory once for eight of them. */
+   Backward, a block has the rows whose number has the same last eight bits as its own, so that frequent neighbours are
+   spread, and LANES vectors of columns. It looks through all ids and lists the tokens of its rows, in their order; a
+   warp takes every eighth of those rows, one after the other, and adds the listed gradients in that order, the sum in
+   registers: the sums are those of embed.c, bit by bit. Gradients of AHEAD tokens are loaded before they are added, so
+   that a token which is everywhere waits for memory once for all of them. When the list is full it is worked off, and
+   the sums go on from what the table has. */
 #include <math.h>
 
-#include "ops/nn.cuh"
+#include "ops/wide.cuh"
 
 constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 64, COLUMNS = 128;  /* of a block */
-constexpr int EACH = COLUMNS / 32;       /* columns of a lane */
-constexpr int IDS = 4, CHUNK = THREADS * IDS; /* ids of a thread, and of the block, at a time */
-constexpr int AHEAD = 8;                 /* tokens whose gradients are loaded together */
+constexpr int GROUPS = 256;                   /* blocks that share the rows of the table */
+constexpr int IDS = 8, CHUNK = THREADS * IDS; /* ids of a thread, and of the block, at a time */
+constexpr int LIST = 2 * CHUNK;               /* tokens; worked off when another chunk may not fit */
+constexpr int AHEAD = 16;                     /* tokens whose gradients are loaded together */
 
-template <typename T>
+template <typename T, int V>
 __global__ void __launch_bounds__(THREADS)
-    gather_kernel(row_of<T> y, mixed table, const int64_t *ids, int64_t tokens, int64_t n, int64_t vocabulary) {
-    for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
-        const int64_t id = ids[t];
-        const bool known = id >= 0 && id < vocabulary;
-        for (int64_t i = threadIdx.x; i < n; i += THREADS) {
-            y.put(t * n + i, known ? table[id * n + i] : NAN);
+    gather_kernel(row_of<T> y, mixed table, const int64_t *ids, int64_t pieces, int64_t n, int64_t vocabulary) {
+    const int64_t step = (int64_t)gridDim.x * THREADS, of_row = n / V;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < pieces; i += step) {
+        const int64_t t = i / of_row, at = i % of_row * V, id = ids[t];
+        several<T, V> to;
+        if (id < 0 || id >= vocabulary) {
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                to.value[j] = T::narrow(NAN);
+            }
+        } else if (V > 1 && table.type == CARRY_F32) {
+            const several<type_f32, V> from = *(const several<type_f32, V> *)((const float *)table.data + id * n + at);
+#pragma unroll
+            for (int j = 0; j < V; j++) {
+                to.value[j] = T::narrow(type_f32::widen(from.value[j]));
+            }
+        } else if (V > 1) { /* of y's own type: as it is */
+            to = *(const several<T, V> *)((const typename T::stored *)table.data + id * n + at);
+        } else {
+            to.value[0] = T::narrow(table[id * n + at]);
         }
+        *(several<T, V> *)(y.data + t * n + at) = to;
     }
 }
 
-/* Ids of this chunk that are in row0..end-1, in order: (token - first) * ROWS + id - row0. */
-static __device__ __forceinline__ int list_ids(int *list, int *counts, const int64_t *ids, int64_t first, int64_t tokens,
-                                               int64_t row0, int64_t end) {
-    int found[IDS], count = 0;
+/* A token of a row of this block's. */
+struct entry {
+    int token, row; /* row: the place in the block's, -1: done */
+};
+
+/* Appends the tokens of this chunk whose row is this block's, in order. */
+static __device__ __forceinline__ int list_ids(entry *list, int listed, int *counts, const int64_t *ids, int64_t first,
+                                               int64_t tokens, int64_t vocabulary) {
     const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
+    int64_t id[IDS];
+    int count = 0;
 #pragma unroll
     for (int i = 0; i < IDS; i++) {
         const int64_t t = first + thread * IDS + i;
-        const int64_t id = t < tokens ? ids[t] : -1;
-        found[i] = id >= row0 && id < end ? (thread * IDS + i) * ROWS + (int)(id - row0) : -1;
-        count += found[i] >= 0;
+        id[i] = t < tokens ? ids[t] : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < IDS; i++) {
+        const bool own = id[i] >= 0 && id[i] < vocabulary && (unsigned)id[i] % GROUPS == blockIdx.x;
+        id[i] = own ? (int64_t)((uint64_t)id[i] / GROUPS) : -1;
+        count += own;
     }
     int before = count; /* over the lanes up to this one */
 #pragma unroll
@@ -44,88 +71,117 @@ static __device__ __forceinline__ int list_ids(int *list, int *counts, const int
         const int other = __shfl_up_sync(0xffffffffu, before, step);
         before += lane >= step ? other : 0;
     }
-    __syncthreads(); /* the list and counts may still be read */
+    __syncthreads(); /* counts may still be read */
     if (lane == 31) {
         counts[warp] = before;
     }
     __syncthreads();
-    int at = before - count, all = 0;
+    int at = listed + before - count, all = listed;
     for (int i = 0; i < WARPS; i++) {
         at += i < warp ? counts[i] : 0;
         all += counts[i];
     }
 #pragma unroll
     for (int i = 0; i < IDS; i++) {
-        if (found[i] >= 0) {
-            list[at++] = found[i];
+        if (id[i] >= 0) {
+            list[at++] = entry{(int)(first + thread * IDS + i), (int)id[i]};
         }
     }
-    __syncthreads();
     return all;
 }
 
-/* The sum of the row at hand. */
-struct open_row {
-    int64_t row; /* -1: none */
-    float sum[EACH];
-};
-
-static __device__ __forceinline__ void change_row(open_row &r, float *table, int64_t row, int64_t column, int64_t n) {
-    if (r.row == row) {
-        return;
-    }
+/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them. All of a warp. */
+template <typename T, int V>
+static __device__ __forceinline__ void add_row(entry *list, int begin, int listed, int row, float *to, bool there,
+                                               const typename T::stored *dy, int64_t n) {
+    const int lane = (int)threadIdx.x % 32;
+    float sum[V];
 #pragma unroll
-    for (int j = 0; j < EACH; j++) {
-        const int64_t at = column + j * 32;
-        if (r.row >= 0 && at < n) {
-            table[r.row * n + at] = r.sum[j];
+    for (int v = 0; v < V; v++) {
+        sum[v] = there ? to[v] : 0.0f;
+    }
+    for (int base = begin / 32 * 32; base < listed; base += 32) {
+        const entry e = base + lane < listed ? list[base + lane] : entry{0, -1};
+        unsigned left = __ballot_sync(0xffffffffu, e.row == row);
+        if (e.row == row) {
+            list[base + lane].row = -1;
         }
-        r.sum[j] = row >= 0 && at < n ? table[row * n + at] : 0.0f;
-    }
-    r.row = row;
-}
-
-template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    scatter_kernel(float *table, row_of<T> dy, const int64_t *ids, int64_t tokens, int64_t n,
-                   int64_t vocabulary) {
-    __shared__ int list[CHUNK], counts[WARPS];
-    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
-    const int64_t row0 = (int64_t)blockIdx.x * ROWS, column = (int64_t)blockIdx.y * COLUMNS + lane;
-    const int64_t end = row0 + ROWS < vocabulary ? row0 + ROWS : vocabulary;
-    open_row r = {-1, {}};
-    for (int64_t first = 0; first < tokens; first += CHUNK) {
-        const int count = list_ids(list, counts, ids, first, tokens, row0, end);
-        for (int base = 0; base < count; base += 32) {
-            const int entry = base + lane < count ? list[base + lane] : 0;
-            unsigned left = __ballot_sync(0xffffffffu, base + lane < count && entry % WARPS == warp);
-            while (left != 0) {
-                int mine[AHEAD];
-                float d[AHEAD][EACH];
+        while (left != 0) {
+            several<T, V> d[AHEAD];
+            const int count = __popc(left) < AHEAD ? __popc(left) : AHEAD;
 #pragma unroll
-                for (int k = 0; k < AHEAD; k++) {
-                    mine[k] = left != 0 ? __shfl_sync(0xffffffffu, entry, __ffs((int)left) - 1) : -1;
-                    left &= left - 1; /* nothing is left of nothing */
-#pragma unroll
-                    for (int j = 0; j < EACH; j++) {
-                        const int64_t at = (first + mine[k] / ROWS) * n + column + j * 32;
-                        d[k][j] = mine[k] >= 0 && column + j * 32 < n ? dy.get(at) : 0.0f;
-                    }
+            for (int k = 0; k < AHEAD; k++) {
+                const int from = left != 0 ? __ffs((int)left) - 1 : 0;
+                const int token = __shfl_sync(0xffffffffu, e.token, from);
+                left &= left - 1; /* nothing is left of nothing */
+                if (k < count && there) {
+                    d[k] = *(const several<T, V> *)(dy + token * n);
                 }
+            }
 #pragma unroll
-                for (int k = 0; k < AHEAD; k++) {
-                    if (mine[k] >= 0) {
-                        change_row(r, table, row0 + mine[k] % ROWS, column, n);
+            for (int k = 0; k < AHEAD; k++) {
+                if (k < count) {
 #pragma unroll
-                        for (int j = 0; j < EACH; j++) {
-                            r.sum[j] += d[k][j];
-                        }
+                    for (int v = 0; v < V; v++) {
+                        sum[v] += T::widen(d[k].value[v]);
                     }
                 }
             }
         }
     }
-    change_row(r, table, -1, column, n);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        if (there) {
+            to[v] = sum[v];
+        }
+    }
+}
+
+/* Works off the list: this warp's rows, each where it is met first. */
+template <typename T, int V>
+static __device__ __forceinline__ void add_listed(entry *list, int listed, float *table, const typename T::stored *dy,
+                                                  int64_t n) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    const int64_t column = ((int64_t)blockIdx.y * 32 + lane) * V;
+    const bool there = column < n;
+    for (int base = 0; base < listed; base += 32) {
+        while (true) {
+            const int row = base + lane < listed ? list[base + lane].row : -1;
+            const unsigned mine = __ballot_sync(0xffffffffu, row >= 0 && row % WARPS == warp);
+            if (mine == 0) {
+                break;
+            }
+            const int from = __ffs((int)mine) - 1;
+            const int own = __shfl_sync(0xffffffffu, row, from);
+            float *to = table + ((int64_t)own * GROUPS + blockIdx.x) * n + column;
+            add_row<T, V>(list, base + from, listed, own, to, there, dy + column, n);
+            __syncwarp();
+        }
+    }
+}
+
+template <typename T, int V>
+__global__ void __launch_bounds__(THREADS)
+    scatter_kernel(float *table, row_of<T> dy, const int64_t *ids, int64_t tokens, int64_t n, int64_t vocabulary) {
+    __shared__ entry list[LIST];
+    __shared__ int counts[WARPS];
+    int listed = 0;
+    for (int64_t first = 0; first < tokens; first += CHUNK) {
+        listed = list_ids(list, listed, counts, ids, first, tokens, vocabulary);
+        if (listed > LIST - CHUNK || first + CHUNK >= tokens) {
+            __syncthreads();
+            add_listed<T, V>(list, listed, table, dy.data, n);
+            __syncthreads();
+            listed = 0;
+        }
+    }
+}
+
+template <typename T, int V>
+static void launch_gather(const place &at, const carry_tensor &y, const carry_tensor &table, const carry_tensor &ids) {
+    const int64_t pieces = y.shape[0] * (y.shape[1] / V);
+    gather_kernel<T, V><<<blocks_for(pieces, THREADS), THREADS, 0, at.stream>>>(
+        row<T>(y), mixed_of(table), (const int64_t *)ids.data, pieces, y.shape[1], table.shape[0]);
 }
 
 extern "C" carry_status carry_cuda_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
@@ -134,10 +190,14 @@ extern "C" carry_status carry_cuda_embed(carry_ctx *ctx, carry_tensor y, carry_t
     if (carry_tensor_count(&y) == 0) {
         return CARRY_OK;
     }
+    const bool wide = y.shape[1] % ONCE == 0 && is_aligned(y.data) && is_aligned(table.data);
     with_type(y.dtype, [&](auto type) {
         using T = decltype(type);
-        gather_kernel<T><<<blocks_for(y.shape[0], 1), THREADS, 0, at.stream>>>(
-            row<T>(y), mixed_of(table), (const int64_t *)ids.data, y.shape[0], y.shape[1], table.shape[0]);
+        if (wide) {
+            launch_gather<T, ONCE>(at, y, table, ids);
+        } else {
+            launch_gather<T, 1>(at, y, table, ids);
+        }
     });
     return launched(ctx, at, "embed cannot be launched");
 }
@@ -150,16 +210,23 @@ extern "C" carry_status carry_cuda_embed_backward(carry_ctx *ctx, carry_tensor d
     if (tokens == 0 || n == 0 || vocabulary == 0) {
         return CARRY_OK;
     }
-    const int64_t columns = (n + COLUMNS - 1) / COLUMNS;
-    if (columns > 65535) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "embed_backward: rows of %lld elements on a GPU: %d at most",
-                          (long long)n, 65535 * COLUMNS);
+    const bool wide = n % ONCE == 0 && is_aligned(dy.data);
+    const int64_t columns = 32 * (wide ? ONCE : 1), parts = (n + columns - 1) / columns;
+    if (parts > 65535 || tokens >= INT32_MAX - CHUNK || vocabulary / GROUPS >= INT32_MAX) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "embed_backward of %lld tokens in rows of %lld elements on a GPU: 2^31 and %d at most",
+                          (long long)tokens, (long long)n, 65535 * 32);
     }
-    const dim3 grid((unsigned)((vocabulary + ROWS - 1) / ROWS), (unsigned)columns);
+    const dim3 grid((unsigned)(vocabulary < GROUPS ? vocabulary : GROUPS), (unsigned)parts);
     with_type(dy.dtype, [&](auto type) {
         using T = decltype(type);
-        scatter_kernel<T><<<grid, THREADS, 0, at.stream>>>((float *)dtable.data, row<T>(dy), (const int64_t *)ids.data,
-                                                           tokens, n, vocabulary);
+        if (wide) {
+            scatter_kernel<T, ONCE><<<grid, THREADS, 0, at.stream>>>((float *)dtable.data, row<T>(dy),
+                                                                     (const int64_t *)ids.data, tokens, n, vocabulary);
+        } else {
+            scatter_kernel<T, 1><<<grid, THREADS, 0, at.stream>>>((float *)dtable.data, row<T>(dy),
+                                                                  (const int64_t *)ids.data, tokens, n, vocabulary);
+        }
     });
     return launched(ctx, at, "embed_backward cannot be launched");
 }

@@ -1,8 +1,10 @@
 /* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
 
-   A block has a row of logits and reads it twice: for its largest with the sum of exponentials relative to that, and for
-   the gradient. The linear layer goes on in blocks of as many tokens as the workspace holds logits of, in f32. Their gradient is written over them, in
-   the weights' type, from the first element on: a gradient of 16 bits never reaches logits that are still to be read. */
+   A block has a row of logits. Up to WIDE elements lie in its registers, and the next row is loaded where this one's
+   gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with the sum
+   of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens as the
+   workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first element
+   on: a gradient of 16 bits never reaches logits that are still to be read. */
 #include <math.h>
 
 #include "ops/linear.cuh"
@@ -44,7 +46,7 @@ static __device__ __forceinline__ running join_block(running r, running *parts) 
     return all;
 }
 
-/* ONCE neighbours, of 4 elements or 1: by one access where there are 4. */
+/* ONCE neighbours, 4 elements or 1: by one access where there are 4. */
 template <typename T, int ONCE> struct __align__(ONCE * sizeof(typename T::stored)) piece {
     typename T::stored value[ONCE];
 };
@@ -109,13 +111,123 @@ __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
+constexpr int WIDE_THREADS = 1024, FOURS = 8; /* vectors of 4 logits of a thread */
+constexpr int64_t WIDE = WIDE_THREADS * 4 * FOURS, WIDE_LEAST = 8192;
+
+/* Over the block, in one order; all get it. Another call in between lets parts be used again. */
+template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    value = parts[threadIdx.x % 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+    return value;
+}
+
+/* x 2^(log2 e): what the sum of a row loses by it is below the rounding of the sum. */
+static __device__ __forceinline__ float exponential(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+template <typename L>
+static __device__ __forceinline__ void load_four(float (&v)[4], const typename L::stored *row, int64_t i,
+                                                 int64_t vocabulary) {
+    if (i < vocabulary) {
+        const piece<L, 4> p = *(const piece<L, 4> *)(row + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = L::widen(p.value[j]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = -INFINITY;
+        }
+    }
+}
+
+/* As loss_kernel, of rows that fit the registers of a block: grid blocks go round over the rows. */
+template <typename L, typename D>
+__global__ void __launch_bounds__(WIDE_THREADS)
+    loss_wide_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row,
+                     const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
+    __shared__ float most[32], sums[32], at_target;
+    float v[FOURS][4];
+#pragma unroll
+    for (int k = 0; k < FOURS; k++) {
+        load_four<L>(v[k], logits.data + blockIdx.x * row, 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS), vocabulary);
+    }
+    for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
+        const int64_t target = targets[t];
+        const bool counts = target != LEFT_OUT, known = target >= 0 && target < vocabulary;
+        const int place = known ? (int)target : -1;
+        float largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            largest = fmaxf(largest, fmaxf(fmaxf(v[k][0], v[k][1]), fmaxf(v[k][2], v[k][3])));
+        }
+        largest = over_block(largest, most, [](float a, float b) { return fmaxf(a, b); });
+        const float base = base_of(largest);
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            const int i = 4 * ((int)threadIdx.x + k * WIDE_THREADS);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (i + j == place) {
+                    at_target = v[k][j];
+                }
+                v[k][j] = exponential(v[k][j] - base);
+                sum += v[k][j];
+            }
+        }
+        sum = over_block(sum, sums, [](float a, float b) { return a + b; });
+        if (threadIdx.x == 0) {
+            const double own = known ? (double)at_target : (double)NAN;
+            losses[t] = counts ? (float)(log((double)sum) + ((double)largest - own)) : 0.0f;
+        }
+        const float share = counts ? scale / sum : 0.0f;
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            const int64_t i = 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS);
+            if (dlogits.here() && i < vocabulary) {
+                piece<D, 4> d;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float e = counts ? v[k][j] - ((int)i + j == place ? sum : 0.0f) : 0.0f;
+                    d.value[j] = D::narrow(e * share);
+                }
+                *(piece<D, 4> *)(dlogits.data + t * d_row + i) = d;
+            }
+            if (t + gridDim.x < tokens) {
+                load_four<L>(v[k], logits.data + (t + gridDim.x) * row, i, vocabulary);
+            }
+        }
+    }
+}
+
 template <typename L, typename D>
 static void launch(const place &at, float *losses, void *dlogits, int64_t d_row, const void *logits, int64_t row,
                    const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
     const bool by_four = vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0 && (uintptr_t)dlogits % 16 == 0;
     const row_of<D> d = {(typename D::stored *)dlogits};
     const row_of<L> l = {(typename L::stored *)(void *)logits};
-    if (by_four) {
+    int units = 0;
+    const bool wide = by_four && vocabulary >= WIDE_LEAST && vocabulary <= WIDE && d_row % 4 == 0 &&
+                      cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, at.ordinal) == cudaSuccess;
+    if (wide) {
+        loss_wide_kernel<L, D><<<(unsigned)(tokens < units ? tokens : units), WIDE_THREADS, 0, at.stream>>>(
+            losses, d, d_row, l, row, targets, tokens, vocabulary, scale);
+    } else if (by_four) {
         loss_kernel<L, D, 4><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,
                                                                                    tokens, vocabulary, scale);
     } else {

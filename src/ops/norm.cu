@@ -1,26 +1,16 @@
-/* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, whole or in the two steps of rows spread over ranks.
+/* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, whole or in the two steps of rows spread over ranks;
+   norm_wide.cu has rows of whole vectors.
 
    A row is a warp's, or a block's when it is long; forward it is read twice, the second time from a cache. Backward, a
    block walks a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are added in order into a
    row of the workspace, and the rows of the workspace in order into dw. */
-#include "ops/nn.cuh"
+#include "ops/norm.cuh"
 
 extern "C" {
 #include "ops/nn.h"
 }
 
 constexpr int WARPS = THREADS / 32;
-
-template <typename T> struct norm_args {
-    row_of<T> y, x, z;      /* forward */
-    row_of<T> dx, dz, dy;   /* backward */
-    mixed w;
-    float *sums;            /* [rows]: squares that are given, or wanted */
-    float *partial;         /* [blocks, n] or NULL */
-    int64_t rows, n, block; /* block: tokens of a block, backward */
-    float over, eps;        /* over: the length that squares are divided by */
-    bool accumulate;
-};
 
 template <typename T, int GROUP>
 static __device__ __forceinline__ float squares_of(const norm_args<T> &a, int64_t row, int lane, float *parts) {
@@ -185,7 +175,7 @@ template <typename T, int EACH, int MOST> static void launch_warps(const norm_ar
 
 /* A warp a row, or a block a row. */
 template <typename T> static void launch_rows(const norm_args<T> &a, const place &at) {
-    if (a.rows == 0) {
+    if (a.rows == 0 || (a.y.data != NULL && norm_wide(a, at.stream))) {
         return;
     }
     if (a.n <= WARP_ROW) {
@@ -259,7 +249,7 @@ extern "C" carry_status carry_cuda_rms_norm_backward(carry_ctx *ctx, carry_tenso
     CARRY_TRY(open_place(ctx, &at, x.device));
     const int64_t rows = x.shape[0], n = x.shape[1];
     const int64_t block = carry_token_block(rows);
-    const int64_t blocks = (rows + block - 1) / block;
+    int64_t blocks = (rows + block - 1) / block;
     if (blocks == 0 || n == 0) {
         return CARRY_OK;
     }
@@ -279,6 +269,9 @@ extern "C" carry_status carry_cuda_rms_norm_backward(carry_ctx *ctx, carry_tenso
         a.over = (float)n;
         a.eps = eps;
         a.accumulate = accumulate;
+        if (norm_wide_backward(a, &blocks, at.stream)) {
+            return;
+        }
         if (n <= 128) {
             launch_warps<T, 4, 1024>(a, blocks, at);
         } else if (n <= 256) {

@@ -1,7 +1,7 @@
 /* Sums in a fixed order on NVIDIA GPUs: blocks of partial sums, squares, and losses. */
 #include "ops/nn.cuh"
 
-constexpr int COLUMNS = 32, LANES = 8;
+constexpr int COLUMNS = 32, LANES = 32;
 
 /* to[i] += the sum over b of from[b, i], rows being `stride` apart: each lane adds its share of blocks in order, then
    lanes are added in order. */
@@ -13,6 +13,7 @@ __global__ void __launch_bounds__(COLUMNS *LANES)
     const int64_t first = threadIdx.y * share;
     const int64_t last = first + share < blocks ? first + share : blocks;
     float sum = 0.0f;
+#pragma unroll 8
     for (int64_t b = first; column < n && b < last; b++) {
         sum += from[b * stride + column];
     }
@@ -80,7 +81,8 @@ __global__ void __launch_bounds__(THREADS)
     sum_losses_kernel(double *total, const float *losses, const int64_t *targets, int64_t tokens, bool accumulate) {
     __shared__ double parts[THREADS / 32];
     double sum = 0.0, counted = 0.0;
-    for (int64_t t = threadIdx.x; t < tokens; t += THREADS) {
+#pragma unroll 8
+    for (int64_t t = threadIdx.x; t < tokens; t += THREADS) { /* loads of eight before they are added */
         sum += (double)losses[t];
         counted += targets[t] != -100 ? 1.0 : 0.0;
     }

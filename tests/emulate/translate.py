@@ -67,6 +67,7 @@ ASSEMBLY = [
     (r"cvt\.rna\.tf32\.f32", "{o} = emulate::tf32_of({i})"),
     (r"cvt\.rn\.bf16x2\.f32", "{o} = emulate::pack_bf16({i1}, {i0})"),
     (r"ex2\.approx\.ftz\.f32", "{o} = exp2f({i})"),
+    (r"rcp\.approx\.ftz\.f32", "{o} = 1.0f / ({i})"),
     (r"ld\.acquire\.gpu\.global\.u32", "{o} = *({i})"),
     (r"st\.release\.gpu\.global\.u32", "*({i0}) = {i1}"),
 ]

@@ -9,7 +9,8 @@
 #define CALL(expression) assert_ok(ctx, expression)
 
 /* Rows shorter and longer than a warp's, and around the sizes of blocks. */
-static const int64_t row_shapes[][2] = {{1, 1}, {3, 5}, {65, 129}, {257, 64}, {9, 1024}, {5, 1025}, {67, 2050}};
+static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64}, {37, 128},
+                                        {19, 200}, {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}};
 #define ROW_SHAPES(s) for (size_t s = 0; s < sizeof row_shapes / sizeof *row_shapes; s++, free_operands())
 
 /* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
@@ -253,10 +254,17 @@ static void case_conv(carry_dtype type) {
     one_conv(type, 2, 40, 9, 2, true, false, CARRY_RELU);
     one_conv(type, 1, 97, 130, 16, true, true, CARRY_GELU);
     one_conv(type, 2, 9, 3, 7, true, false, CARRY_ELU);
+    /* Whole vectors of channels, and pieces of 64 tokens. */
+    one_conv(type, 2, 67, 136, 4, false, false, CARRY_SILU);
+    one_conv(type, 1, 330, 24, 4, true, true, CARRY_SILU);
+    one_conv(type, 1, 3, 8, 4, true, true, CARRY_NO_ACTIVATION);
+    one_conv(type, 3, 1, 8, 3, true, false, CARRY_GELU);
+    one_conv(type, 2, 257, 16, 2, true, false, CARRY_SILU);
+    one_conv(type, 2, 65, 8, 1, false, false, CARRY_RELU);
 }
 
 static operand some_ids(int64_t tokens, int64_t vocabulary, bool left_out) {
-    int64_t ids[2048];
+    int64_t ids[8192];
     for (int64_t t = 0; t < tokens; t++) {
         ids[t] = left_out && t % 5 == 3 ? -100 : t * t * 7919 % vocabulary;
     }
@@ -264,7 +272,8 @@ static operand some_ids(int64_t tokens, int64_t vocabulary, bool left_out) {
 }
 
 static void case_embed(carry_dtype type) {
-    static const int64_t shapes[][3] = {{1, 1, 1}, {33, 7, 5}, {257, 100, 65}, {1030, 9, 1027}};
+    static const int64_t shapes[][3] = {{1, 1, 1},       {33, 7, 5},      {257, 100, 65},
+                                        {1030, 9, 1027}, {257, 600, 264}, {6000, 3, 8}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++, free_operands()) {
         const int64_t T = shapes[s][0], V = shapes[s][1], n = shapes[s][2];
         operand table = given(s % 2 == 0 ? CARRY_F32 : type, 2, SHAPE(V, n), -1, 1), ids = some_ids(T, V, false);
@@ -280,7 +289,7 @@ static void case_embed(carry_dtype type) {
 }
 
 static void case_cross_entropy(carry_dtype type) {
-    static const int64_t shapes[][2] = {{1, 1}, {3, 2}, {7, 1023}, {5, 3001}, {1030, 17}};
+    static const int64_t shapes[][2] = {{1, 1}, {3, 2}, {7, 1023}, {5, 3001}, {1030, 17}, {19, 8196}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++, free_operands()) {
         const int64_t T = shapes[s][0];
         operand logits = given(type, 2, shapes[s], -5, 5), d = wanted(type, 2, shapes[s]);
@@ -329,6 +338,7 @@ static void case_linear_cross_entropy(carry_dtype type) {
     one_linear_cross_entropy(type, type, 33, 17, 259);
     one_linear_cross_entropy(type, type, 70, 64, 1000);
     one_linear_cross_entropy(type, CARRY_F32, 33, 17, 259);
+    one_linear_cross_entropy(type, type, 19, 5, 8200);   /* rows in registers */
     one_linear_cross_entropy(type, type, 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
 }
 
