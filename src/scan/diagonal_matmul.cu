@@ -45,15 +45,15 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     static __device__ __forceinline__ constexpr int step_of(int u, int i) {
         return 16 * u + i % 2 + 8 * (i / 2);
     }
-    /* a points to step g, b to step 2q. left: steps from the warp's first on. */
+    /* a points to step g, b to step 2q. */
     __device__ __forceinline__ void load(const TA *a, int a_step, const TB *b, int b_step) {
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-            decay[u][0] = a[16 * u * a_step];
-            decay[u][1] = a[(16 * u + 8) * a_step];
+            decay[u][0] = a[(int64_t)(16 * u) * a_step];
+            decay[u][1] = a[(int64_t)(16 * u + 8) * a_step];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                raw[u][i].load(b + step_of(u, i) * b_step);
+                raw[u][i].load(b + (int64_t)step_of(u, i) * b_step);
             }
         }
     }
@@ -62,12 +62,12 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
         auto [g, q] = place();
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
-            decay[u][0] = 16 * u + g < left ? a[16 * u * a_step] : carry_from_float<TA>(1.0f);
-            decay[u][1] = 16 * u + 8 + g < left ? a[(16 * u + 8) * a_step] : carry_from_float<TA>(1.0f);
+            decay[u][0] = 16 * u + g < left ? a[(int64_t)(16 * u) * a_step] : carry_from_float<TA>(1.0f);
+            decay[u][1] = 16 * u + 8 + g < left ? a[(int64_t)(16 * u + 8) * a_step] : carry_from_float<TA>(1.0f);
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 if (step_of(u, i) + 2 * q < left && inside) {
-                    raw[u][i].load(b + step_of(u, i) * b_step);
+                    raw[u][i].load(b + (int64_t)step_of(u, i) * b_step);
                 } else {
                     const float zero[V] = {};
                     raw[u][i].pack(zero);
@@ -93,7 +93,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             for (int m = 0; m < TILES; m++) {
                 values<EXACT> early(x[0][2 * m], x[0][2 * m + 1], x[1][2 * m], x[1][2 * m + 1]);
                 values<EXACT> late(x[2][2 * m], x[2][2 * m + 1], x[3][2 * m], x[3][2 * m + 1]);
-sums first;
+                sums first;
                 sums across;
                 sums second;
                 first.add(early, l.early);
@@ -195,7 +195,7 @@ sums first;
                 if (step_of(u, i) < until) {
                     carry_pack<V, TH> packed;
                     packed.pack(out);
-                    packed.store(h + step_of(u, i) * h_step);
+                    packed.store(h + (int64_t)step_of(u, i) * h_step);
                 }
             }
         }
