@@ -8,7 +8,8 @@
 
 namespace dense {
 
-/* Visits of `radix` transitions of 128 x 128 in 16 bits, each 16 bytes aligned and not transposed; one column of values. */
+/* Visits of `radix` transitions of 128 x 128 in 16 bits, each 16 bytes aligned and not transposed; one column of
+ * values. */
 struct fold_job {
     int64_t tasks, visits; /* of all sequences, of one */
     int64_t radix;

@@ -1,19 +1,22 @@
-/* Diagonal transitions as small matrix products on the tensor cores, in registers (diagonal_matmul.cuh has the products).
+/* Diagonal transitions as small matrix products on the tensor cores, in registers (diagonal_matmul.cuh has the
+   products).
 
    A warp takes UNITS units of 16 steps for its channels, all loads in flight together; the warps of a block lie along
-   time, so that a block holds up to 256 steps, and then along channels. The units' last steps are a scan of the same kind,
-   16 times shorter: they meet in shared memory, after the one barrier of 256 steps, and each warp finds what enters its
-   units by one more product with a triangle. Every byte moves once.
+   time, so that a block holds up to 256 steps, and then along channels. The units' last steps are a scan of the same
+   kind, 16 times shorter: they meet in shared memory, after the one barrier of 256 steps, and each warp finds what
+   enters its units by one more product with a triangle. Every byte moves once.
 
-   The radix says how a unit is cut: one triangle of 16, two of 8, or four of 4 and then a product that takes the ends of its
-   groups to those after them. Above the units the triangle is always one of 16, since the instruction has that room. */
+   The radix says how a unit is cut: one triangle of 16, two of 8, or four of 4 and then a product that takes the ends
+   of its groups to those after them. Above the units the triangle is always one of 16, since the instruction has that
+   room. */
 #include "scan/diagonal_matmul.cuh"
 
 namespace {
 
 using namespace triangles;
 
-/* What a block has in shared memory, per 16 channels: twice, since the next steps' ends come while others still read. */
+/* What a block has in shared memory, per 16 channels: twice, since the next steps' ends come while others still read.
+ */
 struct room {
     float ends[2][16 * ROW];
     float decays[2][SLOTS];
@@ -157,8 +160,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
         }
     }
     /* Prefixes become states. */
-    __device__ __forceinline__ void enter(const room *rooms, int side, int units, int turn, const float (&state)[TILES][2],
-                                          bool has_state) {
+    __device__ __forceinline__ void enter(const room *rooms, int side, int units, int turn,
+                                          const float (&state)[TILES][2], bool has_state) {
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
             float before[UNITS][2];
@@ -204,7 +207,9 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
 
 /* blockDim.y warps: 2^along_log2 of them along time, the others beside them. groups: of 16 TILES channels, in a row. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
-__global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1 ? 1 : TILES == 1 ? 4 : 3)
+__global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
+                                                          : TILES == 1 ? 4
+                                                                       : 3)
     matmul_kernel(const carry_diagonal d, int along_log2, unsigned groups) {
     using work = worker<TA, TB, TH, RADIX, UNITS, TILES>;
     extern __shared__ float4 shared[];
@@ -288,8 +293,8 @@ cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t s
     return cudaGetLastError();
 }
 
-/* Few channels: four or eight warps along time. Many: a warp walks through time, with others beside it that read the same
-   decays. What was tried is in docs/results/cuda.md. */
+/* Few channels: four or eight warps along time. Many: a warp walks through time, with others beside it that read the
+   same decays. What was tried is in docs/results/cuda.md. */
 template <typename TA, typename TB, typename TH, int RADIX>
 cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream) {
     if (!wide) {
@@ -307,9 +312,9 @@ cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream)
 
 cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, bool wide, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-#define LAUNCH(V, TA, TB, TH)                                                                                          \
-    error = radix == 4   ? launch_form<TA, TB, TH, 4>(d, wide, stream)                                                 \
-            : radix == 8 ? launch_form<TA, TB, TH, 8>(d, wide, stream)                                                 \
+#define LAUNCH(V, TA, TB, TH)                                          \
+    error = radix == 4   ? launch_form<TA, TB, TH, 4>(d, wide, stream) \
+            : radix == 8 ? launch_form<TA, TB, TH, 8>(d, wide, stream) \
                          : launch_form<TA, TB, TH, 16>(d, wide, stream)
     CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
 #undef LAUNCH
