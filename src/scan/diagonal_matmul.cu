@@ -39,6 +39,7 @@ template <int UNITS> __device__ __forceinline__ void put(float *to, const float 
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES> struct worker {
     static constexpr int V = 2 * TILES;
     static constexpr bool EXACT = sizeof(TB) == 2;
+    static constexpr bool APART = UNITS == 1;
     carry_pack<V, TB> raw[UNITS][4];
     TA decay[UNITS][2];
     float y[UNITS][TILES][2][4];
@@ -96,18 +97,18 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             for (int m = 0; m < TILES; m++) {
                 values<EXACT> early(x[0][2 * m], x[0][2 * m + 1], x[1][2 * m], x[1][2 * m + 1]);
                 values<EXACT> late(x[2][2 * m], x[2][2 * m + 1], x[3][2 * m], x[3][2 * m + 1]);
-                sums first;
-                sums across;
-                sums second;
+                sums<APART> first;
+                sums<APART> across;
+                sums<APART> second;
                 first.add(early, l.early);
                 if (RADIX == 16) {
-                    across.add(early, l.across);
+                    (APART ? across : second).add(early, l.across);
                 }
                 second.add(late, l.late);
 #pragma unroll
                 for (int i = 0; i < 4; i++) {
                     y[u][m][0][i] = first.at(i);
-                    y[u][m][1][i] = RADIX == 16 ? across.at(i) + second.at(i) : second.at(i);
+                    y[u][m][1][i] = RADIX == 16 && APART ? across.at(i) + second.at(i) : second.at(i);
                 }
                 if (RADIX < 16) {
                     add_ends(l, y[u][m]);
@@ -121,9 +122,9 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     /* The second level of small triangles: sums lie as a product's left side does, so they need not move. */
     static __device__ __forceinline__ void add_ends(const triangle<RADIX> &l, float (&c)[2][4]) {
         values<false> early(c[0][0], c[0][2], c[0][1], c[0][3]);
-        sums first;
-        sums across;
-        sums second;
+        sums<APART> first;
+        sums<APART> across;
+        sums<APART> second;
         across.add(early, l.across_ends);
         if (RADIX == 4) {
             values<false> late(c[1][0], c[1][2], c[1][1], c[1][3]);

@@ -67,19 +67,20 @@ template <bool EXACT> struct values {
     }
 };
 
-/* Sums of products. Those with a low part are apart, so that fewer instructions wait for each other: 30 cycles each. */
-struct sums {
+/* Sums of products. APART: those with a low part have registers of their own, so that fewer instructions wait for each
+   other, 30 cycles each: for warps that have nothing else to do meanwhile. */
+template <bool APART> struct sums {
     float main[4] = {}, rest[4] = {};
 
     template <bool EXACT> __device__ __forceinline__ void add(const values<EXACT> &a, const block &b) {
-        multiply(rest, a.high, b.first.low, b.second.low);
-        multiply(main, a.high, b.first.high, b.second.high);
+        multiply(APART ? rest : main, a.high, b.first.low, b.second.low);
         if (!EXACT) {
-            multiply(rest, a.low, b.first.high, b.second.high);
+            multiply(APART ? rest : main, a.low, b.first.high, b.second.high);
         }
+        multiply(main, a.high, b.first.high, b.second.high);
     }
     __device__ __forceinline__ float at(int i) const {
-        return main[i] + rest[i];
+        return APART ? main[i] + rest[i] : main[i];
     }
 };
 
@@ -175,8 +176,8 @@ __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const flo
             entry[i] = earlier ? weight : 0.0f;
             weight = earlier ? weight * d[i] : weight;
         }
-        sums c0;
-        sums c1;
+        sums<UNITS == 1> c0;
+        sums<UNITS == 1> c1;
         if (has_state) {
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -185,11 +186,11 @@ __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const flo
             }
         }
         c0.add(x0, block(entry[0], entry[1]));
-        c1.add(x1, block(entry[2], entry[3]));
+        (UNITS == 1 ? c1 : c0).add(x1, block(entry[2], entry[3]));
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             if (2 * j + i % 2 < UNITS) {
-                before[2 * j + i % 2 < UNITS ? 2 * j + i % 2 : 0][i / 2] = c0.at(i) + c1.at(i);
+                before[2 * j + i % 2 < UNITS ? 2 * j + i % 2 : 0][i / 2] = UNITS == 1 ? c0.at(i) + c1.at(i) : c0.at(i);
             }
         }
     }
