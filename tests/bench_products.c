@@ -18,8 +18,10 @@
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 
-typedef void (*sgemm_function)(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int a_row,
-                               const float *b, int b_row, float beta, float *c, int c_row);
+/* Libraries with 64-bit sizes and with 32-bit ones are called alike: on 64-bit ARM and x86-64 the latter read the low
+ * halves. */
+typedef void (*sgemm_function)(int order, int ta, int tb, int64_t m, int64_t n, int64_t k, float alpha, const float *a,
+                               int64_t a_row, const float *b, int64_t b_row, float beta, float *c, int64_t c_row);
 
 typedef struct bench {
     carry_ctx *ctx;
@@ -34,8 +36,8 @@ static void run_own(const bench *b) {
 
 static void run_blas(const bench *b) {
     const carry_product *p = &b->p;
-    b->sgemm(ROW_MAJOR, p->a_transposed ? TRANSPOSED : PLAIN, p->b_transposed ? TRANSPOSED : PLAIN, (int)p->m,
-             (int)p->n, (int)p->k, 1.0f, p->a, (int)p->a_row, p->b, (int)p->b_row, 0.0f, p->c, (int)p->c_row);
+    b->sgemm(ROW_MAJOR, p->a_transposed ? TRANSPOSED : PLAIN, p->b_transposed ? TRANSPOSED : PLAIN, p->m, p->n, p->k,
+             1.0f, p->a, p->a_row, p->b, p->b_row, 0.0f, p->c, p->c_row);
 }
 
 /* Seconds of the best repeat within the time given; the two take turns, so that both see the same noise. */
@@ -78,6 +80,18 @@ static void one_size(bench *b, int64_t n, double seconds) {
     free(floats);
 }
 
+/* A function of the library, by its own name or by those of the libraries in Python's packages. */
+static void *find(void *library, const char *name) {
+    static const char *const forms[] = {"%s", "scipy_%s", "scipy_%s64_"};
+    void *found = NULL;
+    for (int i = 0; i < 3 && found == NULL; i++) {
+        char symbol[64];
+        (void)snprintf(symbol, sizeof symbol, forms[i], name);
+        found = dlsym(library, symbol);
+    }
+    return found;
+}
+
 int main(int count, char **word) {
     if (count < 4) {
         (void)fprintf(stderr, "usage: bench_products LIBRARY THREADS SECONDS [SIZE...]\n");
@@ -92,11 +106,11 @@ int main(int count, char **word) {
             (void)fprintf(stderr, "%s\n", dlerror());
             return 2;
         }
-        *(void **)&b.sgemm = dlsym(library, "cblas_sgemm");
+        *(void **)&b.sgemm = find(library, "cblas_sgemm");
         void (*set_threads)(int) = NULL;
         char *(*name)(void) = NULL;
-        *(void **)&set_threads = dlsym(library, "openblas_set_num_threads");
-        *(void **)&name = dlsym(library, "openblas_get_corename");
+        *(void **)&set_threads = find(library, "openblas_set_num_threads");
+        *(void **)&name = find(library, "openblas_get_corename");
         if (set_threads != NULL) {
             set_threads(threads);
         }

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "scan/dense_hopper.cuh"
 #include "scan/dense_layout.cuh"
 
 extern "C" {
@@ -122,6 +123,35 @@ static cudaError_t blocks_of(const layout *l, int *blocks) {
     return error;
 }
 
+/* The way up of a reduction's first level by Hopper's products, where they take the shape; the kernel does the rest. */
+static cudaError_t fold_first(layout *l, const carry_scan_work *work, carry_cuda_method method) {
+    dense::level_data *first = &l->p.level[0];
+    bool fits = method == CARRY_CUDA_CYCLIC && l->p.levels > 1 && l->p.n == 128 && l->p.width == 1 && !l->p.transposed &&
+                work->A.dtype != CARRY_F32 && (uintptr_t)first->A.data % 16 == 0 && first->A.item % 8 == 0 &&
+                first->A.step % 8 == 0 && first->at.complete >= first->at.radix;
+    int device = 0;
+    int units = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error != cudaSuccess || !fits || !dense::fold_works(device)) {
+        return error;
+    }
+    dense::fold_job job = {};
+    job.visits = first->at.complete / first->at.radix;
+    job.tasks = l->p.batch * job.visits;
+    job.radix = first->at.radix;
+    job.A = first->A;
+    job.made = first->made;
+    job.b = l->p.b;
+    job.values = l->p.values;
+    error = cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, device);
+    if (error == cudaSuccess) {
+        int blocks = (int)(job.tasks < units ? job.tasks : units);
+        error = dense::fold(job, (int)work->A.dtype, blocks, (cudaStream_t)work->stream);
+        l->p.folded = 1;
+    }
+    return error;
+}
+
 static carry_status run(carry_scan_work *work, carry_cuda_method method) {
     carry_arena arena = carry_arena_over(work->workspace, work->workspace_bytes);
     layout l;
@@ -139,6 +169,10 @@ static carry_status run(carry_scan_work *work, carry_cuda_method method) {
     }
     if (error != cudaSuccess || blocks < 1) {
         return failed(work->ctx, error, "its kernel does not fit");
+    }
+    error = fold_first(&l, work, method);
+    if (error != cudaSuccess) {
+        return failed(work->ctx, error, "its first kernel cannot be started");
     }
     void *arguments[] = {&l.p, &l.shared_bytes};
     error = cudaLaunchCooperativeKernel(l.kernel, dim3((unsigned)blocks), dim3(dense::THREADS), arguments,

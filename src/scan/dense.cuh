@@ -47,6 +47,7 @@ struct params {
     array A, b, h, h0;
     array values; /* f32, over steps: h itself or workspace */
     int levels;
+    int folded; /* cyclic: levels whose way up another kernel has done, 0 or 1 (dense_hopper.cu) */
     level_data level[CARRY_DENSE_MAX_LEVELS];
     /* Shared memory: `kept` matrices (tree: and one more for what was just made), then a ring of `ring` of them. */
     int kept, ring, slots;

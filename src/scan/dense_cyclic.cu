@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(THREADS, SIZE == 128 ? 1 : 2)
     extern __shared__ uint4 shared[];
     clear_shared<E, SIZE>(shared, shared_bytes, p.n);
     reduction<E, SIZE> r(p, shared);
-    for (int k = 0; k + 1 < p.levels; k++) {
+    for (int k = p.folded; k + 1 < p.levels; k++) {
         r.template pass<true>(k);
         wait_for_grid();
     }

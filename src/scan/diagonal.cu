@@ -128,7 +128,7 @@ double flops_of(const carry_scan_work *w, carry_cuda_method method) {
     case CARRY_CUDA_SEQUENTIAL:
         return 2.0 * elements;
     case CARRY_CUDA_MATMUL:
-        return (2.0 * 16.0 * (w->b.dtype == CARRY_F32 ? 3.0 : 2.0) + 2.0) * elements;
+        return (2.0 * 12.0 * (w->b.dtype == CARRY_F32 ? 3.0 : 2.0) + 2.0) * elements; /* 3 of the 4 quarters of 16 x 16 */
     default:
         return 4.0 * elements;
     }
@@ -159,7 +159,7 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
         if (!can_be_wide(w, 8)) {
             return carry_fail(w->ctx, CARRY_EALIGN, "the matmul scans on CUDA need b and h on 16-byte boundaries");
         }
-        error = carry_diagonal_matmul(d, (int)w->radix, stream);
+        error = carry_diagonal_matmul(d, (int)w->radix, wide, stream);
     } else if (error == cudaSuccess && method == CARRY_CUDA_LOOKBACK) {
         d.tiles = lookback_tiles(w);
         d.channel_blocks = channel_blocks(w, wide);

@@ -122,7 +122,7 @@ static __device__ __forceinline__ void carry_store_steps(TH *h, int h_step, cons
 cudaError_t carry_diagonal_sequential(const carry_diagonal &d, bool wide, cudaStream_t stream);
 cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream);
 cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, cudaStream_t stream);
-cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, cudaStream_t stream);
+cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, bool wide, cudaStream_t stream);
 
 /* Steps of a tile of the look-back. */
 #define CARRY_LOOKBACK_STEPS 128

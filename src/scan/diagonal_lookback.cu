@@ -26,21 +26,127 @@ __device__ __forceinline__ void write_flag(unsigned *flag, unsigned value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-/* The number of the next tile of this strip (a block of channels of one sequence): tiles are taken in order, so those
-   before ours are done or under way, and waiting for them ends. */
+/* What the segments of a tile exchange: elements, then states that leave them. */
+template <int V> struct segment_elements {
+    float a[SEGMENTS][LANES];
+    float b[SEGMENTS][V][LANES];
+};
+
+/* What a tile publishes: decay, value and state of every lane. */
+template <int V> struct tile_record {
+    static constexpr int WORDS = (1 + 2 * V) * LANES;
+    float *words;
+
+    __device__ tile_record(const carry_diagonal &d, int64_t number) : words(d.totals + number * WORDS) {
+    }
+    __device__ __forceinline__ float *decay() const {
+        return words + threadIdx.x;
+    }
+    __device__ __forceinline__ float *value(int v) const {
+        return words + (1 + v) * LANES + threadIdx.x;
+    }
+    __device__ __forceinline__ float *state(int v) const {
+        return words + (1 + V + v) * LANES + threadIdx.x;
+    }
+};
+
+/* The segments' elements become prefixes of the tile. By the first warp, as all that follows. */
+template <int V> __device__ __forceinline__ void combine_segments(segment_elements<V> &s) {
+    int lane = (int)threadIdx.x;
+    for (int i = 1; i < SEGMENTS; i++) {
+        float second = s.a[i][lane];
+        s.a[i][lane] = second * s.a[i - 1][lane];
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            s.b[i][v][lane] = fmaf(second, s.b[i - 1][v][lane], s.b[i][v][lane]);
+        }
+    }
+}
+
+/* The state that enters tile `tile` > 0 of the strip whose first record is `first`: the nearest published state before
+   it, and the elements of the tiles between applied to it. */
+template <int V>
+__device__ __forceinline__ void look_back(float (&entering)[V], const carry_diagonal &d, const unsigned *flags,
+                                          int64_t first, int tile) {
+    int from = tile - 1;
+    if (threadIdx.x == 0) {
+        for (;;) {
+            unsigned flag = read_flag(&flags[first + from]);
+            if (flag == STATE) {
+                break;
+            }
+            if (flag == ELEMENT && from > 0 && tile - from < MOST_BACK) {
+                from--;
+            } else {
+                __nanosleep(20);
+            }
+        }
+    }
+    from = __shfl_sync(0xffffffffu, from, 0);
+    tile_record<V> there(d, first + from);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        entering[v] = __ldcg(there.state(v));
+    }
+    for (int k = from + 1; k < tile; k++) {
+        tile_record<V> between(d, first + k);
+        float second = __ldcg(between.decay());
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            entering[v] = fmaf(second, entering[v], __ldcg(between.value(v)));
+        }
+    }
+}
+
+/* The tile's element is published, what enters it is found, what leaves it is published; the segments' prefixes become the
+   states that leave them. */
+template <int V>
+__device__ __forceinline__ void publish(float (&entering)[V], segment_elements<V> &s, const carry_diagonal &d,
+                                        unsigned *flags, int64_t first, int tile) {
+    int lane = (int)threadIdx.x;
+    tile_record<V> mine(d, first + tile);
+    float decay = s.a[SEGMENTS - 1][lane];
+    float value[V];
+    *mine.decay() = decay;
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        value[v] = s.b[SEGMENTS - 1][v][lane];
+        *mine.value(v) = value[v];
+    }
+    __syncwarp();
+    if (tile > 0) {
+        if (lane == 0) {
+            write_flag(&flags[first + tile], ELEMENT);
+        }
+        look_back<V>(entering, d, flags, first, tile);
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        *mine.state(v) = fmaf(decay, entering[v], value[v]);
+    }
+    __syncwarp();
+    if (lane == 0) {
+        write_flag(&flags[first + tile], STATE);
+    }
+    for (int i = 0; i < SEGMENTS; i++) {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            s.b[i][v][lane] = fmaf(s.a[i][lane], entering[v], s.b[i][v][lane]);
+        }
+    }
+}
+
+/* Tiles of a strip (a block of channels of one sequence) are taken in order, so those before ours are done or under way,
+   and waiting for them ends. */
 template <int V, typename TA, typename TB, typename TH>
 __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_diagonal d) {
-    __shared__ float shared_a[SEGMENTS][LANES];
-    __shared__ float shared_b[SEGMENTS][V][LANES];
+    __shared__ segment_elements<V> s;
     __shared__ unsigned taken;
-    __shared__ int from; /* the tile whose state is there */
     int segment = (int)threadIdx.y;
     int lane = (int)threadIdx.x;
     int strips = d.channel_blocks * d.items;
-    unsigned *counter = d.flags;
-    unsigned *flags = d.flags + 1;
     if (segment == 0 && lane == 0) {
-        taken = atomicAdd(counter, 1u); /* over all strips at once: strip after strip within one tile of time */
+        taken = atomicAdd(d.flags, 1u); /* over all strips at once: strip after strip within one tile of time */
     }
     __syncthreads();
     int tile = (int)(taken / (unsigned)strips);
@@ -62,96 +168,27 @@ __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_d
     float a[LONG];
     float b[LONG][V];
     float decay;
-    float value[V];
+    float state[V];
     raw.expand(a, b);
-    carry_total<V, LONG>(decay, value, a, b);
-    shared_a[segment][lane] = decay;
+    carry_total<V, LONG>(decay, state, a, b);
+    s.a[segment][lane] = decay;
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        shared_b[segment][v][lane] = value[v];
+        s.b[segment][v][lane] = state[v];
     }
     __syncthreads();
-    /* The tile's element, and what enters each segment relative to the tile's start: by the first warp. */
-    int64_t record = (int64_t)strip * d.tiles + tile;
-    constexpr int WORDS = (1 + 2 * V) * LANES; /* decay, value, state */
-    float *mine = d.totals + record * WORDS;
     float entering[V] = {};
     if (segment == 0) {
-        for (int s = 1; s < SEGMENTS; s++) {
-            float second = shared_a[s][lane];
-            shared_a[s][lane] = second * shared_a[s - 1][lane];
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                shared_b[s][v][lane] = fmaf(second, shared_b[s - 1][v][lane], shared_b[s][v][lane]);
-            }
+        if (tile == 0 && inside) {
+            carry_initial<V>(entering, d, item, channel);
         }
-        decay = shared_a[SEGMENTS - 1][lane];
-        mine[lane] = decay;
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            value[v] = shared_b[SEGMENTS - 1][v][lane];
-            mine[(1 + v) * LANES + lane] = value[v];
-        }
-        __syncwarp();
-        if (lane == 0 && tile > 0) {
-            write_flag(&flags[record], ELEMENT);
-        }
-        if (tile == 0) {
-            if (inside) {
-                carry_initial<V>(entering, d, item, channel);
-            }
-        } else {
-            if (lane == 0) {
-                int at = tile - 1;
-                for (;;) {
-                    unsigned flag = read_flag(&flags[record - tile + at]);
-                    if (flag == STATE) {
-                        break;
-                    }
-                    if (flag == ELEMENT && at > 0 && tile - at < MOST_BACK) {
-                        at--;
-                    } else {
-                        __nanosleep(20);
-                    }
-                }
-                from = at;
-            }
-            __syncwarp();
-            const float *other = d.totals + (record - tile + from) * WORDS;
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                entering[v] = __ldcg(&other[(1 + V + v) * LANES + lane]);
-            }
-            for (int k = from + 1; k < tile; k++) {
-                other = d.totals + (record - tile + k) * WORDS;
-                float second = __ldcg(&other[lane]);
-#pragma unroll
-                for (int v = 0; v < V; v++) {
-                    entering[v] = fmaf(second, entering[v], __ldcg(&other[(1 + v) * LANES + lane]));
-                }
-            }
-        }
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            mine[(1 + V + v) * LANES + lane] = fmaf(decay, entering[v], value[v]);
-        }
-        __syncwarp();
-        if (lane == 0) {
-            write_flag(&flags[record], STATE);
-        }
-        /* What enters segment s + 1 is prefix s applied to what enters the tile. */
-        for (int s = 0; s < SEGMENTS; s++) {
-#pragma unroll
-            for (int v = 0; v < V; v++) {
-                shared_b[s][v][lane] = fmaf(shared_a[s][lane], entering[v], shared_b[s][v][lane]);
-            }
-        }
+        combine_segments<V>(s);
+        publish<V>(entering, s, d, d.flags + 1, (int64_t)strip * d.tiles, tile);
     }
     __syncthreads();
-    float state[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {
-        state[v] = segment == 0 ? entering[v] : shared_b[segment > 0 ? segment - 1 : 0][v][lane];
+        state[v] = segment == 0 ? entering[v] : s.b[segment > 0 ? segment - 1 : 0][v][lane];
     }
 #pragma unroll
     for (int i = 0; i < LONG; i++) {

@@ -1,338 +1,322 @@
-/* Diagonal transitions as small matrix products on the tensor cores.
+/* Diagonal transitions as small matrix products on the tensor cores, in registers (diagonal_matmul.cuh has the
+   products).
 
-   r steps of one row are a product with a decayed triangle, y = L x, L[i][j] = a[j+1] ... a[i], whose columns are the w
-   channels of the row. A warp takes 16 steps: one triangle of radix 16, or 2 of 8, or 4 of 4 on the diagonal of its 16 x
-   16 matrix. The groups' last rows and total decays are a scan of the same kind, r times shorter, done the same way in
-   shared memory, and so on until one group is left; coming down, every row adds its decay times the full prefix before
-   its group. Every byte of b and h moves once.
+   A warp takes UNITS units of 16 steps for its channels, all loads in flight together; the warps of a block lie along
+   time, so that a block holds up to 256 steps, and then along channels. The units' last steps are a scan of the same
+   kind, 16 times shorter: they meet in shared memory, after the one barrier of 256 steps, and each warp finds what
+   enters its units by one more product with a triangle. Every byte moves once.
 
-   Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x cut off after tf32's
-   bits, low the exact rest, cut off by the unit itself; low x low is left out. The error stays at 2^-21 of a product. bf16
-   and f16 values are exact in tf32, so b in 16 bits needs no low part.
-
-   Which column of b stands at which n of a product is free. Column 4 (n/2) + 16 (n%2) + j is column n of product j: so a
-   lane loads four neighbouring columns for four products and stores four at a time, and the lanes that do so together
-   touch whole sectors of memory. */
-#include "scan/diagonal.cuh"
+   The radix says how a unit is cut: one triangle of 16, two of 8, or four of 4 and then a product that takes the ends
+   of its groups to those after them. Above the units the triangle is always one of 16, since the instruction has that
+   room. */
+#include "scan/diagonal_matmul.cuh"
 
 namespace {
 
-constexpr int COLUMNS = 32; /* of a block: with 64 the registers spill, 1.07 ms instead of what docs/results/cuda.md says */
-constexpr int HALVES = COLUMNS / 32;
-constexpr int WARPS = 16;   /* at most; 16 steps each */
-constexpr int TRIANGLE = 17; /* words of a row, one more than 16 to spread the banks; 16 rows are whole float4 */
-constexpr int ROW = COLUMNS + 4;
+using namespace triangles;
 
-struct split {
-    unsigned high, low;
+/* What a block has in shared memory, per 16 channels: twice, since the next steps' ends come while others still read.
+ */
+struct room {
+    float ends[2][16 * ROW];
+    float decays[2][SLOTS];
+    float state[2][16];
 };
 
-__device__ __forceinline__ split split_of(float x) {
-    unsigned high = __float_as_uint(x) & 0xffffe000u; /* a conversion instruction would take four times as long */
-    return {high, __float_as_uint(x - __uint_as_float(high))};
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* A 16 x 16 matrix in a warp's registers, split. */
-struct matrix {
-    unsigned high[2][4], low[2][4];
-
-    __device__ __forceinline__ void load(const float *triangle) {
-        int g = (int)threadIdx.x / 4;
-        int q = (int)threadIdx.x % 4;
+/* A float for each of the units, in as few words as they are. */
+template <int UNITS> __device__ __forceinline__ void put(float *to, const float (&x)[UNITS]) {
+    if (UNITS == 4) {
+        *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1 % UNITS], x[2 % UNITS], x[3 % UNITS]);
+    } else {
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
+        for (int u = 0; u < UNITS; u++) {
+            to[u] = x[u];
+        }
+    }
+}
+
+/* TILES x 16 channels a warp, 2 TILES neighbouring ones a lane. */
+template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES> struct worker {
+    static constexpr int V = 2 * TILES;
+    static constexpr bool EXACT = sizeof(TB) == 2;
+    static constexpr bool APART = UNITS == 1;
+    carry_pack<V, TB> raw[UNITS][4];
+    TA decay[UNITS][2];
+    float y[UNITS][TILES][2][4];
+    float cumulative[UNITS][4];
+
+    /* The unit's step that is the lane's i-th, less 2q. */
+    static __device__ __forceinline__ constexpr int step_of(int u, int i) {
+        return 16 * u + i % 2 + 8 * (i / 2);
+    }
+    /* a points to step g, b to step 2q. */
+    __device__ __forceinline__ void load(const TA *a, int a_step, const TB *b, int b_step) {
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            decay[u][0] = a[(int64_t)(16 * u) * a_step];
+            decay[u][1] = a[(int64_t)(16 * u + 8) * a_step];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                split s = split_of(triangle[(g + 8 * (i % 2)) * TRIANGLE + 8 * half + q + 4 * (i / 2)]);
-                high[half][i] = s.high;
-                low[half][i] = s.low;
+                raw[u][i].load(b + (int64_t)step_of(u, i) * b_step);
             }
         }
     }
-    /* c += this x, x the lane's four rows q, q+4, q+8, q+12 of one column. */
-    template <bool EXACT> __device__ __forceinline__ void apply(float (&c)[4], const float (&x)[4]) const {
+    /* The same where only `left` steps exist, or the channels do not; others are no change: decay 1, value 0. */
+    __device__ __forceinline__ void load_some(const TA *a, int a_step, const TB *b, int b_step, int left, bool inside) {
+        auto [g, q] = place();
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            if (EXACT) { /* x has no low part */
-                unsigned b0 = __float_as_uint(x[2 * half]);
-                unsigned b1 = __float_as_uint(x[2 * half + 1]);
-                multiply(c, low[half], b0, b1);
-                multiply(c, high[half], b0, b1);
-            } else {
-                split b0 = split_of(x[2 * half]);
-                split b1 = split_of(x[2 * half + 1]);
-                multiply(c, low[half], b0.high, b1.high);
-                multiply(c, high[half], b0.low, b1.low);
-                multiply(c, high[half], b0.high, b1.high);
+        for (int u = 0; u < UNITS; u++) {
+            decay[u][0] = 16 * u + g < left ? a[(int64_t)(16 * u) * a_step] : carry_from_float<TA>(1.0f);
+            decay[u][1] = 16 * u + 8 + g < left ? a[(int64_t)(16 * u + 8) * a_step] : carry_from_float<TA>(1.0f);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                if (step_of(u, i) + 2 * q < left && inside) {
+                    raw[u][i].load(b + (int64_t)step_of(u, i) * b_step);
+                } else {
+                    const float zero[V] = {};
+                    raw[u][i].pack(zero);
+                }
+            }
+        }
+    }
+    /* The units' own prefixes; the decays of whole units go to `totals`. */
+    __device__ __forceinline__ void multiply_units(float *totals) {
+        float total[UNITS];
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+            const float a[2] = {carry_to_float(decay[u][0]), carry_to_float(decay[u][1])};
+            triangle<RADIX> l = triangle<RADIX>::of(a);
+            total[u] = l.total;
+            float x[4][V];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                cumulative[u][i] = l.cumulative[i];
+                raw[u][i].expand(x[i]);
+            }
+#pragma unroll
+            for (int m = 0; m < TILES; m++) {
+                values<EXACT> early(x[0][2 * m], x[0][2 * m + 1], x[1][2 * m], x[1][2 * m + 1]);
+                values<EXACT> late(x[2][2 * m], x[2][2 * m + 1], x[3][2 * m], x[3][2 * m + 1]);
+                sums<APART> first;
+                sums<APART> across;
+                sums<APART> second;
+                first.add(early, l.early);
+                if (RADIX == 16) {
+                    (APART ? across : second).add(early, l.across);
+                }
+                second.add(late, l.late);
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    y[u][m][0][i] = first.at(i);
+                    y[u][m][1][i] = RADIX == 16 && APART ? across.at(i) + second.at(i) : second.at(i);
+                }
+                if (RADIX < 16) {
+                    add_ends(l, y[u][m]);
+                }
+            }
+        }
+        if (threadIdx.x == 0) {
+            put<UNITS>(totals, total);
+        }
+    }
+    /* The second level of small triangles: sums lie as a product's left side does, so they need not move. */
+    static __device__ __forceinline__ void add_ends(const triangle<RADIX> &l, float (&c)[2][4]) {
+        values<false> early(c[0][0], c[0][2], c[0][1], c[0][3]);
+        sums<APART> first;
+        sums<APART> across;
+        sums<APART> second;
+        across.add(early, l.across_ends);
+        if (RADIX == 4) {
+            values<false> late(c[1][0], c[1][2], c[1][1], c[1][3]);
+            first.add(early, l.early_ends);
+            second.add(late, l.late_ends);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            c[0][i] += first.at(i);
+            c[1][i] += across.at(i) + second.at(i);
+        }
+    }
+    __device__ __forceinline__ void fill(int u, int m, const float (&before)[2]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            y[u][m][i / 4][i % 4] = fmaf(cumulative[u][2 * (i / 4) + i % 2], before[i / 2 % 2], y[u][m][i / 4][i % 4]);
+        }
+    }
+    /* The units' ends, which the last of four lanes has. */
+    __device__ __forceinline__ void put_ends(room *rooms, int side, int turn) const {
+        auto [g, q] = place();
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            float ends[2][UNITS];
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                ends[0][u] = y[u][m][1][1];
+                ends[1][u] = y[u][m][1][3];
+            }
+            if (q == 3) {
+                put<UNITS>(&rooms[m].ends[side][g * ROW + turn * UNITS], ends[0]);
+                put<UNITS>(&rooms[m].ends[side][(g + 8) * ROW + turn * UNITS], ends[1]);
+            }
+        }
+    }
+    /* Prefixes become states. */
+    __device__ __forceinline__ void enter(const room *rooms, int side, int units, int turn,
+                                          const float (&state)[TILES][2], bool has_state) {
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            float before[UNITS][2];
+            enter_units<UNITS>(before, rooms[m].ends[side], rooms[0].decays[side], units, turn * UNITS, state[m],
+                               has_state);
+#pragma unroll
+            for (int u = 0; u < UNITS; u++) {
+                fill(u, m, before[u]);
+            }
+        }
+    }
+    /* The state that leaves the block's last warp. */
+    __device__ __forceinline__ void put_state(room *rooms, int side) const {
+        auto [g, q] = place();
+#pragma unroll
+        for (int m = 0; m < TILES; m++) {
+            if (q == 3) {
+                rooms[m].state[side][g] = y[UNITS - 1][m][1][1];
+                rooms[m].state[side][g + 8] = y[UNITS - 1][m][1][3];
+            }
+        }
+    }
+    __device__ __forceinline__ void store(TH *h, int h_step, int left, bool inside) const {
+        int until = inside ? left - 2 * place().q : 0;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float out[V];
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    out[v] = y[u][v / 2][i / 2][2 * (v % 2) + i % 2];
+                }
+                if (step_of(u, i) < until) {
+                    carry_pack<V, TH> packed;
+                    packed.pack(out);
+                    packed.store(h + (int64_t)step_of(u, i) * h_step);
+                }
             }
         }
     }
 };
 
-/* The triangles of 16 decays, and for each step the product of the decays from its group's start. By one warp. */
-template <int RADIX> __device__ __forceinline__ void build(float *triangle, float *cumulative, const float *decays) {
-    int j = (int)threadIdx.x % 16;
-    if (threadIdx.x < 16) {
-        float value = 1.0f;
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            bool inside = i >= j && i / RADIX == j / RADIX;
-            value = i > j ? value * decays[i] : value;
-            triangle[i * TRIANGLE + j] = inside ? value : 0.0f;
-            if (inside && j % RADIX == 0) {
-                cumulative[i] = value * decays[j];
-            }
-        }
-    }
-    __syncwarp();
-}
-
-/* One level in shared memory: `rows` (a multiple of 16) rows of COLUMNS values become prefixes inside their groups. */
-template <int RADIX>
-__device__ __forceinline__ void level(float *values, float *cumulative, const float *decays, float *triangles, int rows,
-                                      int warps) {
-    int warp = (int)threadIdx.y;
-    if (warp < rows / 16) {
-        build<RADIX>(triangles + warp * 16 * TRIANGLE, cumulative + warp * 16, decays + warp * 16);
-    }
-    __syncthreads();
-    int g = (int)threadIdx.x / 4;
-    int q = (int)threadIdx.x % 4;
-    for (int task = warp; task < rows / 16 * (COLUMNS / 8); task += warps) {
-        float *block = values + task / (COLUMNS / 8) * 16 * ROW + task % (COLUMNS / 8) * 8;
-        matrix m;
-        m.load(triangles + task / (COLUMNS / 8) * 16 * TRIANGLE);
-        float x[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            x[i] = block[(q + 4 * i) * ROW + g];
-        }
-        float c[4] = {};
-        m.apply<false>(c, x);
-        __syncwarp();
-        block[g * ROW + 2 * q] = c[0];
-        block[g * ROW + 2 * q + 1] = c[1];
-        block[(g + 8) * ROW + 2 * q] = c[2];
-        block[(g + 8) * ROW + 2 * q + 1] = c[3];
-    }
-    __syncthreads();
-}
-
-__host__ __device__ constexpr int padded(int rows) {
-    return (rows + 15) / 16 * 16;
-}
-
-/* Rows in shared memory of all levels above the registers, for so many warps. */
-__host__ __device__ constexpr int level_rows(int warps, int radix) {
-    int rows = 0;
-    for (int count = warps * 16 / radix; ; count = (count + radix - 1) / radix) {
-        rows += padded(count);
-        if (count <= radix) {
-            return rows;
-        }
-    }
-}
-
-template <typename TB, typename TH, int RADIX>
-__global__ void __launch_bounds__(32 * WARPS, 2) matmul_kernel(const carry_diagonal d) {
-    extern __shared__ float shared[];
-    int warps = (int)blockDim.y;
-    int warp = (int)threadIdx.y;
-    int g = (int)threadIdx.x / 4;
-    int q = (int)threadIdx.x % 4;
-    int thread = warp * 32 + (int)threadIdx.x;
-    int all = level_rows(warps, RADIX);
-    float *triangles = shared;
-    float *values = triangles + warps * 16 * TRIANGLE;
-    float *state = values + all * ROW;
-    float *decays = state + COLUMNS; /* of the steps, then of each level */
-    float *cumulative = decays + warps * 16 + all;
-    int rows_of_width = (d.width + COLUMNS - 1) / COLUMNS;
-    int row = (int)blockIdx.x / rows_of_width;
-    int column = (int)blockIdx.x % rows_of_width * COLUMNS;
+/* blockDim.y warps: 2^along_log2 of them along time, the others beside them. groups: of 16 TILES channels, in a row. */
+template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
+__global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
+                                                          : TILES == 1 ? 4
+                                                                       : 3)
+    matmul_kernel(const carry_diagonal d, int along_log2, unsigned groups) {
+    using work = worker<TA, TB, TH, RADIX, UNITS, TILES>;
+    extern __shared__ float4 shared[];
+    auto [g, q] = place();
+    int along = 1 << along_log2;
+    int beside = (int)threadIdx.y >> along_log2;
+    int turn = (int)threadIdx.y & (along - 1);
+    room *rooms = reinterpret_cast<room *>(shared) + beside * TILES;
+    unsigned group = blockIdx.x * (blockDim.y >> along_log2) + (unsigned)beside;
+    int row = (int)(group / groups);
+    int column = (int)(group - (unsigned)row * groups) * 16 * TILES + g * work::V;
+    int channel = row * d.width + column;
+    bool inside = column < d.width && channel < d.channels;
+    row = row * d.width < d.channels ? row : 0; /* lanes whose channels do not exist have decays of the row too */
+    channel = inside ? channel : 0;
+    int64_t first = turn * UNITS * 16;
     int item = (int)blockIdx.y;
-    int64_t channel = (int64_t)row * d.width + column;
-    if (thread < COLUMNS) {
-        float initial = 0.0f;
-        if (d.h0.data != nullptr && column + thread < d.width) {
-            initial = carry_load_any(d.h0.data, d.h0.type, item * d.h0.item + channel + thread);
+    const TA *a = static_cast<const TA *>(d.A.data) + item * d.A.item + (first + g) * d.A.step + row;
+    const TB *b = static_cast<const TB *>(d.b.data) + item * d.b.item + (first + 2 * q) * d.b.step + channel;
+    TH *h = static_cast<TH *>(d.h.data) + item * d.h.item + (first + 2 * q) * d.h.step + channel;
+    bool has_state = d.h0.data != nullptr;
+    float state[TILES][2] = {};
+    if (has_state && inside) {
+#pragma unroll
+        for (int v = 0; v < work::V; v++) {
+            state[v / 2][v % 2] = carry_load_any(d.h0.data, d.h0.type, item * d.h0.item + channel + v);
         }
-        state[thread] = initial;
     }
-    for (int64_t tile = 0; tile < d.steps; tile += warps * 16) {
-        int64_t first = tile + warp * 16;
-        carry_pack<4, TB> raw[4][HALVES];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int half = 0; half < HALVES; half++) {
-                int64_t t = first + q + 4 * i;
-                int place = 32 * half + 16 * (g % 2) + 4 * (g / 2);
-                if (t < d.steps && column + place < d.width) {
-                    raw[i][half].load(static_cast<const TB *>(d.b.data) + item * d.b.item + t * d.b.step + channel +
-                                      place);
-                } else {
-                    const float zero[4] = {};
-                    raw[i][half].pack(zero);
-                }
-            }
+    int tile = along * UNITS * 16;
+    for (int64_t done = 0, side = 0;; side ^= 1) {
+        int64_t still = d.steps - done - first;
+        int left = (int)(still < 16 * UNITS ? (still < 0 ? 0 : still) : 16 * UNITS);
+        work w;
+        if (left == 16 * UNITS && inside) {
+            w.load(a, d.A.step, b, d.b.step);
+        } else {
+            w.load_some(a, d.A.step, b, d.b.step, left, inside);
         }
-        if (thread < warps * 16) {
-            int64_t t = tile + thread;
-            decays[thread] = t < d.steps ? carry_load_any(d.A.data, d.A.type, item * d.A.item + t * d.A.step + row) : 1.0f;
-        }
-        __syncthreads();
-        build<RADIX>(triangles + warp * 16 * TRIANGLE, cumulative + warp * 16, decays + warp * 16);
-        float y[4 * HALVES][4] = {};
-        {
-            matrix m;
-            m.load(triangles + warp * 16 * TRIANGLE);
-#pragma unroll
-            for (int half = 0; half < HALVES; half++) {
-                float x[4][4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    raw[i][half].expand(x[i]);
-                }
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float lane[4] = {x[0][j], x[1][j], x[2][j], x[3][j]};
-                    m.apply<sizeof(TB) == 2>(y[4 * half + j], lane);
-                }
-            }
-        }
-        __syncthreads(); /* level 1 uses the triangles' room */
-        /* The last rows of the groups. */
-        float *level_decays = decays + warps * 16;
-        float *level_cumulative = cumulative + warps * 16;
-        int groups = 16 / RADIX;
-#pragma unroll
-        for (int side = 0; side < 2; side++) {
-            int step = g + 8 * side;
-            if (step % RADIX == RADIX - 1) {
-                float *end = values + (warp * groups + step / RADIX) * ROW;
-#pragma unroll
-                for (int j = 0; j < 4 * HALVES; j++) {
-                    end[32 * (j / 4) + 4 * q + j % 4] = y[j][2 * side];
-                    end[32 * (j / 4) + 16 + 4 * q + j % 4] = y[j][2 * side + 1];
-                }
-                if (q == 0) {
-                    level_decays[warp * groups + step / RADIX] = cumulative[warp * 16 + step];
-                }
-            }
-        }
-        /* Up: level by level; rows that pad a level to 16 are no change: decay 1, value 0. */
-        int count = warps * groups;
-        int offset = 0;
-        for (;;) {
-            for (int i = thread; i < (padded(count) - count) * COLUMNS; i += warps * 32) {
-                values[(offset + count + i / COLUMNS) * ROW + i % COLUMNS] = 0.0f;
-            }
-            for (int i = count + thread; i < padded(count); i += warps * 32) {
-                level_decays[offset + i] = 1.0f;
-            }
+        w.multiply_units(rooms[0].decays[side] + turn * UNITS);
+        w.put_ends(rooms, (int)side, turn);
+        if (along == 1) {
+            __syncwarp();
+        } else {
             __syncthreads();
-            level<RADIX>(values + offset * ROW, level_cumulative + offset, level_decays + offset, triangles,
-                         padded(count), warps);
-            if (count <= RADIX) {
-                break;
-            }
-            int next = (count + RADIX - 1) / RADIX;
-            int above = offset + padded(count);
-            for (int i = thread; i < next * COLUMNS; i += warps * 32) {
-                int end = i / COLUMNS * RADIX + RADIX - 1; /* inside the padded rows */
-                values[(above + i / COLUMNS) * ROW + i % COLUMNS] = values[(offset + end) * ROW + i % COLUMNS];
-            }
-            for (int i = thread; i < next; i += warps * 32) {
-                level_decays[above + i] = level_cumulative[offset + i * RADIX + RADIX - 1];
-            }
-            count = next;
-            offset = above;
         }
-        /* Down: the state that enters the tile joins at the top, and each level adds what stands before its groups. */
-        for (int above = -1;;) {
-            for (int i = thread; i < count * COLUMNS; i += warps * 32) {
-                int at = i / COLUMNS;
-                int group = at / RADIX;
-                float before = group == 0 || above < 0 ? state[i % COLUMNS]
-                                                       : values[(above + group - 1) * ROW + i % COLUMNS];
-                float *value = &values[(offset + at) * ROW + i % COLUMNS];
-                *value = fmaf(level_cumulative[offset + at], before, *value);
-            }
-            __syncthreads();
-            if (offset == 0) {
-                break;
-            }
-            above = offset;
-            int wanted = 0; /* the level below starts where the rows before `offset` do */
-            int below = warps * groups;
-            while (wanted + padded(below) < offset) {
-                wanted += padded(below);
-                below = (below + RADIX - 1) / RADIX;
-            }
-            offset = wanted;
-            count = below;
-        }
+        bool is_last = done + tile >= d.steps; /* the same for all */
 #pragma unroll
-        for (int side = 0; side < 2; side++) {
-            int step = g + 8 * side;
-            int group = warp * groups + step / RADIX;
-            const float *before = group == 0 ? state : values + (group - 1) * ROW;
-            float fade = cumulative[warp * 16 + step];
-#pragma unroll
-            for (int quarter = 0; quarter < 2 * HALVES; quarter++) {
-                int place = 16 * quarter + 4 * q;
-                float4 entered = *reinterpret_cast<const float4 *>(before + place);
-                float out[4];
-                const float added[4] = {entered.x, entered.y, entered.z, entered.w};
-#pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    out[j] = fmaf(fade, added[j], y[4 * (quarter / 2) + j][2 * side + quarter % 2]);
-                }
-                if (first + step < d.steps && column + place < d.width) {
-                    carry_pack<4, TH> packed;
-                    packed.pack(out);
-                    packed.store(static_cast<TH *>(d.h.data) + item * d.h.item + (first + step) * d.h.step + channel +
-                                 place);
-                }
-            }
+        for (int m = 0; m < TILES && done > 0; m++) {
+            state[m][0] = rooms[m].state[side][g];
+            state[m][1] = rooms[m].state[side][g + 8];
         }
-        __syncthreads();
-        if (thread < COLUMNS) {
-            state[thread] = values[(warps * groups - 1) * ROW + thread];
+        w.enter(rooms, (int)side, along * UNITS, turn, state, has_state);
+        if (!is_last && turn == along - 1) {
+            w.put_state(rooms, (int)side ^ 1);
         }
-        __syncthreads();
+        w.store(h, d.h.step, left, inside);
+        if (is_last) {
+            break;
+        }
+        has_state = true;
+        done += tile;
+        a += (int64_t)tile * d.A.step;
+        b += (int64_t)tile * d.b.step;
+        h += (int64_t)tile * d.h.step;
     }
 }
 
-template <typename TB, typename TH, int RADIX> cudaError_t launch(const carry_diagonal &d, cudaStream_t stream) {
-    int warps = d.steps >= WARPS * 16 ? WARPS : (int)((d.steps + 15) / 16);
-    int all = level_rows(warps, RADIX);
-    size_t bytes = sizeof(float) * (size_t)(warps * 16 * TRIANGLE + all * ROW + COLUMNS + 2 * (warps * 16 + all));
-    dim3 grid((unsigned)(d.channels / d.width * ((d.width + COLUMNS - 1) / COLUMNS)), (unsigned)d.items);
-    cudaError_t error = cudaFuncSetAttribute(matmul_kernel<TB, TH, RADIX>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                             (int)bytes);
-    if (error == cudaSuccess) {
-        matmul_kernel<TB, TH, RADIX><<<grid, dim3(32, (unsigned)warps), bytes, stream>>>(d);
-        error = cudaGetLastError();
+/* At most `most` warps along time, and `beside` of those beside each other. */
+template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
+cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t stream) {
+    int along_log2 = 0;
+    while (2 << along_log2 <= most && (int64_t)(16 * UNITS) << along_log2 < d.steps) {
+        along_log2++;
     }
-    return error;
+    int groups = (d.width + 16 * TILES - 1) / (16 * TILES);
+    int64_t all = (int64_t)(d.channels / d.width) * groups;
+    dim3 grid((unsigned)((all + beside - 1) / beside), (unsigned)d.items);
+    dim3 threads(32, (unsigned)beside << along_log2);
+    size_t bytes = (size_t)(beside * TILES) * sizeof(room);
+    matmul_kernel<TA, TB, TH, RADIX, UNITS, TILES><<<grid, threads, bytes, stream>>>(d, along_log2, (unsigned)groups);
+    return cudaGetLastError();
+}
+
+/* Few channels: four or eight warps along time. Many: a warp walks through time, with others beside it that read the
+   same decays. What was tried is in docs/results/cuda.md. */
+template <typename TA, typename TB, typename TH, int RADIX>
+cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream) {
+    if (!wide) {
+        return d.steps <= 128 ? launch<TA, TB, TH, RADIX, 1, 1>(d, 8, 1, stream)
+                              : launch<TA, TB, TH, RADIX, 4, 1>(d, 4, 1, stream);
+    }
+    if constexpr (sizeof(TB) == 2) {
+        return launch<TA, TB, TH, RADIX, 4, 2>(d, 2, 2, stream);
+    } else {
+        return launch<TA, TB, TH, RADIX, 4, 1>(d, 1, 4, stream);
+    }
 }
 
 } // namespace
 
-cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, cudaStream_t stream) {
+cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, bool wide, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-#define LAUNCH(V, TA, TB, TH)                                                                                              \
-    error = radix == 4   ? launch<TB, TH, 4>(d, stream)                                                                \
-            : radix == 8 ? launch<TB, TH, 8>(d, stream)                                                                \
-                         : launch<TB, TH, 16>(d, stream)
+#define LAUNCH(V, TA, TB, TH)                                          \
+    error = radix == 4   ? launch_form<TA, TB, TH, 4>(d, wide, stream) \
+            : radix == 8 ? launch_form<TA, TB, TH, 8>(d, wide, stream) \
+                         : launch_form<TA, TB, TH, 16>(d, wide, stream)
     CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
 #undef LAUNCH
     return error;

@@ -146,6 +146,28 @@ static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V
     }
 }
 
+/* The state that enters a segment, and the one that leaves the tile, by a tree in registers: every warp reads all elements
+   and needs no barrier more. For single channels, which have the registers. */
+static __device__ __forceinline__ void tree_over(float (&before)[1], float (&state)[1], const exchange<1> &e, int segment,
+                                                 int segments) {
+    constexpr int MOST = MOST_SEGMENTS<1>;
+    float a[MOST];
+    float b[MOST][1];
+#pragma unroll
+    for (int s = 0; s < MOST; s++) {
+        a[s] = s < segments ? e.decay(s) : 1.0f;
+        b[s][0] = s < segments ? e.value(s, 0) : 0.0f;
+    }
+    reduce<1, MOST>(a, b);
+    fill<1, MOST, true>(a, b, state);
+    before[0] = state[0];
+#pragma unroll
+    for (int s = 1; s < MOST; s++) {
+        before[0] = s == segment ? b[s - 1][0] : before[0];
+    }
+    state[0] = b[MOST - 1][0];
+}
+
 /* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their loads
    do not wait for each other. */
 template <int V>
@@ -175,6 +197,8 @@ template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD
 __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
     constexpr int LONG = LONG_OF<V>;
     constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
+    /* Each warp climbs the tree alone: 7 barriers less (docs/results/cuda.md). */
+    constexpr bool ALONE = V == 1 && (METHOD == CARRY_CUDA_BLELLOCH || METHOD == CARRY_CUDA_CYCLIC);
     extern __shared__ float shared[];
     int segments = (int)blockDim.y;
     int segment = (int)threadIdx.y;
@@ -211,7 +235,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
             for (int v = 0; v < V; v++) {
                 value[v] = b[LONG - 1][v];
             }
-            if (segment == 0) {
+            if (segment == 0 && !ALONE) {
 #pragma unroll
                 for (int v = 0; v < V; v++) {
                     value[v] = fmaf(decay, state[v], value[v]);
@@ -225,6 +249,8 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         float before[V];
         if (METHOD == CARRY_CUDA_CHUNKWISE) {
             walk_over<V>(before, state, e, segment, segments);
+        } else if constexpr (ALONE) {
+            tree_over(before, state, e, segment, segments);
         } else {
             exchange<V> done = e;
             if (METHOD == CARRY_CUDA_HILLIS_STEELE) {

@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "delta/chunk_cuda.h"
 #include "device/cuda.h"
+#include "scan/dense_hopper.cuh"
 
 extern "C" {
 #include "device/activity.h"
@@ -42,6 +43,14 @@ static bool never(int) {
 
 static carry_status refuse(carry_ctx *ctx) {
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "an emulated GPU is not a Hopper GPU");
+}
+
+bool dense::fold_works(int device) {
+    return never(device);
+}
+
+cudaError_t dense::fold(const fold_job &, int, int, cudaStream_t) {
+    return cudaErrorInvalidValue;
 }
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
