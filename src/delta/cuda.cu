@@ -96,8 +96,11 @@ void take_backward(const carry_delta_plan *plan, carry_arena *arena, layout *l, 
     size_t stash = by_tiles(plan) ? 0 : carry_delta_back_stash(&job, plan->gpu.units);
     size_t K = (size_t)p->key;
     take_borders(plan, arena, l);
-    l->part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
-    l->part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
+    l->part_q = l->part_k = NULL;
+    if (!by_tiles(plan) || plan->group > 1) { /* else dq and dk are written as they are made */
+        l->part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
+        l->part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
+    }
     l->part_g = (float *)carry_arena_take(arena, rows, (job.by_key ? K : 1) * sizeof(float));
     l->part_beta = (float *)carry_arena_take(arena, rows, sizeof(float));
     l->stash = (float4 *)carry_arena_take(arena, stash, 1);

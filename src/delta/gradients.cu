@@ -172,7 +172,9 @@ cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaS
     int64_t tokens = job->borders == NULL ? job->sequences * job->tokens : job->tokens;
     int64_t rows = tokens * job->heads;
     int64_t numbers = tokens * job->value_heads;
-    delta_row_gradients<<<grid_for(2 * rows, THREADS / 32), THREADS, 0, stream>>>(*back, rows);
+    if (back->part_q != NULL) { /* else they are written already */
+        delta_row_gradients<<<grid_for(2 * rows, THREADS / 32), THREADS, 0, stream>>>(*back, rows);
+    }
     delta_number_gradients<<<grid_for(numbers, THREADS), THREADS, 0, stream>>>(*back, numbers);
     if (job->by_key && back->dg.data != NULL) {
         delta_key_gradients<<<grid_for(numbers * job->key, THREADS), THREADS, 0, stream>>>(*back, numbers * job->key);

@@ -9,7 +9,8 @@
 
 /* kept: as the plain kernels keep it, a state every 64 tokens. */
 cudaError_t carry_delta_tiles_forward(const carry_delta_job *job, cudaStream_t stream);
-/* job.kept is there; parts as gradients.cu adds them up, blocks being 1; no stash. */
+/* job.kept is there; parts as gradients.cu adds them up, blocks being 1; part_q and part_k NULL, where a head has one
+   value head: dq and dk are written. No stash. */
 cudaError_t carry_delta_tiles_backward(const carry_delta_back_job *back, cudaStream_t stream);
 
 #endif
