@@ -5,6 +5,7 @@
     h = libcarry.scan(A, b)                                      # h[t] = A[t] h[t-1] + b[t]
     o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
+    ids = libcarry.load(folder).generate([1, 2, 3])              # a language model from its folder
 
 numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
 flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
@@ -21,11 +22,14 @@ from .delta import (
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,
 )
+from .model import Model, State, load
 from .plan import Entry, available, plan
 from .scan import scan
 
 __all__ = [
     "Entry",
+    "Model",
+    "State",
     "__version__",
     "available",
     "chunk_delta_rule",
@@ -34,6 +38,7 @@ __all__ = [
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
     "get_threads",
+    "load",
     "plan",
     "release",
     "scan",
