@@ -39,7 +39,9 @@ bool is_fast(const carry_attention_args *args) {
     const int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
     const bool is_small = args->q.shape[0] <= INT_MAX / 2 && args->k.shape[0] <= INT_MAX / 2 &&
                           (tiles == 0 || args->q.shape[1] <= INT_MAX / 4 / tiles);
-    return is_typical(args) && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
+    /* A causal call of one query without a window masks nothing. */
+    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
+    return is_typical(args) && !masks && args->k.shape[1] == args->q.shape[1] && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
            (args->k.shape[0] == 0 || (fits(&args->k) && fits(&args->v)));
 }
 

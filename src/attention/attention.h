@@ -11,8 +11,6 @@
 /* Every refusal, before anything is written. */
 carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *args);
 carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attention_backward_args *args);
-/* What no device but the CPU takes. */
-carry_status carry_attention_check_device(carry_ctx *ctx, const carry_attention_args *args);
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 /* A workspace is aligned to 16 and used from the first multiple of CARRY_ALIGN on: bytes to ask for, and that place. */
 size_t carry_attention_with_spare(size_t bytes);

@@ -326,7 +326,6 @@ carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_back
     }
     CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
     if (there != NULL) {
-        CARRY_TRY(carry_attention_check_device(ctx, &args->forward));
         CARRY_TRY(needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK);
         carry_attention_align(&workspace, &workspace_bytes);
         return there->backward(ctx, args, workspace);

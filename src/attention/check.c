@@ -150,15 +150,6 @@ carry_status carry_attention_check_backward(carry_ctx *ctx, const carry_attentio
     return check_written(ctx, "dv", &args->dv, &f->q, f->k.shape[0], HK);
 }
 
-carry_status carry_attention_check_device(carry_ctx *ctx, const carry_attention_args *args) {
-    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
-    if (masks || args->k.shape[1] != args->q.shape[1]) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "attention %s runs on the CPU only in this build",
-                          masks ? "with a causal mask" : "with fewer heads of keys than of queries");
-    }
-    return CARRY_OK;
-}
-
 carry_status carry_attention_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
         return carry_fail(ctx, CARRY_EWORKSPACE, "the workspace has %zu bytes%s and attention needs %zu here", bytes,

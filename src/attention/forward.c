@@ -292,7 +292,6 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
     size_t needed = carry_attention_workspace(args);
     CARRY_TRY(carry_attention_check_workspace(ctx, workspace, workspace_bytes, needed));
     if (there != NULL) {
-        CARRY_TRY(carry_attention_check_device(ctx, args));
         if (needed > 0) {
             CARRY_TRY(carry_device_check_pointer(ctx, "the workspace", workspace, device));
         }

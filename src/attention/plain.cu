@@ -1,6 +1,8 @@
-/* Attention on CUDA devices for everything that the fast kernels do not take (f32, f16, other D, any strides), and its
-   backward pass. Plain: a warp has a query, or a key in backward, of one head, and walks all of the others; a lane has
-   every 32nd element of D. Sums are f32, in one order, so the same inputs give the same bits.
+/* Attention on CUDA devices for everything that the fast kernels do not take (f32, f16, other D, any strides, causal
+   calls, grouped heads), and its backward pass. Plain: a warp has a query, or a key in backward, of one head, and walks
+   all of the others that it may see; a lane has every 32nd element of D. Where there are few queries, as in a step of
+   generation, the warps of a block share the keys of one. Sums are f32, in one order, so the same inputs give the same
+   bits.
 
    Backward, from lse, with mean[t] = dO[t].O[t]: P = exp(scale q.k + bias - lse), dS = P (dO.v - mean),
    dq = scale sum dS k (a warp a query), dk += scale sum dS q and dv += sum P dO (a warp a key). */
@@ -17,6 +19,8 @@ extern "C" {
 namespace {
 
 constexpr int WARPS = THREADS / 32;
+constexpr int SHARERS = 16;       /* warps of a block that share a query */
+constexpr int64_t FEW_UNITS = 512; /* queries times heads: up to here they do */
 constexpr int EACH = CARRY_ATTENTION_DIM / 32; /* elements of a row that a lane has, at most */
 
 template <typename T> struct rows {
@@ -44,10 +48,27 @@ template <typename T> struct job {
     rows<T> q, k, v, o, d_o, dq, dk, dv;
     float *lse, *mean; /* [heads, queries]; lse NULL: not wanted */
     int64_t queries, heads, keys;
+    int64_t group;  /* heads of q that read one head of k and v */
+    int64_t past;   /* of a causal call: query t sees rows up to past + t; otherwise all */
+    int64_t window; /* and of those this many */
+    bool causal;
     int dim, runs;
     float scale;
     carry_key_run run[CARRY_KEY_RUNS];
 };
+
+/* The rows of run r that query t sees. */
+template <typename T>
+__device__ __forceinline__ void seen_rows(const job<T> &j, int r, int64_t t, int64_t &first, int64_t &end) {
+    first = j.run[r].first;
+    end = first + j.run[r].count;
+    if (j.causal) {
+        const int64_t last = j.past + t + 1;
+        const int64_t least = j.window > 0 ? last - j.window : 0;
+        first = first < least ? least : first;
+        end = end > last ? last : end;
+    }
+}
 
 __device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EACH]) {
     float sum = 0.0f;
@@ -81,35 +102,87 @@ __device__ __forceinline__ int64_t warps() {
 }
 
 /* Largest score m, sum l of exp(score - m), o of those times v: scaled down when a larger score comes. */
-template <typename T> __global__ void __launch_bounds__(THREADS) forward_kernel(job<T> j) {
-    for (int64_t at = first_warp(); at < j.queries * j.heads; at += warps()) {
-        const int64_t t = at / j.heads, h = at % j.heads;
-        float q[EACH], k[EACH], v[EACH], o[EACH] = {};
-        float most = -INFINITY, sum = 0.0f;
-        j.q.load(q, t, h, j.dim);
-        scale_by(q, j.scale);
-        for (int r = 0; r < j.runs; r++) {
-            for (int64_t s = j.run[r].first; s < j.run[r].first + j.run[r].count; s++) {
-                j.k.load(k, s, h, j.dim);
-                j.v.load(v, s, h, j.dim);
-                const float score = dot(q, k) + j.run[r].bias;
-                if (score > most) {
-                    const float factor = expf(most - score);
-                    scale_by(o, factor);
-                    sum *= factor;
-                    most = score;
-                }
-                const float p = most > -INFINITY || isnan(score) ? expf(score - most) : 0.0f;
-                sum += p;
-                add(o, p, v);
-            }
-        }
-        scale_by(o, sum == 0.0f ? 0.0f : 1.0f / sum);
-        j.o.store(o, t, h, j.dim);
-        if (j.lse != NULL && threadIdx.x % 32 == 0) {
-            j.lse[h * j.queries + t] = sum == 0.0f ? -INFINITY : most + logf(sum);
+struct walk {
+    float o[EACH], most, sum;
+};
+
+__device__ __forceinline__ void see(walk &w, float score, const float (&v)[EACH]) {
+    if (score > w.most) {
+        const float factor = expf(w.most - score);
+        scale_by(w.o, factor);
+        w.sum *= factor;
+        w.most = score;
+    }
+    const float p = w.most > -INFINITY || isnan(score) ? expf(score - w.most) : 0.0f;
+    w.sum += p;
+    add(w.o, p, v);
+}
+
+/* Every `step`th key of query t from the `from`th on. */
+template <typename T>
+__device__ __forceinline__ walk walk_keys(const job<T> &j, int64_t t, int64_t h, int from, int step) {
+    walk w = {{}, -INFINITY, 0.0f};
+    float q[EACH], k[EACH], v[EACH];
+    j.q.load(q, t, h, j.dim);
+    scale_by(q, j.scale);
+    for (int r = 0; r < j.runs; r++) {
+        int64_t first, end;
+        seen_rows(j, r, t, first, end);
+        for (int64_t s = first + from; s < end; s += step) {
+            j.k.load(k, s, h / j.group, j.dim);
+            j.v.load(v, s, h / j.group, j.dim);
+            see(w, dot(q, k) + j.run[r].bias, v);
         }
     }
+    return w;
+}
+
+template <typename T> __device__ __forceinline__ void finish(const job<T> &j, walk &w, int64_t t, int64_t h) {
+    scale_by(w.o, w.sum == 0.0f ? 0.0f : 1.0f / w.sum);
+    j.o.store(w.o, t, h, j.dim);
+    if (j.lse != NULL && threadIdx.x % 32 == 0) {
+        j.lse[h * j.queries + t] = w.sum == 0.0f ? -INFINITY : w.most + logf(w.sum);
+    }
+}
+
+template <typename T> __global__ void __launch_bounds__(THREADS) forward_kernel(job<T> j) {
+    for (int64_t at = first_warp(); at < j.queries * j.heads; at += warps()) {
+        walk w = walk_keys(j, at / j.heads, at % j.heads, 0, 1);
+        finish(j, w, at / j.heads, at % j.heads);
+    }
+}
+
+/* A block has a query: its warps walk keys in turn, then the first adds up what they have, in order. */
+template <typename T> __global__ void __launch_bounds__(32 * SHARERS) few_kernel(job<T> j) {
+    __shared__ float most[SHARERS], sum[SHARERS], rows[SHARERS][CARRY_ATTENTION_DIM];
+    const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
+    const int64_t t = blockIdx.x / j.heads, h = blockIdx.x % j.heads;
+    walk w = walk_keys(j, t, h, warp, SHARERS);
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        rows[warp][lane + 32 * i] = w.o[i];
+    }
+    if (lane == 0) {
+        most[warp] = w.most;
+        sum[warp] = w.sum;
+    }
+    __syncthreads();
+    if (warp > 0) {
+        return;
+    }
+    for (int other = 1; other < SHARERS; other++) {
+        const float larger = fmaxf(w.most, most[other]);
+        const float here = w.most > -INFINITY ? expf(w.most - larger) : 0.0f;
+        const float there = most[other] > -INFINITY ? expf(most[other] - larger) : 0.0f;
+        w.most = larger;
+        w.sum = w.sum * here + sum[other] * there;
+        scale_by(w.o, here);
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            w.o[i] = fmaf(there, rows[other][lane + 32 * i], w.o[i]);
+        }
+    }
+    finish(j, w, t, h);
 }
 
 /* What forward made of a score, again; a query that saw nothing has a lse of -infinity. */
@@ -128,9 +201,11 @@ template <typename T> __global__ void __launch_bounds__(THREADS) queries_kernel(
         scale_by(q, j.scale);
         const float mean = dot(d_o, o);
         for (int r = 0; r < j.runs; r++) {
-            for (int64_t s = j.run[r].first; s < j.run[r].first + j.run[r].count; s++) {
-                j.k.load(k, s, h, j.dim);
-                j.v.load(v, s, h, j.dim);
+            int64_t first, end;
+            seen_rows(j, r, t, first, end);
+            for (int64_t s = first; s < end; s++) {
+                j.k.load(k, s, h / j.group, j.dim);
+                j.v.load(v, s, h / j.group, j.dim);
                 const float p = probability(dot(q, k) + j.run[r].bias, lse);
                 add(dq, p * (dot(d_o, v) - mean), k);
             }
@@ -143,20 +218,34 @@ template <typename T> __global__ void __launch_bounds__(THREADS) queries_kernel(
     }
 }
 
+/* What a key of run r gets from the queries of one head. */
+template <typename T>
+__device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, int64_t h, const float (&k)[EACH],
+                                             const float (&v)[EACH], float (&sum_k)[EACH], float (&sum_v)[EACH]) {
+    float q[EACH], d_o[EACH];
+    const int64_t first = j.causal && s > j.past ? s - j.past : 0;
+    const int64_t reach = j.window > 0 ? s - j.past + j.window : j.queries;
+    const int64_t end = j.causal && reach < j.queries ? reach : j.queries;
+    for (int64_t t = first; t < end; t++) {
+        j.q.load(q, t, h, j.dim);
+        j.d_o.load(d_o, t, h, j.dim);
+        scale_by(q, j.scale);
+        const float p = probability(dot(q, k) + j.run[r].bias, j.lse[h * j.queries + t]);
+        add(sum_v, p, d_o);
+        add(sum_k, p * (dot(d_o, v) - j.mean[h * j.queries + t]), q);
+    }
+}
+
 /* Rows of one run. */
 template <typename T> __global__ void __launch_bounds__(THREADS) keys_kernel(job<T> j, int r) {
-    for (int64_t at = first_warp(); at < j.run[r].count * j.heads; at += warps()) {
-        const int64_t s = j.run[r].first + at / j.heads, h = at % j.heads;
-        float q[EACH], k[EACH], v[EACH], d_o[EACH], dk[EACH], dv[EACH], sum_k[EACH] = {}, sum_v[EACH] = {};
+    const int64_t key_heads = j.heads / j.group;
+    for (int64_t at = first_warp(); at < j.run[r].count * key_heads; at += warps()) {
+        const int64_t s = j.run[r].first + at / key_heads, h = at % key_heads;
+        float k[EACH], v[EACH], dk[EACH], dv[EACH], sum_k[EACH] = {}, sum_v[EACH] = {};
         j.k.load(k, s, h, j.dim);
         j.v.load(v, s, h, j.dim);
-        for (int64_t t = 0; t < j.queries; t++) {
-            j.q.load(q, t, h, j.dim);
-            j.d_o.load(d_o, t, h, j.dim);
-            scale_by(q, j.scale);
-            const float p = probability(dot(q, k) + j.run[r].bias, j.lse[h * j.queries + t]);
-            add(sum_v, p, d_o);
-            add(sum_k, p * (dot(d_o, v) - j.mean[h * j.queries + t]), q);
+        for (int64_t i = 0; i < j.group; i++) {
+            walk_queries(j, r, s, h * j.group + i, k, v, sum_k, sum_v);
         }
         j.dk.load(dk, s, h, j.dim);
         j.dv.load(dv, s, h, j.dim);
@@ -181,6 +270,10 @@ template <typename T> job<T> job_of(const carry_attention_args *args) {
     j.queries = args->q.shape[0];
     j.heads = args->q.shape[1];
     j.keys = args->k.shape[0];
+    j.group = args->k.shape[1] > 0 ? j.heads / args->k.shape[1] : 1;
+    j.causal = args->causal;
+    j.past = j.keys - j.queries;
+    j.window = args->window;
     j.dim = (int)args->q.shape[2];
     j.scale = carry_attention_scale(args);
     j.runs = carry_attention_runs(args, j.run);
@@ -198,7 +291,11 @@ carry_status attention_plain_forward(carry_ctx *ctx, const carry_attention_args 
     }
     with_type(args->q.dtype, [&](auto type) {
         using T = decltype(type);
-        forward_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(job_of<T>(args));
+        if (units <= FEW_UNITS) {
+            few_kernel<T><<<(unsigned)units, 32 * SHARERS, 0, at.stream>>>(job_of<T>(args));
+        } else {
+            forward_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(job_of<T>(args));
+        }
     });
     return launched(ctx, at, "attention cannot be launched");
 }
@@ -228,7 +325,7 @@ carry_status attention_plain_backward(carry_ctx *ctx, const carry_attention_back
         queries_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(j);
         for (int r = 0; r < j.runs; r++) {
             if (j.run[r].count > 0) {
-                keys_kernel<T><<<blocks_for(j.run[r].count * j.heads, WARPS), THREADS, 0, at.stream>>>(j, r);
+                keys_kernel<T><<<blocks_for(j.run[r].count * (j.heads / j.group), WARPS), THREADS, 0, at.stream>>>(j, r);
             }
         }
     });

@@ -22,9 +22,9 @@ static const struct {
 } kinds[] = {
     {"model_type", "gated_deltanet", carry_golden_lm, true},
     {"model_type", "delta_net", carry_golden_lm, true},
-    {"model_type", "qwen3_5_text", carry_golden_lm, false},
-    {"model_type", "qwen3_5", carry_golden_lm, false},
-    {"model_type", "olmo_hybrid", carry_golden_lm, false},
+    {"model_type", "qwen3_5_text", carry_golden_lm, true},
+    {"model_type", "qwen3_5", carry_golden_lm, true},
+    {"model_type", "olmo_hybrid", carry_golden_lm, true},
     {"model_type", "gated_deltaproduct", carry_golden_lm, true},
     {"model_type", "umt5", carry_golden_umt5, true},
     {"_class_name", "TAEHV", carry_golden_tae, false},

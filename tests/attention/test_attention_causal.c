@@ -1,11 +1,14 @@
 /* Causal attention with grouped heads and windows, forward and backward, against float64; and through a cache: the last
-   queries of a longer row see what they saw in it. */
+   queries of a longer row see what they saw in it. On a GPU, where there is one, the same. */
 #include <math.h>
 #include <stdlib.h>
 
 #include "support.h"
 
 #include "attention/attention.h"
+#include "attention/device.h"
+#include "carry/device.h"
+#include "core/tensor.h"
 
 typedef struct problem {
     int64_t T, S, H, HK, D, window;
@@ -84,13 +87,49 @@ static void run(carry_ctx *ctx, const problem *p) {
     free(workspace);
 }
 
-static void causal_attention_equals_the_reference(void **unused) {
-    (void)unused;
+/* The tensor's memory on a device, filled; back: what the device has, into p, and freed. */
+static void send(carry_ctx *ctx, carry_tensor *t, int device) {
+    const size_t bytes = (size_t)carry_tensor_count(t) * sizeof(float);
+    void *there;
+    assert_ok(ctx, carry_device_alloc(ctx, &there, device, bytes));
+    assert_ok(ctx, carry_device_copy(ctx, there, device, t->data, 0, bytes, NULL));
+    t->data = there;
+    t->device = device;
+}
+
+static void take_back(carry_ctx *ctx, float *to, const carry_tensor *t) {
+    const size_t bytes = (size_t)carry_tensor_count(t) * sizeof(float);
+    assert_ok(ctx, carry_device_copy(ctx, to, 0, t->data, t->device, bytes, NULL));
+    assert_ok(ctx, carry_stream_wait(ctx, t->device, NULL));
+    carry_device_free(ctx, t->device, t->data);
+}
+
+static void run_there(carry_ctx *ctx, const problem *p, int device) {
+    carry_attention_backward_args args = args_of(p);
+    carry_tensor *const tensor[] = {&args.forward.o, &args.forward.lse, &args.dq,        &args.dk, &args.dv,
+                                    &args.forward.q, &args.forward.k,   &args.forward.v, &args.d_o};
+    float *const back[] = {p->o, p->lse, p->dq, p->dk, p->dv, p->q, p->k, p->v, p->d_o};
+    for (int i = 0; i < 9; i++) {
+        send(ctx, tensor[i], device);
+    }
+    const size_t forward = carry_attention_workspace(&args.forward);
+    const size_t backward = carry_attention_backward_workspace(&args);
+    void *workspace;
+    assert_ok(ctx, carry_device_alloc(ctx, &workspace, device, (forward > backward ? forward : backward) + 64));
+    assert_ok(ctx, carry_attention(ctx, &args.forward, workspace, forward));
+    assert_ok(ctx, carry_attention_backward(ctx, &args, workspace, backward));
+    for (int i = 0; i < 9; i++) {
+        take_back(ctx, back[i], tensor[i]);
+    }
+    carry_device_free(ctx, device, workspace);
+}
+
+static void check_all(int device) {
     static const int64_t sizes[][6] = {/* T, S, H, HK, D, window */
-                                       {1, 1, 2, 1, 3, 0},       {1, 70, 4, 2, 8, 0},    {5, 5, 2, 2, 7, 0},
-                                       {64, 64, 4, 1, 16, 0},    {65, 65, 2, 1, 16, 1},  {70, 129, 4, 2, 8, 0},
-                                       {257, 257, 2, 1, 4, 0},   {257, 300, 4, 4, 4, 9}, {130, 131, 6, 2, 5, 64},
-                                       {300, 556, 3, 1, 16, 200}};
+                                       {1, 1, 2, 1, 3, 0},      {1, 70, 4, 2, 8, 0},      {5, 5, 2, 2, 7, 0},
+                                       {64, 64, 4, 1, 16, 0},   {65, 65, 2, 1, 16, 1},    {70, 129, 4, 2, 8, 0},
+                                       {257, 257, 2, 1, 4, 0},  {3, 40, 8, 2, 256, 0},    {257, 300, 4, 4, 4, 9},
+                                       {130, 131, 6, 2, 5, 64}, {300, 556, 3, 1, 16, 200}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         problem p = make(sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3], sizes[i][4], sizes[i][5]);
@@ -103,7 +142,11 @@ static void causal_attention_equals_the_reference(void **unused) {
         double *dq = lse + p.T * p.H;
         double *dk = dq + queries;
         double *dv = dk + keys;
-        run(ctx, &p);
+        if (device == 0) {
+            run(ctx, &p);
+        } else {
+            run_there(ctx, &p, device);
+        }
         assert_ok(ctx, carry_attention_reference(ctx, wanted, lse, &args.forward));
         assert_ok(ctx, carry_attention_reference_backward(ctx, dq, dk, dv, &args));
         compare("o", p.o, wanted, queries);
@@ -115,6 +158,21 @@ static void causal_attention_equals_the_reference(void **unused) {
         drop(&p);
     }
     carry_ctx_free(ctx);
+}
+
+static void causal_attention_equals_the_reference(void **unused) {
+    (void)unused;
+    check_all(0);
+}
+
+static void causal_attention_on_a_gpu_equals_the_reference(void **unused) {
+    (void)unused;
+    int ordinal;
+    if (carry_device_count() < 2 || carry_attention_device_of(1, &ordinal) == NULL) {
+        (void)printf("skipped: there is no GPU here, or this build has no attention for it\n");
+        return;
+    }
+    check_all(1);
 }
 
 static void the_last_queries_of_a_row_see_the_same(void **unused) {
@@ -161,6 +219,7 @@ static void calls_that_do_not_fit_are_refused(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(causal_attention_equals_the_reference),
+        cmocka_unit_test(causal_attention_on_a_gpu_equals_the_reference),
         cmocka_unit_test(the_last_queries_of_a_row_see_the_same),
         cmocka_unit_test(calls_that_do_not_fit_are_refused),
     };

@@ -5,6 +5,7 @@
     h = libcarry.scan(A, b)                                      # h[t] = A[t] h[t-1] + b[t]
     o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
+    ids = libcarry.load(folder).generate([1, 2, 3])              # a language model from its folder
 
 numpy arrays and PyTorch tensors, on the CPU or on CUDA devices, are taken without copies. The functions of the gated delta
 rule have flash-linear-attention's names, arguments and results, and `libcarry.patch_fla()` makes its layers call them.
@@ -24,12 +25,15 @@ from .delta import (
     fused_recurrent_kda,
 )
 from .fla import Patch, patch_fla
+from .model import Model, State, load
 from .plan import Entry, available, plan
 from .scan import scan
 
 __all__ = [
     "Entry",
+    "Model",
     "Patch",
+    "State",
     "__version__",
     "available",
     "chunk_delta_rule",
@@ -39,6 +43,7 @@ __all__ = [
     "fused_recurrent_gated_delta_rule",
     "fused_recurrent_kda",
     "get_threads",
+    "load",
     "patch_fla",
     "plan",
     "release",

@@ -96,13 +96,10 @@ static size_t workspace_of(const carry_lm_pass *pass) {
 static carry_status open_attention(carry_lm_pass *pass, void **opened) {
     const carry_lm_config *c = &pass->lm->config;
     *opened = NULL;
-    if (pass->lm->own.device != 0) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED,
-                          "the model has layers with attention, which run on the CPU only in this build");
-    }
     if (pass->options.mixer == &carry_lm_mixer_ranks) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED,
-                          "the model has layers with attention: ranks cannot share the tokens of a row of it");
+        return carry_fail(
+            pass->ctx, CARRY_EUNSUPPORTED,
+            "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
     }
     carry_lm_attention *o = calloc(1, sizeof *o);
     const int64_t sizes[] = {pass->tokens, c->rotary};
