@@ -6,8 +6,9 @@
     o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
 
-numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
-flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
+numpy arrays and PyTorch tensors, on the CPU or on CUDA devices, are taken without copies. The functions of the gated delta
+rule have flash-linear-attention's names, arguments and results, and `libcarry.patch_fla()` makes its layers call them.
+`libcarry.available("scans")` says what there is.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ from .delta import (
     chunk_kda,
     fused_recurrent_delta_rule,
     fused_recurrent_gated_delta_rule,
+    fused_recurrent_kda,
 )
+from .fla import Patch, patch_fla
 from .plan import Entry, available, plan
 from .scan import scan
 
 __all__ = [
     "Entry",
+    "Patch",
     "__version__",
     "available",
     "chunk_delta_rule",
@@ -33,7 +37,9 @@ __all__ = [
     "chunk_kda",
     "fused_recurrent_delta_rule",
     "fused_recurrent_gated_delta_rule",
+    "fused_recurrent_kda",
     "get_threads",
+    "patch_fla",
     "plan",
     "release",
     "scan",

@@ -1,4 +1,4 @@
-"""numpy arrays and PyTorch tensors as carry_tensor, without copies.
+"""numpy arrays and PyTorch tensors, on the CPU or a GPU, as carry_tensor, without copies.
 
 PyTorch is never imported from here: a tensor can only arrive once its user has imported it.
 """
@@ -22,7 +22,9 @@ else:
     Array = TypeVar("Array")
 
 _NUMPY_TYPES = {np.dtype(np.float32): s.F32, np.dtype(np.float16): s.F16, np.dtype(np.int64): s.I64}
-_TORCH_TYPES = {"torch.float32": s.F32, "torch.bfloat16": s.BF16, "torch.float16": s.F16, "torch.int64": s.I64}
+_TORCH_NAMES = {"float32": s.F32, "bfloat16": s.BF16, "float16": s.F16, "int64": s.I64}
+_torch_types: dict[Any, int] = {}  # by torch.dtype; filled at the first tensor
+DEVICES = ("cpu", "cuda")
 
 
 def is_torch(array: object) -> bool:
@@ -45,6 +47,23 @@ def same_kind(**arrays: object) -> bool:
     return True in kinds
 
 
+def same_device(**tensors: Any) -> None:
+    """Refuse PyTorch tensors on different devices, naming two of them."""
+    first: tuple[str, Any] | None = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.device.type not in DEVICES:
+            raise ValueError(f"{name} is on {tensor.device}: give a tensor on the CPU or on a CUDA device")
+        if first is None:
+            first = name, tensor.device
+        elif tensor.device != first[1]:
+            raise ValueError(
+                f"{name} is on {tensor.device} and {first[0]} on {first[1]}: give tensors on one device "
+                f"({name}.to({str(first[1])!r}) moves it)"
+            )
+
+
 def _from_numpy(name: str, array: np.ndarray[Any, Any], output: bool) -> s.Tensor:
     dtype = _NUMPY_TYPES.get(array.dtype)
     if dtype is None:
@@ -61,11 +80,13 @@ def _from_numpy(name: str, array: np.ndarray[Any, Any], output: bool) -> s.Tenso
 
 
 def _torch_type(name: str, tensor: torch.Tensor) -> int:
-    if tensor.device.type != "cpu":
-        raise ValueError(f"{name} is on {tensor.device}: this version computes on the CPU; move it with .cpu()")
-    if str(tensor.layout) != "torch.strided":
+    if not _torch_types:
+        _torch_types.update({getattr(sys.modules["torch"], key): value for key, value in _TORCH_NAMES.items()})
+    if tensor.device.type not in DEVICES:
+        raise ValueError(f"{name} is on {tensor.device}: give a tensor on the CPU or on a CUDA device")
+    if tensor.layout != sys.modules["torch"].strided:
         raise ValueError(f"{name} has layout {tensor.layout}: give a dense tensor (.to_dense())")
-    dtype = _TORCH_TYPES.get(str(tensor.dtype))
+    dtype = _torch_types.get(tensor.dtype)
     if dtype is None:
         raise ValueError(f"{name} is {tensor.dtype}: give float32, bfloat16 or float16")
     return dtype
@@ -73,14 +94,24 @@ def _torch_type(name: str, tensor: torch.Tensor) -> int:
 
 def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
     dtype = _torch_type(name, tensor)
-    return _fill(name, tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return _fill(name, tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), device_number(tensor))
 
 
-def _fill(name: str, data: int, dtype: int, shape: Sequence[int], strides: Sequence[int]) -> s.Tensor:
+def device_number(array: Any) -> int:
+    """The library's number of the device an array is on: 0 is the CPU, 1 is cuda:0."""
+    if isinstance(array, np.ndarray) or array.device.type != "cuda":
+        return 0
+    index: int = array.device.index
+    return index + 1
+
+
+def _fill(
+    name: str, data: int, dtype: int, shape: Sequence[int], strides: Sequence[int], device: int = 0
+) -> s.Tensor:
     rank = len(shape)
     if rank > s.MAX_RANK:
         raise ValueError(f"{name} has {rank} dimensions and Carry takes at most {s.MAX_RANK}")
-    view = s.Tensor(data=data, dtype=dtype, device=0, rank=rank)
+    view = s.Tensor(data=data, dtype=dtype, device=device, rank=rank)
     view.shape[:rank] = shape
     view.stride[:rank] = strides
     return view
@@ -98,6 +129,19 @@ def dtype_of(name: str, array: Any) -> int:
     if is_torch(array):
         return _torch_type(name, array)
     return int(view(name, array).dtype)
+
+
+def is_traced(tensors: Sequence[Any]) -> bool:
+    """Does something follow the operators: torch.compile, torch.export, fake tensors, a dispatch mode, a subclass?"""
+    torch = sys.modules["torch"]
+    if torch.compiler.is_compiling():
+        return True
+    if not hasattr(torch.library, "custom_op"):  # before PyTorch 2.4
+        return False
+    if torch._C._len_torch_dispatch_stack() > 0:
+        return True
+    plain = (torch.Tensor, torch.nn.Parameter)
+    return any(x is not None and type(x) not in plain for x in tensors)
 
 
 def wants_autograd(*arrays: Any) -> bool:
@@ -119,7 +163,8 @@ def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     """A packed array of like's kind; dtype is "float32", "uint8" or None for like's own."""
     if is_torch(like):
         torch = sys.modules["torch"]
-        return torch.empty(tuple(shape), dtype=like.dtype if dtype is None else getattr(torch, dtype))
+        kind = like.dtype if dtype is None else getattr(torch, dtype)
+        return torch.empty(tuple(shape), dtype=kind, device=like.device)
     return np.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
 
 
@@ -146,8 +191,12 @@ def widened(name: str, array: Any) -> Any:
 def offsets(name: str, values: Any) -> np.ndarray[Any, Any]:
     """cu_seqlens: a copy as packed int64, from any integer array, tensor or list."""
     if is_torch(values):
+        if values.device.type not in DEVICES:
+            raise ValueError(f"{name} is on {values.device}: give it on the CPU or on a CUDA device")
         if values.device.type != "cpu":
-            raise ValueError(f"{name} is on {values.device}: this version computes on the CPU; move it with .cpu()")
+            from ._cuda import fetched
+
+            return fetched(name, values)
         values = values.detach().numpy()
     given = np.asarray(values)
     if given.ndim != 1 or given.dtype.kind not in "iu":

@@ -1,4 +1,4 @@
-"""One carry_ctx per Python thread, with its plans and its workspace.
+"""One carry_ctx per Python thread, with its plans and its workspace; another one, without worker threads, for GPUs.
 
 A context is used by one thread at a time, so each thread makes its own when it first calls; it goes when the thread
 ends. Plans are made once per problem. The workspace grows to what the largest call needed and is kept, so that calls
@@ -63,12 +63,13 @@ def _free(handle: ctypes.c_void_p, plans: OrderedDict[Any, Plan]) -> None:
 class Context:
     """A carry_ctx, the plans made with it, and a workspace."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, wisdom: bytes | None = None) -> None:
         self.asked_threads = threads
+        self.devices: set[int] = set()  # GPUs that calls may use
         self.handle = ctypes.c_void_p()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self._workspace = np.empty(0, np.uint8)
-        options = s.CtxOptions(threads=threads, wisdom=_wisdom(), log_level=_log_level())
+        options = s.CtxOptions(threads=threads, wisdom=wisdom, log_level=_log_level())
         options.log = ctypes.cast(_log_sink, ctypes.c_void_p)
         status = lib.carry_ctx_new(ctypes.byref(self.handle), ctypes.byref(options))
         if status != 0 and not self.handle:
@@ -114,21 +115,39 @@ class Context:
         return int(self._workspace.__array_interface__["data"][0])
 
 
-def current() -> Context:
-    """This thread's context."""
+def current(device: int = 0) -> Context:
+    """This thread's context for the CPU, or for GPUs."""
+    if device != 0:
+        return _current_for_gpus(device)
     context: Context | None = getattr(_local, "context", None)
     if context is None or context.asked_threads != _threads:
-        release()
-        context = _local.context = Context(_threads)
+        _release("context")
+        context = _local.context = Context(_threads, _wisdom())
     return context
+
+
+def _current_for_gpus(device: int) -> Context:
+    context: Context | None = getattr(_local, "gpus", None)
+    if context is None:
+        context = _local.gpus = Context(1)
+    if device not in context.devices:
+        found = ctypes.c_int()  # the library says why a device cannot be used
+        context.check(lib.carry_device_named(context.handle, ctypes.byref(found), b"cuda:%d" % (device - 1)))
+        context.devices.add(device)
+    return context
+
+
+def _release(name: str) -> None:
+    context: Context | None = getattr(_local, name, None)
+    if context is not None:
+        setattr(_local, name, None)
+        context.finalizer()
 
 
 def release() -> None:
     """Free this thread's plans, workspace and worker threads; the next call makes new ones."""
-    context: Context | None = getattr(_local, "context", None)
-    if context is not None:
-        _local.context = None
-        context.finalizer()
+    _release("context")
+    _release("gpus")
 
 
 def set_threads(threads: int) -> None:

@@ -39,6 +39,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     # device.h, ops.h
     "carry_device_count": (c_int, []),
     "carry_device_describe": (_STATUS, [_CTX, c_int, POINTER(s.DeviceProperties)]),
+    "carry_device_named": (_STATUS, [_CTX, POINTER(c_int), c_char_p]),
+    "carry_ctx_set_stream": (_STATUS, [_CTX, c_int, c_void_p]),
     "carry_kernels_name": (c_char_p, [c_int]),
     "carry_kernels_about": (c_char_p, [c_int]),
     "carry_kernels_usable": (c_bool, [c_int]),
@@ -57,6 +59,8 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     # delta.h
     "carry_delta_name": (c_char_p, [c_int]),
     "carry_delta_about": (c_char_p, [c_int]),
+    "carry_delta_name_on": (c_char_p, [c_int, c_int]),
+    "carry_delta_about_on": (c_char_p, [c_int, c_int]),
     "carry_delta_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.DeltaProblem), c_char_p]),
     "carry_delta_plan_free": (None, [_PLAN]),
     "carry_delta_plan_about": (c_char_p, [_PLAN]),

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _structs as s
-from ._arrays import address, dtype_of, empty, view, zero
+from ._arrays import address, device_number, dtype_of, empty, view, zero
 from ._context import Context, Plan, current
 from ._library import lib
 
@@ -50,7 +50,7 @@ class Forward(NamedTuple):
     method: str
 
 
-def _problem(x: Inputs, options: Options) -> s.DeltaProblem:
+def _problem(x: Inputs, options: Options, device: int) -> s.DeltaProblem:
     for name, array in (("q", x.q), ("k", x.k), ("v", x.v)):
         if array.ndim != 4:
             raise ValueError(f"{name} has {array.ndim} dimensions: give [batch, tokens, heads, size]")
@@ -71,13 +71,35 @@ def _problem(x: Inputs, options: Options) -> s.DeltaProblem:
         gate_inside=x.A_log is not None,
         beta_sigmoid=options.beta_sigmoid,
         beta_factor=options.beta_factor,
+        device=device,
     )
 
 
 def _plan(x: Inputs, options: Options) -> tuple[Context, Plan]:
-    context = current()
+    device = device_number(x.q)
+    context = current(device)
     method = None if options.method is None else options.method.encode()
-    return context, context.delta_plan(_problem(x, options), method)
+    return context, context.delta_plan(_problem(x, options, device), method)
+
+
+def _readable(x: Inputs) -> Inputs:
+    """On a GPU, with copies of what its kernels cannot read; on the CPU the library says what it does not take."""
+    if device_number(x.q) == 0:
+        return x
+    from ._cuda import packed, readable
+
+    gate = x.g if x.g is None or x.g.ndim == 3 else readable(x.g)
+    small = (None if value is None else packed(value) for value in (x.initial_state, x.A_log, x.dt_bias))
+    return Inputs(readable(x.q), readable(x.k), readable(x.v), gate, x.beta, *small, x.cu_seqlens)
+
+
+def _call(context: Context, function: Any, plan: Plan, arguments: Any, size: int, like: Any) -> None:
+    if device_number(like) == 0:
+        context.check(function(plan.handle, arguments, context.workspace(size), size))
+        return
+    from ._cuda import call
+
+    call(context, function, plan, arguments, size, like)
 
 
 def _set_inputs(arguments: s.DeltaForwardArgs | s.DeltaBackwardArgs, x: Inputs) -> None:
@@ -145,6 +167,7 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     """o, the final state where it is wanted, and where keep is set what backward needs besides the inputs."""
     if _is_empty(x):
         return _forward_empty(x, options, want_state, keep)
+    x = _readable(x)
     context, plan = _plan(x, options)
     o = empty(x.v, (x.q.shape[0], x.q.shape[1], x.v.shape[2], x.v.shape[3]))
     final_state = empty(x.v, _state_shape(x, options), "float32") if want_state else None
@@ -156,8 +179,7 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     if kept is not None:
         arguments.kept = address(kept)
     size = lib.carry_delta_forward_workspace(plan.handle)
-    workspace = context.workspace(size)
-    context.check(lib.carry_delta_forward(plan.handle, byref(arguments), workspace, size))
+    _call(context, lib.carry_delta_forward, plan, byref(arguments), size, x.q)
     return Forward(o, final_state, kept, lib.carry_delta_plan_method(plan.handle).decode())
 
 
@@ -168,6 +190,11 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
     """
     if _is_empty(x):
         return _backward_empty(x, grad_state)
+    x = _readable(x)
+    if device_number(x.q) != 0:
+        from ._cuda import packed, readable
+
+        grad_o, grad_state = readable(grad_o), None if grad_state is None else packed(grad_state)
     context, plan = _plan(x, options)
     if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
         kept = None
@@ -184,6 +211,5 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
         arguments.kept = address(kept)
     _set_inputs(arguments, x)
     size = lib.carry_delta_backward_workspace(plan.handle)
-    workspace = context.workspace(size)
-    context.check(lib.carry_delta_backward(plan.handle, byref(arguments), workspace, size))
+    _call(context, lib.carry_delta_backward, plan, byref(arguments), size, x.q)
     return grads

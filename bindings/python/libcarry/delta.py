@@ -4,20 +4,21 @@ Per value head the state S is K x V, and one token does
 
     S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = scale S^T q
 
-numpy arrays give numpy arrays; PyTorch tensors give tensors, with gradients of every tensor argument. What differs
-from flash-linear-attention: it runs on the CPU; float32 is taken everywhere; the recurrent functions have gradients
-too; q, k and v are of one type and are not copied, so their last index must be packed; K and V are at most 256; a
-keyword that is not known is refused.
+numpy arrays give numpy arrays; PyTorch tensors, on the CPU or on a CUDA device, give tensors, with gradients of every
+tensor argument. What differs from flash-linear-attention: float32 is taken everywhere; the recurrent functions have
+gradients too; q, k and v are of one type; on the CPU they are not copied, so their last index must be packed; K and V
+are at most 256; a keyword that is not known is refused.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, empty, offsets, same_kind, wants_autograd, widened
+from ._arrays import Array, empty, is_traced, offsets, same_device, same_kind, wants_autograd, widened
 from ._rule import Inputs, Options, forward, resolved
 
 _CHUNKS = (16, 32, 64, 128)
@@ -27,7 +28,7 @@ def _scale(scale: float | None) -> float:
     """The library reads 0 as its default, so a scale of 0 cannot be asked for."""
     if scale is None:
         return 0.0
-    if float(np.float32(scale)) == 0.0:
+    if abs(float(scale)) <= 2.0**-150:  # in float32
         raise ValueError(f"scale is {scale}, which makes every output zero: give another, or None for K^-0.5")
     return float(scale)
 
@@ -40,12 +41,13 @@ def _beta(beta: Any, v: Any) -> Any:
     return ones
 
 
-def _method(chunk_size: int | None) -> str | None:
+def _method(chunk_size: int | None, q: Any) -> str | None:
+    """On a GPU the size is a hint that is not followed: each of its kernels has its own."""
     if chunk_size is None:
         return None
     if chunk_size not in _CHUNKS:
         raise ValueError(f"chunk_size is {chunk_size}: give 16, 32, 64 or 128, or leave it to the planner")
-    return f"chunk{chunk_size}"
+    return None if getattr(q, "is_cuda", False) else f"chunk{chunk_size}"
 
 
 def _state_v_first(state_v_first: bool, old_name: bool | None) -> bool:
@@ -61,6 +63,11 @@ def _beta_factor(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> float:
     if allow_neg_eigval and not use_beta_sigmoid:
         raise ValueError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True")
     return 2.0 if allow_neg_eigval else 0.0
+
+
+def _borders(cu_seqlens: Any, cu_seqlens_cpu: Any) -> Any:
+    """The one on the CPU where both are given: reading the other one would wait for the GPU."""
+    return cu_seqlens if cu_seqlens is None or cu_seqlens_cpu is None else cu_seqlens_cpu
 
 
 def _gate(g: Any, gk: Any = None) -> Any:
@@ -86,26 +93,38 @@ def _gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[
     return widened("A_log", A_log), widened("dt_bias", dt_bias)
 
 
-def _key_gate(g: Any, A_log: Any, dt_bias: Any) -> Any:
+def _key_gate(g: Any, A_log: Any, dt_bias: Any, lower_bound: float | None) -> Any:
     """The gate of KDA in f32, [B, T, HV, K]: the library makes a gate inside for one a head only."""
-    if A_log is None:
+    if A_log is None and lower_bound is None:
         raise ValueError("use_gate_in_kernel=True needs A_log")
     heads, size = g.shape[2], g.shape[3]
     if same_kind(g=g, A_log=A_log, dt_bias=dt_bias):
+        same_device(g=g, A_log=A_log, dt_bias=dt_bias)
         torch = sys.modules["torch"]
         x = g.float() if dt_bias is None else g.float() + dt_bias.float().reshape(heads, size)
-        return -A_log.float().reshape(heads, 1).exp() * torch.nn.functional.softplus(x)
-    import numpy
-
-    x = numpy.asarray(g, numpy.float32)
-    x = x if dt_bias is None else x + numpy.asarray(dt_bias, numpy.float32).reshape(heads, size)
-    rate = numpy.exp(numpy.asarray(A_log, numpy.float32)).reshape(heads, 1)
-    return -rate * numpy.logaddexp(numpy.float32(0), x)
+        rate = 1.0 if A_log is None else A_log.float().reshape(heads, 1).exp()
+        if lower_bound is not None:
+            return lower_bound * torch.sigmoid(rate * x)
+        return -rate * torch.nn.functional.softplus(x)
+    x = np.asarray(g, np.float32)
+    x = x if dt_bias is None else x + np.asarray(dt_bias, np.float32).reshape(heads, size)
+    rate = np.float32(1) if A_log is None else np.exp(np.asarray(A_log, np.float32)).reshape(heads, 1)
+    if lower_bound is not None:
+        return np.float32(lower_bound) * np.exp(-np.logaddexp(np.float32(0), -rate * x))
+    return -rate * np.logaddexp(np.float32(0), x)
 
 
 def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
+    """The call, in the shortest way that its user allows; x.cu_seqlens is what was given."""
     tensors = x[:-1]
-    if same_kind(**x._replace(cu_seqlens=None)._asdict()) and wants_autograd(*tensors):
+    is_torch = not isinstance(x.q, np.ndarray)
+    if is_torch and is_traced(tensors):
+        from ._ops import apply
+
+        return apply(x, options, output_final_state)
+    if x.cu_seqlens is not None:
+        x = x._replace(cu_seqlens=offsets("cu_seqlens", x.cu_seqlens))
+    if is_torch and wants_autograd(*tensors):
         from ._autograd import DeltaRule
 
         o, final_state, _ = DeltaRule.apply(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
@@ -118,13 +137,14 @@ def _inputs(
     q: Any, k: Any, v: Any, g: Any, beta: Any, initial_state: Any, cu_seqlens: Any,
     A_log: Any = None, dt_bias: Any = None,
 ) -> Inputs:  # fmt: skip
-    same_kind(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state, A_log=A_log, dt_bias=dt_bias)
+    given = {
+        "q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias,
+    }  # fmt: skip
+    if same_kind(**given):
+        same_device(**given)
     if v.ndim != 4:
         raise ValueError(f"v has {v.ndim} dimensions: give [batch, tokens, value heads, size]")
-    return Inputs(
-        q, k, v, g, _beta(beta, v), widened("initial_state", initial_state), A_log, dt_bias,
-        None if cu_seqlens is None else offsets("cu_seqlens", cu_seqlens),
-    )  # fmt: skip
+    return Inputs(q, k, v, g, _beta(beta, v), widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
 
 
 def chunk_gated_delta_rule(
@@ -162,10 +182,12 @@ def chunk_gated_delta_rule(
         initial_state: `[N, HV, K, V]`, or `[N, HV, V, K]` with `state_v_first`; zero when absent.
         output_final_state: return the state after the last token of each sequence, float32.
         use_qk_l2norm_in_kernel: divide q and k by sqrt(sum of squares + 1e-6) first.
-        cu_seqlens: `[N+1]` integers: B is 1, and sequence i is tokens cu_seqlens[i]..cu_seqlens[i+1]-1.
-        cu_seqlens_cpu, chunk_indices: helpers for GPUs, not needed here.
+        cu_seqlens: `[N+1]` integers: B is 1, and sequence i is tokens cu_seqlens[i]..cu_seqlens[i+1]-1. One that is on
+            a GPU is copied to the CPU when it is first seen, which waits for the GPU.
+        cu_seqlens_cpu: the same on the CPU, to be read in place of cu_seqlens.
+        chunk_indices: a helper of other implementations, not needed here.
         use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias); A_log and dt_bias are `[HV]`.
-        chunk_size: 16, 32, 64 or 128; the planner's choice when absent.
+        chunk_size: 16, 32, 64 or 128; the planner's choice when absent, and on a GPU.
 
     Returns:
         o `[B, T, HV, V]`, and the final state or None.
@@ -182,10 +204,11 @@ def chunk_gated_delta_rule(
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
         beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        method=_method(chunk_size),
+        method=_method(chunk_size, q),
     )
     gate = _gate(g)
-    return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
+    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+    return _apply(_inputs(q, k, v, gate, beta, initial_state, borders, A_log, dt_bias), options, output_final_state)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -261,6 +284,8 @@ def chunk_kda(
     cu_seqlens: Any = None,
     cu_seqlens_cpu: Any = None,
     cp_context: Any = None,
+    use_graph: bool = False,
+    max_num_seqs: int | None = None,
     *,
     A_log: Array | None = None,
     dt_bias: Array | None = None,
@@ -270,16 +295,17 @@ def chunk_kda(
 
     Args:
         g: `[B, T, HV, K]`, the logarithm of the decay; what it is made of with `use_gate_in_kernel`.
-        use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias); A_log is `[HV]`, dt_bias `[HV, K]` or flat. It is
-            made before the library is called, with gradients. With `lower_bound` it would be another one: refused.
-        safe_gate, lower_bound, disable_recompute: else helpers for GPUs; the gate is taken as it is, however deep.
+        use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias), or with `lower_bound`
+            lower_bound sigmoid(exp(A_log) (g + dt_bias)); A_log is `[HV]`, dt_bias `[HV, K]` or flat. It is made before
+            the library is called, with gradients.
+        safe_gate, disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here. The gate
+            is taken as it is, however deep.
         The others: as in `chunk_gated_delta_rule`.
 
     Returns:
         o `[B, T, HV, V]`, and the final state or None.
     """
     refused = {
-        "use_gate_in_kernel with lower_bound": use_gate_in_kernel and lower_bound is not None,
         "return_intermediate_states": return_intermediate_states,
         "cp_context": cp_context is not None,
     }
@@ -292,12 +318,50 @@ def chunk_kda(
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
         beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        method=_method(chunk_size),
+        method=_method(chunk_size, q),
     )
     if g.ndim != 4:
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
     if use_gate_in_kernel:
-        g = _key_gate(g, A_log, dt_bias)
+        g = _key_gate(g, A_log, dt_bias, lower_bound)
+    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+    return _apply(_inputs(q, k, v, g, beta, initial_state, borders), options, output_final_state)
+
+
+def fused_recurrent_kda(
+    q: Array,
+    k: Array,
+    v: Array,
+    g: Array,
+    beta: Array,
+    A_log: Array | None = None,
+    dt_bias: Array | None = None,
+    scale: float | None = None,
+    initial_state: Array | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    use_gate_in_kernel: bool = False,
+    use_beta_sigmoid_in_kernel: bool = False,
+    allow_neg_eigval: bool = False,
+    lower_bound: float | None = None,
+    state_v_first: bool = False,
+    cu_seqlens: Any = None,
+    *,
+    transpose_state_layout: bool | None = None,
+) -> tuple[Array, Array | None]:
+    """KDA, token by token: for decoding and short sequences. Arguments and results as in `chunk_kda`."""
+    options = Options(
+        scale=_scale(scale),
+        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        l2norm=use_qk_l2norm_in_kernel,
+        beta_sigmoid=use_beta_sigmoid_in_kernel,
+        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method="recurrent",
+    )
+    if g.ndim != 4:
+        raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
+    if use_gate_in_kernel:
+        g = _key_gate(g, A_log, dt_bias, lower_bound)
     return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state)
 
 
@@ -316,8 +380,9 @@ def chunk_delta_rule(
     chunk_size: int | None = None,
 ) -> tuple[Array, Array | None]:
     """DeltaNet: the delta rule without a gate, chunk by chunk. Arguments and results as in `chunk_gated_delta_rule`."""
-    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, _method(chunk_size))
-    return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state)
+    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, _method(chunk_size, q))
+    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+    return _apply(_inputs(q, k, v, None, beta, initial_state, borders), options, output_final_state)
 
 
 def fused_recurrent_delta_rule(

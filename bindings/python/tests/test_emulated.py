@@ -1,0 +1,167 @@
+"""The path of CUDA tensors on an emulated GPU (cmake --preset emulate): the calls, the workspaces, the kernels.
+
+CPU tensors stand for CUDA tensors: the emulated library is told that it may read them, and the package that they are on
+device 1. Run with CARRY_LIBRARY=build/emulate/libcarry.so CARRY_EMULATE_HOST=1.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+import libcarry
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
+if not any("emulated GPU" in entry.about for entry in libcarry.available("devices")):
+    pytest.skip("not the library of the preset emulate", allow_module_level=True)
+if os.environ.get("CARRY_EMULATE_HOST") != "1":
+    pytest.skip("CARRY_EMULATE_HOST=1 is not set", allow_module_level=True)
+
+from libcarry import _arrays, _context, _cuda, _ops, _rule  # noqa: E402
+from test_compile import FUNCTIONS, inputs, results, same  # noqa: E402
+
+
+class Seen:
+    """What the package asked PyTorch for."""
+
+    def __init__(self):
+        self.streams, self.workspaces = [], []
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """From here on tensors are on device 1."""
+    seen = Seen()
+    make = _cuda._workspace
+    for module in (_arrays, _rule, _ops, _cuda):
+        monkeypatch.setattr(module, "device_number", lambda array: 1)
+    monkeypatch.setattr(_cuda, "_stream", lambda index: seen.streams.append(index) or 0)
+    monkeypatch.setattr(_cuda, "_workspace", lambda size, device: seen.workspaces.append(size) or make(size, device))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return seen
+
+
+def stated(function):
+    return lambda **given: function(**given, output_final_state=True)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_results_and_gradients_are_the_cpu_s(function, monkeypatch, request):
+    given = inputs(function)
+    expected = results(stated(function), given)
+    seen = request.getfixturevalue("gpu")
+    found = results(stated(function), given)
+    same(found, expected)
+    assert seen.streams == [0, 0] and len(seen.workspaces) == 2  # one forward and one backward call
+
+
+@pytest.mark.parametrize("function", FUNCTIONS[:1])
+def test_compiled_results_are_the_cpu_s(function, request):
+    given = inputs(function)
+    expected = results(stated(function), given)
+    request.getfixturevalue("gpu")
+    torch._dynamo.reset()
+    same(results(torch.compile(stated(function), fullgraph=True, backend="aot_eager"), given), expected)
+
+
+def test_packed_sequences_and_no_tokens(request):
+    function = libcarry.chunk_gated_delta_rule
+
+    def packed(**given):
+        return function(**given, cu_seqlens=[0, 7, 7, 20], output_final_state=True)
+
+    given = inputs(function, B=1, N=3)
+    expected = results(packed, given)
+    request.getfixturevalue("gpu")
+    same(results(packed, given), expected)
+    given = inputs(function, T=0)
+    o, state = function(**given, output_final_state=True)
+    assert o.shape == (2, 0, 4, 6) and torch.equal(state, given["initial_state"])
+    state.sum().backward()
+    assert (given["initial_state"].grad == 1).all()
+
+
+def test_rows_that_kernels_cannot_read_are_copied(request):
+    function = libcarry.chunk_gated_delta_rule
+    given = {name: x.detach() for name, x in inputs(function, K=16, V=16).items()}
+    expected = function(**given, output_final_state=True)
+    request.getfixturevalue("gpu")
+    strange = {
+        "q": given["q"].mT.contiguous().mT,
+        "k": torch.cat([torch.zeros(1), given["k"].flatten()])[1:].view(given["k"].shape),
+        "v": torch.cat([given["v"], given["v"][..., :3]], -1)[..., :16],
+        "g": given["g"].mT.contiguous().mT,
+        "beta": torch.stack([given["beta"]] * 2, -1)[..., 1],
+        "initial_state": given["initial_state"].mT.contiguous().mT,
+    }
+    assert _cuda.readable(given["q"]) is given["q"] and _cuda.readable(strange["k"]) is not strange["k"]
+    same(function(**strange, output_final_state=True), expected)
+    one = given["q"][:1].as_strided(given["q"][:1].shape, (1, 32, 16, 1))  # a stride that nothing follows
+    assert _cuda.readable(one).stride(0) == 640
+
+
+def test_each_thread_has_its_context(gpu):
+    function = libcarry.chunk_gated_delta_rule
+    given = inputs(function)
+    first = function(**given)[0]
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function(**given)[0]))
+    thread.start()
+    thread.join()
+    assert torch.equal(found[0], first)
+    context = _context._local.gpus
+    assert context.asked_threads == 1 and context.devices == {1}
+    libcarry.release()
+    assert _context._local.gpus is None
+    assert torch.equal(function(**given)[0], first)
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_the_reason(gpu, monkeypatch):
+    monkeypatch.setattr(_rule, "device_number", lambda array: 5)
+    with pytest.raises(NotImplementedError, match="there is no device cuda:4 here"):
+        libcarry.chunk_gated_delta_rule(**inputs(libcarry.chunk_gated_delta_rule))
+
+
+def test_a_gpu_that_is_too_old_is_refused_with_the_reason(gpu, monkeypatch):
+    monkeypatch.setenv("CARRY_EMULATE_SM", "75")
+    libcarry.release()
+    with pytest.raises(NotImplementedError, match="is sm_75, and the delta rule needs sm_80 or later"):
+        libcarry.chunk_gated_delta_rule(**inputs(libcarry.chunk_gated_delta_rule))
+    libcarry.release()
+
+
+def test_mixed_types_are_refused_by_name(gpu):
+    function = libcarry.chunk_gated_delta_rule
+    given = {name: x.detach() for name, x in inputs(function).items()}
+    with pytest.raises(ValueError, match="k is bf16 and the problem is planned for f32"):
+        function(**{**given, "k": given["k"].bfloat16()})
+    with pytest.raises(ValueError, match="beta is f16"):
+        function(**{**given, "beta": given["beta"].half()})
+
+
+def test_memory_that_runs_out_is_named(gpu, monkeypatch):
+    def full(*size, **options):
+        if options.get("dtype") is torch.uint8:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return empty(*size, **options)
+
+    empty = torch.empty
+    given = inputs(libcarry.chunk_gated_delta_rule, B=1, N=3)
+    monkeypatch.setattr(torch, "empty", full)
+    with torch.no_grad(), pytest.raises(torch.cuda.OutOfMemoryError, match="a workspace of [0-9]+ bytes on"):
+        libcarry.chunk_gated_delta_rule(**given, cu_seqlens=[0, 7, 7, 20])
+
+
+def test_cu_seqlens_on_a_gpu_is_copied_once_until_it_changes(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    borders = torch.tensor([0, 5, 9])
+    first = _cuda.fetched("cu_seqlens", borders)
+    assert _cuda.fetched("cu_seqlens", borders) is first and first.tolist() == [0, 5, 9]
+    borders[1] = 4
+    assert _cuda.fetched("cu_seqlens", borders).tolist() == [0, 4, 9]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert _cuda.fetched("cu_seqlens", borders).tolist() == [0, 4, 9]
+    with pytest.raises(RuntimeError, match="cu_seqlens is on cpu while a CUDA graph is captured"):
+        _cuda.fetched("cu_seqlens", torch.tensor([0, 9]))
