@@ -24,5 +24,6 @@ set_source_files_properties(${emulated_sources} PROPERTIES OBJECT_DEPENDS "${emu
   COMPILE_OPTIONS "-std=c++20;-O2;-w;-U_FORTIFY_SOURCE" INCLUDE_DIRECTORIES "${emulated}/src;${emulate}/include;${emulate}")
 target_sources(carry_objects PRIVATE ${emulated_sources})
 target_compile_definitions(carry_objects PRIVATE CARRY_HAVE_CUDA)
-list(APPEND carry_private_libraries stdc++ ${CMAKE_DL_LIBS})
+# -Bsymbolic: calls stay inside although PyTorch brings the real runtime into the same process.
+list(APPEND carry_private_libraries stdc++ ${CMAKE_DL_LIBS} -Wl,-Bsymbolic)
 message(STATUS "carry: CUDA kernels on an emulated GPU")
