@@ -183,7 +183,7 @@ def draw(shape: Shape, gated: bool, seed: int, device: str) -> tuple[dict[str, A
 
 
 def run(function: Any, given: dict[str, Any], shape: Shape, grads: bool, seed: int) -> tuple[dict[str, Any], Any, Any]:
-    """What Carry gives, by the names of TENSORS, and the gradients do and dht that went in; tensors where there is torch."""
+    """What Carry gives, by the names of TENSORS, and the gradients do and dht that went in."""
     options = {"scale": shape.scale, "use_qk_l2norm_in_kernel": shape.l2norm, "cu_seqlens": shape.lengths}
     if grads:
         given = {name: x.detach().requires_grad_() for name, x in given.items()}
@@ -282,12 +282,11 @@ def main() -> int:
         if not quiet:
             row(title, [*TENSORS])
             row("  tolerance", [f"{tolerances[name]:.0e} " if name in tolerances else "-" for name in TENSORS])
-        for shape, dtype in ((shape, dtype) for shape in shapes for dtype in arguments.dtype or [shape.dtype]):
+        for shape in [x._replace(dtype=dtype) for x in shapes for dtype in arguments.dtype or [x.dtype]]:
             if arguments.quick and shape.work() > QUICK:
                 left_out += 1
                 continue
             ran += 1
-            shape = shape._replace(dtype=dtype)
             failed += not try_shape(function, tolerances, shape, grads, ran, arguments.device)
     for dtype in ("f32", "f16", "bf16"):
         if quiet and (dtype, "o") in worst:

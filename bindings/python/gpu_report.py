@@ -35,7 +35,9 @@ def tell(good: bool, text: str) -> None:
     print(f"{'ok' if good else 'FAILED':<7}{text}", flush=True)
 
 
-def inputs(B: int, T: int, H: int, HV: int, D: int, dtype: Any, N: int | None = None, grads: bool = False) -> dict[str, Any]:
+def inputs(
+    B: int, T: int, H: int, HV: int, D: int, dtype: Any, N: int | None = None, grads: bool = False
+) -> dict[str, Any]:
     """q and k of length 1, mixed gates: logsigmoid(randn) / 16, every fourth head without decay."""
     torch.manual_seed(0)
     g = torch.nn.functional.logsigmoid(torch.randn(B, T, HV, device="cuda")) / 16
@@ -133,7 +135,10 @@ def bits() -> None:
                 differ += (a.view(torch.uint8) != b.view(torch.uint8)).any() | a.isnan().any()
             del keep
         count = int(differ)
-        tell(count == 0, f"1000 forward and backward runs of {name}: {count} differ ({time.perf_counter() - start:.1f} s)")
+        tell(
+            count == 0,
+            f"1000 forward and backward runs of {name}: {count} differ ({time.perf_counter() - start:.1f} s)",
+        )
 
 
 def streams() -> None:
@@ -161,7 +166,9 @@ def streams() -> None:
         o, state = libcarry.chunk_gated_delta_rule(**given, output_final_state=True)
     o.zero_()
     graph.replay()
-    tell(torch.equal(o, wanted[0]) and torch.equal(state, wanted[1]), "captured in a CUDA graph and replayed: same bits")
+    tell(
+        torch.equal(o, wanted[0]) and torch.equal(state, wanted[1]), "captured in a CUDA graph and replayed: same bits"
+    )
     before = torch.cuda.memory_allocated()
     for _ in range(10):
         both(libcarry.chunk_gated_delta_rule, inputs(1, 2048, 4, 8, 128, torch.bfloat16, grads=True))
@@ -208,10 +215,13 @@ def bad_input() -> None:
     one = {name: x[:, :1] if x.shape[1] == 130 else x for name, x in given.items()}
     a, b = rule(**one)[0], libcarry.fused_recurrent_gated_delta_rule(**one)[0]
     tell(close([a], [b], 1e-2), "one token by chunks and by steps")
-    none = {name: x[:, :0] if x.shape[1] == 130 else x for name, x in inputs(2, 130, 2, 4, 128, torch.bfloat16, grads=True).items()}
+    none = inputs(2, 0, 2, 4, 128, torch.bfloat16, grads=True)
     o, state = rule(**none, output_final_state=True)
     state.sum().backward()
-    tell(o.shape == (2, 0, 4, 128) and torch.equal(state, none["initial_state"]), "no tokens: no output, the state as it was")
+    tell(
+        o.shape == (2, 0, 4, 128) and torch.equal(state, none["initial_state"]),
+        "no tokens: no output, the state as it was",
+    )
     packed = inputs(1, 1000, 2, 8, 128, torch.bfloat16, 4, grads=True)
     borders = [0, 211, 211, 985, 1000]
     parts = both(rule, packed, cu_seqlens=torch.tensor(borders, device="cuda"))
@@ -221,16 +231,17 @@ def bad_input() -> None:
     ]
     tell(close([parts[0]], [torch.cat(alone, 1)], 2e-3), "packed sequences are the sequences, cu_seqlens on the GPU")
     refused(ValueError, "beta is on cpu and q on cuda:0", lambda: rule(**{**given, "beta": given["beta"].cpu()}))
-    refused(ValueError, "k is f32 and the problem is planned for bf16", lambda: rule(**{**given, "k": given["k"].float()}))
+    refused(
+        ValueError, "k is f32 and the problem is planned for bf16", lambda: rule(**{**given, "k": given["k"].float()})
+    )
     refused(ValueError, "g is torch.float64", lambda: rule(**{**given, "g": given["g"].double()}))
     refused(ValueError, "[2, 129, 2, 128]", lambda: rule(**{**given, "k": given["k"][:, 1:]}))
     refused(ValueError, "cu_seqlens ends at 999", lambda: rule(**packed, cu_seqlens=[0, 211, 211, 985, 999]))
     refused(TypeError, "numpy array", lambda: rule(**{**given, "k": given["k"].float().cpu().numpy()}))
     free, _ = torch.cuda.mem_get_info()
     hog = torch.empty(max(0, free - (300 << 20)), dtype=torch.uint8, device="cuda")
-    large = inputs(1, 4096, 8, 8, 128, torch.bfloat16)
-    refused(torch.cuda.OutOfMemoryError, "out of memory", lambda: [rule(**large) for _ in range(3)] and rule(**inputs(1, 65536, 8, 8, 128, torch.bfloat16)))
-    del hog, large
+    refused(torch.cuda.OutOfMemoryError, "out of memory", lambda: rule(**inputs(1, 65536, 8, 8, 128, torch.bfloat16)))
+    del hog
     torch.cuda.empty_cache()
     tell(torch.equal(rule(**given)[0], wanted[0]), "the next call after these is right")
 

@@ -19,8 +19,8 @@ if not any("emulated GPU" in entry.about for entry in libcarry.available("device
 if os.environ.get("CARRY_EMULATE_HOST") != "1":
     pytest.skip("CARRY_EMULATE_HOST=1 is not set", allow_module_level=True)
 
-from libcarry import _arrays, _context, _cuda, _ops, _rule  # noqa: E402
-from test_compile import FUNCTIONS, inputs, results, same  # noqa: E402
+from libcarry import _arrays, _context, _cuda, _ops, _rule
+from test_compile import FUNCTIONS, inputs, results, same
 
 
 class Seen:
