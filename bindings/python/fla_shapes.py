@@ -5,9 +5,9 @@
     python bindings/python/fla_shapes.py --device cuda --dtype f16 bf16 f32    on a GPU, each case in three types
 
 Inputs are drawn as those tests draw them; the reference is the recurrence in numpy, token by token, from the inputs as
-they are stored (on a GPU, the same by chunks in PyTorch). An error is the RMS of the difference over the RMS of the reference, and the tolerances are those
-tests' own. With PyTorch the gradients are compared too, through autograd; without it, forward passes only, and bf16
-cases run in f16. Exit status 1 when something is beyond its tolerance.
+they are stored (on a GPU, the same by chunks in PyTorch). An error is the RMS of the difference over the RMS of the
+reference, and the tolerances are those tests' own. With PyTorch the gradients are compared too, through autograd;
+without it, forward passes only, and bf16 cases run in f16. Exit status 1 when something is beyond its tolerance.
 """
 
 from __future__ import annotations
@@ -234,8 +234,12 @@ def row(text: str, cells: list[str], end: str = "") -> None:
 
 
 def error_of(found: Any, expected: Any) -> float:
+    """0 where no element is off by more than 1e-6, as those tests have it: gradients of deep gates are that small."""
     if isinstance(expected, np.ndarray):
-        return ref.error(found if isinstance(found, np.ndarray) else found.double().numpy(), expected)
+        found = found if isinstance(found, np.ndarray) else found.double().numpy()
+        return 0.0 if abs(found - expected).max(initial=0.0) <= 1e-6 else ref.error(found, expected)
+    if found.numel() > 0 and float((found.double() - expected.double()).abs().max()) <= 1e-6:
+        return 0.0
     return chunked.error(found, expected)
 
 

@@ -272,6 +272,15 @@ def in_graph(call: Callable[[], Any], repeats: int = 20) -> float:
     return milliseconds(graph.replay, repeats)[0]
 
 
+def library_part() -> None:
+    """The library's own call of the last prepared one, again."""
+    from libcarry import _context
+    from libcarry._library import lib
+
+    prepared = [*_context.current(1).prepared.values()][-1]
+    lib.carry_delta_forward(prepared.plan.handle, prepared.reference, None, 0)
+
+
 def times() -> None:
     """Time per call. `carry bench` has the same shapes in C."""
     rule = libcarry.chunk_gated_delta_rule
@@ -292,14 +301,23 @@ def times() -> None:
     tiny = inputs(1, 1, 4, 4, 128, torch.bfloat16)
     step = libcarry.fused_recurrent_gated_delta_rule
     _, host = milliseconds(lambda: step(**tiny, output_final_state=True), 300)
+    _, inside = milliseconds(lambda: library_part(), 300)
     grads = {name: x.requires_grad_() for name, x in tiny.items()}
     _, host_grads = milliseconds(lambda: step(**grads, output_final_state=True), 300)
-    print(f"       the CPU's part of a call, one token: {1e3 * host:.1f} us; with autograd {1e3 * host_grads:.1f} us")
+    print(
+        f"       the CPU's part of a call, one token: {1e3 * host:.1f} us, of which the library {1e3 * inside:.1f}; "
+        f"with autograd {1e3 * host_grads:.1f} us"
+    )
     for B in (1, 16, 256):
         given = inputs(B, 1, 16, 32, 128, torch.bfloat16)
         gpu, _ = milliseconds(lambda: step(**given, output_final_state=True), 100)
-        graph = in_graph(lambda: step(**given, output_final_state=True))
-        print(f"       one token, 16/32, batch {B}: {1e3 * gpu:.1f} us (graph {1e3 * graph:.1f})")
+        graphs = [
+            1e3 * in_graph(lambda: step(**given, output_final_state=True, state_v_first=first))
+            for first in (False, True)
+        ]
+        print(
+            f"       one token, 16/32, batch {B}: {1e3 * gpu:.1f} us (graph {graphs[0]:.1f}; V first {graphs[1]:.1f})"
+        )
     start = time.perf_counter()
     for T in range(100, 150):
         rule(**{name: x[:, :1].expand(-1, T, *x.shape[2:]) if x.shape[1] == 1 else x for name, x in tiny.items()})
@@ -338,9 +356,36 @@ def layers() -> None:
     tell(close(found, wanted, 3e-2), "its layer through Carry, output and every gradient")
 
 
+def peers() -> None:
+    """Errors in bf16 beside those of flash-linear-attention's own kernels on the same inputs, where it is installed."""
+    try:
+        from fla.ops.delta_rule import chunk_delta_rule
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except Exception as error:
+        print(f"skipped: flash-linear-attention cannot be loaded: {str(error).splitlines()[0][:100]}")
+        return
+    import fla_shapes as shapes
+
+    for name, theirs, shape in (
+        ("chunk_delta_rule", chunk_delta_rule, shapes.Shape(2, 1024, 4, 4, 128, 1, l2norm=True, dtype="bf16")),
+        ("chunk_delta_rule", chunk_delta_rule, shapes.Shape(2, 1000, 3, 3, 128, 0.1, dtype="bf16")),
+        (
+            "chunk_gated_delta_rule", chunk_gated_delta_rule,
+            shapes.Shape(2, 700, 2, 4, 128, masked=1.0, l2norm=True, dtype="bf16"),
+        ),
+    ):  # fmt: skip
+        given, values = shapes.draw(shape, "g" in name and "gated" in name, 1, "cuda")
+        for who, function in (("carry", getattr(libcarry, name)), ("fla", theirs)):
+            grads = who == "carry" or "gated" not in name
+            found, do, dht = shapes.run(function, given, shape, grads, 1)
+            expected = shapes.expect_on_gpu(values, shape, do, dht)
+            errors = [f"{x} {shapes.error_of(found[x], expected[x]):.1e}" for x in shapes.TENSORS if x in found]
+            print(f"       {name} {shape.text()}: {who}: {', '.join(errors)}", flush=True)
+
+
 PARTS = {
-    "first": first, "bad_input": bad_input, "streams": streams, "bits": bits, "times": times, "compiled": compiled,
-    "layers": layers,
+    "first": first, "bad_input": bad_input, "streams": streams, "times": times, "bits": bits, "compiled": compiled,
+    "layers": layers, "peers": peers,
 }  # fmt: skip
 
 

@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, empty, is_traced, offsets, same_device, same_kind, same_kind_and_device, wants_autograd, widened
+from ._arrays import (
+    Array,
+    empty,
+    is_traced,
+    offsets,
+    same_device,
+    same_kind,
+    same_kind_and_device,
+    wants_autograd,
+    widened,
+)
 from ._rule import Inputs, Options, forward, resolved
 
 _CHUNKS = (16, 32, 64, 128)
