@@ -5,8 +5,8 @@ delta.py reads its arguments into `Inputs` and `Options`; from there on numpy an
 
 from __future__ import annotations
 
-from ctypes import byref, pointer
 from collections.abc import Sequence
+from ctypes import byref, pointer
 from typing import Any, NamedTuple
 
 import numpy as np
