@@ -5,9 +5,9 @@
     python bindings/python/fla_shapes.py --device cuda --dtype f16 bf16 f32    on a GPU, each case in three types
 
 Inputs are drawn as those tests draw them; the reference is the recurrence in numpy, token by token, from the inputs as
-they are stored (on a GPU, the same by chunks in PyTorch). An error is the RMS of the difference over the RMS of the reference, and the tolerances are those
-tests' own. With PyTorch the gradients are compared too, through autograd; without it, forward passes only, and bf16
-cases run in f16. Exit status 1 when something is beyond its tolerance.
+they are stored (on a GPU, the same by chunks in PyTorch). An error is the RMS of the difference over the RMS of the
+reference, and the tolerances are those tests' own. With PyTorch the gradients are compared too, through autograd;
+without it, forward passes only, and bf16 cases run in f16. Exit status 1 when something is beyond its tolerance.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def draw(shape: Shape, gated: bool, seed: int, device: str) -> tuple[dict[str, A
 
 
 def run(function: Any, given: dict[str, Any], shape: Shape, grads: bool, seed: int) -> tuple[dict[str, Any], Any, Any]:
-    """What Carry gives, by the names of TENSORS, and the gradients do and dht that went in; tensors where there is torch."""
+    """What Carry gives, by the names of TENSORS, and the gradients do and dht that went in."""
     options = {"scale": shape.scale, "use_qk_l2norm_in_kernel": shape.l2norm, "cu_seqlens": shape.lengths}
     if grads:
         given = {name: x.detach().requires_grad_() for name, x in given.items()}
@@ -234,8 +234,12 @@ def row(text: str, cells: list[str], end: str = "") -> None:
 
 
 def error_of(found: Any, expected: Any) -> float:
+    """0 where no element is off by more than 1e-6, as those tests have it: gradients of deep gates are that small."""
     if isinstance(expected, np.ndarray):
-        return ref.error(found if isinstance(found, np.ndarray) else found.double().numpy(), expected)
+        found = found if isinstance(found, np.ndarray) else found.double().numpy()
+        return 0.0 if abs(found - expected).max(initial=0.0) <= 1e-6 else ref.error(found, expected)
+    if found.numel() > 0 and float((found.double() - expected.double()).abs().max()) <= 1e-6:
+        return 0.0
     return chunked.error(found, expected)
 
 
@@ -282,12 +286,11 @@ def main() -> int:
         if not quiet:
             row(title, [*TENSORS])
             row("  tolerance", [f"{tolerances[name]:.0e} " if name in tolerances else "-" for name in TENSORS])
-        for shape, dtype in ((shape, dtype) for shape in shapes for dtype in arguments.dtype or [shape.dtype]):
+        for shape in [x._replace(dtype=dtype) for x in shapes for dtype in arguments.dtype or [x.dtype]]:
             if arguments.quick and shape.work() > QUICK:
                 left_out += 1
                 continue
             ran += 1
-            shape = shape._replace(dtype=dtype)
             failed += not try_shape(function, tolerances, shape, grads, ran, arguments.device)
     for dtype in ("f32", "f16", "bf16"):
         if quiet and (dtype, "o") in worst:

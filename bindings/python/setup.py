@@ -1,10 +1,14 @@
 """Builds libcarry with CMake and puts it inside the package, so that the wheel needs no compiler where it is installed.
 
-    pip wheel bindings/python        (or: python -m build bindings/python)
+    pip wheel bindings/python                      (or: python -m build bindings/python)
+    CARRY_CUDA=1 pip wheel bindings/python         with the CUDA backend; needs nvcc
+    CARRY_PREBUILT=FILE pip wheel bindings/python  around a library that was built before, also for another machine
 
 The wheel's library stands alone: it is built without OpenBLAS and MPI, which the user may not have, and its tag,
-manylinux_2_N, is that of the newest glibc whose functions it calls. CARRY_CMAKE_ARGS adds arguments for CMake, for
-example -DCARRY_OPENBLAS=ON, and makes a wheel for this machine alone; CARRY_JOBS says how many compilers run at once.
+manylinux_2_N, is that of the newest glibc whose functions it calls. With CUDA it has the runtime inside and looks for
+the driver when it is first asked for GPUs, so that one wheel serves machines with and without one; its build tag is
+1cuda. CARRY_CMAKE_ARGS adds arguments for CMake, for example -DCARRY_OPENBLAS=ON, and makes a wheel for this machine
+alone; CARRY_JOBS says how many compilers run at once.
 """
 
 from __future__ import annotations
@@ -29,14 +33,26 @@ NATIVE = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "docs/man")
 LIBRARY = "libcarry.dylib" if sys.platform == "darwin" else "libcarry.so"
 
 
+CUDA = os.environ.get("CARRY_CUDA", "") not in ("", "0", "OFF")
+PREBUILT = os.environ.get("CARRY_PREBUILT")
+MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF files
+
 WITHOUT = [f"-DCARRY_{part}=OFF" for part in ("OPENBLAS", "MPI", "LAB", "TRAIN", "PAGE", "WERROR")]
 
 
 def build_library(folder: Path) -> Path:
-    """Configure and build the shared library in folder; its path."""
+    """Configure and build the shared library in folder, or take the one that was built before; its path."""
+    if PREBUILT:
+        return Path(PREBUILT)
     jobs = os.environ.get("CARRY_JOBS") or str(os.cpu_count() or 1)
     more = shlex.split(os.environ.get("CARRY_CMAKE_ARGS", ""))
-    options = ["-DCMAKE_BUILD_TYPE=Release", "-DCARRY_TESTS=OFF", *WITHOUT, *more]
+    options = [
+        "-DCMAKE_BUILD_TYPE=Release",
+        "-DCARRY_TESTS=OFF",
+        *WITHOUT,
+        *(["-DCARRY_CUDA=ON", "-DCARRY_NCCL=OFF"] if CUDA else []),
+        *more,
+    ]
     subprocess.run(["cmake", "-S", str(SOURCE), "-B", str(folder), *options], check=True)
     subprocess.run(["cmake", "--build", str(folder), "--target", "carry_shared", "-j", jobs], check=True)
     return folder / LIBRARY
@@ -49,26 +65,33 @@ class BuildWithLibrary(build_py):
         super().run()
         if getattr(self, "editable_mode", False):
             return
-        built = build_library(HERE / "build" / "native")
+        built = build_library(HERE / "build" / ("cuda" if CUDA else "native"))
         target = Path(self.build_lib) / "libcarry" / LIBRARY
         shutil.copyfile(built.resolve(), target)  # the file itself, not the chain of version links
         target.chmod(0o755)
 
 
-def manylinux(platform: str) -> str:
-    """linux_x86_64 as manylinux_2_34_x86_64, by the versions of glibc's symbols in the library that was built."""
-    library = HERE / "build" / "native" / LIBRARY
+def manylinux(platform: str, library: Path) -> str:
+    """linux_x86_64 as manylinux_2_34_x86_64, by the versions of glibc's symbols in the library; of its machine."""
     if not platform.startswith("linux_") or os.environ.get("CARRY_CMAKE_ARGS") or not library.exists():
         return platform
-    versions = [int(found) for found in re.findall(rb"GLIBC_2\.(\d+)", library.read_bytes())]
-    return platform.replace("linux_", f"manylinux_2_{max([17, *versions])}_")
+    content = library.read_bytes()
+    machine = MACHINES.get(int.from_bytes(content[18:20], "little"), platform[len("linux_") :])
+    versions = [int(found) for found in re.findall(rb"GLIBC_2\.(\d+)", content)]
+    return f"manylinux_2_{max([17, *versions])}_{machine}"
 
 
 class PlatformWheel(bdist_wheel):
     """For any Python 3, but for one platform."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if CUDA and not self.build_number:
+            self.build_number = "1cuda"
+
     def get_tag(self) -> tuple[str, str, str]:
-        return "py3", "none", manylinux(super().get_tag()[2])
+        library = Path(PREBUILT) if PREBUILT else HERE / "build" / ("cuda" if CUDA else "native") / LIBRARY
+        return "py3", "none", manylinux(super().get_tag()[2], library)
 
 
 class SourcesWithLibrary(sdist):

@@ -178,9 +178,24 @@ void set_inputs(carry_delta_job *job, const carry_tensor *q, const carry_tensor 
     job->initial = floats(initial);
 }
 
+/* One token from a state to a state, and nothing else wanted: what the kernels for steps do. */
+bool is_step(const carry_delta_job *job) {
+    return job->tokens == 1 && job->borders == NULL && job->initial != NULL && job->final_state != NULL &&
+           job->o.data != NULL && job->kept == NULL && job->snapshots == NULL && job->maps == NULL;
+}
+
 carry_status run(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_t stream) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
+    if (is_step(job) && carry_delta_step_applies(job)) {
+        CARRY_CUDA_TRY(carry_delta_step_launch(job, plan->gpu.units, stream),
+                       "a step of the delta rule could not be started");
+        return CARRY_OK;
+    }
+    if (is_step(job) && carry_delta_step_rows_applies(job)) {
+        CARRY_CUDA_TRY(carry_delta_step_rows_launch(job, stream), "a step of the delta rule could not be started");
+        return CARRY_OK;
+    }
     CARRY_CUDA_TRY(carry_delta_recurrent_launch(job, stream), "the delta rule could not be started");
     return CARRY_OK;
 }

@@ -1,5 +1,5 @@
 /* The plain kernels of the delta rule on a GPU: what cuda.cu gives to recurrent.cu, recurrent_backward.cu, gradients.cu
-   and step.cu. Only *.cu files include it.
+   step.cu and step_rows.cu. Only *.cu files include it.
 
    Everything is token by token in f32, the gate being e^g of one token: no sum of gates is formed, so gates of 0, -1000
    and -inf are all exact. */
@@ -61,6 +61,9 @@ cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaS
 /* step.cu: false: the state is transposed or not aligned, and the plain kernel has to do it. */
 bool carry_delta_step_applies(const carry_delta_job *job);
 cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream);
+/* step_rows.cu: the same for transposed states. */
+bool carry_delta_step_rows_applies(const carry_delta_job *job);
+cudaError_t carry_delta_step_rows_launch(const carry_delta_job *job, cudaStream_t stream);
 
 /* cuda.cu: what other methods on GPUs need too. The kernels' view of a tensor, or of none; and cu_seqlens (on the CPU,
    checked) copied to device memory through kernel parameters, so that neither the caller's memory nor a stream that is

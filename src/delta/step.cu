@@ -90,12 +90,12 @@ template <int FOURS> struct piece {
         }
     }
 
-    __device__ __forceinline__ float *state(const carry_delta_job &job) const {
-        return job.final_state + (item * job.value_heads + head) * job.key * job.value + column;
+    __device__ __forceinline__ int64_t at(const carry_delta_job &job) const {
+        return (item * job.value_heads + head) * job.key * job.value + column;
     }
 
     __device__ __forceinline__ void fetch(const carry_delta_job &job, float4 (&to)[ROWS][THREADS]) const {
-        const float *from = state(job);
+        const float *from = job.initial + at(job);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             int row = i * (THREADS / FOURS) + (int)threadIdx.x / FOURS;
@@ -151,7 +151,7 @@ __device__ void do_piece(const carry_delta_job &job, step_memory<FOURS> &s, cons
     const float4 u = make_float4(
         beta * (value_of(job.v, now.v[0]) - seen.x), beta * (value_of(job.v, now.v[1]) - seen.y),
         beta * (value_of(job.v, now.v[2]) - seen.z), beta * (value_of(job.v, now.v[3]) - seen.w));
-    float *state = now.state(job);
+    float *state = job.final_state + now.at(job);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         int row = i * (THREADS / FOURS) + (int)threadIdx.x / FOURS;
@@ -212,7 +212,8 @@ template <int FOURS> cudaError_t launch(const carry_delta_job *job, int units, c
 } // namespace
 
 bool carry_delta_step_applies(const carry_delta_job *job) {
-    return !job->transposed && job->value % 4 == 0 && (uintptr_t)job->final_state % 16 == 0;
+    return !job->transposed && job->value % 4 == 0 && (uintptr_t)job->initial % 16 == 0 &&
+           (uintptr_t)job->final_state % 16 == 0;
 }
 
 cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream) {

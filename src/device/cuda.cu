@@ -6,6 +6,7 @@
 #include "device/cuda.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdio.h>
 
 extern "C" {
@@ -38,12 +39,18 @@ extern "C" carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, con
                       cudaGetErrorName(error), is_final(error) ? "; this process cannot use the GPU any more" : "");
 }
 
+/* Asked by every check of a pointer; GPUs that were found stay, so the driver is asked until there are some. */
 static int count(void) {
-    int devices = 0;
+    static int found; /* whoever writes it writes the same */
+    int devices = __atomic_load_n(&found, __ATOMIC_RELAXED);
+    if (devices > 0) {
+        return devices;
+    }
     if (cudaGetDeviceCount(&devices) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;
     }
+    __atomic_store_n(&found, devices, __ATOMIC_RELAXED);
     return devices;
 }
 
@@ -93,7 +100,7 @@ static int attribute(cudaDeviceAttr which, int ordinal) {
     return value;
 }
 
-static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
+static carry_status ask(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     cudaDeviceProp p;
     CARRY_CUDA_TRY(cudaGetDeviceProperties(&p, ordinal), "its properties cannot be read");
     *properties = carry_device_properties{};
@@ -112,6 +119,23 @@ static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_propertie
     CARRY_CUDA_TRY(cudaDriverGetVersion(&properties->driver), "the driver does not tell its version");
     CARRY_CUDA_TRY(cudaRuntimeGetVersion(&properties->runtime), "the runtime does not tell its version");
     return CARRY_OK;
+}
+
+/* Every plan asks, and the driver takes 2 ms to answer: asked once per process. */
+static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static carry_device_properties known[CARRY_STREAM_DEVICES];
+    if (ordinal >= CARRY_STREAM_DEVICES) {
+        return ask(ctx, ordinal, properties);
+    }
+    pthread_mutex_lock(&lock);
+    carry_status status = known[ordinal].units > 0 ? CARRY_OK : ask(ctx, ordinal, properties);
+    if (status == CARRY_OK && known[ordinal].units == 0) {
+        known[ordinal] = *properties;
+    }
+    *properties = status == CARRY_OK ? known[ordinal] : carry_device_properties{};
+    pthread_mutex_unlock(&lock);
+    return status;
 }
 
 static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from, size_t bytes, carry_copy_way way,

@@ -24,6 +24,7 @@ else:
 _NUMPY_TYPES = {np.dtype(np.float32): s.F32, np.dtype(np.float16): s.F16, np.dtype(np.int64): s.I64}
 _TORCH_NAMES = {"float32": s.F32, "bfloat16": s.BF16, "float16": s.F16, "int64": s.I64}
 _torch_types: dict[Any, int] = {}  # by torch.dtype; filled at the first tensor
+_torch_float32: Any = object()
 DEVICES = ("cpu", "cuda")
 
 
@@ -45,6 +46,15 @@ def same_kind(**arrays: object) -> bool:
     if len(kinds) == 2:
         raise TypeError(f"{kinds[True]} is a PyTorch tensor and {kinds[False]} a numpy array: give one kind")
     return True in kinds
+
+
+def same_kind_and_device(**arrays: Any) -> bool:
+    """Both of same_kind and, for tensors, same_device."""
+    torch = sys.modules.get("torch")
+    if torch is None or not all(array is None or isinstance(array, torch.Tensor) for array in arrays.values()):
+        return same_kind(**arrays)
+    same_device(**arrays)
+    return True
 
 
 def same_device(**tensors: Any) -> None:
@@ -81,6 +91,8 @@ def _from_numpy(name: str, array: np.ndarray[Any, Any], output: bool) -> s.Tenso
 
 def _torch_type(name: str, tensor: torch.Tensor) -> int:
     if not _torch_types:
+        global _torch_float32
+        _torch_float32 = sys.modules["torch"].float32
         _torch_types.update({getattr(sys.modules["torch"], key): value for key, value in _TORCH_NAMES.items()})
     if tensor.device.type not in DEVICES:
         raise ValueError(f"{name} is on {tensor.device}: give a tensor on the CPU or on a CUDA device")
@@ -99,15 +111,13 @@ def _from_torch(name: str, tensor: torch.Tensor) -> s.Tensor:
 
 def device_number(array: Any) -> int:
     """The library's number of the device an array is on: 0 is the CPU, 1 is cuda:0."""
-    if isinstance(array, np.ndarray) or array.device.type != "cuda":
+    if isinstance(array, np.ndarray) or not array.is_cuda:
         return 0
-    index: int = array.device.index
+    index: int = array.get_device()
     return index + 1
 
 
-def _fill(
-    name: str, data: int, dtype: int, shape: Sequence[int], strides: Sequence[int], device: int = 0
-) -> s.Tensor:
+def _fill(name: str, data: int, dtype: int, shape: Sequence[int], strides: Sequence[int], device: int = 0) -> s.Tensor:
     rank = len(shape)
     if rank > s.MAX_RANK:
         raise ValueError(f"{name} has {rank} dimensions and Carry takes at most {s.MAX_RANK}")
@@ -181,7 +191,7 @@ def mark_written(array: Any) -> None:
 
 def widened(name: str, array: Any) -> Any:
     """States and per-head parameters are f32 in the library: f16 and bf16 ones, which are small, are converted."""
-    if array is None or dtype_of(name, array) == s.F32:
+    if array is None or array.dtype is _torch_float32 or dtype_of(name, array) == s.F32:
         return array
     if dtype_of(name, array) == s.I64:
         raise ValueError(f"{name} is int64: give float32")

@@ -23,6 +23,7 @@ from ._library import fail, lib
 _log = logging.getLogger("libcarry")
 _LEVELS = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 _MAX_PLANS = 256
+_MAX_PREPARED = 1024
 _threads = 0  # 0: every core
 _local = threading.local()
 _all: weakref.WeakSet[Context] = weakref.WeakSet()
@@ -66,6 +67,8 @@ class Context:
     def __init__(self, threads: int, wisdom: bytes | None = None) -> None:
         self.asked_threads = threads
         self.devices: set[int] = set()  # GPUs that calls may use
+        self.streams: dict[int, int] = {}  # of those devices, as the library was told
+        self.prepared: dict[Any, Any] = {}  # calls with plans of this context (_rule.Prepared)
         self.handle = ctypes.c_void_p()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
         self._workspace = np.empty(0, np.uint8)
@@ -103,9 +106,16 @@ class Context:
         self.check(new(self.handle, ctypes.byref(handle), ctypes.byref(problem), options))
         self.plans[key] = plan = Plan(handle, free)
         if len(self.plans) > _MAX_PLANS:
+            self.prepared.clear()  # one of them may use the plan
             _, oldest = self.plans.popitem(last=False)
             oldest.free(oldest.handle)
         return plan
+
+    def prepare(self, key: Any, call: Any) -> None:
+        """Remember a call until its plan goes."""
+        if len(self.prepared) >= _MAX_PREPARED:
+            self.prepared.clear()
+        self.prepared[key] = call
 
     def workspace(self, size: int) -> int:
         """The address of at least size bytes, valid until the next call."""

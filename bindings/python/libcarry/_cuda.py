@@ -1,4 +1,4 @@
-"""What calls on CUDA tensors need: the caller's stream, a workspace from PyTorch's allocator, tensors that kernels can read.
+"""Calls on CUDA tensors: the caller's stream, a workspace from PyTorch's allocator, copies of what kernels cannot read.
 
 A call puts its work into PyTorch's current stream and returns; nothing waits for the GPU. The one exception is a
 cu_seqlens that is on the GPU: the library checks it on the CPU before anything runs, so it is copied once, and the copy
@@ -81,14 +81,19 @@ def _stream(index: int) -> int:
 
 
 def call(context: Context, function: Any, plan: Any, arguments: Any, size: int, like: torch.Tensor) -> None:
-    """Put a call of the library into the current stream of like's device. The workspace goes back to PyTorch's allocator
-    on return, which hands it on only to work that comes later in the same stream."""
+    """Put a call of the library into the current stream of like's device.
+
+    The workspace goes back to PyTorch's allocator on return, which hands it on only to work later in the same stream.
+    """
     device = device_number(like)
-    workspace = _workspace(size, like.device)
-    context.check(lib.carry_ctx_set_stream(context.handle, device, _stream(device - 1)))
+    workspace = _workspace(size, like.device) if size > 0 else None
+    stream = _stream(device - 1)
+    if context.streams.get(device) != stream:
+        context.check(lib.carry_ctx_set_stream(context.handle, device, stream))
+        context.streams[device] = stream
     here = torch.cuda.current_device()
     try:
-        context.check(function(plan.handle, arguments, workspace.data_ptr() or None, size))
+        context.check(function(plan.handle, arguments, None if workspace is None else workspace.data_ptr(), size))
     finally:
         if here != device - 1:  # the library makes the device of the call the current one
             torch.cuda.set_device(here)

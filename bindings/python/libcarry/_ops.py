@@ -62,8 +62,7 @@ def _(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.library.custom_op(
     "carry::delta_rule_backward",
     mutates_args=(),
-    schema=f"({_INPUTS}, {_OPTIONS}, Tensor grad_o, Tensor? grad_state) -> "
-    f"({', '.join(['Tensor'] * len(_GRADIENTS))})",
+    schema=f"({_INPUTS}, {_OPTIONS}, Tensor grad_o, Tensor? grad_state) -> ({', '.join(['Tensor'] * len(_GRADIENTS))})",
 )
 def delta_rule_backward(*arguments: Any) -> tuple[torch.Tensor, ...]:
     """The gradient of each tensor of `Inputs` in their order, without elements for one that is absent."""

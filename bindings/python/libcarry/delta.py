@@ -18,7 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from ._arrays import Array, empty, is_traced, offsets, same_device, same_kind, wants_autograd, widened
+from ._arrays import (
+    Array,
+    empty,
+    is_traced,
+    offsets,
+    same_device,
+    same_kind,
+    same_kind_and_device,
+    wants_autograd,
+    widened,
+)
 from ._rule import Inputs, Options, forward, resolved
 
 _CHUNKS = (16, 32, 64, 128)
@@ -138,10 +148,10 @@ def _inputs(
     A_log: Any = None, dt_bias: Any = None,
 ) -> Inputs:  # fmt: skip
     given = {
-        "q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "A_log": A_log, "dt_bias": dt_bias,
+        "q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": initial_state, "A_log": A_log,
+        "dt_bias": dt_bias,
     }  # fmt: skip
-    if same_kind(**given):
-        same_device(**given)
+    same_kind_and_device(**given)
     if v.ndim != 4:
         raise ValueError(f"v has {v.ndim} dimensions: give [batch, tokens, value heads, size]")
     return Inputs(q, k, v, g, _beta(beta, v), widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
@@ -298,8 +308,8 @@ def chunk_kda(
         use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias), or with `lower_bound`
             lower_bound sigmoid(exp(A_log) (g + dt_bias)); A_log is `[HV]`, dt_bias `[HV, K]` or flat. It is made before
             the library is called, with gradients.
-        safe_gate, disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here. The gate
-            is taken as it is, however deep.
+        safe_gate, disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here. The
+            gate is taken as it is, however deep.
         The others: as in `chunk_gated_delta_rule`.
 
     Returns:

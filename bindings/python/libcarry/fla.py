@@ -1,4 +1,4 @@
-"""flash-linear-attention's layers on Carry's kernels: patch_fla puts this package's functions in the place of its own."""
+"""flash-linear-attention's layers on Carry's kernels: patch_fla puts Carry's functions in the place of its own."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class Patch:
                     self.changed.append((module, name, old, new))
 
     def undo(self) -> None:
-        """Put flash-linear-attention's functions back, also in its modules that were loaded meanwhile. Doing it twice is
-        harmless."""
+        """Put flash-linear-attention's functions back, also in those of its modules that were loaded meanwhile."""
         theirs = {id(new): old for _, _, old, new in self.changed}
         for module, name, old, new in reversed(self.changed):
             if vars(module).get(name) is new:
@@ -62,9 +61,9 @@ class Patch:
 def patch_fla(*names: str) -> Patch:
     """Make flash-linear-attention's layers and models, loaded already or later, call Carry.
 
-    Every module that has imported one of the functions gets Carry's; objects that keep a function of their own, as layers
-    of transformers do from when they are built, are not changed: call this first. What Carry does not take raises; nothing
-    falls back to another implementation without a word.
+    Every module that has imported one of the functions gets Carry's. Objects that keep a function of their own, as
+    layers of transformers do from when they are built, are not changed: call this first. What Carry does not take
+    raises; nothing falls back to another implementation.
 
     Args:
         names: which functions, for example "chunk_gated_delta_rule"; all that flash-linear-attention has when absent.
@@ -82,7 +81,9 @@ def patch_fla(*names: str) -> Patch:
     try:
         importlib.import_module("fla.ops")
     except ImportError as error:
-        raise ImportError(f"patch_fla needs flash-linear-attention (pip install flash-linear-attention): {error}") from error
+        raise ImportError(
+            f"patch_fla needs flash-linear-attention (pip install flash-linear-attention): {error}"
+        ) from error
     patch = Patch()
     for name in names or _FUNCTIONS:
         folder, others = _FUNCTIONS[name]

@@ -1,6 +1,6 @@
 """The gated delta rule in float64 with PyTorch, chunk by chunk, on any device: autograd gives its gradients.
 
-The same sums as recurrence.py, whose loop over tokens is slow on a GPU; test_chunked.py holds the two against each other.
+The same sums as recurrence.py, whose loop over tokens is slow on a GPU; test_chunked.py compares the two.
 Inside a chunk, with G the running sum of the gate and D[i, j] = e^(G[i] - G[j]) for j <= i, all u follow from
 
     (I + diag(beta) (tril(K K^T, -1) * D)) U = diag(beta) (V - diag(e^G) K S)
@@ -48,9 +48,7 @@ def rule(
     group = v.shape[2] // q.shape[2]
     g = torch.zeros_like(beta) if g is None else g.double()
     q = q * (q.shape[-1] ** -0.5 if scale is None else scale)
-    x = [
-        y.transpose(1, 2) for y in (q.repeat_interleave(group, dim=2), k.repeat_interleave(group, dim=2), v, g, beta)
-    ]
+    x = [y.transpose(1, 2) for y in (q.repeat_interleave(group, dim=2), k.repeat_interleave(group, dim=2), v, g, beta)]
     N = q.shape[0] if lengths is None else len(lengths) - 1
     S = q.new_zeros(N, v.shape[2], q.shape[3], v.shape[3]) if initial_state is None else initial_state.double()
     if lengths is None:

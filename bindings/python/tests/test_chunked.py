@@ -6,14 +6,16 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
 
-import chunked  # noqa: E402
-from test_torch import inputs, recurrence  # noqa: E402
+import chunked
+from test_torch import inputs, recurrence
 
 
 @pytest.mark.parametrize("deepest", [0.0, -1.0, -20.0, -1000.0])
 @pytest.mark.parametrize("lengths", [None, [0, 20, 20, 64, 150]])
 def test_chunks_are_the_recurrence(deepest, lengths):
-    given = {name: x.detach().double().requires_grad_() for name, x in inputs(B=1, T=150, N=4 if lengths else 1).items()}
+    given = {
+        name: x.detach().double().requires_grad_() for name, x in inputs(B=1, T=150, N=4 if lengths else 1).items()
+    }
     given["g"] = (given["g"].detach() * -deepest).requires_grad_()
     results = []
     for o, state in (

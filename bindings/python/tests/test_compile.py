@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests
 if not hasattr(torch.library, "custom_op"):
     pytest.skip("operators are registered from PyTorch 2.4 on", allow_module_level=True)
 
-from torch._subclasses import FakeTensorMode  # noqa: E402
+from torch._subclasses import FakeTensorMode
 
 FUNCTIONS = [
     libcarry.chunk_gated_delta_rule,
