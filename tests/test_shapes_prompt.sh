@@ -9,7 +9,7 @@ if [ ! -e "$model/model.safetensors" ]; then
     exit 77
 fi
 # 1 is that some prompt was not followed; how many is judged here.
-line=$("$carry" train dit --eval "$model" --turn --json | tail -n 1) || [ $? -eq 1 ]
+line=$("$carry" train dit --eval "$model" --second-prompt --json | tail -n 1) || [ $? -eq 1 ]
 number() {
     printf '%s\n' "$line" | sed -n "s/.*\"$1\": *\([0-9][0-9]*\).*/\1/p"
 }

@@ -40,7 +40,7 @@ cmp -s out as-learned && fail "--size makes no difference to --eval"
 refused "forms is 0" train dit --eval later --forms 0
 refused "forms is 4" train dit --eval later --forms 4
 refused "stream 0" train dit --eval later --stream 0
-refused "give --eval" train dit $small --steps 1 --turn --out no
+refused "give --eval" train dit $small --steps 1 --second-prompt --out no
 [ ! -e no ] || fail "a refused run left a folder"
 
 if [ $failures != 0 ]; then

@@ -5,7 +5,7 @@
    f32 and are added to what is there, gradients of activations are written, or added where `accumulate` says so.
    Tensors are packed unless said otherwise. Results do not depend on the number of threads: sums over tokens are made
    in blocks of fixed size and added in order. Absent tensors have data NULL. Nothing is allocated; where an operator
-   needs memory it says how much, never less for more tokens, and its workspace is aligned to 8. CARRY_ESHAPE,
+   needs memory it says how much, never less for more tokens. CARRY_ESHAPE,
    CARRY_EDTYPE and CARRY_EDEVICE name the tensor, before anything is written.
 
    All tensors of a call, and its workspace, are on one device: the CPU, which has worked on return, or a GPU, where the

@@ -88,8 +88,8 @@ CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions
    The strides over batch and T are free (steps of h do not overlap), those inside a step must be packed. h may be b;
    otherwise nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave.
    Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
-   values; h is then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 also some
-   before it, since zeros of the triangle multiply it. */
+   values; h is then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 on a GPU
+   also some before it, since zeros of the triangle multiply it. */
 typedef struct carry_scan_args {
     carry_tensor h;
     carry_tensor A, b, h0;

@@ -229,7 +229,7 @@ static int run(int count, char **arguments) {
     cli_catch_interrupt();
     desk d = {.tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
     const cli_option own[] = {
-        {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "what to go on from; again for more; -: standard input"},
+        {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "text to continue; repeat for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one a line"},
         {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens for each prompt, at most (128)"},
         {"temperature", 0, CLI_REAL, &d.sampling.temperature, "T",
@@ -240,7 +240,7 @@ static int run(int count, char **arguments) {
         {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P", "only tokens with P times the likeliest's probability (0: all)"},
         {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
          "makes tokens that were seen less likely (1: not)"},
-        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "of the random choices (1)"},
+        {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; again for more"},
         {"dtype", 0, CLI_TEXT, &d.dtype_name, "TYPE", "to compute in: f32, bf16 or f16 (f32)"},
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are tokens' numbers; needs no tokenizer"},

@@ -34,7 +34,7 @@ static void list_options(typed *t, train_desk *desk) {
         {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
         {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
         {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store; holds on --resume too"},
-        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "of the stored run; a series with a slash at its end: sweep/"},
+        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "name of the stored run; a series ends with a slash: sweep/"},
         CLI_DEVICE_OPTION(&desk->device),
         {0},
     };

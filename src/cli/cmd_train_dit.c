@@ -18,7 +18,7 @@ typedef struct dit_desk {
     cli_common common;
     carry_dit_train_options options;
     carry_dit_train_hooks hooks;
-    bool resume, overwrite, eval, turn, redraws, has_unended;
+    bool resume, overwrite, eval, second_prompt, redraws, has_unended;
     const char *show, *device;
     int64_t forms, chunks; /* of an examination */
     carry_ctx *ctx;
@@ -39,7 +39,8 @@ static void list_options(dit_desk *desk) {
         {"eval", 0, CLI_FLAG, &desk->eval, NULL, "evaluate the model in DIR (a word, or --out) and train nothing"},
         {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
         {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
-        {"turn", 0, CLI_FLAG, &desk->turn, NULL, "of --eval: then as many of another prompt, without a cut"},
+        {"second-prompt", 0, CLI_FLAG, &desk->second_prompt, NULL,
+         "with --eval: then as many chunks of another prompt, without a cut"},
         {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
         CLI_DEVICE_OPTION(&desk->device),
         {0},
@@ -134,7 +135,7 @@ static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e
         cli_json_integer("colours", e->colours);
         cli_json_integer("directions", e->directions);
         cli_json_integer("right", e->both);
-        if (desk->turn) {
+        if (desk->second_prompt) {
             cli_json_integer("turned", e->turned);
         }
         cli_json_number("step_error", e->step_error);
@@ -144,7 +145,7 @@ static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e
                      "frame\n",
                      (long long)e->prompts, cli_green(), (long long)e->both, cli_plain(), (long long)e->colours,
                      (long long)e->directions, e->step_error);
-        if (desk->turn) {
+        if (desk->second_prompt) {
             (void)printf("%lld of them followed a second prompt as well\n", (long long)e->turned);
         }
     }
@@ -217,7 +218,7 @@ static int choose_device(dit_desk *desk) {
 
 /* What only --eval heeds: within its bounds, and not without it. */
 static int check_exam(dit_desk *desk) {
-    if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->turn || desk->show != NULL)) {
+    if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->second_prompt || desk->show != NULL)) {
         return cli_refuse("--forms, --stream, --turn and --show are of an examination: give --eval too");
     }
     desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
@@ -316,7 +317,7 @@ static int evaluate(dit_desk *desk) {
                                             .speed = desk->options.speed,
                                             .forms = (int)desk->forms,
                                             .seed = (uint64_t)desk->options.seed,
-                                            .turns = desk->turn};
+                                            .turns = desk->second_prompt};
     carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
     status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, desk->hooks.device) : status;
     status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
@@ -324,9 +325,10 @@ static int evaluate(dit_desk *desk) {
     int code = CLI_DONE;
     if (status == CARRY_OK) {
         print_evaluation(desk, &evaluation, -1);
-        code = evaluation.both == evaluation.prompts && (!desk->turn || evaluation.turned == evaluation.prompts)
-                   ? CLI_DONE
-                   : CLI_WRONG;
+        code =
+            evaluation.both == evaluation.prompts && (!desk->second_prompt || evaluation.turned == evaluation.prompts)
+                ? CLI_DONE
+                : CLI_WRONG;
     } else {
         code = cli_failed(ctx);
     }

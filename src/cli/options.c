@@ -142,11 +142,11 @@ static void list_common(cli_option all[COMMON], cli_common *common, bool on_rank
         {"json", 0, CLI_FLAG, &common->json, NULL, "one JSON object per line"},
         {"threads", 0, CLI_NUMBER, &common->threads, "N", "threads to use (every core)"},
         {"kernels", 0, CLI_TEXT, &common->kernels, "NAME", "kernels to use (the fastest here; carry list kernels)"},
-        {"wisdom", 0, CLI_TEXT, &common->wisdom, "FILE", "what was measured before; none: keep nothing"},
-        {"seed", 0, CLI_NUMBER, &common->seed, "N", "of the random inputs (1)"},
+        {"wisdom", 0, CLI_TEXT, &common->wisdom, "FILE", "file of earlier measurements; none: keep nothing"},
+        {"seed", 0, CLI_NUMBER, &common->seed, "N", "seed of the random inputs (1)"},
         {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "say what was chosen and why; twice: more"},
         {"help", 'h', CLI_FLAG, &common->help, NULL, "this text"},
-        {on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "to wait for another rank (60)"},
+        {on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "seconds to wait for another rank (60)"},
         {0},
     };
     memcpy(all, list, sizeof list);

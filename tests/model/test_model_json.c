@@ -1,4 +1,6 @@
 /* Reading JSON: what is written is read; what is not JSON is refused, with its place. */
+#include <math.h>
+
 #include "support.h"
 
 #include "model/json.h"
@@ -192,6 +194,45 @@ static void what_is_written_is_read_back(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Commas and keys are the writer's; bytes that are not UTF-8 become U+FFFD, each. */
+static void objects_are_written_with_their_commas(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static const char expected[] = "{\"a\":\"x\xEF\xBF\xBDy\",\"b\":[1,2.5,null,{}],\"c\":{\"d\":true,\"e\":null},"
+                                   "\"f\":3.0,\"z\":\"\\u0000\\u000a\"}";
+    carry_json_text text = {0};
+    carry_json_begin(&text, NULL, '{');
+    carry_json_add_text(&text, "a", "x\xffy");
+    carry_json_begin(&text, "b", '[');
+    carry_json_add_integer(&text, NULL, 1);
+    carry_json_add_number(&text, NULL, 2.5);
+    carry_json_add_number(&text, NULL, (double)INFINITY);
+    carry_json_begin(&text, NULL, '{');
+    carry_json_end(&text, '}');
+    carry_json_end(&text, ']');
+    carry_json_begin(&text, "c", '{');
+    carry_json_add_bool(&text, "d", true);
+    carry_json_add_text(&text, "e", NULL);
+    carry_json_end(&text, '}');
+    carry_json_add_number(&text, "f", 3.0);
+    carry_json_add_key(&text, "z");
+    carry_json_put_bytes(&text, "\0\n", 2);
+    carry_json_end(&text, '}');
+    assert_string_equal(text.bytes, expected);
+
+    carry_json *document;
+    assert_ok(ctx, carry_json_parse(ctx, &document, text.bytes, text.length, "t"));
+    assert_int_equal(carry_json_count(carry_json_find(document, "b")), 4);
+    assert_null(carry_json_string(carry_json_find(document, "z"))); /* it has a zero inside */
+    carry_json_text again = {.spaced = true};
+    carry_json_add_node(&again, NULL, carry_json_find(document, "c"));
+    assert_string_equal(again.bytes, "{\"d\": true, \"e\": null}");
+    carry_json_text_free(&again);
+    carry_json_free(document);
+    carry_json_text_free(&text);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(values_are_read),
@@ -201,6 +242,7 @@ int main(void) {
         cmocka_unit_test(every_beginning_of_a_text_is_refused),
         cmocka_unit_test(depth_is_bounded),
         cmocka_unit_test(what_is_written_is_read_back),
+        cmocka_unit_test(objects_are_written_with_their_commas),
     };
     return cmocka_run_group_tests_name("model/json", tests, NULL, NULL);
 }

@@ -29,7 +29,7 @@ static bool no_gpu(void) {
 
 static bool is_emulated(carry_ctx *ctx) {
     carry_device_properties properties;
-    assert_ok(ctx, carry_device_describe(ctx, GPU, &properties));
+    assert_ok(ctx, carry_device_describe(ctx, &properties, GPU));
     return strstr(properties.name, "emulated") != NULL;
 }
 
