@@ -90,7 +90,8 @@ CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
    written do not overlap), the last index of those with four is packed; states, snapshots, A_log, dt_bias and
    cu_seqlens (i64, [N+1]) are packed. o overlaps no input, which is the caller's duty. final_state may be
    initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. A NaN
-   reaches what depends on it: outputs of its token and of later ones, never of earlier ones. */
+   reaches what depends on it: outputs of its token and of later ones, never of earlier ones; by the methods of a GPU's
+   tensor cores (chunk64, tiles64) also earlier tokens of its chunk. */
 typedef struct carry_delta_forward_args {
     carry_tensor o;
     const carry_tensor *final_state;
