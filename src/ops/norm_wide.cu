@@ -1,6 +1,6 @@
 /* The root-mean-square norm of norm.cu for rows of whole vectors, up to 1024 elements, at the speed of memory.
 
-   GROUP threads, half a warp or a warp, have a row: VECS vectors of 8 elements each, in registers from the one time
+   GROUP threads, a warp or a part of one, have a row: VECS vectors of 8 elements each, in registers from the one time
    that they are read. Rows go round over the whole grid. Backward, dw of a group's rows is summed in registers, then
    over the groups of a block in order, into a row of the workspace; weights are in shared memory, since registers hold
    a row of x and of dy and the sums. */
@@ -245,7 +245,11 @@ template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream)
     if (!fits(a)) {
         return false;
     }
-    if (a.n <= 128) {
+    if (a.n <= 32) {
+        launch<T, 4, 1>(a, stream);
+    } else if (a.n <= 64) {
+        launch<T, 8, 1>(a, stream);
+    } else if (a.n <= 128) {
         launch<T, 16, 1>(a, stream);
     } else if (a.n <= 256) {
         launch<T, 32, 1>(a, stream);
@@ -262,7 +266,11 @@ template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *bl
     if (!fits(a) || (a.z.data != NULL && a.accumulate)) {
         return false;
     }
-    if (a.n <= 128) {
+    if (a.n <= 32) {
+        *blocks = launch_backward<T, 4, 1, 512, 2>(a, *blocks, stream);
+    } else if (a.n <= 64) {
+        *blocks = launch_backward<T, 8, 1, 512, 2>(a, *blocks, stream);
+    } else if (a.n <= 128) {
         *blocks = launch_backward<T, 16, 1, 512, 2>(a, *blocks, stream);
     } else if (a.n <= 256) {
         *blocks = launch_backward<T, 32, 1, 512, 2>(a, *blocks, stream);
