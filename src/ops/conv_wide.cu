@@ -65,7 +65,7 @@ static __device__ __forceinline__ void load_past(const conv_of<T> &a, float (&pa
             past[i][v] = 0.0f;
         }
         if (s >= in.begin) {
-            widen_all<T, V>(past[i], *(const several<T, V> *)(a.x.data + (b * a.tokens + s) * a.channels + c));
+            widen_packed<T, V>(past[i], load_packed<T, V>(a.x.data + (b * a.tokens + s) * a.channels + c));
         } else if (in.first && a.before != NULL && s < 0 && row >= 0) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -87,12 +87,19 @@ template <int V> static __device__ __forceinline__ void clear(float (&rows)[PAST
 
 /* The vectors of tokens t..t+AHEAD-1 of a column of vectors; past the last token, that one again. */
 template <typename T, int V, int AHEAD>
-static __device__ __forceinline__ void load_ahead(several<T, V> (&to)[AHEAD], const typename T::stored *column, int t,
-                                                  int tokens, int64_t channels) {
+static __device__ __forceinline__ void load_ahead(packed<T, V> (&to)[AHEAD], const typename T::stored *column, int t,
+                                                  int tokens, unsigned channels) {
+    if (t + AHEAD <= tokens) {
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) {
-        const int at = t + i < tokens ? t + i : tokens - 1;
-        to[i] = *(const several<T, V> *)(column + at * channels);
+        for (int i = 0; i < AHEAD; i++) {
+            to[i] = load_packed<T, V>(column + ((unsigned)t + i) * channels);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const unsigned at = t + i < tokens ? (unsigned)(t + i) : (unsigned)tokens - 1;
+            to[i] = load_packed<T, V>(column + at * channels);
+        }
     }
 }
 
@@ -111,46 +118,59 @@ static __device__ __forceinline__ float sum_of(const float (&tap)[V][TAPS], cons
     return fmaf(tap[v][3], x, fmaf(tap[v][2], past[2][v], fmaf(tap[v][1], past[1][v], tap[v][0] * past[0][v])));
 }
 
+/* One token forward. */
+template <typename T, int ACTIVATION, int V>
+static __device__ __forceinline__ void step(const conv_of<T> &a, typename T::stored *to, const packed<T, V> &from,
+                                            const float (&tap)[V][TAPS], float (&past)[PAST][V]) {
+    float x[V], y[V];
+    widen_packed<T, V>(x, from);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        y[v] = activate_quick<T, ACTIVATION>(sum_of<V>(tap, past, x[v], v), a.activation);
+    }
+    store_all<T, V>(to, y);
+    move_past<V>(past, x);
+}
+
 /* RESIDENT: blocks of a multiprocessor, which bounds the registers of a thread. */
 template <typename T, int ACTIVATION, int V, int AHEAD, int RESIDENT>
 __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T> a, unsigned vectors, int each) {
-    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x;
+    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x, channels = (unsigned)a.channels;
     const int tokens = (int)a.tokens, pieces = (tokens + each - 1) / each;
     const int64_t c = (int64_t)(thread % vectors) * V;
     const int b = (int)(thread / vectors) / pieces;
     const int first = (int)(thread / vectors) % pieces * each;
     const int last = first + each < tokens ? first + each : tokens;
     float tap[V][TAPS], past[PAST][V];
-    several<T, V> now[AHEAD], next[AHEAD];
+    packed<T, V> now[AHEAD], next[AHEAD];
     if (b >= a.batch) {
         return;
     }
     const typename T::stored *from = a.x.data + b * a.tokens * a.channels + c;
     typename T::stored *to = a.y.data + b * a.tokens * a.channels + c;
-    load_ahead<T, V, AHEAD>(now, from, first, tokens, a.channels);
+    load_ahead<T, V, AHEAD>(now, from, first, tokens, channels);
     load_taps<T, V>(a, tap, c);
     span in = span_of(a, first);
     load_past<T, V>(a, past, in, b, first, c);
     for (int t0 = first; t0 < last; t0 += AHEAD) {
         if (t0 + AHEAD < last) {
-            load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, a.channels);
+            load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, channels);
         }
+        if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end in sight */
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int t = t0 + i;
-            if (t < last) {
-                float x[V], y[V];
-                if (t >= in.end) {
-                    in = span_of(a, t);
-                    clear<V>(past);
-                }
-                widen_all<T, V>(x, now[i]);
+            for (int i = 0; i < AHEAD; i++) {
+                step<T, ACTIVATION, V>(a, to + ((unsigned)t0 + i) * channels, now[i], tap, past);
+            }
+        } else {
 #pragma unroll
-                for (int v = 0; v < V; v++) {
-                    y[v] = activate_quick<T, ACTIVATION>(sum_of<V>(tap, past, x[v], v), a.activation);
+            for (int i = 0; i < AHEAD; i++) {
+                if (t0 + i < last) {
+                    if (t0 + i >= in.end) {
+                        in = span_of(a, t0 + i);
+                        clear<V>(past);
+                    }
+                    step<T, ACTIVATION, V>(a, to + ((unsigned)t0 + i) * channels, now[i], tap, past);
                 }
-                *(several<T, V> *)(to + t * a.channels) = narrow_all<T, V>(y);
-                move_past<V>(past, x);
             }
         }
 #pragma unroll
@@ -165,7 +185,7 @@ template <typename T, int V>
 static __device__ __forceinline__ void put(const conv_of<T> &a, int b, int s, int64_t c, const float (&value)[V]) {
     if (s >= 0) {
         if (a.dx.here()) {
-            *(several<T, V> *)(a.dx.data + (b * a.tokens + s) * a.channels + c) = narrow_all<T, V>(value);
+            store_all<T, V>(a.dx.data + (b * a.tokens + s) * a.channels + c, value);
         }
     } else if (a.dbefore != NULL && s + a.width - 1 >= 0) {
 #pragma unroll
@@ -189,17 +209,47 @@ static __device__ __forceinline__ void finish(const conv_of<T> &a, float (&open)
     clear<V>(open);
 }
 
-/* A piece of tokens. open[i] is the unfinished dx of token t - PAST + i. */
+/* One token backward: dx is that of the token PAST before it, which is finished. open[i] is the unfinished dx of token
+   t - PAST + i. counts: dw gets its part. */
+template <typename T, int ACTIVATION, int V>
+static __device__ __forceinline__ void step_back(const conv_of<T> &a, float (&dx)[V], float (&sum)[V][TAPS],
+                                                 const packed<T, V> &x_from, const packed<T, V> &d_from,
+                                                 const float (&tap)[V][TAPS], float (&past)[PAST][V],
+                                                 float (&open)[PAST][V], bool counts, bool exists) {
+    float x[V], dy[V];
+    widen_packed<T, V>(x, x_from);
+    widen_packed<T, V>(dy, d_from);
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        float ds = activate_back_quick<T, ACTIVATION>(dy[v], sum_of<V>(tap, past, x[v], v), a.activation);
+        ds = exists ? ds : 0.0f;
+        if (counts) {
+            sum[v][0] = fmaf(ds, past[0][v], sum[v][0]);
+            sum[v][1] = fmaf(ds, past[1][v], sum[v][1]);
+            sum[v][2] = fmaf(ds, past[2][v], sum[v][2]);
+            sum[v][3] = fmaf(ds, x[v], sum[v][3]);
+        }
+        dx[v] = fmaf(tap[v][0], ds, open[0][v]);
+        open[0][v] = fmaf(tap[v][1], ds, open[1][v]);
+        open[1][v] = fmaf(tap[v][2], ds, open[2][v]);
+        open[2][v] = tap[v][3] * ds;
+    }
+    move_past<V>(past, x);
+}
+
+/* A piece of tokens. */
 template <typename T, int ACTIVATION, int V, int AHEAD>
 static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&sum)[V][TAPS], int b, int first, int last,
                                                  int64_t c) {
     const int tokens = (int)a.tokens;
-    float tap[V][TAPS], past[PAST][V], open[PAST][V];
-    several<T, V> x_now[AHEAD], x_next[AHEAD], d_now[AHEAD], d_next[AHEAD];
+    const unsigned channels = (unsigned)a.channels;
+    float tap[V][TAPS], past[PAST][V], open[PAST][V], dx[V];
+    packed<T, V> x_now[AHEAD], x_next[AHEAD], d_now[AHEAD], d_next[AHEAD];
     const typename T::stored *x_from = a.x.data + b * a.tokens * a.channels + c;
     const typename T::stored *d_from = a.dy.data + b * a.tokens * a.channels + c;
-    load_ahead<T, V, AHEAD>(x_now, x_from, first, tokens, a.channels);
-    load_ahead<T, V, AHEAD>(d_now, d_from, first, tokens, a.channels);
+    typename T::stored *to = a.dx.data + b * a.tokens * a.channels + c;
+    load_ahead<T, V, AHEAD>(x_now, x_from, first, tokens, channels);
+    load_ahead<T, V, AHEAD>(d_now, d_from, first, tokens, channels);
     load_taps<T, V>(a, tap, c);
     span in = span_of(a, first);
     load_past<T, V>(a, past, in, b, first, c);
@@ -211,39 +261,30 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
     }
     for (int t0 = first; t0 < last + PAST; t0 += AHEAD) {
         if (t0 + AHEAD < last + PAST) {
-            load_ahead<T, V, AHEAD>(x_next, x_from, t0 + AHEAD, tokens, a.channels);
-            load_ahead<T, V, AHEAD>(d_next, d_from, t0 + AHEAD, tokens, a.channels);
+            load_ahead<T, V, AHEAD>(x_next, x_from, t0 + AHEAD, tokens, channels);
+            load_ahead<T, V, AHEAD>(d_next, d_from, t0 + AHEAD, tokens, channels);
         }
+        const int oldest = t0 - PAST;
+        if (oldest >= 0 && oldest >= from && t0 + AHEAD <= last && t0 + AHEAD <= in.end && a.dx.here()) {
 #pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            const int t = t0 + i;
-            float x[V], dy[V], dx[V];
-            if (t < tokens && t >= in.end) {
-                finish<T, V>(a, open, b, t, c, from, last);
-                from = t;
-                in = span_of(a, t);
-                clear<V>(past);
+            for (int i = 0; i < AHEAD; i++) { /* no end in sight */
+                step_back<T, ACTIVATION, V>(a, dx, sum, x_now[i], d_now[i], tap, past, open, true, true);
+                store_all<T, V>(to + (unsigned)(oldest + i) * channels, dx);
             }
-            widen_all<T, V>(x, x_now[i]);
-            widen_all<T, V>(dy, d_now[i]);
+        } else {
 #pragma unroll
-            for (int v = 0; v < V; v++) {
-                float ds = activate_back_quick<T, ACTIVATION>(dy[v], sum_of<V>(tap, past, x[v], v), a.activation);
-                ds = t < tokens ? ds : 0.0f;
-                if (t < last) {
-                    sum[v][0] = fmaf(ds, past[0][v], sum[v][0]);
-                    sum[v][1] = fmaf(ds, past[1][v], sum[v][1]);
-                    sum[v][2] = fmaf(ds, past[2][v], sum[v][2]);
-                    sum[v][3] = fmaf(ds, x[v], sum[v][3]);
+            for (int i = 0; i < AHEAD; i++) {
+                const int t = t0 + i;
+                if (t < tokens && t >= in.end) {
+                    finish<T, V>(a, open, b, t, c, from, last);
+                    from = t;
+                    in = span_of(a, t);
+                    clear<V>(past);
                 }
-                dx[v] = fmaf(tap[v][0], ds, open[0][v]);
-                open[0][v] = fmaf(tap[v][1], ds, open[1][v]);
-                open[1][v] = fmaf(tap[v][2], ds, open[2][v]);
-                open[2][v] = tap[v][3] * ds;
-            }
-            move_past<V>(past, x);
-            if (t - PAST >= from && t - PAST < last) {
-                put<T, V>(a, b, t - PAST, c, dx);
+                step_back<T, ACTIVATION, V>(a, dx, sum, x_now[i], d_now[i], tap, past, open, t < last, t < tokens);
+                if (t - PAST >= from && t - PAST < last) {
+                    put<T, V>(a, b, t - PAST, c, dx);
+                }
             }
         }
 #pragma unroll
@@ -302,7 +343,7 @@ constexpr int V_BACK = 4;
 static bool is_wide(const carry_tensor &x, const carry_tensor &w, int64_t each) {
     const int64_t threads = x.shape[0] * ((x.shape[1] + each - 1) / each) * (x.shape[2] / ONCE);
     return w.shape[w.rank - 1] <= TAPS && x.shape[2] % ONCE == 0 && is_aligned(x.data) && is_aligned(w.data) &&
-           x.shape[1] < (1 << 30) && threads < (1 << 30);
+           x.shape[1] < (1 << 30) && x.shape[1] * x.shape[2] < (1 << 30) && threads < (1 << 30);
 }
 
 bool conv_wide(const carry_conv_args *args, cudaStream_t stream) {

@@ -1,6 +1,6 @@
 /* The root-mean-square norm of norm.cu for rows of whole vectors, up to 1024 elements, at the speed of memory.
 
-   GROUP threads, half a warp or a warp, have a row: VECS vectors of 8 elements each, in registers from the one time
+   GROUP threads, a warp or a part of one, have a row: VECS vectors of 8 elements each, in registers from the one time
    that they are read. Rows go round over the whole grid. Backward, dw of a group's rows is summed in registers, then
    over the groups of a block in order, into a row of the workspace; weights are in shared memory, since registers hold
    a row of x and of dy and the sums. */
@@ -17,14 +17,14 @@ template <int GROUP> static __device__ __forceinline__ float sum_over(float valu
 
 /* This thread's vectors of a row; what is past its end is zero. */
 template <typename T, int GROUP, int VECS>
-static __device__ __forceinline__ void load_row(eight<T> (&to)[VECS], const typename T::stored *row, int n) {
+static __device__ __forceinline__ void load_row(packed<T, ONCE> (&to)[VECS], const typename T::stored *row, int n) {
 #pragma unroll
     for (int k = 0; k < VECS; k++) {
         const int at = ((int)threadIdx.x % GROUP + k * GROUP) * ONCE;
         if (at < n) {
-            to[k] = *(const eight<T> *)(row + at);
+            to[k] = load_packed<T, ONCE>(row + at);
         } else {
-            to[k] = eight<T>{};
+            to[k] = packed<T, ONCE>{};
         }
     }
 }
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
     for (int64_t base = warp_first; base < a.rows; base += step) { /* all of a warp go on together */
         const bool there = base + own < a.rows;
         const int64_t row = there ? base + own : base;
-        eight<T> x[VECS], z[VECS];
+        packed<T, ONCE> x[VECS], z[VECS];
         load_row<T, GROUP, VECS>(x, a.x.data + row * a.n, n);
         if (GATED) {
             load_row<T, GROUP, VECS>(z, a.z.data + row * a.n, n);
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
         for (int k = 0; k < VECS; k++) {
 #pragma unroll
             for (int j = 0; j < ONCE; j++) {
-                const float value = quick<T>::widen(x[k].value[j]);
+                const float value = element_of<T, ONCE>(x[k], j);
                 squares = fmaf(value, value, squares);
             }
         }
@@ -73,14 +73,14 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
             float y[ONCE];
 #pragma unroll
             for (int j = 0; j < ONCE; j++) {
-                y[j] = quick<T>::widen(x[k].value[j]) * scale * w[k][j];
+                y[j] = element_of<T, ONCE>(x[k], j) * scale * w[k][j];
                 if (GATED) {
-                    const float gate = quick<T>::widen(z[k].value[j]);
+                    const float gate = element_of<T, ONCE>(z[k], j);
                     y[j] *= gate * quick<T>::sigmoid(gate);
                 }
             }
             if (there && at < n) {
-                *(eight<T> *)(a.y.data + row * a.n + at) = narrow_all<T, ONCE>(y);
+                store_all<T, ONCE>(a.y.data + row * a.n + at, y);
             }
         }
     }
@@ -107,7 +107,7 @@ template <typename T, int GROUP, int VECS, bool GATED>
 static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64_t row, bool there,
                                                     const float *weights, float (&dw)[VECS][ONCE]) {
     const int n = (int)a.n;
-    eight<T> x[VECS], dy[VECS], z[VECS], old[VECS];
+    packed<T, ONCE> x[VECS], dy[VECS], z[VECS], old[VECS];
     float squares = 0.0f, dots = 0.0f;
     load_row<T, GROUP, VECS>(x, a.x.data + row * a.n, n);
     load_row<T, GROUP, VECS>(dy, a.dy.data + row * a.n, n);
@@ -122,10 +122,10 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
         read_weights<GROUP>(w, weights, k);
 #pragma unroll
         for (int j = 0; j < ONCE; j++) {
-            const float value = quick<T>::widen(x[k].value[j]);
-            float g = quick<T>::widen(dy[k].value[j]) * w[j];
+            const float value = element_of<T, ONCE>(x[k], j);
+            float g = element_of<T, ONCE>(dy[k], j) * w[j];
             if (GATED) {
-                const float gate = quick<T>::widen(z[k].value[j]);
+                const float gate = element_of<T, ONCE>(z[k], j);
                 g *= gate * quick<T>::sigmoid(gate);
             }
             squares = fmaf(value, value, squares);
@@ -142,25 +142,25 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
         read_weights<GROUP>(w, weights, k);
 #pragma unroll
         for (int j = 0; j < ONCE; j++) {
-            const float value = quick<T>::widen(x[k].value[j]), up = quick<T>::widen(dy[k].value[j]);
+            const float value = element_of<T, ONCE>(x[k], j), up = element_of<T, ONCE>(dy[k], j);
             float gate = 1.0f;
             if (GATED) {
-                const float in = quick<T>::widen(z[k].value[j]), s = quick<T>::sigmoid(in);
+                const float in = element_of<T, ONCE>(z[k], j), s = quick<T>::sigmoid(in);
                 gate = in * s;
                 dz[j] = up * w[j] * (value * scale) * silu_slope_of(in, s);
             }
             dx[j] = scale * (up * w[j] * gate) - back * value;
             if (!GATED && a.accumulate) {
-                dx[j] += quick<T>::widen(old[k].value[j]);
+                dx[j] += element_of<T, ONCE>(old[k], j);
             }
             dw[k][j] = fmaf(up * (value * scale), gate * counts, dw[k][j]);
         }
         if (there && at < n) {
             if (a.dx.here()) {
-                *(eight<T> *)(a.dx.data + row * a.n + at) = narrow_all<T, ONCE>(dx);
+                store_all<T, ONCE>(a.dx.data + row * a.n + at, dx);
             }
             if (GATED && a.dz.here()) {
-                *(eight<T> *)(a.dz.data + row * a.n + at) = narrow_all<T, ONCE>(dz);
+                store_all<T, ONCE>(a.dz.data + row * a.n + at, dz);
             }
         }
     }
@@ -245,7 +245,11 @@ template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream)
     if (!fits(a)) {
         return false;
     }
-    if (a.n <= 128) {
+    if (a.n <= 32) {
+        launch<T, 4, 1>(a, stream);
+    } else if (a.n <= 64) {
+        launch<T, 8, 1>(a, stream);
+    } else if (a.n <= 128) {
         launch<T, 16, 1>(a, stream);
     } else if (a.n <= 256) {
         launch<T, 32, 1>(a, stream);
@@ -262,7 +266,11 @@ template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *bl
     if (!fits(a) || (a.z.data != NULL && a.accumulate)) {
         return false;
     }
-    if (a.n <= 128) {
+    if (a.n <= 32) {
+        *blocks = launch_backward<T, 4, 1, 512, 2>(a, *blocks, stream);
+    } else if (a.n <= 64) {
+        *blocks = launch_backward<T, 8, 1, 512, 2>(a, *blocks, stream);
+    } else if (a.n <= 128) {
         *blocks = launch_backward<T, 16, 1, 512, 2>(a, *blocks, stream);
     } else if (a.n <= 256) {
         *blocks = launch_backward<T, 32, 1, 512, 2>(a, *blocks, stream);

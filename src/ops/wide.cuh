@@ -105,14 +105,82 @@ template <typename T, int V> static __device__ __forceinline__ several<T, V> nar
     return to;
 }
 
-/* By one access, where the compiler would make several of a struct. */
+/* V elements as words of 32 bits, in as many registers; the compiler would keep a struct of 16-bit elements in a
+   register each, and store it in parts. Read through intrinsics, which are one access each: only what the kernel does
+   not write. */
+template <typename T, int V> struct packed {
+    static constexpr int WORDS = V * (int)sizeof(typename T::stored) / 4;
+    uint32_t word[WORDS];
+};
+
+template <typename T, int V>
+static __device__ __forceinline__ packed<T, V> load_packed(const typename T::stored *from) {
+    constexpr int WORDS = packed<T, V>::WORDS;
+    packed<T, V> to;
+    if constexpr (WORDS % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 4) {
+            const uint4 four = __ldcg((const uint4 *)from + i / 4);
+            to.word[i] = four.x;
+            to.word[i + 1] = four.y;
+            to.word[i + 2] = four.z;
+            to.word[i + 3] = four.w;
+        }
+    } else {
+        static_assert(WORDS == 2, "8 or 16 bytes, or whole 16");
+        const uint2 two = __ldcg((const uint2 *)from);
+        to.word[0] = two.x;
+        to.word[1] = two.y;
+    }
+    return to;
+}
+
+/* Element j; constants only, so that words stay in registers. */
+template <typename T, int V> static __device__ __forceinline__ float element_of(const packed<T, V> &from, int j) {
+    if constexpr (sizeof(typename T::stored) == 4) {
+        return __uint_as_float(from.word[j]);
+    } else if constexpr (quick<T>::BY_PAIRS) {
+        return __uint_as_float(j % 2 == 0 ? from.word[j / 2] << 16 : from.word[j / 2] & 0xffff0000u);
+    } else {
+        return quick<T>::widen((uint16_t)(from.word[j / 2] >> (j % 2 * 16)));
+    }
+}
+
+template <typename T, int V>
+static __device__ __forceinline__ void widen_packed(float (&to)[V], const packed<T, V> &from) {
+#pragma unroll
+    for (int j = 0; j < V; j++) {
+        to[j] = element_of<T, V>(from, j);
+    }
+}
+
+template <typename T> static __device__ __forceinline__ uint32_t pair_of(float low, float high) {
+    if constexpr (quick<T>::BY_PAIRS) {
+        return pair_of_bf16(low, high);
+    } else {
+        return (uint32_t)T::narrow(low) | (uint32_t)T::narrow(high) << 16;
+    }
+}
+
 template <typename T, int V>
 static __device__ __forceinline__ void store_all(typename T::stored *to, const float (&from)[V]) {
-    if constexpr (quick<T>::BY_PAIRS && V == 8) {
-        *(uint4 *)to = make_uint4(pair_of_bf16(from[0], from[1]), pair_of_bf16(from[2], from[3]),
-                                  pair_of_bf16(from[4], from[5]), pair_of_bf16(from[6], from[7]));
+    constexpr int WORDS = packed<T, V>::WORDS;
+    uint32_t word[WORDS];
+#pragma unroll
+    for (int i = 0; i < WORDS; i++) {
+        if constexpr (sizeof(typename T::stored) == 4) {
+            word[i] = __float_as_uint(from[i]);
+        } else {
+            word[i] = pair_of<T>(from[2 * i], from[2 * i + 1]);
+        }
+    }
+    if constexpr (WORDS % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < WORDS; i += 4) {
+            __stcg((uint4 *)to + i / 4, make_uint4(word[i], word[i + 1], word[i + 2], word[i + 3]));
+        }
     } else {
-        *(several<T, V> *)to = narrow_all<T, V>(from);
+        __stcg((uint2 *)to, make_uint2(word[0], word[1]));
     }
 }
 

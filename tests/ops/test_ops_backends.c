@@ -9,7 +9,7 @@
 #define CALL(expression) assert_ok(ctx, expression)
 
 /* Rows shorter and longer than a warp's, and around the sizes of blocks. */
-static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64}, {37, 128},
+static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64}, {131, 32}, {37, 128},
                                         {19, 200}, {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}};
 #define ROW_SHAPES(s) for (size_t s = 0; s < sizeof row_shapes / sizeof *row_shapes; s++, free_operands())
 
