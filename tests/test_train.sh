@@ -158,6 +158,17 @@ for other in two split; do
         fail "$other: loss $(loss $other.json), one rank $(loss one.json)"
 done
 
+# Presets by name, and a window of steps in a profile, after which the training ends.
+expect 2 "expected gdn-130m or deltanet-13m" train --preset gdn --task copy --steps 1 --out none
+if "$carry" runs > runs 2> /dev/null; then # a build with the lab
+    expect 2 "are steps of train, not of bench" profile --profile-steps 2 bench scan:dense:t8:n2
+    "$carry" profile --no-store train --preset deltanet-13m --layers 1 --hidden 16 --heads 1 --batch 1 --length 16 --dtype f32 --no-store \
+        --device cpu --profile-from 2 --profile-steps 3 --out window -o window.json.gz --json > window.json 2> /dev/null ||
+        fail "a window of a training was not profiled"
+    grep -q '"name": "step".*"calls": 3,' window.json || fail "the window has not three steps"
+    [ -e window/step-4 ] || fail "a profiled training did not end after its window"
+fi
+
 # A rate that is too high: the step and the tensor are named, the state before is saved.
 expect 2 "the first tensor that was not finite" train --data book.txt $small --rate 1000 --decay 1000 --warmup 0 \
     --clip 0 --steps 60 --out blown

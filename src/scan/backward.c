@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/launching.h"
 #include "core/limit.h"
 #include "core/span.h"
 #include "core/threads.h"
@@ -314,6 +315,7 @@ static carry_status go_back(carry_scan_plan *plan, const carry_scan_backward_arg
 carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_backward_args *gradients, void *workspace,
                                  size_t workspace_bytes) {
     CARRY_SPAN(plan->ctx, "scan", "backward");
+    carry_launching_set("scan backward");
     CARRY_TRY(check_backward(plan, gradients, workspace, workspace_bytes));
     const int threads = carry_limit_threads(plan->ctx, carry_scan_plan_threads(plan));
     const carry_status status = go_back(plan, gradients, workspace, workspace_bytes);

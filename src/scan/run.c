@@ -1,5 +1,6 @@
 /* Running a plan: checks, the order of the recurrence, the algorithm. */
 #include "core/context.h"
+#include "core/launching.h"
 #include "core/limit.h"
 #include "core/span.h"
 #include "scan/check.h"
@@ -51,6 +52,7 @@ carry_status carry_scan_run(carry_scan_plan *plan, const carry_scan_args *args, 
     }
     work.workspace = workspace;
     work.workspace_bytes = workspace_bytes;
+    carry_launching_set("scan");
     carry_track *const track = carry_span_begin(plan->ctx, &plan->algorithm->span);
     const int threads = carry_limit_threads(plan->ctx, carry_scan_plan_threads(plan));
     carry_status status = plan->algorithm->run(&work);

@@ -115,7 +115,9 @@ static void tell(void *training, const carry_steps_report *r) {
                                        .mfu = h->peak > 0.0 ? tokens_per_s * t->flops / h->peak : NAN,
                                        .memory = t->most > 0.0 ? t->most : NAN,
                                        .left = r->left};
-    carry_sink_metric(&h->sink, r->step, "loss", report.loss);
+    if (isfinite(report.loss)) {
+        carry_sink_metric(&h->sink, r->step, "loss", report.loss);
+    }
     carry_sink_metric(&h->sink, r->step, "tokens_per_s", report.tokens_per_s);
     if (isfinite(report.mfu)) {
         carry_sink_metric(&h->sink, r->step, "mfu", report.mfu);

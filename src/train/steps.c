@@ -204,7 +204,9 @@ static void tell(carry_steps *s, carry_steps_report *report) {
     report->left = s->spent / (double)s->done * (double)(s->schedule.steps - s->step);
     if (s->speaks) {
         carry_sink_metric(s->sink, s->step, "rate", report->rate);
-        carry_sink_metric(s->sink, s->step, "norm", report->norm);
+        if (isfinite(report->norm)) { /* no step was finite yet: nothing to plot */
+            carry_sink_metric(s->sink, s->step, "norm", report->norm);
+        }
         s->trainee->report(s->self, report);
     }
     *report = (carry_steps_report){0};

@@ -2,6 +2,7 @@
 #include "train/steps_state.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -38,7 +39,9 @@ void carry_steps_init(carry_steps *s, carry_comm *comm, const char *out, const c
                        .sink = sink,
                        .speaks = carry_comm_rank(comm) == 0,
                        .folder = {.lock = -1, .newest = -1},
-                       .found = {.step = -1}};
+                       .found = {.step = -1},
+                       .loss = NAN,
+                       .norm = NAN};
 }
 
 carry_status carry_steps_find(carry_steps *s, bool resume) {

@@ -8,6 +8,7 @@
 
 #include "carry/scan.h"
 #include "core/context.h"
+#include "core/launching.h"
 #include "core/span.h"
 #include "delta/dense.h"
 
@@ -159,6 +160,7 @@ static carry_tensor transitions(const mixing *m, float *data) {
 /* The states after every token of these units. */
 static carry_status make_states(mixing *m, const carry_delta_inputs *in, const layout *l) {
     CARRY_SPAN(m->ctx, "model", "scan");
+    carry_launching_set("delta as a scan");
     CARRY_TRY(m->kernels->steps(m->delta, in, &l->units));
     const carry_tensor S = states(m, l->units.S);
     return carry_scan_run(m->forward, &(carry_scan_args){.h = S, .A = transitions(m, l->units.A), .b = S}, l->scan,
@@ -187,6 +189,7 @@ carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_
     lay_out(m, &arena, &l);
     for (l.units.first = 0; l.units.first < m->units; l.units.first += m->together) {
         CARRY_TRY(make_states(m, &in, &l));
+        carry_launching_set("delta as a scan");
         CARRY_TRY(m->kernels->outputs(m->delta, &in, args->o, &l.units));
     }
     return CARRY_OK;
@@ -210,11 +213,13 @@ carry_status carry_mixer_device_backward(void *opened, const carry_delta_backwar
     lay_out(m, &arena, &l);
     for (l.units.first = 0; l.units.first < m->units; l.units.first += m->together) {
         CARRY_TRY(make_states(m, &in, &l));
+        carry_launching_set("delta as a scan, backward");
         CARRY_TRY(m->kernels->seeds(m->delta, &in, args->grad_o, &l.units));
         const carry_tensor L = states(m, l.units.L);
         const carry_scan_backward_args gradients = {
             .db = L, .dh = L, .A = transitions(m, l.units.A), .h = states(m, l.units.S)};
         CARRY_TRY(carry_scan_backward(m->backward, &gradients, l.scan, m->scan_bytes));
+        carry_launching_set("delta as a scan, backward");
         CARRY_TRY(m->kernels->parts(m->delta, args, &l.units));
     }
     return m->kernels->gradients(m->delta, args, &l.units);

@@ -4,14 +4,14 @@
 
 #include "model/lm/mixer.h"
 
-carry_status carry_mixer_device_open(carry_ctx *ctx, void **mixing, const carry_delta_problem *problem,
+carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
                                      const char *algorithm, bool linear);
-void carry_mixer_device_close(void *mixing);
-const char *carry_mixer_device_plan(const void *mixing);
-size_t carry_mixer_device_workspace(const void *mixing);
-carry_status carry_mixer_device_forward(void *mixing, const carry_delta_forward_args *args, void *workspace,
+void carry_mixer_device_close(void *opened);
+const char *carry_mixer_device_plan(const void *opened);
+size_t carry_mixer_device_workspace(const void *opened);
+carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_args *args, void *workspace,
                                         size_t bytes);
-carry_status carry_mixer_device_backward(void *mixing, const carry_delta_backward_args *args, void *workspace,
+carry_status carry_mixer_device_backward(void *opened, const carry_delta_backward_args *args, void *workspace,
                                          size_t bytes);
 
 #endif
