@@ -60,9 +60,9 @@ await() {
 
 check_survivors() {
     survivors=$((ranks - 1))
-    sentence='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
+    message='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
     [ "$(grep -c '^told' "$log")" = $survivors ] || fail "not one error message from each of $survivors ranks"
-    [ "$(grep -c "$sentence" "$log")" = $survivors ] || fail "an error message without operation, rank or seconds"
+    [ "$(grep -c "$message" "$log")" = $survivors ] || fail "an error message without operation, rank or seconds"
     [ "$(grep -c '^1$' "$codes")" = $survivors ] || fail "not every survivor ended with 1"
     awk -v most=$((deadline + margin)) '/^told after/ && $3 > most { late = 1 } END { exit late }' "$log" ||
         fail "somebody waited for longer than the deadline"

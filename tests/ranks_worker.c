@@ -86,14 +86,14 @@ static carry_status work(void *user, carry_comm *comm) {
 
 int main(int count, char **arguments) {
     static worker w;
-    char sentence[512];
+    char message[512];
     const double deadline = count > 1 ? strtod(arguments[1], NULL) : 2;
     if (!is_under_mpi() || carry_comm_kind_name(2, NULL) == NULL) {
         (void)fprintf(stderr, "ranks_worker: start it with mpirun, in a build with MPI\n");
         return 77;
     }
-    const carry_status status = run_ranks(1, &(carry_comm_options){.deadline = deadline}, work, &w, sentence);
-    (void)printf("told after %.3f s: %s: %s\n", carry_seconds() - w.began, carry_status_name(status), sentence);
+    const carry_status status = run_ranks(1, &(carry_comm_options){.deadline = deadline}, work, &w, message);
+    (void)printf("told after %.3f s: %s: %s\n", carry_seconds() - w.began, carry_status_name(status), message);
     (void)fflush(stdout);
     return 1;
 }

@@ -2,7 +2,7 @@
    are those of the rank that was slowest at it, since whoever waits for all ranks waits for that one.
 
    Both are collectives: all ranks call them with the same arguments and get the same figures. A rank that fails does
-   not end the communicator: it gets its own status, and the others CARRY_EPEER with its sentence. */
+   not end the communicator: it gets its own status, and the others CARRY_EPEER with its message. */
 #ifndef CARRY_LAB_BENCH_RANKS_H
 #define CARRY_LAB_BENCH_RANKS_H
 

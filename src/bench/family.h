@@ -52,7 +52,7 @@ typedef struct carry_family {
     void (*close)(void *instance);
     double (*bytes)(const void *instance); /* one set of inputs and outputs */
     const char *(*method)(int index);      /* NULL past the end */
-    /* CARRY_EUNSUPPORTED when it does not apply; the context's sentence says why. NULL: the planner's choice. */
+    /* CARRY_EUNSUPPORTED when it does not apply; the context's message says why. NULL: the planner's choice. */
     carry_status (*choose)(void *instance, const char *method);
     const char *(*chosen)(const void *instance);
     const char *(*about_plan)(const void *instance);

@@ -95,10 +95,10 @@ bool cli_has_recorder(void);
 /* A word of the command line for a message: cut short, control characters shown as ?. */
 const char *cli_shown(char shown[64], const char *text);
 
-/* "carry: sentence" on standard error; returns CLI_IMPOSSIBLE. Of several processes all refuse alike: rank 0 says it.
+/* "carry: message" on standard error; returns CLI_IMPOSSIBLE. Of several processes all refuse alike: rank 0 says it.
  */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The context's last sentence, likewise; of several processes each says its own, with its rank. */
+/* The context's last message, likewise; of several processes each says its own, with its rank. */
 int cli_failed(carry_ctx *ctx);
 
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */

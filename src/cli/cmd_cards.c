@@ -104,15 +104,15 @@ static void print_problem(const cli_desk *d, const carry_library_problem *proble
         cli_json_text("path", problem->path);
         cli_json_integer("line", problem->line);
         cli_json_text("rule", problem->rule);
-        cli_json_text("problem", problem->sentence);
+        cli_json_text("problem", problem->message);
         cli_json_close();
     } else if (strcmp(problem->rule, "unreadable") == 0) {
-        (void)printf("%s%s%s  %s\n", cli_red(), problem->rule, cli_plain(), problem->sentence);
+        (void)printf("%s%s%s  %s\n", cli_red(), problem->rule, cli_plain(), problem->message);
     } else if (problem->line > 0) {
         (void)printf("%s%s%s  %s:%d: %s\n", cli_red(), problem->rule, cli_plain(), problem->path, problem->line,
-                     problem->sentence);
+                     problem->message);
     } else {
-        (void)printf("%s%s%s  %s: %s\n", cli_red(), problem->rule, cli_plain(), problem->path, problem->sentence);
+        (void)printf("%s%s%s  %s: %s\n", cli_red(), problem->rule, cli_plain(), problem->path, problem->message);
     }
 }
 
@@ -247,7 +247,7 @@ static int run_action(cli_desk *d, const action *what, const char *folder, int c
     }
     int code;
     if (!what->takes_broken && d->library->problems > 0) {
-        code = cli_refuse("%s", d->library->problem[0].sentence);
+        code = cli_refuse("%s", d->library->problem[0].message);
     } else {
         code = what->run(d, count, words);
     }

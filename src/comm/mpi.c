@@ -74,7 +74,7 @@ static void finish(void) {
     int finalized = 1;
     MPI_Finalized(&finalized);
     if (has_failed) {
-        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their sentence */
+        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their message */
     } else if (!finalized) {
         MPI_Finalize();
     }

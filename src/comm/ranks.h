@@ -18,7 +18,7 @@ typedef struct carry_rank {
 typedef carry_status (*carry_rank_function)(void *user, const carry_rank *self);
 
 /* Rank 0 is the calling thread. Returns when all have; the status of the lowest rank that failed for a reason of its
-   own. The sentence of a rank's failure is in that rank's context; ctx is for those of starting. */
+   own. The message of a rank's failure is in that rank's context; ctx is for those of starting. */
 carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function function, void *user);
 
 /* The same; *failed is the rank whose status it is, or -1 when none has failed or not all could be started. */

@@ -14,7 +14,7 @@ void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int li
 /* The status is spelt out again, so that whoever reads the caller, a compiler too, sees that it fails. */
 #define carry_fail(ctx, status, ...) (carry_fail_at(ctx, status, __FILE__, __LINE__, __VA_ARGS__), (status))
 
-/* Return upward on failure; the sentence is already in the context. */
+/* Return upward on failure; the message is already in the context. */
 #define CARRY_TRY(expression)                    \
     do {                                         \
         carry_status try_status_ = (expression); \

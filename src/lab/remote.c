@@ -168,10 +168,10 @@ carry_status carry_remote_shell(carry_remote *remote, carry_process_result *resu
     const carry_status status = feed(remote, result, script, how);
     free(script);
     if (status == CARRY_EINTERRUPTED || (status == CARRY_OK && result->timed_out)) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(remote->ctx));
+        char message[400];
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(remote->ctx));
         (void)carry_remote_end(remote);
-        return status == CARRY_OK ? CARRY_OK : carry_fail(remote->ctx, status, "%s", sentence);
+        return status == CARRY_OK ? CARRY_OK : carry_fail(remote->ctx, status, "%s", message);
     }
     return status;
 }

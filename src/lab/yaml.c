@@ -235,12 +235,12 @@ carry_yaml *carry_yaml_get(carry_yaml *mapping, const char *key) {
 }
 
 carry_status carry_yaml_fail(carry_ctx *ctx, const carry_yaml *node, const char *name, const char *format, ...) {
-    char sentence[400];
+    char message[400];
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(sentence, sizeof sentence, format, arguments);
+    (void)vsnprintf(message, sizeof message, format, arguments);
     va_end(arguments);
-    return carry_fail(ctx, CARRY_EARGUMENT, "%s:%d:%d: %s", name, node->line, node->column, sentence);
+    return carry_fail(ctx, CARRY_EARGUMENT, "%s:%d:%d: %s", name, node->line, node->column, message);
 }
 
 carry_status carry_yaml_finish(carry_ctx *ctx, const carry_yaml *mapping, const char *name, const char *known) {

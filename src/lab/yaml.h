@@ -28,7 +28,7 @@ void carry_yaml_free(carry_yaml *root);
 
 /* A mapping's member, or NULL; marks it as seen. */
 carry_yaml *carry_yaml_get(carry_yaml *mapping, const char *key);
-/* "name:line:column: sentence". */
+/* "name:line:column: message". */
 carry_status carry_yaml_fail(carry_ctx *ctx, const carry_yaml *node, const char *name, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 /* Refuses the first member of this mapping that nobody asked for, naming those that are known. */

@@ -19,7 +19,7 @@
 
 struct carry_controls {
     pthread_mutex_t writing; /* one writer: owns ctx and draft; taken before `reading` */
-    carry_ctx *ctx;          /* for sentences; the maker's belongs to another thread */
+    carry_ctx *ctx;          /* for messages; the maker's belongs to another thread */
     carry_control_state draft;
     pthread_mutex_t reading; /* what follows */
     pthread_cond_t changed;

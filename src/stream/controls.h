@@ -37,7 +37,7 @@ typedef struct carry_control_state {
 } carry_control_state;
 
 typedef struct carry_controls carry_controls;
-/* start NULL: the default. It is refused by the same rules and sentences as what is applied later. */
+/* start NULL: the default. It is refused by the same rules and messages as what is applied later. */
 carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const carry_control_state *start);
 void carry_controls_free(carry_controls *controls);
 /* What the model was made for: its words (vocabulary.h; "": all) and its first level (0: any). Steps that begin far

@@ -34,7 +34,7 @@ static bool is_number(const carry_json *value) {
     return value->kind == CARRY_JSON_NUMBER && isfinite(value->as.number.value);
 }
 
-/* A text, or {"text": ..., "weight": ...}; place is for the sentence. */
+/* A text, or {"text": ..., "weight": ...}; place is for the message. */
 static carry_status take_one_prompt(carry_ctx *ctx, const control *c, carry_prompt *prompt, const carry_json *value,
                                     int place) {
     const carry_json *text = value;
@@ -222,7 +222,7 @@ static const control table[] = {
     {"noise", "a number from 0 to 2", take_noise, put_noise},
 };
 enum { CONTROLS = sizeof table / sizeof table[0] };
-_Static_assert(CARRY_PROMPT_BYTES == 4096 && CARRY_PROMPTS == 8 && CARRY_CONTROL_STEPS == 16, "the sentences say so");
+_Static_assert(CARRY_PROMPT_BYTES == 4096 && CARRY_PROMPTS == 8 && CARRY_CONTROL_STEPS == 16, "the messages say so");
 
 const char *carry_control_key(int index, const char **may_be) {
     if (index < 0 || index >= CONTROLS) {

@@ -1,4 +1,4 @@
-/* The handshake of a stream: one table of what is compared serves filling, comparing and the sentence. */
+/* The handshake of a stream: one table of what is compared serves filling, comparing and the message. */
 #include "stream/handshake.h"
 
 #include <inttypes.h>

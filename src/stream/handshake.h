@@ -1,7 +1,7 @@
 /* What all ranks of a stream must agree on, compared once everything has been loaded and before the pipeline runs.
 
    Opening a communicator has compared library and compiler already; this is what is known later. The record is
-   gathered by all from all, so every rank compares the same records and ends alike, with the same sentence: each
+   gathered by all from all, so every rank compares the same records and ends alike, with the same message: each
    difference by rank, "rank 2 has a mesh of 3, rank 0 has 2". */
 #ifndef CARRY_STREAM_HANDSHAKE_H
 #define CARRY_STREAM_HANDSHAKE_H

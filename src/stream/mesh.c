@@ -136,7 +136,7 @@ static carry_status validate(carry_mesh *mesh, carry_envelope *e, const void *by
     return check_position(mesh, e, before.any && e->cache_epoch != before.cache_epoch);
 }
 
-/* Nobody is left waiting: the mesh is sent home, then stage 0 is told. The sentence stays in the context. */
+/* Nobody is left waiting: the mesh is sent home, then stage 0 is told. The message stays in the context. */
 static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
     const carry_call call = call_of(e);
     char why[512];

@@ -24,12 +24,12 @@ static void expect_refused(carry_ctx *ctx, const char *text, carry_status expect
     carry_problem problem;
     memset(&problem, 0xff, sizeof problem);
     carry_status status = carry_problem_parse(ctx, &problem, text);
-    const char *sentence = carry_ctx_error(ctx);
-    if (status != expected || strstr(sentence, words) == NULL) {
+    const char *message = carry_ctx_error(ctx);
+    if (status != expected || strstr(message, words) == NULL) {
         fail_msg("'%s': expected %s with '%s', got %s: %s", text, carry_status_name(expected), words,
-                 carry_status_name(status), status == CARRY_OK ? "" : sentence);
+                 carry_status_name(status), status == CARRY_OK ? "" : message);
     }
-    for (const char *at = sentence; *at != '\0'; at++) {
+    for (const char *at = message; *at != '\0'; at++) {
         assert_true(isprint((unsigned char)*at)); /* what was typed must not drive the terminal */
     }
 }

@@ -49,11 +49,11 @@ static carry_status rank_of(void *user, carry_comm *comm) {
 static void test_work_may_take_longer_than_the_deadline(void **state) {
     (void)state;
     for (int ranks = 1; ranks <= 4; ranks += 3) {
-        char sentence[512];
+        char message[512];
         scene s = {.works = 5.0, .root = ranks - 1};
-        const carry_status status = run_ranks(ranks, &world, rank_of, &s, sentence);
+        const carry_status status = run_ranks(ranks, &world, rank_of, &s, message);
         if (status != CARRY_OK) {
-            fail_msg("%s", sentence);
+            fail_msg("%s", message);
         }
         for (int r = 0; r < ranks; r++) {
             assert_int_equal(s.told[r], CARRY_OK);

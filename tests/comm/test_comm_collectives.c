@@ -7,11 +7,11 @@ static double value(uint64_t key, int rank, int64_t i) {
 }
 
 static void run_every_size(carry_comm_function function, void *user) {
-    char sentence[512];
+    char message[512];
     for (size_t i = 0; i < (is_under_mpi() ? 1 : sizeof sizes / sizeof sizes[0]); i++) {
-        carry_status status = run_ranks(sizes[i], &world, function, user, sentence);
+        carry_status status = run_ranks(sizes[i], &world, function, user, message);
         if (status != CARRY_OK) {
-            fail_msg("%d ranks: %s: %s", sizes[i], carry_status_name(status), sentence);
+            fail_msg("%d ranks: %s: %s", sizes[i], carry_status_name(status), message);
         }
     }
 }

@@ -97,7 +97,7 @@ static void expect_bytes(place *p, const char *path, const void *bytes, size_t l
     free(text);
 }
 
-/* Refused, with the path in the sentence and nothing to free. */
+/* Refused, with the path in the message and nothing to free. */
 static void expect_unreadable(place *p, carry_status expected, const char *path, size_t limit) {
     char nothing;
     char *text = &nothing;

@@ -106,9 +106,9 @@ static void every_rank_gets_what_lies_before_it(void **unused) {
         for (int64_t window = 0; window <= MOST_WINDOW; window++) {
             for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
                 shared s = make(seed, sizes[i], window);
-                char sentence[512];
-                if (run_ranks(sizes[i], &world, exchange, &s, sentence) != CARRY_OK) {
-                    fail_msg("seed %d, W %d, %d ranks: %s", (int)seed, (int)window + 1, sizes[i], sentence);
+                char message[512];
+                if (run_ranks(sizes[i], &world, exchange, &s, message) != CARRY_OK) {
+                    fail_msg("seed %d, W %d, %d ranks: %s", (int)seed, (int)window + 1, sizes[i], message);
                 }
             }
         }
@@ -119,14 +119,14 @@ static void ranks_that_differ_are_told_so(void **unused) {
     (void)unused;
     shared s = make(1, 4, 3);
     s.fails = 2;
-    char sentence[512];
-    assert_int_equal(run_ranks(4, &world, exchange, &s, sentence), CARRY_EARGUMENT);
-    assert_non_null(strstr(sentence, "rank 2 one of 2 x 3 x 4"));
+    char message[512];
+    assert_int_equal(run_ranks(4, &world, exchange, &s, message), CARRY_EARGUMENT);
+    assert_non_null(strstr(message, "rank 2 one of 2 x 3 x 4"));
 }
 
 typedef struct told {
     carry_status status[RANKS];
-    char sentence[RANKS][256];
+    char message[RANKS][256];
 } told;
 
 /* Nobody fails as a rank, which would end the others in the middle of it. */
@@ -137,7 +137,7 @@ static carry_status refused(void *user, carry_comm *comm) {
     carry_tensor x = carry_view_3d(data, CARRY_F32, 1, 2, 3);
     carry_tensor before = carry_view_3d(data + 6, CARRY_F32, 1, 1, rank == 1 ? 2 : 3);
     t->status[rank] = carry_halo_forward(comm, before, x);
-    (void)snprintf(t->sentence[rank], sizeof t->sentence[rank], "%s", carry_ctx_error(carry_comm_ctx(comm)));
+    (void)snprintf(t->message[rank], sizeof t->message[rank], "%s", carry_ctx_error(carry_comm_ctx(comm)));
     return CARRY_OK;
 }
 
@@ -148,7 +148,7 @@ static void a_refusal_reaches_everybody(void **unused) {
     assert_int_equal(run_ranks(3, &world, refused, &t, NULL), CARRY_OK);
     for (int r = 0; r < 3; r++) {
         assert_int_equal(t.status[r], r == 1 ? CARRY_ESHAPE : CARRY_EARGUMENT);
-        assert_non_null(strstr(t.sentence[r], r == 1 ? "before has shape [1, 1, 2]" : "rank 1 has refused"));
+        assert_non_null(strstr(t.message[r], r == 1 ? "before has shape [1, 1, 2]" : "rank 1 has refused"));
     }
 }
 

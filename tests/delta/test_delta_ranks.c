@@ -246,9 +246,9 @@ static void no_tokens_at_all_leave_the_states(void **unused) {
         for (int i = 0; i < 24; i++) {
             states[i] = (float)i + 1.0f;
         }
-        char sentence[512];
-        if (run_ranks(ranks, &world, nothing_at_all, states, sentence) != CARRY_OK) {
-            fail_msg("%d ranks: %s", ranks, sentence);
+        char message[512];
+        if (run_ranks(ranks, &world, nothing_at_all, states, message) != CARRY_OK) {
+            fail_msg("%d ranks: %s", ranks, message);
         }
         for (int i = 0; i < 8; i++) {
             assert_true(states[8 + i] == states[i] && states[16 + i] == 0.0f);

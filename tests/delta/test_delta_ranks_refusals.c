@@ -1,4 +1,4 @@
-/* The delta rule over ranks: what is refused, on which rank, with what sentence; and that nobody waits for ever. */
+/* The delta rule over ranks: what is refused, on which rank, with what message; and that nobody waits for ever. */
 #include "comm_support.h"
 
 enum { TOKENS = 6, HEADS = 2, K = 3, V = 2, SEQUENCES = 2, NUMBERS = TOKENS * HEADS * K };
@@ -25,12 +25,12 @@ static carry_status plan_only(void *user, carry_comm *comm) {
 }
 
 static void expect_refusal(odd o, carry_status status, const char *words) {
-    char sentence[512];
+    char message[512];
     for (o.rank = 0; o.rank <= RANKS; o.rank += o.rank == 2 ? RANKS - 2 : 1) {
-        carry_status got = run_ranks(3, &world, plan_only, &o, sentence);
-        /* Rank 0's sentence is its own refusal, or that of another one as told. */
-        if ((got != status && got != CARRY_EARGUMENT) || strstr(sentence, words) == NULL) {
-            fail_msg("rank %d: expected '%s', got %s: %s", o.rank, words, carry_status_name(got), sentence);
+        carry_status got = run_ranks(3, &world, plan_only, &o, message);
+        /* Rank 0's message is its own refusal, or that of another one as told. */
+        if ((got != status && got != CARRY_EARGUMENT) || strstr(message, words) == NULL) {
+            fail_msg("rank %d: expected '%s', got %s: %s", o.rank, words, carry_status_name(got), message);
         }
     }
 }
@@ -59,18 +59,18 @@ static void problems_are_refused_by_name(void **unused) {
 
 static void ranks_that_differ_are_told_so(void **unused) {
     (void)unused;
-    char sentence[512];
+    char message[512];
     odd o = {.rank = 1, .problem = good};
     o.problem.key = K + 1;
-    assert_int_equal(run_ranks(3, &world, plan_only, &o, sentence), CARRY_EARGUMENT);
-    assert_non_null(strstr(sentence, "K 3"));
-    assert_non_null(strstr(sentence, "rank 1 has"));
-    assert_non_null(strstr(sentence, "K 4"));
+    assert_int_equal(run_ranks(3, &world, plan_only, &o, message), CARRY_EARGUMENT);
+    assert_non_null(strstr(message, "K 3"));
+    assert_non_null(strstr(message, "rank 1 has"));
+    assert_non_null(strstr(message, "K 4"));
     o = (odd){.rank = 2, .problem = good, .options.groups = 2};
-    assert_int_equal(run_ranks(3, &world, plan_only, &o, sentence), CARRY_EARGUMENT);
+    assert_int_equal(run_ranks(3, &world, plan_only, &o, message), CARRY_EARGUMENT);
     o = (odd){.rank = 2, .problem = good};
     o.problem.tokens = 0; /* as it may */
-    assert_int_equal(run_ranks(3, &world, plan_only, &o, sentence), CARRY_OK);
+    assert_int_equal(run_ranks(3, &world, plan_only, &o, message), CARRY_OK);
 }
 
 typedef struct fault {
@@ -136,10 +136,10 @@ static carry_status call(void *user, carry_comm *comm) {
 }
 
 static void expect_fault(fault f) {
-    char sentence[512];
-    carry_status got = run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, sentence);
-    if (got != f.wanted || strstr(sentence, f.words) == NULL) {
-        fail_msg("expected '%s', got %s: %s", f.words, carry_status_name(got), sentence);
+    char message[512];
+    carry_status got = run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, message);
+    if (got != f.wanted || strstr(message, f.words) == NULL) {
+        fail_msg("expected '%s', got %s: %s", f.words, carry_status_name(got), message);
     }
 }
 
@@ -163,8 +163,8 @@ static void calls_are_refused_by_name(void **unused) {
 static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     fault f = {.borders = {0, 18, 18}, .others = {0, 18, 18}, .leaves = true};
-    char sentence[512];
-    assert_int_equal(run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, sentence), CARRY_ERANGE);
+    char message[512];
+    assert_int_equal(run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, message), CARRY_ERANGE);
     assert_int_equal(f.seen[2], CARRY_EPEER);
 }
 

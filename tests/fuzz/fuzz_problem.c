@@ -30,10 +30,10 @@ static void expect(int holds) {
 }
 
 static void expect_sentence(const carry_ctx *ctx) {
-    const char *sentence = carry_ctx_error(ctx);
-    expect(strlen(sentence) > 0);
-    for (; *sentence != '\0'; sentence++) {
-        expect(isprint((unsigned char)*sentence));
+    const char *message = carry_ctx_error(ctx);
+    expect(strlen(message) > 0);
+    for (; *message != '\0'; message++) {
+        expect(isprint((unsigned char)*message));
     }
 }
 

@@ -180,7 +180,7 @@ static void hostile_front_matter_is_refused_with_a_place(void **unused) {
 
 static bool fires(const carry_library *library, const char *rule, const char *words) {
     for (int i = 0; i < library->problems; i++) {
-        if (strcmp(library->problem[i].rule, rule) == 0 && strstr(library->problem[i].sentence, words) != NULL) {
+        if (strcmp(library->problem[i].rule, rule) == 0 && strstr(library->problem[i].message, words) != NULL) {
             return true;
         }
     }
@@ -194,7 +194,7 @@ static void a_good_library_has_no_problems(void **unused) {
     carry_library *library = open_library(ctx);
     assert_ok(ctx, carry_library_check(ctx, library));
     if (library->problems > 0) {
-        fail_msg("%s: %s: %s", library->problem[0].path, library->problem[0].rule, library->problem[0].sentence);
+        fail_msg("%s: %s: %s", library->problem[0].path, library->problem[0].rule, library->problem[0].message);
     }
     assert_int_equal(library->count, 4);
     carry_library_close(library);

@@ -41,8 +41,8 @@ static void expect_end(pid_t id, int report) {
 /* In such a process: with an error message, out. */
 static void must(carry_status status, int report) {
     if (status != CARRY_OK) {
-        const char *sentence = carry_ctx_error(ctx);
-        ssize_t told = write(report, sentence, strlen(sentence));
+        const char *message = carry_ctx_error(ctx);
+        ssize_t told = write(report, message, strlen(message));
         _exit(told > 0 ? 3 : 4);
     }
 }
@@ -209,8 +209,8 @@ static void fill_the_disk(int report) {
         status = carry_store_result(store, run, &r, samples, MANY_SAMPLES);
         stored += status == CARRY_OK;
     }
-    const char *sentence = carry_ctx_error(ctx);
-    if (stored == 0 || stored == 10000 || strstr(sentence, path) == NULL || strstr(sentence, "is intact") == NULL) {
+    const char *message = carry_ctx_error(ctx);
+    if (stored == 0 || stored == 10000 || strstr(message, path) == NULL || strstr(message, "is intact") == NULL) {
         must(CARRY_EIO, report);
     }
     if (write(report, &stored, sizeof stored) != (ssize_t)sizeof stored) {

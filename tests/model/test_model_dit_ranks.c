@@ -136,11 +136,11 @@ static void test_meshes_agree_and_count_their_reductions(void **state) {
     carry_ctx *ctx = rank_ctx(1);
     problem p;
     carry_dit *dit;
-    char sentence[512];
+    char message[512];
     open_problem(&p, ctx, &dit);
     for (size_t i = 0; i < sizeof meshes / sizeof meshes[0]; i++) {
-        if (run_ranks(meshes[i], &world, run_mesh, &p, sentence) != CARRY_OK) {
-            fail_msg("a mesh of %d: %s", meshes[i], sentence);
+        if (run_ranks(meshes[i], &world, run_mesh, &p, message) != CARRY_OK) {
+            fail_msg("a mesh of %d: %s", meshes[i], message);
         }
         if (p.wanted == NULL) {
             p.wanted = reference_new(16 * 7 * 24);
@@ -158,14 +158,14 @@ static void test_shards_are_loaded_from_one_folder(void **state) {
     carry_ctx *ctx = rank_ctx(1);
     problem p;
     carry_dit *dit;
-    char sentence[512], folder[] = "/tmp/carry-dit-XXXXXX", file[600];
+    char message[512], folder[] = "/tmp/carry-dit-XXXXXX", file[600];
     open_problem(&p, ctx, &dit);
     assert_non_null(mkdtemp(folder));
     assert_ok(ctx, carry_dit_save(dit, folder, CARRY_F32));
     p.folder = folder;
     for (int ranks = 1; ranks <= 4; ranks++) {
-        if (run_ranks(ranks, &world, run_mesh, &p, sentence) != CARRY_OK) {
-            fail_msg("a mesh of %d: %s", ranks, sentence);
+        if (run_ranks(ranks, &world, run_mesh, &p, message) != CARRY_OK) {
+            fail_msg("a mesh of %d: %s", ranks, message);
         }
     }
     (void)snprintf(file, sizeof file, "%s/config.json", folder);
@@ -205,9 +205,9 @@ static carry_status count_forty(void *user, carry_comm *comm) {
 
 static void test_forty_blocks_reduce_120_times(void **state) {
     (void)state;
-    char sentence[512];
-    if (run_ranks(2, &world, count_forty, NULL, sentence) != CARRY_OK) {
-        fail_msg("%s", sentence);
+    char message[512];
+    if (run_ranks(2, &world, count_forty, NULL, message) != CARRY_OK) {
+        fail_msg("%s", message);
     }
 }
 
@@ -223,7 +223,7 @@ static void test_meshes_that_do_not_divide_are_refused_with_those_that_would(voi
     (void)state;
     carry_ctx *ctx = rank_ctx(1);
     carry_dit_config c;
-    char sentence[512];
+    char message[512];
     assert_ok(ctx, carry_dit_config_named(ctx, &c, "14B"));
     assert_ok(ctx, carry_dit_config_check(ctx, &c, 8));
     assert_refused(ctx, CARRY_ESIZE, "a mesh of 5 does not divide 40 heads and an FFN of 13824: 1, 2, 4, 8 would",
@@ -231,8 +231,8 @@ static void test_meshes_that_do_not_divide_are_refused_with_those_that_would(voi
     assert_refused(ctx, CARRY_ESIZE, "a mesh of 3", carry_dit_config_check(ctx, &c, 3));
     assert_refused(ctx, CARRY_ESIZE, "a mesh of 0", carry_dit_config_check(ctx, &c, 0));
     assert_ok(ctx, carry_dit_config_named(ctx, &c, "1.3B"));
-    if (run_ranks(3, &world, refused, &c, sentence) != CARRY_OK) {
-        fail_msg("%s", sentence);
+    if (run_ranks(3, &world, refused, &c, message) != CARRY_OK) {
+        fail_msg("%s", message);
     }
     carry_ctx_free(ctx);
 }

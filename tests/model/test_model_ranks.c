@@ -147,9 +147,9 @@ static void compare_in(carry_dtype dtype, const char *name, carry_lm_config conf
         if (delta != NULL) {
             j.ranks.delta = *delta;
         }
-        char sentence[512];
-        if (run_ranks_of(ranks, 1 + ranks % 2, &world, on_rank, &j, sentence) != CARRY_OK) {
-            fail_msg("%s, %d ranks: %s", name, ranks, sentence);
+        char message[512];
+        if (run_ranks_of(ranks, 1 + ranks % 2, &world, on_rank, &j, message) != CARRY_OK) {
+            fail_msg("%s, %d ranks: %s", name, ranks, message);
         }
         double loss = 0.0, alone = 0.0;
         int64_t counted = 0;
@@ -246,9 +246,9 @@ static carry_status empty_part(void *user, carry_comm *comm) {
 static void a_rank_without_tokens_is_refused_everywhere(void **unused) {
     (void)unused;
     job j = {.config = small(CARRY_LM_GATED_DELTANET)};
-    char sentence[512];
-    assert_int_equal(run_ranks(3, &world, empty_part, &j, sentence), CARRY_ESIZE);
-    assert_non_null(strstr(sentence, "0 tokens"));
+    char message[512];
+    assert_int_equal(run_ranks(3, &world, empty_part, &j, message), CARRY_ESIZE);
+    assert_non_null(strstr(message, "0 tokens"));
 }
 
 static void a_communicator_is_needed(void **unused) {

@@ -129,9 +129,9 @@ static carry_status try_everything(void *user, carry_comm *comm) {
 }
 
 static void try_on(int ranks, int rounds) {
-    char sentence[512];
-    if (run_ranks(ranks, &world, try_everything, &rounds, sentence) != CARRY_OK) {
-        fail_msg("%d ranks: %s", ranks, sentence);
+    char message[512];
+    if (run_ranks(ranks, &world, try_everything, &rounds, message) != CARRY_OK) {
+        fail_msg("%d ranks: %s", ranks, message);
     }
 }
 

@@ -10,13 +10,13 @@ static const carry_all_scan_problem usual = {
 
 typedef struct told {
     carry_status status[RANKS];
-    char sentence[RANKS][512];
+    char message[RANKS][512];
 } told;
 
 static void tell(told *t, carry_comm *comm, carry_status status) {
     const int rank = carry_comm_rank(comm);
     t->status[rank] = status;
-    (void)snprintf(t->sentence[rank], sizeof t->sentence[rank], "%s", carry_ctx_error(carry_comm_ctx(comm)));
+    (void)snprintf(t->message[rank], sizeof t->message[rank], "%s", carry_ctx_error(carry_comm_ctx(comm)));
 }
 
 typedef struct disagreeing {
@@ -55,10 +55,10 @@ static void test_ranks_that_differ_are_told_apart_everywhere(void **state) {
         assert_int_equal(run_ranks(4, &world, disagree, &d, NULL), CARRY_OK);
         for (int r = 0; r < 4; r++) {
             assert_int_equal(d.told.status[r], CARRY_EARGUMENT);
-            assert_string_equal(d.told.sentence[r], d.told.sentence[0]);
-            assert_non_null(strstr(d.told.sentence[r], "rank 0 has 'dense h3 k8 v10"));
-            assert_non_null(strstr(d.told.sentence[r], ", rank 2 '"));
-            assert_null(strstr(d.told.sentence[r], "rank 1"));
+            assert_string_equal(d.told.message[r], d.told.message[0]);
+            assert_non_null(strstr(d.told.message[r], "rank 0 has 'dense h3 k8 v10"));
+            assert_non_null(strstr(d.told.message[r], ", rank 2 '"));
+            assert_null(strstr(d.told.message[r], "rank 1"));
         }
     }
 }
@@ -130,7 +130,7 @@ static void refuse_args(carry_all_scan_plan *plan, carry_ctx *ctx, const part *m
     assert_ok(ctx, carry_all_scan_end(plan));
 }
 
-static void test_what_is_wrong_is_refused_with_a_sentence(void **state) {
+static void test_what_is_wrong_is_refused_with_an_error_message(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *comm;
@@ -379,7 +379,7 @@ static void test_a_scan_ends_at_the_deadline(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranks_that_differ_are_told_apart_everywhere),
-        cmocka_unit_test(test_what_is_wrong_is_refused_with_a_sentence),
+        cmocka_unit_test(test_what_is_wrong_is_refused_with_an_error_message),
         cmocka_unit_test(test_the_chain_does_not_send_more_to_more_ranks),
         cmocka_unit_test(test_the_planner_takes_what_is_cheapest),
         cmocka_unit_test(test_all_ranks_measure_the_same),

@@ -201,7 +201,7 @@ static void run_batch(stream *s, int ranks, bool with_stage) {
     s->options.with_stage = with_stage;
     s->cut_at = 4;
     if (run_stream(s) != CARRY_OK) {
-        fail_msg("%d ranks: %s", ranks, s->sentence);
+        fail_msg("%d ranks: %s", ranks, s->message);
     }
 }
 

@@ -141,7 +141,7 @@ static void test_refusals_say_what_would_do(void **state) {
     carry_controls_free(controls);
 }
 
-/* Whatever is quoted, the sentence can stand in a line of UTF-8. */
+/* Whatever is quoted, the message can stand in a line of UTF-8. */
 static void test_sentences_are_printable(void **state) {
     (void)state;
     carry_controls *controls = new_controls();

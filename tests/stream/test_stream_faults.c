@@ -147,7 +147,7 @@ static carry_status scene_rank(void *user, carry_comm *comm) {
 }
 
 static void play(scene *s) {
-    char sentence[512];
+    char message[512];
     for (int i = 0; i < LATENTS; i++) {
         s->latents[i] = carry_bf16_from_f32((float)(draw(1, 2, (uint64_t)i) % 2000) / 1000.0f - 1.0f);
     }
@@ -156,9 +156,9 @@ static void play(scene *s) {
     }
     s->leader = s->worker = CARRY_EUNSUPPORTED;
     const double start = carry_seconds();
-    const carry_status status = run_ranks(3, &world, scene_rank, s, sentence);
+    const carry_status status = run_ranks(3, &world, scene_rank, s, message);
     if (status != CARRY_OK) {
-        fail_msg("%s: %s", carry_status_name(status), sentence);
+        fail_msg("%s: %s", carry_status_name(status), message);
     }
     assert_true(carry_seconds() - start < world.deadline / 2); /* nobody waited for a deadline */
 }
@@ -456,9 +456,9 @@ static carry_status says_nothing(scene *s, carry_comm *comm, carry_link *link) {
 
 static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
     (void)state;
-    char sentence[512];
+    char message[512];
     scene s = {.script = says_nothing, .deadline = 1.0};
-    (void)run_ranks(3, &world, scene_rank, &s, sentence);
+    (void)run_ranks(3, &world, scene_rank, &s, message);
     assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
     assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
     assert_true(s.leader_seconds < 5.5); /* before stage 0 leaves */
@@ -483,9 +483,9 @@ static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
    A call that is under way is finished, and one may have begun before the last was seen to come: 2 s more. */
 static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **state) {
     (void)state;
-    char sentence[512];
+    char message[512];
     scene s = {.script = says_no_more, .slow = 1.0, .deadline = 3.0};
-    (void)run_ranks(3, &world, scene_rank, &s, sentence);
+    (void)run_ranks(3, &world, scene_rank, &s, message);
     assert_true(s.leader == CARRY_ETIMEOUT || s.leader == CARRY_EPEER);
     assert_true(s.worker == CARRY_ETIMEOUT || s.worker == CARRY_EPEER);
     if (s.leader_seconds > 7.5) {
@@ -510,11 +510,11 @@ static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link)
 
 static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
     (void)state;
-    char sentence[512];
+    char message[512];
     scene s = {.script = takes_its_time, .slow = 0.9, .deadline = 3.0};
-    const carry_status status = run_ranks(3, &world, scene_rank, &s, sentence);
+    const carry_status status = run_ranks(3, &world, scene_rank, &s, message);
     if (status != CARRY_OK) {
-        fail_msg("%s: %s", carry_status_name(status), sentence);
+        fail_msg("%s: %s", carry_status_name(status), message);
     }
     assert_int_equal(s.leader, CARRY_OK);
     assert_int_equal(s.worker, CARRY_OK);
@@ -566,11 +566,11 @@ static carry_status last_letters_rank(void *user, carry_comm *comm) {
 static void test_letters_sent_before_the_other_end_left_are_delivered(void **state) {
     (void)state;
     for (int i = 0; i < 2; i++) {
-        char sentence[512];
+        char message[512];
         bool is_poll_first = i > 0;
-        const carry_status status = run_ranks(2, &world, last_letters_rank, &is_poll_first, sentence);
+        const carry_status status = run_ranks(2, &world, last_letters_rank, &is_poll_first, message);
         if (status != CARRY_OK) {
-            fail_msg("%s: %s", carry_status_name(status), sentence);
+            fail_msg("%s: %s", carry_status_name(status), message);
         }
     }
 }

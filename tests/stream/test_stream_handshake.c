@@ -8,7 +8,7 @@ typedef struct meeting {
     void (*change)(carry_handshake *mine);
     bool with_stage; /* rank 0 has no weights */
     carry_status seen[RANKS];
-    char sentence[RANKS][512];
+    char message[RANKS][512];
 } meeting;
 
 static carry_handshake usual(void) {
@@ -30,7 +30,7 @@ static carry_status meet(void *user, carry_comm *comm) {
         m->change(&mine);
     }
     m->seen[rank] = carry_handshake_run(comm, &mine);
-    (void)snprintf(m->sentence[rank], 512, "%s", carry_ctx_error(carry_comm_ctx(comm)));
+    (void)snprintf(m->message[rank], 512, "%s", carry_ctx_error(carry_comm_ctx(comm)));
     /* The communicator has not ended: whoever was refused can still say so together. */
     TRY(carry_barrier(comm));
     return CARRY_OK;
@@ -111,7 +111,7 @@ static void test_every_difference_ends_all_ranks_alike(void **state) {
         assert_int_equal(run_ranks(4, &world, meet, &m, NULL), CARRY_OK);
         for (int rank = 0; rank < 4; rank++) {
             assert_int_equal(m.seen[rank], CARRY_EARGUMENT);
-            assert_string_equal(m.sentence[rank], differences[i].words);
+            assert_string_equal(m.message[rank], differences[i].words);
         }
     }
 }
@@ -128,11 +128,11 @@ static void test_many_differences_are_told_as_far_as_there_is_room(void **state)
     assert_int_equal(run_ranks(8, &world, meet, &m, NULL), CARRY_OK);
     for (int rank = 0; rank < 8; rank++) {
         assert_int_equal(m.seen[rank], CARRY_EARGUMENT);
-        assert_string_equal(m.sentence[rank], m.sentence[0]);
+        assert_string_equal(m.message[rank], m.message[0]);
     }
-    assert_non_null(strstr(m.sentence[0], "rank 1 has a mesh of 2, rank 0 has 3; rank 2 has"));
-    assert_non_null(strstr(m.sentence[0], " more"));
-    assert_int_equal(m.sentence[0][strlen(m.sentence[0]) - 1], 'e'); /* not cut */
+    assert_non_null(strstr(m.message[0], "rank 1 has a mesh of 2, rank 0 has 3; rank 2 has"));
+    assert_non_null(strstr(m.message[0], " more"));
+    assert_int_equal(m.message[0][strlen(m.message[0]) - 1], 'e'); /* not cut */
 }
 
 static void test_the_digest_of_a_model_sees_every_field(void **state) {

@@ -16,7 +16,7 @@ static void assert_same_frames(const stream *a, const stream *b, const char *wha
 static void run_or_fail(stream *s) {
     const carry_status status = run_stream(s);
     if (status != CARRY_OK) {
-        fail_msg("%d ranks: %s: %s", s->ranks, carry_status_name(status), s->sentence);
+        fail_msg("%d ranks: %s: %s", s->ranks, carry_status_name(status), s->message);
     }
     for (int r = 0; r < s->ranks; r++) {
         assert_int_equal(s->status[r], CARRY_OK);
@@ -125,7 +125,7 @@ static void test_a_pace_that_outlasts_the_deadline_is_refused(void **state) {
     s.options.with_stage = true;
     s.options.fps = 1e-3;
     assert_int_equal(run_stream(&s), CARRY_EARGUMENT);
-    assert_non_null(strstr(s.sentence, "frames a second"));
+    assert_non_null(strstr(s.message, "frames a second"));
 }
 
 static void test_it_stops_between_chunks(void **state) {
@@ -182,9 +182,9 @@ static void test_a_pause_may_be_longer_than_the_deadline(void **state) {
         }
         assert_ok(ctx, carry_controls_new(ctx, &s.controls, &start));
         const double began = carry_seconds();
-        const carry_status status = run_ranks(s.ranks, &world, paused_rank, &s, s.sentence);
+        const carry_status status = run_ranks(s.ranks, &world, paused_rank, &s, s.message);
         if (status != CARRY_OK) {
-            fail_msg("%s", s.sentence);
+            fail_msg("%s", s.message);
         }
         assert_int_equal(s.shown, 8);
         assert_true(carry_seconds() - began > 4.0);
@@ -250,9 +250,9 @@ static void test_ranks_that_differ_are_told_by_rank(void **state) {
     static stream s;
     s = (stream){.options = small_stream(), .ranks = 3};
     s.options.with_stage = true;
-    assert_true(run_ranks(3, &world, differing_rank, &s, s.sentence) != CARRY_OK);
-    if (strstr(s.sentence, "rank 2") == NULL || strstr(s.sentence, "window") == NULL) {
-        fail_msg("%s", s.sentence);
+    assert_true(run_ranks(3, &world, differing_rank, &s, s.message) != CARRY_OK);
+    if (strstr(s.message, "rank 2") == NULL || strstr(s.message, "window") == NULL) {
+        fail_msg("%s", s.message);
     }
     assert_int_equal(s.frames, 0);
 }
@@ -292,9 +292,9 @@ static carry_status guarded_rank(void *user, carry_comm *comm) {
 
 static void test_a_collective_of_another_group_fails_at_once(void **state) {
     (void)state;
-    char sentence[512];
-    if (run_ranks(3, &world, guarded_rank, NULL, sentence) != CARRY_OK) {
-        fail_msg("%s", sentence);
+    char message[512];
+    if (run_ranks(3, &world, guarded_rank, NULL, message) != CARRY_OK) {
+        fail_msg("%s", message);
     }
 }
 

@@ -172,7 +172,7 @@ static carry_status scene_rank(void *user, carry_comm *comm) {
 }
 
 static void play(scene *s) {
-    char sentence[512];
+    char message[512];
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_control_state start = carry_control_default();
     start.steps = 2;
@@ -181,9 +181,9 @@ static void play(scene *s) {
     s->seen.options = small_stream();
     s->seen.options.with_stage = true;
     assert_ok(ctx, carry_controls_new(ctx, &s->seen.controls, &start));
-    const carry_status status = run_ranks(2, &world, scene_rank, s, sentence);
+    const carry_status status = run_ranks(2, &world, scene_rank, s, message);
     if (status != CARRY_OK) {
-        fail_msg("%s: %s", carry_status_name(status), sentence);
+        fail_msg("%s: %s", carry_status_name(status), message);
     }
     carry_controls_free(s->seen.controls);
     carry_ctx_free(ctx);

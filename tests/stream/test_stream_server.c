@@ -96,7 +96,7 @@ static void test_a_client_that_waits_to_send_its_body_is_told_to(void **state) {
     site_close(&s);
 }
 
-static void test_controls_act_or_are_refused_with_a_sentence(void **state) {
+static void test_controls_act_or_are_refused_with_an_error_message(void **state) {
     (void)state;
     site s;
     site_open(&s, &(carry_server_options){0});
@@ -395,7 +395,7 @@ int main(void) {
         cmocka_unit_test(test_every_route_answers),
         cmocka_unit_test(test_a_connection_is_for_one_request_and_head_has_no_body),
         cmocka_unit_test(test_a_client_that_waits_to_send_its_body_is_told_to),
-        cmocka_unit_test(test_controls_act_or_are_refused_with_a_sentence),
+        cmocka_unit_test(test_controls_act_or_are_refused_with_an_error_message),
         cmocka_unit_test(test_metrics_are_what_prometheus_reads),
         cmocka_unit_test(test_a_viewer_gets_frames_and_none_of_before_a_cut),
         cmocka_unit_test(test_a_token_opens_and_nothing_else_does),

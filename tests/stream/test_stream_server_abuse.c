@@ -13,7 +13,7 @@ static void check_service(site *s) {
     (void)close(viewer);
 }
 
-static void test_malformed_requests_are_refused_with_a_sentence(void **state) {
+static void test_malformed_requests_are_refused_with_an_error_message(void **state) {
     (void)state;
     site s;
     site_open(&s, &(carry_server_options){.patience = 1.0});
@@ -381,7 +381,7 @@ static void test_connections_and_viewers_have_a_limit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_malformed_requests_are_refused_with_a_sentence),
+        cmocka_unit_test(test_malformed_requests_are_refused_with_an_error_message),
         cmocka_unit_test(test_mutated_requests_and_messages_leave_the_service_standing),
         cmocka_unit_test(test_oversized_requests_are_refused),
         cmocka_unit_test(test_oversized_and_wrong_messages_close_that_viewer),

@@ -18,7 +18,7 @@ static carry_stream_figures measure(int depth, carry_recompute mode, int64_t con
     s.options.slow_stage1 = slow1;
     s.options.chunks = CARRY_OVERLAP_WARMUP + AFTER_WARM;
     if (run_stream(&s) != CARRY_OK) {
-        fail_msg("%s", s.sentence);
+        fail_msg("%s", s.message);
     }
     print_message("depth %d, recompute %d of %d, slowed by %g and %g ms: stages %.1f and %.1f ms, period %.1f ms "
                   "(predicted %.1f), mesh idle %.1f ms, score %.2f\n",

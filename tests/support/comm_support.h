@@ -59,9 +59,9 @@ static inline carry_ctx *rank_ctx(int threads) {
     return ctx;
 }
 
-/* Runs the function on ranks of every kind, each with so many threads; *sentence gets what rank 0 was told. */
+/* Runs the function on ranks of every kind, each with so many threads; *message gets what rank 0 was told. */
 static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm_options *options,
-                                        carry_comm_function function, void *user, char sentence[512]) {
+                                        carry_comm_function function, void *user, char message[512]) {
     carry_ctx *ctxs[RANKS];
     for (int r = 0; r < ranks; r++) {
         ctxs[r] = rank_ctx(threads);
@@ -80,8 +80,8 @@ static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm
     } else {
         status = carry_comm_threads(ctxs, ranks, options, function, user);
     }
-    if (sentence != NULL) {
-        (void)snprintf(sentence, 512, "%s", carry_ctx_error(ctxs[0]));
+    if (message != NULL) {
+        (void)snprintf(message, 512, "%s", carry_ctx_error(ctxs[0]));
     }
     for (int r = 0; r < ranks; r++) {
         carry_ctx_free(ctxs[r]);
@@ -90,8 +90,8 @@ static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm
 }
 
 static inline carry_status run_ranks(int ranks, const carry_comm_options *options, carry_comm_function function,
-                                     void *user, char sentence[512]) {
-    return run_ranks_of(ranks, 1, options, function, user, sentence);
+                                     void *user, char message[512]) {
+    return run_ranks_of(ranks, 1, options, function, user, message);
 }
 
 /* Around a ring with tags taken in another order than sent; counters count it. */

@@ -318,16 +318,16 @@ static inline void cut_evenly(split *s, int ranks) {
 /* Runs on ranks, into w->got. */
 static inline void run_on_ranks(split *s, int ranks, const char *what) {
     whole *w = s->w;
-    char sentence[512];
+    char message[512];
     for (int r = 0; r < RESULTS; r++) {
         memset(w->got[r], 0xff, (size_t)w->count[r] * sizeof(float));
     }
     memset(w->heads, 0xff, (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float));
     s->ranks = ranks;
     carry_status status = run_ranks_of(ranks, s->threads > 0 ? s->threads : 1, &world,
-                                       is_under_mpi() ? run_split_apart : run_split, s, sentence);
+                                       is_under_mpi() ? run_split_apart : run_split, s, message);
     if (status != CARRY_OK) {
-        fail_msg("%s on %d ranks: %s", what, ranks, sentence);
+        fail_msg("%s on %d ranks: %s", what, ranks, message);
     }
     for (int64_t i = 0; i < w->p.value_heads; i++) { /* the gradient is the sum over ranks */
         w->got[8][i] = w->got[9][i] = 0.0f;

@@ -54,7 +54,7 @@ typedef struct stream {
     uint64_t last_cut;
     int cuts, asked_cuts, late; /* late: frames of an epoch older than the last cut */
     double under_way_most;
-    char sentence[512];
+    char message[512];
     carry_status status[RANKS];
 } stream;
 
@@ -127,7 +127,7 @@ static inline carry_status run_stream(stream *s) {
     }
     stopping = s;
     const carry_comm_options options = {.deadline = s->deadline > 0 ? s->deadline : 20.0};
-    const carry_status status = run_ranks(s->ranks, &options, stream_rank, s, s->sentence);
+    const carry_status status = run_ranks(s->ranks, &options, stream_rank, s, s->message);
     stopping = NULL;
     if (makes_controls) {
         carry_controls_free(s->controls);

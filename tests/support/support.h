@@ -31,7 +31,7 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
     return ctx;
 }
 
-/* Success, or the test fails with the library's own sentence. */
+/* Success, or the test fails with the library's own message. */
 #define assert_ok(ctx, expression)                                                                         \
     do {                                                                                                   \
         carry_status support_status = (expression);                                                        \
@@ -40,7 +40,7 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
         }                                                                                                  \
     } while (0)
 
-/* A refusal with this status whose sentence contains these words. */
+/* A refusal with this status whose message contains these words. */
 #define assert_refused(ctx, expected, words, expression)                                                         \
     do {                                                                                                         \
         carry_status support_status = (expression);                                                              \

@@ -1,5 +1,5 @@
 /* Corpora: the tokens of windows and blocks are those of the whole text; a damaged or shrinking file is refused with a
-   sentence; WikiText's words are counted as the literature does. */
+   message; WikiText's words are counted as the literature does. */
 #include "support.h"
 
 #include <sys/stat.h>
@@ -159,7 +159,7 @@ static void test_folders_are_read_in_the_order_of_names(void **state) {
     carry_tokenizer_free(tokenizer);
 }
 
-static void test_bad_files_are_refused_with_a_sentence(void **state) {
+static void test_bad_files_are_refused_with_an_error_message(void **state) {
     (void)state;
     carry_tokenizer *tokenizer = golden();
     carry_corpus_options options = {.tokenizer = tokenizer, .block_bytes = 4096, .window_bytes = 4096};
@@ -194,7 +194,7 @@ static void test_bad_files_are_refused_with_a_sentence(void **state) {
     carry_tokenizer_free(tokenizer);
 }
 
-static void test_a_file_that_shrinks_is_refused_with_a_sentence(void **state) {
+static void test_a_file_that_shrinks_is_refused_with_an_error_message(void **state) {
     (void)state;
     carry_tokenizer *tokenizer = golden();
     const char *path = path_of(0, "shrinks.txt");
@@ -281,8 +281,8 @@ int main(void) {
         cmocka_unit_test(test_windows_in_order_are_the_whole_text),
         cmocka_unit_test(test_epochs_are_other_orders_of_the_same_text),
         cmocka_unit_test(test_folders_are_read_in_the_order_of_names),
-        cmocka_unit_test(test_bad_files_are_refused_with_a_sentence),
-        cmocka_unit_test(test_a_file_that_shrinks_is_refused_with_a_sentence),
+        cmocka_unit_test(test_bad_files_are_refused_with_an_error_message),
+        cmocka_unit_test(test_a_file_that_shrinks_is_refused_with_an_error_message),
         cmocka_unit_test(test_a_text_without_spaces_is_whole),
         cmocka_unit_test(test_words_of_wikitext_are_counted),
     };

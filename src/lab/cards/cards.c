@@ -188,10 +188,10 @@ static carry_status add_page(carry_ctx *ctx, carry_library *library, carry_page_
     }
     free(text);
     if (status != CARRY_OK) {
-        char sentence[512];
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(ctx));
+        char message[512];
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(ctx));
         return status == CARRY_EMEMORY ? status
-                                       : carry_library_problem_add(ctx, library, path, 0, "unreadable", "%s", sentence);
+                                       : carry_library_problem_add(ctx, library, path, 0, "unreadable", "%s", message);
     }
     carry_page *grown = realloc(library->page, (size_t)(library->count + 1) * sizeof *grown);
     if (grown == NULL) {
@@ -316,9 +316,9 @@ carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, c
     (void)snprintf(problem->path, sizeof problem->path, "%s", path);
     va_list arguments;
     va_start(arguments, format);
-    (void)vsnprintf(problem->sentence, sizeof problem->sentence, format, arguments);
+    (void)vsnprintf(problem->message, sizeof problem->message, format, arguments);
     va_end(arguments);
-    for (char *at = problem->sentence; *at != '\0'; at++) {
+    for (char *at = problem->message; *at != '\0'; at++) {
         *at = (char)((unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at);
     }
     return CARRY_OK;

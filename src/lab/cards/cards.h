@@ -70,7 +70,7 @@ typedef struct carry_library_problem {
     char path[96];
     int line; /* 0: the whole page */
     const char *rule;
-    char sentence[512];
+    char message[512];
 } carry_library_problem;
 
 typedef struct carry_library {

@@ -43,7 +43,7 @@ carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *me
 carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base, const char *tree);
 /* A trace outlives the worktree it was written in: it is kept in the run, and the text then says so. */
 carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *folder, char trace[512]);
-/* Ends a run that could not be done; returns the status, with the sentence as it was. */
+/* Ends a run that could not be done; returns the status, with the message as it was. */
 carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);
 
 /* climb_git.c. Runs git in a folder; words end with NULL. output may be NULL, else the caller frees it; its last

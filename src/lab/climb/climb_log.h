@@ -65,7 +65,7 @@ typedef struct carry_climb_log {
     size_t length;
 } carry_climb_log;
 
-/* Understands a whole log; name is what messages call it. CARRY_EFORMAT: it was edited, or is no log; the sentence says
+/* Understands a whole log; name is what messages call it. CARRY_EFORMAT: it was edited, or is no log; the message says
    which line. Nothing is repaired. */
 carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const char *text, size_t length,
                                    const char *name);

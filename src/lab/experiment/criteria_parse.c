@@ -139,9 +139,9 @@ static carry_status take_word(parser *p, char word[WORD], const char *what) {
         length++;
     }
     if (length == 0 || length >= WORD) {
-        char sentence[96];
-        (void)snprintf(sentence, sizeof sentence, "%s is expected here", what);
-        return wrong(p, sentence);
+        char message[96];
+        (void)snprintf(message, sizeof message, "%s is expected here", what);
+        return wrong(p, message);
     }
     memcpy(word, p->at, (size_t)length);
     word[length] = '\0';
@@ -159,9 +159,9 @@ static bool take_sign(parser *p, char sign) {
 }
 
 static carry_status expect_sign(parser *p, char sign) {
-    char sentence[32];
-    (void)snprintf(sentence, sizeof sentence, "'%c' is expected here", sign);
-    return take_sign(p, sign) ? CARRY_OK : wrong(p, sentence);
+    char message[32];
+    (void)snprintf(message, sizeof message, "'%c' is expected here", sign);
+    return take_sign(p, sign) ? CARRY_OK : wrong(p, message);
 }
 
 static carry_status take_filters(parser *p, node *n) {
@@ -228,9 +228,9 @@ static carry_status take_call(parser *p, int *index) {
         }
     }
     p->at = start;
-    char sentence[128];
-    (void)snprintf(sentence, sizeof sentence, "there is no function '%s' (carry run --help lists them)", name);
-    return wrong(p, sentence);
+    char message[128];
+    (void)snprintf(message, sizeof message, "there is no function '%s' (carry run --help lists them)", name);
+    return wrong(p, message);
 }
 
 static carry_status take_value(parser *p, int *index) {

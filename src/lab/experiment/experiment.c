@@ -16,8 +16,8 @@
 #define MOST_BYTES ((size_t)1 << 20)
 #define MOST_REPEATS 2000
 
-static carry_status fail_at(carry_experiment *e, const carry_yaml *node, const char *sentence) {
-    return carry_yaml_fail(e->ctx, node, e->path, "%s", sentence);
+static carry_status fail_at(carry_experiment *e, const carry_yaml *node, const char *message) {
+    return carry_yaml_fail(e->ctx, node, e->path, "%s", message);
 }
 
 static carry_status read_methods(carry_experiment *e, carry_stage *stage, const carry_yaml *list) {
@@ -154,9 +154,9 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
         (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
     }
     if (status != CARRY_OK && status != CARRY_EUNSUPPORTED) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
-        return fail_at(e, node, sentence);
+        char message[400];
+        (void)snprintf(message, sizeof message, "%.390s", carry_ctx_error(e->ctx));
+        return fail_at(e, node, message);
     }
     return CARRY_OK;
 }
@@ -235,9 +235,9 @@ static carry_status add_criterion(carry_experiment *e, carry_yaml *entry, const 
         status = carry_criterion_check(e->ctx, c->parsed, e->outcome, e->outcomes);
     }
     if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
-        return fail_at(e, text, sentence);
+        char message[400];
+        (void)snprintf(message, sizeof message, "%.390s", carry_ctx_error(e->ctx));
+        return fail_at(e, text, message);
     }
     return CARRY_OK;
 }

@@ -101,7 +101,7 @@ typedef struct carry_experiment_options {
 } carry_experiment_options;
 
 /* The files experiments/NAME.yaml of the nearest folder upwards that has an experiments/, by name, with the first
-   sentence of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND when there is no such folder. */
+   message of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND when there is no such folder. */
 typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
 carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
 

@@ -59,9 +59,9 @@ static carry_status add_stop(carry_experiment *e, const carry_yaml *node) {
         status = carry_criterion_check(e->ctx, c->parsed, e->outcome, e->outcomes);
     }
     if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%.390s", carry_ctx_error(e->ctx));
-        return carry_yaml_fail(e->ctx, node, e->path, "%s", sentence);
+        char message[400];
+        (void)snprintf(message, sizeof message, "%.390s", carry_ctx_error(e->ctx));
+        return carry_yaml_fail(e->ctx, node, e->path, "%s", message);
     }
     return CARRY_OK;
 }

@@ -44,13 +44,13 @@ static int is_yaml(const struct dirent *entry) {
 }
 
 /* Up to the first full stop or colon that ends a word; a long one is cut. */
-static void first_sentence(char sentence[SENTENCE], const char *text) {
+static void first_sentence(char message[SENTENCE], const char *text) {
     size_t length = 0;
     while (text[length] != '\0' && !(strchr(".:", text[length]) != NULL && strchr(" \n", text[length + 1]) != NULL)) {
         length++;
     }
-    (void)snprintf(sentence, SENTENCE, "%.*s", (int)(length < SENTENCE ? length : SENTENCE), text);
-    sentence[strcspn(sentence, "\n")] = '\0';
+    (void)snprintf(message, SENTENCE, "%.*s", (int)(length < SENTENCE ? length : SENTENCE), text);
+    message[strcspn(message, "\n")] = '\0';
 }
 
 /* Name and hypothesis; what is wrong with the file where it cannot be read. */
@@ -58,20 +58,20 @@ static void tell_one(carry_ctx *ctx, const char *path, carry_experiment_row tell
     char *text = NULL;
     size_t length = 0;
     carry_yaml *root = NULL;
-    char sentence[SENTENCE];
+    char message[SENTENCE];
     carry_status status = carry_file_read(ctx, &text, &length, path, MOST_BYTES);
     status = status == CARRY_OK ? carry_yaml_parse(ctx, &root, text, length, path) : status;
     const carry_yaml *name = carry_yaml_get(root, "name");
     const carry_yaml *hypothesis = carry_yaml_get(root, "hypothesis");
     if (status != CARRY_OK) {
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(ctx));
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(ctx));
     } else if (hypothesis == NULL || hypothesis->kind != CARRY_YAML_SCALAR) {
-        (void)snprintf(sentence, sizeof sentence, "it has no hypothesis");
+        (void)snprintf(message, sizeof message, "it has no hypothesis");
     } else {
-        first_sentence(sentence, hypothesis->text);
+        first_sentence(message, hypothesis->text);
     }
     const char *slash = strrchr(path, '/');
-    tell(user, name != NULL && name->kind == CARRY_YAML_SCALAR ? name->text : slash + 1, sentence, path);
+    tell(user, name != NULL && name->kind == CARRY_YAML_SCALAR ? name->text : slash + 1, message, path);
     carry_yaml_free(root);
     free(text);
 }

@@ -355,10 +355,10 @@ static carry_status cancel(carry_store *store, const carry_job_row *row) {
     CARRY_TRY(move(store, row->is.id, "cancelling"));
     carry_status status = run_scancel(store, row->is.external);
     if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(store->ctx));
+        char message[400];
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(store->ctx));
         CARRY_TRY(move(store, row->is.id, row->is.state));
-        return carry_fail(store->ctx, status, "%s", sentence);
+        return carry_fail(store->ctx, status, "%s", message);
     }
     return await_cancelled(store, row->is.id);
 }

@@ -21,7 +21,7 @@ typedef struct carry_store carry_store;
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
 void carry_store_close(carry_store *store);
 const char *carry_store_path(const carry_store *store);
-/* For the lab's own tables (jobs.c). Its failures become sentences with carry_store_fail. */
+/* For the lab's own tables (jobs.c). Its failures become messages with carry_store_fail. */
 struct sqlite3 *carry_store_db(carry_store *store);
 carry_status carry_store_fail(carry_store *store, const char *doing);
 
