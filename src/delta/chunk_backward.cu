@@ -1,6 +1,6 @@
 /* Backward: prepare again, the states that enter every chunk, the states' gradients from the last chunk to the first,
    then the gradients of every chunk on its own. Nothing is kept from forward. */
-#include "delta/chunk_gradients.cuh"
+#include "delta/chunk_gradient_parts.cuh"
 #include "delta/chunk_host.cuh"
 
 using namespace delta_chunk;
@@ -20,7 +20,7 @@ layout layout_of(const carry_delta_chunk_job *job, int units) {
     l.y = l.dstates + tiles * STATE_BYTES;
     l.partial = l.y + tiles * TILE;
     l.pairs = l.partial + (tiles * 2 * sizeof(float) + 15) / 16 * 16;
-    l.bytes = l.pairs + pair_bytes(job, units);
+    l.bytes = l.pairs + pair_bytes(job, units, true);
     return l;
 }
 
@@ -32,21 +32,6 @@ carry_status check(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal)
     CARRY_TRY(check_view(ctx, "dq", &b->dq, ordinal));
     CARRY_TRY(check_view(ctx, "dk", &b->dk, ordinal));
     return check_view(ctx, "dv", &b->dv, ordinal);
-}
-
-carry_status run_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int ordinal,
-                           cudaStream_t stream) {
-    const carry_delta_chunk_job *job = &b->job;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, GRADIENT_SHARED),
-                   "no shared memory for the delta rule");
-    gradients<<<(unsigned)(slots_of(job) * job->heads), 256, GRADIENT_SHARED, stream>>>(a);
-    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule's gradients could not be launched");
-    if (a.partial != NULL) {
-        sum_partials<<<(unsigned)job->value_heads, 256, 0, stream>>>(a.partial, b->dA_log, b->ddt_bias,
-                                                                     (int)slots_of(job), (int)job->value_heads);
-        CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule's gradients could not be launched");
-    }
-    return CARRY_OK;
 }
 
 } // namespace
@@ -64,7 +49,8 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     layout l = layout_of(job, units);
     char *memory = (char *)job->workspace;
     encoder encode = NULL;
-    scan_args a = {};
+    scan_launch both = {};
+    scan_args &a = both.first, &back = both.second;
     gradient_args last = {};
     CARRY_TRY(check(ctx, b, ordinal));
     CARRY_TRY(find_encoder(ctx, &encode, ordinal));
@@ -72,7 +58,6 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     CARRY_TRY(make_map(ctx, encode, &a.k, "k", &job->k, job, job->heads, 2, ordinal));
     CARRY_TRY(make_map(ctx, encode, &a.v, "v", &job->v, job, job->value_heads, 1, ordinal));
     CARRY_TRY(make_map(ctx, encode, &last.grad_o, "do", &b->grad_o, job, job->value_heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &last.v, "v", &job->v, job, job->value_heads, 2, ordinal));
     CARRY_TRY(make_map(ctx, encode, &last.grad_q, "dq", &b->dq, job, job->heads, 2, ordinal));
     CARRY_TRY(make_map(ctx, encode, &last.grad_k, "dk", &b->dk, job, job->heads, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
@@ -84,13 +69,15 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     a.states = memory + l.states;
     a.values = memory + l.values;
     a.pairs = (float *)(memory + l.pairs);
-    CARRY_TRY(run_scan<KEEP>(ctx, job, a, ordinal, stream));
-    CARRY_TRY(make_map(ctx, encode, &a.v, "do", &b->grad_o, job, job->value_heads, 1, ordinal));
-    a.initial_state = b->dfinal_state;
-    a.final_state = b->dinitial_state;
-    a.states = memory + l.dstates;
-    a.values = memory + l.y;
-    CARRY_TRY(run_scan<BACK>(ctx, job, a, ordinal, stream));
+    back = a;
+    CARRY_TRY(make_map(ctx, encode, &back.v, "do", &b->grad_o, job, job->value_heads, 1, ordinal));
+    back.initial_state = b->dfinal_state;
+    back.final_state = b->dinitial_state;
+    back.states = memory + l.dstates;
+    back.values = memory + l.y;
+    CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, segments_of(job, units, true), units, ordinal, stream)));
+    last.items = (int)(slots_of(job) * job->heads);
+    last.v = job->v;
     last.dq = b->dq;
     last.dk = b->dk;
     last.dv = b->dv;
@@ -101,5 +88,5 @@ extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_d
     last.dstates = memory + l.dstates;
     last.y = memory + l.y;
     last.partial = job->gate_inside ? (float *)(memory + l.partial) : NULL;
-    return run_gradients(ctx, b, last, ordinal, stream);
+    return launch_gradients(ctx, b, last, units, ordinal, stream);
 }

@@ -141,9 +141,11 @@ shape shape_of(const carry_delta_chunk_job *job) {
 }
 
 /* By times on an H200: a chunk takes 1.2 us in the last walk, 1.0 in the walks for pairs, and turns are taken when there
-   are more blocks than multiprocessors; a segment's fix-up 2.5 us. */
-int segments_of(const carry_delta_chunk_job *job, int units) {
+   are more blocks than multiprocessors; a segment's fix-up 2.5 us. Backward, what all blocks store is more than memory
+   takes in that time from 84 of them on. */
+int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t chunks = (job->tokens + C - 1) / C, lanes = 2 * job->sequences * job->value_heads;
+    int64_t walks = backward ? 2 : 1;
     int best = 1;
     double least = 1.2 * (double)chunks;
     if (job->cu_seqlens != NULL || lanes * 3 > units) {
@@ -151,8 +153,10 @@ int segments_of(const carry_delta_chunk_job *job, int units) {
     }
     for (int g = 2; g <= 32 && g * 8 <= chunks; g++) {
         double steps = (double)((chunks + g - 1) / g);
-        int64_t first = (lanes * (1 + 2 * (g - 2)) + units - 1) / units, last = (lanes * g + units - 1) / units;
-        double time = steps * ((double)first + 1.2 * (double)last) + 2.5 * g + 5.0;
+        int64_t pairs = lanes * (1 + 2 * (g - 2) + (backward ? g - 1 : 0)), blocks = walks * lanes * g;
+        double last = (double)((blocks + units - 1) / units), stored = (double)blocks / (0.64 * (double)units);
+        last = backward && stored > last ? stored : last;
+        double time = steps * ((double)((pairs + units - 1) / units) + 1.2 * last) + 2.5 * g + 5.0;
         if (time < least) {
             least = time;
             best = g;
@@ -161,9 +165,9 @@ int segments_of(const carry_delta_chunk_job *job, int units) {
     return best;
 }
 
-size_t pair_bytes(const carry_delta_chunk_job *job, int units) {
-    int segments = segments_of(job, units);
-    return segments > 1 ? (size_t)(job->sequences * job->value_heads * segments) * 2 * D * D * sizeof(float) : 0;
+size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward) {
+    int64_t segments = segments_of(job, units, backward), parts = backward ? 3 : 2;
+    return segments > 1 ? (size_t)(job->sequences * job->value_heads * segments * parts) * D * D * sizeof(float) : 0;
 }
 
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k) {
@@ -208,13 +212,16 @@ extern "C" bool carry_delta_chunk_works(int ordinal) {
 }
 
 extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units) {
-    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES + pair_bytes(job, units);
+    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES + pair_bytes(job, units, false);
 }
 
 extern "C" carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal,
                                                   void *stream) {
+    int units = 0;
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     encoder encode = NULL;
-    scan_args a = {};
+    scan_launch l = {};
+    scan_args &a = l.first;
     CARRY_TRY(check_view(ctx, "q", &job->q, ordinal));
     CARRY_TRY(check_view(ctx, "k", &job->k, ordinal));
     CARRY_TRY(check_view(ctx, "v", &job->v, ordinal));
@@ -233,5 +240,6 @@ extern "C" carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_de
     a.state_transposed = job->state_transposed;
     prepare_args first = prepare_args_of(job, &a.q, &a.k);
     CARRY_TRY(launch_prepare(ctx, job, first, ordinal, (cudaStream_t)stream));
-    return run_scan<FORWARD>(ctx, job, a, ordinal, (cudaStream_t)stream);
+    return run_scan<FORWARD, FORWARD>(ctx, job, l, segments_of(job, units, false), units, ordinal,
+                                      (cudaStream_t)stream);
 }

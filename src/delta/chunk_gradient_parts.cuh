@@ -9,23 +9,36 @@ namespace delta_chunk {
 
 struct gradient_args {
     prepare_args in;
-    CUtensorMap v, grad_o, grad_q, grad_k;
-    carry_delta_view dq, dk, dv, dbeta, dg;
+    CUtensorMap grad_o, grad_q, grad_k;
+    carry_delta_view v, dq, dk, dv, dbeta, dg;
+    int items; /* chunks x heads of q and k */
     const char *states, *values, *dstates, *y;
     float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
 };
 
-/* In shared memory: q, k, dO, V', Y, v; S, dS; the two squares; numbers of this value head and of the next. */
-constexpr int GK = TILE, GDO = 2 * TILE, GV = 3 * TILE, GY = 4 * TILE, GX = 5 * TILE, GS = 6 * TILE;
-constexpr int GDS = GS + STATE_BYTES, GP = GDS + STATE_BYTES, GH = GP + BAND, GN = GH + BAND;
-constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
+/* chunk_gradients.cu */
+carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
+                              int ordinal, cudaStream_t stream);
 
+/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The square dP goes to the place of dO, the
+   other one to that of Y. */
+constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
+constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
+constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
+constexpr float TINY_BETA = 0x1p-20f;
+
+/* Of one value head. */
 struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C]; /* sums of dP P and M D kk; of the columns, by warp */
-    float q_dot[C], w_dot[C], left_dot[C], yv[C];
-    float inner[8]; /* S . dS, by warp */
-    uint64_t rows, states;
+    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: Y . V', y_value: Y . v where beta is tiny */
+    float inner[4]; /* S . dS, by warp */
 };
+
+/* full: it was copied; empty: it was read. Of (q, k), of (dO, Y, numbers), of V', S and dS. */
+struct gradient_barriers {
+    uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
+};
+enum single { V_TILE, S_TILE, DS_TILE };
 
 /* Elements (row, 2 columns from `column`) of a tile of q or k. */
 static __device__ __forceinline__ float2 pair_at(const char *tile, int row, int column) {
@@ -100,13 +113,13 @@ static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&
 }
 
 /* One of the two squares, dP (queries: below and on the diagonal) or M (below): weights for the products that follow, as
-   a left operand and as a tile, and the sums. products: q k or k k; x: dP or M. */
+   a left operand and as what becomes a tile, and the sums. products: q k or k k; x: dP or M. */
 static __device__ __forceinline__ void weigh_square(bool queries, float scale, const float *n, gradient_numbers &sums,
                                                     const float (&x)[32], const float (&products)[32],
-                                                    uint32_t (&operand)[16], uint32_t tile, int warp, int lane) {
+                                                    uint32_t (&operand)[16], uint32_t (&packed)[16], int warp,
+                                                    int lane) {
     int row = 16 * warp + lane / 4;
     float total[2] = {0.0f, 0.0f}, high[2], low[2], by[2], norm[2];
-    uint32_t packed[16];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int i = row + 8 * r;
@@ -122,7 +135,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
         float2 w = *(const float2 *)(n + NORM_K + column), down = {0.0f, 0.0f};
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            int last = row + 8 * r - (queries ? 0 : 1);
+            int i = row + 8 * r, last = i - (queries ? 0 : 1);
             float d0 = column <= last ? power_of_two((high[r] - h.x) + (low[r] - l.x)) : 0.0f;
             float d1 = column + 1 <= last ? power_of_two((high[r] - h.y) + (low[r] - l.y)) : 0.0f;
             float x0 = d0 * x[4 * block + 2 * r], x1 = d1 * x[4 * block + 2 * r + 1];
@@ -135,6 +148,9 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
             x1 *= by[r];
             operand[2 * block + r] = pack(x0 * w.x, x1 * w.y);
             packed[2 * block + r] = pack(x0 * norm[r], x1 * norm[r]);
+            if (!queries && i / 2 * 2 == column) { /* the diagonal of M */
+                sums.yv[i] = i % 2 == 0 ? x[4 * block + 2 * r] : x[4 * block + 2 * r + 1];
+            }
         }
 #pragma unroll
         for (int step = 4; step < 32; step *= 2) {
@@ -152,52 +168,67 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
             (queries ? sums.row_p : sums.row_m)[row + 8 * r] = queries ? scale * d : d;
         }
     }
+}
+
+/* A square as a tile, once nobody of the warpgroup reads what was there. */
+static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_t (&packed)[16], int warp, int lane) {
 #pragma unroll
     for (int block = 0; block < 8; block += 2) {
         int to = 16 * warp + (lane & 8) + lane % 8;
         store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
                        packed[2 * block + 2], packed[2 * block + 3]);
     }
+    hopper::fence_async();
 }
 
-/* dv = beta Y, and Y . v by rows; 256 threads, 16 a row. */
+/* dv = beta Y; 128 threads, 16 a row. Y . v of rows whose beta is too small to divide by. */
 static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, gradient_numbers &sums,
-                                                     const chunk_place &at, int head, const char *y, const char *v,
-                                                     int thread) {
+                                                     const chunk_place &at, int head, const char *y, int thread) {
 #pragma unroll
-    for (int s = 0; s < 4; s++) {
-        int row = thread / 16 + 16 * s, part = thread % 16;
-        int from = part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4);
-        uint4 yw = *(const uint4 *)(y + from), vw = *(const uint4 *)(v + from);
-        const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
+    for (int s = 0; s < 8; s++) {
+        int row = thread / 16 + 8 * s, part = thread % 16;
+        uint4 yw = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
+        const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w};
         uint32_t out[4];
-        float dot = 0.0f, beta = n[BETA + row];
+        float beta = n[BETA + row];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
             out[i] = pack(beta * low_half(ys[i]), beta * high_half(ys[i]));
         }
         if (row < at.length) {
             *(uint4 *)((__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + row) * a.dv.token +
                        head * a.dv.head + part * 8) = {out[0], out[1], out[2], out[3]};
         }
+        bool tiny = row < at.length && fabsf(beta) < TINY_BETA;
+        if (__any_sync(0xffffffffu, tiny)) {
+            float dot = 0.0f;
+            if (tiny) {
+                uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
+                                            (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
+                const uint32_t vs[4] = {vw.x, vw.y, vw.z, vw.w};
 #pragma unroll
-        for (int step = 1; step < 16; step *= 2) {
-            dot += __shfl_xor_sync(0xffffffffu, dot, step);
-        }
-        if (part == 0) {
-            sums.yv[row] = dot;
+                for (int i = 0; i < 4; i++) {
+                    dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
+                }
+            }
+#pragma unroll
+            for (int step = 1; step < 16; step *= 2) {
+                dot += __shfl_xor_sync(0xffffffffu, dot, step);
+            }
+            if (part == 0) {
+                sums.y_value[row] = dot;
+            }
         }
     }
 }
 
-/* S . dS of this warp. */
+/* S . dS of this warp; 128 threads. */
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
                                                      int thread) {
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < STATE_BYTES / 16 / 256; i++) {
-        uint4 w = *(const uint4 *)(s + (thread + 256 * i) * 16), x = *(const uint4 *)(ds + (thread + 256 * i) * 16);
+    for (int i = 0; i < STATE_BYTES / 16 / 128; i++) {
+        uint4 w = *(const uint4 *)(s + (thread + 128 * i) * 16), x = *(const uint4 *)(ds + (thread + 128 * i) * 16);
         const uint32_t sw[4] = {w.x, w.y, w.z, w.w}, xw[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
@@ -228,7 +259,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
         }
         x[i] = sums.q_dot[t] + sums.row_p[t] - n[BETA + t] * sums.row_m[t] - columns + sums.w_dot[t] * n[BETA + t] -
                sums.left_dot[t];
-        dbeta[i] = sums.yv[t] + sums.w_dot[t] - sums.row_m[t];
+        float beta = n[BETA + t]; /* beta times its gradient is Y . V' */
+        dbeta[i] = fabsf(beta) < TINY_BETA ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / beta;
         lefts += sums.left_dot[t];
     }
 #pragma unroll
@@ -237,7 +269,7 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
     if (lane == 31) {
         float inner = 0.0f;
-        for (int w = 0; w < 8; w++) {
+        for (int w = 0; w < 4; w++) {
             inner += sums.inner[w];
         }
         x[1] += lefts + inner * fade_of(n, C - 1);
@@ -289,7 +321,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
 }
 
-/* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory. */
+/* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
+   its first thread's stores are. */
 static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
                                                   const char *tile, const float (&norm)[2], bool l2norm,
                                                   const chunk_place &at, int head, uint32_t to, int barrier, int warp,
@@ -325,7 +358,6 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
         if (thread == 0) {
             store_tile(map, to, at.first, 0, head, at.batch);
             stores_commit();
-            stores_wait_read();
         }
         return;
     }

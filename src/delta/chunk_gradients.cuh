@@ -12,109 +12,179 @@
 
 namespace delta_chunk {
 
-/* Everything of one value head; `more` bytes are copied besides by the caller. */
-static __device__ __forceinline__ void copy_head(const gradient_args &a, const chunk_place &at, int slot, int head,
-                                                 uint32_t start, int numbers, uint32_t rows, uint32_t states,
-                                                 int more) {
+struct gradient_places {
+    uint32_t start, barriers;
+    const char *data;
+    __device__ __forceinline__ uint32_t qk_full(int n) const {
+        return barriers + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t qk_empty(int n) const {
+        return barriers + 16 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t row_full(int n) const {
+        return barriers + 32 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t row_empty(int n) const {
+        return barriers + 48 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t full(single which) const {
+        return barriers + 64 + 8 * which;
+    }
+    __device__ __forceinline__ uint32_t empty(single which) const {
+        return barriers + 88 + 8 * which;
+    }
+    __device__ __forceinline__ int qk(int n) const {
+        return GQ + n % 2 * 2 * TILE;
+    }
+    __device__ __forceinline__ int rows(int n) const { /* dO, then Y */
+        return GO + n % 2 * 2 * TILE;
+    }
+    __device__ __forceinline__ const float *numbers(int n) const {
+        return (const float *)(data + GN + n % 2 * NUMBERS_BYTES);
+    }
+};
+
+/* One thread: all tiles of this block's chunks, as soon as there is room. */
+static __device__ __forceinline__ void copy_items(const gradient_args &a, const gradient_places &p) {
     using namespace hopper;
-    int64_t tile = (int64_t)slot * a.in.s.value_heads + head;
-    barrier_expect(rows, 4 * TILE + NUMBERS_BYTES + more);
-    copy_bytes(start + GV, a.values + tile * TILE, TILE, rows);
-    copy_tile(start + GDO, &a.grad_o, at.first, 0, head, at.batch, rows);
-    copy_bytes(start + GY, a.y + tile * TILE, TILE, rows);
-    copy_bytes(start + GN + numbers * NUMBERS_BYTES, a.in.tiles + tile * CHUNK_BYTES + NUMBERS_AT, NUMBERS_BYTES, rows);
-    copy_tile(start + GX, &a.v, at.first, 0, head, at.batch, rows);
-    barrier_expect(states, 2 * STATE_BYTES);
-    copy_bytes(start + GS, a.states + tile * STATE_BYTES, STATE_BYTES, states);
-    copy_bytes(start + GDS, a.dstates + tile * STATE_BYTES, STATE_BYTES, states);
+    const shape &s = a.in.s;
+    int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
+    for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
+        int head = item % s.heads, slot = item / s.heads;
+        chunk_place at = chunk_of(s, slot);
+        if (at.length <= 0) {
+            continue;
+        }
+        uint32_t qk = p.start + p.qk(done);
+        barrier_wait(p.qk_empty(done), done / 2 % 2 ^ 1);
+        barrier_expect(p.qk_full(done), 2 * TILE);
+        copy_tile(qk + TILE, &a.in.k, at.first, 0, head, at.batch, p.qk_full(done));
+        copy_tile(qk, &a.in.q, at.first, 0, head, at.batch, p.qk_full(done));
+        done++;
+        for (int e = 0; e < group; e++, n++) {
+            int value_head = head * group + e;
+            int64_t tile = (int64_t)slot * s.value_heads + value_head;
+            uint32_t rows = p.start + p.rows(n), full = p.row_full(n);
+            barrier_wait(p.row_empty(n), n / 2 % 2 ^ 1);
+            barrier_expect(full, 2 * TILE + NUMBERS_BYTES);
+            copy_bytes(p.start + GN + n % 2 * NUMBERS_BYTES, a.in.tiles + tile * CHUNK_BYTES + NUMBERS_AT,
+                       NUMBERS_BYTES, full);
+            copy_tile(rows, &a.grad_o, at.first, 0, value_head, at.batch, full);
+            copy_bytes(rows + TILE, a.y + tile * TILE, TILE, full);
+            barrier_wait(p.empty(V_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(V_TILE), TILE);
+            copy_bytes(p.start + GV, a.values + tile * TILE, TILE, p.full(V_TILE));
+            barrier_wait(p.empty(DS_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(DS_TILE), STATE_BYTES);
+            copy_bytes(p.start + GDS, a.dstates + tile * STATE_BYTES, STATE_BYTES, p.full(DS_TILE));
+            barrier_wait(p.empty(S_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(S_TILE), STATE_BYTES);
+            copy_bytes(p.start + GS, a.states + tile * STATE_BYTES, STATE_BYTES, p.full(S_TILE));
+        }
+    }
 }
 
-__global__ void __launch_bounds__(256, 1) gradients(const __grid_constant__ gradient_args a) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    using namespace hopper;
-    extern __shared__ char memory[];
-    __shared__ gradient_numbers sums;
-    const shape &s = a.in.s;
-    int head = (int)(blockIdx.x % (unsigned)s.heads), slot = (int)(blockIdx.x / (unsigned)s.heads);
-    chunk_place at = chunk_of(s, slot);
-    int thread = (int)threadIdx.x, warp = thread % 128 / 32, lane = thread % 32, row = 16 * warp + lane / 4;
-    int group = s.value_heads / s.heads, value_head = head * group;
-    if (at.length <= 0) {
-        for (int i = thread; a.partial != nullptr && i < 2 * group; i += 256) {
-            a.partial[((int64_t)slot * s.value_heads + value_head) * 2 + i] = 0.0f;
-        }
-        return;
-    }
-    uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
-    const char *data = memory + (start - shared_address(memory));
-    uint32_t rows = shared_address(&sums.rows), states = shared_address(&sums.states);
-    uint32_t q = start, k = start + GK;
-    bool queries = thread < 128;
-    if (thread == 0) {
-        barrier_init(rows, 1);
-        barrier_init(states, 1);
-        fence_async();
-        copy_head(a, at, slot, value_head, start, 0, rows, states, 2 * TILE);
-        copy_tile(k, &a.in.k, at.first, 0, head, at.batch, rows);
-        copy_tile(q, &a.in.q, at.first, 0, head, at.batch, rows);
-    }
-    uint32_t mine = queries ? q : k, left = start + (queries ? GDO : GY);
-    const char *mine_data = data + (queries ? 0 : GK);
+/* A warpgroup: QUERIES makes dq, the other dk. */
+struct gradient_worker {
+    const gradient_args &a;
+    const gradient_places &p;
+    gradient_numbers *all; /* two */
+    bool queries;
+    int warp, lane;
+
     float sum[64], norm[2];
-#pragma unroll
-    for (int i = 0; i < 64; i++) {
-        sum[i] = 0.0f;
+    int row, thread, item_index, n; /* how many items, value heads this block has done */
+    uint32_t q, k, mine, left;
+    const char *mine_data;
+    const float *numbers;
+    chunk_place at;
+
+    __device__ __forceinline__ void arrive(uint32_t barrier) {
+        __syncwarp();
+        if (lane == 0) {
+            hopper::barrier_arrive(barrier);
+        }
     }
-    __syncthreads();
-    for (int e = 0; e < group; e++) {
-        const float *n = (const float *)(data + GN + e % 2 * NUMBERS_BYTES);
-        barrier_wait(rows, e % 2);
-        if (at.length < C) { /* what others wrote there may be no number */
-            clear_rows(mine, 2, at.length, thread % 128);
-            clear_rows(start + (queries ? GDO : GX), 2, at.length, thread % 128);
-            fence_async();
-            __syncthreads();
-        }
-        norm[0] = n[(queries ? NORM_Q : NORM_K) + row];
-        norm[1] = n[(queries ? NORM_Q : NORM_K) + row + 8];
-        uint32_t operand[16];
-        {
-            float x[32], products[32];
-            products_begin();
-            rows_product(products, mine, k);
-            rows_product(x, left, start + GV);
-            products_commit();
-            products_wait<0>();
-            keep_below(products);
-            keep_below(x);
-            weigh_square(queries, a.in.scale, n, sums, x, products, operand, start + (queries ? GP : GH), warp, lane);
-        }
-        fence_async();
-        barrier_wait(states, e % 2);
-#pragma unroll 1
-        for (int pass = 0; pass < (queries ? 1 : 2); pass++) { /* dO S; Y S, V' dS */
-            float x[64], factor[2], more[2];
-            state_product(x, pass == 0 ? left : start + GV, start + (pass == 0 ? GS : GDS));
-#pragma unroll
-            for (int r = 0; r < 2; r++) {
-                int i = row + 8 * r;
-                factor[r] = queries     ? a.in.scale * fade_of(n, i)
-                            : pass == 0 ? -fade_of(n, i)
-                                        : decay_of(n, C - 1, i);
-                more[r] = queries || pass == 1 ? 1.0f : n[BETA + i];
+    /* sum += the rows of left s, weighed, and their dots with the rows of q or k. */
+    __device__ __forceinline__ void add_state(uint32_t from, single which, float *dot, const float (&factor)[2],
+                                              const float (&more)[2]) {
+        float x[64];
+        hopper::barrier_wait(p.full(which), n % 2);
+        state_product(x, from, p.start + (which == S_TILE ? GS : GDS));
+        if (!queries) {
+            arrive(p.empty(which));
+            if (which == DS_TILE) {
+                arrive(p.empty(V_TILE));
             }
-            add_rows(sum, x, factor, more, norm, mine_data,
-                     queries     ? sums.q_dot
-                     : pass == 0 ? sums.w_dot
-                                 : sums.left_dot,
-                     row, lane);
         }
-        inner_product(sums, data + GS, data + GDS, thread);
-        finish_values(a, n, sums, at, value_head + e, data + GY, data + GX, thread);
-        __syncthreads(); /* both squares are there, and everything else of this head has been read */
-        if (thread == 128 && e + 1 < group) {
-            copy_head(a, at, slot, value_head + e + 1, start, (e + 1) % 2, rows, states, 0);
+        add_rows(sum, x, factor, more, norm, mine_data, dot, row, lane);
+    }
+    __device__ __forceinline__ void squares(gradient_numbers &sums, uint32_t (&operand)[16], uint32_t (&packed)[16]) {
+        using namespace hopper;
+        float x[32], products[32];
+        products_begin();
+        rows_product(products, mine, k);
+        rows_product(x, left, p.start + GV);
+        products_commit();
+        products_wait<0>();
+        keep_below(products);
+        keep_below(x);
+        if (queries) {
+            arrive(p.empty(V_TILE));
         }
+        weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
+    }
+    /* dO S, and S . dS; or V' dS, Y S, and dv. Then the square has a place. */
+    __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
+        using namespace hopper;
+        float factor[2], more[2] = {1.0f, 1.0f};
+        if (queries) {
+            factor[0] = a.in.scale * fade_of(numbers, row);
+            factor[1] = a.in.scale * fade_of(numbers, row + 8);
+            add_state(left, S_TILE, sums.q_dot, factor, more);
+            barrier_wait(p.full(DS_TILE), n % 2);
+            inner_product(sums, p.data + GS, p.data + GDS, thread);
+            arrive(p.empty(DS_TILE));
+            arrive(p.empty(S_TILE));
+        } else {
+#pragma unroll 1
+            for (int pass = 0; pass < 2; pass++) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    int i = row + 8 * r;
+                    factor[r] = pass == 0 ? decay_of(numbers, C - 1, i) : -fade_of(numbers, i);
+                    more[r] = pass == 0 ? 1.0f : numbers[BETA + i];
+                }
+                add_state(pass == 0 ? p.start + GV : left, pass == 0 ? DS_TILE : S_TILE,
+                          pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
+            }
+            finish_values(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
+        }
+        group_sync(queries ? 2 : 3, 128);
+        store_square(left, packed, warp, lane);
+    }
+    __device__ __forceinline__ void one_head(int slot, int value_head) {
+        using namespace hopper;
+        uint32_t operand[16], packed[16];
+        gradient_numbers &sums = all[n % 2];
+        uint32_t rows = p.start + p.rows(n);
+        left = queries ? rows : rows + TILE;
+        numbers = p.numbers(n);
+        barrier_wait(p.row_full(n), n / 2 % 2);
+        barrier_wait(p.full(V_TILE), n % 2);
+        if (at.length < C) { /* what others wrote there may be no number */
+            clear_rows(mine, 2, at.length, thread);
+            if (queries) {
+                clear_rows(left, 2, at.length, thread);
+            }
+            fence_async();
+            group_sync(1, 256);
+        }
+        norm[0] = numbers[(queries ? NORM_Q : NORM_K) + row];
+        norm[1] = numbers[(queries ? NORM_Q : NORM_K) + row + 8];
+        squares(sums, operand, packed);
+        states(sums, packed, value_head);
+        group_sync(1, 256); /* both squares and all sums are there */
         products_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -125,22 +195,111 @@ __global__ void __launch_bounds__(256, 1) gradients(const __grid_constant__ grad
             products_begin();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                product_turned(sum, describe(start + GP + i * 2048, 0), describe(q + i * 2048, BAND), 1);
+                product_turned(sum, describe(rows + i * 2048, 0), describe(q + i * 2048, BAND), 1);
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                product_turned(sum, describe(start + GH + i * 2048, 0), describe(k + i * 2048, BAND), 1);
+                product_turned(sum, describe(rows + TILE + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
         } else if (warp == 0) {
-            finish_numbers(a, n, sums, at, slot, value_head + e, lane);
+            finish_numbers(a, numbers, sums, at, slot, value_head, lane);
         }
         products_wait<0>();
         keep_below(sum);
-        __syncthreads();
     }
-    store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine_data, norm, a.in.l2norm, at, head,
-               left, queries ? 1 : 2, warp, lane);
+    __device__ __forceinline__ void one_item(int slot, int head) {
+        using namespace hopper;
+        int group = a.in.s.value_heads / a.in.s.heads;
+        q = p.start + p.qk(item_index);
+        k = q + TILE;
+        mine = queries ? q : k;
+        mine_data = p.data + (mine - p.start);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            sum[i] = 0.0f;
+        }
+        barrier_wait(p.qk_full(item_index), item_index / 2 % 2);
+        for (int e = 0; e < group; e++) {
+            if (e > 0) {
+                arrive(p.row_empty(n));
+                n++;
+            }
+            one_head(slot, head * group + e);
+        }
+        if (queries) { /* the other warpgroup has read the square in dO's place */
+            group_sync(4, 256);
+        } else { /* and so has every warp of this one, in Y's place */
+            group_sync(3, 128);
+            group_arrive(4, 256);
+        }
+        store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine_data, norm, a.in.l2norm, at, head,
+                   left, queries ? 2 : 3, warp, lane);
+        arrive(p.qk_empty(item_index));
+        if (thread == 0) {
+            stores_wait_read();
+        }
+        arrive(p.row_empty(n));
+        n++;
+        item_index++;
+    }
+    __device__ __forceinline__ void run() {
+        const shape &s = a.in.s;
+        int group = s.value_heads / s.heads;
+        for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
+            int head = item % s.heads, slot = item / s.heads;
+            at = chunk_of(s, slot);
+            if (at.length > 0) {
+                one_item(slot, head);
+            } else if (queries && a.partial != nullptr) {
+                for (int i = thread; i < 2 * group; i += 128) {
+                    a.partial[((int64_t)slot * s.value_heads + head * group) * 2 + i] = 0.0f;
+                }
+            }
+        }
+    }
+};
+
+__global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_constant__ gradient_args a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace hopper;
+    extern __shared__ char memory[];
+    __shared__ gradient_numbers sums[2];
+    __shared__ gradient_barriers b;
+    gradient_places p;
+    p.start = (shared_address(memory) + 1023u) & ~1023u;
+    p.data = memory + (p.start - shared_address(memory));
+    p.barriers = shared_address(&b);
+    int thread = (int)threadIdx.x;
+    if (thread == 0) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(p.qk_full(i), 1);
+            barrier_init(p.qk_empty(i), 8);
+            barrier_init(p.row_full(i), 1);
+            barrier_init(p.row_empty(i), 8);
+        }
+        for (int i = 0; i < 3; i++) {
+            barrier_init(p.full((single)i), 1);
+            barrier_init(p.empty((single)i), 8);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    if (thread >= 256) {
+        registers_give<24>();
+        if (thread == 256) {
+            copy_items(a, p);
+        }
+    } else {
+        registers_take<240>();
+        int warp = thread % 128 / 32, lane = thread % 32;
+        gradient_worker me = {a, p, sums, thread < 128, warp, lane};
+        me.row = 16 * warp + lane / 4;
+        me.thread = thread % 128;
+        me.item_index = 0;
+        me.n = 0;
+        me.run();
+    }
 #endif
 }
 

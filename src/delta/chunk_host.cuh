@@ -18,47 +18,63 @@ carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const ch
                       const carry_delta_chunk_job *job, int64_t heads, int bands, int ordinal);
 carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view *view, int ordinal);
 shape shape_of(const carry_delta_chunk_job *job); /* in one segment */
-/* How many segments a sequence is best walked in on so many multiprocessors. */
-int segments_of(const carry_delta_chunk_job *job, int units);
-size_t pair_bytes(const carry_delta_chunk_job *job, int units);
+/* How many segments a sequence is best walked in on so many multiprocessors; backward two walks go on at once. */
+int segments_of(const carry_delta_chunk_job *job, int units, bool backward);
+size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward);
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k);
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_chunk_job *job, const prepare_args &a, int ordinal,
                             cudaStream_t stream);
 
-template <int GROUPS, int STAGES, scan_kind KIND>
-static carry_status launch_scan(carry_ctx *ctx, const scan_args &a, int64_t lanes, int ordinal, cudaStream_t stream) {
-    using shape = scan_shape<GROUPS, STAGES, KIND>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(scan<shape>, cudaFuncAttributeMaxDynamicSharedMemorySize, shape::SHARED),
+/* Blocks of both kinds; `lanes`, `second_lanes`: sequences (or segments) and value heads of each. */
+template <int GROUPS, int STAGES, scan_kind KIND, scan_kind SECOND>
+carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
+                                cudaStream_t stream) {
+    using first = scan_shape<GROUPS, STAGES, KIND>;
+    using second = scan_shape<GROUPS, STAGES, SECOND>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(scan<first, second>, cudaFuncAttributeMaxDynamicSharedMemorySize, first::SHARED),
                    "no shared memory for the delta rule");
-    scan<shape><<<(unsigned)(lanes * 2 / GROUPS), shape::THREADS, shape::SHARED, stream>>>(a);
+    l.blocks = (unsigned)(lanes * 2 / GROUPS);
+    scan<first, second><<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, first::SHARED, stream>>>(l);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
 
-/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. Few indeed: segments (a.pairs has room
-   for them), whose pairs are made first. */
-template <scan_kind KIND>
-static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_args a, int ordinal,
-                             cudaStream_t stream) {
-    int units = 0;
-    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+/* Each in a file of its own, chunk_scan_*.cu: ptxas needs seconds for one. */
+#define SCANS(DECLARE, ...)                                                                               \
+    DECLARE template carry_status launch_scan<__VA_ARGS__>(carry_ctx * ctx, scan_launch & l, int64_t lanes, \
+                                                           int64_t second_lanes, int ordinal, cudaStream_t stream);
+SCANS(extern, 2, 2, FORWARD, FORWARD)
+SCANS(extern, 1, 3, FORWARD, FORWARD)
+SCANS(extern, 1, 3, PAIR, PAIR)
+SCANS(extern, 2, 2, KEEP, BACK)
+SCANS(extern, 1, 3, KEEP, BACK)
+SCANS(extern, 1, 3, PAIR, BACK_PAIR)
+
+/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. Few indeed: `segments` (pairs have
+   room for them), whose pairs are made first. */
+template <scan_kind KIND, scan_kind SECOND>
+static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int segments, int units,
+                             int ordinal, cudaStream_t stream) {
+    constexpr bool BOTH = KIND != SECOND;
     int64_t lanes = job->sequences * job->value_heads;
-    int segments = segments_of(job, units);
     if (segments > 1) {
         int chunks = (int)((job->tokens + C - 1) / C);
-        a.s.segment_chunks = (chunks + segments - 1) / segments;
-        a.s.segments = (chunks + a.s.segment_chunks - 1) / a.s.segment_chunks;
-        lanes *= a.s.segments;
-        constexpr bool BACKWARD = KIND == BACK; /* M is there from KEEP then */
-        CARRY_TRY((launch_scan<1, 3, BACKWARD ? BACK_PAIR : PAIR>(ctx, a, BACKWARD ? lanes : 2 * lanes, ordinal,
-                                                                  stream)));
-        fix_up<BACKWARD><<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads)), 128, 0, stream>>>(
-            a.pairs, a.s.segments, (int)job->value_heads);
+        shape &s = l.first.s;
+        s.segment_chunks = (chunks + segments - 1) / segments;
+        s.segments = (chunks + s.segment_chunks - 1) / s.segment_chunks;
+        l.second.s = s;
+        l.first.parts = l.second.parts = BOTH ? 3 : 2;
+        lanes *= s.segments;
+        CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal,
+                                                                   stream)));
+        fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+            l.first.pairs, l.first.parts, s.segments, (int)job->value_heads);
         CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
-        return launch_scan<1, 3, KIND>(ctx, a, lanes, ordinal, stream);
+        return launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, BOTH ? lanes : 0, ordinal, stream);
     }
-    return lanes * 2 > units * 3 / 2 ? launch_scan<2, 2, KIND>(ctx, a, lanes, ordinal, stream)
-                                     : launch_scan<1, 3, KIND>(ctx, a, lanes, ordinal, stream);
+    int64_t second = BOTH ? lanes : 0;
+    return lanes * 2 > units * 3 / 2 ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
+                                     : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
 }
 
 } // namespace delta_chunk

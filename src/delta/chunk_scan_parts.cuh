@@ -21,8 +21,11 @@ struct scan_args {
     float *final_state;
     bool state_transposed;
     char *states, *values; /* of every chunk, KEEP and BACK */
-    float *pairs;          /* [segments of all sequences, value heads, 2, values, keys]: L, then M */
+    float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
+    int parts;
 };
+
+enum pair_part { PART_L, PART_M, PART_C };
 
 /* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. */
 template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
@@ -51,16 +54,16 @@ template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
 };
 
-template <typename Shape> static __device__ __forceinline__ scan_item item_of(const shape &s) {
+template <typename Shape> static __device__ __forceinline__ scan_item item_of(const shape &s, unsigned block) {
     constexpr unsigned parts = 2 / Shape::GROUPS;
-    unsigned at = blockIdx.x / parts;
+    unsigned at = block / parts;
     scan_item item;
     item.map = false;
     if (Shape::KIND == PAIR) {
         item.map = at % 2 == 1;
         at /= 2;
     }
-    item.band = (int)(blockIdx.x % parts);
+    item.band = (int)(block % parts);
     item.value_head = (int)(at % (unsigned)s.value_heads);
     item.sequence = (int)(at / (unsigned)s.value_heads);
     item.head = item.value_head / (s.value_heads / s.heads);
@@ -111,14 +114,14 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     }
 }
 
-/* Element (value, key) of a packed state of a whole sequence, however it lies; and of L or M of a segment. */
+/* Element (value, key) of a packed state of a whole sequence, however it lies; and of a part of a segment's pair. */
 static __device__ __forceinline__ int64_t state_at(const scan_args &a, const scan_item &item, int value, int key) {
     int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.value_heads + item.value_head) * D * D;
     return from + (a.state_transposed ? value * D + key : key * D + value);
 }
-static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment, bool map,
-                                                  int value, int key) {
-    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * 2 + (map ? 1 : 0);
+static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment,
+                                                  pair_part part, int value, int key) {
+    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part;
     return from * D * D + value * D + key;
 }
 

@@ -24,9 +24,9 @@ template <typename Shape> struct scan_worker {
             if (Shape::KIND == PAIR && (item.map || item.segment > 0)) {
                 S[i] = item.map && v == k ? 1.0f : 0.0f;
             } else if (Shape::REVERSE && item.segment + 1 < a.s.segments) { /* c of the next segment, fixed up */
-                S[i] = Shape::LOCAL ? 0.0f : a.pairs[pair_at(a, item, item.sequence + 1, false, v, k)];
+                S[i] = Shape::LOCAL ? 0.0f : a.pairs[pair_at(a, item, item.sequence + 1, PART_C, v, k)];
             } else if (!Shape::REVERSE && item.segment > 0) { /* L of the last segment, fixed up */
-                S[i] = a.pairs[pair_at(a, item, item.sequence - 1, false, v, k)];
+                S[i] = a.pairs[pair_at(a, item, item.sequence - 1, PART_L, v, k)];
             } else {
                 S[i] = a.initial_state != nullptr ? a.initial_state[state_at(a, item, v, k)] : 0.0f;
             }
@@ -38,7 +38,8 @@ template <typename Shape> struct scan_worker {
         for (int i = 0; i < 64; i++) {
             int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
             if (Shape::LOCAL) {
-                a.pairs[pair_at(a, item, item.sequence, item.map, v, k)] = S[i];
+                pair_part part = Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L;
+                a.pairs[pair_at(a, item, item.sequence, part, v, k)] = S[i];
             } else {
                 a.final_state[state_at(a, item, v, k)] = S[i];
             }
