@@ -181,43 +181,60 @@ static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_
     hopper::fence_async();
 }
 
-/* dv = beta Y; 128 threads, 16 a row. Y . v of rows whose beta is too small to divide by. */
-static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, gradient_numbers &sums,
-                                                     const chunk_place &at, int head, const char *y, int thread) {
+/* Y as 16 threads a row have it; and Y . v of rows whose beta is too small to divide by. */
+static __device__ __forceinline__ void take_values(const gradient_args &a, const float *n, gradient_numbers &sums,
+                                                   const chunk_place &at, int head, const char *y, int thread,
+                                                   uint4 (&values)[8]) {
+    int first = thread / 16, part = thread % 16;
+    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on, it is the same part */
+    bool tiny = false;
 #pragma unroll
     for (int s = 0; s < 8; s++) {
-        int row = thread / 16 + 8 * s, part = thread % 16;
-        uint4 yw = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
-        const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w};
-        uint32_t out[4];
-        float beta = n[BETA + row];
+        values[s] = *(const uint4 *)(from + s * 1024);
+        tiny = tiny || (first + 8 * s < at.length && fabsf(n[BETA + first + 8 * s]) < TINY_BETA);
+    }
+    if (!__any_sync(0xffffffffu, tiny)) {
+        return;
+    }
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            out[i] = pack(beta * low_half(ys[i]), beta * high_half(ys[i]));
-        }
+    for (int s = 0; s < 8; s++) {
+        int row = first + 8 * s;
+        float dot = 0.0f;
         if (row < at.length) {
-            *(uint4 *)((__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + row) * a.dv.token +
-                       head * a.dv.head + part * 8) = {out[0], out[1], out[2], out[3]};
+            uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
+                                        (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
+            const uint32_t ys[4] = {values[s].x, values[s].y, values[s].z, values[s].w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
+            }
         }
-        bool tiny = row < at.length && fabsf(beta) < TINY_BETA;
-        if (__any_sync(0xffffffffu, tiny)) {
-            float dot = 0.0f;
-            if (tiny) {
-                uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
-                                            (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
-                const uint32_t vs[4] = {vw.x, vw.y, vw.z, vw.w};
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
-                }
-            }
+        for (int step = 1; step < 16; step *= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, step);
+        }
+        if (part == 0) {
+            sums.y_value[row] = dot;
+        }
+    }
+}
+
+static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
+    return pack(by * low_half(pair), by * high_half(pair));
+}
+
+/* dv = beta Y. */
+static __device__ __forceinline__ void store_values(const gradient_args &a, const float *n, const chunk_place &at,
+                                                    int head, int thread, const uint4 (&values)[8]) {
+    int first = thread / 16, part = thread % 16;
+    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + first) * a.dv.token +
+                        head * a.dv.head + part * 8;
 #pragma unroll
-            for (int step = 1; step < 16; step *= 2) {
-                dot += __shfl_xor_sync(0xffffffffu, dot, step);
-            }
-            if (part == 0) {
-                sums.y_value[row] = dot;
-            }
+    for (int s = 0; s < 8; s++) {
+        float beta = n[BETA + first + 8 * s];
+        if (first + 8 * s < at.length) {
+            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, values[s].x), pack_times(beta, values[s].y),
+                                                   pack_times(beta, values[s].z), pack_times(beta, values[s].w)};
         }
     }
 }
@@ -226,7 +243,7 @@ static __device__ __forceinline__ void finish_values(const gradient_args &a, con
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
                                                      int thread) {
     float sum = 0.0f;
-#pragma unroll
+#pragma unroll 4
     for (int i = 0; i < STATE_BYTES / 16 / 128; i++) {
         uint4 w = *(const uint4 *)(s + (thread + 128 * i) * 16), x = *(const uint4 *)(ds + (thread + 128 * i) * 16);
         const uint32_t sw[4] = {w.x, w.y, w.z, w.w}, xw[4] = {x.x, x.y, x.z, x.w};

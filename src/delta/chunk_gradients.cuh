@@ -137,28 +137,30 @@ struct gradient_worker {
     /* dO S, and S . dS; or V' dS, Y S, and dv. Then the square has a place. */
     __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
         using namespace hopper;
-        float factor[2], more[2] = {1.0f, 1.0f};
+#pragma unroll 1 /* one copy of the code for all three: instructions have to be fetched too */
+        for (int pass = 0; pass < (queries ? 1 : 2); pass++) {
+            bool from_s = queries || pass == 1;
+            float factor[2], more[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int i = row + 8 * r;
+                factor[r] = queries ? a.in.scale * fade_of(numbers, i)
+                            : pass == 0 ? decay_of(numbers, C - 1, i)
+                                        : -fade_of(numbers, i);
+                more[r] = from_s && !queries ? numbers[BETA + i] : 1.0f;
+            }
+            add_state(from_s ? left : p.start + GV, from_s ? S_TILE : DS_TILE,
+                      queries ? sums.q_dot : pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
+        }
         if (queries) {
-            factor[0] = a.in.scale * fade_of(numbers, row);
-            factor[1] = a.in.scale * fade_of(numbers, row + 8);
-            add_state(left, S_TILE, sums.q_dot, factor, more);
             barrier_wait(p.full(DS_TILE), n % 2);
             inner_product(sums, p.data + GS, p.data + GDS, thread);
             arrive(p.empty(DS_TILE));
             arrive(p.empty(S_TILE));
         } else {
-#pragma unroll 1
-            for (int pass = 0; pass < 2; pass++) {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    int i = row + 8 * r;
-                    factor[r] = pass == 0 ? decay_of(numbers, C - 1, i) : -fade_of(numbers, i);
-                    more[r] = pass == 0 ? 1.0f : numbers[BETA + i];
-                }
-                add_state(pass == 0 ? p.start + GV : left, pass == 0 ? DS_TILE : S_TILE,
-                          pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
-            }
-            finish_values(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
+            uint4 values[8];
+            take_values(a, numbers, sums, at, value_head, p.data + (left - p.start), thread, values);
+            store_values(a, numbers, at, value_head, thread, values);
         }
         group_sync(queries ? 2 : 3, 128);
         store_square(left, packed, warp, lane);

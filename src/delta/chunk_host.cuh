@@ -31,10 +31,11 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
                                 cudaStream_t stream) {
     using first = scan_shape<GROUPS, STAGES, KIND>;
     using second = scan_shape<GROUPS, STAGES, SECOND>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(scan<first, second>, cudaFuncAttributeMaxDynamicSharedMemorySize, first::SHARED),
+    auto kernel = scan<first, second>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, first::SHARED),
                    "no shared memory for the delta rule");
     l.blocks = (unsigned)(lanes * 2 / GROUPS);
-    scan<first, second><<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, first::SHARED, stream>>>(l);
+    kernel<<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, first::SHARED, stream>>>(l);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }

@@ -96,7 +96,8 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
     bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
     scan_places<First> p = places_of<First>(memory, b);
     scan_places<Second> p2 = places_of<Second>(memory, b);
-    scan_item item = second ? item_of<Second>(l.second.s, blockIdx.x - l.blocks) : item_of<First>(l.first.s, blockIdx.x);
+    scan_item item = second ? item_of<Second>(l.second.s, blockIdx.x - l.blocks)
+                            : item_of<First>(l.first.s, blockIdx.x);
     if (second ? idle<Second>(l.second.s, item) : idle<First>(l.first.s, item)) {
         return;
     }
