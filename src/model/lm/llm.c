@@ -221,7 +221,7 @@ static carry_status open_text(text *t, carry_ctx *ctx, int64_t vocabulary) {
 }
 
 static void note_seen(text *t, int64_t token) {
-    if (t->is_seen != NULL && t->is_seen[token] == 0) {
+    if (t->seen != NULL && t->is_seen != NULL && t->is_seen[token] == 0) {
         t->is_seen[token] = 1;
         t->seen[t->seen_count++] = (uint32_t)token;
     }
