@@ -135,11 +135,11 @@ CARRY_API carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, 
 
 /* Steps that leave the state alone: the last tokens wait in a ring of `length` (1 to CARRY_DELTA_RING_MOST) and go into
    the state together, with the token that fills it; the results are those of carry_delta_step but for rounding. A step
-   then reads the state, and writes it once in `length` steps. carry_delta_ring_length is what the plan would take:
-   where reading the ring costs what writing the state saves; 0: it has none (states transposed; on a GPU, V not a
-   multiple of 4). The ring is carry_delta_ring_bytes of the plan's device, aligned to 16, and zero bytes are an empty
-   one; state and ring together are the state of the sequences, and a copy of both is a snapshot. carry_delta_ring_flush
-   puts all that waits into the state, for a snapshot of the state alone or for other calls. */
+   then reads the state, and writes it once in `length` steps. carry_delta_ring_length is what the plan would take; 0:
+   carry_delta_step is faster, or there is none (states transposed; on a GPU, V not a multiple of 4). The ring is
+   carry_delta_ring_bytes of the plan's device, aligned to 16, and zero bytes are an empty one; state and ring together
+   are the state of the sequences, and a copy of both is a snapshot. carry_delta_ring_flush puts all that waits into the
+   state, for a snapshot of the state alone or for other calls. */
 #define CARRY_DELTA_RING_MOST 8
 CARRY_API int64_t carry_delta_ring_length(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length);

@@ -127,22 +127,22 @@ bool tiles_apply(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_gpu_is_new_enough(plan, why, why_size);
 }
 
-/* Seconds: some 2.5 us a chunk, two blocks a multiprocessor at once. */
+/* Seconds: some 9 us a chunk (docs/results/delta-cuda.md), two blocks a multiprocessor at once. */
 double tiles_cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double rounds = (double)plan->sequences * (double)p->value_heads / (2.0 * (plan->gpu.units > 0 ? plan->gpu.units : 1));
     double length = (double)p->batch * (double)p->tokens / (double)plan->sequences;
     double chunks = (double)(int64_t)((length + CARRY_DELTA_KEEP - 1) / CARRY_DELTA_KEEP);
-    return 6e-6 + (rounds > 1.0 ? rounds : 1.0) * chunks * 2.5e-6;
+    return 6e-6 + (rounds > 1.0 ? rounds : 1.0) * chunks * 9e-6;
 }
 
-/* Seconds: about 0.2 us a token, some 8 blocks of 16 columns a multiprocessor at once. */
+/* Seconds: about 0.47 us a token, some 8 blocks of 16 columns a multiprocessor at once. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double units = (double)plan->sequences * (double)p->value_heads * (double)((p->value + 15) / 16);
     double rounds = units / (8.0 * (plan->gpu.units > 0 ? plan->gpu.units : 1));
     double length = (double)p->batch * (double)p->tokens / (double)plan->sequences;
-    return 5e-6 + (rounds > 1.0 ? rounds : 1.0) * length * 0.2e-6;
+    return 5e-6 + (rounds > 1.0 ? rounds : 1.0) * length * 0.47e-6;
 }
 
 bool workspace(carry_delta_plan *plan) {

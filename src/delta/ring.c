@@ -17,6 +17,7 @@
 
 #define MOST CARRY_DELTA_RING_MOST
 #define DIM CARRY_DELTA_MAX_DIM
+#define LARGE 128e6 /* bytes of all states */
 
 /* Places do not depend on the address, so that a copy of the bytes is a copy of the ring. */
 size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory) {
@@ -50,12 +51,18 @@ static const char *no_ring(const carry_delta_plan *plan) {
 }
 
 /* Bytes of a step with a ring of L: KV (1 + 1/L) of the state and (K + V) (L - 1) / 2 of the ring; least at sqrt(2 KV /
-   (K + V)), which is 11 of K = V = 128. */
+   (K + V)), which is 11 of K = V = 128. It pays on GPUs alone, for states that no cache holds, and K up to 128:
+   elsewhere the plain step is measured faster (docs/results/delta-cuda.md). */
 int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
-    const double K = (double)plan->problem.key;
-    const double V = (double)plan->problem.value;
+    const carry_delta_problem *p = &plan->problem;
+    const double K = (double)p->key;
+    const double V = (double)p->value;
     const double best = sqrt(2.0 * K * V / (K + V));
-    return no_ring(plan) != NULL ? 0 : best > MOST ? MOST : best < 2.0 ? 1 : (int64_t)best;
+    const double states = 4.0 * (double)plan->sequences * (double)p->value_heads * K * V;
+    if (no_ring(plan) != NULL || p->device == 0 || states < LARGE || p->key > 128) {
+        return 0;
+    }
+    return best > MOST ? MOST : best < 2.0 ? 1 : (int64_t)best;
 }
 
 size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length) {

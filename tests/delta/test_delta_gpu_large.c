@@ -20,9 +20,11 @@ typedef struct data {
 static bool is_large(carry_ctx *ctx) {
     void *probe;
     if (carry_device_alloc(ctx, &probe, GPU, (size_t)60 << 30) != CARRY_OK) {
+        (void)printf("less than 60 GB are free: small sizes\n");
         return false;
     }
     carry_device_free(ctx, GPU, probe);
+    (void)printf("60 GB are free: large sizes\n");
     return true;
 }
 

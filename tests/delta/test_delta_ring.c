@@ -230,7 +230,7 @@ static void what_it_does_not_take_is_refused(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 1, .key = 128, .value = 128};
     decode d = open_decode(ctx, p, 1, 8);
-    assert_int_equal(carry_delta_ring_length(d.plan), 8); /* the least bytes would be 11 */
+    assert_int_equal(carry_delta_ring_length(d.plan), 0); /* a plain step is faster on the CPU */
     d.length = 9;
     assert_refused(ctx, CARRY_EARGUMENT, "a ring of 9 tokens: it takes 1 to 8", step(&d, 0));
     assert_int_equal(carry_delta_ring_bytes(d.plan, 9), 0);
