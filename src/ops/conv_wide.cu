@@ -1,6 +1,6 @@
 /* The convolution of conv.cu where widths are up to 4 and channels come in whole vectors, at the speed of memory.
 
-   A thread has V channels, the elements of one access, and walks a piece of a sequence's tokens. The three inputs
+   A thread has 4 channels, the elements of one access, and walks a piece of a sequence's tokens. The three inputs
    before a token are in registers; the inputs of the next AHEAD tokens are on their way while these are worked on.
    Fewer than four taps are put at the end of four, the others being zero.
 
@@ -26,28 +26,21 @@ template <typename T> static __device__ __forceinline__ span span_of(const conv_
     return span{(int)s.begin, (int)s.end, s.first};
 }
 
-/* The taps of channels c..c+V-1. */
+/* The taps of channels c..c+V-1; four are one access each. */
 template <typename T, int V>
 static __device__ __forceinline__ void load_taps(const conv_of<T> &a, float (&tap)[V][TAPS], int64_t c) {
-    if (a.width == TAPS) {
-#pragma unroll
-        for (int v = 0; v < V; v++) {
-            if (a.w.type == CARRY_F32) {
-                widen_all<type_f32, TAPS>(tap[v], ((const several<type_f32, TAPS> *)a.w.data)[c + v]);
-            } else if (a.w.type == CARRY_BF16) {
-                widen_all<type_bf16, TAPS>(tap[v], ((const several<type_bf16, TAPS> *)a.w.data)[c + v]);
-            } else {
-                widen_all<type_f16, TAPS>(tap[v], ((const several<type_f16, TAPS> *)a.w.data)[c + v]);
-            }
-        }
-        return;
-    }
     const int lack = TAPS - (int)a.width;
 #pragma unroll
     for (int v = 0; v < V; v++) {
+        if (lack == 0 && a.w.type == CARRY_F32) {
+            widen_all<type_f32, TAPS>(tap[v], ((const several<type_f32, TAPS> *)a.w.data)[c + v]);
+        } else if (lack == 0 && a.w.type == CARRY_BF16) {
+            widen_all<type_bf16, TAPS>(tap[v], ((const several<type_bf16, TAPS> *)a.w.data)[c + v]);
+        } else {
 #pragma unroll
-        for (int i = 0; i < TAPS; i++) {
-            tap[v][i] = i >= lack ? a.w[(c + v) * a.width + i - lack] : 0.0f;
+            for (int i = 0; i < TAPS; i++) {
+                tap[v][i] = i >= lack ? a.w[(c + v) * a.width + i - lack] : 0.0f;
+            }
         }
     }
 }
@@ -336,32 +329,42 @@ __global__ void __launch_bounds__(LANES *PIECES, RESIDENT)
     }
 }
 
-/* Enough threads to hide memory, and few enough pieces that what they do twice, three tokens each, is little. */
-constexpr int EACH = 64, EACH_BACK = 64; /* tokens of a piece */
-constexpr int V_BACK = 4;
+constexpr int V = 4; /* channels of a thread: with 8 there are too few threads, and too many registers */
+constexpr int LEAST = 32, MOST = 128, ENOUGH = 330; /* tokens of a piece; blocks, 2.5 for each multiprocessor */
 
-static bool is_wide(const carry_tensor &x, const carry_tensor &w, int64_t each) {
-    const int64_t threads = x.shape[0] * ((x.shape[1] + each - 1) / each) * (x.shape[2] / ONCE);
+/* A piece does three tokens of its neighbour again, so pieces are as long as leaves enough of them. */
+static int64_t piece_of(const carry_tensor &x) {
+    int64_t each = MOST;
+    while (each > LEAST && x.shape[0] * ((x.shape[1] + each - 1) / each) * (x.shape[2] / V) < ENOUGH * FORWARD) {
+        each /= 2;
+    }
+    return each;
+}
+
+static bool is_wide(const carry_tensor &x, const carry_tensor &w) {
+    const int64_t threads = x.shape[0] * ((x.shape[1] + LEAST - 1) / LEAST) * (x.shape[2] / V);
     return w.shape[w.rank - 1] <= TAPS && x.shape[2] % ONCE == 0 && is_aligned(x.data) && is_aligned(w.data) &&
            x.shape[1] < (1 << 30) && x.shape[1] * x.shape[2] < (1 << 30) && threads < (1 << 30);
 }
 
 bool conv_wide(const carry_conv_args *args, cudaStream_t stream) {
     const carry_tensor &x = args->x;
-    if (!is_wide(x, args->w, EACH) || !is_aligned(args->y.data)) {
+    if (!is_wide(x, args->w) || !is_aligned(args->y.data)) {
         return false;
     }
     with_type(x.dtype, [&](auto type) {
         using T = decltype(type);
         conv_of<T> a = common<T>(x, args->w, args->before, args->cu_seqlens, args->activation);
         a.y = row<T>(args->y);
-        constexpr int V = sizeof(typename T::stored) == 2 ? 8 : 4, AHEAD = 8;
-        const int64_t vectors = a.channels / V;
-        const unsigned blocks = blocks_for(a.batch * ((a.tokens + EACH - 1) / EACH) * vectors, FORWARD);
+        constexpr int AHEAD = sizeof(typename T::stored) == 2 ? 8 : 4;
+        const int64_t vectors = a.channels / V, each = piece_of(x);
+        const int64_t threads = a.batch * ((a.tokens + each - 1) / each) * vectors;
+        const unsigned blocks = (unsigned)((threads + FORWARD - 1) / FORWARD);
         if (a.activation == CARRY_SILU) {
-            conv_wide_kernel<T, CARRY_SILU, V, AHEAD, 3><<<blocks, FORWARD, 0, stream>>>(a, (unsigned)vectors, EACH);
+            conv_wide_kernel<T, CARRY_SILU, V, AHEAD, 5>
+                <<<blocks, FORWARD, 0, stream>>>(a, (unsigned)vectors, (int)each);
         } else {
-            conv_wide_kernel<T, -1, V, AHEAD, 3><<<blocks, FORWARD, 0, stream>>>(a, (unsigned)vectors, EACH);
+            conv_wide_kernel<T, -1, V, AHEAD, 4><<<blocks, FORWARD, 0, stream>>>(a, (unsigned)vectors, (int)each);
         }
     });
     return true;
@@ -369,11 +372,11 @@ bool conv_wide(const carry_conv_args *args, cudaStream_t stream) {
 
 bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, int64_t *blocks, cudaStream_t stream) {
     const carry_tensor &x = args->x;
-    if (!is_wide(x, args->w, EACH_BACK) || !is_aligned(args->dx.data) || !is_aligned(args->dy.data)) {
+    if (!is_wide(x, args->w) || !is_aligned(args->dx.data) || !is_aligned(args->dy.data)) {
         return false;
     }
     const int64_t share = (carry_token_block(x.shape[1]) + PIECES - 1) / PIECES; /* the workspace has no more rows */
-    const int64_t each = share > EACH_BACK ? share : EACH_BACK;
+    const int64_t wished = piece_of(x), each = share > wished ? share : wished;
     with_type(x.dtype, [&](auto type) {
         using T = decltype(type);
         conv_of<T> a = common<T>(x, args->w, args->before, args->cu_seqlens, args->activation);
@@ -382,14 +385,13 @@ bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, i
         a.dbefore = (float *)args->dbefore.data;
         a.partial = args->dw.data != NULL ? (float *)workspace : NULL;
         constexpr int AHEAD = 4;
-        const int vectors = (int)(a.channels / V_BACK);
+        const int vectors = (int)(a.channels / V);
         *blocks = a.batch * ((a.tokens + each * PIECES - 1) / (each * PIECES));
         const dim3 grid((unsigned)*blocks, (unsigned)(vectors + LANES - 1) / LANES), block(LANES, PIECES);
         if (a.activation == CARRY_SILU) {
-            conv_wide_backward_kernel<T, CARRY_SILU, V_BACK, AHEAD, 4>
-                <<<grid, block, 0, stream>>>(a, vectors, (int)each);
+            conv_wide_backward_kernel<T, CARRY_SILU, V, AHEAD, 4><<<grid, block, 0, stream>>>(a, vectors, (int)each);
         } else {
-            conv_wide_backward_kernel<T, -1, V_BACK, AHEAD, 4><<<grid, block, 0, stream>>>(a, vectors, (int)each);
+            conv_wide_backward_kernel<T, -1, V, AHEAD, 4><<<grid, block, 0, stream>>>(a, vectors, (int)each);
         }
     });
     return true;
