@@ -140,9 +140,9 @@ shape shape_of(const carry_delta_chunk_job *job) {
             job->cu_seqlens, 1, (int)((job->tokens + C - 1) / C)};
 }
 
-/* By times on an H200: a chunk takes 1.2 us in the last walk, 1.0 in the walks for pairs, and turns are taken when there
-   are more blocks than multiprocessors; a segment's fix-up 2.5 us. Backward, what all blocks store is more than memory
-   takes in that time from 84 of them on. */
+/* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
+   beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
+   2.5 us. What many blocks ask of memory takes longer: from 0.8 of the multiprocessors on, backward from 0.64. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t chunks = (job->tokens + C - 1) / C, lanes = 2 * job->sequences * job->value_heads;
     int64_t walks = backward ? 2 : 1;
@@ -152,11 +152,12 @@ int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
         return 1;
     }
     for (int g = 2; g <= 32 && g * 8 <= chunks; g++) {
-        double steps = (double)((chunks + g - 1) / g);
+        double steps = (double)((chunks + g - 1) / g), pair = backward ? 1.0 : 1.3;
         int64_t pairs = lanes * (1 + 2 * (g - 2) + (backward ? g - 1 : 0)), blocks = walks * lanes * g;
-        double last = (double)((blocks + units - 1) / units), stored = (double)blocks / (0.64 * (double)units);
-        last = backward && stored > last ? stored : last;
-        double time = steps * ((double)((pairs + units - 1) / units) + 1.2 * last) + 2.5 * g + 5.0;
+        double last = (double)((blocks + units - 1) / units);
+        double asked = (double)blocks / ((backward ? 0.64 : 0.8) * (double)units);
+        last = asked > last ? asked : last;
+        double time = steps * (pair * (double)((pairs + units - 1) / units) + 1.2 * last) + 2.5 * g + 5.0;
         if (time < least) {
             least = time;
             best = g;

@@ -20,8 +20,8 @@ struct gradient_args {
 carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
                               int ordinal, cudaStream_t stream);
 
-/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The square dP goes to the place of dO, the
-   other one to that of Y. */
+/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The squares go to
+   the place of dO. */
 constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
 constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
 constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
@@ -181,29 +181,22 @@ static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_
     hopper::fence_async();
 }
 
-/* Y as 16 threads a row have it; and Y . v of rows whose beta is too small to divide by. */
-static __device__ __forceinline__ void take_values(const gradient_args &a, const float *n, gradient_numbers &sums,
-                                                   const chunk_place &at, int head, const char *y, int thread,
-                                                   uint4 (&values)[8]) {
-    int first = thread / 16, part = thread % 16;
-    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on, it is the same part */
-    bool tiny = false;
-#pragma unroll
-    for (int s = 0; s < 8; s++) {
-        values[s] = *(const uint4 *)(from + s * 1024);
-        tiny = tiny || (first + 8 * s < at.length && fabsf(n[BETA + first + 8 * s]) < TINY_BETA);
-    }
-    if (!__any_sync(0xffffffffu, tiny)) {
+/* Y . v of rows whose beta is too small to divide by; 128 threads, 16 a row. */
+static __device__ __forceinline__ void small_betas(const gradient_args &a, const float *n, gradient_numbers &sums,
+                                                   const chunk_place &at, int head, const char *y, int thread) {
+    int lane = thread % 32, part = thread % 16;
+    float beta = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
+    if (!__any_sync(0xffffffffu, beta < TINY_BETA)) {
         return;
     }
-#pragma unroll
-    for (int s = 0; s < 8; s++) {
-        int row = first + 8 * s;
+#pragma unroll 1
+    for (int row = thread / 16; row < C; row += 8) {
         float dot = 0.0f;
         if (row < at.length) {
+            uint4 yw = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
             uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
                                         (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
-            const uint32_t ys[4] = {values[s].x, values[s].y, values[s].z, values[s].w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
+            const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
@@ -223,18 +216,20 @@ static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
     return pack(by * low_half(pair), by * high_half(pair));
 }
 
-/* dv = beta Y. */
+/* dv = beta Y; 128 threads, 16 a row. */
 static __device__ __forceinline__ void store_values(const gradient_args &a, const float *n, const chunk_place &at,
-                                                    int head, int thread, const uint4 (&values)[8]) {
+                                                    int head, const char *y, int thread) {
     int first = thread / 16, part = thread % 16;
+    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on: the same part */
     __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + first) * a.dv.token +
                         head * a.dv.head + part * 8;
-#pragma unroll
+#pragma unroll 4
     for (int s = 0; s < 8; s++) {
         float beta = n[BETA + first + 8 * s];
+        uint4 w = *(const uint4 *)(from + s * 1024);
         if (first + 8 * s < at.length) {
-            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, values[s].x), pack_times(beta, values[s].y),
-                                                   pack_times(beta, values[s].z), pack_times(beta, values[s].w)};
+            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
+                                                   pack_times(beta, w.w)};
         }
     }
 }

@@ -134,7 +134,7 @@ struct gradient_worker {
         }
         weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
     }
-    /* dO S, and S . dS; or V' dS, Y S, and dv. Then the square has a place. */
+    /* dO S, and S . dS; or V' dS and Y S. dO has been read then, and the squares take its place. */
     __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
         using namespace hopper;
 #pragma unroll 1 /* one copy of the code for all three: instructions have to be fetched too */
@@ -153,17 +153,18 @@ struct gradient_worker {
                       queries ? sums.q_dot : pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
         }
         if (queries) {
+            group_sync(2, 128); /* dO has been read */
+            store_square(left, packed, warp, lane);
+            group_arrive(5, 256);
             barrier_wait(p.full(DS_TILE), n % 2);
             inner_product(sums, p.data + GS, p.data + GDS, thread);
             arrive(p.empty(DS_TILE));
             arrive(p.empty(S_TILE));
         } else {
-            uint4 values[8];
-            take_values(a, numbers, sums, at, value_head, p.data + (left - p.start), thread, values);
-            store_values(a, numbers, at, value_head, thread, values);
+            small_betas(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
+            group_sync(5, 256);
+            store_square(left - TILE + BAND, packed, warp, lane);
         }
-        group_sync(queries ? 2 : 3, 128);
-        store_square(left, packed, warp, lane);
     }
     __device__ __forceinline__ void one_head(int slot, int value_head) {
         using namespace hopper;
@@ -201,9 +202,10 @@ struct gradient_worker {
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                product_turned(sum, describe(rows + TILE + i * 2048, 0), describe(k + i * 2048, BAND), 1);
+                product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
+            store_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
         } else if (warp == 0) {
             finish_numbers(a, numbers, sums, at, slot, value_head, lane);
         }
@@ -229,9 +231,9 @@ struct gradient_worker {
             }
             one_head(slot, head * group + e);
         }
-        if (queries) { /* the other warpgroup has read the square in dO's place */
+        if (queries) { /* the other warpgroup has read the squares in dO's place */
             group_sync(4, 256);
-        } else { /* and so has every warp of this one, in Y's place */
+        } else { /* every warp of this one has read Y */
             group_sync(3, 128);
             group_arrive(4, 256);
         }
