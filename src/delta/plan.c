@@ -47,7 +47,8 @@ static void use(carry_delta_plan *plan, const carry_delta_method *method) {
     plan->chunk = method->chunk > 0 ? method->chunk : BACKWARD_CHUNK;
 }
 
-/* The cheapest that applies; NULL: none does. The first of the list is the plainest, so its reason is the one to tell. */
+/* The cheapest that applies; NULL: none does. The first of the list is the plainest, so its reason is the one to tell.
+ */
 static const carry_delta_method *cheapest(const carry_delta_plan *plan, char why[WHY]) {
     const carry_delta_method *best = NULL;
     const carry_delta_method *method;
