@@ -47,17 +47,16 @@ static void use(carry_delta_plan *plan, const carry_delta_method *method) {
     plan->chunk = method->chunk > 0 ? method->chunk : BACKWARD_CHUNK;
 }
 
-/* The cheapest that applies; NULL: none does. The first of the list is the plainest, so its reason is the one to tell.
- */
+/* The cheapest that applies; NULL: none does, for the reason of the first, which takes every size and option. */
 static const carry_delta_method *cheapest(const carry_delta_plan *plan, char why[WHY]) {
+    char reason[WHY];
     const carry_delta_method *best = NULL;
     const carry_delta_method *method;
     double least = 0.0;
     for (int i = 0; (method = carry_delta_at(plan->problem.device != 0, i)) != NULL; i++) {
-        char other[WHY];
         carry_delta_plan one = *plan;
         use(&one, method);
-        if (!method->applies(&one, i == 0 ? why : other, WHY)) {
+        if (!method->applies(&one, i == 0 ? why : reason, WHY)) {
             continue;
         }
         double cost = method->cost(&one);
