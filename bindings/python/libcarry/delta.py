@@ -49,9 +49,9 @@ def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, 
     if x.cu_seqlens is not None:
         x = x._replace(cu_seqlens=offsets("cu_seqlens", x.cu_seqlens))
     if is_torch and wants_autograd(*tensors):
-        from ._autograd import DeltaRule
+        from ._autograd import delta_rule
 
-        o, final_state, _ = DeltaRule.apply(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
+        o, final_state, _ = delta_rule(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
         return o, final_state
     result = forward(x, options, output_final_state, keep=False)
     return result.o, result.final_state
