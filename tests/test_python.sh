@@ -17,7 +17,8 @@ if [ -z "$python" ]; then
     exit 77
 fi
 CARRY_LIBRARY=$1
-export CARRY_LIBRARY
+CARRY_EMULATE_HOST=1 # an emulated GPU may read tensors of the CPU (tests/test_emulated.py)
+export CARRY_LIBRARY CARRY_EMULATE_HOST
 cd "$2/bindings/python"
 # The wisdom of Python and of the program is one file.
 program=$(dirname "$CARRY_LIBRARY")/carry

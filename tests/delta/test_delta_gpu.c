@@ -566,13 +566,14 @@ static void a_range_is_its_pair(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* One token by carry_delta_step is one token of the recurrence, in place. */
+/* One token by carry_delta_step is one token of the recurrence, in place; and by a forward pass, which leaves the first
+   state as it is. */
 static void a_step_is_one_token(void **unused) {
     (void)unused;
     static const int64_t shapes[][5] = {{3, 2, 4, 128, 128}, {2, 1, 1, 33, 31}, {2, 1, 3, 256, 60},
                                         {5, 2, 2, 64, 64},   {1, 1, 2, 7, 4},   {2, 1, 1, 200, 256}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (size_t form = 0; form < 24; form++) {
+    for (size_t form = 0; form < 36; form++) {
         const int64_t *s = shapes[form % 6];
         data d = make(ctx,
                       (carry_delta_problem){.batch = s[0],
@@ -605,6 +606,12 @@ static void a_step_is_one_token(void **unused) {
             fetch(&d, FINAL);
             compare(&d, carry_delta_name_on(GPU, m), O, o, 2e-5);
             compare(&d, carry_delta_name_on(GPU, m), FINAL, final, 2e-5);
+            poison(&d);
+            assert_ok(ctx, carry_delta_forward(on.plan, &args, on.workspace, on.forward));
+            fetch(&d, O);
+            fetch(&d, FINAL);
+            compare(&d, carry_delta_name_on(GPU, m), O, o, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
+            compare(&d, carry_delta_name_on(GPU, m), FINAL, final, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
             close_plan(&d, &on);
         }
         free(o);

@@ -4,8 +4,8 @@
    Device memory is one range of addresses that may be touched only while a kernel or a copy runs: a host that follows a
    device pointer ends with SIGSEGV, as it would with a GPU. Fresh memory is full of NaN.
 
-   Two variables of the environment serve tests of the Python package: with CARRY_EMULATE_HOST=1 memory of the process
-   counts as managed memory, which kernels may read; CARRY_EMULATE_SM=75 makes the GPU one of that kind. */
+   For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment memory of the process counts as managed
+   memory, which kernels may read. */
 #include <map>
 #include <mutex>
 #include <stdio.h>
@@ -81,9 +81,9 @@ bool is_device(const void *pointer) {
     return range != NULL && (const char *)pointer >= range && (const char *)pointer < range + RANGE;
 }
 
-int number_in_environment(const char *name, int otherwise) {
-    const char *text = getenv(name);
-    return text != NULL ? atoi(text) : otherwise;
+bool host_is_managed() {
+    const char *text = getenv("CARRY_EMULATE_HOST");
+    return text != NULL && atoi(text) != 0;
 }
 
 /* The piece must be whole inside one allocation. */
@@ -182,8 +182,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
     *p = cudaDeviceProp{};
     (void)snprintf(p->name, sizeof p->name, "emulated GPU");
-    p->major = number_in_environment("CARRY_EMULATE_SM", 80) / 10;
-    p->minor = number_in_environment("CARRY_EMULATE_SM", 80) % 10;
+    const char *major = getenv("CARRY_EMULATE_MAJOR"); /* of the compute capability */
+    p->major = major != NULL ? atoi(major) : 8;
     p->multiProcessorCount = UNITS;
     p->l2CacheSize = 1 << 20;
     p->totalGlobalMem = TOTAL;
@@ -301,9 +301,9 @@ cudaError_t cudaFreeAsync(void *data, cudaStream_t) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
-    attributes->type = is_device(pointer)                                    ? cudaMemoryTypeDevice
-                       : number_in_environment("CARRY_EMULATE_HOST", 0) != 0 ? cudaMemoryTypeManaged
-                                                                             : cudaMemoryTypeUnregistered;
+    attributes->type = is_device(pointer)  ? cudaMemoryTypeDevice
+                       : host_is_managed() ? cudaMemoryTypeManaged
+                                           : cudaMemoryTypeUnregistered;
     attributes->device = 0;
     return cudaSuccess;
 }

@@ -7,9 +7,10 @@
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
     ids = libcarry.load(folder).generate([1, 2, 3])              # a language model from its folder
 
-numpy arrays and PyTorch tensors, on the CPU or on CUDA devices, are taken without copies. The functions of the gated
-delta rule have flash-linear-attention's names, arguments and results, and `libcarry.patch_fla()` makes its layers call
-them. `libcarry.available("scans")` says what there is.
+numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
+flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
+
+The delta rule takes CUDA tensors, too. `libcarry.patch_fla()` makes flash-linear-attention's layers call Carry.
 """
 
 from __future__ import annotations

@@ -144,10 +144,10 @@ def dtype_of(name: str, array: Any) -> int:
 def is_traced(tensors: Sequence[Any]) -> bool:
     """Does something follow the operators: torch.compile, torch.export, fake tensors, a dispatch mode, a subclass?"""
     torch = sys.modules["torch"]
-    if torch.compiler.is_compiling():
-        return True
     if not hasattr(torch.library, "custom_op"):  # before PyTorch 2.4
         return False
+    if torch.compiler.is_compiling():
+        return True
     if torch._C._len_torch_dispatch_stack() > 0:
         return True
     plain = (torch.Tensor, torch.nn.Parameter)

@@ -102,12 +102,33 @@ class DeltaRule(_Operator):
         x = Inputs._make((*tensors, ctx.cu_seqlens))
         if grad_o is None:
             grad_o = x.v.new_zeros((*x.q.shape[:2], *x.v.shape[2:]))
-        grads = DeltaGradient.apply(ctx.options, ctx.cu_seqlens, kept, grad_o, grad_state, *tensors)
+        is_recorded = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
+        gradient = DeltaGradient.apply if is_recorded else DeltaGradient.forward
+        grads = gradient(ctx.options, ctx.cu_seqlens, kept, grad_o, grad_state, *tensors)
         return None, None, None, *grads
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, Any]:
         return DeltaRule._each(info, in_dims, arguments)
+
+
+class PlainDeltaRule(torch.autograd.Function):
+    """DeltaRule in the older form, which torch.func cannot use and which takes half the time."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        output = DeltaRule.forward(*arguments)
+        DeltaRule.setup_context(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(DeltaRule.backward)
+
+
+def delta_rule(*arguments: Any) -> tuple[Any, Any, Any]:
+    """DeltaRule.apply, in the form that the caller needs."""
+    transformed = torch._C._are_functorch_transforms_active()
+    result: tuple[Any, Any, Any] = (DeltaRule if transformed else PlainDeltaRule).apply(*arguments)
+    return result
 
 
 class ScanGradient(_Gradient):

@@ -12,116 +12,30 @@ are at most 256; a keyword that is not known is refused.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from typing import Any
 
 import numpy as np
 
+from ._arguments import (
+    beta_factor_of,
+    beta_of,
+    borders_of,
+    gate_of,
+    gate_parameters,
+    key_gate_of,
+    method_of,
+    scale_of,
+    state_v_first_of,
+)
 from ._arrays import (
     Array,
-    empty,
     is_traced,
     offsets,
-    same_device,
-    same_kind,
     same_kind_and_device,
     wants_autograd,
     widened,
 )
 from ._rule import Inputs, Options, forward, resolved
-
-_CHUNKS = (16, 32, 64, 128)
-
-
-def _scale(scale: float | None) -> float:
-    """The library reads 0 as its default, so a scale of 0 cannot be asked for."""
-    if scale is None:
-        return 0.0
-    if abs(float(scale)) <= 2.0**-150:  # in float32
-        raise ValueError(f"scale is {scale}, which makes every output zero: give another, or None for K^-0.5")
-    return float(scale)
-
-
-def _beta(beta: Any, v: Any) -> Any:
-    if beta is not None:
-        return beta
-    ones = empty(v, v.shape[:3])
-    ones[...] = 1
-    return ones
-
-
-def _method(chunk_size: int | None, q: Any) -> str | None:
-    """On a GPU the size is a hint that is not followed: each of its kernels has its own."""
-    if chunk_size is None:
-        return None
-    if chunk_size not in _CHUNKS:
-        raise ValueError(f"chunk_size is {chunk_size}: give 16, 32, 64 or 128, or leave it to the planner")
-    return None if getattr(q, "is_cuda", False) else f"chunk{chunk_size}"
-
-
-def _state_v_first(state_v_first: bool, old_name: bool | None) -> bool:
-    if old_name is None:
-        return state_v_first
-    if state_v_first:
-        raise ValueError("state_v_first and transpose_state_layout, its old name, are both given: give the first")
-    warnings.warn("transpose_state_layout is now state_v_first", DeprecationWarning, stacklevel=3)
-    return old_name
-
-
-def _beta_factor(use_beta_sigmoid: bool, allow_neg_eigval: bool) -> float:
-    if allow_neg_eigval and not use_beta_sigmoid:
-        raise ValueError("allow_neg_eigval=True needs use_beta_sigmoid_in_kernel=True")
-    return 2.0 if allow_neg_eigval else 0.0
-
-
-def _borders(cu_seqlens: Any, cu_seqlens_cpu: Any) -> Any:
-    """The one on the CPU where both are given: reading the other one would wait for the GPU."""
-    return cu_seqlens if cu_seqlens is None or cu_seqlens_cpu is None else cu_seqlens_cpu
-
-
-def _gate(g: Any, gk: Any = None) -> Any:
-    """The one that is given, with the dimensions by which the library tells them apart."""
-    same_kind(g=g, gk=gk)
-    if g is not None and g.ndim != 3:
-        raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads] (gk is by key)")
-    if gk is not None and gk.ndim != 4:
-        raise ValueError(f"gk has {gk.ndim} dimensions: give [batch, tokens, value heads, K]")
-    return g if gk is None else gk
-
-
-def _gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[Any, Any]:
-    """A_log and dt_bias as the library takes them: both or neither."""
-    if not use_gate:
-        return None, None
-    same_kind(A_log=A_log, dt_bias=dt_bias)
-    if A_log is None or g is None:
-        raise ValueError(f"use_gate_in_kernel=True needs {'A_log' if A_log is None else 'g'}")
-    if dt_bias is None:
-        dt_bias = empty(A_log, A_log.shape, "float32")
-        dt_bias[...] = 0
-    return widened("A_log", A_log), widened("dt_bias", dt_bias)
-
-
-def _key_gate(g: Any, A_log: Any, dt_bias: Any, lower_bound: float | None) -> Any:
-    """The gate of KDA in f32, [B, T, HV, K]: the library makes a gate inside for one a head only."""
-    if A_log is None and lower_bound is None:
-        raise ValueError("use_gate_in_kernel=True needs A_log")
-    heads, size = g.shape[2], g.shape[3]
-    if same_kind(g=g, A_log=A_log, dt_bias=dt_bias):
-        same_device(g=g, A_log=A_log, dt_bias=dt_bias)
-        torch = sys.modules["torch"]
-        x = g.float() if dt_bias is None else g.float() + dt_bias.float().reshape(heads, size)
-        rate = 1.0 if A_log is None else A_log.float().reshape(heads, 1).exp()
-        if lower_bound is not None:
-            return lower_bound * torch.sigmoid(rate * x)
-        return -rate * torch.nn.functional.softplus(x)
-    x = np.asarray(g, np.float32)
-    x = x if dt_bias is None else x + np.asarray(dt_bias, np.float32).reshape(heads, size)
-    rate = np.float32(1) if A_log is None else np.exp(np.asarray(A_log, np.float32)).reshape(heads, 1)
-    if lower_bound is not None:
-        return np.float32(lower_bound) * np.exp(-np.logaddexp(np.float32(0), -rate * x))
-    return -rate * np.logaddexp(np.float32(0), x)
 
 
 def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
@@ -135,9 +49,9 @@ def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, 
     if x.cu_seqlens is not None:
         x = x._replace(cu_seqlens=offsets("cu_seqlens", x.cu_seqlens))
     if is_torch and wants_autograd(*tensors):
-        from ._autograd import DeltaRule
+        from ._autograd import delta_rule
 
-        o, final_state, _ = DeltaRule.apply(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
+        o, final_state, _ = delta_rule(resolved(x, options), output_final_state, x.cu_seqlens, *tensors)
         return o, final_state
     result = forward(x, options, output_final_state, keep=False)
     return result.o, result.final_state
@@ -154,7 +68,7 @@ def _inputs(
     same_kind_and_device(**given)
     if v.ndim != 4:
         raise ValueError(f"v has {v.ndim} dimensions: give [batch, tokens, value heads, size]")
-    return Inputs(q, k, v, g, _beta(beta, v), widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
+    return Inputs(q, k, v, g, beta_of(beta, v), widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
 
 
 def chunk_gated_delta_rule(
@@ -207,17 +121,17 @@ def chunk_gated_delta_rule(
     """
     if cp_context is not None:
         raise NotImplementedError("cp_context: a sequence split over ranks is not available from Python")
-    A_log, dt_bias = _gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
+    A_log, dt_bias = gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
     options = Options(
-        scale=_scale(scale),
-        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        scale=scale_of(scale),
+        state_v_first=state_v_first_of(state_v_first, transpose_state_layout),
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
-        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        method=_method(chunk_size, q),
+        beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method=method_of(chunk_size, q),
     )
-    gate = _gate(g)
-    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+    gate = gate_of(g)
+    borders = borders_of(cu_seqlens, cu_seqlens_cpu)
     return _apply(_inputs(q, k, v, gate, beta, initial_state, borders, A_log, dt_bias), options, output_final_state)
 
 
@@ -260,14 +174,14 @@ def fused_recurrent_gated_delta_rule(
         raise ValueError("g and gk are both given: add g[..., None] to gk, and give that alone")
     if gk is not None and use_gate_in_kernel:
         raise ValueError("gk is given with use_gate_in_kernel=True, which makes the gate from g: give g, or gk alone")
-    A_log, dt_bias = _gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
-    gate = _gate(g, gk)
+    A_log, dt_bias = gate_parameters(use_gate_in_kernel, A_log, dt_bias, g)
+    gate = gate_of(g, gk)
     options = Options(
-        scale=_scale(scale),
-        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        scale=scale_of(scale),
+        state_v_first=state_v_first_of(state_v_first, transpose_state_layout),
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
-        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         method="recurrent",
     )
     return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
@@ -323,18 +237,18 @@ def chunk_kda(
         if asked:
             raise NotImplementedError(f"{name}: not available for KDA")
     options = Options(
-        scale=_scale(scale),
+        scale=scale_of(scale),
         state_v_first=state_v_first,
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
-        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
-        method=_method(chunk_size, q),
+        beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        method=method_of(chunk_size, q),
     )
     if g.ndim != 4:
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
     if use_gate_in_kernel:
-        g = _key_gate(g, A_log, dt_bias, lower_bound)
-    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+        g = key_gate_of(g, A_log, dt_bias, lower_bound)
+    borders = borders_of(cu_seqlens, cu_seqlens_cpu)
     return _apply(_inputs(q, k, v, g, beta, initial_state, borders), options, output_final_state)
 
 
@@ -361,17 +275,17 @@ def fused_recurrent_kda(
 ) -> tuple[Array, Array | None]:
     """KDA, token by token: for decoding and short sequences. Arguments and results as in `chunk_kda`."""
     options = Options(
-        scale=_scale(scale),
-        state_v_first=_state_v_first(state_v_first, transpose_state_layout),
+        scale=scale_of(scale),
+        state_v_first=state_v_first_of(state_v_first, transpose_state_layout),
         l2norm=use_qk_l2norm_in_kernel,
         beta_sigmoid=use_beta_sigmoid_in_kernel,
-        beta_factor=_beta_factor(use_beta_sigmoid_in_kernel, allow_neg_eigval),
+        beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         method="recurrent",
     )
     if g.ndim != 4:
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
     if use_gate_in_kernel:
-        g = _key_gate(g, A_log, dt_bias, lower_bound)
+        g = key_gate_of(g, A_log, dt_bias, lower_bound)
     return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state)
 
 
@@ -390,8 +304,8 @@ def chunk_delta_rule(
     chunk_size: int | None = None,
 ) -> tuple[Array, Array | None]:
     """DeltaNet: the delta rule without a gate, chunk by chunk. Arguments and results as in `chunk_gated_delta_rule`."""
-    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, _method(chunk_size, q))
-    borders = _borders(cu_seqlens, cu_seqlens_cpu)
+    options = Options(scale_of(scale), False, use_qk_l2norm_in_kernel, False, 0.0, method_of(chunk_size, q))
+    borders = borders_of(cu_seqlens, cu_seqlens_cpu)
     return _apply(_inputs(q, k, v, None, beta, initial_state, borders), options, output_final_state)
 
 
@@ -407,5 +321,5 @@ def fused_recurrent_delta_rule(
     cu_seqlens: Any = None,
 ) -> tuple[Array, Array | None]:
     """DeltaNet, token by token. Arguments and results as in `chunk_gated_delta_rule`; beta is ones when absent."""
-    options = Options(_scale(scale), False, use_qk_l2norm_in_kernel, False, 0.0, "recurrent")
+    options = Options(scale_of(scale), False, use_qk_l2norm_in_kernel, False, 0.0, "recurrent")
     return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state)

@@ -129,11 +129,11 @@ def test_a_gpu_that_is_not_there_is_refused_with_the_reason(gpu, monkeypatch):
 
 def test_a_gpu_that_is_too_old_is_refused_with_the_reason():
     """In a process of its own: what a GPU is, is asked once."""
-    environment = {**os.environ, "CARRY_EMULATE_SM": "75", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "CARRY_EMULATE_MAJOR": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
     text = "import libcarry; libcarry.plan('delta:t64:h2:k16:device=cuda')"
     done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, check=False)
     assert "NotImplementedError" in done.stderr
-    assert "is sm_75, and the delta rule needs sm_80 or later" in done.stderr
+    assert "is sm_70, and the delta rule needs sm_80 or later" in done.stderr
 
 
 def test_mixed_types_are_refused_by_name(gpu):
