@@ -45,8 +45,6 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_kernels_about": (c_char_p, [c_int]),
     "carry_kernels_usable": (c_bool, [c_int]),
     "carry_ctx_kernels": (c_char_p, [_CTX]),
-    "carry_device_named": (_STATUS, [_CTX, POINTER(c_int), c_char_p]),
-    "carry_ctx_set_stream": (_STATUS, [_CTX, c_int, c_void_p]),
     # scan.h
     "carry_scan_name": (c_char_p, [c_int]),
     "carry_scan_about": (c_char_p, [c_int]),
