@@ -36,13 +36,13 @@ worked() {
     sed 's/.*) //' /proc/$process/stat 2> /dev/null | awk '{ print $12 + $13, $1 }'
 }
 
-# Until it has worked for 0.3 s; one that reads a pipe: until it sleeps, twice in a row.
+# Until it has worked for 0.3 s; one that reads a pipe: until it has slept for a second.
 begins() {
     asleep=0
     for i in $(seq 600); do
         set -- "$1" $(worked)
         [ $# = 3 ] || return 1
-        [ "$1" != fifo ] || { [ "$3" = S ] && [ "$2" -gt 0 ] && asleep=$((asleep + 1)) || asleep=0; }
+        [ "$1" != fifo ] || { [ "$3" = S ] && asleep=$((asleep + 1)) || asleep=0; }
         [ $asleep -lt 10 ] || return 0
         [ "$1" = fifo ] || [ "$2" -lt 30 ] || return 0
         sleep 0.1
