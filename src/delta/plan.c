@@ -49,7 +49,7 @@ static void use(carry_delta_plan *plan, const carry_delta_method *method) {
 
 /* The cheapest that applies; NULL: none does, for the reason of the first, which takes every size and option. */
 static const carry_delta_method *cheapest(const carry_delta_plan *plan, char why[WHY]) {
-    char reason[WHY];
+    char reason[WHY] = "";
     const carry_delta_method *best = NULL;
     const carry_delta_method *method;
     double least = 0.0;

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(THREADS)
 
 /* A token of a row of this block's. */
 struct entry {
-    int token, row; /* row: the place in the block's, -1: done */
+    int token, row; /* row: the place in the block's */
 };
 
 /* Appends the tokens of this chunk whose row is this block's, in order. */
@@ -90,10 +90,11 @@ static __device__ __forceinline__ int list_ids(entry *list, int listed, int *cou
     return all;
 }
 
-/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them. All of a warp. */
+/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them, and marks them as done:
+   a bit an entry, which no other warp sees. All of a warp. */
 template <typename T, int V>
-static __device__ __forceinline__ void add_row(entry *list, int begin, int listed, int row, float *to, bool there,
-                                               const typename T::stored *dy, int64_t n) {
+static __device__ __forceinline__ void add_row(const entry *list, unsigned *done, int begin, int listed, int row,
+                                               float *to, bool there, const typename T::stored *dy, int64_t n) {
     const int lane = (int)threadIdx.x % 32;
     float sum[V];
 #pragma unroll
@@ -103,8 +104,8 @@ static __device__ __forceinline__ void add_row(entry *list, int begin, int liste
     for (int base = begin / 32 * 32; base < listed; base += 32) {
         const entry e = base + lane < listed ? list[base + lane] : entry{0, -1};
         unsigned left = __ballot_sync(0xffffffffu, e.row == row);
-        if (e.row == row) {
-            list[base + lane].row = -1;
+        if (lane == 0) {
+            done[base / 32] |= left;
         }
         while (left != 0) {
             several<T, V> d[AHEAD];
@@ -139,22 +140,26 @@ static __device__ __forceinline__ void add_row(entry *list, int begin, int liste
 
 /* Works off the list: this warp's rows, each where it is met first. */
 template <typename T, int V>
-static __device__ __forceinline__ void add_listed(entry *list, int listed, float *table, const typename T::stored *dy,
-                                                  int64_t n) {
+static __device__ __forceinline__ void add_listed(const entry *list, unsigned *done, int listed, float *table,
+                                                  const typename T::stored *dy, int64_t n) {
     const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    for (int i = lane; i * 32 < listed; i += 32) {
+        done[i] = 0;
+    }
+    __syncwarp();
     const int64_t column = ((int64_t)blockIdx.y * 32 + lane) * V;
     const bool there = column < n;
     for (int base = 0; base < listed; base += 32) {
         while (true) {
             const int row = base + lane < listed ? list[base + lane].row : -1;
-            const unsigned mine = __ballot_sync(0xffffffffu, row >= 0 && row % WARPS == warp);
+            const unsigned mine = __ballot_sync(0xffffffffu, row >= 0 && row % WARPS == warp) & ~done[base / 32];
             if (mine == 0) {
                 break;
             }
             const int from = __ffs((int)mine) - 1;
             const int own = __shfl_sync(0xffffffffu, row, from);
             float *to = table + ((int64_t)own * GROUPS + blockIdx.x) * n + column;
-            add_row<T, V>(list, base + from, listed, own, to, there, dy + column, n);
+            add_row<T, V>(list, done, base + from, listed, own, to, there, dy + column, n);
             __syncwarp();
         }
     }
@@ -165,12 +170,13 @@ __global__ void __launch_bounds__(THREADS)
     scatter_kernel(float *table, row_of<T> dy, const int64_t *ids, int64_t tokens, int64_t n, int64_t vocabulary) {
     __shared__ entry list[LIST];
     __shared__ int counts[WARPS];
+    __shared__ unsigned done[WARPS][LIST / 32];
     int listed = 0;
     for (int64_t first = 0; first < tokens; first += CHUNK) {
         listed = list_ids(list, listed, counts, ids, first, tokens, vocabulary);
         if (listed > LIST - CHUNK || first + CHUNK >= tokens) {
             __syncthreads();
-            add_listed<T, V>(list, listed, table, dy.data, n);
+            add_listed<T, V>(list, done[threadIdx.x / 32], listed, table, dy.data, n);
             __syncthreads();
             listed = 0;
         }

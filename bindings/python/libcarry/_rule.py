@@ -268,8 +268,10 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
     if _is_empty(x):
         return _backward_empty(x, grad_state)
     incoming = grad_o, grad_state
-    key = _key("backward", x, options, tuple(None if t is None else (t.shape, t.stride(), t.dtype) for t in incoming))
-    prepared = current(key[1]).prepared.get(key)
+    is_numpy = isinstance(x.q, np.ndarray)
+    forms = () if is_numpy else tuple(None if t is None else (t.shape, t.stride(), t.dtype) for t in incoming)
+    key = _key("backward", x, options, forms)
+    prepared = None if key is None else current(key[1]).prepared.get(key)
     if prepared is not None and prepared.point(Inputs._fields, x) and prepared.point(_INCOMING, incoming):
         return _backward_again(x, prepared, kept)
     given, x = x, _readable(x)
@@ -292,6 +294,6 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
     _set_inputs(arguments, x)
     size = lib.carry_delta_backward_workspace(plan.handle)
     _call(context, lib.carry_delta_backward, plan, byref(arguments), size, x.q)
-    if all(a is b for a, b in zip((*x, grad_o, grad_state), (*given, *incoming))):
+    if key is not None and all(a is b for a, b in zip((*x, grad_o, grad_state), (*given, *incoming))):
         context.prepare(key, Prepared(plan, arguments, (*Inputs._fields, *_INCOMING, *_GRADIENTS), size))
     return grads
