@@ -3,6 +3,7 @@
 #include "support.h"
 
 #include <math.h>
+#include <stdbool.h>
 #include <unistd.h>
 
 #include "carry/device.h"
@@ -109,9 +110,9 @@ static void norm64(double *y, const double *x, const float *w) {
     }
 }
 
-static void linear64(double *y, const double *x, const float *w, int out, int in, double keep) {
+static void linear64(double *y, const double *x, const float *w, int out, int in, bool add) {
     for (int i = 0; i < out; i++) {
-        double sum = keep * y[i];
+        double sum = add ? y[i] : 0.0;
         for (int j = 0; j < in; j++) {
             sum += (double)w[i * in + j] * x[j];
         }
@@ -131,9 +132,9 @@ static void attend64(double x[T][D], const layer *l, int prompt) {
     static double h[T][D], q[T][H * K], k[T][H * K], v[T][H * K], o[T][H * K];
     for (int t = 0; t < T; t++) {
         norm64(h[t], x[t], l->norm);
-        linear64(q[t], h[t], l->q, H * K, D, 0.0);
-        linear64(k[t], h[t], l->k, H * K, D, 0.0);
-        linear64(v[t], h[t], l->v, H * K, D, 0.0);
+        linear64(q[t], h[t], l->q, H * K, D, false);
+        linear64(k[t], h[t], l->k, H * K, D, false);
+        linear64(v[t], h[t], l->v, H * K, D, false);
     }
     memset(o, 0, sizeof o);
     for (int t = 0; t < T * H; t++) {
@@ -152,7 +153,7 @@ static void attend64(double x[T][D], const layer *l, int prompt) {
         }
     }
     for (int t = 0; t < T; t++) {
-        linear64(x[t], o[t], l->o, D, H * K, 1.0);
+        linear64(x[t], o[t], l->o, D, H * K, true);
     }
 }
 
@@ -165,12 +166,12 @@ static void reference(double x[T][D], const int64_t *ids, int prompt) {
         attend64(x, &layers[i], prompt);
         for (int t = 0; t < T; t++) {
             norm64(h, x[t], layers[i].norm2);
-            linear64(gate, h, layers[i].gate, F, D, 0.0);
-            linear64(up, h, layers[i].up, F, D, 0.0);
+            linear64(gate, h, layers[i].gate, F, D, false);
+            linear64(up, h, layers[i].up, F, D, false);
             for (int j = 0; j < F; j++) {
                 gate[j] *= 0.5 * (1.0 + tanh(0.7978845608028654 * (gate[j] + 0.044715 * pow(gate[j], 3.0)))) * up[j];
             }
-            linear64(x[t], gate, layers[i].down, D, F, 1.0);
+            linear64(x[t], gate, layers[i].down, D, F, true);
         }
     }
     for (int t = 0; t < T; t++) {
