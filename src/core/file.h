@@ -17,7 +17,7 @@ carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const cha
 carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *name);
 
 /* The whole of a regular file of at most limit bytes, with a 0 byte after its end; the caller frees *text.
-   CARRY_ENOTFOUND when there is none (no message needed by most callers, but there is one). */
+   CARRY_ENOTFOUND when the file does not exist; the message is set in that case too. */
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit);
 
 /* Replaces path by these bytes: written beside it, synced, renamed. A crash leaves the old file or the new one. Missing

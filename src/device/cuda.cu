@@ -41,7 +41,7 @@ extern "C" carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, con
 
 /* Asked by every check of a pointer; GPUs that were found stay, so the driver is asked until there are some. */
 static int count(void) {
-    static int found; /* whoever writes it writes the same */
+    static int found; /* every thread that sets it sets the same value */
     int devices = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (devices > 0) {
         return devices;
