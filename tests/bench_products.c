@@ -14,7 +14,7 @@
 #include "core/clock.h"
 #include "core/memory.h"
 #include "ops/kernels/kernels.h"
-#include "ops/matmul.h"
+#include "ops/product/matmul.h"
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 

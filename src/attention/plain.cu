@@ -14,7 +14,7 @@ extern "C" {
 #include "attention/attention.h"
 }
 
-#include "ops/nn.cuh"
+#include "ops/cuda/nn.cuh"
 
 namespace {
 

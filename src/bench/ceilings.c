@@ -1,8 +1,8 @@
-/* What a device can do at most, as a bench states it: a product and a copy (ops/ceiling.h). */
+/* What a device can do at most, as a bench states it: a product and a copy (ops/product/ceiling.h). */
 #include "bench/bench.h"
 #include "core/context.h"
 #include "core/span.h"
-#include "ops/ceiling.h"
+#include "ops/product/ceiling.h"
 
 static carry_status measure(carry_ctx *ctx, int device, carry_dtype type, int ranks, carry_ceilings *ceilings) {
     CARRY_SPAN(ctx, "bench", "ceilings");

@@ -8,7 +8,7 @@
 
 #include "core/context.h"
 #include "core/threads.h"
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 
 #define PATIENCE 86400.0 /* seconds that ranks without a part wait for those with one */
 #define HOST 256

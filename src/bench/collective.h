@@ -7,7 +7,7 @@
 #define CARRY_LAB_COLLECTIVE_H
 
 #include "carry/comm.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 /* How many ranks the problem is for; 0: every rank has one for itself, or it is no problem. */
 int carry_collective_ranks(carry_ctx *ctx, const char *problem);

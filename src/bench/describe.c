@@ -3,7 +3,7 @@
 
 #include "carry/problem.h"
 #include "core/error.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure) {
     carry_problem parsed;

@@ -3,7 +3,7 @@
 #define CARRY_LAB_DEVIATION_H
 
 #include "carry/tensor.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 /* A packed tensor against as many doubles. */
 carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference, double bound);

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/progress.h"
 #include "bench/collective.h"
-#include "bench/golden.h"
+#include "bench/golden/golden.h"
 
 static const char interrupted[] = "interrupted: what is printed was checked, the rest was not";
 

@@ -3,11 +3,11 @@
 
 #include "cli/cli.h"
 #include "core/nearest.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
 #include "ops/table.h"
-#include "ops/bf16.h"
+#include "ops/product/bf16.h"
 #include "ops/kernels/kernels.h"
 #ifdef CARRY_HAVE_LAB
 #include "lab/experiment/experiment.h"

@@ -6,7 +6,7 @@
 #include "cli/window.h"
 #include "core/clock.h"
 #include "core/error.h"
-#include "ops/ceiling.h"
+#include "ops/product/ceiling.h"
 #include "train/checkpoint.h"
 
 #define KEYS 64

@@ -3,7 +3,7 @@
 #define CARRY_CLI_FAMILY_STREAM_H
 
 #include "cli/cli.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 extern const carry_family carry_family_stream;
 

@@ -15,7 +15,7 @@
 
 #include "core/context.h"
 #include "core/span.h"
-#include "ops/triangle.h"
+#include "ops/product/triangle.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
 

@@ -8,7 +8,7 @@
 #include <math.h>
 
 #include "delta/backward.h"
-#include "ops/triangle.h"
+#include "ops/product/triangle.h"
 
 static double dot(const float *a, const float *b, int64_t count) {
     double sum = 0.0;

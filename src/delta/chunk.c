@@ -6,7 +6,7 @@
 
 #include "core/span.h"
 #include "ops/convert.h"
-#include "ops/triangle.h"
+#include "ops/product/triangle.h"
 
 #define BLOCK CARRY_DELTA_BLOCK
 #define NORM_EPSILON 1e-6f

@@ -13,7 +13,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
-#include "ops/triangle.h"
+#include "ops/product/triangle.h"
 
 #define LEAST_COLUMNS 16 /* narrower products leave the vectors half full */
 

@@ -12,13 +12,13 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
-#include "ops/bf16.h"
+#include "ops/product/bf16.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
-#include "ops/few.h"
-#include "ops/matmul.h"
+#include "ops/product/few.h"
+#include "ops/product/matmul.h"
 #include "ops/nn.h"
-#include "ops/packed.h"
+#include "ops/product/packed.h"
 
 /* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
    few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of a usual

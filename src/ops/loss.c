@@ -11,7 +11,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/convert.h"
-#include "ops/bf16.h"
+#include "ops/product/bf16.h"
 #include "ops/cpu.h"
 #include "ops/linear.h"
 #include "ops/nn.h"

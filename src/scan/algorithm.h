@@ -16,7 +16,7 @@
 #include "core/span.h"
 #include "device/gpu.h"
 #include "ops/kernels/kernels.h"
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 
 /* An array over (batch, step), in elements of its type; step s of item i starts at data + i*item + s*step. */
 typedef struct carry_scan_array {

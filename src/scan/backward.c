@@ -13,7 +13,7 @@
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "scan/check.h"
-#include "scan/cuda.h"
+#include "scan/cuda/cuda.h"
 #include "scan/plan.h"
 
 typedef struct pass {

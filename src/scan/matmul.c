@@ -15,7 +15,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
-#include "ops/triangle.h"
+#include "ops/product/triangle.h"
 
 #define MAX_LEVELS 64
 #define MAX_RADIX 16

@@ -1,6 +1,6 @@
 /* The only list of scan algorithms. */
 #include "scan/algorithm.h"
-#include "scan/cuda.h"
+#include "scan/cuda/cuda.h"
 
 extern const carry_scan_algorithm carry_scan_sequential, carry_scan_hillis_steele, carry_scan_blelloch,
     carry_scan_cyclic, carry_scan_matmul4, carry_scan_matmul8, carry_scan_matmul16, carry_scan_matmul_log,

@@ -13,7 +13,7 @@
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 #include "scan/plan.h"
 
 #define CARRY_WISDOM_PLANS 4096

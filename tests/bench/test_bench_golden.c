@@ -3,7 +3,7 @@
    elsewhere. */
 #include "tae_support.h"
 
-#include "bench/golden.h"
+#include "bench/golden/golden.h"
 
 enum { N = 3, ROWS = 1, COLUMNS = 2, AREA = ROWS * COLUMNS, FRAME = 3 * 64 * AREA, FRAMES = 4 * N - 3, PICTURES = 7 };
 

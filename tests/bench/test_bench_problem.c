@@ -4,7 +4,7 @@
 #include <ctype.h>
 
 #include "core/rng.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 #include "bench/problem.h"
 #include "support.h"
 

@@ -55,7 +55,7 @@ static whole read_case(const char *name) {
     return w;
 }
 
-/* Relative RMS, with the bounds that one rank has (bench/golden.c): 1e-5, and 1e-4 for gradients. */
+/* Relative RMS, with the bounds that one rank has (bench/golden/golden.c): 1e-5, and 1e-4 for gradients. */
 static void compare_case(split *s, int ranks, const char *name) {
     static const char *const tensor[] = {"o", "final_state", "dq", "dk", "dv", "dbeta", "dinitial_state", "dg"};
     whole *w = s->w;

@@ -1,12 +1,12 @@
 /* What an emulated GPU does not have: cuBLASLt, CUPTI, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
-#include "delta/chunk_cuda.h"
+#include "delta/cuda/chunk_cuda.h"
 #include "device/cuda.h"
-#include "scan/dense_hopper.cuh"
+#include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
 #include "device/activity.h"
-#include "ops/cuda.h"
+#include "ops/cuda/cuda.h"
 
 carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
     *done = false;

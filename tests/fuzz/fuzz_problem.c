@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

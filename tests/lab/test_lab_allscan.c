@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "core/error.h"
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 #include "support.h"
 
 static carry_ctx *ctx;

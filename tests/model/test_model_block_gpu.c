@@ -2,7 +2,7 @@
    in every run; what does not fit is refused by name. Without a GPU all of it is skipped. */
 #include "support.h"
 
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 static bool no_gpu(void) {
     if (carry_device_count() > 1) {

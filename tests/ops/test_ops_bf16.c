@@ -4,7 +4,7 @@
 
 #include "carry/nn.h"
 #include "core/context.h"
-#include "ops/bf16.h"
+#include "ops/product/bf16.h"
 #include "ops/kernels/kernels.h"
 
 /* Rows lie a little further apart than they are long, and the gaps are NaN: what is read or written there is seen. */

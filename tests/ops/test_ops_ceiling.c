@@ -3,8 +3,8 @@
 #include <sys/resource.h>
 
 #include "core/clock.h"
-#include "ops/ceiling.h"
-#include "ops/matmul.h"
+#include "ops/product/ceiling.h"
+#include "ops/product/matmul.h"
 #include "support.h"
 
 enum { SIDE = 256 };

@@ -4,9 +4,9 @@
 
 #include "core/context.h"
 #include "ops/kernels/kernels.h"
-#include "ops/matmul.h"
-#include "ops/packed.h"
-#include "ops/rates.h"
+#include "ops/product/matmul.h"
+#include "ops/product/packed.h"
+#include "ops/product/rates.h"
 #include "support.h"
 
 static float *random_floats(uint64_t stream, int64_t count) {

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 
 #include "core/rng.h"
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 
 enum { RANKS = 16 }; /* that there is room for */
 

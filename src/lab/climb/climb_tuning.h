@@ -4,7 +4,7 @@
 
 #include "core/context.h"
 #include "lab/climb/climb_tune.h"
-#include "bench/family.h"
+#include "bench/family/family.h"
 
 #define TUNE_RUNS 1000
 #define TUNE_TRIED 512

@@ -1,6 +1,6 @@
 /* Products of bf16 matrices by the instructions that processors have for them: ARM's BFMMLA, AVX512_BF16's VDPBF16PS,
-   AMX's TDPBF16PS. kernels_bf16_table.c is the only list; ops/bf16.c cuts matrices into panels and hands them to
-   threads.
+   AMX's TDPBF16PS. kernels_bf16_table.c is the only list; ops/product/bf16.c cuts matrices into panels and hands them
+   to threads.
 
        c[i,j] = base[i,j] + sum_l a[i,l] b[l,j]        a, b: bf16; base, c: f32
 

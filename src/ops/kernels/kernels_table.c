@@ -4,7 +4,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "ops/kernels/kernels.h"
-#include "ops/packed.h"
+#include "ops/product/packed.h"
 
 extern const carry_kernels carry_kernels_plain;
 #if defined(__aarch64__)

@@ -9,7 +9,7 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "ops/convert.h"
-#include "ops/rates.h"
+#include "ops/product/rates.h"
 #include "scan/all_scan/all_scan.h"
 
 #define HANDLED 16384 /* numbers packed and unpacked to learn how fast that is: a head of 128 x 128 */

@@ -1,0 +1,30 @@
+/* The delta rule over ranks in float64: what a rank's part of a sequence should give.
+
+   Each rank waits for the state that enters its tokens, runs the recurrence, and hands its own state on. It goes on
+   from that state rounded to f32, as the reference takes it. */
+#ifndef CARRY_LAB_DELTA_RANKS_REFERENCE_H
+#define CARRY_LAB_DELTA_RANKS_REFERENCE_H
+
+#include "carry/comm.h"
+#include "bench/family/delta_set.h"
+
+typedef struct carry_delta_ranks_reference {
+    double *o[2];    /* outputs; for backward those with v moved one way and the other */
+    double *leaving; /* the state after this rank's tokens */
+    double *entering;
+    float *state, *v;
+    bool is_made;
+} carry_delta_ranks_reference;
+
+/* v[i] is moved by this number of grad_o: any direction will do but the one that outputs are weighed with. */
+#define CARRY_DELTA_RANKS_ALONG(i, size) (((i)*7 + 3) % (size))
+
+/* Memory, where there is none yet. */
+carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *reference,
+                                             const carry_delta_set *set, bool backward);
+/* A collective, the first time. */
+carry_status carry_delta_ranks_reference_run(carry_comm *comm, carry_delta_ranks_reference *reference,
+                                             carry_delta_set *set, const carry_delta_problem *problem, bool initial);
+void carry_delta_ranks_reference_free(carry_delta_ranks_reference *reference);
+
+#endif

@@ -1,0 +1,26 @@
+/* Steps with a ring as a problem (delta:...:step:ring=8): one run is as many steps as the ring is long, all of the same
+   token, from an empty ring to the one that writes the state. */
+#ifndef CARRY_BENCH_DELTA_RING_H
+#define CARRY_BENCH_DELTA_RING_H
+
+#include "bench/family/delta_set.h"
+#include "bench/problem.h"
+
+typedef struct carry_bench_ring {
+    int64_t length; /* 0: there is none */
+    void *memory;
+} carry_bench_ring;
+
+/* The setting ring=, or none. */
+carry_status carry_bench_ring_parse(carry_ctx *ctx, carry_bench_ring *ring, carry_problem *problem, bool step);
+/* Memory on the plan's device, empty; frees what there was. */
+carry_status carry_bench_ring_open(carry_ctx *ctx, carry_bench_ring *ring, const carry_delta_plan *plan, int device);
+carry_status carry_bench_ring_run(const carry_bench_ring *ring, carry_delta_plan *plan, carry_delta_set *set,
+                                  const carry_delta_forward_args *args, void *workspace, size_t bytes);
+/* Float64: o of the last step, and the state after it. */
+carry_status carry_bench_ring_reference(carry_ctx *ctx, const carry_bench_ring *ring, double *o, double *final_state,
+                                        const carry_delta_problem *problem, const carry_delta_forward_args *args);
+/* Bytes of a run: the state read by every step and written once. */
+double carry_bench_ring_bytes(const carry_bench_ring *ring, const carry_delta_problem *problem);
+
+#endif

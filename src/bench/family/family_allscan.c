@@ -1,0 +1,319 @@
+/* The scan across ranks as problems: allscan:wy:bf16:h16:k128:v128:p8.
+
+   Words: wy or dense (K x K transitions, as the WY form of a range of the delta rule gives them), factors (those forms
+   themselves, r rows), diagonal; f32 or bf16 is what travels; reversed, initial (a state), gather (LASP-2:
+   algo=gather). p ranks work on it together. Inputs as all_scan_set.h says, every rank its own. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/all_scan.h"
+#include "comm/ranks.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "bench/family/all_scan_set.h"
+#include "bench/collective.h"
+#include "bench/deviation.h"
+#include "bench/family/family_ranks.h"
+
+#define MAX_COPIES 64
+#define REFERENCE_TAG (CARRY_COMM_TAGS - 1)
+
+typedef struct instance {
+    carry_ranks_instance base;
+    carry_all_scan_problem problem;
+    bool initial;
+    int copies, current;
+    carry_all_scan_set sets[MAX_COPIES];
+    carry_all_scan_plan *plan;
+    void *workspace;
+    double *entering, *leaving, *row; /* float64 reference of set 0 */
+    double met[2];                    /* the largest number among the states up to each of the first two */
+    bool has_reference;
+} instance;
+
+static const char takes[] =
+    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
+    "reversed, initial (a state), gather, algo=NAME, device=cpu";
+
+static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");
+    const bool factors = carry_problem_has(problem, "factors"), diagonal = carry_problem_has(problem, "diagonal");
+    if (wy + dense + factors + diagonal != 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' must say one of wy, factors, diagonal (dense is wy)",
+                          problem->text);
+    }
+    it->problem.kind = factors ? CARRY_ALL_SCAN_FACTORS : diagonal ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE;
+    it->problem.rows = carry_problem_size(problem, "r", factors ? CARRY_ALL_SCAN_KEYS : 0);
+    if (!factors && it->problem.rows != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' has r%lld, but only factors have rows", problem->text,
+                          (long long)it->problem.rows);
+    }
+    const bool f32 = carry_problem_has(problem, "f32"), bf16 = carry_problem_has(problem, "bf16");
+    if (f32 && bf16) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
+    }
+    it->problem.wire = bf16 ? CARRY_BF16 : CARRY_F32;
+    return CARRY_OK;
+}
+
+static carry_status parse_method(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    const bool gather = carry_problem_has(problem, "gather");
+    const char *algo = carry_problem_setting(problem, "algo");
+    if (gather && algo != NULL && strcmp(algo, "gather") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for gather and for algo=%s", problem->text, algo);
+    }
+    algo = gather ? "gather" : algo == NULL ? "" : algo;
+    algo = strcmp(algo, "lasp2") == 0 ? "gather" : strcmp(algo, "lasp1") == 0 ? "serial" : algo;
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo);
+    return CARRY_OK;
+}
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    CARRY_TRY(parse_kind(ctx, it, problem));
+    CARRY_TRY(parse_method(ctx, it, problem));
+    it->problem.heads = carry_problem_size(problem, "h", 16);
+    it->problem.key = carry_problem_size(problem, "k", 128);
+    it->problem.value = carry_problem_size(problem, "v", 128);
+    it->problem.reversed = carry_problem_has(problem, "reversed");
+    it->initial = carry_problem_has(problem, "initial");
+    const int64_t p = carry_problem_size(problem, "p", 0);
+    const char *device = carry_problem_setting(problem, "device");
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if (p < 1 || p > CARRY_RANKS) {
+        return carry_fail(ctx, p < 1 ? CARRY_EARGUMENT : CARRY_ESIZE,
+                          "'%s' must say how many ranks there are, from p1 to p%d", problem->text, CARRY_RANKS);
+    }
+    if (device != NULL && strcmp(device, "cpu") != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "device=%s in '%s': states travel between ranks in the CPU's memory in this build", device,
+                          problem->text);
+    }
+    if (problem->comm != NULL && carry_comm_size(problem->comm) != p) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' is given to %d ranks", problem->text,
+                          carry_comm_size(problem->comm));
+    }
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->copies; i++) {
+        carry_all_scan_set_free(&it->sets[i]);
+    }
+    carry_all_scan_plan_free(it->plan);
+    carry_comm_free(it->base.alone);
+    free(it->workspace);
+    free(it->entering);
+    free(it->leaving);
+    free(it->row);
+    free(it);
+}
+
+/* The rank where the scan starts, which has the initial state. */
+static bool is_first(const instance *it) {
+    return carry_comm_rank(it->base.comm) == (it->problem.reversed ? carry_comm_size(it->base.comm) - 1 : 0);
+}
+
+static carry_status make_plan(void *given, const char *method) {
+    instance *it = given;
+    return carry_all_scan_plan_new(it->base.comm, &it->plan, &it->problem,
+                                   &(carry_all_scan_options){.algorithm = method});
+}
+
+/* Sizes are refused before memory is asked for: by a plan for one rank, which takes no ranks to make. */
+static carry_status check_sizes(instance *it) {
+    carry_comm *one = NULL;
+    carry_all_scan_plan *probe = NULL;
+    carry_status status = carry_comm_open(it->base.ctx, &one, "self", NULL);
+    if (status == CARRY_OK) {
+        status = carry_all_scan_plan_new(one, &probe, &it->problem, &(carry_all_scan_options){.algorithm = "chain"});
+    }
+    carry_all_scan_plan_free(probe);
+    carry_comm_free(one);
+    return status;
+}
+
+static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = given;
+    CARRY_TRY(parse(it->base.ctx, it, problem));
+    CARRY_TRY(check_sizes(it));
+    for (int i = 0; i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        CARRY_TRY(carry_all_scan_set_new(it->base.ctx, &it->sets[i], &it->problem, it->initial && is_first(it),
+                                         seed + (uint64_t)i, carry_comm_rank(it->base.comm)));
+    }
+    return CARRY_OK;
+}
+
+static const carry_ranks_family over_ranks = {
+    .bytes = sizeof(instance), .fill = fill, .make_plan = make_plan, .close = close_instance};
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    return carry_ranks_family_open(&over_ranks, ctx, opened, problem, seed, copies);
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    return carry_ranks_family_plan(&over_ranks, ctx, opened, problem, measure);
+}
+
+static double bytes(const void *given) {
+    return carry_all_scan_set_bytes(&((const instance *)given)->problem);
+}
+
+static carry_status choose(void *given, const char *method) {
+    instance *it = given;
+    carry_all_scan_plan_free(it->plan);
+    free(it->workspace);
+    it->plan = NULL;
+    it->workspace = NULL;
+    CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
+    const size_t wanted = carry_all_scan_workspace(it->plan);
+    it->workspace = carry_aligned_new(wanted > 0 ? wanted : 1);
+    return carry_collective_agree(it->base.comm,
+                                  it->workspace != NULL
+                                      ? CARRY_OK
+                                      : carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
+                                                   "%s needs %.3g GB of workspace, which cannot be allocated",
+                                                   carry_all_scan_plan_algorithm(it->plan), 1e-9 * (double)wanted));
+}
+
+static const char *chosen(const void *given) {
+    return carry_all_scan_plan_algorithm(((const instance *)given)->plan);
+}
+
+static const char *about_plan(const void *given) {
+    return carry_all_scan_plan_about(((const instance *)given)->plan);
+}
+
+/* Without the state that leaves: who carries a state into a part of a sequence has no use for it. */
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    carry_all_scan_args args = it->sets[it->current].args;
+    args.leaving = (carry_tensor){0};
+    return carry_all_scan_run(it->plan, &args, it->workspace, carry_all_scan_workspace(it->plan));
+}
+
+/* Of this rank, in the last run. */
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    const carry_all_scan_counts done = carry_all_scan_counted(it->plan);
+    return (carry_counts){.flops = done.flops,
+                          .bytes = (double)done.bytes_received,
+                          .products = done.products,
+                          .workspace = (double)carry_all_scan_workspace(it->plan),
+                          .received = (double)done.bytes_received,
+                          .waited = -1.0};
+}
+
+static carry_status allocate_reference(instance *it) {
+    const size_t size = (size_t)(it->problem.heads * it->problem.key * it->problem.value);
+    free(it->entering);
+    free(it->leaving);
+    free(it->row);
+    it->entering = calloc(size, sizeof *it->entering);
+    it->leaving = calloc(size, sizeof *it->leaving);
+    it->row = calloc((size_t)it->problem.value, sizeof *it->row);
+    if (it->entering == NULL || it->leaving == NULL || it->row == NULL) {
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+    }
+    return CARRY_OK;
+}
+
+/* Not by fmax: gcc 12 for ARM dies of it at -O3. A NaN counts for nothing. */
+static double larger_of(double so_far, double number) {
+    return fabs(number) > so_far ? fabs(number) : so_far;
+}
+
+static double largest_of(const double *numbers, size_t count, double so_far) {
+    for (size_t i = 0; i < count; i++) {
+        so_far = larger_of(so_far, numbers[i]);
+    }
+    return so_far;
+}
+
+/* The loop over ranks in float64: each waits for the state that enters, and hands on what its own part makes of it. */
+static carry_status make_reference(instance *it) {
+    if (it->has_reference) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_collective_agree(it->base.comm, allocate_reference(it)));
+    const int rank = carry_comm_rank(it->base.comm), step = it->problem.reversed ? -1 : 1, next = rank + step;
+    const size_t size = (size_t)(it->problem.heads * it->problem.key * it->problem.value);
+    if (!is_first(it)) {
+        CARRY_TRY(carry_recv(it->base.comm, it->entering, size * sizeof(double), rank - step, REFERENCE_TAG));
+        CARRY_TRY(carry_recv(it->base.comm, it->met, sizeof(double), rank - step, REFERENCE_TAG));
+    }
+    const float *initial = it->sets[0].args.initial.data;
+    for (size_t i = 0; initial != NULL && i < size; i++) {
+        it->entering[i] = (double)initial[i];
+    }
+    carry_all_scan_set_apply(it->leaving, it->entering, &it->sets[0], &it->problem, it->row);
+    it->met[0] = largest_of(it->entering, size, it->met[0]);
+    it->met[1] = largest_of(it->leaving, size, it->met[0]);
+    const float *own = it->sets[0].args.L.data;
+    for (size_t i = 0; i < size; i++) {
+        it->met[1] = larger_of(it->met[1], (double)own[i]);
+    }
+    if (next >= 0 && next < carry_comm_size(it->base.comm)) {
+        CARRY_TRY(carry_send(it->base.comm, it->leaving, size * sizeof(double), next, REFERENCE_TAG));
+        CARRY_TRY(carry_send(it->base.comm, it->met + 1, sizeof(double), next, REFERENCE_TAG));
+    }
+    it->has_reference = true;
+    return CARRY_OK;
+}
+
+/* A product in f32 adds to each number the rounding of K terms, about sqrt(K) 2^-24 of the largest state, for |M| is at
+   most 1; a factor's two products twice that; composing pairs first, as gather and doubling do, twice again. What
+   travels as bf16 is rounded by 2^-8 at every hand-over, up or down, so that they add up like their root. Transitions
+   forget 1/10 of a state a rank on average: what is 32 ranks back does not count.
+
+   The largest state is that of all ranks so far: M S + L may cancel, and of a state of one number little is left then.
+ */
+static double bound_of(const instance *it) {
+    const double hops = fmin((double)carry_comm_size(it->base.comm), 32.0);
+    const double products = 4.0 * 0x1p-24 * sqrt((double)it->problem.key + 4.0) * hops;
+    return products + (it->problem.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) * sqrt(hops) : 0.0);
+}
+
+/* Every rank's state, of which the worst is told to all. */
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    const carry_all_scan_args *args = &it->sets[0].args;
+    *count = 0;
+    CARRY_TRY(make_reference(it));
+    carry_poison(&args->state);
+    carry_poison(&args->leaving);
+    CARRY_TRY(carry_all_scan_run(it->plan, args, it->workspace, carry_all_scan_workspace(it->plan)));
+    deviations[0] = carry_deviation_of("state", &args->state, it->entering, bound_of(it));
+    deviations[1] = carry_deviation_of("leaving", &args->leaving, it->leaving, bound_of(it));
+    for (int i = 0; i < 2; i++) {
+        deviations[i].error = it->met[i] > 0.0 ? deviations[i].absolute / it->met[i] : deviations[i].absolute;
+    }
+    CARRY_TRY(carry_ranks_family_worst(it->base.comm, deviations, 2));
+    *count = 2;
+    return CARRY_OK;
+}
+
+const carry_family carry_family_allscan = {
+    .name = "allscan",
+    .about = "the scan across p ranks: S[p+1] = M[p] S[p] + L[p], M k x k, its factors or diagonal, S k x v",
+    .takes = takes,
+    .example = "allscan:wy:bf16:h16:k128:v128:p8",
+    .support = {.cpu = "f32 bf16", .ranks = "cpu"},
+    .ranks = carry_ranks_family_size,
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = carry_all_scan_name,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = carry_ranks_family_only,
+    .run = run,
+    .counts = counts,
+    .compare = compare,
+};

@@ -1,0 +1,336 @@
+/* Softmax attention as problems: attention:bf16:h40:q2160:kv4320:d128:bias.
+
+   Inputs are normal, [rows, h, d] packed. bias: keys in three runs, the first eighth, the middle and the last half,
+   with ln 0.5 on the middle one. backward: the gradients of one forward pass, which is not timed; dk and dv add up over
+   the runs. */
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "attention/attention.h"
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "bench/family/attention_set.h"
+#include "bench/deviation.h"
+#include "bench/family/family.h"
+#include "bench/timer.h"
+
+#define MAX_COPIES 64
+/* Products that the float64 reference may do, about a second's worth: of larger problems a part is compared. */
+#define COMPARED 1e8
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_attention_problem p;
+    char only[CARRY_PROBLEM_WORD];
+    int copies, current;
+    carry_tensor set[MAX_COPIES][SET_TENSORS]; /* on the device */
+    carry_tensor here[SET_TENSORS];            /* set 0 on the CPU */
+    void *workspace;
+    size_t workspace_bytes;
+    double *reference;  /* of what is compared */
+    carry_timer *timer; /* of a GPU, else NULL */
+} instance;
+
+static const char takes[] = "f32, bf16 or f16, h, q, kv (q unless given), d, bias, backward, algo=NAME, device=cpu or "
+                            "cuda";
+
+static const char *const methods[] = {"blocks", "fused", NULL};
+
+static const char *method(int index) {
+    return index >= 0 && index < 2 ? methods[index] : NULL;
+}
+
+static const char *chosen(const void *given) {
+    return methods[((const instance *)given)->p.device != 0 ? 1 : 0];
+}
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    int types = 0;
+    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            it->p.dtype = dtype;
+            types++;
+        }
+    }
+    it->p.heads = carry_problem_size(problem, "h", 4);
+    it->p.queries = carry_problem_size(problem, "q", 720);
+    it->p.keys = carry_problem_size(problem, "kv", it->p.queries);
+    it->p.dim = carry_problem_size(problem, "d", 128);
+    it->p.biased = carry_problem_has(problem, "bias");
+    it->p.backward = carry_problem_has(problem, "backward");
+    const char *algorithm = carry_problem_setting(problem, "algo");
+    (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
+    CARRY_TRY(carry_problem_device(ctx, &it->p.device, problem));
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if (types > 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for %d types: give one", problem->text, types);
+    }
+    if (it->p.backward && it->p.device != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "'%s': the backward pass of attention is checked and timed on the CPU only", problem->text);
+    }
+    if (it->p.dim < 1 || it->p.dim > CARRY_ATTENTION_DIM) {
+        return carry_fail(ctx, CARRY_ESIZE, "d is %" PRId64 " in '%s': attention takes 1 to %d", it->p.dim,
+                          problem->text, CARRY_ATTENTION_DIM);
+    }
+    const int64_t all[] = {it->p.heads, it->p.queries > it->p.keys ? it->p.queries : it->p.keys, it->p.dim};
+    size_t bytes;
+    if (!carry_size_product(&bytes, all, 3, 64)) {
+        return carry_fail(ctx, CARRY_ESIZE, "'%s' has sizes that multiply to more than memory can be", problem->text);
+    }
+    int64_t eighth = it->p.keys / 8;
+    int64_t half = it->p.keys / 2;
+    it->p.run[0] = (carry_key_run){.first = 0, .count = eighth};
+    it->p.run[1] = (carry_key_run){.first = eighth, .count = it->p.keys - half - eighth, .bias = logf(0.5f)};
+    it->p.run[2] = (carry_key_run){.first = it->p.keys - half, .count = half};
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    carry_timer_free(it->timer);
+    for (int i = 0; i < it->copies; i++) {
+        carry_attention_set_free(it->ctx, it->set[i], it->p.device);
+    }
+    if (it->p.device != 0) { /* else it is set 0 itself */
+        carry_attention_set_free(it->ctx, it->here, 0);
+    }
+    carry_device_free(it->ctx, it->p.device, it->workspace);
+    free(it->reference);
+    free(it);
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = calloc(1, sizeof *it);
+    *opened = NULL;
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    }
+    it->ctx = ctx;
+    carry_status status = parse(ctx, it, problem);
+    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        status = carry_attention_set_new(ctx, it->set[i], i == 0 ? it->here : NULL, &it->p, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->p.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->p.device);
+    }
+    if (status != CARRY_OK) {
+        close_instance(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static double bytes(const void *given) {
+    return carry_attention_set_moved(&((const instance *)given)->p);
+}
+
+static carry_status forward_on(instance *it, int at) {
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
+    return carry_attention(it->ctx, &args.forward, it->workspace, it->workspace_bytes);
+}
+
+static carry_status run_on(instance *it, int at) {
+    if (!it->p.backward) {
+        return forward_on(it, at);
+    }
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
+    return carry_attention_backward(it->ctx, &args, it->workspace, it->workspace_bytes);
+}
+
+static carry_status choose(void *given, const char *wanted) {
+    instance *it = given;
+    if (wanted != NULL && strcmp(wanted, methods[0]) != 0 && strcmp(wanted, methods[1]) != 0) {
+        return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no attention '%s' in this build", wanted);
+    }
+    if (wanted != NULL && strcmp(wanted, chosen(it)) != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for %s", wanted, it->p.device != 0 ? "the CPU" : "a GPU");
+    }
+    it->workspace_bytes = carry_attention_set_workspace(&it->p);
+    if (it->workspace != NULL || it->copies == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_device_alloc(it->ctx, &it->workspace, it->p.device, it->workspace_bytes));
+    for (int i = 0; it->p.backward && i < it->copies; i++) { /* o and lse of every set, as backward wants them */
+        CARRY_TRY(forward_on(it, i));
+    }
+    return CARRY_OK;
+}
+
+static const char *about_plan(const void *given) {
+    const instance *it = given;
+    return it->p.device != 0 ? "fused: one kernel of the device with an online softmax"
+                             : "blocks: blocks of queries over blocks of keys with an online softmax";
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    return run_on(it, it->current);
+}
+
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer != NULL) {
+        return carry_timer_time(it->timer, seconds, run, it);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(run(it));
+    *seconds = carry_seconds() - before;
+    return CARRY_OK;
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->p.device;
+}
+
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    double scores = (double)it->p.heads * (double)it->p.queries * (double)it->p.keys;
+    return (carry_counts){.flops = (it->p.backward ? 10.0 : 4.0) * scores * (double)it->p.dim,
+                          .bytes = bytes(it),
+                          .workspace = (double)it->workspace_bytes,
+                          .tokens = (double)it->p.queries};
+}
+
+/* A part of a tensor [rows, h, d] of set 0: every step-th row of the first heads. */
+static carry_tensor part_of(const instance *it, int tensor, int64_t rows, int64_t step, int64_t heads) {
+    carry_tensor part = it->here[tensor];
+    part.shape[0] = rows;
+    part.stride[0] *= step;
+    part.shape[1] = heads;
+    return part;
+}
+
+/* carry_deviation_of takes packed tensors: the part is packed in the memory of the part itself, whose rows only move
+   forward. */
+static carry_deviation deviation_of(const char *name, carry_tensor part, const double *reference, double bound) {
+    size_t row = (size_t)(part.shape[1] * part.shape[2]) * carry_dtype_size(part.dtype);
+    size_t apart = (size_t)part.stride[0] * carry_dtype_size(part.dtype);
+    for (int64_t i = 1; i < part.shape[0]; i++) {
+        memmove((unsigned char *)part.data + (size_t)i * row, (unsigned char *)part.data + (size_t)i * apart, row);
+    }
+    carry_tensor packed = carry_view(part.data, part.dtype, 3, part.shape);
+    return carry_deviation_of(name, &packed, reference, bound);
+}
+
+static carry_status reserve(instance *it, int64_t count) {
+    free(it->reference);
+    it->reference = calloc((size_t)count + 1, sizeof *it->reference);
+    return it->reference != NULL ? CARRY_OK : carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+}
+
+/* Some queries of all heads: they are independent of each other. Errors of scores, exponentials and sums are a few
+   2^-24 times sqrt(d); a device rounds probabilities to its 16 bits before they meet v. */
+static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
+    double each = (double)it->p.heads * (double)it->p.keys * (double)it->p.dim;
+    int64_t step = 1 + (int64_t)((double)it->p.queries * each / COMPARED);
+    int64_t rows = (it->p.queries + step - 1) / step;
+    carry_poison(&it->here[SET_O]);
+    size_t size = carry_attention_set_bytes(&it->here[SET_O]);
+    carry_stream *stream = it->p.device != 0 ? carry_ctx_stream(it->ctx, it->p.device) : NULL;
+    if (it->p.device != 0) {
+        CARRY_TRY(
+            carry_device_copy(it->ctx, it->set[0][SET_O].data, it->p.device, it->here[SET_O].data, 0, size, stream));
+    }
+    CARRY_TRY(forward_on(it, 0));
+    if (it->p.device != 0) {
+        CARRY_TRY(
+            carry_device_copy(it->ctx, it->here[SET_O].data, 0, it->set[0][SET_O].data, it->p.device, size, stream));
+        CARRY_TRY(carry_stream_wait(it->ctx, it->p.device, stream));
+    }
+    carry_attention_args args = carry_attention_set_args(&it->p, it->here).forward;
+    args.o = part_of(it, SET_O, rows, step, it->p.heads);
+    args.q = part_of(it, SET_Q, rows, step, it->p.heads);
+    args.lse = (carry_tensor){.data = NULL};
+    CARRY_TRY(reserve(it, carry_tensor_count(&args.o)));
+    CARRY_TRY(carry_attention_reference(it->ctx, it->reference, NULL, &args));
+    double unit = carry_unit_roundoff(it->p.dtype);
+    deviations[0] = deviation_of("o", args.o, it->reference,
+                                 (64.0 + 16.0 * sqrt((double)it->p.dim)) * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 1.0
+                                                                                      : it->p.device != 0      ? 4.0
+                                                                                                               : 2.0) *
+                                                                                         unit);
+    *count = 1;
+    return CARRY_OK;
+}
+
+/* The first heads. mean = dO.O is of the stored o: its rounding is in every gradient. */
+static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    double each = (double)it->p.queries * (double)it->p.keys * (double)it->p.dim;
+    int64_t heads = 1 + (int64_t)(COMPARED / each);
+    heads = heads < it->p.heads ? heads : it->p.heads;
+    CARRY_TRY(forward_on(it, 0));
+    carry_poison(&it->here[SET_DQ]);
+    memset(it->here[SET_DK].data, 0, carry_attention_set_bytes(&it->here[SET_DK]));
+    memset(it->here[SET_DV].data, 0, carry_attention_set_bytes(&it->here[SET_DV]));
+    CARRY_TRY(run_on(it, 0));
+    carry_tensor parts[SET_TENSORS] = {{.data = NULL}};
+    for (int i = 0; i < SET_TENSORS; i++) {
+        if (i != SET_LSE) {
+            parts[i] = part_of(it, i, it->here[i].shape[0], 1, heads);
+        }
+    }
+    carry_attention_backward_args args = carry_attention_set_args(&it->p, parts);
+    int64_t of_queries = carry_tensor_count(&parts[SET_Q]);
+    int64_t of_keys = carry_tensor_count(&parts[SET_K]);
+    CARRY_TRY(reserve(it, of_queries + 2 * of_keys));
+    double *dk = it->reference + of_queries;
+    CARRY_TRY(carry_attention_reference_backward(it->ctx, it->reference, dk, dk + of_keys, &args));
+    double bound = 1024.0 * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 0.0 : 4.0) * carry_unit_roundoff(it->p.dtype);
+    deviations[0] = deviation_of("dq", parts[SET_DQ], it->reference, bound);
+    deviations[1] = deviation_of("dk", parts[SET_DK], dk, bound);
+    deviations[2] = deviation_of("dv", parts[SET_DV], dk + of_keys, bound);
+    *count = 3;
+    return CARRY_OK;
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    *count = 0;
+    return it->p.backward ? compare_backward(it, deviations, count) : compare_forward(it, deviations, count);
+}
+
+extern const carry_family carry_family_attention;
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    if (measure) {
+        carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': attention has one way on each device",
+                  problem->text);
+    }
+    return carry_family_plan_only(&carry_family_attention, ctx, opened, problem);
+}
+
+const carry_family carry_family_attention = {
+    .name = "attention",
+    .about = "softmax attention over runs of keys with a bias each: forward, or backward",
+    .takes = takes,
+    .example = "attention:f32:h4:q720:kv2160:d128:bias",
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16"},
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = method,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .time = time_run,
+    .device = device_of,
+    .counts = counts,
+    .compare = compare,
+};

@@ -1,0 +1,400 @@
+/* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
+
+   Inputs as delta_set.h says. Words: backward, step (with ring=: delta_ring.h), nogate (DeltaNet), keygate (KDA),
+   initial (a state). With p ranks it is family_delta_ranks.c's. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/delta.h"
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/tensor.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "bench/family/delta_gradients.h"
+#include "bench/family/delta_ring.h"
+#include "bench/family/delta_set.h"
+#include "bench/deviation.h"
+#include "bench/family/family.h"
+#include "bench/timer.h"
+
+#define MAX_COPIES 64
+
+typedef carry_delta_set set;
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_delta_problem problem;
+    bool backward, step, initial;
+    char only[CARRY_PROBLEM_WORD];
+    int copies, current;
+    set sets[MAX_COPIES]; /* on the device */
+    set host;             /* set 0 on the CPU; the same one where that is the device */
+    carry_timer *timer;   /* of a GPU, else NULL */
+    carry_bench_ring ring;
+    carry_delta_plan *plan;
+    void *workspace, *kept;
+    double *o, *final; /* float64 reference of set 0 */
+    bool has_reference;
+} instance;
+
+static const char takes[] =
+    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
+    "backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
+    "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    carry_delta_problem *p = &it->problem;
+    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            p->dtype = dtype;
+        }
+    }
+    p->batch = carry_problem_size(problem, "b", 1);
+    p->tokens = carry_problem_size(problem, "t", 1024);
+    p->heads = carry_problem_size(problem, "h", 4);
+    p->value_heads = carry_problem_size(problem, "hv", p->heads);
+    p->key = carry_problem_size(problem, "k", 128);
+    p->value = carry_problem_size(problem, "v", 128);
+    bool none = carry_problem_has(problem, "nogate");
+    bool keys = carry_problem_has(problem, "keygate");
+    p->gate = none ? CARRY_DELTA_NO_GATE : keys ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
+    p->l2norm = true;
+    it->backward = carry_problem_has(problem, "backward");
+    it->step = carry_problem_has(problem, "step");
+    it->initial = carry_problem_has(problem, "initial");
+    if (it->step) {
+        p->tokens = carry_problem_size(problem, "t", 1);
+    }
+    CARRY_TRY(carry_bench_ring_parse(ctx, &it->ring, problem, it->step));
+    const char *method = carry_problem_setting(problem, "algo");
+    (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
+    CARRY_TRY(carry_problem_device(ctx, &p->device, problem));
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if ((none && keys) || (it->step && it->backward)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
+    }
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->copies; i++) {
+        carry_delta_set_free(it->ctx, &it->sets[i]);
+    }
+    if (it->problem.device != 0) {
+        carry_delta_set_free(it->ctx, &it->host);
+    }
+    carry_timer_free(it->timer);
+    carry_delta_plan_free(it->plan);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_device_free(it->ctx, it->problem.device, it->kept);
+    carry_device_free(it->ctx, it->problem.device, it->ring.memory);
+    free(it->o);
+    free(it->final);
+    free(it);
+}
+
+static carry_status make_set(instance *it, int index, uint64_t seed) {
+    const carry_delta_problem *p = &it->problem;
+    if (p->device == 0) {
+        CARRY_TRY(carry_delta_set_new(it->ctx, &it->sets[index], p, it->backward, seed, 0));
+        it->host = it->sets[0];
+        return CARRY_OK;
+    }
+    set made;
+    carry_status status = carry_delta_set_new(it->ctx, &made, p, it->backward, seed, 0);
+    status = status == CARRY_OK ? carry_delta_set_upload(it->ctx, &it->sets[index], &made, p->device) : status;
+    if (index == 0) {
+        it->host = made;
+    } else {
+        carry_delta_set_free(it->ctx, &made);
+    }
+    return status;
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = calloc(1, sizeof *it);
+    *opened = NULL;
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    }
+    it->ctx = ctx;
+    carry_status status = parse(ctx, it, problem);
+    if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
+        carry_delta_plan *probe;
+        status = carry_delta_plan_new(ctx, &probe, &it->problem, it->problem.device != 0 ? NULL : "chunk16");
+        carry_delta_plan_free(probe);
+    }
+    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        status = make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->problem.device);
+    }
+    if (status != CARRY_OK) {
+        close_instance(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    if (measure) {
+        carry_log(ctx, CARRY_LOG_WARNING,
+                  "nothing is measured for '%s': the delta rule's planner has a cost model only", problem->text);
+    }
+    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
+    instance *it = *opened;
+    carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem, it->only[0] != '\0' ? it->only : NULL);
+    if (status != CARRY_OK) {
+        close_instance(it);
+        *opened = NULL;
+    }
+    return status;
+}
+
+/* The least that must move: inputs and outputs once; a step reads and writes the state. */
+static double bytes_of(const instance *it) {
+    return it->ring.length > 0 ? carry_bench_ring_bytes(&it->ring, &it->problem)
+                               : carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
+}
+
+static double bytes(const void *given) {
+    return bytes_of(given);
+}
+
+static carry_delta_forward_args args_of(const instance *it, set *s) {
+    return carry_delta_set_forward(s, &it->problem, it->initial);
+}
+
+static carry_status run_set(instance *it, set *s) {
+    carry_delta_forward_args args = args_of(it, s);
+    size_t workspace = carry_delta_forward_workspace(it->plan);
+    if (it->ring.length > 0) {
+        return carry_bench_ring_run(&it->ring, it->plan, s, &args, it->workspace, workspace);
+    }
+    if (it->step) {
+        return carry_delta_step(it->plan, s->o, s->state, &args, it->workspace, workspace);
+    }
+    if (!it->backward) {
+        return carry_delta_forward(it->plan, &args, it->workspace, workspace);
+    }
+    carry_delta_backward_args back = carry_delta_set_backward(s, &it->problem, it->initial, it->kept);
+    return carry_delta_backward(it->plan, &back, it->workspace, carry_delta_backward_workspace(it->plan));
+}
+
+/* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
+static carry_status prepare_backward(instance *it) {
+    carry_device_free(it->ctx, it->problem.device, it->kept);
+    it->kept = NULL;
+    if (carry_device_alloc(it->ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward cannot be allocated",
+                          1e-9 * (double)carry_delta_kept(it->plan));
+    }
+    carry_delta_forward_args args = args_of(it, &it->sets[0]);
+    args.kept = it->kept;
+    return carry_delta_forward(it->plan, &args, it->workspace, carry_delta_forward_workspace(it->plan));
+}
+
+static carry_status choose(void *given, const char *method) {
+    instance *it = given;
+    bool on_gpu = it->problem.device != 0;
+    if (it->step && method == NULL && !on_gpu) {
+        method = "recurrent";
+    }
+    if (it->step && !on_gpu && strcmp(method, "recurrent") != 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "a step is token by token");
+    }
+    if (it->backward && !on_gpu && method != NULL && strcmp(method, "recurrent") == 0) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the backward pass goes by chunks");
+    }
+    carry_delta_plan_free(it->plan);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->timer);
+    it->plan = NULL;
+    it->workspace = NULL;
+    CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, method));
+    size_t forward = carry_delta_forward_workspace(it->plan);
+    size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
+    size_t most = forward > backward ? forward : backward;
+    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, most) != CARRY_OK) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
+                          carry_delta_plan_method(it->plan), 1e-9 * (double)most);
+    }
+    CARRY_TRY(carry_bench_ring_open(it->ctx, &it->ring, it->plan, it->problem.device));
+    return it->backward && it->copies > 0 ? prepare_backward(it) : CARRY_OK;
+}
+
+static const char *chosen(const void *given) {
+    return carry_delta_plan_method(((const instance *)given)->plan);
+}
+
+static const char *about_plan(const void *given) {
+    return carry_delta_plan_about(((const instance *)given)->plan);
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    return run_set(it, &it->sets[it->current]);
+}
+
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer != NULL) {
+        return carry_timer_time(it->timer, seconds, run, it);
+    }
+    double before = carry_seconds();
+    CARRY_TRY(run(it));
+    *seconds = carry_seconds() - before;
+    return CARRY_OK;
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->problem.device;
+}
+
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    size_t forward = carry_delta_forward_workspace(it->plan);
+    size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
+    double runs = it->ring.length > 0 ? (double)it->ring.length : 1.0;
+    return (carry_counts){.flops = runs * carry_delta_flops(it->plan),
+                          .bytes = bytes_of(it),
+                          .workspace = (double)(forward > backward ? forward : backward),
+                          .tokens = runs * (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
+}
+
+static carry_status make_reference(instance *it) {
+    carry_delta_problem p = it->problem;
+    set *s = &it->host;
+    p.device = 0;
+    if (it->has_reference) {
+        return CARRY_OK;
+    }
+    free(it->o);
+    free(it->final);
+    it->o = calloc((size_t)carry_tensor_count(&s->o), sizeof *it->o);
+    it->final = calloc((size_t)carry_tensor_count(&s->final), sizeof *it->final);
+    if (it->o == NULL || it->final == NULL) {
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+    }
+    carry_delta_forward_args args = args_of(it, s);
+    if (it->step) {
+        args.initial_state = &s->state;
+    }
+    CARRY_TRY(it->ring.length > 0 ? carry_bench_ring_reference(it->ctx, &it->ring, it->o, it->final, &p, &args)
+                                  : carry_delta_reference(it->ctx, it->o, it->final, &p, &args));
+    it->has_reference = true;
+    return CARRY_OK;
+}
+
+/* Relative to the largest value: a sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the
+   recurrence forgets within a few tokens here, and the triangular solve at most triples it; 64 covers K = 256. */
+static double bound_of(const carry_tensor *result) {
+    return 64.0 * 0x1p-24 + carry_unit_roundoff(result->dtype);
+}
+
+/* A GPU's gradients against the CPU's; those of the CPU by a difference of the reference. */
+static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    const carry_delta_problem *p = &it->problem;
+    CARRY_TRY(prepare_backward(it));
+    CARRY_TRY(carry_delta_set_poison(it->ctx, &it->sets[0], &it->host));
+    CARRY_TRY(run_set(it, &it->sets[0]));
+    CARRY_TRY(carry_delta_set_download(it->ctx, &it->host, &it->sets[0]));
+    if (p->device != 0) {
+        return carry_delta_gradients_cpu(it->ctx, &it->host, p, it->initial, deviations, count);
+    }
+    if (p->dtype != CARRY_F32) {
+        *count = 0;
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED,
+                          "gradients are checked in f32 here, in bf16 by carry check --golden");
+    }
+    return carry_delta_gradients_dv(it->ctx, &it->host, p, it->initial, deviations, count);
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    set *s = &it->host;
+    *count = 0;
+    if (it->backward) {
+        return compare_backward(it, deviations, count);
+    }
+    CARRY_TRY(make_reference(it));
+    size_t size = (size_t)carry_tensor_count(&s->state);
+    float *before = malloc(size * sizeof *before);
+    if (before == NULL) {
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
+    }
+    memcpy(before, s->state.data, size * sizeof *before);
+    carry_status status = carry_delta_set_poison(it->ctx, &it->sets[0], s);
+    status = status == CARRY_OK ? run_set(it, &it->sets[0]) : status;
+    status = status == CARRY_OK ? carry_delta_set_download(it->ctx, s, &it->sets[0]) : status;
+    const carry_tensor *state = it->step ? &s->state : &s->final;
+    deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
+    deviations[1] = carry_deviation_of(it->step ? "state" : "final_state", state, it->final, bound_of(state));
+    memcpy(s->state.data, before, size * sizeof *before);
+    free(before);
+    *count = 2;
+    return status;
+}
+
+/* Those of the CPU, then what GPUs have besides, where there is one. */
+static const char *method(int index) {
+    int count = 0;
+    while (carry_delta_name(count) != NULL) {
+        count++;
+    }
+    if (index < count || carry_device_count() < 2) {
+        return carry_delta_name(index);
+    }
+    for (int i = 0; carry_delta_name_on(1, i) != NULL; i++) {
+        int same = 0;
+        while (same < count && strcmp(carry_delta_name(same), carry_delta_name_on(1, i)) != 0) {
+            same++;
+        }
+        if (same == count && index-- == count) {
+            return carry_delta_name_on(1, i);
+        }
+    }
+    return NULL;
+}
+
+extern const carry_family carry_family_delta_ranks;
+
+const carry_family carry_family_delta = {
+    .name = "delta",
+    .about = "the gated delta rule: forward, backward, or one step",
+    .takes = takes,
+    .example = "delta:f32:t1024:h32:k128:v128",
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16",
+                .ranks = "cpu"},
+    .over_ranks = &carry_family_delta_ranks,
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = method,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .time = time_run,
+    .device = device_of,
+    .counts = counts,
+    .compare = compare,
+};

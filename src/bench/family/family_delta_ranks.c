@@ -1,0 +1,322 @@
+/* The gated delta rule over ranks as problems: delta:f32:t32768:h16:k128:v128:p4, :backward.
+
+   t is the whole sequence; p ranks have an equal part of it each, or a token more. Methods are All-Scan's algorithms,
+   by which states go from rank to rank; method=NAME is the delta rule's, wire=bf16 what travels, groups=N of how many
+   heads at once. Inputs as delta_set.h says. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/ranks.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "delta/ranks.h"
+#include "bench/collective.h"
+#include "bench/family/delta_ranks_reference.h"
+#include "bench/deviation.h"
+#include "bench/family/family_ranks.h"
+
+#define MAX_COPIES 64
+
+typedef struct instance {
+    carry_ranks_instance base;
+    carry_delta_problem problem; /* this rank's part */
+    int64_t total;               /* tokens of all */
+    bool is_last;                /* of the ranks that have tokens */
+    bool backward, initial;
+    char method[CARRY_PROBLEM_WORD];
+    carry_delta_ranks_options options;
+    int copies, current;
+    carry_delta_set sets[MAX_COPIES];
+    carry_delta_ranks_plan *plan;
+    void *workspace, *kept;
+    int64_t received;                      /* bytes, in the last run */
+    carry_delta_ranks_reference reference; /* of set 0 */
+} instance;
+
+static const char takes[] =
+    "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
+    "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
+    "wire=f32 or bf16, groups=N, device=cpu";
+
+static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    const char *algo = carry_problem_setting(problem, "algo");
+    const char *method = carry_problem_setting(problem, "method");
+    const char *wire = carry_problem_setting(problem, "wire");
+    const char *groups = carry_problem_setting(problem, "groups");
+    const char *device = carry_problem_setting(problem, "device");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
+    (void)snprintf(it->method, sizeof it->method, "%s", method != NULL ? method : "");
+    it->options.method = method != NULL ? it->method : NULL;
+    if (wire != NULL && strcmp(wire, "f32") != 0 && strcmp(wire, "bf16") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "wire=%s in '%s': states travel as f32 or bf16", wire, problem->text);
+    }
+    it->options.wire = wire != NULL && strcmp(wire, "bf16") == 0 ? CARRY_BF16 : CARRY_F32;
+    char *end = NULL;
+    it->options.groups = groups != NULL ? strtol(groups, &end, 10) : 0;
+    if (groups != NULL && (*end != '\0' || it->options.groups < 1)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "groups=%s in '%s' is not a number of groups", groups, problem->text);
+    }
+    if (device != NULL && strcmp(device, "cpu") != 0) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "device=%s in '%s': the delta rule over ranks runs on cpu in this build", device,
+                          problem->text);
+    }
+    return CARRY_OK;
+}
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    carry_delta_problem *p = &it->problem;
+    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            p->dtype = dtype;
+        }
+    }
+    p->batch = carry_problem_size(problem, "b", 1);
+    p->heads = carry_problem_size(problem, "h", 4);
+    p->value_heads = carry_problem_size(problem, "hv", p->heads);
+    p->key = carry_problem_size(problem, "k", 128);
+    p->value = carry_problem_size(problem, "v", 128);
+    bool none = carry_problem_has(problem, "nogate");
+    bool keys = carry_problem_has(problem, "keygate");
+    p->gate = none ? CARRY_DELTA_NO_GATE : keys ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
+    p->l2norm = true;
+    it->total = carry_problem_size(problem, "t", 1024);
+    it->backward = carry_problem_has(problem, "backward");
+    it->initial = carry_problem_has(problem, "initial");
+    const int64_t wanted = carry_problem_size(problem, "p", 0);
+    CARRY_TRY(parse_settings(ctx, it, problem));
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    if (none && keys) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
+    }
+    if (wanted < 1 || wanted > CARRY_RANKS || it->total > INT64_MAX / CARRY_RANKS) {
+        return carry_fail(ctx, CARRY_ESIZE, "'%s': there may be p1 to p%d ranks, and t%lld at most", problem->text,
+                          CARRY_RANKS, (long long)(INT64_MAX / CARRY_RANKS));
+    }
+    const int64_t size = problem->comm != NULL ? carry_comm_size(problem->comm) : 1;
+    if (problem->comm != NULL && size != wanted) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' is given to %lld ranks", problem->text, (long long)size);
+    }
+    const int64_t rank = problem->comm != NULL ? carry_comm_rank(problem->comm) : 0;
+    const int64_t first = it->total * rank / size, end = it->total * (rank + 1) / size;
+    p->tokens = end - first;
+    it->is_last = p->tokens > 0 && end == it->total;
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->copies; i++) {
+        carry_delta_set_free(it->base.ctx, &it->sets[i]);
+    }
+    carry_delta_ranks_plan_free(it->plan);
+    carry_comm_free(it->base.alone);
+    free(it->workspace);
+    free(it->kept);
+    carry_delta_ranks_reference_free(&it->reference);
+    free(it);
+}
+
+static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = given;
+    CARRY_TRY(parse(it->base.ctx, it, problem));
+    carry_delta_plan *probe; /* refuses sizes before memory is asked for */
+    carry_delta_problem whole = it->problem;
+    whole.tokens = it->total;
+    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &probe, &whole, it->options.method));
+    carry_delta_plan_free(probe);
+    for (int i = 0; i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        CARRY_TRY(carry_delta_set_new(it->base.ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i,
+                                      carry_comm_rank(it->base.comm)));
+    }
+    return CARRY_OK;
+}
+
+static carry_status make_plan(void *given, const char *algorithm) {
+    instance *it = given;
+    carry_delta_ranks_options options = it->options;
+    options.algorithm = algorithm;
+    return carry_delta_ranks_plan_new(it->base.comm, &it->plan, &it->problem, &options);
+}
+
+static const carry_ranks_family over_ranks = {
+    .bytes = sizeof(instance), .fill = fill, .make_plan = make_plan, .close = close_instance};
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    return carry_ranks_family_open(&over_ranks, ctx, opened, problem, seed, copies);
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    return carry_ranks_family_plan(&over_ranks, ctx, opened, problem, measure);
+}
+
+static double bytes(const void *given) {
+    const instance *it = given;
+    return carry_delta_set_bytes(&it->problem, it->initial, it->backward);
+}
+
+static carry_status run_forward(instance *it, carry_delta_set *s, void *kept) {
+    carry_delta_forward_args args = carry_delta_set_forward(s, &it->problem, it->initial);
+    args.kept = kept;
+    return carry_delta_ranks_forward(it->plan, &args, it->workspace, carry_delta_ranks_workspace(it->plan));
+}
+
+static carry_status allocate(instance *it) {
+    const size_t workspace = carry_delta_ranks_workspace(it->plan), kept = carry_delta_ranks_kept(it->plan);
+    it->workspace = carry_aligned_new(workspace > 0 ? workspace : 1);
+    it->kept = it->backward && it->copies > 0 ? carry_aligned_new(kept > 0 ? kept : 1) : NULL;
+    if (it->workspace == NULL || (it->backward && it->copies > 0 && it->kept == NULL)) {
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
+                          "%.3g GB of workspace and %.3g GB for backward cannot be allocated", 1e-9 * (double)workspace,
+                          1e-9 * (double)kept);
+    }
+    return CARRY_OK;
+}
+
+/* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
+static carry_status choose(void *given, const char *algorithm) {
+    instance *it = given;
+    carry_delta_ranks_plan_free(it->plan);
+    free(it->workspace);
+    free(it->kept);
+    it->plan = NULL;
+    it->workspace = it->kept = NULL;
+    CARRY_TRY(carry_collective_agree(it->base.comm, make_plan(it, algorithm)));
+    CARRY_TRY(carry_collective_agree(it->base.comm, allocate(it)));
+    return it->kept != NULL ? run_forward(it, &it->sets[0], it->kept) : CARRY_OK;
+}
+
+static const char *chosen(const void *given) {
+    const carry_delta_ranks_plan *plan = ((const instance *)given)->plan;
+    return plan->chained ? carry_all_scan_plan_algorithm(plan->forward[0]) : "chain";
+}
+
+static const char *about_plan(const void *given) {
+    return carry_delta_ranks_plan_about(((const instance *)given)->plan);
+}
+
+static carry_status run_set(instance *it, carry_delta_set *s) {
+    if (!it->backward) {
+        return run_forward(it, s, NULL);
+    }
+    carry_delta_backward_args args = carry_delta_set_backward(s, &it->problem, it->initial, it->kept);
+    return carry_delta_ranks_backward(it->plan, &args, it->workspace, carry_delta_ranks_workspace(it->plan));
+}
+
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    const int64_t before = carry_comm_counted(it->base.comm).bytes_received;
+    const carry_status status = run_set(it, &it->sets[it->current]);
+    it->received = carry_comm_counted(it->base.comm).bytes_received - before;
+    return status;
+}
+
+/* Of this rank, in the last run; flops without what ranks cost besides. */
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    const double seconds = carry_delta_ranks_seconds(it->plan);
+    const carry_delta_plan *inner = it->plan->inner; /* NULL without tokens */
+    const double flops = inner == NULL  ? 0.0
+                         : it->backward ? carry_delta_backward_flops(inner, false)
+                                        : carry_delta_forward_flops(inner);
+    return (carry_counts){.flops = flops,
+                          .bytes = bytes(it),
+                          .workspace = (double)carry_delta_ranks_workspace(it->plan),
+                          .tokens = (double)it->problem.batch * (double)it->total,
+                          .received = (double)it->received,
+                          .waited = seconds > 0.0 ? carry_delta_ranks_exposed(it->plan) / seconds : 0.0};
+}
+
+static carry_status make_reference(instance *it) {
+    CARRY_TRY(carry_collective_agree(
+        it->base.comm, carry_delta_ranks_reference_new(it->base.ctx, &it->reference, &it->sets[0], it->backward)));
+    return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->sets[0], &it->problem, it->initial);
+}
+
+/* As on one rank (family_delta.c), twice: the states of the ranks' borders are made by other products than those of the
+   tokens. What travels as bf16 rounds a state by 2^-8 at every border, and forgets it as the rule does. */
+static double bound_of(const instance *it, carry_dtype dtype) {
+    const double wire = it->options.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) : 0.0;
+    return 128.0 * 0x1p-24 + wire + carry_unit_roundoff(dtype);
+}
+
+static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
+    carry_delta_set *s = &it->sets[0];
+    CARRY_TRY(make_reference(it));
+    carry_poison(&s->o);
+    carry_poison(&s->final);
+    CARRY_TRY(run_set(it, s));
+    deviations[0] = carry_deviation_of("o", &s->o, it->reference.o[0], bound_of(it, s->o.dtype));
+    deviations[1] = carry_deviation_of("final_state", &s->final, it->reference.leaving, bound_of(it, CARRY_F32));
+    if (!it->is_last) { /* it is written where the sequence ends */
+        deviations[1].error = deviations[1].absolute = 0.0;
+    }
+    CARRY_TRY(carry_ranks_family_worst(it->base.comm, deviations, 2));
+    *count = 2;
+    return CARRY_OK;
+}
+
+/* As on one rank: o is linear in v, so a central difference along any direction is exact; ranks add their parts. */
+static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    carry_delta_set *s = &it->sets[0];
+    const int64_t size = carry_tensor_count(&s->v);
+    if (it->problem.dtype != CARRY_F32) {
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "gradients over ranks are checked in f32");
+    }
+    CARRY_TRY(make_reference(it));
+    const carry_tensor *poisoned[] = {&s->dq, &s->dk, &s->dv, &s->dbeta};
+    for (size_t i = 0; i < sizeof poisoned / sizeof poisoned[0]; i++) {
+        carry_poison(poisoned[i]);
+    }
+    CARRY_TRY(run_forward(it, s, it->kept));
+    CARRY_TRY(run_set(it, s));
+    const float *along = s->grad_o.data;
+    const float *dv = s->dv.data;
+    double sums[3] = {0.0}; /* numeric, analytic, squares of its terms */
+    for (int64_t i = 0; i < size; i++) {
+        const double part = (double)dv[i] * (double)along[CARRY_DELTA_RANKS_ALONG(i, size)];
+        sums[0] += 0.5 * (it->reference.o[0][i] - it->reference.o[1][i]) * (double)along[i];
+        sums[1] += part;
+        sums[2] += part * part;
+    }
+    CARRY_TRY(carry_all_reduce(it->base.comm, sums, 3, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    const double off = fabs(sums[1] - sums[0]);
+    deviations[0] = (carry_deviation){.tensor = "dv", .error = off / sqrt(sums[2]), .absolute = off, .bound = 1e-4};
+    if (it->options.wire == CARRY_BF16) {
+        deviations[0].bound += 2.0 * carry_unit_roundoff(CARRY_BF16);
+    }
+    *count = 1;
+    return CARRY_OK;
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    *count = 0;
+    return ((const instance *)given)->backward ? compare_backward(given, deviations, count)
+                                               : compare_forward(given, deviations, count);
+}
+
+const carry_family carry_family_delta_ranks = {
+    .name = "delta",
+    .about = "the gated delta rule over p ranks that share the tokens: forward or backward",
+    .takes = takes,
+    .example = "delta:f32:t32768:h16:k128:v128:p4",
+    .support = {.cpu = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16", .ranks = "cpu"},
+    .ranks = carry_ranks_family_size,
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = carry_all_scan_name,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = carry_ranks_family_only,
+    .run = run,
+    .counts = counts,
+    .compare = compare,
+};

@@ -1,0 +1,440 @@
+/* Scans as problems: scan:diagonal or scan:dense, sizes b, t, n, w; inputs as scan_set.h says. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "carry/scan.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "bench/deviation.h"
+#include "bench/family/family.h"
+#include "bench/family/scan_set.h"
+#include "bench/timer.h"
+#include "scan/wisdom.h"
+
+#define MAX_COPIES 64
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_scan_problem problem;
+    bool with_h0, deep;
+    char only[CARRY_PROBLEM_WORD];
+    int64_t chunk;
+    int copies, current;
+    carry_scan_set sets[MAX_COPIES];
+    carry_scan_set host; /* set 0 as it was made; on the CPU the same memory */
+    carry_timer *timer;  /* of a GPU, else NULL */
+    carry_scan_plan *plan;
+    void *workspace;
+    struct {
+        double *h, *dA, *db, *dh0;
+        float *h_stored; /* what a run would have kept, for the gradients */
+        bool made;
+    } reference;
+} instance;
+
+static const char takes[] =
+    "diagonal or dense, f32, bf16 or f16, b, t, n, w, reversed, backward, initial (a state), deep, out=f32, "
+    "algo=NAME, chunk=STEPS, device=cpu or cuda";
+
+static carry_status parse_type(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    int types = 0;
+    it->problem.dtype = CARRY_F32;
+    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
+        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
+            it->problem.dtype = dtype;
+            types++;
+        }
+    }
+    const char *out = carry_problem_setting(problem, "out");
+    if (out != NULL && strcmp(out, "f32") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "out=%s in '%s': only out=f32 is known", out, problem->text);
+    }
+    it->problem.f32_result = out != NULL;
+    return types <= 1 ? CARRY_OK
+                      : carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
+}
+
+static carry_status parse_chunk(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    const char *chunk = carry_problem_setting(problem, "chunk");
+    if (chunk == NULL) {
+        return CARRY_OK;
+    }
+    char *end;
+    long long steps = strtoll(chunk, &end, 10);
+    if (*end != '\0' || steps < 1 || steps > (1ll << 40)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "chunk=%s in '%s' is not a number of steps", chunk, problem->text);
+    }
+    it->chunk = steps;
+    return CARRY_OK;
+}
+
+static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+    bool diagonal = carry_problem_has(problem, "diagonal");
+    bool dense = carry_problem_has(problem, "dense");
+    if (diagonal == dense) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' must say diagonal or dense, and not both", problem->text);
+    }
+    CARRY_TRY(parse_type(ctx, it, problem));
+    CARRY_TRY(parse_chunk(ctx, it, problem));
+    it->problem.kind = dense ? CARRY_SCAN_DENSE : CARRY_SCAN_DIAGONAL;
+    it->problem.batch = carry_problem_size(problem, "b", 1);
+    it->problem.steps = carry_problem_size(problem, "t", 1024);
+    it->problem.n = carry_problem_size(problem, "n", 16);
+    it->problem.width = carry_problem_size(problem, "w", 1);
+    it->problem.reversed = carry_problem_has(problem, "reversed");
+    it->problem.backward = carry_problem_has(problem, "backward");
+    it->with_h0 = carry_problem_has(problem, "initial");
+    it->deep = carry_problem_has(problem, "deep");
+    const char *algorithm = carry_problem_setting(problem, "algo");
+    (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
+    CARRY_TRY(carry_problem_device(ctx, &it->problem.device, problem));
+    return carry_problem_finish(ctx, problem, takes);
+}
+
+static void free_reference(instance *it) {
+    free(it->reference.h);
+    free(it->reference.dA);
+    free(it->reference.db);
+    free(it->reference.dh0);
+    free(it->reference.h_stored);
+    memset(&it->reference, 0, sizeof it->reference);
+}
+
+static void close_instance(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->copies; i++) {
+        carry_scan_set_free(it->ctx, &it->sets[i]);
+    }
+    if (it->problem.device != 0) {
+        carry_scan_set_free(it->ctx, &it->host);
+    }
+    carry_timer_free(it->timer);
+    carry_scan_plan_free(it->plan);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    free_reference(it);
+    free(it);
+}
+
+static carry_status make_set(instance *it, int index, uint64_t seed) {
+    carry_scan_set *set = &it->sets[index];
+    if (it->problem.device == 0) {
+        CARRY_TRY(carry_scan_set_new(it->ctx, set, &it->problem, it->deep, seed));
+        it->host = it->sets[0];
+        return CARRY_OK;
+    }
+    carry_scan_set made;
+    carry_status status = carry_scan_set_new(it->ctx, &made, &it->problem, it->deep, seed);
+    status = status == CARRY_OK ? carry_scan_set_upload(it->ctx, set, &made, it->problem.device) : status;
+    if (index == 0) {
+        it->host = made;
+    } else {
+        carry_scan_set_free(it->ctx, &made);
+    }
+    return status;
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    instance *it = calloc(1, sizeof *it);
+    *opened = NULL;
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    }
+    it->ctx = ctx;
+    carry_status status = parse(ctx, it, problem);
+    if (status == CARRY_OK && it->deep && it->problem.dtype != CARRY_F32) {
+        status = carry_fail(ctx, CARRY_EARGUMENT, "deep decays are made in f32 only");
+    }
+    if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
+        carry_scan_plan *probe;
+        status = carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_options){.algorithm = "sequential"});
+        carry_scan_plan_free(probe);
+    }
+    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
+        it->copies = i + 1;
+        status = make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->problem.device);
+    }
+    if (status != CARRY_OK) {
+        close_instance(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
+    instance *it = *opened;
+    carry_status status =
+        carry_scan_plan_new(ctx, &it->plan, &it->problem,
+                            &(carry_scan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL,
+                                                  .chunk = it->chunk,
+                                                  .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
+    if (status != CARRY_OK) {
+        close_instance(it);
+        *opened = NULL;
+    }
+    return status;
+}
+
+static double bytes_of(const instance *it) {
+    const carry_scan_problem *p = &it->problem;
+    double steps = (double)p->batch * (double)p->steps;
+    double A =
+        steps * (double)p->n * (p->kind == CARRY_SCAN_DENSE ? (double)p->n : 1.0) * (double)carry_dtype_size(p->dtype);
+    double b = steps * (double)p->n * (double)p->width * (double)carry_dtype_size(p->dtype);
+    double h = steps * (double)p->n * (double)p->width *
+               (double)carry_dtype_size(it->problem.f32_result ? CARRY_F32 : it->problem.dtype);
+    return p->backward ? 2.0 * A + 2.0 * b + h : A + b + h;
+}
+
+static double bytes(const void *given) {
+    return bytes_of(given);
+}
+
+static carry_status choose(void *given, const char *method) {
+    instance *it = given;
+    carry_scan_plan_free(it->plan);
+    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->timer);
+    it->plan = NULL;
+    it->workspace = NULL;
+    CARRY_TRY(carry_scan_plan_new(it->ctx, &it->plan, &it->problem,
+                                  &(carry_scan_options){.algorithm = method, .chunk = it->chunk}));
+    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) != CARRY_OK) {
+        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
+                          carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
+    }
+    return CARRY_OK;
+}
+
+static const char *chosen(const void *given) {
+    return carry_scan_plan_algorithm(((const instance *)given)->plan);
+}
+
+static const char *about_plan(const void *given) {
+    return carry_scan_plan_about(((const instance *)given)->plan);
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+static carry_status run_set(instance *it, carry_scan_set *s) {
+    const carry_tensor h0 = it->with_h0 ? s->h0 : (carry_tensor){0};
+    size_t workspace = carry_scan_workspace(it->plan);
+    if (!it->problem.backward) {
+        return carry_scan_run(it->plan, &(carry_scan_args){.h = s->h, .A = s->A, .b = s->b, .h0 = h0}, it->workspace,
+                              workspace);
+    }
+    return carry_scan_backward(
+        it->plan,
+        &(carry_scan_backward_args){.db = s->h, .dA = s->dA, .dh0 = s->dh0, .A = s->A, .h = s->b, .dh = s->g, .h0 = h0},
+        it->workspace, workspace);
+}
+
+static carry_status run(void *given) {
+    instance *it = given;
+    it->current = (it->current + 1) % it->copies;
+    return run_set(it, &it->sets[it->current]);
+}
+
+/* A run on a GPU is timed by a graph of several (timer.h). */
+static carry_status time_run(void *given, double *seconds) {
+    instance *it = given;
+    if (it->timer == NULL) {
+        double before = carry_seconds();
+        CARRY_TRY(run(it));
+        *seconds = carry_seconds() - before;
+        return CARRY_OK;
+    }
+    return carry_timer_time(it->timer, seconds, run, it);
+}
+
+static int device_of(const void *given) {
+    return ((const instance *)given)->problem.device;
+}
+
+static carry_counts counts(const void *given) {
+    const instance *it = given;
+    return (carry_counts){.flops = carry_scan_flops(it->plan),
+                          .bytes = bytes_of(it),
+                          .products = carry_scan_products(it->plan),
+                          .workspace = (double)carry_scan_workspace(it->plan)};
+}
+
+/* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense,
+   1 diagonal), where |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones. Contraction
+   forgets: by 0.9 a step on average, so about 32 steps count. A tree adds two roundings of k + 2 a level. The log form
+   works on sums of logarithms up to 80, whose rounding is that much coarser. The result's own type adds half its
+   spacing. */
+static double forward_bound(const instance *it) {
+    const carry_scan_problem *p = &it->problem;
+    bool dense = p->kind == CARRY_SCAN_DENSE;
+    double length = dense ? (double)p->n + 2.0 : 3.0;
+    double spread = dense ? fmax(1.0, 0.4 * sqrt((double)p->n)) : 1.0;
+    double steps = fmin((double)p->steps, 32.0) + 2.0 * log2((double)p->steps);
+    double sums = 0x1p-24 * length * spread * steps;
+    if (strcmp(carry_scan_plan_algorithm(it->plan), "matmul_log") == 0) {
+        sums *= 80.0;
+    }
+    if (p->device != 0 && dense) { /* a GPU keeps the levels' products in the problem's own type */
+        sums += p->dtype != CARRY_F32 ? carry_unit_roundoff(p->dtype) * 2.0 * log2((double)p->steps + 1.0) : 0.0;
+    }
+    return sums + carry_unit_roundoff(it->host.h.dtype);
+}
+
+/* The float64 results for set 0, made once. */
+static carry_status make_reference(instance *it) {
+    carry_scan_problem on_cpu = it->problem;
+    const carry_scan_problem *p = &on_cpu;
+    on_cpu.device = 0;
+    carry_scan_set *s = &it->host;
+    const carry_tensor h0 = it->with_h0 ? s->h0 : (carry_tensor){0};
+    size_t steps = (size_t)(p->batch * p->steps);
+    size_t b_size = (size_t)(p->n * p->width);
+    size_t A_size = (size_t)(p->kind == CARRY_SCAN_DENSE ? p->n * p->n : p->n);
+    if (it->reference.made) {
+        return CARRY_OK;
+    }
+    free_reference(it);
+    it->reference.h = calloc(steps * b_size, sizeof(double));
+    it->reference.h_stored = calloc(steps * b_size, sizeof(float));
+    it->reference.db = calloc(p->backward ? steps * b_size : 1, sizeof(double));
+    it->reference.dA = calloc(p->backward ? steps * A_size : 1, sizeof(double));
+    it->reference.dh0 = calloc(p->backward ? (size_t)p->batch * b_size : 1, sizeof(double));
+    if (it->reference.h == NULL || it->reference.h_stored == NULL || it->reference.db == NULL ||
+        it->reference.dA == NULL || it->reference.dh0 == NULL) {
+        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
+                          8e-9 * (double)(steps * (b_size + A_size)));
+    }
+    CARRY_TRY(carry_scan_reference(it->ctx, it->reference.h, p, &(carry_scan_args){.A = s->A, .b = s->b, .h0 = h0}));
+    for (size_t i = 0; i < steps * b_size; i++) {
+        it->reference.h_stored[i] = (float)it->reference.h[i];
+    }
+    if (p->backward) {
+        CARRY_TRY(carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p,
+                                                &(carry_scan_backward_args){.A = s->A, .dh = s->g, .h0 = h0},
+                                                it->reference.h));
+    }
+    it->reference.made = true;
+    return CARRY_OK;
+}
+
+static carry_status wait_for(const instance *it) {
+    int device = it->problem.device;
+    return device != 0 ? carry_stream_wait(it->ctx, device, carry_ctx_stream(it->ctx, device)) : CARRY_OK;
+}
+
+static carry_status run_backward(instance *it, carry_tensor h) {
+    carry_scan_set *s = &it->sets[0];
+    CARRY_TRY(carry_scan_backward(it->plan,
+                                  &(carry_scan_backward_args){.db = s->h,
+                                                              .dA = s->dA,
+                                                              .dh0 = s->dh0,
+                                                              .A = s->A,
+                                                              .dh = s->g,
+                                                              .h = h,
+                                                              .h0 = it->with_h0 ? s->h0 : (carry_tensor){0}},
+                                  it->workspace, carry_scan_workspace(it->plan)));
+    return wait_for(it);
+}
+
+/* The reference's states, where the problem runs. */
+static carry_status run_backward_from_reference(instance *it) {
+    carry_tensor h = carry_view(it->reference.h_stored, CARRY_F32, 4, it->host.b.shape);
+    if (it->problem.device == 0) {
+        return run_backward(it, h);
+    }
+    size_t bytes = (size_t)carry_tensor_count(&h) * sizeof(float);
+    h.device = it->problem.device;
+    CARRY_TRY(carry_device_alloc(it->ctx, &h.data, h.device, bytes));
+    carry_status status = carry_device_copy(it->ctx, h.data, h.device, it->reference.h_stored, 0, bytes, NULL);
+    status = status == CARRY_OK ? carry_stream_wait(it->ctx, h.device, NULL) : status;
+    status = status == CARRY_OK ? run_backward(it, h) : status;
+    carry_device_free(it->ctx, h.device, h.data);
+    return status;
+}
+
+/* dA sums w products of a gradient and a state, each with its own rounding; cancellation costs about sqrt(w). */
+static void compare_backward(instance *it, carry_deviation *deviations, int *count) {
+    carry_scan_set *s = &it->host;
+    double bound = forward_bound(it);
+    double width = (double)it->problem.width;
+    deviations[0] = carry_deviation_of("db", &s->h, it->reference.db, bound);
+    deviations[1] =
+        carry_deviation_of("dA", &s->dA, it->reference.dA, 2.0 * sqrt(width) * (bound + 0x1p-24 * (width + 2.0)));
+    deviations[2] = carry_deviation_of("dh0", &s->dh0, it->reference.dh0, 4.0 * bound);
+    *count = 3;
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    instance *it = given;
+    *count = 0;
+    CARRY_TRY(make_reference(it));
+    CARRY_TRY(carry_scan_set_poison(it->ctx, &it->sets[0], &it->host));
+    if (it->problem.backward) {
+        CARRY_TRY(run_backward_from_reference(it));
+        CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+        compare_backward(it, deviations, count);
+        return CARRY_OK;
+    }
+    CARRY_TRY(run_set(it, &it->sets[0]));
+    CARRY_TRY(wait_for(it));
+    CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+    deviations[0] = carry_deviation_of("h", &it->host.h, it->reference.h, forward_bound(it));
+    *count = 1;
+    return CARRY_OK;
+}
+
+/* Those of the CPU, and where there is a GPU the one that only it has. */
+static const char *method(int index) {
+    int count = 0;
+    while (carry_scan_name(count) != NULL) {
+        count++;
+    }
+    if (index < count) {
+        return carry_scan_name(index);
+    }
+    return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
+}
+
+static carry_status remember(void *given, double seconds, int threads) {
+    const instance *it = given;
+    char key[CARRY_SCAN_KEY];
+    return carry_wisdom_remember_tuned(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
+                                       it->plan->chunk, threads, seconds);
+}
+
+const carry_family carry_family_scan = {
+    .name = "scan",
+    .about = "h[t] = A[t] h[t-1] + b[t]; A diagonal or dense n x n, h and b n x w",
+    .takes = takes,
+    .example = "scan:dense:f32:t1024:n32:w1",
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16"},
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = method,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .time = time_run,
+    .device = device_of,
+    .counts = counts,
+    .compare = compare,
+    .remember = remember,
+};

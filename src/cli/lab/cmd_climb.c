@@ -1,0 +1,417 @@
+/* carry climb start | try | loop | lint | plot | list | show | tune. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli/lab/climb.h"
+#include "lab/climb/climb.h"
+
+typedef struct asked {
+    carry_ctx *ctx;
+    bool json, no_wait;
+    const char *log, *metric, *on, *output, *propose;
+    double timeout;
+    int64_t iterations;
+    carry_climb_attempt attempt;
+    carry_tune_options tune;
+    carry_climb *climb;
+    int kept;
+} asked;
+
+static void tell(void *user, const char *line) {
+    const asked *a = user;
+    if (!a->json) {
+        (void)printf("%s%s%s\n", cli_dim(), line, cli_plain());
+        (void)fflush(stdout);
+    }
+}
+
+static void print_entry_json(const carry_climb_entry *e) {
+    cli_json_open();
+    cli_json_integer("entry", e->number);
+    cli_json_text("title", e->title);
+    const char *value;
+    const char *name;
+    for (int i = 0; (name = carry_climb_field(i, e, &value)) != NULL; i++) {
+        char key[32];
+        (void)snprintf(key, sizeof key, "%s", name);
+        for (char *at = strchr(key, ' '); at != NULL; at = strchr(at, ' ')) {
+            *at = '_';
+        }
+        if (strcmp(name, "throughput") == 0) {
+            cli_json_number(key, e->median);
+        } else if (strcmp(name, "mfu") == 0 || strcmp(name, "best mfu") == 0) {
+            cli_json_number(key, name[0] == 'm' ? e->share : e->best_share);
+        } else {
+            cli_json_text(key, value);
+        }
+    }
+    cli_json_number("gain_baseline", e->gain_baseline);
+    cli_json_number("gain_best", e->gain_best);
+    cli_json_close();
+}
+
+static const char *gain_text(char text[32], double gain) {
+    (void)snprintf(text, 32, isfinite(gain) ? "%+.1f %%" : "-", 100.0 * (gain - 1.0));
+    return text;
+}
+
+static const char *verdict_colour(const carry_climb_entry *e) {
+    return strcmp(e->decision, "kept") == 0 ? cli_green() : strcmp(e->decision, "refused") == 0 ? cli_red() : "";
+}
+
+static void print_outcome(const asked *a, const carry_climb_entry *e, const char *output) {
+    char baseline[32];
+    if (a->json) {
+        print_entry_json(e);
+        return;
+    }
+    if (output != NULL && *output != '\0') {
+        (void)printf("%s\n", output);
+    }
+    (void)printf("%sentry %d: %s%s: %s%s%s\n  %s\n", cli_bold(), e->number, e->title, cli_plain(), verdict_colour(e),
+                 e->decision, cli_plain(), e->reason);
+    if (e->count > 0) {
+        (void)printf("  throughput %.6g, %s against the baseline\n", e->median, gain_text(baseline, e->gain_baseline));
+    }
+    if (strcmp(e->commit, "none") != 0) {
+        (void)printf("  commit %.12s\n", e->commit);
+    } else {
+        (void)printf("  nothing is committed\n");
+    }
+    (void)fflush(stdout);
+}
+
+static const carry_climb_entry *entry_of(const asked *a, int number) {
+    const carry_climb_log *log;
+    return carry_climb_log_of(a->climb, &log) == CARRY_OK ? &log->entry[number] : NULL;
+}
+
+static bool is_ssh(const char *on) {
+    return strncmp(on, "ssh:", 4) == 0;
+}
+
+static int start(asked *a) {
+    const carry_climb_attempt *t = &a->attempt;
+    carry_climb_start_options options = {.profile = t->profile,
+                                         .tests = t->tests,
+                                         .build = t->build,
+                                         .repeats = t->repeats,
+                                         .threshold = t->threshold,
+                                         .command = t->command};
+    if (a->metric != NULL && strcmp(a->metric, "throughput") != 0) {
+        char shown[64];
+        return cli_refuse("there is no metric '%s': a climb goes by throughput", cli_shown(shown, a->metric));
+    }
+    if (a->on != NULL && !is_ssh(a->on)) {
+        return cli_refuse("climb start --on takes ssh:HOST: its commands are run there");
+    }
+    if ((a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) ||
+        carry_climb_start(a->climb, &options) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    print_outcome(a, entry_of(a, 0), NULL);
+    return CLI_DONE;
+}
+
+/* Through the queue: the entry is written by the job. */
+static int submit(asked *a) {
+    carry_climb_job job = {0};
+    if (carry_climb_submit(a->climb, &job, &a->attempt, a->on, !a->no_wait) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    if (a->json) {
+        cli_json_open();
+        cli_json_integer("job", job.id);
+        cli_json_text("on", a->on);
+        cli_json_text("external", job.external);
+        cli_json_text("state", job.state);
+        cli_json_integer("code", job.code);
+        cli_json_text("output", job.log);
+        cli_json_close();
+    } else {
+        (void)printf("job %lld on %s%s%s is %s; its output: %s\n", (long long)job.id, a->on,
+                     job.external[0] != '\0' ? " " : "", job.external, job.state, job.log);
+    }
+    if (job.entry >= 0) {
+        print_outcome(a, entry_of(a, job.entry), NULL);
+    }
+    if (a->no_wait || job.code == 0) {
+        return CLI_DONE;
+    }
+    return job.entry >= 0 ? CLI_WRONG
+                          : cli_refuse("job %lld ended without an entry (exit %d): %s says why", (long long)job.id,
+                                       job.code, job.log);
+}
+
+static int try_one(asked *a) {
+    carry_climb_outcome outcome;
+    if (a->on != NULL && !is_ssh(a->on)) {
+        return submit(a);
+    }
+    if (a->on != NULL && a->no_wait) {
+        return cli_refuse("--no-wait: what is run on %s is judged here, so it is waited for", a->on);
+    }
+    if (a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    a->attempt.job = a->on != NULL ? a->on : a->attempt.job;
+    if (carry_climb_try(a->climb, &a->attempt, &outcome) != CARRY_OK) {
+        free(outcome.output);
+        return cli_failed(a->ctx);
+    }
+    print_outcome(a, entry_of(a, outcome.entry), outcome.output);
+    free(outcome.output);
+    return outcome.kept ? CLI_DONE : CLI_WRONG;
+}
+
+static void judged(void *user, const carry_climb_outcome *outcome) {
+    asked *a = user;
+    a->kept += outcome->kept;
+    print_outcome(a, entry_of(a, outcome->entry), outcome->output);
+}
+
+static int loop(asked *a) {
+    carry_climb_loop_options options = {
+        .propose = a->propose, .iterations = a->iterations, .judged = judged, .user = a};
+    if (carry_climb_loop(a->climb, &a->attempt, &options) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    if (a->json) {
+        cli_json_open();
+        cli_json_integer("iterations", a->iterations);
+        cli_json_integer("kept", a->kept);
+        cli_json_close();
+    } else {
+        (void)printf("%d of %lld proposals were kept\n", a->kept, (long long)a->iterations);
+    }
+    return CLI_DONE;
+}
+
+static int lint(asked *a) {
+    carry_status status = carry_climb_lint(a->climb);
+    if (status != CARRY_OK) {
+        (void)cli_failed(a->ctx);
+        return status == CARRY_ERANGE ? CLI_WRONG : CLI_IMPOSSIBLE;
+    }
+    const carry_climb_log *log;
+    (void)carry_climb_log_of(a->climb, &log);
+    if (a->json) {
+        cli_json_open();
+        cli_json_text("log", carry_climb_path(a->climb));
+        cli_json_integer("entries", log->count);
+        cli_json_bool("ok", true);
+        cli_json_close();
+    } else {
+        (void)printf("%s: %d entries, all in order\n", carry_climb_path(a->climb), log->count);
+    }
+    return CLI_DONE;
+}
+
+static int plot(asked *a) {
+    const char *path = a->output != NULL ? a->output : "climb.svg";
+    if (carry_climb_plot(a->climb, path) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    if (a->json) {
+        cli_json_open();
+        cli_json_text("plot", path);
+        cli_json_close();
+    } else {
+        (void)printf("%s\n", path);
+    }
+    return CLI_DONE;
+}
+
+static int list(asked *a) {
+    const carry_climb_log *log;
+    if (carry_climb_log_of(a->climb, &log) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    if (!a->json) {
+        (void)printf("%5s  %-20s  %-8s  %12s  %9s  %9s  %s\n", "entry", "date", "decision", "throughput", "best",
+                     "baseline", "title");
+    }
+    for (int i = 0; i < log->count; i++) {
+        const carry_climb_entry *e = &log->entry[i];
+        char best[32];
+        char baseline[32];
+        if (a->json) {
+            print_entry_json(e);
+            continue;
+        }
+        (void)printf("%5d  %-20s  %s%-8s%s  %12s  %9s  %9s  %s\n", e->number, e->date, verdict_colour(e), e->decision,
+                     cli_plain(), strcmp(e->throughput, "none") != 0 ? e->throughput : "-",
+                     gain_text(best, e->gain_best), gain_text(baseline, e->gain_baseline), e->title);
+    }
+    return CLI_DONE;
+}
+
+/* The entry that a word means, or -1. */
+static long number_of(const carry_climb_log *log, const char *word) {
+    if (strcmp(word, "last") == 0 || strcmp(word, "best") == 0) {
+        return word[0] == 'l' ? log->count - 1 : log->best;
+    }
+    char *end = NULL;
+    long number = strtol(word, &end, 10);
+    return *word != '\0' && *end == '\0' && number >= 0 && number < log->count ? number : -1;
+}
+
+static int show(asked *a, const char *word) {
+    const carry_climb_log *log;
+    if (carry_climb_log_of(a->climb, &log) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    long number = number_of(log, word);
+    if (number < 0) {
+        char shown[64];
+        return cli_refuse("there is no entry '%s': give 0 to %d, best or last", cli_shown(shown, word), log->count - 1);
+    }
+    const carry_climb_entry *e = &log->entry[number];
+    if (a->json) {
+        print_entry_json(e);
+        return CLI_DONE;
+    }
+    (void)printf("%s%d. %s%s\n", cli_bold(), e->number, e->title, cli_plain());
+    const char *value;
+    const char *name;
+    for (int i = 0; (name = carry_climb_field(i, e, &value)) != NULL; i++) {
+        (void)printf("%-17s %s\n", name, value);
+    }
+    return CLI_DONE;
+}
+
+typedef struct what {
+    const char *name;
+    int (*run)(asked *a);
+    bool writes;
+} what;
+
+static const what whats[] = {
+    {"start", start, true},
+    {"try", try_one, true},
+    {"loop", loop, true},
+    {"lint", lint, false},
+    {"plot", plot, false},
+    {"list", list, false},
+    {0},
+};
+
+static int open_and_run(asked *a, int words, char **arguments) {
+    const char *name = arguments[0];
+    bool takes_word = strcmp(name, "show") == 0 || strcmp(name, "tune") == 0;
+    const what *w = whats;
+    while (w->name != NULL && strcmp(w->name, name) != 0) {
+        w++;
+    }
+    if (w->name == NULL && !takes_word) {
+        char shown[64];
+        return cli_refuse("climb has no '%s': start, try, loop, lint, plot, list, show or tune",
+                          cli_shown(shown, name));
+    }
+    if (words != (takes_word ? 2 : 1)) {
+        return takes_word ? cli_refuse("climb %s needs %s, and nothing else", name,
+                                       name[0] == 's' ? "the number of an entry" : "a problem")
+                          : cli_refuse("climb %s takes options only (quote commands and sentences)", name);
+    }
+    cli_catch_interrupt();
+    cli_limit_interrupt(10.0); /* a command that does not end is killed first */
+    if (strcmp(name, "tune") == 0) {
+        return cli_climb_tune(a->ctx, arguments[1], &a->tune, a->json);
+    }
+    carry_climb_options options = {.log = a->log,
+                                   .writes = w->name != NULL && w->writes,
+                                   .seconds = a->timeout,
+                                   .stop = cli_interrupted,
+                                   .tell = tell,
+                                   .user = a};
+    if (carry_climb_open(a->ctx, &a->climb, &options) != CARRY_OK) {
+        return cli_failed(a->ctx);
+    }
+    int code = w->name != NULL ? w->run(a) : show(a, arguments[1]);
+    carry_climb_close(a->climb);
+    return code;
+}
+
+static int run(int count, char **arguments) {
+    cli_common common = {0};
+    asked a = {0};
+    carry_climb_attempt *t = &a.attempt;
+    char command[4096];
+    const cli_option own[] = {
+        {"log", 0, CLI_TEXT, &a.log, "FILE", "the log (climb.md at the repository's root)"},
+        {"profile", 0, CLI_TEXT, &t->profile, "CMD", "prints figures as JSON lines; sh -c at the root"},
+        {"tests", 0, CLI_TEXT, &t->tests, "CMD", "must end with 0 (what start was given)"},
+        {"build", 0, CLI_TEXT, &t->build, "CMD", "run before them; lets the best be built and measured again"},
+        {"repeats", 0, CLI_NUMBER, &t->repeats, "N", "runs of the profile command, 3 to 200 (5)"},
+        {"threshold", 0, CLI_SECONDS, &t->threshold, "PERCENT", "the least gain that counts (1)"},
+        {"metric", 0, CLI_TEXT, &a.metric, "NAME", "start: what is climbed (throughput)"},
+        {"hypothesis", 0, CLI_TEXT, &t->hypothesis, "TEXT", "try: why this should be faster"},
+        {"title", 0, CLI_TEXT, &t->title, "TEXT", "try: of the entry and the commit (the hypothesis)"},
+        {"next", 0, CLI_TEXT, &t->next, "TEXT", "try: what to try next"},
+        {"trust-baseline", 0, CLI_FLAG, &t->trust_baseline, NULL, "compare with stored samples even with --build"},
+        {"on", 0, CLI_TEXT, &a.on, "QUEUE",
+         "try: as a job, local or slurm; or run its commands on ssh:HOST (start too)"},
+        {"no-wait", 0, CLI_FLAG, &a.no_wait, NULL, "with --on: do not wait for the job"},
+        {"tree", 0, CLI_TEXT, &t->tree, "HASH", "try: refuse any other content (--on sets it)"},
+        {"job", 0, CLI_TEXT, &t->job, "TEXT", "try: the job that the entry names (--on sets it)"},
+        {"timeout", 0, CLI_SECONDS, &a.timeout, "S", "for every run of a command (3600)"},
+        {"propose", 0, CLI_TEXT, &a.propose, "CMD", "loop: makes a change in the folder it is run in"},
+        {"iterations", 0, CLI_NUMBER, &a.iterations, "N", "loop: how many"},
+        {"output", 'o', CLI_TEXT, &a.output, "FILE", "plot: the picture (climb.svg)"},
+        {"seconds", 0, CLI_SECONDS, &a.tune.seconds, "S", "tune: for each side of a comparison (0.25)"},
+        {"unchecked", 0, CLI_FLAG, &a.tune.unchecked, NULL, "tune: skip the comparison with float64"},
+        {0},
+    };
+    (void)cli_command(command, sizeof command, "climb", count, arguments);
+    int words = cli_parse(&cli_climb, count, arguments, own, &common);
+    if (words < 0 || common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (words == 0) {
+        return cli_refuse("climb needs a word: start, try, loop, lint, plot, list, show or tune");
+    }
+    a.ctx = cli_open(&common);
+    if (a.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    a.json = common.json;
+    a.tune.seed = (uint64_t)common.seed;
+    a.tune.threshold = t->threshold;
+    t->command = command;
+    int code = open_and_run(&a, words, arguments);
+    carry_ctx_free(a.ctx);
+    return code;
+}
+
+const cli_verb cli_climb = {
+    .name = "climb",
+    .arguments = "WHAT",
+    .summary = "the hill-climb: a hypothesis, a change, a gate, a log",
+    .details =
+        "  start          measures HEAD with --profile CMD and fixes it as the baseline\n"
+        "  try            judges the changes in the working tree: kept and committed, or refused and left alone\n"
+        "  loop           lets --propose CMD make changes in a worktree and judges them, --iterations times\n"
+        "  lint           checks the log: whole, in order, figures that agree, commits that exist\n"
+        "  plot           throughput over iterations, as SVG (gnuplot)\n"
+        "  list, show N   the entries; N is a number, best or last\n"
+        "  tune PROBLEM   climbs over a plan's algorithm, chunk and threads, and saves wisdom\n"
+        "\n"
+        "The gate: the build and the tests must end with 0, and the profile command must be faster than the best so "
+        "far,\n"
+        "by more than the threshold and by more than noise (a bootstrap's 95 % interval that leaves 1 out). With "
+        "--build\n"
+        "the best commit is built in a worktree and measured in turns with the change; without it the log's samples\n"
+        "are compared with, and 3 % is allowed for drift. A profile command prints lines as carry bench --json does,\n"
+        "or {\"throughput\": X, \"mfu\": Y, \"samples\": [...], \"trace\": FILE, \"hotspots\": TEXT}, or training "
+        "steps\n"
+        "with tokens_per_s. What is kept becomes two commits, the change and the log; git's commit hooks are not run.\n"
+        "A proposer finds CARRY_CLIMB_ITERATION, CARRY_CLIMB_LOG and CARRY_CLIMB_BEST in its environment, and its "
+        "lines\n"
+        "'title: ...', 'hypothesis: ...' and 'next: ...' go into the entry. Samples, patches and the output of failed\n"
+        "tests are in the run store (carry runs). Exit 1: refused, or something is wrong with the log's content.",
+    .example = "carry climb start --build 'make -s' --tests 'make -s check' --profile 'build/carry bench --json "
+               "scan:dense:n32'\n"
+               "  carry climb try --hypothesis 'two rows at a time hide the latency of the adds'",
+    .run = run,
+};

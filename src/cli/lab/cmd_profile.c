@@ -1,0 +1,424 @@
+/* carry profile VERB ... and carry profile diff A B. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "cli/lab/profile.h"
+#include "cli/ranks.h"
+#include "cli/window.h"
+#include "core/clock.h"
+#include "core/file.h"
+#include "bench/bench.h"
+#include "lab/store/store.h"
+#include "lab/profile/trace.h"
+
+#define MOST_COMMAND 2048
+#define MOST_METRICS 200
+
+typedef struct wish {
+    cli_common common;
+    const char *output, *store, *name;
+    bool no_store;
+    int64_t events, top;
+    int64_t from, steps;       /* of a training: the window */
+    int own_count, verb_count; /* arguments of profile, and of the verb */
+    char **own, **verb_arguments;
+    const cli_verb *verb;
+    bool diff;
+    char command[MOST_COMMAND];
+} wish;
+
+/* One profiled run. */
+typedef struct session {
+    const wish *asked;
+    carry_ctx *ctx;
+    carry_recorder *recorder;
+    carry_activity_log *gpu; /* NULL: what GPUs do is not recorded */
+    char without_gpu[256];   /* why, where there is one */
+    carry_store *store;
+    int64_t run;
+    int64_t steps; /* that the window had */
+    bool is_stopped;
+    carry_hotspots hotspots;
+    void *trace;
+    size_t trace_length;
+} session;
+
+static const cli_verb *find_verb(const char *name) {
+    static const cli_verb *const verbs[] = {
+        &cli_plan,  &cli_check, &cli_bench, &cli_run, &cli_stream,
+#ifdef CARRY_HAVE_TRAIN
+        &cli_train,
+#endif
+    };
+    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
+        if (strcmp(name, verbs[i]->name) == 0) {
+            return verbs[i];
+        }
+    }
+    return NULL;
+}
+
+static bool is_output(const char *argument) {
+    return strcmp(argument, "-o") == 0 || strcmp(argument, "--output") == 0;
+}
+
+static bool is_window(const char *argument) {
+    return strncmp(argument, "--profile-from", 14) == 0 || strncmp(argument, "--profile-steps", 15) == 0;
+}
+
+static bool has_value(const char *argument) {
+    return is_output(argument) || strcmp(argument, "--store") == 0 || strcmp(argument, "--events") == 0 ||
+           strcmp(argument, "--top") == 0 || strcmp(argument, "--name") == 0 || is_window(argument);
+}
+
+static bool is_own(const char *argument) {
+    return has_value(argument) || strcmp(argument, "--no-store") == 0 || strcmp(argument, "--help") == 0 ||
+           strcmp(argument, "-h") == 0 || strncmp(argument, "--output=", 9) == 0 ||
+           strncmp(argument, "--store=", 8) == 0 || strncmp(argument, "--events=", 9) == 0 ||
+           strncmp(argument, "--top=", 6) == 0 || strncmp(argument, "--name=", 7) == 0;
+}
+
+/* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o and the window are
+   profile's. --json is for both. */
+static void split(wish *w, int count, char **arguments) {
+    bool after = false;
+    for (int i = 0; i < count; i++) {
+        char *argument = arguments[i];
+        bool own = after ? is_output(argument) || strncmp(argument, "--output=", 9) == 0 || is_window(argument)
+                         : is_own(argument);
+        if (strcmp(argument, "--") == 0 && after) {
+            while (i < count) {
+                w->verb_arguments[w->verb_count++] = arguments[i++];
+            }
+        } else if (own) {
+            w->own[w->own_count++] = argument;
+            if (has_value(argument) && strchr(argument, '=') == NULL && i + 1 < count) {
+                w->own[w->own_count++] = arguments[++i];
+            }
+        } else if (!after && (find_verb(argument) != NULL || strcmp(argument, "diff") == 0)) {
+            after = true;
+            w->verb = find_verb(argument);
+            w->diff = w->verb == NULL;
+        } else {
+            w->verb_arguments[w->verb_count++] = argument;
+            if (strcmp(argument, "--json") == 0) {
+                w->common.json = true;
+            }
+        }
+    }
+}
+
+static int refuse_output(const char *path) {
+    struct stat about;
+    if (stat(path, &about) == 0 && !S_ISREG(about.st_mode)) {
+        return cli_refuse("the trace cannot be written to %s: it is not a regular file", path);
+    }
+    return CLI_DONE;
+}
+
+/* The store is opened, and the run begun, before the verb runs: what is wrong with it shows before any work. */
+static carry_status begin(session *s) {
+    CARRY_TRY(carry_recorder_new(s->ctx, &s->recorder, s->asked->events));
+    if (s->asked->no_store) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_open(s->ctx, &s->store, s->asked->store));
+    return carry_store_begin(s->store, &s->run,
+                             &(carry_run_start){.kind = "profile",
+                                                .name = s->asked->name != NULL ? s->asked->name : s->asked->verb->name,
+                                                .command = s->asked->command});
+}
+
+/* A profile without kernels is a profile: why it has none is said when the verb has not been refused. */
+static void start_gpu(session *s) {
+    if (carry_activity_start(s->ctx, &s->gpu, s->asked->events) != CARRY_OK) {
+        (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
+    }
+}
+
+static void stop_gpu(session *s) {
+    if (s->gpu != NULL && carry_activity_stop(s->ctx, s->gpu) != CARRY_OK) {
+        (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
+    }
+}
+
+/* GPUs are recorded from the start, since a graph that the window replays is recorded before it; what happened before
+   the window is left out. */
+static void begin_window(void *user) {
+    session *s = user;
+    if (s->gpu != NULL) {
+        s->gpu->from = carry_seconds();
+    }
+}
+
+static void end_window(void *user) {
+    session *s = user;
+    s->is_stopped = true;
+    stop_gpu(s);
+}
+
+/* MFU needs what all threads together can do; measured by a context of its own, when the verb has gone. */
+static void measure_ceiling(session *s) {
+    bool tokens = false;
+    for (int i = 0; i < s->hotspots.count; i++) {
+        tokens = tokens || s->hotspots.spot[i].tokens > 0.0;
+    }
+    carry_ceilings ceilings;
+    carry_ctx *ctx = NULL;
+    if (tokens && !cli_interrupted() &&
+        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = s->hotspots.threads}) == CARRY_OK &&
+        carry_ceilings_measure(ctx, 1, &ceilings) == CARRY_OK) {
+        s->hotspots.gemm_gflops = ceilings.gemm_gflops;
+    }
+    carry_ctx_free(ctx);
+}
+
+static carry_status store_metric(session *s, int64_t step, const char *name, const char *what, double value) {
+    char text[128];
+    (void)snprintf(text, sizeof text, "%s %s", name, what);
+    return isfinite(value) ? carry_store_metric(s->store, s->run, step, text, value) : CARRY_OK;
+}
+
+static carry_status store_spot(session *s, int index) {
+    const carry_hotspot *spot = &s->hotspots.spot[index];
+    char name[112];
+    (void)snprintf(name, sizeof name, "%s/%s", spot->category, spot->name);
+    CARRY_TRY(store_metric(s, index, name, "self_s", spot->self));
+    CARRY_TRY(store_metric(s, index, name, "total_s", spot->total));
+    CARRY_TRY(store_metric(s, index, name, "calls", (double)spot->calls));
+    CARRY_TRY(store_metric(s, index, name, "tokens_per_s", carry_hotspot_tokens_rate(&s->hotspots, spot)));
+    return store_metric(s, index, name, "mfu", carry_hotspot_mfu(&s->hotspots, spot));
+}
+
+static carry_status store_gpu(session *s) {
+    const carry_hotspots *h = &s->hotspots;
+    if (h->gpus == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "gpu_busy_s", h->gpu_busy));
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "gpu_dropped", (double)h->gpu_dropped));
+    for (int i = 0; i < h->kernels && i < MOST_METRICS; i++) {
+        const carry_hotspot *kernel = &h->kernel[i];
+        char name[112];
+        (void)snprintf(name, sizeof name, "gpu/%s/%s", kernel->category, kernel->name);
+        CARRY_TRY(store_metric(s, i, name, "total_s", kernel->total));
+        CARRY_TRY(store_metric(s, i, name, "share", carry_hotspot_gpu_share(h, kernel)));
+        CARRY_TRY(store_metric(s, i, name, "calls", (double)kernel->calls));
+        CARRY_TRY(store_metric(s, i, name, "mean_s", kernel->total / (double)kernel->calls));
+    }
+    return CARRY_OK;
+}
+
+static carry_status store_all(session *s, int code) {
+    if (s->store == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_store_used(
+        s->store, s->run,
+        &(carry_run_used){.threads = s->hotspots.ranks > 0 ? s->hotspots.threads / s->hotspots.ranks : 0,
+                          .ranks = s->hotspots.ranks}));
+    CARRY_TRY(carry_store_artefact(s->store, s->run, CLI_PROFILE_TRACE, s->trace, s->trace_length));
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "wall_s", s->hotspots.wall));
+    CARRY_TRY(carry_store_metric(s->store, s->run, 0, "dropped", (double)s->hotspots.dropped));
+    for (int i = 0; i < s->hotspots.count && i < MOST_METRICS; i++) {
+        CARRY_TRY(store_spot(s, i));
+    }
+    CARRY_TRY(store_gpu(s));
+    const char *state = cli_interrupted() ? "interrupted" : code == CLI_IMPOSSIBLE ? "failed" : "done";
+    return carry_store_end(s->store, s->run, state, NULL, NULL);
+}
+
+/* After the verb: the hotspots, the trace, the store. */
+static int conclude(session *s, int code) {
+    if (carry_hotspots_of(s->ctx, &s->hotspots, s->recorder) != CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
+    if (code == CLI_IMPOSSIBLE && s->hotspots.count == 0) { /* refused: nothing has run */
+        if (s->store != NULL) {
+            (void)carry_store_delete(s->store, s->run);
+        }
+        return code;
+    }
+    if (s->without_gpu[0] != '\0') {
+        (void)cli_refuse("%s", s->without_gpu);
+    }
+    if (s->gpu != NULL && carry_hotspots_add_gpu(s->ctx, &s->hotspots, s->gpu) != CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
+    s->hotspots.steps = s->steps;
+    measure_ceiling(s);
+    if (carry_trace_make(s->ctx, &s->trace, &s->trace_length, s->recorder, s->gpu, &s->hotspots, s->asked->command) !=
+        CARRY_OK) {
+        return cli_failed(s->ctx);
+    }
+    carry_status stored = store_all(s, code);
+    if (stored != CARRY_OK) {
+        code = cli_failed(s->ctx); /* the trace may still find its place */
+    }
+    const bool written = carry_file_replace(s->ctx, s->asked->output, s->trace, s->trace_length) == CARRY_OK;
+    if (!written) {
+        code = cli_failed(s->ctx);
+    }
+    cli_profile_print(s->ctx, &s->hotspots, s->asked->common.json, (int)s->asked->top);
+    cli_profile_print_end(&s->hotspots, s->asked->common.json, written ? s->asked->output : NULL, s->run,
+                          s->store != NULL ? carry_store_path(s->store) : NULL);
+    return code;
+}
+
+/* The verb, recorded from begin to end, or for some steps of it. */
+static int run_recorded(session *s) {
+    const wish *w = s->asked;
+    if (w->from > 0 || w->steps > 0) {
+        cli_window window = {.from = w->from > 0 ? w->from : 1,
+                             .steps = w->steps,
+                             .recorder = s->recorder,
+                             .begin = begin_window,
+                             .end = end_window,
+                             .user = s};
+        cli_set_window(&window);
+        start_gpu(s);
+        if (s->gpu != NULL) {
+            s->gpu->from = INFINITY;
+        }
+        const int code = w->verb->run(w->verb_count, w->verb_arguments);
+        cli_set_window(NULL);
+        if (!s->is_stopped) { /* the verb failed, or never came to the window */
+            stop_gpu(s);
+        }
+        s->steps = window.covered;
+        return code;
+    }
+    cli_set_recorder(s->recorder);
+    start_gpu(s);
+    const int code = w->verb->run(w->verb_count, w->verb_arguments);
+    stop_gpu(s);
+    cli_set_recorder(NULL);
+    return code;
+}
+
+static int profile_verb(const wish *w) {
+    session s = {.asked = w};
+    int code = refuse_output(w->output);
+    if (code != CLI_DONE) {
+        return code;
+    }
+    if (cli_ranks() > 1 && !w->verb->on_ranks) {
+        return cli_refuse_ranks(w->verb->name);
+    }
+    s.ctx = cli_open(&(cli_common){.threads = 1, .kernels = w->common.kernels, .wisdom = "none"});
+    if (s.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    if (begin(&s) == CARRY_OK) {
+        code = run_recorded(&s);
+        code = conclude(&s, code);
+    } else {
+        code = cli_failed(s.ctx);
+    }
+    free(s.trace);
+    carry_hotspots_free(&s.hotspots);
+    carry_store_close(s.store);
+    carry_activity_free(s.gpu);
+    carry_recorder_free(s.recorder);
+    carry_ctx_free(s.ctx);
+    return code;
+}
+
+static int run_wish(wish *w, int count, char **arguments) {
+    const cli_option own[] = {
+        {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
+        {"store", 0, CLI_TEXT, &w->store, "FILE", "run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"name", 0, CLI_TEXT, &w->name, "NAME", "of the stored run (the verb's); a series with a slash at its end"},
+        {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not keep this run in the store"},
+        {"events", 0, CLI_NUMBER, &w->events, "N",
+         "of a thread that the trace keeps (20000; of GPUs 65536); hotspots count all"},
+        {"top", 0, CLI_NUMBER, &w->top, "N", "places that are printed (20)"},
+        {"profile-from", 0, CLI_NUMBER, &w->from, "N", "train: the first step that is recorded (1); also after train"},
+        {"profile-steps", 0, CLI_NUMBER, &w->steps, "N", "train: how many steps are recorded (all); also after train"},
+        {0},
+    };
+    char name[32] = "profile";
+    if (cli_ranks() > 1) {
+        (void)snprintf(name, sizeof name, "--ranks %d profile", cli_ranks());
+    }
+    (void)cli_command(w->command, sizeof w->command, name, count, arguments);
+    split(w, count, arguments);
+    bool json = w->common.json;
+    if (w->diff || w->verb == NULL) { /* nobody else parses the rest */
+        w->own_count = count;
+        memcpy(w->own, arguments, (size_t)count * sizeof *arguments);
+    }
+    int words = cli_parse(&cli_profile, w->own_count, w->own, own, &w->common);
+    if (words < 0 || w->common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    w->common.json = w->common.json || json;
+    w->top = w->top < CARRY_HOTSPOTS ? w->top : CARRY_HOTSPOTS;
+    if (w->diff) {
+        w->verb_count = words - 1;
+        memcpy(w->verb_arguments, w->own + 1, (size_t)(words - 1) * sizeof *w->own);
+        return profile_diff(w->verb_arguments, w->verb_count, w->store, w->common.json, (int)w->top);
+    }
+    if (w->verb == NULL) {
+        char shown[64];
+        return words > 0
+                   ? cli_refuse("profile runs plan, check, bench, run, train or stream, or compares (diff), not '%s'",
+                                cli_shown(shown, w->own[0]))
+                   : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
+    }
+    if ((w->from > 0 || w->steps > 0) && strcmp(w->verb->name, "train") != 0) {
+        return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", w->verb->name);
+    }
+    return profile_verb(w);
+}
+
+static int run(int count, char **arguments) {
+    if (cli_ranks_kind_of() == CLI_RANKS_MPI) {
+        return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
+                          "threads for ranks");
+    }
+    wish w = {.output = CLI_PROFILE_TRACE, .top = 20};
+    w.own = calloc((size_t)count + 1, sizeof *w.own);
+    w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
+    int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)
+                                                         : cli_refuse("no memory for the arguments");
+    free(w.own);
+    free(w.verb_arguments);
+    return code;
+}
+
+const cli_verb cli_profile = {
+    .name = "profile",
+    .arguments = "VERB ... | diff A B",
+    .summary = "a profiled run: Perfetto trace and hotspots",
+    .details =
+        "Runs plan, check, bench, run, train or stream here while every thread records its spans. Writes a trace that\n"
+        "ui.perfetto.dev opens: ranks as processes, threads as tracks, counters for resident memory and for the "
+        "pieces\n"
+        "of work that wait in a pool's queue. Prints hotspots after the verb's own output, by category and by place:\n"
+        "calls; total, from begin to end as the caller waits; self, without the spans inside and on all threads; "
+        "share\n"
+        "of all self time; tokens a second and MFU (of the 512^3 product measured on all threads) where there are\n"
+        "tokens. On a GPU, where libcupti is found (CARRY_CUPTI may say where), the trace has its kernels, copies and\n"
+        "fills, a track per stream, and hotspots go on by kernel: time on the GPU, share of the time in which it was\n"
+        "busy, calls, mean. Launches are slower while kernels are recorded. With --profile-from and --profile-steps a\n"
+        "window of a training's steps is recorded: kernels, copies, fills and waits of a step are counted.\n"
+        "\n"
+        "Keeps the run, its figures and its trace in the run store. The exit code is the verb's, or 2 when the trace\n"
+        "or the store could not be written.\n"
+        "\n"
+        "Options before VERB are profile's where it has them, else the verb's; after VERB only -o is profile's. "
+        "--json\n"
+        "is for both: a line per hotspot (by, category, name, place, calls, total_s, self_s, share, tokens_per_s,\n"
+        "mfu; of kernels by, category, name, calls, total_s, mean_s, share) and a last one with trace, events,\n"
+        "dropped and run.\n"
+        "\n"
+        "profile diff A B compares two traces, files or stored runs (a number, a name, last), place by place, by the\n"
+        "change of self time. A bench runs a method for a given time: look at the time of a call there.",
+    .example = "carry --ranks 2 profile bench scan:dense:t256:n16 -o trace.json.gz",
+    .run = run,
+    .on_ranks = true, /* as far as the verb that it runs does */
+};

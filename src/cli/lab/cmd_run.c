@@ -1,0 +1,344 @@
+/* carry run FILE.yaml. */
+#include <math.h>
+#include <string.h>
+
+#include "cli/lab/cmd_run.h"
+#include "cli/ranks.h"
+#include "core/clock.h"
+#include "core/error.h"
+#include "core/progress.h"
+#include "bench/bench_ranks.h"
+#include "lab/experiment/experiment.h"
+
+#define MOST_COMMAND 2048
+
+/* What was asked for, the same for every rank. */
+typedef struct wish {
+    cli_common common;
+    const char *path, *stage, *store, *name, *resumed;
+    bool unstored, quiet;
+    char command[MOST_COMMAND];
+    int code; /* rank 0's, in the end */
+} wish;
+
+typedef struct show {
+    carry_comm *comm;
+    carry_ctx *ctx; /* this rank's */
+    bool prints;    /* rank 0 does, and has the store */
+    bool json, quiet;
+    const char *stage; /* asked for, or NULL */
+    carry_experiment *experiment;
+    carry_progress bar;
+    const char *heading; /* the problem whose rows are being printed */
+    char reason[256];    /* why nothing of it was measured, once said */
+    char note[CARRY_COLLECTIVE_NOTE];
+} show;
+
+static void began(void *user, int point, const char *problem) {
+    show *s = user;
+    (void)problem;
+    carry_progress_step(&s->bar, point);
+}
+
+static void print_outcome_json(const carry_outcome *o) {
+    cli_json_open();
+    cli_json_text("problem", o->problem);
+    cli_json_text("algorithm", o->method);
+    cli_json_text("device", o->device);
+    cli_json_text("stage", o->stage);
+    if (o->reason[0] != '\0') {
+        cli_json_text("left_out", o->reason);
+    } else {
+        cli_json_number("median_s", o->median);
+        cli_json_number("spread", o->spread);
+        cli_json_integer("repeats", o->repeats);
+        cli_json_integer("products", o->products);
+        cli_json_number("gflops", 1e-9 * o->flops / o->median);
+        cli_json_number("gbytes_s", 1e-9 * o->bytes / o->median);
+        cli_json_number("share", o->share);
+        cli_json_number("workspace", o->workspace);
+        cli_json_number("error", o->error);
+        cli_json_number("error_absolute", o->error_absolute);
+        cli_json_bool("planned", o->planned);
+        if (o->ranks > 0) {
+            cli_json_integer("ranks", o->ranks);
+            cli_json_integer("cores", o->cores);
+            cli_json_number("bytes_per_rank", o->received);
+            cli_json_number("exposed", o->exposed);
+            cli_json_number("waited", o->waited);
+        }
+        if (o->slower_stage > 0.0) {
+            cli_json_number("overlap", o->overlap);
+            cli_json_number("slower_stage_s", o->slower_stage);
+        }
+    }
+    cli_json_close();
+}
+
+/* Said when it is new. */
+static void print_note(show *s, const carry_outcome *o) {
+    char note[CARRY_COLLECTIVE_NOTE];
+    if (o->ranks > 0 && strcmp(carry_collective_note(note, o->ranks, o->cores), s->note) != 0) {
+        memcpy(s->note, note, sizeof note);
+        if (note[0] != '\0') {
+            (void)printf("  %s%s%s\n", cli_dim(), note, cli_plain());
+        }
+    }
+}
+
+static void measured(void *user, const carry_outcome *o) {
+    show *s = user;
+    carry_progress_clear(&s->bar);
+    if (s->json) {
+        print_outcome_json(o);
+        return;
+    }
+    if (s->quiet || (s->stage != NULL && strcmp(s->stage, o->stage) != 0)) {
+        return;
+    }
+    bool first = s->heading != o->problem;
+    s->heading = o->problem;
+    if (o->repeats == 0 && o->reason[0] != '\0' && first) {
+        (void)snprintf(s->reason, sizeof s->reason, "%s", o->reason);
+        (void)printf("%s%s%s\n  %snot measured: %s%s\n", cli_bold(), o->problem, cli_plain(), cli_dim(), o->reason,
+                     cli_plain());
+        return;
+    }
+    if (first) {
+        s->reason[0] = '\0';
+        (void)printf("%s%s%s\n", cli_bold(), o->problem, cli_plain());
+        print_note(s, o);
+    }
+    if (o->reason[0] != '\0' && strcmp(o->reason, s->reason) == 0) {
+        return; /* said once for the whole problem */
+    }
+    char time[32];
+    if (o->reason[0] != '\0') {
+        (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), o->method, o->reason, cli_plain());
+    } else {
+        char together[CLI_TOGETHER];
+        char overlapped[CLI_TOGETHER];
+        char use[CLI_FIGURE], error[CLI_FIGURE];
+        bool wrong = o->error > o->bound;
+        (void)printf("  %-14s %9s  spread %3.0f %%  %5d runs  %s%s%s%s%s%s%s\n", o->method,
+                     carry_time_text(time, o->median), 100.0 * o->spread, o->repeats, cli_use(use, o->share),
+                     cli_together(together, o->ranks, o->received, isnan(o->exposed) ? -1.0 : o->exposed, o->waited),
+                     cli_overlapped(overlapped, o->overlap, o->slower_stage), cli_error(error, o->error),
+                     wrong ? cli_red() : "", wrong ? " WRONG" : "", wrong ? cli_plain() : "");
+    }
+    (void)fflush(stdout);
+}
+
+static void print_criterion(const show *s, const carry_experiment_criterion *c) {
+    const carry_verdict *v = &c->verdict;
+    if (s->json) {
+        cli_json_open();
+        cli_json_text("criterion", c->text);
+        cli_json_text("side", c->is_failure ? "failure" : "success");
+        cli_json_number("value", v->value);
+        cli_json_number("bound", v->bound);
+        cli_json_text("verdict", carry_verdict_name(v->kind));
+        cli_json_text("reason", v->reason);
+        cli_json_close();
+        return;
+    }
+    bool good = v->kind == (c->is_failure ? CARRY_NOT_MET : CARRY_MET);
+    bool unknown = v->kind == CARRY_NOT_MEASURED;
+    (void)printf("  %s%-12s%s %s",
+                 unknown ? cli_dim()
+                 : good  ? cli_green()
+                         : cli_red(),
+                 carry_verdict_name(v->kind), cli_plain(), c->text);
+    if (unknown) {
+        (void)printf("\n               %s%s%s\n", cli_dim(), v->reason, cli_plain());
+    } else {
+        (void)printf("   (%.4g, bound %.4g)\n", v->value, v->bound);
+    }
+}
+
+static void print_criteria(const show *s, bool failures) {
+    bool any = false;
+    for (int i = 0; i < s->experiment->criteria; i++) {
+        const carry_experiment_criterion *c = &s->experiment->criterion[i];
+        if (c->is_failure == failures) {
+            if (!any && !s->json) {
+                (void)printf("\n%s%s%s\n", cli_bold(), failures ? "failure, if any of these is met" : "success",
+                             cli_plain());
+            }
+            any = true;
+            print_criterion(s, c);
+        }
+    }
+}
+
+static void print_decision(const show *s, carry_decision decision, int64_t run, const char *store) {
+    if (s->json) {
+        cli_json_open();
+        cli_json_text("decision", carry_decision_name(decision));
+        cli_json_text("experiment", s->experiment->name);
+        cli_json_integer("run", run);
+        cli_json_close();
+        return;
+    }
+    (void)printf("\n%sdecision: %s%s%s\n", cli_bold(), decision == CARRY_PROCEED ? cli_green() : cli_red(),
+                 carry_decision_name(decision), cli_plain());
+    if (store != NULL) {
+        (void)printf("stored as run %lld in %s\n  carry report %lld -o report.html\n", (long long)run, store,
+                     (long long)run);
+    }
+}
+
+static carry_status measure(show *s, const carry_experiment_options *options, carry_decision *decision) {
+    carry_ceilings ceilings;
+    CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &ceilings));
+    if (s->prints && !s->json) {
+        (void)printf("ceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n",
+                     ceilings.gemm_gflops, ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
+                     carry_ctx_kernels(s->ctx));
+    }
+    if (s->prints) {
+        carry_progress_start(&s->bar, stderr, s->experiment->name, s->experiment->points);
+    }
+    const carry_status status = carry_experiment_measure(s->experiment, &ceilings, options);
+    if (s->prints) {
+        carry_progress_clear(&s->bar);
+    }
+    return status == CARRY_OK ? carry_experiment_judge(s->experiment, decision, options) : status;
+}
+
+/* From the first figure to the decision; what was stored stays stored whatever happens. */
+static carry_status measure_and_judge(show *s, carry_experiment_options *options, int *code) {
+    carry_decision decision = CARRY_INCOMPLETE;
+    const carry_status status = measure(s, options, &decision);
+    if (status != CARRY_OK) {
+        if (options->store != NULL) { /* on a full disk this fails as well: the run is then marked killed later */
+            char note[400];
+            (void)snprintf(note, sizeof note, "%.390s", carry_ctx_error(s->ctx));
+            (void)carry_store_end(options->store, options->run, status == CARRY_EINTERRUPTED ? "interrupted" : "failed",
+                                  "", note);
+            return carry_fail(s->ctx, status, "%s", note);
+        }
+        return status;
+    }
+    if (!s->prints) {
+        return CARRY_OK;
+    }
+    if (!s->json && !s->quiet) {
+        cli_print_received(s->experiment);
+    }
+    print_criteria(s, false);
+    print_criteria(s, true);
+    if (options->store != NULL) {
+        CARRY_TRY(carry_store_end(options->store, options->run, "done", carry_decision_name(decision), s->note));
+    }
+    print_decision(s, decision, options->run, options->store != NULL ? carry_store_path(options->store) : NULL);
+    *code = decision == CARRY_PROCEED ? CLI_DONE : CLI_WRONG;
+    return CARRY_OK;
+}
+
+static carry_status begin(show *s, const wish *w, carry_experiment_options *options) {
+    CARRY_TRY(carry_experiment_load(s->ctx, &s->experiment, w->path));
+    CARRY_TRY(carry_experiment_stage(s->experiment, w->stage));
+    if (!s->prints || w->unstored) {
+        return CARRY_OK;
+    }
+    const carry_run_start start = {.kind = "experiment",
+                                   .name = w->name != NULL ? w->name : s->experiment->name,
+                                   .command = w->command,
+                                   .spec = s->experiment->text};
+    CARRY_TRY(carry_store_open(s->ctx, &options->store, w->store));
+    return carry_store_begin(options->store, &options->run, &start);
+}
+
+static carry_status run_experiment(show *s, const wish *w, int *code) {
+    carry_experiment_options options = {.stage = w->stage,
+                                        .seed = (uint64_t)w->common.seed,
+                                        .comm = s->comm,
+                                        .stop = cli_interrupted,
+                                        .began = s->prints ? began : NULL,
+                                        .measured = s->prints ? measured : NULL,
+                                        .user = s};
+    char resumed[CLI_CONTINUED_NAME];
+    carry_status status = w->resumed != NULL ? cli_run_continue(s->comm, &s->experiment, &options, w->store, w->resumed,
+                                                                w->command, resumed)
+                                             : begin(s, w, &options);
+    if (status == CARRY_OK) {
+        if (s->prints && !s->json) {
+            (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
+        }
+        status = measure_and_judge(s, &options, code);
+    }
+    carry_store_close(options.store);
+    carry_experiment_free(s->experiment);
+    return status;
+}
+
+static carry_status run_rank(void *user, carry_comm *comm) {
+    wish *w = user;
+    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .json = w->common.json, .quiet = w->quiet, .stage = w->stage};
+    s.prints = carry_comm_rank(comm) == 0;
+    int code = CLI_DONE;
+    CARRY_TRY(run_experiment(&s, w, &code));
+    CARRY_TRY(carry_broadcast(comm, &code, sizeof code, 0));
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share w */
+        w->code = code;
+    }
+    return CARRY_OK;
+}
+
+static int run(int count, char **arguments) {
+    wish w = {.code = CLI_DONE};
+    (void)cli_command(w.command, sizeof w.command, "run", count, arguments);
+    const cli_option own[] = {
+        {"stage", 0, CLI_TEXT, &w.stage, "NAME", "only this stage of the grid"},
+        {"continue", 0, CLI_TEXT, &w.resumed, "RUN", "measure what this stored run has not, and judge all of it"},
+        {"name", 0, CLI_TEXT, &w.name, "NAME",
+         "of the stored run (the experiment's); a series with a slash at its end"},
+        {"store", 0, CLI_TEXT, &w.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "keep nothing"},
+        {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "criteria and decision only"},
+        {0},
+    };
+    int words = cli_parse(&cli_run, count, arguments, own, &w.common);
+    if (words < 0 || w.common.help) {
+        return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (w.resumed != NULL && (words > 0 || w.unstored || w.name != NULL)) {
+        return cli_refuse("--continue takes the experiment, the store and the name of the run: omit %s",
+                          words > 0    ? "the file"
+                          : w.unstored ? "--no-store"
+                                       : "--name");
+    }
+    if (words != 1 && w.resumed == NULL) {
+        return cli_refuse("run needs one experiment, for example experiments/044-matmulscan.yaml");
+    }
+    if (w.resumed != NULL && cli_store_there(w.store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
+    }
+    w.path = arguments[0];
+    cli_catch_interrupt();
+    return cli_on_ranks(&w.common, run_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
+}
+
+const cli_verb cli_run = {
+    .name = "run",
+    .arguments = "FILE.yaml | --continue RUN",
+    .summary = "run an experiment: grid, methods, criteria; a verdict per criterion",
+    .details =
+        "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
+        "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A), each with filters\n"
+        "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * /\n"
+        "  and one of >= > <= < ==\n"
+        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
+        "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
+        "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
+        "(stop), or something was not measured (incomplete, whatever stage the criteria look at): --continue RUN "
+        "measures\n"
+        "the rest of it later or on another machine, of the same commit. Problems of several ranks (allscan:...:p8) "
+        "run\n"
+        "on those of --ranks or mpirun, else on threads; rank 0 prints and stores.",
+    .example = "carry run experiments/044-matmulscan.yaml --stage cpu",
+    .run = run,
+    .on_ranks = true,
+};

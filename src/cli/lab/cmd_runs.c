@@ -1,0 +1,341 @@
+/* carry runs list | show | compare | export | gc. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli/lab/cmd_runs.h"
+#include "core/clock.h"
+#include "lab/export.h"
+
+static const char *date_text(char text[24], double seconds) {
+    time_t whole = (time_t)seconds;
+    struct tm parts;
+    if (localtime_r(&whole, &parts) == NULL || strftime(text, 24, "%Y-%m-%d %H:%M", &parts) == 0) {
+        text[0] = '\0';
+    }
+    return text;
+}
+
+static void print_line(const cli_runs_wish *w, carry_run_line *line) {
+    char date[24];
+    if (!w->json) {
+        char *const texts[] = {line->kind, line->state, line->decision, line->name};
+        for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+            (void)cli_make_plain(texts[i]);
+        }
+        (void)printf("%5lld  %-16s  %-10s  %-11s  %-10s  %7lld  %s\n", (long long)line->id,
+                     date_text(date, line->started), line->kind, line->state, line->decision, (long long)line->results,
+                     line->name);
+        return;
+    }
+    cli_json_open();
+    cli_json_integer("run", line->id);
+    cli_json_text("name", line->name);
+    cli_json_text("kind", line->kind);
+    cli_json_text("state", line->state);
+    cli_json_text("decision", line->decision);
+    cli_json_number("started", floor(line->started));
+    cli_json_integer("results", line->results);
+    cli_json_text("commit", line->commit);
+    cli_json_bool("dirty", line->dirty);
+    cli_json_close();
+}
+
+static int list_runs(cli_runs_wish *w) {
+    carry_run_line *lines;
+    int count;
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, (int)(w->limit < INT32_MAX ? w->limit : 0)) !=
+        CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    if (!w->json && count > 0) {
+        (void)printf("%5s  %-16s  %-10s  %-11s  %-10s  %7s  %s\n", "run", "started", "kind", "state", "decision",
+                     "results", "name");
+    }
+    for (int i = 0; i < count; i++) {
+        print_line(w, &lines[i]);
+    }
+    if (!w->json && count == 0) {
+        (void)printf("no runs in %s\n", carry_store_path(w->store));
+    }
+    free(lines);
+    return CLI_DONE;
+}
+
+bool cli_runs_load(const cli_runs_wish *w, carry_run **run, const char *text) {
+    int64_t id;
+    *run = NULL;
+    if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
+        (void)cli_failed(w->ctx);
+        return false;
+    }
+    return true;
+}
+
+static void print_results(const carry_run *run) {
+    const char *heading = "";
+    char time[32];
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *is = &run->result[i].is;
+        if (strcmp(heading, is->problem) != 0) {
+            (void)printf("%s%s%s\n", cli_bold(), is->problem, cli_plain());
+            heading = is->problem;
+        }
+        if (is->reason[0] != '\0') {
+            (void)printf("  %s%-14s not measured: %s%s\n", cli_dim(), is->method, is->reason, cli_plain());
+        } else {
+            char use[CLI_FIGURE], error[CLI_FIGURE];
+            (void)printf("  %-14s %9s  spread %3.0f %%  %5d samples  %s%s%s\n", is->method,
+                         carry_time_text(time, is->median), 100.0 * is->spread, run->result[i].samples,
+                         cli_use(use, is->share), cli_error(error, is->error), is->planned ? "  planned" : "");
+        }
+    }
+}
+
+static void print_run(const carry_run *run) {
+    char date[24];
+    (void)printf("%srun %lld: %s%s (%s)\n", cli_bold(), (long long)run->id, run->name, cli_plain(), run->kind);
+    (void)printf("  state     %s%s%s\n", run->state, run->decision[0] != '\0' ? ", decision " : "", run->decision);
+    (void)printf("  started   %s", date_text(date, run->started));
+    if (run->ended > 0.0) {
+        (void)printf(", took %.1f s\n", run->ended - run->started);
+    } else {
+        (void)printf(", no end was stored\n");
+    }
+    (void)printf("  command   %s\n", run->command);
+    (void)printf("  commit    %s%s\n", run->commit[0] != '\0' ? run->commit : "none",
+                 run->dirty ? ", with changes" : "");
+    if (run->note[0] != '\0') {
+        (void)printf("  note      %s\n", run->note);
+    }
+    for (int i = 0; i < run->facts; i++) {
+        (void)printf("  %s%-12s %s%s\n", cli_dim(), run->fact[i].name, run->fact[i].value, cli_plain());
+    }
+    print_results(run);
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        (void)printf("  %-7s  %-12s %s  %s\n", c->side, c->verdict, c->text, c->reason);
+    }
+    for (int i = 0; i < run->artefacts; i++) {
+        (void)printf("  artefact  %s, %lld bytes\n", run->artefact[i].name, (long long)run->artefact[i].bytes);
+    }
+    if (run->metrics > 0) {
+        (void)printf("  %d figures of steps and results (carry runs export --json)\n", run->metrics);
+    }
+}
+
+/* All texts of a run, which are its own: a store may come from anywhere. */
+static void make_plain(carry_run *run) {
+    char *const texts[] = {run->kind, run->name, run->command, run->commit, run->state, run->decision, run->note};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        (void)cli_make_plain(texts[i]);
+    }
+    for (int i = 0; i < run->facts; i++) {
+        (void)cli_make_plain(run->fact[i].name);
+        (void)cli_make_plain(run->fact[i].value);
+    }
+    for (int i = 0; i < run->artefacts; i++) {
+        (void)cli_make_plain(run->artefact[i].name);
+    }
+    for (int i = 0; i < run->results; i++) {
+        const carry_stored_result *is = &run->result[i].is;
+        const char *const owned[] = {is->problem, is->method, is->device, is->reason};
+        for (size_t j = 0; j < sizeof owned / sizeof owned[0]; j++) {
+            (void)cli_make_plain((char *)(uintptr_t)owned[j]);
+        }
+    }
+    for (int i = 0; i < run->criteria; i++) {
+        const carry_stored_criterion *c = &run->criterion[i];
+        const char *const owned[] = {c->side, c->text, c->verdict, c->reason};
+        for (size_t j = 0; j < sizeof owned / sizeof owned[0]; j++) {
+            (void)cli_make_plain((char *)(uintptr_t)owned[j]);
+        }
+    }
+}
+
+static int show_runs(cli_runs_wish *w) {
+    if (w->words < 2) {
+        return cli_refuse("runs show needs a run: a number, a name, or last");
+    }
+    for (int i = 1; i < w->words; i++) {
+        carry_run *run;
+        if (!cli_runs_load(w, &run, w->word[i])) {
+            return CLI_IMPOSSIBLE;
+        }
+        carry_status status = CARRY_OK;
+        if (w->json) {
+            status = carry_export_json(w->ctx, stdout, run);
+        } else {
+            make_plain(run);
+            print_run(run);
+        }
+        carry_run_free(run);
+        if (status != CARRY_OK) {
+            return cli_failed(w->ctx);
+        }
+    }
+    return CLI_DONE;
+}
+
+/* Without --keep: runs that were killed or interrupted before they had stored anything. */
+static bool is_refuse(const cli_runs_wish *w, const carry_run_line *line, int newer) {
+    if (strcmp(line->state, "running") == 0) {
+        return false;
+    }
+    bool empty = line->results == 0 && line->others == 0 && strcmp(line->state, "done") != 0;
+    return empty || (w->keep >= 0 && newer >= w->keep);
+}
+
+static int collect_garbage(cli_runs_wish *w) {
+    carry_run_line *lines;
+    int count;
+    int deleted = 0;
+    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, 0) != CARRY_OK) {
+        return cli_failed(w->ctx);
+    }
+    int code = CLI_DONE;
+    for (int i = 0; i < count && code == CLI_DONE; i++) {
+        if (!is_refuse(w, &lines[i], i)) {
+            continue;
+        }
+        if (!w->json) {
+            (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)lines[i].id,
+                         cli_make_plain(lines[i].name), lines[i].state);
+        }
+        deleted++;
+        if (w->yes && carry_store_delete(w->store, lines[i].id) != CARRY_OK) {
+            code = cli_failed(w->ctx);
+        }
+    }
+    free(lines);
+    if (code == CLI_DONE && w->yes && carry_store_compact(w->store) != CARRY_OK) {
+        code = cli_failed(w->ctx);
+    }
+    if (code == CLI_DONE && w->json) {
+        cli_json_open();
+        cli_json_integer("runs", count);
+        cli_json_integer("deleted", w->yes ? deleted : 0);
+        cli_json_integer("would_delete", deleted);
+        cli_json_close();
+    } else if (code == CLI_DONE) {
+        (void)printf("%d of %d runs%s\n", deleted, count, w->yes ? " deleted" : "; --yes deletes them");
+    }
+    return code;
+}
+
+/* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
+static int refuse_idle(const cli_runs_wish *w) {
+    const struct {
+        bool given;
+        const char *option, *words;
+    } options[] = {{w->kind != NULL, "kind", "list gc"},
+                   {w->name != NULL, "name", "list gc"},
+                   {w->limit > 0, "limit", "list"},
+                   {w->slack > 0.0, "slack", "compare"},
+                   {w->csv, "csv", "export"},
+                   {w->samples, "samples", "export"},
+                   {w->history, "history", "export"},
+                   {w->tensorboard != NULL, "tensorboard", "export"},
+                   {w->output != NULL, "output", "export"},
+                   {w->keep >= 0, "keep", "gc"},
+                   {w->yes, "yes", "gc"}};
+    const char *word = w->word[0];
+    for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+        if (options[i].given && strstr(options[i].words, word) == NULL) {
+            return cli_refuse("runs %s has no option --%s (carry runs --help tells whose it is)", word,
+                              options[i].option);
+        }
+    }
+    if (w->samples && !w->csv) {
+        return cli_refuse("--samples needs --csv: JSON has the samples anyway");
+    }
+    if (w->words > 1 && (strcmp(word, "list") == 0 || strcmp(word, "gc") == 0)) {
+        char shown[64];
+        return cli_refuse("runs %s takes no run, and '%s' is given", word, cli_shown(shown, w->word[1]));
+    }
+    return CLI_DONE;
+}
+
+static int act(cli_runs_wish *w) {
+    static const struct {
+        const char *name;
+        int (*run)(cli_runs_wish *w);
+    } actions[] = {{"list", list_runs},
+                   {"show", show_runs},
+                   {"compare", cli_runs_compare},
+                   {"export", cli_runs_export},
+                   {"gc", collect_garbage}};
+    for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
+        if (strcmp(w->word[0], actions[i].name) == 0) {
+            return refuse_idle(w) == CLI_DONE ? actions[i].run(w) : CLI_IMPOSSIBLE;
+        }
+    }
+    char shown[64];
+    return cli_refuse("runs has no '%s': list, show, compare, export and gc it has", cli_shown(shown, w->word[0]));
+}
+
+static int run(int count, char **arguments) {
+    cli_common common = {0};
+    cli_runs_wish w = {.word = arguments, .keep = -1};
+    const char *store = NULL;
+    const cli_option own[] = {
+        {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
+        {"name", 0, CLI_TEXT, &w.name, "PREFIX", "list, gc: only runs whose name begins so (sweep/ for a series)"},
+        {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
+        {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: what counts as noise between runs (5)"},
+        {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
+        {"samples", 0, CLI_FLAG, &w.samples, NULL, "export --csv: a row per sample instead of per result"},
+        {"history", 0, CLI_FLAG, &w.history, NULL, "export: as Weights & Biases keeps it, a line of JSON per step"},
+        {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder of DIR"},
+        {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: to a file instead of standard output"},
+        {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
+        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: do it"},
+        {0},
+    };
+    w.words = cli_parse(&cli_runs, count, arguments, own, &common);
+    if (w.words < 0 || common.help) {
+        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    }
+    if (w.words == 0) {
+        return cli_refuse("runs needs a word: list, show, compare, export or gc");
+    }
+    if (cli_store_there(store) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
+    }
+    if (w.csv + w.history + (w.tensorboard != NULL) + common.json > 1) {
+        return cli_refuse("--csv, --history, --tensorboard and --json: give one of them, not both");
+    }
+    if (w.tensorboard != NULL && w.output != NULL) {
+        return cli_refuse("--tensorboard names the folder: omit --output");
+    }
+    common.threads = 1; /* nothing is computed here */
+    w.json = common.json;
+    w.ctx = cli_open(&common);
+    if (w.ctx == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    int code = carry_store_open(w.ctx, &w.store, store) == CARRY_OK ? act(&w) : cli_failed(w.ctx);
+    carry_store_close(w.store);
+    carry_ctx_free(w.ctx);
+    return code;
+}
+
+const cli_verb cli_runs = {
+    .name = "runs",
+    .arguments = "WHAT [RUN...]",
+    .summary = "stored runs: list, show, compare, export, gc",
+    .details =
+        "  list              the newest first\n"
+        "  show RUN...       command, commit, machine, results, criteria\n"
+        "  compare A B       ratios of medians with a 95 % interval; says when a difference is within noise; of\n"
+        "                    trainings tokens/s, loss at equal steps and memory\n"
+        "  export RUN...     everything as JSON, a run a line, or --csv (of trainings the curve), --history,\n"
+        "                    --tensorboard DIR\n"
+        "  gc                delete runs that ended before storing anything; --keep N: all but the newest N;\n"
+        "                    shows what it would do until --yes\n"
+        "A RUN is its number, its name (the newest of that name), or last.",
+    .example = "carry runs compare 3 last",
+    .run = run,
+};

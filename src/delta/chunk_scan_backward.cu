@@ -1,8 +1,0 @@
-/* A scan: backward, 64 values a block. */
-#include "delta/chunk_host.cuh"
-
-namespace delta_chunk {
-
-SCANS(, 1, 3, KEEP, BACK)
-
-} // namespace delta_chunk

@@ -1,8 +1,0 @@
-/* A scan: forward, the segments' pairs. */
-#include "delta/chunk_host.cuh"
-
-namespace delta_chunk {
-
-SCANS(, 1, 3, PAIR, PAIR)
-
-} // namespace delta_chunk

@@ -1,8 +1,0 @@
-/* A scan: forward, 128 values a block. */
-#include "delta/chunk_host.cuh"
-
-namespace delta_chunk {
-
-SCANS(, 2, 2, FORWARD, FORWARD)
-
-} // namespace delta_chunk

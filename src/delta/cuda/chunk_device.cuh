@@ -1,0 +1,140 @@
+/* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
+
+   A chunk of a value head takes CHUNK_BYTES of the workspace: T[i, j] and P[i, j] as 64 x 64 bf16 in the copy engine's
+   128-byte swizzle, so that one plain copy brings them ready for products, then 64 numbers each of
+
+       fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
+
+   beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm). */
+#ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
+#define CARRY_DELTA_CHUNK_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "delta/cuda/chunk_cuda.h"
+#include "device/hopper.cuh"
+
+namespace delta_chunk {
+
+constexpr int C = 64, D = 128;
+constexpr int BAND = C * 128;      /* bytes of 64 columns */
+constexpr int TILE = 2 * BAND;     /* of q or k */
+constexpr int NUMBERS_AT = 2 * BAND; /* T, P, then numbers */
+constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
+constexpr int NUMBERS_BYTES = 2048;
+constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
+
+struct shape {
+    int batch, tokens, heads, value_heads, sequences;
+    const int64_t *cu_seqlens;
+    int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
+};
+
+struct sequence_place {
+    int batch, first, length, slot; /* slot: of its first chunk */
+};
+
+/* Packed sequences: cu[i] / 64 + i leaves room for every chunk of the sequences before i. */
+static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int index) {
+    if (s.cu_seqlens == nullptr) {
+        int batch = index / s.segments, chunk = index % s.segments * s.segment_chunks;
+        return {batch, chunk * C, min(s.tokens - chunk * C, s.segment_chunks * C),
+                batch * ((s.tokens + C - 1) / C) + chunk};
+    }
+    int first = (int)s.cu_seqlens[index];
+    return {0, first, (int)s.cu_seqlens[index + 1] - first, first / C + index};
+}
+
+struct chunk_place {
+    int batch, first, length; /* length <= 0: nobody's */
+};
+
+static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot) {
+    if (s.cu_seqlens == nullptr) {
+        int chunks = (s.tokens + C - 1) / C, first = slot % chunks * C;
+        return {slot / chunks, first, min(C, s.tokens - first)};
+    }
+    int low = 0, high = s.sequences - 1; /* the last sequence that starts at or before the slot */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if ((int)s.cu_seqlens[middle] / C + middle <= slot) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    sequence_place place = sequence_of(s, low);
+    int at = (slot - place.slot) * C;
+    return {place.batch, place.first + at, min(C, place.length - at)};
+}
+
+static inline int64_t slots_of(const carry_delta_chunk_job *job) {
+    return job->cu_seqlens == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
+}
+
+/* 16 bytes `part` of a row of 128 in a swizzled tile. */
+static __device__ __forceinline__ uint32_t swizzled(uint32_t tile, int row, int part) {
+    return tile + (uint32_t)(row * 128 + ((part ^ (row & 7)) << 4));
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_matrices_across(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
+                                                             uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrices_across(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ float low_half(uint32_t pair) {
+    return __uint_as_float(pair << 16);
+}
+
+static __device__ __forceinline__ float high_half(uint32_t pair) {
+    return __uint_as_float(pair & 0xffff0000u);
+}
+
+/* Decays of a chunk from its numbers: e^G[i], and e^(G[i] - G[j]). */
+static __device__ __forceinline__ float fade_of(const float *numbers, int i) {
+    return power_of_two(numbers[HIGH + i] + numbers[LOW + i]);
+}
+static __device__ __forceinline__ float decay_of(const float *numbers, int i, int j) {
+    return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
+}
+
+/* Rows from `length` of `bands` bands: zeros, by 128 threads. */
+static __device__ __forceinline__ void clear_rows(uint32_t tile, int bands, int length, int thread) {
+    int parts = (C - length) * 8;
+    for (int i = thread; i < bands * parts; i += 128) {
+        uint32_t to = tile + (uint32_t)(i / parts * BAND + length * 128 + i % parts * 16);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

@@ -1,0 +1,246 @@
+/* Forward: the launches, and the kernel prepare. */
+#include "delta/cuda/chunk_host.cuh"
+
+namespace delta_chunk {
+
+__global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepare_args a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace hopper;
+    extern __shared__ char memory[];
+    __shared__ prepare_numbers n;
+    int head = (int)(blockIdx.x % (unsigned)a.s.heads), slot = (int)(blockIdx.x / (unsigned)a.s.heads);
+    chunk_place at = chunk_of(a.s, slot);
+    if (at.length <= 0) {
+        return;
+    }
+    int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
+    uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
+    char *data = memory + (start - shared_address(memory));
+    float *triangles = (float *)(data + 2 * CHUNK_BYTES);
+    uint32_t full = shared_address(&n.full), q = start, k = start + TILE;
+    if (thread == 0) {
+        barrier_init(full, 1);
+        fence_async();
+        barrier_expect(full, 2 * TILE);
+        copy_tile(q, &a.q, at.first, 0, head, at.batch, full);
+        copy_tile(k, &a.k, at.first, 0, head, at.batch, full);
+    }
+    int group = a.s.value_heads / a.s.heads;
+    int value_head = head * group;
+    __syncthreads();
+    if (warp < 2) { /* the first pair's numbers come while the tiles do */
+        load_numbers(a, at, value_head + min(warp, group - 1), n, warp, lane);
+    }
+    barrier_wait(full, 0);
+    if (at.length < C) {
+        clear_rows(q, 2, at.length, thread);
+        clear_rows(k, 2, at.length, thread);
+        fence_async();
+        __syncthreads();
+    }
+    n.inverse_norm[thread / C][thread % C] = a.l2norm ? inverse_norm(thread < C ? k : q, thread % C) : 1.0f;
+    float kk[32], qk[32];
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t along = i / 4 * BAND + i % 4 * 32;
+        product_both(kk, describe(k + along, 0), describe(k + along, 0), i > 0);
+        product_both(qk, describe(q + along, 0), describe(k + along, 0), i > 0);
+    }
+    products_commit();
+    products_wait<0>();
+    keep_below(kk);
+    keep_below(qk);
+    __syncthreads();
+    for (int pair = 0; pair < group; pair += 2) {
+        int heads = min(2, group - pair);
+        if (pair > 0) {
+            if (thread == 0) {
+                stores_wait_read();
+            }
+            if (warp < heads) {
+                load_numbers(a, at, value_head + pair + warp, n, warp, lane);
+            }
+            __syncthreads();
+        }
+        for (int e = 0; e < heads; e++) {
+            weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, start + e * CHUNK_BYTES + BAND, warp, lane);
+        }
+        __syncthreads();
+        invert(triangles, warp, lane);
+        __syncthreads();
+        for (int e = 0; e < heads; e++) {
+            finish(a, n, e, triangles + e * TRIANGLE, start + e * CHUNK_BYTES, data + e * CHUNK_BYTES, thread);
+        }
+        fence_async();
+        __syncthreads();
+        if (thread == 0) {
+            for (int e = 0; e < heads; e++) {
+                int64_t to = (int64_t)slot * a.s.value_heads + value_head + pair + e;
+                store_bytes(a.tiles + to * CHUNK_BYTES, start + e * CHUNK_BYTES, CHUNK_BYTES);
+            }
+            stores_commit();
+        }
+    }
+    if (thread == 0) {
+        stores_wait_read();
+    }
+#endif
+}
+
+/* The driver's, which is asked for at run time so that a machine without one can load the library. */
+carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal) {
+    void *found = NULL;
+    cudaDriverEntryPointQueryResult result;
+    CARRY_CUDA_TRY(
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
+        "the driver has no tensor maps");
+    if (result != cudaDriverEntryPointSuccess || found == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: the driver has no tensor maps", ordinal);
+    }
+    *encode = (encoder)found;
+    return CARRY_OK;
+}
+
+static bool aligned(const carry_delta_view *view) {
+    return (uintptr_t)view->data % 16 == 0 && view->batch % 8 == 0 && view->token % 8 == 0 && view->head % 8 == 0;
+}
+
+static cuuint64_t stride_of(int64_t elements, int64_t count) {
+    return count > 1 ? (cuuint64_t)elements * 2 : 256; /* a stride over one element is nobody's, but must look like one */
+}
+
+carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                      const carry_delta_chunk_job *job, int64_t heads, int bands, int ordinal) {
+    const cuuint64_t sizes[] = {64, (cuuint64_t)job->tokens, D / 64, (cuuint64_t)heads, (cuuint64_t)job->batch};
+    const cuuint64_t strides[] = {stride_of(of->token, job->tokens), 128, stride_of(of->head, heads),
+                                  stride_of(of->batch, job->batch)};
+    const cuuint32_t tile[] = {64, C, (cuuint32_t)bands, 1, 1};
+    const cuuint32_t every[] = {1, 1, 1, 1, 1};
+    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, (void *)of->data, sizes, strides, tile, every,
+                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result != CUDA_SUCCESS) {
+        return carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: no tensor map of %s (the driver's error %d)", ordinal,
+                          name, (int)result);
+    }
+    return CARRY_OK;
+}
+
+carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view *view, int ordinal) {
+    if (!aligned(view)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "CUDA device %d: %s starts at or has strides that are no multiples of 16 bytes", ordinal, name);
+    }
+    return CARRY_OK;
+}
+
+shape shape_of(const carry_delta_chunk_job *job) {
+    return {(int)job->batch, (int)job->tokens, (int)job->heads, (int)job->value_heads, (int)job->sequences,
+            job->cu_seqlens, 1, (int)((job->tokens + C - 1) / C)};
+}
+
+/* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
+   beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
+   2.5 us. What many blocks ask of memory takes longer: from 0.8 of the multiprocessors on, backward from 0.64. */
+int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
+    int64_t chunks = (job->tokens + C - 1) / C, lanes = 2 * job->sequences * job->value_heads;
+    int64_t walks = backward ? 2 : 1;
+    int best = 1;
+    double least = 1.2 * (double)chunks;
+    if (job->cu_seqlens != NULL || lanes * 3 > units) {
+        return 1;
+    }
+    for (int g = 2; g <= 32 && g * 8 <= chunks; g++) {
+        double steps = (double)((chunks + g - 1) / g), pair = backward ? 1.0 : 1.3;
+        int64_t pairs = lanes * (1 + 2 * (g - 2) + (backward ? g - 1 : 0)), blocks = walks * lanes * g;
+        double last = (double)((blocks + units - 1) / units);
+        double asked = (double)blocks / ((backward ? 0.64 : 0.8) * (double)units);
+        last = asked > last ? asked : last;
+        double time = steps * (pair * (double)((pairs + units - 1) / units) + 1.2 * last) + 2.5 * g + 5.0;
+        if (time < least) {
+            least = time;
+            best = g;
+        }
+    }
+    return best;
+}
+
+size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward) {
+    int64_t segments = segments_of(job, units, backward), parts = backward ? 3 : 2;
+    return segments > 1 ? (size_t)(job->sequences * job->value_heads * segments * parts) * D * D * sizeof(float) : 0;
+}
+
+prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k) {
+    return {*q,
+            *k,
+            shape_of(job),
+            job->beta,
+            job->g,
+            job->A_log,
+            job->dt_bias,
+            job->scale,
+            job->beta_factor != 0.0f ? job->beta_factor : 1.0f,
+            job->l2norm,
+            job->gate_inside,
+            job->beta_sigmoid,
+            (char *)job->workspace};
+}
+
+carry_status launch_prepare(carry_ctx *ctx, const carry_delta_chunk_job *job, const prepare_args &a, int ordinal,
+                            cudaStream_t stream) {
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(prepare, cudaFuncAttributeMaxDynamicSharedMemorySize, PREPARE_SHARED),
+                   "no shared memory for the delta rule");
+    prepare<<<(unsigned)(slots_of(job) * job->heads), 128, PREPARE_SHARED, stream>>>(a);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+} // namespace delta_chunk
+
+using namespace delta_chunk;
+
+/* The kernels are empty but in code for sm_90a, which a build may be without: then they have no barriers. */
+extern "C" bool carry_delta_chunk_works(int ordinal) {
+    int major = 0, minor = 0;
+    cudaFuncAttributes attributes;
+    bool is = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+              cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
+              minor == 0 && cudaFuncGetAttributes(&attributes, prepare) == cudaSuccess &&
+              attributes.sharedSizeBytes > 0;
+    (void)cudaGetLastError();
+    return is;
+}
+
+extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units) {
+    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES + pair_bytes(job, units, false);
+}
+
+extern "C" carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal,
+                                                  void *stream) {
+    int units = 0;
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+    encoder encode = NULL;
+    scan_launch l = {};
+    scan_args &a = l.first;
+    CARRY_TRY(check_view(ctx, "q", &job->q, ordinal));
+    CARRY_TRY(check_view(ctx, "k", &job->k, ordinal));
+    CARRY_TRY(check_view(ctx, "v", &job->v, ordinal));
+    CARRY_TRY(check_view(ctx, "o", &job->o, ordinal));
+    CARRY_TRY(find_encoder(ctx, &encode, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &a.q, "q", &job->q, job, job->heads, 2, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &a.k, "k", &job->k, job, job->heads, 2, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &a.v, "v", &job->v, job, job->value_heads, 1, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &a.o, "o", &job->o, job, job->value_heads, 1, ordinal));
+    a.s = shape_of(job);
+    a.out = job->o;
+    a.tiles = (const char *)job->workspace;
+    a.pairs = (float *)((char *)job->workspace + (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES);
+    a.initial_state = job->initial_state;
+    a.final_state = job->final_state;
+    a.state_transposed = job->state_transposed;
+    prepare_args first = prepare_args_of(job, &a.q, &a.k);
+    CARRY_TRY(launch_prepare(ctx, job, first, ordinal, (cudaStream_t)stream));
+    return run_scan<FORWARD, FORWARD>(ctx, job, l, segments_of(job, units, false), units, ordinal,
+                                      (cudaStream_t)stream);
+}

@@ -1,0 +1,390 @@
+/* Steps of the kernel gradients: the squares, rows, numbers, and what is stored. */
+#ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
+#define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
+
+#include "delta/cuda/chunk_prepare.cuh"
+#include "delta/cuda/chunk_scan_parts.cuh"
+
+namespace delta_chunk {
+
+struct gradient_args {
+    prepare_args in;
+    CUtensorMap grad_o, grad_q, grad_k;
+    carry_delta_view v, dq, dk, dv, dbeta, dg;
+    int items; /* chunks x heads of q and k */
+    const char *states, *values, *dstates, *y;
+    float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
+};
+
+/* chunk_gradients.cu */
+carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
+                              int ordinal, cudaStream_t stream);
+
+/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The squares go to
+   the place of dO. */
+constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
+constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
+constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
+constexpr float TINY_BETA = 0x1p-20f;
+
+/* Of one value head. */
+struct gradient_numbers {
+    float row_p[C], row_m[C], column[8][C]; /* sums of dP P and M D kk; of the columns, by warp */
+    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: Y . V', y_value: Y . v where beta is tiny */
+    float inner[4]; /* S . dS, by warp */
+};
+
+/* full: it was copied; empty: it was read. Of (q, k), of (dO, Y, numbers), of V', S and dS. */
+struct gradient_barriers {
+    uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
+};
+enum single { V_TILE, S_TILE, DS_TILE };
+
+/* Elements (row, 2 columns from `column`) of a tile of q or k. */
+static __device__ __forceinline__ float2 pair_at(const char *tile, int row, int column) {
+    uint32_t w = *(const uint32_t *)(tile + column / 64 * BAND + row * 128 + ((column % 64 / 8 ^ (row & 7)) << 4) +
+                                     column % 8 * 2);
+    return {low_half(w), high_half(w)};
+}
+
+static __device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+static __device__ __forceinline__ void store_number(const carry_delta_view &view, int batch, int token, int head,
+                                                    float x) {
+    int64_t at = batch * view.batch + token * view.token + head * view.head;
+    if (view.dtype == 0) {
+        ((float *)view.data)[at] = x;
+    } else if (view.dtype == 1) {
+        ((__nv_bfloat16 *)view.data)[at] = __float2bfloat16_rn(x);
+    } else {
+        ((__half *)view.data)[at] = __float2half_rn(x);
+    }
+}
+
+/* x = a b^T over 128, both tiles of two bands with rows along it. */
+static __device__ __forceinline__ void rows_product(float (&x)[32], uint32_t a, uint32_t b) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint32_t along = i / 4 * BAND + i % 4 * 32;
+        hopper::product_both(x, hopper::describe(a + along, 0), hopper::describe(b + along, 0), i > 0);
+    }
+}
+
+/* x = a s: a is a tile [tokens, values], s a kept state. */
+static __device__ __forceinline__ void state_product(float (&x)[64], uint32_t a, uint32_t s) {
+    hopper::products_begin();
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        hopper::product_across(x, hopper::describe(a + i / 4 * BAND + i % 4 * 32, 0),
+                               hopper::describe(s + i * 2048, 2 * BAND), i > 0);
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::keep_below(x);
+}
+
+/* sum += factor[row] more[row] x, and dot[row] = factor[row] (row of x) . (row of tile) norm[row]; of this thread's two
+   rows. */
+static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&x)[64], const float (&factor)[2],
+                                                const float (&more)[2], const float (&norm)[2], const char *tile,
+                                                float *dot, int row, int lane) {
+    float dots[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float2 t = pair_at(tile, row + 8 * r, 8 * i + lane % 4 * 2);
+            float a = factor[r] * x[4 * i + 2 * r], b = factor[r] * x[4 * i + 2 * r + 1];
+            dots[r] += a * t.x + b * t.y;
+            sum[4 * i + 2 * r] += more[r] * a;
+            sum[4 * i + 2 * r + 1] += more[r] * b;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float d = quad_sum(dots[r]) * norm[r];
+        if (lane % 4 == 0) {
+            dot[row + 8 * r] = d;
+        }
+    }
+}
+
+/* One of the two squares, dP (queries: below and on the diagonal) or M (below): weights for the products that follow, as
+   a left operand and as what becomes a tile, and the sums. products: q k or k k; x: dP or M. */
+static __device__ __forceinline__ void weigh_square(bool queries, float scale, const float *n, gradient_numbers &sums,
+                                                    const float (&x)[32], const float (&products)[32],
+                                                    uint32_t (&operand)[16], uint32_t (&packed)[16], int warp,
+                                                    int lane) {
+    int row = 16 * warp + lane / 4;
+    float total[2] = {0.0f, 0.0f}, high[2], low[2], by[2], norm[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = row + 8 * r;
+        high[r] = n[HIGH + i];
+        low[r] = n[LOW + i];
+        by[r] = queries ? scale : -n[BETA + i];
+        norm[r] = n[(queries ? NORM_Q : NORM_K) + i];
+    }
+#pragma unroll
+    for (int block = 0; block < 8; block++) {
+        int column = 8 * block + lane % 4 * 2;
+        float2 h = *(const float2 *)(n + HIGH + column), l = *(const float2 *)(n + LOW + column);
+        float2 w = *(const float2 *)(n + NORM_K + column), down = {0.0f, 0.0f};
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = row + 8 * r, last = i - (queries ? 0 : 1);
+            float d0 = column <= last ? power_of_two((high[r] - h.x) + (low[r] - l.x)) : 0.0f;
+            float d1 = column + 1 <= last ? power_of_two((high[r] - h.y) + (low[r] - l.y)) : 0.0f;
+            float x0 = d0 * x[4 * block + 2 * r], x1 = d1 * x[4 * block + 2 * r + 1];
+            float p0 = x0 * norm[r] * w.x * products[4 * block + 2 * r];
+            float p1 = x1 * norm[r] * w.y * products[4 * block + 2 * r + 1];
+            total[r] += p0 + p1; /* without `by` */
+            down.x += by[r] * p0;
+            down.y += by[r] * p1;
+            x0 *= by[r];
+            x1 *= by[r];
+            operand[2 * block + r] = pack(x0 * w.x, x1 * w.y);
+            packed[2 * block + r] = pack(x0 * norm[r], x1 * norm[r]);
+            if (!queries && i / 2 * 2 == column) { /* the diagonal of M */
+                sums.yv[i] = i % 2 == 0 ? x[4 * block + 2 * r] : x[4 * block + 2 * r + 1];
+            }
+        }
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2) {
+            down.x += __shfl_xor_sync(0xffffffffu, down.x, step);
+            down.y += __shfl_xor_sync(0xffffffffu, down.y, step);
+        }
+        if (lane < 4) {
+            *(float2 *)&sums.column[(queries ? 0 : 4) + warp][column] = down;
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float d = quad_sum(total[r]);
+        if (lane % 4 == 0) {
+            (queries ? sums.row_p : sums.row_m)[row + 8 * r] = queries ? scale * d : d;
+        }
+    }
+}
+
+/* A square as a tile, once nobody of the warpgroup reads what was there. */
+static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_t (&packed)[16], int warp, int lane) {
+#pragma unroll
+    for (int block = 0; block < 8; block += 2) {
+        int to = 16 * warp + (lane & 8) + lane % 8;
+        store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
+                       packed[2 * block + 2], packed[2 * block + 3]);
+    }
+    hopper::fence_async();
+}
+
+/* Y . v of rows whose beta is too small to divide by; 128 threads, 16 a row. */
+static __device__ __forceinline__ void small_betas(const gradient_args &a, const float *n, gradient_numbers &sums,
+                                                   const chunk_place &at, int head, const char *y, int thread) {
+    int lane = thread % 32, part = thread % 16;
+    float beta = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
+    if (!__any_sync(0xffffffffu, beta < TINY_BETA)) {
+        return;
+    }
+#pragma unroll 1
+    for (int row = thread / 16; row < C; row += 8) {
+        float dot = 0.0f;
+        if (row < at.length) {
+            uint4 yw = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
+            uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
+                                        (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
+            const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
+            }
+        }
+#pragma unroll
+        for (int step = 1; step < 16; step *= 2) {
+            dot += __shfl_xor_sync(0xffffffffu, dot, step);
+        }
+        if (part == 0) {
+            sums.y_value[row] = dot;
+        }
+    }
+}
+
+static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
+    return pack(by * low_half(pair), by * high_half(pair));
+}
+
+/* dv = beta Y; 128 threads, 16 a row. */
+static __device__ __forceinline__ void store_values(const gradient_args &a, const float *n, const chunk_place &at,
+                                                    int head, const char *y, int thread) {
+    int first = thread / 16, part = thread % 16;
+    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on: the same part */
+    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + first) * a.dv.token +
+                        head * a.dv.head + part * 8;
+#pragma unroll 4
+    for (int s = 0; s < 8; s++) {
+        float beta = n[BETA + first + 8 * s];
+        uint4 w = *(const uint4 *)(from + s * 1024);
+        if (first + 8 * s < at.length) {
+            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
+                                                   pack_times(beta, w.w)};
+        }
+    }
+}
+
+/* S . dS of this warp; 128 threads. */
+static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
+                                                     int thread) {
+    float sum = 0.0f;
+#pragma unroll 4
+    for (int i = 0; i < STATE_BYTES / 16 / 128; i++) {
+        uint4 w = *(const uint4 *)(s + (thread + 128 * i) * 16), x = *(const uint4 *)(ds + (thread + 128 * i) * 16);
+        const uint32_t sw[4] = {w.x, w.y, w.z, w.w}, xw[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            sum += low_half(sw[j]) * low_half(xw[j]) + high_half(sw[j]) * high_half(xw[j]);
+        }
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, step);
+    }
+    if (thread % 32 == 0) {
+        sums.inner[thread / 32] = sum;
+    }
+}
+
+/* Gates and beta of one value head: a warp, two tokens a lane. */
+static __device__ __forceinline__ void finish_numbers(const gradient_args &a, const float *n,
+                                                      const gradient_numbers &sums, const chunk_place &at, int slot,
+                                                      int head, int lane) {
+    float x[2], dbeta[2], lefts = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int t = 2 * lane + i;
+        float columns = 0.0f;
+#pragma unroll
+        for (int w = 0; w < 8; w++) {
+            columns += sums.column[w][t];
+        }
+        x[i] = sums.q_dot[t] + sums.row_p[t] - n[BETA + t] * sums.row_m[t] - columns + sums.w_dot[t] * n[BETA + t] -
+               sums.left_dot[t];
+        float beta = n[BETA + t]; /* beta times its gradient is Y . V' */
+        dbeta[i] = fabsf(beta) < TINY_BETA ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / beta;
+        lefts += sums.left_dot[t];
+    }
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        lefts += __shfl_xor_sync(0xffffffffu, lefts, step);
+    }
+    if (lane == 31) {
+        float inner = 0.0f;
+        for (int w = 0; w < 4; w++) {
+            inner += sums.inner[w];
+        }
+        x[1] += lefts + inner * fade_of(n, C - 1);
+    }
+    float sum = x[0] + x[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        float after = __shfl_down_sync(0xffffffffu, sum, step);
+        if (lane + step < 32) {
+            sum += after;
+        }
+    }
+    float after = sum - (x[0] + x[1]);
+    float dg[2] = {sum, after + x[1]};
+    float rates = 0.0f, biases = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int t = 2 * lane + i;
+        if (t < at.length) {
+            if (a.in.beta_sigmoid) {
+                dbeta[i] *= n[BETA + t] * (1.0f - n[BETA + t] / a.in.beta_factor);
+            }
+            store_number(a.dbeta, at.batch, at.first + t, head, dbeta[i]);
+            if (a.in.g.data != nullptr) {
+                float d = dg[i];
+                if (a.in.gate_inside) {
+                    float z = number_of(bits_at(a.in.g, at.batch, at.first + t, head), a.in.g.dtype) +
+                              a.in.dt_bias[head];
+                    float rate = -expf(a.in.A_log[head]);
+                    rates += d * rate * (z > 20.0f ? z : log1pf(expf(z)));
+                    d *= rate / (1.0f + expf(-z));
+                    biases += d;
+                }
+                store_number(a.dg, at.batch, at.first + t, head, d);
+            }
+        }
+    }
+    if (a.partial != nullptr) {
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            rates += __shfl_xor_sync(0xffffffffu, rates, step);
+            biases += __shfl_xor_sync(0xffffffffu, biases, step);
+        }
+        if (lane == 0) {
+            float *to = a.partial + ((int64_t)slot * a.in.s.value_heads + head) * 2;
+            to[0] = rates;
+            to[1] = biases;
+        }
+    }
+}
+
+/* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
+   its first thread's stores are. */
+static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
+                                                  const char *tile, const float (&norm)[2], bool l2norm,
+                                                  const chunk_place &at, int head, uint32_t to, int barrier, int warp,
+                                                  int lane) {
+    using namespace hopper;
+    int row = 16 * warp + lane / 4;
+    float dot[2] = {0.0f, 0.0f};
+    if (l2norm) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
+            dot[i % 2] += t.x * x[2 * i] + t.y * x[2 * i + 1];
+        }
+        dot[0] = quad_sum(dot[0]) * norm[0] * norm[0];
+        dot[1] = quad_sum(dot[1]) * norm[1] * norm[1];
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
+            x[2 * i] = norm[i % 2] * (x[2 * i] - t.x * dot[i % 2]);
+            x[2 * i + 1] = norm[i % 2] * (x[2 * i + 1] - t.y * dot[i % 2]);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        store_matrices(swizzled(to + i / 4 * BAND, 16 * warp + (lane & 8) + lane % 8, i % 4 * 2 + lane / 16),
+                       pack(x[8 * i], x[8 * i + 1]), pack(x[8 * i + 2], x[8 * i + 3]),
+                       pack(x[8 * i + 4], x[8 * i + 5]), pack(x[8 * i + 6], x[8 * i + 7]));
+    }
+    fence_async();
+    group_sync(barrier, 128);
+    int thread = 32 * warp + lane;
+    if (at.length == C) {
+        if (thread == 0) {
+            store_tile(map, to, at.first, 0, head, at.batch);
+            stores_commit();
+        }
+        return;
+    }
+    __nv_bfloat16 *out = (__nv_bfloat16 *)view.data + at.batch * view.batch + (int64_t)at.first * view.token +
+                         head * view.head;
+    for (int i = thread; i < at.length * 16; i += 128) {
+        int token = i / 16, part = i % 16;
+        uint4 w;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                     : "r"(swizzled(to + part / 8 * BAND, token, part % 8)));
+        *(uint4 *)(out + token * view.token + part * 8) = w;
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

@@ -1,0 +1,337 @@
+/* gradients: one block for a chunk and a head of q and k, its value heads one after the other, so that dq and dk are
+   summed in registers. With D the decays, k^ and q^ what the norms leave, M = Y V'^T and dP = dO V'^T:
+
+       dq^ = scale e^G (dO S^T) + (scale D dP) k^
+       dk^ = (scale D dP)^T q^ + left (V' dS^T) - beta e^G (Y S^T) + (H + H^T) k^,   H = -beta D M below the diagonal
+
+   One warpgroup makes dq, the other dk. What the gates and beta get are sums of these products' rows and columns. */
+#ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
+#define CARRY_DELTA_CHUNK_GRADIENTS_CUH
+
+#include "delta/cuda/chunk_gradient_parts.cuh"
+
+namespace delta_chunk {
+
+struct gradient_places {
+    uint32_t start, barriers;
+    const char *data;
+    __device__ __forceinline__ uint32_t qk_full(int n) const {
+        return barriers + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t qk_empty(int n) const {
+        return barriers + 16 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t row_full(int n) const {
+        return barriers + 32 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t row_empty(int n) const {
+        return barriers + 48 + 8 * (n % 2);
+    }
+    __device__ __forceinline__ uint32_t full(single which) const {
+        return barriers + 64 + 8 * which;
+    }
+    __device__ __forceinline__ uint32_t empty(single which) const {
+        return barriers + 88 + 8 * which;
+    }
+    __device__ __forceinline__ int qk(int n) const {
+        return GQ + n % 2 * 2 * TILE;
+    }
+    __device__ __forceinline__ int rows(int n) const { /* dO, then Y */
+        return GO + n % 2 * 2 * TILE;
+    }
+    __device__ __forceinline__ const float *numbers(int n) const {
+        return (const float *)(data + GN + n % 2 * NUMBERS_BYTES);
+    }
+};
+
+/* One thread: all tiles of this block's chunks, as soon as there is room. */
+static __device__ __forceinline__ void copy_items(const gradient_args &a, const gradient_places &p) {
+    using namespace hopper;
+    const shape &s = a.in.s;
+    int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
+    for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
+        int head = item % s.heads, slot = item / s.heads;
+        chunk_place at = chunk_of(s, slot);
+        if (at.length <= 0) {
+            continue;
+        }
+        uint32_t qk = p.start + p.qk(done);
+        barrier_wait(p.qk_empty(done), done / 2 % 2 ^ 1);
+        barrier_expect(p.qk_full(done), 2 * TILE);
+        copy_tile(qk + TILE, &a.in.k, at.first, 0, head, at.batch, p.qk_full(done));
+        copy_tile(qk, &a.in.q, at.first, 0, head, at.batch, p.qk_full(done));
+        done++;
+        for (int e = 0; e < group; e++, n++) {
+            int value_head = head * group + e;
+            int64_t tile = (int64_t)slot * s.value_heads + value_head;
+            uint32_t rows = p.start + p.rows(n), full = p.row_full(n);
+            barrier_wait(p.row_empty(n), n / 2 % 2 ^ 1);
+            barrier_expect(full, 2 * TILE + NUMBERS_BYTES);
+            copy_bytes(p.start + GN + n % 2 * NUMBERS_BYTES, a.in.tiles + tile * CHUNK_BYTES + NUMBERS_AT,
+                       NUMBERS_BYTES, full);
+            copy_tile(rows, &a.grad_o, at.first, 0, value_head, at.batch, full);
+            copy_bytes(rows + TILE, a.y + tile * TILE, TILE, full);
+            barrier_wait(p.empty(V_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(V_TILE), TILE);
+            copy_bytes(p.start + GV, a.values + tile * TILE, TILE, p.full(V_TILE));
+            barrier_wait(p.empty(DS_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(DS_TILE), STATE_BYTES);
+            copy_bytes(p.start + GDS, a.dstates + tile * STATE_BYTES, STATE_BYTES, p.full(DS_TILE));
+            barrier_wait(p.empty(S_TILE), n % 2 ^ 1);
+            barrier_expect(p.full(S_TILE), STATE_BYTES);
+            copy_bytes(p.start + GS, a.states + tile * STATE_BYTES, STATE_BYTES, p.full(S_TILE));
+        }
+    }
+}
+
+/* A warpgroup: QUERIES makes dq, the other dk. */
+struct gradient_worker {
+    const gradient_args &a;
+    const gradient_places &p;
+    gradient_numbers *all; /* two */
+    bool queries;
+    int warp, lane;
+
+    float sum[64], norm[2];
+    int row, thread, item_index, n; /* how many items, value heads this block has done */
+    uint32_t q, k, mine, left;
+    const char *mine_data;
+    const float *numbers;
+    chunk_place at;
+
+    __device__ __forceinline__ void arrive(uint32_t barrier) {
+        __syncwarp();
+        if (lane == 0) {
+            hopper::barrier_arrive(barrier);
+        }
+    }
+    /* sum += the rows of left s, weighed, and their dots with the rows of q or k. */
+    __device__ __forceinline__ void add_state(uint32_t from, single which, float *dot, const float (&factor)[2],
+                                              const float (&more)[2]) {
+        float x[64];
+        hopper::barrier_wait(p.full(which), n % 2);
+        state_product(x, from, p.start + (which == S_TILE ? GS : GDS));
+        if (!queries) {
+            arrive(p.empty(which));
+            if (which == DS_TILE) {
+                arrive(p.empty(V_TILE));
+            }
+        }
+        add_rows(sum, x, factor, more, norm, mine_data, dot, row, lane);
+    }
+    __device__ __forceinline__ void squares(gradient_numbers &sums, uint32_t (&operand)[16], uint32_t (&packed)[16]) {
+        using namespace hopper;
+        float x[32], products[32];
+        products_begin();
+        rows_product(products, mine, k);
+        rows_product(x, left, p.start + GV);
+        products_commit();
+        products_wait<0>();
+        keep_below(products);
+        keep_below(x);
+        if (queries) {
+            arrive(p.empty(V_TILE));
+        }
+        weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
+    }
+    /* dO S, and S . dS; or V' dS and Y S. dO has been read then, and the squares take its place. */
+    __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
+        using namespace hopper;
+#pragma unroll 1 /* one copy of the code for all three: instructions have to be fetched too */
+        for (int pass = 0; pass < (queries ? 1 : 2); pass++) {
+            bool from_s = queries || pass == 1;
+            float factor[2], more[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                int i = row + 8 * r;
+                factor[r] = queries ? a.in.scale * fade_of(numbers, i)
+                            : pass == 0 ? decay_of(numbers, C - 1, i)
+                                        : -fade_of(numbers, i);
+                more[r] = from_s && !queries ? numbers[BETA + i] : 1.0f;
+            }
+            add_state(from_s ? left : p.start + GV, from_s ? S_TILE : DS_TILE,
+                      queries ? sums.q_dot : pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
+        }
+        if (queries) {
+            group_sync(2, 128); /* dO has been read */
+            store_square(left, packed, warp, lane);
+            group_arrive(5, 256);
+            barrier_wait(p.full(DS_TILE), n % 2);
+            inner_product(sums, p.data + GS, p.data + GDS, thread);
+            arrive(p.empty(DS_TILE));
+            arrive(p.empty(S_TILE));
+        } else {
+            small_betas(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
+            group_sync(5, 256);
+            store_square(left - TILE + BAND, packed, warp, lane);
+        }
+    }
+    __device__ __forceinline__ void one_head(int slot, int value_head) {
+        using namespace hopper;
+        uint32_t operand[16], packed[16];
+        gradient_numbers &sums = all[n % 2];
+        uint32_t rows = p.start + p.rows(n);
+        left = queries ? rows : rows + TILE;
+        numbers = p.numbers(n);
+        barrier_wait(p.row_full(n), n / 2 % 2);
+        barrier_wait(p.full(V_TILE), n % 2);
+        if (at.length < C) { /* what others wrote there may be no number */
+            clear_rows(mine, 2, at.length, thread);
+            if (queries) {
+                clear_rows(left, 2, at.length, thread);
+            }
+            fence_async();
+            group_sync(1, 256);
+        }
+        norm[0] = numbers[(queries ? NORM_Q : NORM_K) + row];
+        norm[1] = numbers[(queries ? NORM_Q : NORM_K) + row + 8];
+        squares(sums, operand, packed);
+        states(sums, packed, value_head);
+        group_sync(1, 256); /* both squares and all sums are there */
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(sum, operand + 4 * i, describe(k + i * 2048, BAND), 1);
+        }
+        products_commit();
+        if (!queries) {
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                product_turned(sum, describe(rows + i * 2048, 0), describe(q + i * 2048, BAND), 1);
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
+            }
+            products_commit();
+            store_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
+        } else if (warp == 0) {
+            finish_numbers(a, numbers, sums, at, slot, value_head, lane);
+        }
+        products_wait<0>();
+        keep_below(sum);
+    }
+    __device__ __forceinline__ void one_item(int slot, int head) {
+        using namespace hopper;
+        int group = a.in.s.value_heads / a.in.s.heads;
+        q = p.start + p.qk(item_index);
+        k = q + TILE;
+        mine = queries ? q : k;
+        mine_data = p.data + (mine - p.start);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            sum[i] = 0.0f;
+        }
+        barrier_wait(p.qk_full(item_index), item_index / 2 % 2);
+        for (int e = 0; e < group; e++) {
+            if (e > 0) {
+                arrive(p.row_empty(n));
+                n++;
+            }
+            one_head(slot, head * group + e);
+        }
+        if (queries) { /* the other warpgroup has read the squares in dO's place */
+            group_sync(4, 256);
+        } else { /* every warp of this one has read Y */
+            group_sync(3, 128);
+            group_arrive(4, 256);
+        }
+        store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine_data, norm, a.in.l2norm, at, head,
+                   left, queries ? 2 : 3, warp, lane);
+        arrive(p.qk_empty(item_index));
+        if (thread == 0) {
+            stores_wait_read();
+        }
+        arrive(p.row_empty(n));
+        n++;
+        item_index++;
+    }
+    __device__ __forceinline__ void run() {
+        const shape &s = a.in.s;
+        int group = s.value_heads / s.heads;
+        for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
+            int head = item % s.heads, slot = item / s.heads;
+            at = chunk_of(s, slot);
+            if (at.length > 0) {
+                one_item(slot, head);
+            } else if (queries && a.partial != nullptr) {
+                for (int i = thread; i < 2 * group; i += 128) {
+                    a.partial[((int64_t)slot * s.value_heads + head * group) * 2 + i] = 0.0f;
+                }
+            }
+        }
+    }
+};
+
+__global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_constant__ gradient_args a) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace hopper;
+    extern __shared__ char memory[];
+    __shared__ gradient_numbers sums[2];
+    __shared__ gradient_barriers b;
+    gradient_places p;
+    p.start = (shared_address(memory) + 1023u) & ~1023u;
+    p.data = memory + (p.start - shared_address(memory));
+    p.barriers = shared_address(&b);
+    int thread = (int)threadIdx.x;
+    if (thread == 0) {
+        for (int i = 0; i < 2; i++) {
+            barrier_init(p.qk_full(i), 1);
+            barrier_init(p.qk_empty(i), 8);
+            barrier_init(p.row_full(i), 1);
+            barrier_init(p.row_empty(i), 8);
+        }
+        for (int i = 0; i < 3; i++) {
+            barrier_init(p.full((single)i), 1);
+            barrier_init(p.empty((single)i), 8);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    if (thread >= 256) {
+        registers_give<24>();
+        if (thread == 256) {
+            copy_items(a, p);
+        }
+    } else {
+        registers_take<240>();
+        int warp = thread % 128 / 32, lane = thread % 32;
+        gradient_worker me = {a, p, sums, thread < 128, warp, lane};
+        me.row = 16 * warp + lane / 4;
+        me.thread = thread % 128;
+        me.item_index = 0;
+        me.n = 0;
+        me.run();
+    }
+#endif
+}
+
+/* Sums of the chunks' parts, a block for a value head, always in the same order. */
+__global__ void __launch_bounds__(256) sum_partials(const float *partial, float *dA_log, float *ddt_bias, int slots,
+                                                    int heads) {
+    __shared__ float part[2][256];
+    int head = (int)blockIdx.x, thread = (int)threadIdx.x;
+    float sums[2] = {0.0f, 0.0f};
+    for (int i = thread; i < slots; i += 256) {
+        sums[0] += partial[((int64_t)i * heads + head) * 2];
+        sums[1] += partial[((int64_t)i * heads + head) * 2 + 1];
+    }
+    part[0][thread] = sums[0];
+    part[1][thread] = sums[1];
+    for (int step = 128; step > 0; step /= 2) {
+        __syncthreads();
+        if (thread < step) {
+            part[0][thread] += part[0][thread + step];
+            part[1][thread] += part[1][thread + step];
+        }
+    }
+    if (thread == 0) {
+        dA_log[head] = part[0][0];
+        ddt_bias[head] = part[1][0];
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

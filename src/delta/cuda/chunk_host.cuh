@@ -1,0 +1,83 @@
+/* What launches of the chunk kernels share. Tensor maps tell the copy engine how q, k and v lie. */
+#ifndef CARRY_DELTA_CHUNK_HOST_CUH
+#define CARRY_DELTA_CHUNK_HOST_CUH
+
+#include "device/cuda.h"
+
+#include "delta/cuda/chunk_prepare.cuh"
+#include "delta/cuda/chunk_scan.cuh"
+
+namespace delta_chunk {
+
+typedef decltype(&cuTensorMapEncodeTiled) encoder;
+
+/* chunk_forward.cu */
+carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal);
+/* [batch, heads, D / 64, tokens, 64], of which a tile is 64 tokens of one head, `bands` bands. */
+carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                      const carry_delta_chunk_job *job, int64_t heads, int bands, int ordinal);
+carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view *view, int ordinal);
+shape shape_of(const carry_delta_chunk_job *job); /* in one segment */
+/* How many segments a sequence is best walked in on so many multiprocessors; backward two walks go on at once. */
+int segments_of(const carry_delta_chunk_job *job, int units, bool backward);
+size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward);
+prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k);
+carry_status launch_prepare(carry_ctx *ctx, const carry_delta_chunk_job *job, const prepare_args &a, int ordinal,
+                            cudaStream_t stream);
+
+/* Blocks of both kinds; `lanes`, `second_lanes`: sequences (or segments) and value heads of each. */
+template <int GROUPS, int STAGES, scan_kind KIND, scan_kind SECOND>
+carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
+                                cudaStream_t stream) {
+    using first = scan_shape<GROUPS, STAGES, KIND>;
+    using second = scan_shape<GROUPS, STAGES, SECOND>;
+    auto kernel = scan<first, second>;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, first::SHARED),
+                   "no shared memory for the delta rule");
+    l.blocks = (unsigned)(lanes * 2 / GROUPS);
+    kernel<<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, first::SHARED, stream>>>(l);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+/* Each in a file of its own, chunk_scan_*.cu: ptxas needs seconds for one. */
+#define SCANS(DECLARE, ...)                                                                               \
+    DECLARE template carry_status launch_scan<__VA_ARGS__>(carry_ctx * ctx, scan_launch & l, int64_t lanes, \
+                                                           int64_t second_lanes, int ordinal, cudaStream_t stream);
+SCANS(extern, 2, 2, FORWARD, FORWARD)
+SCANS(extern, 1, 3, FORWARD, FORWARD)
+SCANS(extern, 1, 3, PAIR, PAIR)
+SCANS(extern, 2, 2, KEEP, BACK)
+SCANS(extern, 1, 3, KEEP, BACK)
+SCANS(extern, 1, 3, PAIR, BACK_PAIR)
+
+/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. Few indeed: `segments` (pairs have
+   room for them), whose pairs are made first. */
+template <scan_kind KIND, scan_kind SECOND>
+static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int segments, int units,
+                             int ordinal, cudaStream_t stream) {
+    constexpr bool BOTH = KIND != SECOND;
+    int64_t lanes = job->sequences * job->value_heads;
+    if (segments > 1) {
+        int chunks = (int)((job->tokens + C - 1) / C);
+        shape &s = l.first.s;
+        s.segment_chunks = (chunks + segments - 1) / segments;
+        s.segments = (chunks + s.segment_chunks - 1) / s.segment_chunks;
+        l.second.s = s;
+        l.first.parts = l.second.parts = BOTH ? 3 : 2;
+        lanes *= s.segments;
+        CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal,
+                                                                   stream)));
+        fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+            l.first.pairs, l.first.parts, s.segments, (int)job->value_heads);
+        CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+        return launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, BOTH ? lanes : 0, ordinal, stream);
+    }
+    int64_t second = BOTH ? lanes : 0;
+    return lanes * 2 > units * 3 / 2 ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
+                                     : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
+}
+
+} // namespace delta_chunk
+
+#endif

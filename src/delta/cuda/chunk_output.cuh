@@ -1,0 +1,136 @@
+/* What a scan stores of every chunk: outputs, or states and values as they are. */
+#ifndef CARRY_DELTA_CHUNK_OUTPUT_CUH
+#define CARRY_DELTA_CHUNK_OUTPUT_CUH
+
+#include "delta/cuda/chunk_scan_parts.cuh"
+
+namespace delta_chunk {
+
+/* O = fade Q S^T + P V' of every chunk: 64 tokens in rows, all of this block's values. */
+template <typename Shape> struct scan_output {
+    static constexpr int N = 64 * Shape::GROUPS;
+    const scan_args &a;
+    const scan_item &item;
+    const scan_places<Shape> &p;
+    int warp, lane;
+
+    /* By threads: a chunk that a sequence's end cuts. */
+    __device__ __forceinline__ void store_some(uint32_t from, int n, int left) {
+        int thread = 32 * warp + lane;
+        __nv_bfloat16 *to = (__nv_bfloat16 *)a.out.data + item.at.batch * a.out.batch +
+                            (item.at.first + n * C) * a.out.token + item.value_head * a.out.head + 64 * item.band;
+        for (int i = thread; i < left * 8 * Shape::GROUPS; i += 128) {
+            int token = i / (8 * Shape::GROUPS), part = i % (8 * Shape::GROUPS);
+            uint4 w;
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                         : "r"(swizzled(from + part / 8 * BAND, token, part % 8)));
+            *(uint4 *)(to + token * a.out.token + part * 8) = w;
+        }
+    }
+    __device__ __forceinline__ void store(const float (&O)[N / 2], int n) {
+        using namespace hopper;
+        uint32_t to = p.start + Shape::OUT;
+        int row = 16 * warp + (lane & 8) + lane % 8, left = item.at.length - n * C;
+        bool first = warp == 0 && lane == 0;
+        if (first) {
+            stores_wait_read();
+        }
+        group_sync(8, 128);
+#pragma unroll
+        for (int i = 0; i < N / 16; i++) {
+            store_matrices(swizzled(to + i / 4 * BAND, row, i % 4 * 2 + lane / 16), pack(O[8 * i], O[8 * i + 1]),
+                           pack(O[8 * i + 2], O[8 * i + 3]), pack(O[8 * i + 4], O[8 * i + 5]),
+                           pack(O[8 * i + 6], O[8 * i + 7]));
+        }
+        fence_async();
+        group_sync(8, 128);
+        if (left < C) {
+            store_some(to, n, left);
+        } else if (first) {
+            for (int band = 0; band < Shape::GROUPS; band++) {
+                store_tile(&a.o, to + band * BAND, item.at.first + n * C, item.band + band, item.value_head,
+                           item.at.batch);
+            }
+            stores_commit();
+        }
+    }
+    __device__ __forceinline__ void run() {
+        using namespace hopper;
+        for (int n = 0; n < item.chunks; n++) {
+            float O[N / 2];
+            uint32_t k = p.stage(n), q = k + Shape::Q, v = k + Shape::V, s = p.start + Shape::STATE;
+            const float *numbers = p.numbers(n);
+            barrier_wait(p.barrier(p.full, n), p.parity(n));
+            barrier_wait(p.state, n % 2);
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                product_both(O, describe(q + i / 4 * BAND + i % 4 * 32, 0),
+                             describe(s + i / 4 * Shape::STATE_BAND + i % 4 * 32, 0), i > 0);
+            }
+            products_commit();
+            int row = 16 * warp + lane / 4;
+            float above = numbers[FADE_Q + row], below = numbers[FADE_Q + row + 8];
+            products_wait<0>();
+            keep_below(O);
+            if (lane == 0) {
+                barrier_arrive(p.state_read);
+            }
+#pragma unroll
+            for (int i = 0; i < N / 8; i++) {
+                O[4 * i] *= above;
+                O[4 * i + 1] *= above;
+                O[4 * i + 2] *= below;
+                O[4 * i + 3] *= below;
+            }
+            barrier_wait(p.barrier(p.values, n), p.parity(n));
+            products_begin();
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                product_across(O, describe(k + Shape::P + i * 32, 0), describe(v + i * 2048, BAND), 1);
+            }
+            products_commit();
+            products_wait<0>();
+            keep_below(O);
+            if (lane == 0) {
+                barrier_arrive(p.barrier(p.empty, n));
+            }
+            store(O, n);
+        }
+        if (warp == 0 && lane == 0) {
+            stores_wait_read();
+        }
+    }
+};
+
+/* The state and the values of every chunk go to the workspace as they lie. One thread. */
+template <typename Shape>
+static __device__ __forceinline__ void keep_chunks(const scan_args &a, const scan_item &item,
+                                                   const scan_places<Shape> &p) {
+    using namespace hopper;
+    for (int n = 0; n < item.chunks; n++) {
+        int chunk = Shape::REVERSE ? item.chunks - 1 - n : n;
+        int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
+        barrier_wait(p.state, n % 2);
+        for (int i = 0; i < 2 * Shape::GROUPS; i++) {
+            int band = i / Shape::GROUPS, group = i % Shape::GROUPS;
+            store_bytes(a.states + tile * STATE_BYTES + band * 2 * BAND + (item.band + group) * BAND,
+                        p.start + Shape::STATE + band * Shape::STATE_BAND + group * BAND, BAND);
+        }
+        stores_commit();
+        stores_wait_read();
+        barrier_arrive(p.state_read);
+        barrier_wait(p.barrier(p.values, n), p.parity(n));
+        for (int i = 0; i < Shape::GROUPS; i++) {
+            store_bytes(a.values + tile * TILE + (item.band + i) * BAND, p.stage(n) + Shape::V + i * BAND, BAND);
+        }
+        stores_commit();
+        stores_wait_read();
+        barrier_arrive(p.barrier(p.empty, n));
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

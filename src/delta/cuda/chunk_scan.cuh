@@ -1,0 +1,187 @@
+/* scan: the chunks of one sequence, one after the other.
+
+   A working warpgroup has the transposed state [64 values x 128 keys] in registers, where it is both a sum and (rounded)
+   the left operand. With the chunk's tokens in columns it does, one after the other,
+
+       X = S K^T;   V' = beta (V - fade X) T^T;   S = end S + (left V') K
+
+   and leaves the rounded state and V' in shared memory. One more warpgroup makes of them, beside it,
+   O = fade Q S^T + P V', tokens in rows, and stores it. One thread asks the copy engine for tiles, STAGES ahead. GROUPS
+   working warpgroups have 64 values each of one value head.
+
+   For the backward pass the same kernel has two more kinds. KEEP stores the state that enters every chunk and V'
+   instead of making outputs. BACK walks the chunks from the last to the first with the state's gradient dS:
+
+       dV' = left (dS K^T) + dO P;   Y = dV' T;   dS = end dS + (fade dO) Q - (fade Y) K
+
+   and stores the dS that leaves every chunk and Y (beta Y is the gradient of v).
+
+   Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
+   the pair (M, L) of the map S -> M S + L that it is: L is the state it leaves of nothing (of the initial state, in the
+   first segment), M what it leaves of the identity where v is zero. Backward it is dS -> M^T dS + c, with the same M, and
+   BACK_PAIR makes c in the place of L. */
+#ifndef CARRY_DELTA_CHUNK_SCAN_CUH
+#define CARRY_DELTA_CHUNK_SCAN_CUH
+
+#include "delta/cuda/chunk_output.cuh"
+#include "delta/cuda/chunk_worker.cuh"
+
+namespace delta_chunk {
+
+/* Blocks from `blocks` are the second kind's. Backward, states and their gradients do not ask for each other: both walks
+   go on at once. */
+struct scan_launch {
+    scan_args first, second;
+    unsigned blocks;
+};
+
+/* Whether nobody asks for what this block would make. */
+template <typename Shape> static __device__ __forceinline__ bool idle(const shape &s, const scan_item &item) {
+    return (Shape::KIND == BACK_PAIR && item.segment == 0) ||
+           (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
+}
+
+template <typename Shape>
+static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, scan_barriers<Shape::STAGES> &b) {
+    using namespace hopper;
+    scan_places<Shape> p;
+    p.start = (shared_address(memory) + 1023u) & ~1023u;
+    p.data = memory + (p.start - shared_address(memory));
+    p.full = shared_address(b.full);
+    p.empty = shared_address(b.empty);
+    p.values = shared_address(b.values);
+    p.state = shared_address(&b.state);
+    p.state_read = shared_address(&b.state_read);
+    return p;
+}
+
+template <typename Shape> static __device__ __forceinline__ void init_barriers(const scan_places<Shape> &p) {
+    using namespace hopper;
+    constexpr int READERS = Shape::KIND == FORWARD ? 4 : Shape::LOCAL ? 0 : 1; /* of the rounded state and of V' */
+    for (int i = 0; i < Shape::STAGES; i++) {
+        barrier_init(p.full + 8 * i, 1);
+        barrier_init(p.empty + 8 * i, 4 * Shape::GROUPS + READERS);
+        barrier_init(p.values + 8 * i, 4 * Shape::GROUPS);
+    }
+    barrier_init(p.state, 4 * Shape::GROUPS);
+    barrier_init(p.state_read, READERS > 0 ? READERS : 1);
+    fence_async();
+}
+
+template <typename Shape>
+static __device__ __forceinline__ void run_output(const scan_args &a, const scan_item &item,
+                                                  const scan_places<Shape> &p, int warp, int lane) {
+    if constexpr (Shape::KIND == FORWARD) {
+        scan_output<Shape> me = {a, item, p, warp, lane};
+        me.run();
+    } else if (!Shape::LOCAL && threadIdx.x % 128 == 0) {
+        keep_chunks<Shape>(a, item, p);
+    }
+}
+
+template <typename Shape>
+static __device__ __forceinline__ void run_worker(const scan_args &a, const scan_item &item,
+                                                  const scan_places<Shape> &p, int group, int warp, int lane) {
+    scan_worker<Shape> me = {a, item, p, group, warp, lane};
+    me.run();
+}
+
+/* First and Second differ in their kind only; the same: there is one kind. */
+template <typename First, typename Second>
+__global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant__ scan_launch l) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace hopper;
+    extern __shared__ char memory[];
+    __shared__ scan_barriers<First::STAGES> b;
+    bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
+    scan_places<First> p = places_of<First>(memory, b);
+    scan_places<Second> p2 = places_of<Second>(memory, b);
+    scan_item item = second ? item_of<Second>(l.second.s, blockIdx.x - l.blocks)
+                            : item_of<First>(l.first.s, blockIdx.x);
+    if (second ? idle<Second>(l.second.s, item) : idle<First>(l.first.s, item)) {
+        return;
+    }
+    if (threadIdx.x == 0) {
+        if (second) {
+            init_barriers(p2);
+        } else {
+            init_barriers(p);
+        }
+    }
+    __syncthreads();
+    int group = (int)threadIdx.x / 128, warp = (int)threadIdx.x % 128 / 32, lane = (int)threadIdx.x % 32;
+    if (group == First::GROUPS + 1) {
+        registers_give<24>();
+        if (threadIdx.x % 128 == 0) {
+            if (second) {
+                copy_chunks<Second>(l.second, item, p2);
+            } else {
+                copy_chunks<First>(l.first, item, p);
+            }
+        }
+    } else if (group == First::GROUPS) {
+        registers_give<First::OUT_REGISTERS>();
+        if (second) {
+            run_output<Second>(l.second, item, p2, warp, lane);
+        } else {
+            run_output<First>(l.first, item, p, warp, lane);
+        }
+    } else {
+        registers_take<First::WORK_REGISTERS>();
+        if (second) {
+            run_worker<Second>(l.second, item, p2, group, warp, lane);
+        } else {
+            run_worker<First>(l.first, item, p, group, warp, lane);
+        }
+    }
+#endif
+}
+
+/* The state that enters every segment, in the place of the L before it: S' = M S + L, segment after segment. Blocks of
+   z = 1: dS' = M^T dS + c, from the last segment. 16 rows of values a block, a thread for each key. */
+static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, int segments, int value_heads) {
+    __shared__ float S[D][16 + 4]; /* [key][row] */
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
+    int row = (int)blockIdx.x * 16;
+    bool backward = blockIdx.z == 1;
+    int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M lies as [c][key], which is M[key][c] */
+    float sum[16];
+    for (int i = 0; i + 1 < segments; i++) {
+        int segment = backward ? segments - 1 - i : i;
+        float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
+        const float *M = pair + PART_M * D * D + key * by_key;
+        float *L = pair + (backward ? PART_C : PART_L) * D * D;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            sum[r] = L[(row + r) * D + key];
+        }
+        if (i > 0) {
+#pragma unroll 8
+            for (int c = 0; c < D; c++) {
+                float m = M[c * by_sum];
+                const float4 *s = (const float4 *)S[c];
+#pragma unroll
+                for (int r = 0; r < 4; r++) {
+                    float4 x = s[r];
+                    sum[4 * r] += m * x.x;
+                    sum[4 * r + 1] += m * x.y;
+                    sum[4 * r + 2] += m * x.z;
+                    sum[4 * r + 3] += m * x.w;
+                }
+            }
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = sum[r];
+            if (i > 0) {
+                L[(row + r) * D + key] = sum[r];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

@@ -1,0 +1,8 @@
+/* A scan: backward, 128 values a block. */
+#include "delta/cuda/chunk_host.cuh"
+
+namespace delta_chunk {
+
+SCANS(, 2, 2, KEEP, BACK)
+
+} // namespace delta_chunk

@@ -1,0 +1,8 @@
+/* A scan: forward, the segments' pairs. */
+#include "delta/cuda/chunk_host.cuh"
+
+namespace delta_chunk {
+
+SCANS(, 1, 3, PAIR, PAIR)
+
+} // namespace delta_chunk

@@ -1,0 +1,138 @@
+/* What the warpgroups of a scan share: kinds, shapes, which part of a problem a block does, places in shared memory, the
+   copies in. */
+#ifndef CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
+#define CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
+
+#include "delta/cuda/chunk_device.cuh"
+
+namespace delta_chunk {
+
+enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
+
+constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
+
+/* BACK: v is dO, and the states are their gradients, the final one coming in. */
+struct scan_args {
+    CUtensorMap q, k, v, o;
+    shape s;
+    carry_delta_view out;
+    const char *tiles;
+    const float *initial_state;
+    float *final_state;
+    bool state_transposed;
+    char *states, *values; /* of every chunk, KEEP and BACK */
+    float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
+    int parts;
+};
+
+enum pair_part { PART_L, PART_M, PART_C };
+
+/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. */
+template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
+    static constexpr scan_kind KIND = KIND_;
+    static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
+    static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
+    static constexpr int THREADS = 128 * (GROUPS + 2);
+    static constexpr int Q = TILE, V = 2 * TILE, T = V + GROUPS * BAND, P = T + BAND, STAGE = T + CHUNK_BYTES;
+    static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
+    static constexpr int OUT = STATE + 2 * STATE_BAND;
+    static constexpr int SHARED = 1024 + OUT + GROUPS * BAND;
+    static constexpr int WORK_REGISTERS = GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
+    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 40;
+};
+
+struct scan_item {
+    sequence_place at;
+    int sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
+    int chunks;
+    bool map; /* PAIR: M */
+};
+
+/* full: a stage was copied; empty: it was read. state, values: the rounded state, V' of a chunk are there; state_read:
+   the state may be overwritten. */
+template <int STAGES> struct scan_barriers {
+    uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
+};
+
+template <typename Shape> static __device__ __forceinline__ scan_item item_of(const shape &s, unsigned block) {
+    constexpr unsigned parts = 2 / Shape::GROUPS;
+    unsigned at = block / parts;
+    scan_item item;
+    item.map = false;
+    if (Shape::KIND == PAIR) {
+        item.map = at % 2 == 1;
+        at /= 2;
+    }
+    item.band = (int)(block % parts);
+    item.value_head = (int)(at % (unsigned)s.value_heads);
+    item.sequence = (int)(at / (unsigned)s.value_heads);
+    item.head = item.value_head / (s.value_heads / s.heads);
+    item.at = sequence_of(s, item.sequence);
+    item.segment = item.sequence % s.segments;
+    item.chunks = (item.at.length + C - 1) / C;
+    return item;
+}
+
+/* Where everything lies in shared memory. */
+template <typename Shape> struct scan_places {
+    uint32_t start;
+    const char *data;
+    uint32_t full, empty, values, state, state_read;
+    __device__ __forceinline__ uint32_t stage(int n) const {
+        return start + n % Shape::STAGES * Shape::STAGE;
+    }
+    __device__ __forceinline__ const float *numbers(int n) const {
+        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::T + NUMBERS_AT);
+    }
+    __device__ __forceinline__ uint32_t barrier(uint32_t first, int n) const {
+        return first + 8 * (n % Shape::STAGES);
+    }
+    static __device__ __forceinline__ int parity(int n) {
+        return n / Shape::STAGES % 2;
+    }
+};
+
+template <typename Shape>
+static __device__ __forceinline__ void copy_chunks(const scan_args &a, const scan_item &item,
+                                                   const scan_places<Shape> &p) {
+    using namespace hopper;
+    for (int n = 0; n < item.chunks; n++) {
+        uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
+        int chunk = Shape::REVERSE ? item.chunks - 1 - n : n, row = item.at.first + chunk * C;
+        barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
+        barrier_expect(barrier, Shape::STAGE - (Shape::KIND == KEEP || Shape::KIND == PAIR ? TILE : 0));
+        copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
+        for (int band = 0; band < Shape::GROUPS; band++) {
+            copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
+                      barrier);
+        }
+        int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
+        copy_bytes(to + Shape::T, a.tiles + tile * CHUNK_BYTES, CHUNK_BYTES, barrier);
+        if (Shape::KIND != KEEP && Shape::KIND != PAIR) {
+            copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
+        }
+    }
+}
+
+/* Element (value, key) of a packed state of a whole sequence, however it lies; and of a part of a segment's pair. */
+static __device__ __forceinline__ int64_t state_at(const scan_args &a, const scan_item &item, int value, int key) {
+    int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.value_heads + item.value_head) * D * D;
+    return from + (a.state_transposed ? value * D + key : key * D + value);
+}
+static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment,
+                                                  pair_part part, int value, int key) {
+    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part;
+    return from * D * D + value * D + key;
+}
+
+/* Sums as the left operand of the next products. */
+template <int N> static __device__ __forceinline__ void pack_all(uint32_t (&to)[N / 2], const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        to[i] = pack(from[2 * i], from[2 * i + 1]);
+    }
+}
+
+} // namespace delta_chunk
+
+#endif

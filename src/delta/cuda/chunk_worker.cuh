@@ -1,0 +1,283 @@
+/* The warpgroup that has the state. The equations are in chunk_scan.cuh. */
+#ifndef CARRY_DELTA_CHUNK_WORKER_CUH
+#define CARRY_DELTA_CHUNK_WORKER_CUH
+
+#include "delta/cuda/chunk_scan_parts.cuh"
+
+namespace delta_chunk {
+
+/* 64 values of one value head. */
+template <typename Shape> struct scan_worker {
+    const scan_args &a;
+    const scan_item &item;
+    const scan_places<Shape> &p;
+    int group, warp, lane;
+
+    float S[64], X[32];
+    uint32_t Sb[32];
+
+    __device__ __forceinline__ void load_state() {
+        int value = 64 * (item.band + group) + 16 * warp + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (Shape::KIND == PAIR && (item.map || item.segment > 0)) {
+                S[i] = item.map && v == k ? 1.0f : 0.0f;
+            } else if (Shape::REVERSE && item.segment + 1 < a.s.segments) { /* c of the next segment, fixed up */
+                S[i] = Shape::LOCAL ? 0.0f : a.pairs[pair_at(a, item, item.sequence + 1, PART_C, v, k)];
+            } else if (!Shape::REVERSE && item.segment > 0) { /* L of the last segment, fixed up */
+                S[i] = a.pairs[pair_at(a, item, item.sequence - 1, PART_L, v, k)];
+            } else {
+                S[i] = a.initial_state != nullptr ? a.initial_state[state_at(a, item, v, k)] : 0.0f;
+            }
+        }
+    }
+    __device__ __forceinline__ void store_state() {
+        int value = 64 * (item.band + group) + 16 * warp + lane / 4;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (Shape::LOCAL) {
+                pair_part part = Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L;
+                a.pairs[pair_at(a, item, item.sequence, part, v, k)] = S[i];
+            } else {
+                a.final_state[state_at(a, item, v, k)] = S[i];
+            }
+        }
+    }
+    __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
+        return swizzled(v, 16 * i + lane / 16 * 8 + lane % 8, 2 * warp + (lane / 8 & 1));
+    }
+    /* What others wrote behind a sequence may be no number. */
+    __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
+        clear_rows(k, 2, left, 32 * warp + lane);
+        clear_rows(v, 1, left, 32 * warp + lane);
+        if (Shape::REVERSE) {
+            clear_rows(k + Shape::Q, 2, left, 32 * warp + lane);
+        }
+        hopper::fence_async();
+        hopper::group_sync(1 + group, 128);
+    }
+    /* The rounded state of chunk n for the other warpgroup: values in rows. */
+    __device__ __forceinline__ void show_state(int n) {
+        hopper::barrier_wait(p.state_read, n % 2 ^ 1);
+        uint32_t to = p.start + Shape::STATE;
+        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            store_matrices(swizzled(to + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16), Sb[4 * i],
+                           Sb[4 * i + 1], Sb[4 * i + 2], Sb[4 * i + 3]);
+        }
+        hopper::fence_async();
+        __syncwarp();
+        if (lane == 0) {
+            hopper::barrier_arrive(p.state);
+        }
+    }
+    /* One chunk; S on return is what enters the next one. */
+    __device__ __forceinline__ void step(int n) {
+        using namespace hopper;
+        uint32_t k = p.stage(n), v = k + Shape::V + group * BAND, t = k + Shape::T;
+        const float *numbers = p.numbers(n) + lane % 4 * 2;
+        uint32_t w[4][4], r[16];
+        float2 fade[8], beta[8];
+        pack_all(Sb, S);
+        barrier_wait(p.barrier(p.full, n), p.parity(n));
+        if (item.at.length - n * C < C) {
+            clear(k, v, item.at.length - n * C);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            product_along(X, Sb + 4 * i, describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
+        }
+        products_commit();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices_across(w[i], values_at(v, i));
+            if (Shape::KIND == PAIR && item.map) {
+                w[i][0] = w[i][1] = w[i][2] = w[i][3] = 0;
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            fade[i] = *(const float2 *)(numbers + FADE_K + 8 * i);
+            beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
+        }
+        float end = fade_of(p.numbers(n), C - 1);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] *= end;
+        }
+        if (!Shape::LOCAL) {
+            show_state(n);
+        }
+        products_wait<0>();
+        keep_below(X);
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* beta (V - fade X) */
+            const uint32_t *v2 = &w[i / 2][i % 2 * 2];
+            r[2 * i] = pack(beta[i].x * low_half(v2[0]) - fade[i].x * X[4 * i],
+                            beta[i].y * high_half(v2[0]) - fade[i].y * X[4 * i + 1]);
+            r[2 * i + 1] = pack(beta[i].x * low_half(v2[1]) - fade[i].x * X[4 * i + 2],
+                                beta[i].y * high_half(v2[1]) - fade[i].y * X[4 * i + 3]);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
+        }
+        products_commit();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            fade[i] = *(const float2 *)(numbers + LEFT_K + 8 * i);
+        }
+        products_wait<0>();
+        keep_below(X);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            r[2 * i] = pack(fade[i].x * X[4 * i], fade[i].y * X[4 * i + 1]);
+            r[2 * i + 1] = pack(fade[i].x * X[4 * i + 2], fade[i].y * X[4 * i + 3]);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(S, r + 4 * i, describe(k + i * 2048, BAND), 1);
+        }
+        products_commit();
+        if (!Shape::LOCAL) {
+            show_values(v, n);
+        }
+        products_wait<0>();
+        keep_below(S);
+        if (lane == 0) {
+            barrier_arrive(p.barrier(p.empty, n));
+        }
+    }
+    /* V' or Y of a chunk, in the place of v, for the warps that store or use it. */
+    __device__ __forceinline__ void show_values(uint32_t v, int n) {
+        uint32_t values[16];
+        pack_all(values, X);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            store_matrices_across(values_at(v, i), values[4 * i], values[4 * i + 1], values[4 * i + 2],
+                                  values[4 * i + 3]);
+        }
+        hopper::fence_async();
+        __syncwarp();
+        if (lane == 0) {
+            hopper::barrier_arrive(p.barrier(p.values, n));
+        }
+    }
+    __device__ __forceinline__ void step_back(int n) {
+        using namespace hopper;
+        uint32_t k = p.stage(n), q = k + Shape::Q, v = k + Shape::V + group * BAND, t = k + Shape::T;
+        const float *numbers = p.numbers(n) + lane % 4 * 2;
+        uint32_t w[4][4], r[16];
+        pack_all(Sb, S);
+        barrier_wait(p.barrier(p.full, n), p.parity(n));
+        int left = item.at.length - (item.chunks - 1 - n) * C;
+        if (left < C) {
+            clear(k, v, left);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            product_along(X, Sb + 4 * i, describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
+        }
+        products_commit();
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* dO with values in rows is a left operand as it comes */
+            load_matrices_across(w[i], values_at(v, i));
+        }
+        if (!Shape::LOCAL) {
+            show_state(n);
+        }
+        float end = fade_of(p.numbers(n), C - 1);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] *= end;
+        }
+        products_wait<0>();
+        keep_below(X);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float2 by = *(const float2 *)(numbers + LEFT_K + 8 * i);
+            X[4 * i] *= by.x;
+            X[4 * i + 1] *= by.y;
+            X[4 * i + 2] *= by.x;
+            X[4 * i + 3] *= by.y;
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(X, w[i], describe(t + BAND + i * 2048, 0), 1);
+        }
+        products_commit();
+        uint32_t d[16];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float2 by = *(const float2 *)(numbers + FADE_Q + 8 * i);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                uint32_t pair = w[i / 2][i % 2 * 2 + j];
+                d[2 * i + j] = pack(by.x * low_half(pair), by.y * high_half(pair));
+            }
+        }
+        products_wait<0>();
+        keep_below(X);
+        pack_all(r, X);
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(X, r + 4 * i, describe(t + i * 2048, 0), i > 0);
+        }
+        products_commit();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(S, d + 4 * i, describe(q + i * 2048, BAND), 1);
+        }
+        products_commit();
+        products_wait<1>();
+        keep_below(X);
+        uint32_t y[16];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float2 by = *(const float2 *)(numbers + FADE_K + 8 * i);
+            y[2 * i] = pack(-by.x * X[4 * i], -by.y * X[4 * i + 1]);
+            y[2 * i + 1] = pack(-by.x * X[4 * i + 2], -by.y * X[4 * i + 3]);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_right(S, y + 4 * i, describe(k + i * 2048, BAND), 1);
+        }
+        products_commit();
+        if (!Shape::LOCAL) {
+            show_values(v, n);
+        }
+        products_wait<0>();
+        keep_below(S);
+        if (lane == 0) {
+            barrier_arrive(p.barrier(p.empty, n));
+        }
+    }
+    __device__ __forceinline__ void run() {
+        load_state();
+        for (int n = 0; n < item.chunks; n++) {
+            if (Shape::REVERSE) {
+                step_back(n);
+            } else {
+                step(n);
+            }
+        }
+        if (Shape::LOCAL ||
+            (a.final_state != nullptr && item.segment == (Shape::REVERSE ? 0 : a.s.segments - 1))) {
+            store_state();
+        }
+    }
+};
+
+} // namespace delta_chunk
+
+#endif

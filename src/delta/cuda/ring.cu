@@ -1,0 +1,346 @@
+/* Steps with a ring on a GPU (ring.c has the formulas): as in step.cu a thread takes four columns of eight rows of a
+   state, which come through shared memory one piece ahead; the state is written by the step that fills the ring alone.
+   Keys that wait are shared by the blocks of columns of a head: the first one writes them, at a place that no block of
+   the same launch reads. */
+#include <cuda_pipeline.h>
+
+#include "delta/cuda/rows.cuh"
+
+extern "C" {
+#include "core/context.h"
+#include "core/span.h"
+#include "delta/ring.h"
+}
+#include "device/cuda.h"
+
+namespace {
+
+constexpr int THREADS = 256;
+constexpr int WARPS = THREADS / 32;
+constexpr int ROWS = 8; /* of a thread */
+constexpr int MOST = CARRY_DELTA_RING_MOST;
+static_assert(MOST <= WARPS, "a warp weighs a token");
+
+/* FOURS: pieces of 16 bytes of a row that a block takes; THREADS / FOURS rows at a time, 8 times that in all. */
+template <int FOURS> struct ring_memory {
+    static constexpr int KEYS = ROWS * THREADS / FOURS;
+    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* of a multiprocessor */
+    float4 state[2][ROWS][THREADS];
+    float k[KEYS], q[KEYS], base[KEYS], keys[MOST][KEYS];
+    float on_k[MOST], on_q[MOST];
+    float4 seen[WARPS][FOURS], out[WARPS][FOURS];
+};
+
+struct ring_job {
+    carry_delta_job job;
+    carry_delta_ring ring;
+};
+
+__device__ __forceinline__ float over_warp(float x) {
+#pragma unroll
+    for (int far = 16; far > 0; far /= 2) {
+        x += __shfl_xor_sync(WARP, x, far);
+    }
+    return x;
+}
+
+__device__ __forceinline__ float4 add_four(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__device__ __forceinline__ void fma_four(float4 &to, float4 a, float b) {
+    to.x = fmaf(a.x, b, to.x);
+    to.y = fmaf(a.y, b, to.y);
+    to.z = fmaf(a.z, b, to.z);
+    to.w = fmaf(a.w, b, to.w);
+}
+
+/* The sum over the rows of a warp, then over warps. */
+template <int FOURS> __device__ __forceinline__ float4 over_rows(float4 a) {
+#pragma unroll
+    for (int far = FOURS; far < 32; far *= 2) {
+        a = add_four(a, make_float4(__shfl_xor_sync(WARP, a.x, far), __shfl_xor_sync(WARP, a.y, far),
+                                    __shfl_xor_sync(WARP, a.z, far), __shfl_xor_sync(WARP, a.w, far)));
+    }
+    return a;
+}
+
+template <int FOURS> __device__ __forceinline__ float4 over_warps(const float4 (&parts)[WARPS][FOURS]) {
+    float4 sum = parts[0][threadIdx.x % FOURS];
+#pragma unroll
+    for (int w = 1; w < WARPS; w++) {
+        sum = add_four(sum, parts[w][threadIdx.x % FOURS]);
+    }
+    return sum;
+}
+
+/* A piece of work, and the bits of what is small in it, which are asked for one piece ahead. */
+template <int FOURS> struct piece {
+    int64_t unit;
+    int block, column, waiting;
+    unsigned k, q, g, beta, v[4];
+
+    __device__ __forceinline__ void open(const ring_job &r, int64_t index, int blocks) {
+        const carry_delta_job &job = r.job;
+        unit = index / blocks;
+        block = (int)(index % blocks);
+        const int64_t head = unit % job.value_heads, item = unit / job.value_heads;
+        column = (block * FOURS + (int)threadIdx.x % FOURS) * 4;
+        waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS + block];
+        k = q = g = 0;
+        if ((int)threadIdx.x < job.key) {
+            k = load_bits(job.k, at_of(job.k, item, 0, head / job.group) + threadIdx.x);
+            q = load_bits(job.q, at_of(job.q, item, 0, head / job.group) + threadIdx.x);
+            if (job.gated) {
+                g = load_bits(job.g, at_of(job.g, item, 0, head) + (job.by_key ? threadIdx.x : 0));
+            }
+        }
+        beta = load_bits(job.beta, at_of(job.beta, item, 0, head));
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = column < job.value ? load_bits(job.v, at_of(job.v, item, 0, head) + column + i) : 0;
+        }
+    }
+
+    __device__ __forceinline__ float *state(const carry_delta_job &job) const {
+        return job.final_state + unit * job.key * job.value + column;
+    }
+
+    __device__ __forceinline__ float4 *u(const ring_job &r, int j) const {
+        return reinterpret_cast<float4 *>(r.ring.u + (unit * r.ring.length + j) * r.job.value + column);
+    }
+
+    __device__ __forceinline__ void fetch(const carry_delta_job &job, float4 (&to)[ROWS][THREADS]) const {
+        const float *from = state(job);
+#pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            int row = i * (THREADS / FOURS) + (int)threadIdx.x / FOURS;
+            if (row < job.key && column < job.value) {
+                __pipeline_memcpy_async(&to[i][threadIdx.x], from + row * job.value, sizeof(float4));
+            }
+        }
+    }
+};
+
+/* The token's k and q, and keys that wait times the decays since, into shared memory; its decay. A thread a channel. */
+template <int FOURS>
+__device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now) {
+    const carry_delta_job &job = r.job;
+    const int c = (int)threadIdx.x;
+    if (c >= job.key) {
+        return 1.0f;
+    }
+    const float *k = r.ring.k + now.unit * r.ring.length * job.key + c;
+    const float *d = r.ring.decay + now.unit * r.ring.length * r.ring.decays + (job.by_key ? c : 0);
+    float keys[MOST], decays[MOST];
+#pragma unroll
+    for (int j = 0; j < MOST; j++) {
+        keys[j] = j < now.waiting ? k[j * job.key] : 0.0f;
+        decays[j] = j < now.waiting ? d[j * r.ring.decays] : 1.0f;
+    }
+    s.k[c] = value_of(job.k, now.k);
+    s.q[c] = value_of(job.q, now.q);
+    const float g = job.gated ? value_of(job.g, now.g) : 0.0f;
+    const float decay =
+        expf(job.by_key ? g : job.gated ? gate_of(job, g, now.unit % job.value_heads) : 0.0f);
+    float base = decay;
+#pragma unroll
+    for (int j = MOST - 1; j >= 0; j--) {
+        s.keys[j][c] = base * keys[j];
+        base *= decays[j];
+    }
+    s.base[c] = base;
+    return decay;
+}
+
+template <int FOURS>
+__device__ void do_piece(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now, int side) {
+    const carry_delta_job &job = r.job;
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32, group = (int)threadIdx.x / FOURS;
+    const bool inside = now.column < job.value;
+    const float beta = beta_of(job, value_of(job.beta, now.beta));
+    const float4 none = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float4 old = group < now.waiting && inside ? *now.u(r, group) : none;
+    __syncthreads(); /* nobody reads the piece before this one any more */
+    const float decay = weigh<FOURS>(r, s, now);
+    __syncthreads();
+    float kk = 0.0f, qq = 0.0f, kq = 0.0f, on_k = 0.0f, on_q = 0.0f;
+    for (int i = lane; i < job.key; i += 32) {
+        kk = fmaf(s.k[i], s.k[i], kk);
+        qq = fmaf(s.q[i], s.q[i], qq);
+        kq = fmaf(s.k[i], s.q[i], kq);
+        on_k = fmaf(s.keys[warp][i], s.k[i], on_k);
+        on_q = fmaf(s.keys[warp][i], s.q[i], on_q);
+    }
+    const float k_norm = job.l2norm ? 1.0f / sqrtf(over_warp(kk) + 1e-6f) : 1.0f;
+    const float q_norm = job.l2norm ? 1.0f / sqrtf(over_warp(qq) + 1e-6f) : 1.0f;
+    kq = over_warp(kq) * k_norm * q_norm;
+    on_k = over_warp(on_k) * k_norm;
+    on_q = over_warp(on_q) * q_norm;
+    if (lane == 0) {
+        s.on_k[warp] = on_k;
+        s.on_q[warp] = on_q;
+    }
+    __pipeline_wait_prior(1); /* the next piece may still be on its way */
+    __syncthreads();
+    float4 seen = none, out = none;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int row = i * (THREADS / FOURS) + group;
+        if (row < job.key && inside) {
+            const float4 S = s.state[side][i][threadIdx.x];
+            fma_four(seen, S, s.base[row] * s.k[row] * k_norm);
+            fma_four(out, S, s.base[row] * s.q[row] * q_norm);
+        }
+    }
+    if (group < now.waiting) {
+        fma_four(seen, old, s.on_k[group]);
+        fma_four(out, old, s.on_q[group]);
+    }
+    seen = over_rows<FOURS>(seen);
+    out = over_rows<FOURS>(out);
+    if (lane < FOURS) {
+        s.seen[warp][lane] = seen;
+        s.out[warp][lane] = out;
+    }
+    __syncthreads();
+    seen = over_warps<FOURS>(s.seen);
+    const float4 u = make_float4(
+        beta * (value_of(job.v, now.v[0]) - seen.x), beta * (value_of(job.v, now.v[1]) - seen.y),
+        beta * (value_of(job.v, now.v[2]) - seen.z), beta * (value_of(job.v, now.v[3]) - seen.w));
+    const bool fills = now.waiting + 1 >= r.ring.length;
+#pragma unroll
+    for (int i = 0; i < ROWS && fills; i++) {
+        int row = i * (THREADS / FOURS) + group;
+        if (row < job.key && inside) {
+            float4 S = none;
+            fma_four(S, s.state[side][i][threadIdx.x], s.base[row]);
+            for (int j = 0; j < now.waiting; j++) {
+                fma_four(S, *now.u(r, j), s.keys[j][row]);
+            }
+            fma_four(S, u, s.k[row] * k_norm);
+            *reinterpret_cast<float4 *>(now.state(job) + row * job.value) = S;
+        }
+    }
+    if (!fills && now.block == 0 && (int)threadIdx.x < job.key) {
+        const int64_t at = now.unit * r.ring.length + now.waiting;
+        r.ring.k[at * job.key + threadIdx.x] = s.k[threadIdx.x] * k_norm;
+        if ((int)threadIdx.x < r.ring.decays) {
+            r.ring.decay[at * r.ring.decays + threadIdx.x] = decay;
+        }
+    }
+    if ((int)threadIdx.x < FOURS && inside) {
+        if (!fills) {
+            *now.u(r, now.waiting) = u;
+        }
+        out = over_warps<FOURS>(s.out);
+        fma_four(out, u, kq);
+        const int64_t at = at_of(job.o, now.unit / job.value_heads, 0, now.unit % job.value_heads) + now.column;
+        carry_store_any(job.o.data, job.o.dtype, at, job.scale * out.x);
+        carry_store_any(job.o.data, job.o.dtype, at + 1, job.scale * out.y);
+        carry_store_any(job.o.data, job.o.dtype, at + 2, job.scale * out.z);
+        carry_store_any(job.o.data, job.o.dtype, at + 3, job.scale * out.w);
+    }
+    if (threadIdx.x == 0) {
+        r.ring.counts[now.unit * CARRY_DELTA_RING_COUNTS + now.block] = fills ? 0 : now.waiting + 1;
+    }
+}
+
+template <int FOURS>
+__global__ void __launch_bounds__(THREADS, ring_memory<FOURS>::BLOCKS)
+    delta_step_ring(const __grid_constant__ ring_job r, int64_t pieces, int blocks) {
+    extern __shared__ float4 memory[];
+    ring_memory<FOURS> &s = *reinterpret_cast<ring_memory<FOURS> *>(memory);
+    piece<FOURS> now;
+    now.open(r, blockIdx.x, blocks);
+    now.fetch(r.job, s.state[0]);
+    __pipeline_commit();
+    int side = 0;
+    for (int64_t i = blockIdx.x; i < pieces; i += gridDim.x) {
+        piece<FOURS> next = now;
+        if (i + gridDim.x < pieces) {
+            next.open(r, i + gridDim.x, blocks);
+            next.fetch(r.job, s.state[1 - side]);
+        }
+        __pipeline_commit();
+        do_piece<FOURS>(r, s, now, side);
+        now = next;
+        side = 1 - side;
+    }
+}
+
+/* Puts what waits into the states. A block a state. */
+__global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constant__ ring_job r, int64_t units) {
+    __shared__ float keys[MOST][CARRY_DELTA_MAX_DIM], base[CARRY_DELTA_MAX_DIM];
+    const carry_delta_job &job = r.job;
+    for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+        const int waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS];
+        __syncthreads(); /* everyone has it */
+        if ((int)threadIdx.x < CARRY_DELTA_RING_COUNTS) {
+            r.ring.counts[unit * CARRY_DELTA_RING_COUNTS + threadIdx.x] = 0;
+        }
+        if ((int)threadIdx.x < job.key) {
+            float w = 1.0f;
+            for (int j = waiting - 1; j >= 0; j--) {
+                const int64_t at = unit * r.ring.length + j;
+                keys[j][threadIdx.x] = w * r.ring.k[at * job.key + threadIdx.x];
+                w *= r.ring.decay[at * r.ring.decays + (job.by_key ? threadIdx.x : 0)];
+            }
+            base[threadIdx.x] = w;
+        }
+        __syncthreads();
+        float *S = job.final_state + unit * job.key * job.value;
+        for (int i = (int)threadIdx.x; i < job.key * job.value && waiting > 0; i += THREADS) {
+            const int row = i / job.value;
+            float sum = base[row] * S[i];
+            for (int j = 0; j < waiting; j++) {
+                sum = fmaf(keys[j][row], r.ring.u[(unit * r.ring.length + j) * job.value + i % job.value], sum);
+            }
+            S[i] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+template <int FOURS> cudaError_t launch(const ring_job *r, int units, cudaStream_t stream) {
+    constexpr int bytes = (int)sizeof(ring_memory<FOURS>);
+    const int blocks = (r->job.value + 4 * FOURS - 1) / (4 * FOURS);
+    const int64_t pieces = r->job.sequences * r->job.value_heads * blocks;
+    const int64_t most = (int64_t)ring_memory<FOURS>::BLOCKS * (units > 0 ? units : 1);
+    cudaError_t error =
+        cudaFuncSetAttribute(delta_step_ring<FOURS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) {
+        return error;
+    }
+    delta_step_ring<FOURS><<<(unsigned)(pieces < most ? pieces : most), THREADS, bytes, stream>>>(*r, pieces, blocks);
+    return cudaGetLastError();
+}
+
+} // namespace
+
+carry_status carry_delta_cuda_step_ring(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                        const carry_delta_ring *ring, const carry_delta_forward_args *inputs) {
+    carry_ctx *ctx = plan->ctx;
+    int ordinal = plan->ordinal;
+    cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device);
+    ring_job r = {carry_delta_step_job(plan, o, state, inputs), *ring};
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(r.job.key <= 64    ? launch<32>(&r, plan->gpu.units, stream)
+                   : r.job.key <= 128 ? launch<16>(&r, plan->gpu.units, stream)
+                                      : launch<8>(&r, plan->gpu.units, stream),
+                   "a step of the delta rule could not be started");
+    return CARRY_OK;
+}
+
+carry_status carry_delta_cuda_ring_flush(carry_delta_plan *plan, const carry_tensor *state,
+                                         const carry_delta_ring *ring) {
+    carry_ctx *ctx = plan->ctx;
+    int ordinal = plan->ordinal;
+    cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device);
+    ring_job r = {carry_delta_step_job(plan, NULL, state, NULL), *ring};
+    const int64_t units = r.job.sequences * r.job.value_heads;
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    delta_ring_flush<<<(unsigned)(units < INT32_MAX ? units : INT32_MAX), THREADS, 0, stream>>>(r, units);
+    CARRY_CUDA_TRY(cudaGetLastError(), "a ring could not be flushed");
+    return CARRY_OK;
+}

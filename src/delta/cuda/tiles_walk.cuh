@@ -1,0 +1,107 @@
+/* What a warp does with its 16 columns of a state (tiles.cuh): results are [16, 64], tokens across. */
+#ifndef CARRY_DELTA_TILES_WALK_CUH
+#define CARRY_DELTA_TILES_WALK_CUH
+
+#include "delta/cuda/tiles.cuh"
+
+namespace delta_tiles {
+
+/* The token of element x of result n. */
+__device__ __forceinline__ int token_in(int n, int x) {
+    return 8 * n + column_in() + x % 2;
+}
+
+template <int D> __device__ __forceinline__ void slice_left(unsigned (&a)[D / 16][4], const float (&S)[D / 8][4]) {
+#pragma unroll
+    for (int e = 0; e < D / 16; e++) {
+        as_left(a[e], S[2 * e], S[2 * e + 1]);
+    }
+}
+
+/* S^T times the rows of all 64 tokens. */
+template <int D>
+__device__ __forceinline__ void times_tokens(float (&to)[8][4], const unsigned (&a)[D / 16][4], const uint16_t *rows) {
+    clear<8>(to);
+#pragma unroll
+    for (int e = 0; e < D / 16; e++) {
+#pragma unroll
+        for (int p = 0; p < 4; p++) {
+            unsigned b[4];
+            load_right<D + 8>(b, rows, 16 * e, 16 * p);
+            multiply_two(to[2 * p], to[2 * p + 1], a[e], b);
+        }
+    }
+}
+
+/* S^T += a rows, a [16, 16] over the tokens of block c. */
+template <int D>
+__device__ __forceinline__ void add_tokens(float (&S)[D / 8][4], const unsigned (&a)[4], const uint16_t *rows, int c) {
+#pragma unroll
+    for (int n = 0; n < D / 16; n++) {
+        unsigned b[4];
+        load_right_t<D + 8>(b, rows, 16 * c, 16 * n);
+        multiply_two(S[2 * n], S[2 * n + 1], a, b);
+    }
+}
+
+/* A result as a left operand, times a factor of each token. */
+template <typename F> __device__ __forceinline__ void weighed(unsigned (&a)[4], const float (&x)[8][4], int c, F factor) {
+    float two[2][4];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            two[h][i] = x[2 * c + h][i] * factor(token_in(2 * c + h, i));
+        }
+    }
+    as_left(a, two[0], two[1]);
+}
+
+/* v - e^G k S, from the product of S and k. */
+template <int D>
+__device__ __forceinline__ void right_side(float (&h)[8][4], const prepared &s, const uint16_t *v) {
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+        unsigned of_v[4];
+        load_left_t<D + 8>(of_v, v, 16 * warp_of(), 16 * p);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int n = 2 * p + i / 4, x = i % 4, t = token_in(n, x);
+            const unsigned two = of_v[i / 4 * 2 + x / 2];
+            h[n][x] = fmaf(-s.fade[t] * s.k_norm[t], h[n][x], x % 2 == 0 ? low_of(two) : high_of(two));
+        }
+    }
+}
+
+/* rest, in place of the right side; x = beta rest as left operands of the four blocks. */
+__device__ __forceinline__ void solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
+#pragma unroll
+    for (int b = 0; b < BLOCKS; b++) {
+        unsigned a[4], right[4];
+#pragma unroll
+        for (int c = 0; c < b; c++) {
+            negate(a, x[c]);
+            load_right<LC>(right, s.A, 16 * c, 16 * b);
+            multiply_two(rest[2 * b], rest[2 * b + 1], a, right);
+        }
+        as_left(a, rest[2 * b], rest[2 * b + 1]);
+        load_right<LB>(right, s.T[b], 0, 0);
+        multiply_two(rest[2 * b], rest[2 * b + 1], a, right);
+        weighed(x[b], rest, b, [&](int t) { return s.beta[t]; });
+    }
+}
+
+/* Writes a result as columns of a tile of tokens. */
+template <int D> __device__ __forceinline__ void put_columns(uint16_t *tile, const float (&x)[8][4]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            tile[token_in(n, i) * (D + 8) + 16 * warp_of() + row_in(i / 2)] = to_bf16(x[n][i]);
+        }
+    }
+}
+
+} // namespace delta_tiles
+
+#endif

@@ -1,0 +1,348 @@
+/* Large products through cuBLASLt, which is opened at run time: a machine without it loses those, not the program.
+
+   A context keeps one handle per device, the plans of the last shapes (descriptors and the algorithm that cuBLASLt's
+   heuristics put first), and one workspace per stream, so that products in two streams never share one. After the first
+   product of a shape on a stream nothing is allocated.
+
+   cuBLASLt counts columns first, so it is asked for c^T = b^T a^T, and every array is what it is. */
+#include <cublasLt.h>
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+extern "C" {
+#include "core/context.h"
+#include "ops/cuda/cuda.h"
+}
+
+#include "device/cuda.h"
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
+
+static const size_t WORKSPACE = (size_t)32 << 20; /* what NVIDIA advises for its largest GPUs */
+static const int PLANS = 32;
+static const int STREAMS = 8;
+
+/* X(name): the functions that are used. */
+#define FUNCTIONS(X)                        \
+    X(cublasLtCreate)                       \
+    X(cublasLtDestroy)                      \
+    X(cublasLtGetStatusString)              \
+    X(cublasLtMatmul)                       \
+    X(cublasLtMatmulDescCreate)             \
+    X(cublasLtMatmulDescDestroy)            \
+    X(cublasLtMatmulDescSetAttribute)       \
+    X(cublasLtMatrixLayoutCreate)           \
+    X(cublasLtMatrixLayoutDestroy)          \
+    X(cublasLtMatrixLayoutSetAttribute)     \
+    X(cublasLtMatmulPreferenceCreate)       \
+    X(cublasLtMatmulPreferenceDestroy)      \
+    X(cublasLtMatmulPreferenceSetAttribute) \
+    X(cublasLtMatmulAlgoGetHeuristic)
+
+typedef struct functions {
+#define X(name) decltype(&::name) name;
+    FUNCTIONS(X)
+#undef X
+} functions;
+
+typedef struct plan {
+    carry_device_product key; /* pointers replaced by their alignment; the stream by NULL */
+    bool known, usable;
+    cublasLtMatmulDesc_t product;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algorithm;
+    size_t workspace;
+} plan;
+
+typedef struct blaslt {
+    void *library; /* NULL: not here */
+    functions call;
+    cublasLtHandle_t handles[CARRY_STREAM_DEVICES];
+    struct {
+        void *data;
+        carry_stream *stream;
+        int ordinal;
+    } workspaces[STREAMS];
+    plan plans[PLANS];
+    int next; /* plan to be forgotten */
+} blaslt;
+
+static void plan_free(const blaslt *lt, plan *p) {
+    if (p->product != NULL) {
+        (void)lt->call.cublasLtMatmulDescDestroy(p->product);
+    }
+    cublasLtMatrixLayout_t layouts[] = {p->a, p->b, p->c};
+    for (cublasLtMatrixLayout_t layout : layouts) {
+        if (layout != NULL) {
+            (void)lt->call.cublasLtMatrixLayoutDestroy(layout);
+        }
+    }
+    *p = {};
+}
+
+/* The library stays open: it has threads and state of its own that outlive a context. */
+static void blaslt_free(void *data) {
+    blaslt *lt = (blaslt *)data;
+    for (int i = 0; i < PLANS; i++) {
+        plan_free(lt, &lt->plans[i]);
+    }
+    for (int i = 0; i < STREAMS; i++) {
+        if (lt->workspaces[i].data != NULL && cudaSetDevice(lt->workspaces[i].ordinal) == cudaSuccess) {
+            (void)cudaDeviceSynchronize();
+            (void)cudaFree(lt->workspaces[i].data);
+        }
+    }
+    for (int i = 0; i < CARRY_STREAM_DEVICES; i++) {
+        if (lt->handles[i] != NULL) {
+            (void)lt->call.cublasLtDestroy(lt->handles[i]);
+        }
+    }
+    (void)cudaGetLastError();
+    free(lt);
+}
+
+/* Where the loader looks, and where NVIDIA's installer puts it. */
+static void *open_library(void) {
+    static const char *const names[] = {LIBRARY, "/usr/local/cuda/lib64/" LIBRARY, "/usr/local/cuda/lib/" LIBRARY};
+    void *library = NULL;
+    for (size_t i = 0; library == NULL && i < sizeof names / sizeof names[0]; i++) {
+        library = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
+    }
+    return library;
+}
+
+static bool find_functions(blaslt *lt) {
+    bool found = lt->library != NULL;
+#define X(name)                                                                  \
+    lt->call.name = found ? (decltype(&::name))dlsym(lt->library, #name) : NULL; \
+    found = found && lt->call.name != NULL;
+    FUNCTIONS(X)
+#undef X
+    return found;
+}
+
+static carry_status blaslt_of(carry_ctx *ctx, blaslt **found) {
+    blaslt *lt = (blaslt *)ctx->slots[CARRY_SLOT_BLASLT].data;
+    if (lt == NULL) {
+        lt = (blaslt *)calloc(1, sizeof *lt);
+        if (lt == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the plans of large products");
+        }
+        lt->library = open_library();
+        if (!find_functions(lt)) {
+            lt->library = NULL;
+            carry_log(ctx, CARRY_LOG_WARNING,
+                      "cuBLASLt (" LIBRARY ") is not here: large products on the GPU go through Carry's own kernels");
+        }
+        ctx->slots[CARRY_SLOT_BLASLT].data = lt;
+        ctx->slots[CARRY_SLOT_BLASLT].free = blaslt_free;
+    }
+    *found = lt;
+    return CARRY_OK;
+}
+
+static carry_status refused(carry_ctx *ctx, const blaslt *lt, cublasStatus_t status, const char *what, int ordinal) {
+    return carry_fail(ctx, status == CUBLAS_STATUS_ALLOC_FAILED ? CARRY_EMEMORY : CARRY_EDEVICE,
+                      "CUDA device %d: cuBLASLt: %s: %s", ordinal, what, lt->call.cublasLtGetStatusString(status));
+}
+
+static cudaDataType data_type(carry_dtype dtype) {
+    return dtype == CARRY_BF16 ? CUDA_R_16BF : dtype == CARRY_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* 256 is the most that an algorithm asks for. */
+static uint32_t alignment(const void *pointer) {
+    uint32_t of = 256;
+    while ((uintptr_t)pointer % of != 0) {
+        of /= 2;
+    }
+    return of;
+}
+
+/* A row-major array of rows x columns, that is column-major of columns x rows. */
+static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, carry_dtype dtype, int64_t rows,
+                        int64_t columns, int64_t row, int64_t next, int64_t count) {
+    int32_t batch = (int32_t)count;
+    return lt->call.cublasLtMatrixLayoutCreate(layout, data_type(dtype), (uint64_t)columns, (uint64_t)rows, row) ==
+               CUBLAS_STATUS_SUCCESS &&
+           lt->call.cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch,
+                                                     sizeof batch) == CUBLAS_STATUS_SUCCESS &&
+           lt->call.cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &next,
+                                                     sizeof next) == CUBLAS_STATUS_SUCCESS;
+}
+
+static cublasLtEpilogue_t epilogue(const carry_device_product *p) {
+    return p->bias != NULL ? (p->gelu ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_BIAS)
+                           : (p->gelu ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_DEFAULT);
+}
+
+/* A part of the description, but another pointer in every call. */
+static bool set_bias(const blaslt *lt, const plan *made, const carry_device_product *p) {
+    return p->bias == NULL ||
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
+                                                   sizeof p->bias) == CUBLAS_STATUS_SUCCESS;
+}
+
+/* cuBLASLt's first operand is b and its second is a. */
+static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_product *p) {
+    cublasOperation_t first = p->b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t second = p->a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t after = epilogue(p);
+    return lt->call.cublasLtMatmulDescCreate(&made->product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_EPILOGUE, &after,
+                                                   sizeof after) == CUBLAS_STATUS_SUCCESS &&
+           set_bias(lt, made, p) &&
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first) ==
+               CUBLAS_STATUS_SUCCESS &&
+           lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_TRANSB, &second,
+                                                   sizeof second) == CUBLAS_STATUS_SUCCESS &&
+           make_layout(lt, &made->a, p->type, p->a_transposed ? p->k : p->m, p->a_transposed ? p->m : p->k, p->a_row,
+                       p->a_next, p->count) &&
+           make_layout(lt, &made->b, p->type, p->b_transposed ? p->n : p->k, p->b_transposed ? p->k : p->n, p->b_row,
+                       p->b_next, p->count) &&
+           make_layout(lt, &made->c, p->c_type, p->m, p->n, p->c_row, p->c_next, p->count);
+}
+
+static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, size_t workspace) {
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t which;
+        const void *pointer;
+    } aligned[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p->b},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p->a},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->c},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p->c}};
+    cublasLtMatmulPreference_t preference = NULL;
+    cublasLtMatmulHeuristicResult_t result = {};
+    int results = 0;
+    if (lt->call.cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
+        return false;
+    }
+    bool fine = lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                              &workspace, sizeof workspace) == CUBLAS_STATUS_SUCCESS;
+    /* Parts of a sum over k are added in f32 and in one order: not in c's type, nor as they come. */
+    uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    fine =
+        fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                              &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS;
+    for (size_t i = 0; i < sizeof aligned / sizeof aligned[0]; i++) {
+        uint32_t bytes = alignment(aligned[i].pointer);
+        fine = fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i].which, &bytes,
+                                                                     sizeof bytes) == CUBLAS_STATUS_SUCCESS;
+    }
+    fine = fine &&
+           lt->call.cublasLtMatmulAlgoGetHeuristic(lt->handles[p->ordinal], made->product, made->b, made->a, made->c,
+                                                   made->c, preference, 1, &result, &results) == CUBLAS_STATUS_SUCCESS;
+    (void)lt->call.cublasLtMatmulPreferenceDestroy(preference);
+    made->algorithm = result.algo;
+    made->workspace = result.workspaceSize;
+    return fine && results > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+}
+
+/* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
+ */
+static carry_device_product key_of(const carry_device_product *p, bool has_workspace) {
+    carry_device_product key;
+    memset(&key, 0, sizeof key);
+    key.m = p->m;
+    key.n = p->n;
+    key.k = p->k;
+    key.count = p->count;
+    key.a = (const void *)(uintptr_t)alignment(p->a);
+    key.b = (const void *)(uintptr_t)alignment(p->b);
+    key.c = (void *)(uintptr_t)alignment(p->c);
+    key.a_row = p->a_row;
+    key.b_row = p->b_row;
+    key.c_row = p->c_row;
+    key.a_next = p->a_next;
+    key.b_next = p->b_next;
+    key.c_next = p->c_next;
+    key.type = p->type;
+    key.c_type = p->c_type;
+    key.a_transposed = p->a_transposed;
+    key.b_transposed = p->b_transposed;
+    key.accumulate =
+        has_workspace; /* the sum with c is a factor, not a plan; what workspace there is decides instead */
+    key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
+    key.gelu = p->gelu;
+    key.ordinal = p->ordinal;
+    return key;
+}
+
+static plan *plan_of(blaslt *lt, const carry_device_product *p, bool has_workspace) {
+    carry_device_product key = key_of(p, has_workspace);
+    for (int i = 0; i < PLANS; i++) {
+        if (lt->plans[i].known && memcmp(&lt->plans[i].key, &key, sizeof key) == 0) {
+            return &lt->plans[i];
+        }
+    }
+    plan *made = &lt->plans[lt->next];
+    lt->next = (lt->next + 1) % PLANS;
+    plan_free(lt, made);
+    memcpy(&made->key, &key, sizeof key);
+    made->known = true;
+    made->usable = make_descriptors(lt, made, p) && choose(lt, made, p, has_workspace ? WORKSPACE : 0);
+    return made;
+}
+
+/* Of this stream; NULL when all are taken: then an algorithm without one is found. */
+static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_product *p, void **workspace) {
+    *workspace = NULL;
+    for (int i = 0; i < STREAMS; i++) {
+        if (lt->workspaces[i].data == NULL) {
+            CARRY_TRY(carry_cuda_alloc(ctx, &lt->workspaces[i].data, p->ordinal, WORKSPACE));
+            lt->workspaces[i].stream = p->stream;
+            lt->workspaces[i].ordinal = p->ordinal;
+        }
+        if (lt->workspaces[i].stream == p->stream && lt->workspaces[i].ordinal == p->ordinal) {
+            *workspace = lt->workspaces[i].data;
+            return CARRY_OK;
+        }
+    }
+    return CARRY_OK;
+}
+
+/* Rows that do not overlap, and numbers that fit. */
+static bool can(const carry_device_product *p) {
+    int64_t a_columns = p->a_transposed ? p->m : p->k;
+    int64_t b_columns = p->b_transposed ? p->k : p->n;
+    return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
+           p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
+           p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
+           !(p->gelu && p->accumulate);
+}
+
+extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {
+    int ordinal = p->ordinal;
+    blaslt *lt;
+    void *workspace;
+    *done = false;
+    CARRY_TRY(blaslt_of(ctx, &lt));
+    if (lt->library == NULL || !can(p)) {
+        return CARRY_OK;
+    }
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    cublasStatus_t status =
+        lt->handles[ordinal] != NULL ? CUBLAS_STATUS_SUCCESS : lt->call.cublasLtCreate(&lt->handles[ordinal]);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        lt->handles[ordinal] = NULL;
+        return refused(ctx, lt, status, "it cannot begin", ordinal);
+    }
+    CARRY_TRY(workspace_of(ctx, lt, p, &workspace));
+    const plan *found = plan_of(lt, p, workspace != NULL);
+    if (!found->usable || !set_bias(lt, found, p)) {
+        return CARRY_OK;
+    }
+    const float one = 1.0f;
+    const float before = p->accumulate ? 1.0f : 0.0f;
+    status = lt->call.cublasLtMatmul(lt->handles[ordinal], found->product, &one, p->b, found->b, p->a, found->a,
+                                     &before, p->c, found->c, p->c, found->c, &found->algorithm, workspace,
+                                     found->workspace, (cudaStream_t)p->stream);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        return refused(ctx, lt, status, "a product failed", ordinal);
+    }
+    *done = true;
+    return CARRY_OK;
+}

@@ -1,0 +1,362 @@
+/* Passes over the rows between the products of a transformer, each of which would else be several: a gated sum with the
+   norm that follows it, and the norm of queries and keys with their positions. They move memory and little else: a
+   block has a row, a thread 16 elements of it in registers. That is for bf16 and rows of whole vectors; for others
+   there are the operators they are made of, and a plain kernel for queries and keys. Products with their bias and GELU
+   go through cuBLASLt. */
+#include <limits.h>
+#include <math.h>
+
+extern "C" {
+#include "ops/fused.h"
+}
+
+#include "ops/cuda/nn.cuh"
+
+namespace {
+
+/* Rows of n elements of bf16; n is a multiple of 8, up to 16384, rows start at multiples of 16 bytes; vectors are f32.
+   NULL: absent. */
+struct norm_job {
+    int64_t rows, n;
+    void *x, *h;
+    const void *y;
+    const float *gate, *w, *b;
+    float plus, eps;
+};
+
+struct qk_part {
+    void *to;
+    const void *from;
+    int64_t to_row, from_row;
+    const float *w, *sums, *table;
+};
+
+struct qk_job {
+    int64_t rows, n, head, whole;
+    qk_part part[CARRY_QK_PARTS];
+    float eps;
+};
+
+constexpr int ONCE = 8, VECTORS = 2; /* elements of 16 bytes, and how many of those a thread has */
+constexpr int EACH = ONCE * VECTORS;
+constexpr int64_t MOST = 1024 * EACH; /* elements of a row */
+
+__device__ __forceinline__ void load(float (&v)[EACH], const uint16_t *row, int n) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
+        uint4 bits = at < n ? *(const uint4 *)(row + at) : make_uint4(0, 0, 0, 0);
+        const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[ONCE * i + 2 * j] = __uint_as_float(words[j] << 16);
+            v[ONCE * i + 2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
+        }
+    }
+}
+
+/* By the GPU's own conversion: which NaN a NaN becomes does not matter here. */
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t packed;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+    return packed;
+}
+
+__device__ __forceinline__ void store(uint16_t *row, const float (&v)[EACH], int n) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
+        uint32_t words[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            words[j] = type_bf16::narrow(v[ONCE * i + 2 * j]) | (uint32_t)type_bf16::narrow(v[ONCE * i + 2 * j + 1])
+                                                                    << 16;
+        }
+        if (at < n) {
+            *(uint4 *)(row + at) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+/* What they will be when they are read again. */
+__device__ __forceinline__ void round_all(float (&v)[EACH]) {
+#pragma unroll
+    for (int i = 0; i < EACH; i += 2) {
+        uint32_t both = pack(v[i], v[i + 1]);
+        v[i] = __uint_as_float(both << 16);
+        v[i + 1] = __uint_as_float(both & 0xffff0000u);
+    }
+}
+
+/* Element i of this thread's part of a vector that all rows share, four at a time; NULL: `otherwise` everywhere. */
+__device__ __forceinline__ float4 shared_by_all(const float *from, int i, int n, float otherwise) {
+    int at = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) + i % ONCE;
+    return from != NULL && at < n ? __ldg((const float4 *)(from + at))
+                                  : make_float4(otherwise, otherwise, otherwise, otherwise);
+}
+
+/* Over the block, in one order. */
+__device__ __forceinline__ float add_up(float value, float *parts) {
+    for (int step = 16; step > 0; step /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, step);
+    }
+    __syncthreads(); /* parts may still be read */
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    float sum = 0.0f;
+    for (unsigned i = 0; i < blockDim.x / 32; i++) {
+        sum += parts[i];
+    }
+    return sum;
+}
+
+__global__ void norm_kernel(norm_job a) {
+    __shared__ float parts[32];
+    float x[EACH];
+    int n = (int)a.n;
+    int64_t t = blockIdx.x;
+    load(x, (const uint16_t *)a.x + t * a.n, n);
+    if (a.y != NULL) {
+        float y[EACH];
+        load(y, (const uint16_t *)a.y + t * a.n, n);
+#pragma unroll
+        for (int i = 0; i < EACH; i += 4) {
+            float4 gate = shared_by_all(a.gate, i, n, 1.0f);
+            x[i] = fmaf(gate.x, y[i], x[i]);
+            x[i + 1] = fmaf(gate.y, y[i + 1], x[i + 1]);
+            x[i + 2] = fmaf(gate.z, y[i + 2], x[i + 2]);
+            x[i + 3] = fmaf(gate.w, y[i + 3], x[i + 3]);
+        }
+        store((uint16_t *)a.x + t * a.n, x, n);
+        round_all(x);
+    }
+    if (a.h == NULL) {
+        return;
+    }
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        sum += x[i];
+    }
+    float mean = add_up(sum, parts) / (float)n;
+#pragma unroll
+    for (int i = 0; i < EACH; i++) {
+        bool there = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) < n;
+        x[i] = there ? x[i] - mean : 0.0f;
+        squares = fmaf(x[i], x[i], squares);
+    }
+    float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
+#pragma unroll
+    for (int i = 0; i < EACH; i += 4) {
+        float4 w = shared_by_all(a.w, i, n, 1.0f - a.plus), b = shared_by_all(a.b, i, n, 0.0f);
+        x[i] = fmaf(x[i] * over, w.x + a.plus, b.x);
+        x[i + 1] = fmaf(x[i + 1] * over, w.y + a.plus, b.y);
+        x[i + 2] = fmaf(x[i + 2] * over, w.z + a.plus, b.z);
+        x[i + 3] = fmaf(x[i + 3] * over, w.w + a.plus, b.w);
+    }
+    store((uint16_t *)a.h + t * a.n, x, n);
+}
+
+/* Pairs lie together, so a thread has both of each. */
+__device__ __forceinline__ void rotate(float (&x)[EACH], const float *table, int head, int n) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
+        const float4 *from = (const float4 *)(table + (at < n ? at % head : 0));
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            float4 two = from[j]; /* cosine and sine, of two pairs */
+            float *v = x + ONCE * i + 4 * j;
+            float first = v[0], second = v[2];
+            v[0] = first * two.x - v[1] * two.y;
+            v[1] = first * two.y + v[1] * two.x;
+            v[2] = second * two.z - v[3] * two.w;
+            v[3] = second * two.w + v[3] * two.z;
+        }
+    }
+}
+
+__global__ void qk_norm_rotary_kernel(qk_job a) {
+    __shared__ float parts[32];
+    float x[EACH];
+    int n = (int)a.n;
+    int64_t t = blockIdx.x;
+    const qk_part &part = a.part[blockIdx.y];
+    load(x, (const uint16_t *)part.from + t * part.from_row, n);
+    if (part.w != NULL) {
+        float squares = 0.0f;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            squares = fmaf(x[i], x[i], squares);
+        }
+        float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
+#pragma unroll
+        for (int i = 0; i < EACH; i += 4) {
+            float4 w = shared_by_all(part.w, i, n, 1.0f);
+            x[i] *= over * w.x;
+            x[i + 1] *= over * w.y;
+            x[i + 2] *= over * w.z;
+            x[i + 3] *= over * w.w;
+        }
+    }
+    if (part.table != NULL) {
+        rotate(x, part.table + t * a.head, (int)a.head, n);
+    }
+    store((uint16_t *)part.to + t * part.to_row, x, n);
+}
+
+/* Any type, any n and head, rows spread over ranks too: a block has a row. */
+template <typename T> __global__ void __launch_bounds__(THREADS) plain_qk_kernel(qk_job a) {
+    __shared__ float parts[THREADS / 32];
+    const qk_part &part = a.part[blockIdx.y];
+    const int64_t t = blockIdx.x;
+    const row_of<T> from = {(typename T::stored *)part.from + t * part.from_row};
+    const row_of<T> to = {(typename T::stored *)part.to + t * part.to_row};
+    float over = 1.0f;
+    if (part.w != NULL) {
+        float squares = 0.0f;
+        for (int64_t i = threadIdx.x; part.sums == NULL && i < a.n; i += THREADS) {
+            squares = fmaf(from.get(i), from.get(i), squares);
+        }
+        squares = part.sums != NULL ? part.sums[t] : group_sum<THREADS>(squares, parts);
+        over = 1.0f / sqrtf(squares / (float)a.whole + a.eps);
+    }
+    for (int64_t i = 2 * threadIdx.x; i < a.n; i += 2 * THREADS) {
+        const bool is_pair = i + 1 < a.n;
+        float x = from.get(i) * (part.w != NULL ? over * part.w[i] : 1.0f);
+        float y = is_pair ? from.get(i + 1) * (part.w != NULL ? over * part.w[i + 1] : 1.0f) : 0.0f;
+        if (part.table != NULL) { /* heads are even: pairs are whole */
+            const float *turn = part.table + t * a.head + i % a.head;
+            const float first = x;
+            x = first * turn[0] - y * turn[1];
+            y = first * turn[1] + y * turn[0];
+        }
+        to.put(i, x);
+        if (is_pair) {
+            to.put(i + 1, y);
+        }
+    }
+}
+
+unsigned threads_of(int64_t n) {
+    return (unsigned)((n + EACH * 32 - 1) / (EACH * 32) * 32);
+}
+
+bool in_vectors(const carry_tensor &x) {
+    return x.dtype == CARRY_BF16 && x.shape[1] % 8 == 0 && x.shape[1] <= MOST && x.shape[0] <= INT_MAX;
+}
+
+/* An absent one fits. */
+bool fits(const carry_tensor &tensor, int64_t row) {
+    return (uintptr_t)tensor.data % 16 == 0 && row % 8 == 0;
+}
+
+bool fits_f32(const carry_tensor &tensor) {
+    return tensor.data == NULL || (tensor.dtype == CARRY_F32 && fits(tensor, 0));
+}
+
+bool parts_fit(const carry_qk_norm_rotary_args *args) {
+    bool fit = in_vectors(args->part[0].from) && (args->table.data == NULL || args->table.shape[1] % 4 == 0);
+    for (int i = 0; i < args->parts; i++) {
+        const carry_qk_part &part = args->part[i];
+        fit = fit && part.sums.data == NULL && fits(part.to, part.to.stride[0]) &&
+              fits(part.from, part.from.stride[0]) && fits(part.w, 0) && fits(args->table, 0);
+    }
+    return fit;
+}
+
+} // namespace
+
+extern "C" carry_status carry_cuda_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
+                                          carry_tensor b, carry_activation activation, bool accumulate) {
+    const bool gelu = activation == CARRY_GELU;
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    carry_device_product p = {};
+    p.m = x.shape[0];
+    p.n = y.shape[1];
+    p.k = x.shape[1];
+    p.count = 1;
+    p.a = x.data;
+    p.b = W.data;
+    p.c = y.data;
+    p.a_row = p.b_row = p.k;
+    p.c_row = p.n;
+    p.type = p.c_type = x.dtype;
+    p.b_transposed = true;
+    p.accumulate = accumulate;
+    p.bias = b.data;
+    p.gelu = gelu;
+    p.ordinal = at.ordinal;
+    p.stream = (carry_stream *)at.stream;
+    bool done = p.m == 0 || p.n == 0;
+    if (!done && x.dtype != CARRY_F32 && W.dtype == x.dtype && b.dtype == x.dtype && p.k > 0 &&
+        (gelu || activation == CARRY_NO_ACTIVATION)) {
+        CARRY_TRY(carry_cuda_blaslt(ctx, &p, &done));
+    }
+    return done ? CARRY_OK : carry_affine_parts(ctx, y, x, W, b, activation, accumulate);
+}
+
+extern "C" carry_status carry_cuda_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tensor x, carry_tensor y,
+                                                  carry_tensor g, carry_tensor w, carry_tensor b, float plus,
+                                                  float eps) {
+    if (!in_vectors(x) || !fits(x, 0) || !fits(h, 0) || !fits(y, 0) || !fits_f32(g) || !fits_f32(w) || !fits_f32(b)) {
+        return carry_add_layer_norm_parts(ctx, h, x, y, g, w, b, plus, eps);
+    }
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    if (x.shape[0] < 1 || x.shape[1] < 1 || (h.data == NULL && y.data == NULL)) {
+        return CARRY_OK;
+    }
+    const norm_job job = {x.shape[0],
+                          x.shape[1],
+                          x.data,
+                          h.data,
+                          y.data,
+                          (const float *)g.data,
+                          (const float *)w.data,
+                          (const float *)b.data,
+                          plus,
+                          eps};
+    norm_kernel<<<(unsigned)job.rows, threads_of(job.n), 0, at.stream>>>(job);
+    return launched(ctx, at, "a norm cannot be launched");
+}
+
+extern "C" carry_status carry_cuda_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args) {
+    const carry_tensor &x = args->part[0].from;
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    qk_job job = {};
+    job.rows = x.shape[0];
+    job.n = x.shape[1];
+    job.head = args->table.data != NULL ? 2 * args->table.shape[1] : 2;
+    job.eps = args->eps;
+    bool has_sums = false;
+    for (int i = 0; i < args->parts; i++) {
+        const carry_qk_part &part = args->part[i];
+        has_sums = has_sums || part.sums.data != NULL;
+        job.part[i] = {part.to.data,
+                       part.from.data,
+                       part.to.stride[0],
+                       part.from.stride[0],
+                       (const float *)part.w.data,
+                       (const float *)part.sums.data,
+                       part.rotates ? (const float *)args->table.data : NULL};
+    }
+    job.whole = has_sums ? args->whole : job.n;
+    if (job.rows < 1 || job.n < 1) {
+        return CARRY_OK;
+    }
+    if (job.rows > INT_MAX) {
+        return carry_fail(ctx, CARRY_ESIZE, "%lld rows of queries on a GPU: at most %d", (long long)job.rows, INT_MAX);
+    }
+    const dim3 grid((unsigned)job.rows, (unsigned)args->parts);
+    if (parts_fit(args)) {
+        qk_norm_rotary_kernel<<<grid, threads_of(job.n), 0, at.stream>>>(job);
+    } else {
+        with_type(x.dtype, [&](auto type) { plain_qk_kernel<decltype(type)><<<grid, THREADS, 0, at.stream>>>(job); });
+    }
+    return launched(ctx, at, "positions cannot be launched");
+}

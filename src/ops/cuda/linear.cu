@@ -1,0 +1,114 @@
+/* Linear layers on NVIDIA GPUs: through cuBLASLt or the tensor cores (matmul.cu) where activations and weights are of
+   one type. f32 weights under activations of 16 bits go through a plain kernel that widens both: right, and slow; keep
+   a copy of the weights in the activations' type. */
+#include "ops/cuda/linear.cuh"
+
+constexpr int TILE = 32, LINES = 8; /* of c; a thread makes TILE / LINES elements of a column */
+
+static __device__ __forceinline__ float element(const mixed &from, bool turned, int64_t row, int64_t i, int64_t l) {
+    return from[turned ? l * row + i : i * row + l];
+}
+
+template <typename C>
+__global__ void __launch_bounds__(TILE *LINES)
+    mixed_kernel(row_of<C> c, mixed a, mixed b, int64_t m, int64_t n, int64_t k, int64_t a_row, int64_t b_row,
+                 bool a_turned, bool b_turned, bool accumulate) {
+    __shared__ float of_a[TILE][TILE + 1], of_b[TILE][TILE + 1];
+    const int64_t row0 = (int64_t)blockIdx.y * TILE, column0 = (int64_t)blockIdx.x * TILE;
+    const int x = (int)threadIdx.x, y = (int)threadIdx.y;
+    float sum[TILE / LINES] = {};
+    for (int64_t k0 = 0; k0 < k; k0 += TILE) {
+#pragma unroll
+        for (int i = y; i < TILE; i += LINES) { /* neighbouring threads read neighbours: along k, or across */
+            const int64_t ai = row0 + (a_turned ? x : i), al = k0 + (a_turned ? i : x);
+            const int64_t bl = k0 + (b_turned ? x : i), bj = column0 + (b_turned ? i : x);
+            const float from_a = ai < m && al < k ? element(a, a_turned, a_row, ai, al) : 0.0f;
+            const float from_b = bl < k && bj < n ? element(b, b_turned, b_row, bl, bj) : 0.0f;
+            of_a[a_turned ? x : i][a_turned ? i : x] = from_a;
+            of_b[b_turned ? x : i][b_turned ? i : x] = from_b;
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int l = 0; l < TILE; l++) {
+#pragma unroll
+            for (int i = 0; i < TILE / LINES; i++) {
+                sum[i] = fmaf(of_a[y + i * LINES][l], of_b[l][x], sum[i]);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < TILE / LINES; i++) {
+        const int64_t r = row0 + y + i * LINES;
+        if (r < m && column0 + x < n) {
+            const int64_t at = r * n + column0 + x;
+            c.put(at, accumulate ? c.get(at) + sum[i] : sum[i]);
+        }
+    }
+}
+
+carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, int64_t m, int64_t n, int64_t k,
+                      matrix a, matrix b, bool accumulate) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, device));
+    if (m < 1 || n < 1) {
+        return CARRY_OK;
+    }
+    if (a.type == b.type && (c_type == CARRY_F32 || c_type == a.type)) {
+        carry_device_product p = {};
+        p.m = m;
+        p.n = n;
+        p.k = k;
+        p.count = 1;
+        p.a = a.data;
+        p.b = b.data;
+        p.c = c;
+        p.a_row = a.row;
+        p.b_row = b.row;
+        p.c_row = n;
+        p.type = a.type;
+        p.c_type = c_type;
+        p.a_transposed = a.transposed;
+        p.b_transposed = b.transposed;
+        p.accumulate = accumulate;
+        p.ordinal = at.ordinal;
+        p.stream = (carry_stream *)at.stream;
+        return carry_cuda_product(ctx, &p, NULL);
+    }
+    const int64_t rows = (m + TILE - 1) / TILE, columns = (n + TILE - 1) / TILE;
+    if (rows > 65535 || columns > INT32_MAX) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "a product of %s with %s of %lld x %lld on a GPU: at most %d rows, or both of one type",
+                          carry_dtype_name(a.type), carry_dtype_name(b.type), (long long)m, (long long)n, 65535 * TILE);
+    }
+    with_type(c_type, [&](auto type) {
+        using C = decltype(type);
+        mixed_kernel<C><<<dim3((unsigned)columns, (unsigned)rows), dim3(TILE, LINES), 0, at.stream>>>(
+            row_of<C>{(typename C::stored *)c}, mixed{a.data, (int)a.type}, mixed{b.data, (int)b.type}, m, n, k, a.row,
+            b.row, a.transposed, b.transposed, accumulate);
+    });
+    return launched(ctx, at, "a product of two types cannot be launched");
+}
+
+static matrix matrix_of(const carry_tensor &tensor, bool transposed) {
+    return matrix{tensor.data, tensor.dtype, tensor.shape[1], transposed};
+}
+
+extern "C" carry_status carry_cuda_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
+                                          bool accumulate) {
+    return multiply(ctx, x.device, y.data, y.dtype, x.shape[0], y.shape[1], x.shape[1], matrix_of(x, false),
+                    matrix_of(W, true), accumulate);
+}
+
+extern "C" carry_status carry_cuda_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
+                                                   carry_tensor x, carry_tensor W, bool accumulate) {
+    if (dx.data != NULL) {
+        CARRY_TRY(multiply(ctx, dy.device, dx.data, dx.dtype, x.shape[0], x.shape[1], dy.shape[1], matrix_of(dy, false),
+                           matrix_of(W, false), accumulate));
+    }
+    if (dW.data != NULL) {
+        CARRY_TRY(multiply(ctx, dy.device, dW.data, CARRY_F32, W.shape[0], W.shape[1], x.shape[0], matrix_of(dy, true),
+                           matrix_of(x, false), true));
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,291 @@
+/* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
+
+   A block has a row of logits. Up to WIDE elements lie in its registers, and the next row is loaded where this one's
+   gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with the sum
+   of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens as the
+   workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first element
+   on: a gradient of 16 bits never reaches logits that are still to be read. */
+#include <math.h>
+
+#include "ops/cuda/linear.cuh"
+
+constexpr int64_t LEFT_OUT = -100;
+
+constexpr int ROW_THREADS = 512; /* of a row of logits */
+
+/* The largest logit so far, and the sum of exponentials relative to it. */
+struct running {
+    float largest, sum;
+};
+
+/* Relative to nothing, a logit of -inf is no NaN. */
+static __device__ __forceinline__ float base_of(float largest) {
+    return largest == -INFINITY ? 0.0f : largest;
+}
+
+static __device__ __forceinline__ running join(running a, running b) {
+    const float largest = fmaxf(a.largest, b.largest), base = base_of(largest);
+    return running{largest, a.sum * expf(base_of(a.largest) - base) + b.sum * expf(base_of(b.largest) - base)};
+}
+
+/* Over the block, in one order; all get it. */
+static __device__ __forceinline__ running join_block(running r, running *parts) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        r = join(r, running{__shfl_xor_sync(0xffffffffu, r.largest, step), __shfl_xor_sync(0xffffffffu, r.sum, step)});
+    }
+    __syncthreads(); /* parts may still be read */
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = r;
+    }
+    __syncthreads();
+    running all = parts[0];
+    for (int i = 1; i < ROW_THREADS / 32; i++) {
+        all = join(all, parts[i]);
+    }
+    return all;
+}
+
+/* ONCE neighbours, 4 elements or 1: by one access where there are 4. */
+template <typename T, int ONCE> struct __align__(ONCE * sizeof(typename T::stored)) piece {
+    typename T::stored value[ONCE];
+};
+
+/* Rows of logits are `row` elements apart, those of the gradient d_row of theirs; the gradient may lie over the logits
+   when it starts at the same byte and its elements are no larger. A target that is not in the vocabulary gives NaN. */
+template <typename L, typename D, int ONCE>
+__global__ void __launch_bounds__(ROW_THREADS)
+    loss_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row, const int64_t *targets,
+                int64_t tokens, int64_t vocabulary, float scale) {
+    __shared__ running parts[ROW_THREADS / 32];
+    for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
+        const int64_t target = targets[t];
+        const bool counts = target != LEFT_OUT;
+        const bool known = target >= 0 && target < vocabulary;
+        const typename L::stored *from = logits.data + t * row;
+        running r = {-INFINITY, 0.0f};
+        for (int64_t i = threadIdx.x * ONCE; counts && i < vocabulary; i += ROW_THREADS * ONCE) {
+            const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+            float largest = r.largest, sum = 0.0f;
+#pragma unroll
+            for (int j = 0; j < ONCE; j++) {
+                largest = fmaxf(largest, L::widen(p.value[j]));
+            }
+            const float base = base_of(largest);
+#pragma unroll
+            for (int j = 0; j < ONCE; j++) {
+                sum += expf(L::widen(p.value[j]) - base);
+            }
+            r = running{largest, fmaf(r.sum, expf(base_of(r.largest) - base), sum)};
+        }
+        r = join_block(r, parts);
+        const float largest = r.largest, sum = r.sum;
+        const float at_target = counts && known ? L::widen(from[target]) : NAN;
+        __syncthreads(); /* the gradient may lie over it */
+        if (threadIdx.x == 0) {
+            losses[t] = counts ? (float)(log((double)sum) + ((double)largest - (double)at_target)) : 0.0f;
+        }
+        if (!dlogits.here()) {
+            continue;
+        }
+        const float share = scale / sum;
+        const float at_one = (float)((double)scale * (exp((double)at_target - (double)largest) / (double)sum - 1.0));
+        for (int64_t first = 0; first < vocabulary; first += ROW_THREADS * ONCE) {
+            const int64_t i = first + threadIdx.x * ONCE;
+            piece<D, ONCE> d = {};
+            if (counts && i < vocabulary) {
+                const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+#pragma unroll
+                for (int j = 0; j < ONCE; j++) {
+                    const float value = expf(L::widen(p.value[j]) - largest) * share;
+                    d.value[j] = D::narrow(i + j == target ? at_one : value);
+                }
+            }
+            if (sizeof(typename D::stored) < sizeof(typename L::stored)) {
+                __syncthreads(); /* all of this piece is read: it may be written over */
+            }
+            if (i < vocabulary) {
+                *(piece<D, ONCE> *)(dlogits.data + t * d_row + i) = d;
+            }
+        }
+    }
+}
+
+constexpr int WIDE_THREADS = 1024, FOURS = 8; /* vectors of 4 logits of a thread */
+constexpr int64_t WIDE = WIDE_THREADS * 4 * FOURS, WIDE_LEAST = 8192;
+
+/* Over the block, in one order; all get it. Another call in between lets parts be used again. */
+template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+    if (threadIdx.x % 32 == 0) {
+        parts[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    value = parts[threadIdx.x % 32];
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) {
+        value = both(value, __shfl_xor_sync(0xffffffffu, value, step));
+    }
+    return value;
+}
+
+/* x 2^(log2 e): what the sum of a row loses by it is below the rounding of the sum. */
+static __device__ __forceinline__ float exponential(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+    return y;
+}
+
+template <typename L>
+static __device__ __forceinline__ void load_four(float (&v)[4], const typename L::stored *row, int64_t i,
+                                                 int64_t vocabulary) {
+    if (i < vocabulary) {
+        const piece<L, 4> p = *(const piece<L, 4> *)(row + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = L::widen(p.value[j]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = -INFINITY;
+        }
+    }
+}
+
+/* As loss_kernel, of rows that fit the registers of a block: grid blocks go round over the rows. */
+template <typename L, typename D>
+__global__ void __launch_bounds__(WIDE_THREADS)
+    loss_wide_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row,
+                     const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
+    __shared__ float most[32], sums[32], at_target;
+    float v[FOURS][4];
+#pragma unroll
+    for (int k = 0; k < FOURS; k++) {
+        load_four<L>(v[k], logits.data + blockIdx.x * row, 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS), vocabulary);
+    }
+    for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
+        const int64_t target = targets[t];
+        const bool counts = target != LEFT_OUT, known = target >= 0 && target < vocabulary;
+        const int place = known ? (int)target : -1;
+        float largest = -INFINITY, sum = 0.0f;
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            largest = fmaxf(largest, fmaxf(fmaxf(v[k][0], v[k][1]), fmaxf(v[k][2], v[k][3])));
+        }
+        largest = over_block(largest, most, [](float a, float b) { return fmaxf(a, b); });
+        const float base = base_of(largest);
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            const int i = 4 * ((int)threadIdx.x + k * WIDE_THREADS);
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                if (i + j == place) {
+                    at_target = v[k][j];
+                }
+                v[k][j] = exponential(v[k][j] - base);
+                sum += v[k][j];
+            }
+        }
+        sum = over_block(sum, sums, [](float a, float b) { return a + b; });
+        if (threadIdx.x == 0) {
+            const double own = known ? (double)at_target : (double)NAN;
+            losses[t] = counts ? (float)(log((double)sum) + ((double)largest - own)) : 0.0f;
+        }
+        const float share = counts ? scale / sum : 0.0f;
+#pragma unroll
+        for (int k = 0; k < FOURS; k++) {
+            const int64_t i = 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS);
+            if (dlogits.here() && i < vocabulary) {
+                piece<D, 4> d;
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    const float e = counts ? v[k][j] - ((int)i + j == place ? sum : 0.0f) : 0.0f;
+                    d.value[j] = D::narrow(e * share);
+                }
+                *(piece<D, 4> *)(dlogits.data + t * d_row + i) = d;
+            }
+            if (t + gridDim.x < tokens) {
+                load_four<L>(v[k], logits.data + (t + gridDim.x) * row, i, vocabulary);
+            }
+        }
+    }
+}
+
+template <typename L, typename D>
+static void launch(const place &at, float *losses, void *dlogits, int64_t d_row, const void *logits, int64_t row,
+                   const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
+    const bool by_four = vocabulary % 4 == 0 && (uintptr_t)logits % 16 == 0 && (uintptr_t)dlogits % 16 == 0;
+    const row_of<D> d = {(typename D::stored *)dlogits};
+    const row_of<L> l = {(typename L::stored *)(void *)logits};
+    int units = 0;
+    const bool wide = by_four && vocabulary >= WIDE_LEAST && vocabulary <= WIDE && d_row % 4 == 0 &&
+                      cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, at.ordinal) == cudaSuccess;
+    if (wide) {
+        loss_wide_kernel<L, D><<<(unsigned)(tokens < units ? tokens : units), WIDE_THREADS, 0, at.stream>>>(
+            losses, d, d_row, l, row, targets, tokens, vocabulary, scale);
+    } else if (by_four) {
+        loss_kernel<L, D, 4><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,
+                                                                                   tokens, vocabulary, scale);
+    } else {
+        loss_kernel<L, D, 1><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,
+                                                                                   tokens, vocabulary, scale);
+    }
+}
+
+extern "C" carry_status carry_cuda_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dlogits,
+                                                 carry_tensor logits, carry_tensor targets, float scale) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, logits.device));
+    const int64_t tokens = logits.shape[0], vocabulary = logits.shape[1];
+    if (tokens == 0) {
+        return CARRY_OK;
+    }
+    with_type(logits.dtype, [&](auto type) {
+        using T = decltype(type);
+        launch<T, T>(at, (float *)losses.data, dlogits.data, vocabulary, logits.data, vocabulary,
+                     (const int64_t *)targets.data, tokens, vocabulary, scale);
+    });
+    return launched(ctx, at, "cross_entropy cannot be launched");
+}
+
+extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx,
+                                                        carry_tensor dW, carry_tensor x, carry_tensor W,
+                                                        carry_tensor targets, float scale, void *workspace,
+                                                        size_t workspace_bytes) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, x.device));
+    const int64_t tokens = x.shape[0], n = x.shape[1], vocabulary = W.shape[0];
+    if (tokens == 0 || vocabulary == 0) {
+        return CARRY_OK;
+    }
+    const int64_t most = (int64_t)(workspace_bytes / sizeof(float)) / vocabulary;
+    const int64_t block = most < tokens ? most : tokens;
+    const bool back = dx.data != NULL || dW.data != NULL;
+    const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* of the gradient */
+    const int64_t d_row = vocabulary * (int64_t)(sizeof(float) / carry_dtype_size(type));
+    for (int64_t first = 0; first < tokens; first += block) {
+        const int64_t count = tokens - first < block ? tokens - first : block;
+        const size_t offset = (size_t)(first * n) * carry_dtype_size(x.dtype);
+        const matrix rows = {(const char *)x.data + offset, x.dtype, n, false};
+        CARRY_TRY(multiply(ctx, x.device, workspace, CARRY_F32, count, vocabulary, n, rows,
+                           matrix{W.data, W.dtype, n, true}, false));
+        with_type(type, [&](auto of) {
+            launch<type_f32, decltype(of)>(at, (float *)losses.data + first, back ? workspace : NULL, d_row, workspace,
+                                           vocabulary, (const int64_t *)targets.data + first, count, vocabulary, scale);
+        });
+        CARRY_TRY(launched(ctx, at, "cross_entropy cannot be launched"));
+        if (dx.data != NULL) {
+            CARRY_TRY(multiply(ctx, x.device, (char *)dx.data + offset, dx.dtype, count, n, vocabulary,
+                               matrix{workspace, type, d_row, false}, matrix{W.data, W.dtype, n, false}, false));
+        }
+        if (dW.data != NULL) {
+            CARRY_TRY(multiply(ctx, x.device, dW.data, CARRY_F32, vocabulary, n, count,
+                               matrix{workspace, type, d_row, true}, rows, true));
+        }
+    }
+    return CARRY_OK;
+}

@@ -1,0 +1,107 @@
+/* AdamW and the factor of clipping on NVIDIA GPUs. */
+#include <math.h>
+
+#include "ops/cuda/wide.cuh"
+
+extern "C" {
+#include "ops/optimizer.h"
+}
+
+constexpr int EACH = 4; /* elements of a thread at a time: 16 bytes of f32 */
+
+/* One element; returns the weight. */
+static __device__ __forceinline__ float update(float &m, float &v, float w, float g, const carry_adam_factors &f) {
+    const float gradient = f.factor * g;
+    m = f.b1 * m + f.c1 * gradient;
+    v = f.b2 * v + f.c2 * (gradient * gradient);
+    return w - (f.rate * m / (sqrtf(v) * f.unbias_v + f.eps) + f.decay * w);
+}
+
+/* Where the factor of clipping is NaN, nothing is changed: all threads see the same. fours: groups of EACH that may be
+   read at once, from the first element on. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    adamw_kernel(float *w, float *m, float *v, const float *g, row_of<T> low, carry_adam_factors f,
+                 const carry_adam_factors *given, double factor, const float *clip, int64_t count, int64_t fours) {
+    if (clip != NULL && isnan(*clip)) {
+        return;
+    }
+    if (given != NULL) {
+        f = *given;
+        factor = (double)f.factor;
+    }
+    f.factor = (float)(clip != NULL ? factor * (double)*clip : factor);
+    const int64_t step = (int64_t)gridDim.x * THREADS, first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    for (int64_t i = first; i < fours; i += step) {
+        float4 weight = ((const float4 *)w)[i], mean = ((const float4 *)m)[i], square = ((const float4 *)v)[i];
+        const float4 slope = ((const float4 *)g)[i];
+        weight.x = update(mean.x, square.x, weight.x, slope.x, f);
+        weight.y = update(mean.y, square.y, weight.y, slope.y, f);
+        weight.z = update(mean.z, square.z, weight.z, slope.z, f);
+        weight.w = update(mean.w, square.w, weight.w, slope.w, f);
+        ((float4 *)w)[i] = weight;
+        ((float4 *)m)[i] = mean;
+        ((float4 *)v)[i] = square;
+        if (low.here()) {
+            const float four[EACH] = {weight.x, weight.y, weight.z, weight.w};
+            ((several<T, EACH> *)low.data)[i] = narrow_all<T, EACH>(four);
+        }
+    }
+    for (int64_t i = fours * EACH + first; i < count; i += step) {
+        const float weight = update(m[i], v[i], w[i], g[i], f);
+        w[i] = weight;
+        if (low.here()) {
+            low.put(i, weight);
+        }
+    }
+}
+
+extern "C" carry_status carry_cuda_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v,
+                                              carry_tensor low, carry_tensor g, const carry_adamw *options) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, w.device));
+    const int64_t count = carry_tensor_count(&w);
+    const carry_adam_factors *given = (const carry_adam_factors *)options->factors.data;
+    const carry_adam_factors factors = given == NULL ? carry_adam_factors_of(options, 1.0) : carry_adam_factors{};
+    if (count == 0) {
+        return CARRY_OK;
+    }
+    with_type(low.data != NULL ? low.dtype : CARRY_F32, [&](auto type) {
+        using T = decltype(type);
+        const bool wide = is_aligned(w.data) && is_aligned(m.data) && is_aligned(v.data) && is_aligned(g.data) &&
+                          is_aligned(low.data);
+        adamw_kernel<T><<<blocks_for(count, wide ? THREADS * EACH : THREADS), THREADS, 0, at.stream>>>(
+            (float *)w.data, (float *)m.data, (float *)v.data, (const float *)g.data, row<T>(low), factors, given,
+            options->factor, (const float *)options->clip.data, count, wide ? count / EACH : 0);
+    });
+    return launched(ctx, at, "adamw_step cannot be launched");
+}
+
+__global__ void clip_kernel(float *factor, const double *squares, double limit) {
+    const double norm = sqrt(*squares);
+    *factor = !isfinite(norm) ? NAN : limit > 0.0 && norm > limit ? (float)(limit / norm) : 1.0f;
+}
+
+extern "C" carry_status carry_cuda_clip_factor(carry_ctx *ctx, carry_tensor factor, carry_tensor squares,
+                                               double limit) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, squares.device));
+    clip_kernel<<<1, 1, 0, at.stream>>>((float *)factor.data, (const double *)squares.data, limit);
+    return launched(ctx, at, "clip_factor cannot be launched");
+}
+
+__global__ void skip_kernel(float *factor, float *bad, float limit) {
+    const float before = *bad;
+    const float row = before > limit ? before : isnan(*factor) ? before + 1.0f : 0.0f;
+    *bad = row;
+    if (row > limit) {
+        *factor = NAN;
+    }
+}
+
+extern "C" carry_status carry_cuda_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_tensor bad, int64_t limit) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, factor.device));
+    skip_kernel<<<1, 1, 0, at.stream>>>((float *)factor.data, (float *)bad.data, (float)limit);
+    return launched(ctx, at, "skip_guard cannot be launched");
+}

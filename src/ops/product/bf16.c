@@ -1,0 +1,218 @@
+/* bf16 products: the panels of a and b are packed into the context's buffer, then tiles of the result are computed from
+   them; threads share both kinds of work.
+
+   A sum runs over k in order, whatever tile and thread it belongs to (kernels/bf16.h). Where c is f32 a long k is cut
+   into blocks, and sums are taken up again from c; where c has 16 bits k stays whole, since a sum is rounded once. */
+#include "ops/product/bf16.h"
+
+#include <string.h>
+
+#include "core/context.h"
+#include "core/threads.h"
+#include "ops/convert.h"
+#include "ops/product/packed.h"
+
+/* k of a block where c is f32: a panel of b then stays in a first cache, or nearly. */
+#define DEPTH 2048
+/* The largest k of a c of 16 bits: a few panels of each operand must fit the buffer. */
+#define WHOLE_DEPTH 16384
+/* c of a tile where it has 16 bits, on the stack; and panels of a that a tile keeps in a second cache. */
+#define TILE_FLOATS (96 * 192)
+#define TILE_ELEMENTS ((int64_t)1 << 17)
+#define TILES_PER_THREAD 4
+#define PACK_PIECE ((int64_t)1 << 15)
+#define TILE_PIECE_FLOPS 2000000
+
+typedef struct job {
+    const carry_kernels *kernels;
+    const carry_bf16 *by;
+    const carry_mixed_product *p;
+    int64_t i, j, l; /* the block */
+    int64_t m, n, k; /* its sizes, and k as packed */
+    int64_t packed_k;
+    uint16_t *a, *b;
+    int64_t row_panels, column_panels;
+    int64_t pack_a_from; /* panels of b before it are packed first; 0: they are packed already */
+    int64_t tile_rows, tile_columns, column_tiles; /* in panels */
+} job;
+
+static int64_t least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+static int64_t pieces(int64_t whole, int64_t piece) {
+    return (whole + piece - 1) / piece;
+}
+
+static void pack_panel(const job *j, carry_bf16_pack pack, uint16_t *to, const carry_matrix *matrix, bool across,
+                       int64_t line, int64_t lines) {
+    int64_t at = across ? j->l * matrix->row + line : line * matrix->row + j->l;
+    pack(to, (const uint16_t *)matrix->data + at, matrix->row, across, lines, j->k);
+}
+
+static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const carry_mixed_product *p = j->p;
+    for (int64_t at = begin; at < end; at++) {
+        bool of_b = at < j->pack_a_from;
+        int panel = of_b ? j->by->columns : j->by->rows;
+        int64_t first = (of_b ? at : at - j->pack_a_from) * panel;
+        int64_t lines = least((of_b ? j->n : j->m) - first, panel);
+        uint16_t *to = (of_b ? j->b : j->a) + first * j->packed_k;
+        if (of_b) {
+            pack_panel(j, j->by->pack_b, to, &p->b, !p->b.transposed, j->j + first, lines);
+        } else {
+            pack_panel(j, j->by->pack_a, to, &p->a, p->a.transposed, j->i + first, lines);
+        }
+    }
+}
+
+static void run_tile(const job *j, carry_bf16_tile tile) {
+    const carry_mixed_product *p = j->p;
+    const bool adds = p->accumulate || j->l > 0;
+    if (p->c_dtype == CARRY_F32) {
+        tile.c = (float *)p->c + j->i * p->c_row + j->j;
+        tile.c_row = tile.base_row = p->c_row;
+        tile.base = adds ? tile.c : NULL;
+        j->by->tile(&tile);
+        return;
+    }
+    float beside[TILE_FLOATS];
+    const int64_t i = tile.row_panel * j->by->rows;
+    const int64_t at = tile.column_panel * j->by->columns;
+    const int64_t rows = least(tile.row_panels_end * j->by->rows, j->m) - i;
+    const int64_t columns = least(tile.column_panels_end * j->by->columns, j->n) - at;
+    uint16_t *to = (uint16_t *)p->c + (j->i + i) * p->c_row + j->j + at;
+    for (int64_t r = 0; adds && r < rows; r++) {
+        carry_widen(j->kernels, beside + r * columns, to + r * p->c_row, p->c_dtype, columns);
+    }
+    tile.a += i * j->packed_k;
+    tile.b += at * j->packed_k;
+    tile.m = rows;
+    tile.n = columns;
+    tile.row_panels_end -= tile.row_panel;
+    tile.column_panels_end -= tile.column_panel;
+    tile.row_panel = tile.column_panel = 0;
+    tile.c = beside;
+    tile.c_row = tile.base_row = columns;
+    tile.base = adds ? beside : NULL;
+    j->by->tile(&tile);
+    for (int64_t r = 0; r < rows; r++) {
+        carry_narrow(j->kernels, to + r * p->c_row, beside + r * columns, p->c_dtype, columns);
+    }
+}
+
+static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    for (int64_t at = begin; at < end; at++) {
+        int64_t row_panel = at / j->column_tiles * j->tile_rows;
+        int64_t column_panel = at % j->column_tiles * j->tile_columns;
+        run_tile(j, (carry_bf16_tile){.m = j->m,
+                                      .n = j->n,
+                                      .k = j->packed_k,
+                                      .row_panel = row_panel,
+                                      .row_panels_end = least(row_panel + j->tile_rows, j->row_panels),
+                                      .column_panel = column_panel,
+                                      .column_panels_end = least(column_panel + j->tile_columns, j->column_panels),
+                                      .a = j->a,
+                                      .b = j->b});
+    }
+}
+
+/* Tiles as large as a second cache and, for a c of 16 bits, the stack allow, unless threads would be left without. */
+static void cut_into_tiles(job *j, int threads) {
+    const int rows = j->by->rows;
+    const int columns = j->by->columns;
+    int64_t most = TILE_ELEMENTS / (rows * j->packed_k) + 1;
+    int64_t most_columns = j->column_panels;
+    if (j->p->c_dtype != CARRY_F32) {
+        most = least(most, 96 / rows);
+        most_columns = least(most_columns, TILE_FLOATS / (most * rows * columns));
+    }
+    int64_t wanted = threads > 1 ? (int64_t)threads * TILES_PER_THREAD : 1;
+    int64_t row_tiles = pieces(j->row_panels, most);
+    int64_t column_tiles = pieces(j->column_panels, most_columns);
+    if (row_tiles * column_tiles < wanted) {
+        column_tiles = least(pieces(wanted, row_tiles), j->column_panels);
+    }
+    if (row_tiles * column_tiles < wanted) {
+        row_tiles = least(pieces(wanted, column_tiles), j->row_panels);
+    }
+    j->tile_rows = pieces(j->row_panels, row_tiles);
+    j->tile_columns = pieces(j->column_panels, column_tiles);
+    j->column_tiles = pieces(j->column_panels, j->tile_columns);
+}
+
+static void spread(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task, job *j) {
+    if (ctx != NULL) {
+        carry_parallel(ctx, count, grain, task, j);
+    } else {
+        task(j, 0, count, 0);
+    }
+}
+
+static int64_t grain_of(double work, double each) {
+    return each < work ? (int64_t)(work / each) + 1 : 1;
+}
+
+/* One block in two steps; ctx NULL: on this thread. */
+static void run_block(carry_ctx *ctx, job *j, bool pack_b, int threads) {
+    j->packed_k = pieces(j->k, j->by->unit) * j->by->unit;
+    j->row_panels = pieces(j->m, j->by->rows);
+    j->column_panels = pieces(j->n, j->by->columns);
+    j->pack_a_from = pack_b ? j->column_panels : 0;
+    double panel = 0.5 * (double)(j->by->rows + j->by->columns) * (double)j->packed_k;
+    spread(ctx, j->pack_a_from + j->row_panels, grain_of((double)PACK_PIECE, panel + 1.0), pack_panels, j);
+    cut_into_tiles(j, threads);
+    int64_t tiles = pieces(j->row_panels, j->tile_rows) * j->column_tiles;
+    double flops = 2.0 * (double)(j->tile_rows * j->by->rows) * (double)(j->tile_columns * j->by->columns);
+    spread(ctx, tiles, grain_of(TILE_PIECE_FLOPS, flops * (double)j->packed_k + 1.0), run_tiles, j);
+}
+
+bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
+    bool fits = p->a.dtype == CARRY_BF16 && p->b.dtype == CARRY_BF16;
+    fits = fits && (p->c_dtype == CARRY_F32 || p->k <= WHOLE_DEPTH);
+    return by != NULL && fits && p->m >= 4 && p->n >= 4 && p->k >= 16 &&
+           (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
+}
+
+static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by, const carry_mixed_product *p,
+                bool alone) {
+    int64_t elements;
+    uint16_t *buffer = carry_packed_buffer(ctx, &elements);
+    if (buffer == NULL) {
+        return false;
+    }
+    job j = {.kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + elements / 2};
+    const int threads = alone ? 1 : carry_ctx_threads(ctx);
+    int64_t blocks = p->c_dtype == CARRY_F32 ? pieces(p->k, DEPTH) : 1;
+    int64_t depth = pieces(pieces(p->k, blocks), by->unit) * by->unit;
+    int64_t most_m = elements / 2 / (depth * by->rows) * by->rows;
+    int64_t most_n = elements / 2 / (depth * by->columns) * by->columns;
+    if (most_m < 1 || most_n < 1) {
+        return false;
+    }
+    for (j.j = 0; j.j < p->n; j.j += most_n) {
+        for (j.l = 0; j.l < p->k; j.l += depth) {
+            for (j.i = 0; j.i < p->m; j.i += most_m) {
+                j.m = least(p->m - j.i, most_m);
+                j.n = least(p->n - j.j, most_n);
+                j.k = least(p->k - j.l, depth);
+                run_block(alone ? NULL : ctx, &j, j.i == 0, threads);
+            }
+        }
+    }
+    return true;
+}
+
+bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
+                    const carry_mixed_product *product) {
+    return run(ctx, kernels, by, product, carry_worker(ctx) > 0);
+}
+
+bool carry_bf16_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
+                          const carry_mixed_product *product) {
+    return run(ctx, kernels, by, product, true);
+}

@@ -1,0 +1,309 @@
+/* Ceilings: every way to a large product, each the best of several runs after a warm-up, and the best of all. */
+#include "ops/product/ceiling.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/rng.h"
+#include "core/span.h"
+#include "core/threads.h"
+#include "device/gpu.h"
+#include "ops/table.h"
+#include "ops/linear.h"
+#include "ops/product/matmul.h"
+
+#define COPY_BYTES ((size_t)256 << 20)     /* of all ranks of a machine: 40 that copied so much took 20 GB and 14 s */
+#define COPY_BYTES_RANK ((size_t)16 << 20) /* of one at least */
+#define COPY_RUNS 7
+#define LEAST_RUNS 3
+#define SIDE_SECONDS 0.06 /* per side and way: processors and threads need a moment to reach their speed */
+#define MOST_SECONDS 0.5  /* after which no further side is begun: ranks that share a core have its smaller ones */
+#define LONG_RUN 0.03     /* a side whose runs would take longer is left out: the one before is large enough then */
+#define GPU_SIDE 8192     /* of 16-bit products; half of it in f32, which takes 20 times as long */
+#define FILL_BYTES ((size_t)1 << 20)
+#define GPU_RUNS 5
+#define GPU_SECONDS 0.1
+#define GPU_EACH 4 /* products between two events */
+
+static const int64_t sides[] = {256, 512, 1024};
+
+typedef struct probe {
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    const carry_product *p;
+} probe;
+
+static void by_kernels(const probe *by) {
+    carry_products_by(by->ctx, by->kernels->product, by->p);
+}
+
+static void by_blas(const probe *by) {
+    carry_products_by(by->ctx, carry_blas_product, by->p);
+}
+
+static void by_choice(const probe *by) {
+    carry_products(by->ctx, by->kernels, by->p);
+}
+
+static void by_linear(const probe *by) {
+    const carry_product *p = by->p;
+    carry_mixed_products(by->ctx, by->kernels,
+                         &(carry_mixed_product){.m = p->m,
+                                                .n = p->n,
+                                                .k = p->k,
+                                                .a = {.data = p->a, .dtype = CARRY_F32, .row = p->a_row},
+                                                .b = {.data = p->b, .dtype = CARRY_F32, .row = p->b_row},
+                                                .c = p->c,
+                                                .c_dtype = CARRY_F32,
+                                                .c_row = p->c_row});
+}
+
+typedef void (*way)(const probe *by);
+static const way ways[] = {by_kernels, by_blas, by_choice, by_linear};
+
+/* Seconds of the fastest run of this way. */
+static double best_of(const probe *by, way run) {
+    double best = INFINITY;
+    run(by);
+    const double until = carry_seconds() + SIDE_SECONDS / (sizeof ways / sizeof ways[0]);
+    for (int i = 0; i < LEAST_RUNS || carry_seconds() < until; i++) {
+        double start = carry_seconds();
+        run(by);
+        best = fmin(best, carry_seconds() - start);
+    }
+    return best;
+}
+
+static carry_status cpu_product(carry_ctx *ctx, double *flops_s) {
+    const int count = (int)(sizeof sides / sizeof sides[0]);
+    const int64_t area = sides[count - 1] * sides[count - 1];
+    probe by = {.ctx = ctx};
+    CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
+    float *floats = carry_aligned_new((size_t)(3 * area) * sizeof *floats);
+    if (floats == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld x %lld",
+                          (long long)sides[count - 1], (long long)sides[count - 1]);
+    }
+    for (int64_t i = 0; i < 3 * area; i++) {
+        floats[i] = (float)(i % 13) - 6.0f;
+    }
+    double fastest = 0.0;
+    const double until = carry_seconds() + MOST_SECONDS;
+    *flops_s = 0.0;
+    for (int i = 0; i < count && 8.0 * fastest < LONG_RUN && carry_seconds() < until; i++) {
+        const int64_t n = sides[i];
+        const carry_product p = {.m = n,
+                                 .n = n,
+                                 .k = n,
+                                 .count = 1,
+                                 .a = floats,
+                                 .b = floats + area,
+                                 .c = floats + 2 * area,
+                                 .a_row = n,
+                                 .b_row = n,
+                                 .c_row = n};
+        by.p = &p;
+        fastest = INFINITY;
+        for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
+            if (ways[j] != by_blas || carry_blas_product != NULL) {
+                fastest = fmin(fastest, best_of(&by, ways[j]));
+            }
+        }
+        *flops_s = fmax(*flops_s, 2.0 * (double)(n * n * n) / fastest);
+    }
+    free(floats);
+    return CARRY_OK;
+}
+
+/* What a measurement on a GPU holds. */
+typedef struct rig {
+    carry_stream *stream;
+    carry_event *from, *to;
+    void *data; /* a, b and c */
+} rig;
+
+/* Random numbers of magnitude 0.5 to 2, as f32 and as bf16: a product of constants would need less power, and be faster
+   than any real one. A block of them is copied until all is full. */
+static carry_status fill(carry_ctx *ctx, int device, char *data, size_t bytes) {
+    size_t full = bytes < FILL_BYTES ? bytes : FILL_BYTES;
+    uint16_t *block = malloc(FILL_BYTES);
+    if (block == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product");
+    }
+    for (size_t i = 0; i < FILL_BYTES / sizeof *block; i += 4) {
+        const carry_words random = carry_philox(7, 0, i);
+        for (size_t j = 0; j < 4; j++) {
+            block[i + j] = (uint16_t)(0x3f00u | (random.word[j] & 0x80ffu));
+        }
+    }
+    carry_status status = carry_device_copy(ctx, data, device, block, 0, full, NULL);
+    while (status == CARRY_OK && full < bytes) {
+        size_t more = full < bytes - full ? full : bytes - full;
+        status = carry_device_copy(ctx, data + full, device, data, device, more, NULL);
+        full += more;
+    }
+    status = status == CARRY_OK ? carry_stream_wait(ctx, device, NULL) : status;
+    free(block);
+    return status;
+}
+
+static carry_status rig_open(carry_ctx *ctx, int device, rig *r, size_t bytes) {
+    CARRY_TRY(carry_stream_new(ctx, &r->stream, device));
+    CARRY_TRY(carry_event_new(ctx, &r->from, device));
+    CARRY_TRY(carry_event_new(ctx, &r->to, device));
+    CARRY_TRY(carry_device_alloc(ctx, &r->data, device, bytes));
+    return fill(ctx, device, r->data, bytes);
+}
+
+static void rig_close(carry_ctx *ctx, int device, rig *r) {
+    carry_device_free(ctx, device, r->data);
+    carry_event_free(ctx, device, r->to);
+    carry_event_free(ctx, device, r->from);
+    carry_stream_free(ctx, device, r->stream);
+}
+
+/* Seconds of one product, the best of some runs after one. CARRY_EUNSUPPORTED where the way does not take it. */
+static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const carry_operators *ops,
+                             const carry_device_product *p, const char *by, double *seconds) {
+    const double until = carry_seconds() + GPU_SECONDS; /* the clock comes up under load */
+    *seconds = INFINITY;
+    for (int i = 0; i <= GPU_RUNS || carry_seconds() < until; i++) {
+        double spent;
+        CARRY_TRY(carry_event_record(ctx, device, r->from, r->stream));
+        for (int j = 0; j < GPU_EACH; j++) {
+            CARRY_TRY(ops->product(ctx, p, by));
+        }
+        CARRY_TRY(carry_event_record(ctx, device, r->to, r->stream));
+        CARRY_TRY(carry_stream_wait(ctx, device, r->stream));
+        CARRY_TRY(carry_event_elapsed(ctx, device, &spent, r->from, r->to));
+        *seconds = i > 0 ? fmin(*seconds, spent / GPU_EACH) : *seconds;
+    }
+    return CARRY_OK;
+}
+
+static carry_status time_ways(carry_ctx *ctx, int device, const rig *r, carry_dtype type, int64_t n, double *flops_s) {
+    const carry_operators *ops;
+    int ordinal;
+    CARRY_TRY(carry_operators_of(ctx, &ops, "matmul", device, &ordinal));
+    const size_t area = (size_t)(n * n) * carry_dtype_size(type);
+    const carry_device_product p = {.m = n,
+                                    .n = n,
+                                    .k = n,
+                                    .count = 1,
+                                    .a = r->data,
+                                    .b = (char *)r->data + area,
+                                    .c = (char *)r->data + 2 * area,
+                                    .a_row = n,
+                                    .b_row = n,
+                                    .c_row = n,
+                                    .type = type,
+                                    .c_type = type,
+                                    .ordinal = ordinal,
+                                    .stream = r->stream};
+    for (int i = 0; ops->ways != NULL && ops->ways[i] != NULL; i++) {
+        double seconds;
+        carry_status status = time_way(ctx, device, r, ops, &p, ops->ways[i], &seconds);
+        if (status != CARRY_OK && status != CARRY_EUNSUPPORTED) {
+            return status;
+        }
+        *flops_s = status == CARRY_OK ? fmax(*flops_s, 2.0 * (double)(n * n * n) / seconds) : *flops_s;
+    }
+    return CARRY_OK;
+}
+
+static carry_status gpu_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s) {
+    size_t available;
+    size_t total;
+    int64_t n = type == CARRY_F32 ? GPU_SIDE / 2 : GPU_SIDE;
+    CARRY_TRY(carry_device_memory(ctx, &available, &total, device));
+    while (n > 512 && available > 0 && 3 * (size_t)(n * n) * carry_dtype_size(type) > available / 2) {
+        n /= 2;
+    }
+    rig r = {0};
+    carry_status status = rig_open(ctx, device, &r, 3 * (size_t)(n * n) * carry_dtype_size(type));
+    if (status == CARRY_OK) {
+        status = time_ways(ctx, device, &r, type, n, flops_s);
+    }
+    rig_close(ctx, device, &r);
+    return status;
+}
+
+carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s) {
+    CARRY_SPAN(ctx, "bench", "ceiling of products");
+    if (device == 0) {
+        return cpu_product(ctx, flops_s);
+    }
+    const int kind = type == CARRY_F32 ? 0 : 1; /* both 16-bit types run at one speed */
+    const carry_gpu *gpu;
+    CARRY_TRY(carry_gpu_of(ctx, &gpu, device)); /* refuses what is no GPU, and bounds the number */
+    double(*known)[2] = ctx->slots[CARRY_SLOT_CEILINGS].data;
+    if (known == NULL) {
+        known = calloc(CARRY_STREAM_DEVICES, sizeof *known);
+        if (known == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the ceilings of GPUs");
+        }
+        ctx->slots[CARRY_SLOT_CEILINGS].data = known;
+        ctx->slots[CARRY_SLOT_CEILINGS].free = free;
+    }
+    if (known[device][kind] == 0.0) {
+        double best = kind == 0 ? gpu->plain_flops_s : gpu->tensor_flops_s;
+        CARRY_TRY(gpu_product(ctx, device, kind == 0 ? CARRY_F32 : CARRY_BF16, &best));
+        known[device][kind] = best;
+    }
+    *flops_s = known[device][kind];
+    return CARRY_OK;
+}
+
+typedef struct copy {
+    char *to;
+    const char *from;
+    size_t piece;
+} copy;
+
+static void copy_piece(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const copy *c = argument;
+    memcpy(c->to + (size_t)begin * c->piece, c->from + (size_t)begin * c->piece, (size_t)(end - begin) * c->piece);
+}
+
+static double copy_rate(carry_ctx *ctx, char *to, const char *from, size_t bytes) {
+    int threads = carry_ctx_threads(ctx);
+    copy c = {.to = to, .from = from, .piece = bytes / (size_t)threads};
+    double best = INFINITY;
+    for (int i = 0; i < COPY_RUNS; i++) {
+        double start = carry_seconds();
+        carry_parallel(ctx, threads, 1, copy_piece, &c);
+        best = fmin(best, carry_seconds() - start);
+    }
+    return 2.0 * (double)(c.piece * (size_t)threads) / best;
+}
+
+carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *bytes_s) {
+    CARRY_SPAN(ctx, "bench", "ceiling of copies");
+    if (device != 0) {
+        const carry_gpu *gpu;
+        CARRY_TRY(carry_gpu_of(ctx, &gpu, device));
+        *bytes_s = gpu->copy_bytes_s;
+        return CARRY_OK;
+    }
+    const size_t part = COPY_BYTES / (size_t)(ranks > 0 ? ranks : 1);
+    const size_t bytes = part > COPY_BYTES_RANK ? part : COPY_BYTES_RANK;
+    char *from = carry_aligned_new(bytes);
+    char *to = carry_aligned_new(bytes);
+    if (from == NULL || to == NULL) {
+        free(from);
+        free(to);
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * bytes);
+    }
+    memset(from, 1, bytes);
+    memset(to, 0, bytes);
+    *bytes_s = copy_rate(ctx, to, from, bytes);
+    free(from);
+    free(to);
+    return CARRY_OK;
+}

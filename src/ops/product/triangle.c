@@ -1,0 +1,78 @@
+/* Products with triangles: the plain product where everything is finite; else with the numbers that are not finite set
+   to zero, and added to the rows that they belong to afterwards. */
+#include "ops/product/triangle.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Two numbers at a time: a one added to an exponent of all ones reaches the sign bit, which was cleared. */
+bool carry_all_finite(const float *numbers, int64_t count) {
+    const uint64_t exponents = UINT64_C(0x7f8000007f800000);
+    const uint64_t ones = UINT64_C(0x0080000000800000);
+    uint64_t seen[2] = {0, 0};
+    int64_t i = 0;
+    for (; i + 4 <= count; i += 4) {
+        uint64_t pair[2];
+        memcpy(pair, numbers + i, sizeof pair);
+        seen[0] |= (pair[0] & exponents) + ones;
+        seen[1] |= (pair[1] & exponents) + ones;
+    }
+    bool finite = ((seen[0] | seen[1]) & UINT64_C(0x8000000080000000)) == 0;
+    for (; i < count; i++) {
+        finite = finite && isfinite(numbers[i]);
+    }
+    return finite;
+}
+
+/* Adds a[i, row] value to column j of every row i of c that reads this row of the triangle. */
+static void add_column(const carry_product *p, int64_t first, int64_t row, int64_t j, float value, bool upper) {
+    int64_t begin = upper ? 0 : row;
+    int64_t end = upper && row + 1 < p->m ? row + 1 : p->m;
+    for (int64_t i = begin; i < end; i++) {
+        float a = p->a_transposed ? p->a[(first + row) * p->a_row + i] : p->a[i * p->a_row + first + row];
+        p->c[i * p->c_row + j] += a * value;
+    }
+}
+
+static void careful(const carry_kernels *kernels, const carry_product *p, float *b, int64_t first, int64_t rows,
+                    bool upper) {
+    float saved[CARRY_TRIANGLE_ROWS * CARRY_TRIANGLE_COLUMNS];
+    for (int64_t r = 0; r < rows; r++) {
+        float *row = b + (first + r) * p->b_row;
+        memcpy(saved + r * p->n, row, (size_t)p->n * sizeof *row);
+        for (int64_t j = 0; j < p->n; j++) {
+            row[j] = isfinite(row[j]) ? row[j] : 0.0f;
+        }
+    }
+    kernels->product(p);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *kept = saved + r * p->n;
+        memcpy(b + (first + r) * p->b_row, kept, (size_t)p->n * sizeof *b);
+        for (int64_t j = 0; j < p->n; j++) {
+            if (!isfinite(kept[j])) {
+                add_column(p, first, r, j, kept[j], upper);
+            }
+        }
+    }
+}
+
+void carry_triangle_product(const carry_kernels *kernels, const carry_product *product, float *b, int64_t first,
+                            bool upper) {
+    int64_t rows = product->k - first < product->m ? product->k - first : product->m;
+    bool finite = true;
+    if (product->base != product->c) {
+        /* The row of c that reads one row of the triangle has zeros for the others: they show in it. */
+        kernels->product(product);
+        finite = carry_all_finite(product->c + (upper ? product->m - 1 : 0) * product->c_row, product->n);
+    } else {
+        for (int64_t r = 0; finite && r < rows; r++) {
+            finite = carry_all_finite(b + (first + r) * product->b_row, product->n);
+        }
+        if (finite) {
+            kernels->product(product);
+        }
+    }
+    if (!finite) {
+        careful(kernels, product, b, first, rows, upper);
+    }
+}

@@ -1,0 +1,137 @@
+/* Doubling (Hillis-Steele), dense: in round o = 1, 2, 4, ... every element s >= o takes in element s - o.
+
+   Elements o apart are a sequence of their own, and rounds o, 2o, 4o of it are rounds 1, 2, 4. So a pass of q rounds
+   reads a tile of that sequence and the 2^q - 1 elements before it, does its rounds in shared memory from the last
+   element to the first, in place, and writes the tile: log2 T / q passes over memory with a barrier of the grid between
+   them, for (2^q - 1) more elements a tile. */
+#include "scan/cuda/dense_block.cuh"
+
+namespace dense {
+
+/* One pass: rounds 2^from .. 2^(from + rounds - 1). */
+struct pass {
+    matrices A, to; /* to.data NULL: nobody reads them any more */
+    array b, h;
+    int from, rounds;
+};
+
+template <typename E, int SIZE> struct doubling {
+    static constexpr int ELEMENTS = slot<E, SIZE>::ELEMENTS;
+    const params &p;
+    E *slots;
+    float *values, *state;
+    int apart, size;
+
+    __device__ doubling(const params &given, void *shared)
+        : p(given), slots((E *)shared), values((float *)(slots + given.slots * ELEMENTS)),
+          state(values + given.slots * SIZE * given.width), apart(SIZE * given.width), size(given.n * given.width) {
+    }
+
+    /* Rounds over elements low .. high - 1, of which those from `first` on are wanted at last. */
+    __device__ void rounds(int count, int64_t low, int64_t first, int64_t high) const {
+        int64_t halo = ((int64_t)1 << count) - 1;
+        for (int j = 0; j < count; j++) {
+            int64_t reach = (int64_t)1 << j;
+            int64_t least = first - (halo - (2 * reach - 1));
+            least = least > reach ? least : reach;
+            for (int64_t i = high - 1; i >= least; i--) {
+                E *here = slots + (i - low) * ELEMENTS;
+                combine<E, SIZE>(p, here, here, here - reach * ELEMENTS, values + (i - low) * apart,
+                                 values + (i - reach - low) * apart);
+            }
+        }
+    }
+
+    /* The initial state enters element 0 before the first round. */
+    __device__ void begin(int64_t item) const {
+        load_state(state, p.h0, item, 0, size);
+        __syncthreads();
+        apply<E, SIZE>(values, values, slots, p.transposed, state, p.n, p.width);
+        __syncthreads();
+    }
+
+    /* Elements first .. first + wanted - 1 of the sequence of elements `apart_by` from each other that begins at `r`.
+     */
+    __device__ void do_tile(const pass &now, int64_t item, int64_t r, int64_t first, int64_t wanted) const {
+        int64_t next = (int64_t)1 << now.from;
+        int64_t length = (p.steps - r + next - 1) / next;
+        int64_t halo = ((int64_t)1 << now.rounds) - 1;
+        if (first >= length) {
+            return;
+        }
+        int64_t low = first > halo ? first - halo : 0;
+        int64_t high = first + wanted < length ? first + wanted : length;
+        for (int64_t i = low; i < high; i++) {
+            fetch<E, SIZE>(slots + (i - low) * ELEMENTS, matrix<E>(now.A, item, i * next + r), p.n);
+        }
+        load_tile(values, apart, now.b, item, low * next + r, next, (int)(high - low), size);
+        copy_wait(0);
+        __syncthreads();
+        if (now.from == 0 && low == 0 && p.h0.data != nullptr) {
+            begin(item);
+        }
+        rounds(now.rounds, low, first, high);
+        for (int64_t i = first; i < high && now.to.data != nullptr; i++) {
+            store<E, SIZE>(matrix<E>(now.to, item, i * next + r), slots + (i - low) * ELEMENTS, p.n);
+        }
+        store_tile(values + (first - low) * apart, apart, now.h, item, first * next + r, next, (int)(high - first),
+                   size);
+        __syncthreads();
+    }
+
+    __device__ void do_pass(const pass &now) const {
+        int64_t next = (int64_t)1 << now.from;
+        int64_t sequences = next < p.steps ? next : p.steps;
+        int64_t wanted = p.slots - (((int64_t)1 << now.rounds) - 1);
+        int64_t tiles = ((p.steps + next - 1) / next + wanted - 1) / wanted;
+        for (int64_t task = blockIdx.x; task < p.batch * sequences * tiles; task += gridDim.x) {
+            int64_t tile = task / sequences % tiles;
+            do_tile(now, task / (sequences * tiles), task % sequences, tile * wanted, wanted);
+        }
+    }
+
+    __device__ void run() const {
+        int all = 0;
+        while (((int64_t)1 << all) < p.steps) {
+            all++;
+        }
+        int turn = 0;
+        for (int done = 0; done == 0 || done < all; done += p.rounds, turn ^= 1) {
+            int left = all - done;
+            bool is_last = left <= p.rounds;
+            pass now = {done == 0 ? p.A_matrices() : p.spare[turn ^ 1],
+                        p.spare[turn],
+                        done == 0 ? p.b : p.turns[turn ^ 1],
+                        is_last ? p.h : p.turns[turn],
+                        done,
+                        is_last ? left : p.rounds};
+            if (is_last) {
+                now.to.data = nullptr;
+            }
+            do_pass(now);
+            if (!is_last) {
+                wait_for_grid();
+            }
+        }
+    }
+};
+
+template <typename E, int SIZE>
+__global__ void __launch_bounds__(THREADS) dense_doubling(const __grid_constant__ params p, size_t shared_bytes) {
+    extern __shared__ uint4 shared[];
+    clear_shared<E, SIZE>(shared, shared_bytes, p.n);
+    doubling<E, SIZE>(p, shared).run();
+}
+
+template <typename E> static kernel_of_params of_size(int size) {
+    return size == 16   ? dense_doubling<E, 16>
+           : size == 32 ? dense_doubling<E, 32>
+           : size == 64 ? dense_doubling<E, 64>
+                        : dense_doubling<E, 128>;
+}
+
+kernel_of_params doubling_kernel(int dtype, int size) {
+    return dtype == F32 ? of_size<float>(size) : dtype == F16 ? of_size<__half>(size) : of_size<__nv_bfloat16>(size);
+}
+
+} // namespace dense

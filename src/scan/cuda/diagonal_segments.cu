@@ -1,0 +1,319 @@
+/* Diagonal transitions, time cut into segments that one block works on at once.
+
+   A warp takes LONG neighbouring steps of its channels, all loads in flight together, and reduces them to one element
+   (a, b); the segments' elements are combined through shared memory, by the method asked for; then each warp fills in its
+   steps from the state that enters them, out of registers. Every byte moves once. Time beyond what a block holds at once
+   goes tile after tile, the state carried from one to the next.
+
+   The methods differ in how elements are combined, inside a segment and between segments:
+     chunkwise      one after the other
+     hillis_steele  by doubling
+     blelloch       up a tree, then down with the operator itself
+     cyclic         up a tree of pairs, then down filling in the even ones */
+#include "scan/cuda/diagonal.cuh"
+
+namespace {
+
+constexpr int LANES = 32;
+
+/* Steps of a segment, and segments of a block: wide channels keep to 64 registers a thread, so that two blocks fit a
+   multiprocessor; single ones are for problems too small to fill it, where fewer, longer segments have less to exchange
+   (16 steps: 2.36 us for 256 steps where 8 took 2.90). */
+template <int V> constexpr int LONG_OF = V == 1 ? 16 : 4;
+template <int V> constexpr int MOST_SEGMENTS = 16;
+
+/* A segment's element for one lane: a decay for its V channels, and V values. Laid out so that a warp's accesses meet
+   every bank once. */
+template <int V> struct exchange {
+    float *a; /* [segments][LANES] */
+    float *b; /* [segments][V][LANES] */
+
+    __device__ __forceinline__ float &decay(int segment) const {
+        return a[segment * LANES + (int)threadIdx.x];
+    }
+    __device__ __forceinline__ float &value(int segment, int v) const {
+        return b[(segment * V + v) * LANES + (int)threadIdx.x];
+    }
+    __device__ __forceinline__ void put(int segment, float a_value, const float (&b_value)[V]) const {
+        decay(segment) = a_value;
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            value(segment, v) = b_value[v];
+        }
+    }
+};
+
+/* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that enters
+   the tile is part of segment 0, a state. */
+/* Rounds write to one half of the exchange and read from the other, so that one barrier a round is enough; the last one
+   written is returned. */
+template <int V>
+static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> there, float a, float (&b)[V], int segments) {
+    int s = (int)threadIdx.y;
+    for (int distance = 1; distance < segments; distance *= 2) {
+        if (s >= distance) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[v] = fmaf(a, here.value(s - distance, v), b[v]);
+            }
+            a *= here.decay(s - distance);
+        }
+        there.put(s, a, b);
+        __syncthreads();
+        exchange<V> last = here;
+        here = there;
+        there = last;
+    }
+    return here;
+}
+
+/* Up: element s covers 2^level segments; down: inclusive prefixes from the same tree. Any number of segments. The two
+   methods share the way up; coming down blelloch combines whole elements (decays and values), cyclic only fills in
+   values, since the prefix before an even one is a state already. A warp keeps its own element in registers. */
+template <int V, bool WITH_DECAYS>
+static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V], int segments) {
+    int s = (int)threadIdx.y;
+    int width = 1;
+    for (; width < segments; width *= 2) {
+        if ((s & (2 * width - 1)) == 2 * width - 1) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[v] = fmaf(a, e.value(s - width, v), b[v]);
+            }
+            a *= e.decay(s - width);
+            e.put(s, a, b);
+        }
+        __syncthreads();
+    }
+    for (width /= 4; width >= 1; width /= 2) { /* the top has one element, and nothing before it */
+        if ((s & (2 * width - 1)) == width - 1 && s >= 2 * width) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[v] = fmaf(a, e.value(s - width, v), b[v]);
+                e.value(s, v) = b[v];
+            }
+            if (WITH_DECAYS) {
+                a *= e.decay(s - width);
+                e.decay(s) = a;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* Reduces LONG elements to the last, in place, as a tree whose inner elements stay where the way down needs them. */
+template <int V, int LONG> static __device__ __forceinline__ void reduce(float (&a)[LONG], float (&b)[LONG][V]) {
+#pragma unroll
+    for (int width = 1; width < LONG; width *= 2) {
+#pragma unroll
+        for (int i = 2 * width - 1; i < LONG; i += 2 * width) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[i][v] = fmaf(a[i], b[i - width][v], b[i][v]);
+            }
+            a[i] *= a[i - width];
+        }
+    }
+}
+
+/* The states of LONG steps from the one that enters. */
+template <int V, int LONG, bool TREE>
+static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V], const float (&state)[V]) {
+    if (TREE) {
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            b[LONG - 1][v] = fmaf(a[LONG - 1], state[v], b[LONG - 1][v]);
+        }
+#pragma unroll
+        for (int width = LONG / 2; width >= 1; width /= 2) {
+#pragma unroll
+            for (int i = width - 1; i < LONG; i += 2 * width) {
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    float before = i < width ? state[v] : b[i < width ? 0 : i - width][v];
+                    b[i][v] = fmaf(a[i], before, b[i][v]);
+                }
+            }
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < LONG; i++) {
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                b[i][v] = fmaf(a[i], i == 0 ? state[v] : b[i == 0 ? 0 : i - 1][v], b[i][v]);
+            }
+        }
+    }
+}
+
+/* The state that enters a segment, and the one that leaves the tile, by a tree in registers: every warp reads all elements
+   and needs no barrier more. For single channels, which have the registers. */
+static __device__ __forceinline__ void tree_over(float (&before)[1], float (&state)[1], const exchange<1> &e, int segment,
+                                                 int segments) {
+    constexpr int MOST = MOST_SEGMENTS<1>;
+    float a[MOST];
+    float b[MOST][1];
+#pragma unroll
+    for (int s = 0; s < MOST; s++) {
+        a[s] = s < segments ? e.decay(s) : 1.0f;
+        b[s][0] = s < segments ? e.value(s, 0) : 0.0f;
+    }
+    reduce<1, MOST>(a, b);
+    fill<1, MOST, true>(a, b, state);
+    before[0] = state[0];
+#pragma unroll
+    for (int s = 1; s < MOST; s++) {
+        before[0] = s == segment ? b[s - 1][0] : before[0];
+    }
+    state[0] = b[MOST - 1][0];
+}
+
+/* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their loads
+   do not wait for each other. */
+template <int V>
+static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e, int segment,
+                                                 int segments) {
+    float at[V];
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        at[v] = before[v] = state[v];
+    }
+#pragma unroll 8
+    for (int s = 0; s < segments; s++) {
+        float decay = e.decay(s);
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            at[v] = fmaf(decay, at[v], e.value(s, v));
+            before[v] = s + 1 == segment ? at[v] : before[v];
+        }
+    }
+#pragma unroll
+    for (int v = 0; v < V; v++) {
+        state[v] = at[v];
+    }
+}
+
+template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD>
+__global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
+    constexpr int LONG = LONG_OF<V>;
+    constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
+    /* Each warp climbs the tree alone: 7 barriers less (docs/results/cuda.md). */
+    constexpr bool ALONE = V == 1 && (METHOD == CARRY_CUDA_BLELLOCH || METHOD == CARRY_CUDA_CYCLIC);
+    extern __shared__ float shared[];
+    int segments = (int)blockDim.y;
+    int segment = (int)threadIdx.y;
+    exchange<V> e = {shared, shared + segments * LANES};
+    int channel = (int)(blockIdx.x * LANES + threadIdx.x) * V;
+    int item = (int)blockIdx.y;
+    bool inside = channel < d.channels;
+    int64_t first = segment * LONG;
+    const TA *a_at = static_cast<const TA *>(d.A.data) + item * d.A.item + first * d.A.step;
+    const TB *b_at = static_cast<const TB *>(d.b.data) + item * d.b.item + first * d.b.step + channel;
+    TH *h_at = static_cast<TH *>(d.h.data) + item * d.h.item + first * d.h.step + channel;
+    a_at += inside ? carry_row(d, channel) : 0;
+    float state[V] = {};
+    if (inside) {
+        carry_initial<V>(state, d, item, channel);
+    }
+    int tile = segments * LONG;
+    for (int64_t left = d.steps - first;; left -= tile) { /* steps from here on */
+        carry_segment<V, LONG, TA, TB> raw;
+        float a[LONG];
+        float b[LONG][V];
+        if (inside && left >= LONG) {
+            raw.load(a_at, d.A.step, b_at, d.b.step);
+        } else {
+            raw.load_some(a_at, d.A.step, b_at, d.b.step, inside ? left : 0);
+        }
+        raw.expand(a, b);
+        float decay;
+        float value[V];
+        if (TREE) {
+            reduce<V, LONG>(a, b);
+            decay = a[LONG - 1];
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                value[v] = b[LONG - 1][v];
+            }
+            if (segment == 0 && !ALONE) {
+#pragma unroll
+                for (int v = 0; v < V; v++) {
+                    value[v] = fmaf(decay, state[v], value[v]);
+                }
+            }
+        } else {
+            carry_total<V, LONG>(decay, value, a, b);
+        }
+        e.put(segment, decay, value);
+        __syncthreads();
+        float before[V];
+        if (METHOD == CARRY_CUDA_CHUNKWISE) {
+            walk_over<V>(before, state, e, segment, segments);
+        } else if constexpr (ALONE) {
+            tree_over(before, state, e, segment, segments);
+        } else {
+            exchange<V> done = e;
+            if (METHOD == CARRY_CUDA_HILLIS_STEELE) {
+                float *half = shared + segments * LANES * (1 + V);
+                done = prefix_doubling<V>(e, {half, half + segments * LANES}, decay, value, segments);
+            } else {
+                prefix_tree<V, METHOD == CARRY_CUDA_BLELLOCH>(e, decay, value, segments);
+            }
+#pragma unroll
+            for (int v = 0; v < V; v++) {
+                before[v] = segment == 0 ? state[v] : done.value(segment - 1, v);
+                state[v] = done.value(segments - 1, v);
+            }
+        }
+        fill<V, LONG, TREE>(a, b, before);
+        if (inside) {
+            carry_store_steps<V, LONG, TH>(h_at, d.h.step, b, left);
+        }
+        if (left - tile + first <= 0) { /* the same for every thread of the block */
+            break;
+        }
+        a_at += (int64_t)tile * d.A.step;
+        b_at += (int64_t)tile * d.b.step;
+        h_at += (int64_t)tile * d.h.step;
+        __syncthreads(); /* the next tile writes the elements again */
+    }
+}
+
+template <int V, typename TA, typename TB, typename TH>
+static void launch(const carry_diagonal &d, carry_cuda_method method, cudaStream_t stream) {
+    int segments = 1;
+    while (segments < MOST_SEGMENTS<V> && (int64_t)segments * LONG_OF<V> < d.steps) {
+        segments *= 2;
+    }
+    dim3 grid((unsigned)((d.channels / V + LANES - 1) / LANES), (unsigned)d.items);
+    dim3 block(LANES, (unsigned)segments);
+    size_t shared = (size_t)segments * LANES * (1 + V) * sizeof(float);
+    shared *= method == CARRY_CUDA_HILLIS_STEELE ? 2 : 1;
+    switch (method) {
+    case CARRY_CUDA_HILLIS_STEELE:
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_HILLIS_STEELE><<<grid, block, shared, stream>>>(d);
+        break;
+    case CARRY_CUDA_BLELLOCH:
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_BLELLOCH><<<grid, block, shared, stream>>>(d);
+        break;
+    case CARRY_CUDA_CYCLIC:
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CYCLIC><<<grid, block, shared, stream>>>(d);
+        break;
+    default:
+        segments_kernel<V, TA, TB, TH, CARRY_CUDA_CHUNKWISE><<<grid, block, shared, stream>>>(d);
+        break;
+    }
+}
+
+} // namespace
+
+cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream) {
+#define LAUNCH(V, TA, TB, TH) launch<V, TA, TB, TH>(d, method, stream)
+    if (wide) {
+        CARRY_DIAGONAL_TYPES(d, 4, 4, LAUNCH);
+    } else {
+        CARRY_DIAGONAL_TYPES(d, 1, 1, LAUNCH);
+    }
+#undef LAUNCH
+    return cudaGetLastError();
+}
