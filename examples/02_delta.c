@@ -21,7 +21,7 @@ static carry_delta_forward_args tokens(int first, int count, carry_tensor *gate)
         .k = carry_view_4d(k + first * HEADS * K, CARRY_F32, 1, count, HEADS, K),
         .v = carry_view_4d(v + first * HEADS * V, CARRY_F32, 1, count, HEADS, V),
         .beta = carry_view_3d(beta + first * HEADS, CARRY_F32, 1, count, HEADS),
-        .g = gate,
+        .g = *gate,
     };
 }
 
@@ -38,8 +38,8 @@ static carry_status run(carry_ctx *ctx, int first, int count) {
     carry_tensor gate;
     carry_tensor states = carry_view_4d(state, CARRY_F32, 1, HEADS, K, V);
     carry_delta_forward_args args = tokens(first, count, &gate);
-    args.initial_state = &states;
-    args.final_state = &states; /* the state moves on in place */
+    args.initial_state = states;
+    args.final_state = states; /* the state moves on in place */
     carry_status status = carry_delta_plan_new(ctx, &plan, &problem, NULL);
     if (status != CARRY_OK) {
         return status;

@@ -69,14 +69,18 @@ CARRY_API const char *carry_delta_about_on(int device, int index);
 
 typedef struct carry_delta_plan carry_delta_plan;
 
-/* method NULL: the planner's choice. The plan uses ctx, so it is freed first. */
+typedef struct carry_delta_options {
+    const char *method; /* NULL: the planner's choice */
+} carry_delta_options;
+
+/* options may be NULL. The plan uses ctx, so it is freed first. */
 CARRY_API carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const carry_delta_problem *problem,
-                                            const char *method);
+                                            const carry_delta_options *options);
 CARRY_API void carry_delta_plan_free(carry_delta_plan *plan);
 CARRY_API const char *carry_delta_plan_about(const carry_delta_plan *plan); /* one line: what will run and why */
 CARRY_API const char *carry_delta_plan_method(const carry_delta_plan *plan);
 
-/* Bytes of workspace that a call needs, any alignment; and of what a forward pass keeps for the backward one (the state
+/* Bytes of workspace that a call needs; and of what a forward pass keeps for the backward one (the state
    that enters every chunk, and the corrected values), which the caller keeps between the two. */
 CARRY_API size_t carry_delta_forward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_backward_workspace(const carry_delta_plan *plan);
@@ -86,7 +90,7 @@ CARRY_API int64_t carry_delta_snapshots(const carry_delta_plan *plan);
 /* Additions and multiplications of the last call. */
 CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
 
-/* Outputs first. Tensors that are not there are NULL. Strides over B, T and heads are free (elements of what is
+/* Outputs first. Strides over B, T and heads are free (elements of what is
    written do not overlap), the last index of those with four is packed; states, snapshots, A_log, dt_bias and
    cu_seqlens (i64, [N+1]) are packed. o overlaps no input, which is the caller's duty. final_state may be
    initial_state. CARRY_ESHAPE and the like name the tensor and the sizes, before anything is written. A NaN
@@ -94,34 +98,34 @@ CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
    tensor cores (chunk64, tiles64) also earlier tokens of its chunk. */
 typedef struct carry_delta_forward_args {
     carry_tensor o;
-    const carry_tensor *final_state;
-    const carry_tensor *snapshots; /* [N, snapshots, HV, K, V], f32 */
-    void *kept; /* carry_delta_kept(plan) bytes aligned to 4 (GPU: 16), or NULL; not together with snapshots */
+    carry_tensor final_state;
+    carry_tensor snapshots; /* [N, snapshots, HV, K, V], f32 */
+    void *kept;             /* carry_delta_kept(plan) bytes, or NULL; not together with snapshots */
     carry_tensor q, k, v, beta;
-    const carry_tensor *g;
-    const carry_tensor *initial_state; /* NULL: zero */
-    const carry_tensor *cu_seqlens;
-    const carry_tensor *A_log, *dt_bias; /* gate_inside */
+    carry_tensor g;
+    carry_tensor initial_state; /* absent: zero */
+    carry_tensor cu_seqlens;
+    carry_tensor A_log, dt_bias; /* gate_inside */
 } carry_delta_forward_args;
 
 CARRY_API carry_status carry_delta_forward(carry_delta_plan *plan, const carry_delta_forward_args *args,
                                            void *workspace, size_t workspace_bytes);
 
-/* Exact reverse mode. do is the gradient of o, dfinal_state of the final state (NULL: zero). kept is what forward kept;
-   NULL: forward is done again, into the workspace. */
+/* Exact reverse mode. d_o is the gradient of o, dfinal_state of the final state (absent: zero). kept is what forward
+   kept; NULL: forward is done again, into the workspace. */
 typedef struct carry_delta_backward_args {
     carry_tensor dq, dk, dv, dbeta;
-    const carry_tensor *dg;
-    const carry_tensor *dinitial_state;
-    const carry_tensor *dA_log, *ddt_bias; /* [HV], f32 */
-    carry_tensor grad_o;
-    const carry_tensor *dfinal_state;
+    carry_tensor dg;
+    carry_tensor dinitial_state;
+    carry_tensor dA_log, ddt_bias; /* [HV], f32 */
+    carry_tensor d_o;
+    carry_tensor dfinal_state;
     const void *kept;
     carry_tensor q, k, v, beta;
-    const carry_tensor *g;
-    const carry_tensor *initial_state;
-    const carry_tensor *cu_seqlens;
-    const carry_tensor *A_log, *dt_bias;
+    carry_tensor g;
+    carry_tensor initial_state;
+    carry_tensor cu_seqlens;
+    carry_tensor A_log, dt_bias;
 } carry_delta_backward_args;
 
 CARRY_API carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_backward_args *args,

@@ -45,7 +45,7 @@ CARRY_API size_t carry_delta_ranks_workspace(const carry_delta_ranks_plan *plan)
 CARRY_API size_t carry_delta_ranks_kept(const carry_delta_ranks_plan *plan);      /* from forward for backward */
 
 /* Collectives, with the tensors of this rank's tokens (carry_delta_forward_args: [B, n, ...]). kept is
-   carry_delta_ranks_kept bytes, aligned to 4; backward needs what forward kept. dA_log and ddt_bias are of this rank's
+   carry_delta_ranks_kept bytes; backward needs what forward kept. dA_log and ddt_bias are of this rank's
    tokens: their sum over ranks is the gradient. */
 CARRY_API carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry_delta_forward_args *args,
                                                  void *workspace, size_t workspace_bytes);

@@ -2,8 +2,7 @@
 
    In every header: a call is (context, plan or communicator; outputs; inputs; options), or takes a struct of arguments
    with the outputs first. A tensor that a call can do without is absent where its data is NULL, as in a struct that
-   does not name it (in delta.h, where its pointer is NULL). The gradient of x is dx; that of o is d_o (in delta.h,
-   grad_o). Options may be NULL, which is the same as all zero.
+   does not name it. The gradient of x is dx; that of o is d_o. Options may be NULL, which is the same as all zero.
    Workspaces, and what a forward pass keeps for its backward one, are aligned to 16 bytes, as malloc and
    carry_device_alloc give them (CARRY_EALIGN where one that is not cannot be used).
 

@@ -24,8 +24,8 @@ static void start(const unit *u) {
         if (u->sequence->leaves && back->arriving != NULL) {
             carry_delta_state_load(plan, dS, p->value, back->arriving,
                                    carry_delta_chain_at(plan, &back->part, u->sequence, value_head), 0, p->value);
-        } else if (!u->sequence->leaves && back->args->dfinal_state != NULL) {
-            carry_delta_state_load(plan, dS, p->value, back->args->dfinal_state->data,
+        } else if (!u->sequence->leaves && back->args->dfinal_state.data != NULL) {
+            carry_delta_state_load(plan, dS, p->value, back->args->dfinal_state.data,
                                    carry_delta_state_at(plan, u->sequence, value_head), 0, p->value);
         } else {
             memset(dS, 0, (size_t)(p->key * p->value) * sizeof *dS);
@@ -45,8 +45,8 @@ static void finish(const unit *u) {
             carry_delta_state_store(plan, back->departing,
                                     carry_delta_chain_at(plan, &back->part, u->sequence, value_head), dS, p->value, 0,
                                     p->value);
-        } else if (!u->sequence->enters && back->args->dinitial_state != NULL) {
-            carry_delta_state_store(plan, back->args->dinitial_state->data,
+        } else if (!u->sequence->enters && back->args->dinitial_state.data != NULL) {
+            carry_delta_state_store(plan, back->args->dinitial_state.data,
                                     carry_delta_state_at(plan, u->sequence, value_head), dS, p->value, 0, p->value);
         }
     }
@@ -128,26 +128,26 @@ bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, car
 
 carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *p,
                                          const carry_delta_backward_args *args) {
-    CARRY_TRY(carry_delta_check_like(ctx, p, "do", &args->grad_o, p->value_heads, p->value));
+    CARRY_TRY(carry_delta_check_like(ctx, p, "do", &args->d_o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dq", &args->dq, p->heads, p->key));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dk", &args->dk, p->heads, p->key));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dv", &args->dv, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_written(ctx, p, "dbeta", &args->dbeta, p->value_heads, 0));
-    return args->dg != NULL ? carry_delta_check_gate_gradient(ctx, p, args->dg) : CARRY_OK;
+    return args->dg.data != NULL ? carry_delta_check_gate_gradient(ctx, p, &args->dg) : CARRY_OK;
 }
 
 carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *p,
                                                const carry_delta_backward_args *args) {
-    if (args->dfinal_state != NULL) {
-        CARRY_TRY(carry_delta_check_state(ctx, p, "dfinal_state", args->dfinal_state));
+    if (args->dfinal_state.data != NULL) {
+        CARRY_TRY(carry_delta_check_state(ctx, p, "dfinal_state", &args->dfinal_state));
     }
-    if (args->dinitial_state != NULL) {
-        CARRY_TRY(carry_delta_check_state(ctx, p, "dinitial_state", args->dinitial_state));
+    if (args->dinitial_state.data != NULL) {
+        CARRY_TRY(carry_delta_check_state(ctx, p, "dinitial_state", &args->dinitial_state));
     }
-    if (args->dA_log != NULL) {
-        CARRY_TRY(carry_delta_check_heads(ctx, p, "dA_log", args->dA_log));
+    if (args->dA_log.data != NULL) {
+        CARRY_TRY(carry_delta_check_heads(ctx, p, "dA_log", &args->dA_log));
     }
-    return args->ddt_bias != NULL ? carry_delta_check_heads(ctx, p, "ddt_bias", args->ddt_bias) : CARRY_OK;
+    return args->ddt_bias.data != NULL ? carry_delta_check_heads(ctx, p, "ddt_bias", &args->ddt_bias) : CARRY_OK;
 }
 
 /* Nothing was kept: the forward pass again, without output, for what backward needs of it. */
@@ -194,8 +194,8 @@ void carry_delta_back_part(carry_delta_back *back) {
 }
 
 void carry_delta_back_finish(carry_delta_back *back) {
-    sum_heads(back->plan, back->args->dA_log, back->on_A_log);
-    sum_heads(back->plan, back->args->ddt_bias, back->on_dt_bias);
+    sum_heads(back->plan, carry_delta_given(&back->args->dA_log), back->on_A_log);
+    sum_heads(back->plan, carry_delta_given(&back->args->ddt_bias), back->on_dt_bias);
 }
 
 carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args) {
@@ -203,11 +203,11 @@ carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *a
                                 .k = &args->k,
                                 .v = &args->v,
                                 .beta = &args->beta,
-                                .g = args->g,
-                                .initial_state = args->initial_state,
-                                .cu_seqlens = args->cu_seqlens,
-                                .A_log = args->A_log,
-                                .dt_bias = args->dt_bias};
+                                .g = carry_delta_given(&args->g),
+                                .initial_state = carry_delta_given(&args->initial_state),
+                                .cu_seqlens = carry_delta_given(&args->cu_seqlens),
+                                .A_log = carry_delta_given(&args->A_log),
+                                .dt_bias = carry_delta_given(&args->dt_bias)};
 }
 
 carry_status carry_delta_cpu_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,

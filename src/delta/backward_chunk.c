@@ -47,7 +47,7 @@ static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     int64_t first = u->sequence->start + t;
     float *dO = s->gradients + tokens * p->value;
     carry_delta_head_load(plan, &u->back->in, u->sequence->batch, first, value_head, &s->rows, &s->heads);
-    carry_delta_load(plan, dO, &u->back->args->grad_o, u->sequence->batch, first, value_head, tokens, 0, p->value);
+    carry_delta_load(plan, dO, &u->back->args->d_o, u->sequence->batch, first, value_head, tokens, 0, p->value);
     carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
     carry_delta_scale_rows(plan, s->weighed + tokens * p->key, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
     carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
@@ -272,8 +272,8 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
             back->on_A_log[at] += erases ? 0.0f : dg * s->heads.g[i];
             back->on_dt_bias[at] += given;
         }
-        if (back->args->dg != NULL) {
-            carry_delta_scalar_store(back->args->dg, u->sequence->batch, first + i, value_head, given);
+        if (back->args->dg.data != NULL) {
+            carry_delta_scalar_store(&back->args->dg, u->sequence->batch, first + i, value_head, given);
         }
     }
 }

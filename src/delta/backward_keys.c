@@ -168,7 +168,7 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
-    if (u->back->args->dg == NULL) {
+    if (u->back->args->dg.data == NULL) {
         return;
     }
     for (int64_t i = tokens - 1; i >= 0; i--) {
@@ -184,6 +184,6 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
             s->dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : s->dG[i * K + c];
         }
     }
-    carry_delta_store(plan, u->back->args->dg, s->dG, u->sequence->batch, u->sequence->start + t, value_head, tokens, 0,
-                      K);
+    carry_delta_store(plan, &u->back->args->dg, s->dG, u->sequence->batch, u->sequence->start + t, value_head, tokens,
+                      0, K);
 }

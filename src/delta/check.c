@@ -230,13 +230,13 @@ carry_status carry_delta_check_kept(carry_ctx *ctx, const carry_delta_problem *p
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
                                        const carry_delta_forward_args *args) {
     const carry_delta_problem *p = &plan->problem;
-    if (args->final_state != NULL) {
-        CARRY_TRY(carry_delta_check_state(ctx, p, "final_state", args->final_state));
+    if (args->final_state.data != NULL) {
+        CARRY_TRY(carry_delta_check_state(ctx, p, "final_state", &args->final_state));
     }
-    if (args->snapshots != NULL) {
+    if (args->snapshots.data != NULL) {
         const int64_t shape[] = {plan->sequences, carry_delta_snapshots(plan), p->value_heads,
                                  p->state_transposed ? p->value : p->key, p->state_transposed ? p->key : p->value};
-        CARRY_TRY(carry_delta_check_f32(ctx, p, "snapshots", args->snapshots, 5, shape));
+        CARRY_TRY(carry_delta_check_f32(ctx, p, "snapshots", &args->snapshots, 5, shape));
         if (args->kept != NULL) {
             return carry_fail(ctx, CARRY_EARGUMENT, "snapshots and what backward needs cannot be kept by one call");
         }
@@ -257,11 +257,11 @@ carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args) {
                                 .k = &args->k,
                                 .v = &args->v,
                                 .beta = &args->beta,
-                                .g = args->g,
-                                .initial_state = args->initial_state,
-                                .cu_seqlens = args->cu_seqlens,
-                                .A_log = args->A_log,
-                                .dt_bias = args->dt_bias};
+                                .g = carry_delta_given(&args->g),
+                                .initial_state = carry_delta_given(&args->initial_state),
+                                .cu_seqlens = carry_delta_given(&args->cu_seqlens),
+                                .A_log = carry_delta_given(&args->A_log),
+                                .dt_bias = carry_delta_given(&args->dt_bias)};
 }
 
 void carry_delta_sequences(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_delta_sequence *table) {

@@ -365,8 +365,8 @@ carry_status carry_delta_cpu_forward(carry_delta_plan *plan, const carry_delta_f
     const carry_delta_problem *p = &plan->problem;
     carry_delta_run run = {.in = carry_delta_inputs_of(args),
                            .o = &args->o,
-                           .final_state = args->final_state,
-                           .snapshots = args->snapshots,
+                           .final_state = carry_delta_given(&args->final_state),
+                           .snapshots = carry_delta_given(&args->snapshots),
                            .kept = args->kept};
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     run.chunks_only = args->kept != NULL; /* what is kept is kept by chunks */

@@ -122,7 +122,8 @@ static void tell(carry_delta_plan *plan, bool by_name) {
 }
 
 carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const carry_delta_problem *problem,
-                                  const char *method) {
+                                  const carry_delta_options *options) {
+    const char *method = options != NULL ? options->method : NULL;
     CARRY_SPAN(ctx, "plan", "delta");
     *plan = NULL;
     CARRY_TRY(carry_delta_check_problem(ctx, problem));

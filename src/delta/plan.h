@@ -71,6 +71,11 @@ typedef struct carry_delta_part {
     void *user;
 } carry_delta_part;
 
+/* A tensor of the arguments; NULL where it is absent. */
+static inline const carry_tensor *carry_delta_given(const carry_tensor *tensor) {
+    return tensor->data != NULL ? tensor : NULL;
+}
+
 /* All inputs of a call, whatever it does with them. */
 typedef struct carry_delta_inputs {
     const carry_tensor *q, *k, *v, *beta, *g, *initial_state, *cu_seqlens, *A_log, *dt_bias;

@@ -102,7 +102,7 @@ static void run_final(job *j, int group, carry_delta_span span) {
     }
     carry_delta_run run = {.in = j->in,
                            .o = &j->forward->o,
-                           .final_state = j->forward->final_state,
+                           .final_state = carry_delta_given(&j->forward->final_state),
                            .kept = j->forward->kept,
                            .entering = state,
                            .leaving = L,
@@ -248,18 +248,18 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
     if (p->tokens > 0) {
         CARRY_TRY(carry_delta_check_written(plan->ctx, p, "o", &args->o, p->value_heads, p->value));
     }
-    if (args->final_state != NULL) {
-        CARRY_TRY(carry_delta_check_state(plan->ctx, p, "final_state", args->final_state));
+    if (args->final_state.data != NULL) {
+        CARRY_TRY(carry_delta_check_state(plan->ctx, p, "final_state", &args->final_state));
     }
-    if (args->snapshots != NULL) {
+    if (args->snapshots.data != NULL) {
         return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no snapshots");
     }
     CARRY_TRY(carry_delta_check_kept(plan->ctx, &plan->problem, args->kept));
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, false, &j.memory);
     j.M = args->kept != NULL ? kept_maps(plan, args->kept) : j.memory.M;
-    carry_delta_ranks_empty(plan, args->cu_seqlens != NULL ? args->cu_seqlens->data : NULL, args->final_state,
-                            args->initial_state);
+    carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->final_state),
+                            carry_delta_given(&args->initial_state));
     return run(&j);
 }
 
@@ -286,14 +286,14 @@ carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carr
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, true, &j.memory);
     j.M = kept_maps(plan, args->kept);
-    carry_delta_ranks_empty(plan, args->cu_seqlens != NULL ? args->cu_seqlens->data : NULL, args->dinitial_state,
-                            args->dfinal_state);
+    carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->dinitial_state),
+                            carry_delta_given(&args->dfinal_state));
     j.memory.back.args = args;
     j.memory.back.in = j.in;
     j.memory.back.kept = args->kept;
     if (plan->inner == NULL) {
-        clear_heads(plan, args->dA_log);
-        clear_heads(plan, args->ddt_bias);
+        clear_heads(plan, carry_delta_given(&args->dA_log));
+        clear_heads(plan, carry_delta_given(&args->ddt_bias));
         return run(&j);
     }
     carry_delta_back_start(&j.memory.back);

@@ -191,8 +191,9 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
     if (p->tokens > 0) {
         carry_delta_problem inner = *p; /* of sequences it sees those that have tokens here */
         inner.sequences = p->sequences < p->tokens ? p->sequences : p->tokens;
-        CARRY_TRY(carry_delta_plan_new(plan->ctx, &plan->inner, &inner,
-                                       options->method != NULL ? options->method : method_of(plan, all)));
+        CARRY_TRY(carry_delta_plan_new(
+            plan->ctx, &plan->inner, &inner,
+            &(carry_delta_options){.method = options->method != NULL ? options->method : method_of(plan, all)}));
     }
     CARRY_TRY(make_scans(plan, options));
     CARRY_TRY(state_bytes(plan));

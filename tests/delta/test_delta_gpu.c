@@ -128,17 +128,17 @@ static carry_delta_forward_args forward_args(const data *d, const carry_tensor t
     bool gated = d->p.gate != CARRY_DELTA_NO_GATE;
     bool snapshots = d->p.snapshot_every > 0 || d->p.snapshot_last > 0;
     return (carry_delta_forward_args){.o = t[O],
-                                      .final_state = &t[FINAL],
-                                      .snapshots = snapshots ? &t[SNAPSHOTS] : NULL,
+                                      .final_state = t[FINAL],
+                                      .snapshots = snapshots ? t[SNAPSHOTS] : (carry_tensor){0},
                                       .q = t[Q],
                                       .k = t[KEY],
                                       .v = t[V],
                                       .beta = t[BETA],
-                                      .g = gated ? &t[G] : NULL,
-                                      .initial_state = &t[INITIAL],
-                                      .cu_seqlens = d->p.sequences > 0 ? &d->cu_seqlens : NULL,
-                                      .A_log = d->p.gate_inside ? &t[A_LOG] : NULL,
-                                      .dt_bias = d->p.gate_inside ? &t[DT_BIAS] : NULL};
+                                      .g = gated ? t[G] : (carry_tensor){0},
+                                      .initial_state = t[INITIAL],
+                                      .cu_seqlens = d->p.sequences > 0 ? d->cu_seqlens : (carry_tensor){0},
+                                      .A_log = d->p.gate_inside ? t[A_LOG] : (carry_tensor){0},
+                                      .dt_bias = d->p.gate_inside ? t[DT_BIAS] : (carry_tensor){0}};
 }
 
 static carry_delta_backward_args backward_args(const data *d, const carry_tensor t[ALL], const void *kept) {
@@ -147,12 +147,12 @@ static carry_delta_backward_args backward_args(const data *d, const carry_tensor
                                        .dk = t[DK],
                                        .dv = t[DV],
                                        .dbeta = t[DBETA],
-                                       .dg = f.g != NULL ? &t[DG] : NULL,
-                                       .dinitial_state = &t[DINITIAL],
-                                       .dA_log = d->p.gate_inside ? &t[DA_LOG] : NULL,
-                                       .ddt_bias = d->p.gate_inside ? &t[DDT_BIAS] : NULL,
-                                       .grad_o = t[DO],
-                                       .dfinal_state = &t[DFINAL],
+                                       .dg = f.g.data != NULL ? t[DG] : (carry_tensor){0},
+                                       .dinitial_state = t[DINITIAL],
+                                       .dA_log = d->p.gate_inside ? t[DA_LOG] : (carry_tensor){0},
+                                       .ddt_bias = d->p.gate_inside ? t[DDT_BIAS] : (carry_tensor){0},
+                                       .d_o = t[DO],
+                                       .dfinal_state = t[DFINAL],
                                        .kept = kept,
                                        .q = t[Q],
                                        .k = t[KEY],
@@ -217,7 +217,7 @@ typedef struct device_plan {
 
 /* False when the method is not for this problem. */
 static bool open_plan(const data *d, device_plan *made, const char *method) {
-    carry_status status = carry_delta_plan_new(d->ctx, &made->plan, &d->p, method);
+    carry_status status = carry_delta_plan_new(d->ctx, &made->plan, &d->p, &(carry_delta_options){.method = method});
     if (status == CARRY_EUNSUPPORTED) {
         return false;
     }
@@ -252,7 +252,7 @@ static bool gradients_of_cpu(const data *d, double *wanted[ALL]) {
     carry_delta_problem p = d->p;
     p.device = 0;
     p.snapshot_every = p.snapshot_last = 0;
-    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &p, "chunk64"));
+    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}));
     size_t bytes = carry_delta_backward_workspace(plan);
     void *workspace = malloc(bytes);
     assert_non_null(workspace);
@@ -298,7 +298,7 @@ static void check_methods(data *d) {
         }
         for (int kept = 0; kept < 2; kept++) {
             carry_delta_forward_args args = forward_args(d, d->there);
-            args.kept = kept == 1 && args.snapshots == NULL ? on.kept : NULL;
+            args.kept = kept == 1 && args.snapshots.data == NULL ? on.kept : NULL;
             poison(d);
             assert_ok(d->ctx, carry_delta_forward(on.plan, &args, on.workspace, on.forward));
             fetch(d, O);
@@ -479,7 +479,7 @@ static void snapshots_are_those_of_the_cpu(void **unused) {
         p.snapshot_last = form < 2 ? 0 : 5;
         data d = make(ctx, p, borders);
         carry_delta_plan *cpu;
-        assert_ok(ctx, carry_delta_plan_new(ctx, &cpu, &p, "recurrent"));
+        assert_ok(ctx, carry_delta_plan_new(ctx, &cpu, &p, &(carry_delta_options){.method = "recurrent"}));
         void *workspace = malloc(carry_delta_forward_workspace(cpu));
         int64_t count = carry_tensor_count(&d.here[SNAPSHOTS]);
         double *wanted = malloc((size_t)count * sizeof *wanted);
@@ -711,9 +711,9 @@ static void bad_input_is_refused_by_name(void **unused) {
     p.device = 99;
     assert_refused(ctx, CARRY_EDEVICE, "there is no device 99", carry_delta_plan_new(ctx, &none, &p, NULL));
     assert_refused(ctx, CARRY_ENOTFOUND, "on GPUs: choose one of recurrent",
-                   carry_delta_plan_new(ctx, &none, &d.p, "chunk7"));
+                   carry_delta_plan_new(ctx, &none, &d.p, &(carry_delta_options){.method = "chunk7"}));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "chunk16 is for the CPU",
-                   carry_delta_plan_new(ctx, &none, &d.p, "chunk16"));
+                   carry_delta_plan_new(ctx, &none, &d.p, &(carry_delta_options){.method = "chunk16"}));
     device_plan on;
     assert_true(open_plan(&d, &on, "recurrent"));
     carry_delta_forward_args args = forward_args(&d, d.there);
@@ -733,7 +733,7 @@ static void bad_input_is_refused_by_name(void **unused) {
     args.kept = NULL;
     carry_tensor elsewhere = d.cu_seqlens;
     elsewhere.device = GPU;
-    args.cu_seqlens = &elsewhere;
+    args.cu_seqlens = elsewhere;
     assert_refused(ctx, CARRY_EDTYPE, "cu_seqlens must be packed i64 on the CPU",
                    carry_delta_forward(on.plan, &args, on.workspace, on.forward));
     close_plan(&d, &on);

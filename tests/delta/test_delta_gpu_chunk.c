@@ -30,7 +30,7 @@ static bool no_chunks(void) {
         p.dtype = CARRY_BF16;
         p.device = GPU;
         bool there = strcmp(carry_delta_name_on(GPU, i), "chunk64") == 0 &&
-                     carry_delta_plan_new(ctx, &plan, &p, "chunk64") == CARRY_OK;
+                     carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}) == CARRY_OK;
         carry_delta_plan_free(plan);
         carry_ctx_free(ctx);
         if (there) {
@@ -115,7 +115,7 @@ static void run(const problem *d, const char *method, void *out[ALL]) {
     const carry_tensor *cu_seqlens = d->p.sequences > 0 ? &d->cu_seqlens : NULL;
     const carry_tensor *A_log = d->p.gate_inside ? &t[A_LOG] : NULL;
     const carry_tensor *dt_bias = d->p.gate_inside ? &t[DT_BIAS] : NULL;
-    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &d->p, method));
+    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &d->p, &(carry_delta_options){.method = method}));
     size_t forward = carry_delta_forward_workspace(plan);
     size_t backward = carry_delta_backward_workspace(plan);
     size_t most = forward > backward ? forward : backward;
@@ -125,28 +125,27 @@ static void run(const problem *d, const char *method, void *out[ALL]) {
         assert_ok(d->ctx, carry_device_fill(d->ctx, t[i].data, GPU, 0xff, bytes_of(&t[i]), NULL));
     }
     carry_delta_forward_args f = {
-        .o = t[O], .final_state = &t[FINAL], .q = t[Q], .k = t[KEY], .v = t[V], .beta = t[BETA]};
-    f.g = &t[G];
-    f.initial_state = &t[INITIAL];
-    f.cu_seqlens = cu_seqlens;
-    f.A_log = A_log;
-    f.dt_bias = dt_bias;
+        .o = t[O], .final_state = t[FINAL], .q = t[Q], .k = t[KEY], .v = t[V], .beta = t[BETA]};
+    f.g = t[G];
+    f.initial_state = t[INITIAL];
+    f.cu_seqlens = cu_seqlens != NULL ? *cu_seqlens : (carry_tensor){0};
+    f.A_log = A_log != NULL ? *A_log : (carry_tensor){0};
+    f.dt_bias = dt_bias != NULL ? *dt_bias : (carry_tensor){0};
     assert_ok(d->ctx, carry_delta_forward(plan, &f, workspace, forward));
-    carry_delta_backward_args b = {
-        .dq = t[DQ], .dk = t[DK], .dv = t[DV], .dbeta = t[DBETA], .dg = &t[DG], .grad_o = t[DO]};
-    b.dinitial_state = &t[DINITIAL];
-    b.dA_log = d->p.gate_inside ? &t[DA_LOG] : NULL;
-    b.ddt_bias = d->p.gate_inside ? &t[DDT_BIAS] : NULL;
-    b.dfinal_state = &t[DFINAL];
+    carry_delta_backward_args b = {.dq = t[DQ], .dk = t[DK], .dv = t[DV], .dbeta = t[DBETA], .dg = t[DG], .d_o = t[DO]};
+    b.dinitial_state = t[DINITIAL];
+    b.dA_log = d->p.gate_inside ? t[DA_LOG] : (carry_tensor){0};
+    b.ddt_bias = d->p.gate_inside ? t[DDT_BIAS] : (carry_tensor){0};
+    b.dfinal_state = t[DFINAL];
     b.q = t[Q];
     b.k = t[KEY];
     b.v = t[V];
     b.beta = t[BETA];
-    b.g = &t[G];
-    b.initial_state = &t[INITIAL];
-    b.cu_seqlens = cu_seqlens;
-    b.A_log = A_log;
-    b.dt_bias = dt_bias;
+    b.g = t[G];
+    b.initial_state = t[INITIAL];
+    b.cu_seqlens = cu_seqlens != NULL ? *cu_seqlens : (carry_tensor){0};
+    b.A_log = A_log != NULL ? *A_log : (carry_tensor){0};
+    b.dt_bias = dt_bias != NULL ? *dt_bias : (carry_tensor){0};
     assert_ok(d->ctx, carry_delta_backward(plan, &b, workspace, backward));
     assert_ok(d->ctx, carry_stream_wait(d->ctx, GPU, NULL));
     for (int i = READ; i < ALL; i++) {

@@ -89,7 +89,7 @@ static bool forward(data *d, const char *method, int64_t first, int64_t count, c
     carry_delta_plan *plan;
     void *workspace;
     p.tokens = count;
-    carry_status status = carry_delta_plan_new(d->ctx, &plan, &p, method);
+    carry_status status = carry_delta_plan_new(d->ctx, &plan, &p, &(carry_delta_options){.method = method});
     if (status == CARRY_EUNSUPPORTED) {
         return false;
     }
@@ -101,14 +101,14 @@ static bool forward(data *d, const char *method, int64_t first, int64_t count, c
         t[i].data = (char *)t[i].data + (size_t)(first * t[i].stride[1]) * carry_dtype_size(t[i].dtype);
     }
     carry_delta_forward_args args = {.o = t[O],
-                                     .final_state = to,
+                                     .final_state = to != NULL ? *to : (carry_tensor){0},
                                      .q = t[Q],
                                      .k = t[KEY],
                                      .v = t[V],
                                      .beta = t[BETA],
-                                     .g = &t[G],
-                                     .initial_state = from,
-                                     .cu_seqlens = p.sequences > 0 ? &d->borders : NULL};
+                                     .g = t[G],
+                                     .initial_state = from != NULL ? *from : (carry_tensor){0},
+                                     .cu_seqlens = p.sequences > 0 ? d->borders : (carry_tensor){0}};
     size_t bytes = carry_delta_forward_workspace(plan);
     assert_ok(d->ctx, carry_device_alloc(d->ctx, &workspace, GPU, bytes));
     assert_ok(d->ctx, carry_delta_forward(plan, &args, workspace, bytes));

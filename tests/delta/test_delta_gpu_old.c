@@ -19,7 +19,7 @@ static void an_old_gpu_is_refused(void **unused) {
         assert_refused(ctx, CARRY_EUNSUPPORTED, "is sm_70, and the delta rule needs sm_80 or later",
                        carry_delta_plan_new(ctx, &plan, &p, NULL));
         assert_refused(ctx, CARRY_EUNSUPPORTED, "needs sm_80 or later",
-                       carry_delta_plan_new(ctx, &plan, &p, "recurrent"));
+                       carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "recurrent"}));
         assert_null(plan);
     }
     carry_ctx_free(ctx);

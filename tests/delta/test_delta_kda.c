@@ -34,7 +34,7 @@ static void expect_exact(const recurrence *exact, const whole *w, const char *wh
 
 static void run_again(carry_ctx *ctx, whole *w, const char *method) {
     carry_delta_plan *plan;
-    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, method));
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, &(carry_delta_options){.method = method}));
     size_t bytes = carry_delta_backward_workspace(plan);
     unsigned char *workspace = malloc(bytes + 8);
     assert_non_null(workspace);

@@ -228,10 +228,10 @@ static carry_status nothing_at_all(void *user, carry_comm *comm) {
     void *workspace = malloc(carry_delta_ranks_workspace(plan) + 1);
     EXPECT(comm, carry_delta_ranks_kept(plan) == 0 && workspace != NULL, "kept");
     carry_status status =
-        carry_delta_ranks_forward(plan, &(carry_delta_forward_args){.final_state = &view[1], .initial_state = &view[0]},
+        carry_delta_ranks_forward(plan, &(carry_delta_forward_args){.final_state = view[1], .initial_state = view[0]},
                                   workspace, carry_delta_ranks_workspace(plan));
     if (status == CARRY_OK) {
-        status = carry_delta_ranks_backward(plan, &(carry_delta_backward_args){.dinitial_state = &view[2]}, workspace,
+        status = carry_delta_ranks_backward(plan, &(carry_delta_backward_args){.dinitial_state = view[2]}, workspace,
                                             carry_delta_ranks_workspace(plan));
     }
     free(workspace);

@@ -102,13 +102,13 @@ static carry_status call(void *user, carry_comm *comm) {
     carry_tensor borders = carry_view_1d(rank == 1 ? f->others : f->borders, CARRY_I64, SEQUENCES + 1);
     o.data = out;
     carry_delta_forward_args args = {.o = o,
-                                     .final_state = &final,
+                                     .final_state = final,
                                      .kept = f->no_kept ? NULL : kept,
                                      .q = keys,
                                      .k = keys,
                                      .v = values,
                                      .beta = beta,
-                                     .cu_seqlens = &borders};
+                                     .cu_seqlens = borders};
     carry_status status = carry_delta_ranks_forward(plan, &args, workspace, f->small ? bytes - 1 : bytes);
     if (status == CARRY_OK && f->leaves) {
         status = rank == 1 ? CARRY_ERANGE : carry_delta_ranks_forward(plan, &args, workspace, bytes);
@@ -120,12 +120,12 @@ static carry_status call(void *user, carry_comm *comm) {
                                                                          .dk = keys,
                                                                          .dv = values,
                                                                          .dbeta = beta,
-                                                                         .grad_o = args.v,
+                                                                         .d_o = args.v,
                                                                          .q = args.q,
                                                                          .k = args.k,
                                                                          .v = args.v,
                                                                          .beta = args.beta,
-                                                                         .cu_seqlens = &borders},
+                                                                         .cu_seqlens = borders},
                                             workspace, bytes);
     }
     f->seen[rank] = status;

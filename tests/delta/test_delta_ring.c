@@ -94,9 +94,9 @@ static carry_delta_forward_args args_of(const carry_delta_problem *p, const carr
                                       .k = t[KEY],
                                       .v = t[V],
                                       .beta = t[BETA],
-                                      .g = p->gate != CARRY_DELTA_NO_GATE ? g : NULL,
-                                      .A_log = p->gate_inside ? &t[A_LOG] : NULL,
-                                      .dt_bias = p->gate_inside ? &t[DT_BIAS] : NULL};
+                                      .g = p->gate != CARRY_DELTA_NO_GATE ? *g : (carry_tensor){0},
+                                      .A_log = p->gate_inside ? t[A_LOG] : (carry_tensor){0},
+                                      .dt_bias = p->gate_inside ? t[DT_BIAS] : (carry_tensor){0}};
 }
 
 static carry_status step(decode *d, int64_t t) {
@@ -134,7 +134,7 @@ static void check_decode(decode *d) {
     double *state = calloc((size_t)carry_tensor_count(&d->here[STATE]), sizeof *state);
     assert_true(o != NULL && state != NULL);
     carry_delta_forward_args args = args_of(&p, d->here, &d->here[G]);
-    args.initial_state = &d->here[STATE];
+    args.initial_state = d->here[STATE];
     assert_ok(d->ctx, carry_delta_reference(d->ctx, o, state, &p, &args));
     for (int64_t t = 0; t < d->tokens; t++) {
         assert_ok(d->ctx, step(d, t));

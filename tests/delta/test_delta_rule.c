@@ -35,11 +35,11 @@ static carry_delta_forward_args inputs(const data *d, carry_tensor t[8]) {
                                       .v =
                                           carry_view_4d(d->v, CARRY_F32, p->batch, p->tokens, p->value_heads, p->value),
                                       .beta = carry_view_3d(d->beta, CARRY_F32, p->batch, p->tokens, p->value_heads),
-                                      .g = p->gate != CARRY_DELTA_NO_GATE ? &t[0] : NULL,
-                                      .initial_state = &t[1],
-                                      .cu_seqlens = d->borders != NULL ? &t[2] : NULL,
-                                      .A_log = p->gate_inside ? &t[3] : NULL,
-                                      .dt_bias = p->gate_inside ? &t[4] : NULL};
+                                      .g = p->gate != CARRY_DELTA_NO_GATE ? t[0] : (carry_tensor){0},
+                                      .initial_state = t[1],
+                                      .cu_seqlens = d->borders != NULL ? t[2] : (carry_tensor){0},
+                                      .A_log = p->gate_inside ? t[3] : (carry_tensor){0},
+                                      .dt_bias = p->gate_inside ? t[4] : (carry_tensor){0}};
 }
 
 static data make(carry_ctx *ctx, carry_delta_problem p, const int64_t *borders) {
@@ -108,13 +108,13 @@ static void check_methods(carry_ctx *ctx, data *d) {
         carry_delta_plan *plan;
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(d, t);
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p, carry_delta_name(m)));
-        carry_tensor final_view = *args.initial_state;
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p, &(carry_delta_options){.method = carry_delta_name(m)}));
+        carry_tensor final_view = args.initial_state;
         final_view.data = final;
         memset(o, 0xff, (size_t)o_count * sizeof *o);
         memset(final, 0xff, (size_t)s_count * sizeof *final);
         args.o = carry_view_4d(o, CARRY_F32, p->batch, p->tokens, p->value_heads, p->value);
-        args.final_state = &final_view;
+        args.final_state = final_view;
         size_t bytes = carry_delta_forward_workspace(plan);
         unsigned char *workspace = malloc(bytes + 8);
         assert_non_null(workspace);
@@ -286,19 +286,21 @@ static void splits_and_steps_agree_with_one_call(void **unused) {
                 carry_delta_problem q = p;
                 q.tokens = by_steps ? 1 : tokens;
                 carry_delta_plan *plan;
-                assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &q, by_steps ? "recurrent" : "chunk16"));
+                assert_ok(ctx,
+                          carry_delta_plan_new(ctx, &plan, &q,
+                                               &(carry_delta_options){.method = by_steps ? "recurrent" : "chunk16"}));
                 void *workspace = malloc(carry_delta_forward_workspace(plan));
                 assert_non_null(workspace);
                 carry_tensor state_view = carry_view_4d(state, CARRY_F32, 1, HV, K, V);
                 carry_tensor g = carry_view_3d(d.g + t * HV, CARRY_F32, 1, q.tokens, HV);
                 carry_delta_forward_args args = {.o = carry_view_4d(o + t * HV * V, CARRY_F32, 1, q.tokens, HV, V),
-                                                 .final_state = &state_view,
+                                                 .final_state = state_view,
                                                  .q = carry_view_4d(d.q + t * K, CARRY_F32, 1, q.tokens, 1, K),
                                                  .k = carry_view_4d(d.k + t * K, CARRY_F32, 1, q.tokens, 1, K),
                                                  .v = carry_view_4d(d.v + t * HV * V, CARRY_F32, 1, q.tokens, HV, V),
                                                  .beta = carry_view_3d(d.beta + t * HV, CARRY_F32, 1, q.tokens, HV),
-                                                 .g = &g,
-                                                 .initial_state = &state_view};
+                                                 .g = g,
+                                                 .initial_state = state_view};
                 if (by_steps) {
                     assert_ok(ctx, carry_delta_step(plan, args.o, state_view, &args, workspace,
                                                     carry_delta_forward_workspace(plan)));
@@ -350,7 +352,8 @@ static void results_depend_on_nothing_but_the_sequence(void **unused) {
                 args.v.stride[0] = T * HV * (V + 6);
             }
             carry_delta_plan *plan;
-            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &alone.p, carry_delta_name(m)));
+            assert_ok(
+                ctx, carry_delta_plan_new(ctx, &plan, &alone.p, &(carry_delta_options){.method = carry_delta_name(m)}));
             void *workspace = malloc(carry_delta_forward_workspace(plan));
             assert_non_null(workspace);
             assert_ok(ctx, carry_delta_forward(plan, &args, workspace, carry_delta_forward_workspace(plan)));
@@ -387,13 +390,14 @@ static void snapshots_are_the_states_on_the_way(void **unused) {
         data d = make(ctx, p, NULL);
         static float o[T * HV * V], snapshots[T * S];
         carry_delta_plan *plan;
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, form % 2 == 0 ? "chunk16" : "recurrent"));
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p,
+                                            &(carry_delta_options){.method = form % 2 == 0 ? "chunk16" : "recurrent"}));
         int64_t count = carry_delta_snapshots(plan);
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(&d, t);
         carry_tensor views = carry_view(snapshots, CARRY_F32, 5, (const int64_t[]){1, count, HV, K, V});
         args.o = carry_view_4d(o, CARRY_F32, 1, T, HV, V);
-        args.snapshots = &views;
+        args.snapshots = views;
         void *workspace = malloc(carry_delta_forward_workspace(plan));
         assert_non_null(workspace);
         memset(snapshots, 0xff, sizeof snapshots);
@@ -438,7 +442,7 @@ static void a_range_is_its_pair(void **unused) {
         carry_delta_plan *plan;
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(&d, t);
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &d.p, carry_delta_name(m)));
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &d.p, &(carry_delta_options){.method = carry_delta_name(m)}));
         void *workspace = malloc(carry_delta_range_workspace(plan));
         assert_non_null(workspace);
         assert_ok(ctx, carry_delta_range(plan, carry_view_4d(M, CARRY_F32, 1, HV, K, K),
@@ -478,7 +482,7 @@ static void bad_input_is_refused_by_name(void **unused) {
     p.batch = p.tokens = p.value_heads = (int64_t)1 << 30;
     assert_refused(ctx, CARRY_ESIZE, "multiply", carry_delta_plan_new(ctx, &plan, &p, NULL));
     assert_refused(ctx, CARRY_ENOTFOUND, "no delta-rule method 'chunk7'",
-                   carry_delta_plan_new(ctx, &plan, &good, "chunk7"));
+                   carry_delta_plan_new(ctx, &plan, &good, &(carry_delta_options){.method = "chunk7"}));
     p = good;
     p.sequences = 2;
     p.batch = 3;
@@ -517,7 +521,7 @@ static void bad_input_is_refused_by_name(void **unused) {
                    carry_delta_forward(plan, &args, workspace, bytes));
     args = inputs(&d, t);
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
-    args.g = NULL;
+    args.g = (carry_tensor){0};
     assert_refused(ctx, CARRY_EARGUMENT, "g is missing", carry_delta_forward(plan, &args, workspace, bytes));
     args = inputs(&d, t);
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
@@ -531,7 +535,7 @@ static void bad_input_is_refused_by_name(void **unused) {
     args.o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4);
     carry_tensor elsewhere = carry_view_4d(d.state, CARRY_F32, 2, 4, 4, 4);
     elsewhere.device = 1;
-    args.final_state = &elsewhere;
+    args.final_state = elsewhere;
     assert_refused(ctx, CARRY_EDEVICE, "final_state is on device 1",
                    carry_delta_forward(plan, &args, workspace, bytes));
     float gradient[8 * 4 * 4];
@@ -539,7 +543,7 @@ static void bad_input_is_refused_by_name(void **unused) {
                                       .dk = carry_view_4d(gradient, CARRY_F32, 1, 8, 2, 4),
                                       .dv = carry_view_4d(gradient, CARRY_F32, 1, 8, 4, 4),
                                       .dbeta = carry_view_3d(gradient, CARRY_F32, 1, 8, 4),
-                                      .grad_o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4),
+                                      .d_o = carry_view_4d(o, CARRY_F32, 1, 8, 4, 4),
                                       .kept = (const char *)o + 2,
                                       .q = args.q,
                                       .k = args.k,

@@ -45,7 +45,7 @@ static size_t watch_kept(const void *mixing) {
 
 static carry_status watch_forward(void *mixing, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
     ((watched *)mixing)->seen->forwards++;
-    assert_true(args->g != NULL && args->A_log != NULL && args->initial_state == NULL);
+    assert_true(args->g.data != NULL && args->A_log.data != NULL && args->initial_state.data == NULL);
     return carry_lm_mixer_chunk.forward(((watched *)mixing)->inner, args, workspace, bytes);
 }
 

@@ -87,27 +87,27 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
     c->ddt = carry_view_1d(to[9], CARRY_F32, p->value_heads);
     bool gated = p->gate != CARRY_DELTA_NO_GATE;
     c->forward = (carry_delta_forward_args){.o = rows(to[0], p, first, tokens, p->value_heads, p->value),
-                                            .final_state = &c->final,
+                                            .final_state = c->final,
                                             .kept = kept,
                                             .q = rows(w->q, p, first, tokens, p->heads, p->key),
                                             .k = rows(w->k, p, first, tokens, p->heads, p->key),
                                             .v = rows(w->v, p, first, tokens, p->value_heads, p->value),
                                             .beta = scalars(w->beta, p, first, tokens),
-                                            .g = gated ? &c->g : NULL,
-                                            .initial_state = &c->initial,
-                                            .cu_seqlens = p->sequences > 0 ? &c->borders : NULL,
-                                            .A_log = p->gate_inside ? &c->A_log : NULL,
-                                            .dt_bias = p->gate_inside ? &c->dt_bias : NULL};
+                                            .g = gated ? c->g : (carry_tensor){0},
+                                            .initial_state = c->initial,
+                                            .cu_seqlens = p->sequences > 0 ? c->borders : (carry_tensor){0},
+                                            .A_log = p->gate_inside ? c->A_log : (carry_tensor){0},
+                                            .dt_bias = p->gate_inside ? c->dt_bias : (carry_tensor){0}};
     c->backward = (carry_delta_backward_args){.dq = rows(to[2], p, first, tokens, p->heads, p->key),
                                               .dk = rows(to[3], p, first, tokens, p->heads, p->key),
                                               .dv = rows(to[4], p, first, tokens, p->value_heads, p->value),
                                               .dbeta = scalars(to[5], p, first, tokens),
-                                              .dg = gated ? &c->dg : NULL,
-                                              .dinitial_state = &c->dinitial,
-                                              .dA_log = p->gate_inside ? &c->dA : NULL,
-                                              .ddt_bias = p->gate_inside ? &c->ddt : NULL,
-                                              .grad_o = rows(w->grad_o, p, first, tokens, p->value_heads, p->value),
-                                              .dfinal_state = &c->dfinal,
+                                              .dg = gated ? c->dg : (carry_tensor){0},
+                                              .dinitial_state = c->dinitial,
+                                              .dA_log = p->gate_inside ? c->dA : (carry_tensor){0},
+                                              .ddt_bias = p->gate_inside ? c->ddt : (carry_tensor){0},
+                                              .d_o = rows(w->grad_o, p, first, tokens, p->value_heads, p->value),
+                                              .dfinal_state = c->dfinal,
                                               .kept = kept,
                                               .q = c->forward.q,
                                               .k = c->forward.k,
@@ -124,7 +124,7 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
 static inline void run_method(carry_ctx *ctx, whole *w, const char *method, float *const to[RESULTS], bool no_initial,
                               bool no_dfinal) {
     carry_delta_plan *plan;
-    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, method));
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, &(carry_delta_options){.method = method}));
     size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
     void *workspace = malloc(bytes);
     void *kept = malloc(carry_delta_kept(plan));
@@ -132,10 +132,10 @@ static inline void run_method(carry_ctx *ctx, whole *w, const char *method, floa
     call c;
     make_call(&c, w, to, 0, w->p.tokens, kept);
     if (no_initial) {
-        c.forward.initial_state = c.backward.initial_state = NULL;
+        c.forward.initial_state = c.backward.initial_state = (carry_tensor){0};
     }
     if (no_dfinal) {
-        c.backward.dfinal_state = NULL;
+        c.backward.dfinal_state = (carry_tensor){0};
     }
     assert_ok(ctx, carry_delta_forward(plan, &c.forward, workspace, bytes));
     assert_ok(ctx, carry_delta_backward(plan, &c.backward, workspace, bytes));
@@ -238,9 +238,9 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     to[9] = to[8] + p.value_heads;
     call c;
     make_call(&c, w, to, s->cut[rank], p.tokens, kept);
-    c.forward.initial_state = s->no_initial ? NULL : c.forward.initial_state;
+    c.forward.initial_state = s->no_initial ? (carry_tensor){0} : c.forward.initial_state;
     c.backward.initial_state = c.forward.initial_state;
-    c.backward.dfinal_state = s->no_dfinal ? NULL : c.backward.dfinal_state;
+    c.backward.dfinal_state = s->no_dfinal ? (carry_tensor){0} : c.backward.dfinal_state;
     if (s->forward_only) {
         c.forward.kept = NULL;
     }

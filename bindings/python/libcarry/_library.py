@@ -61,7 +61,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_delta_about": (c_char_p, [c_int]),
     "carry_delta_name_on": (c_char_p, [c_int, c_int]),
     "carry_delta_about_on": (c_char_p, [c_int, c_int]),
-    "carry_delta_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.DeltaProblem), c_char_p]),
+    "carry_delta_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.DeltaProblem), POINTER(s.DeltaOptions)]),
     "carry_delta_plan_free": (None, [_PLAN]),
     "carry_delta_plan_about": (c_char_p, [_PLAN]),
     "carry_delta_plan_method": (c_char_p, [_PLAN]),

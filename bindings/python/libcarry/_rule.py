@@ -6,7 +6,7 @@ delta.py reads its arguments into `Inputs` and `Options`; from there on numpy an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from ctypes import byref, pointer
+from ctypes import byref
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,7 +155,7 @@ def _set_inputs(arguments: s.DeltaForwardArgs | s.DeltaBackwardArgs, x: Inputs) 
 
 def _set_optional(arguments: Any, name: str, array: Any) -> None:
     if array is not None:
-        setattr(arguments, name, pointer(view(name, array)))
+        setattr(arguments, name, view(name, array))
 
 
 def _state_shape(x: Inputs, options: Options) -> tuple[int, ...]:
@@ -283,7 +283,7 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
     if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
         kept = None
     grads = dict(zip(Inputs._fields, _gradients_of(x)))
-    arguments = s.DeltaBackwardArgs(grad_o=view("grad_o", grad_o))
+    arguments = s.DeltaBackwardArgs(d_o=view("grad_o", grad_o))
     for name in ("q", "k", "v", "beta"):
         setattr(arguments, f"d{name}", view(f"d{name}", grads[name]))
     for name in ("g", "initial_state", "A_log", "dt_bias"):

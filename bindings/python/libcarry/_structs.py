@@ -52,8 +52,6 @@ class Tensor(Structure):
     ]
 
 
-TensorPointer = POINTER(Tensor)
-
 
 class DeviceProperties(Structure):
     """carry_device_properties"""
@@ -142,23 +140,29 @@ class DeltaProblem(Structure):
     ]
 
 
+class DeltaOptions(Structure):
+    """carry_delta_options"""
+
+    _fields_ = [("method", c_char_p)]
+
+
 class DeltaForwardArgs(Structure):
     """carry_delta_forward_args"""
 
     _fields_ = [
         ("o", Tensor),
-        ("final_state", TensorPointer),
-        ("snapshots", TensorPointer),
+        ("final_state", Tensor),
+        ("snapshots", Tensor),
         ("kept", c_void_p),
         ("q", Tensor),
         ("k", Tensor),
         ("v", Tensor),
         ("beta", Tensor),
-        ("g", TensorPointer),
-        ("initial_state", TensorPointer),
-        ("cu_seqlens", TensorPointer),
-        ("A_log", TensorPointer),
-        ("dt_bias", TensorPointer),
+        ("g", Tensor),
+        ("initial_state", Tensor),
+        ("cu_seqlens", Tensor),
+        ("A_log", Tensor),
+        ("dt_bias", Tensor),
     ]
 
 
@@ -170,20 +174,20 @@ class DeltaBackwardArgs(Structure):
         ("dk", Tensor),
         ("dv", Tensor),
         ("dbeta", Tensor),
-        ("dg", TensorPointer),
-        ("dinitial_state", TensorPointer),
-        ("dA_log", TensorPointer),
-        ("ddt_bias", TensorPointer),
-        ("grad_o", Tensor),
-        ("dfinal_state", TensorPointer),
+        ("dg", Tensor),
+        ("dinitial_state", Tensor),
+        ("dA_log", Tensor),
+        ("ddt_bias", Tensor),
+        ("d_o", Tensor),
+        ("dfinal_state", Tensor),
         ("kept", c_void_p),
         ("q", Tensor),
         ("k", Tensor),
         ("v", Tensor),
         ("beta", Tensor),
-        ("g", TensorPointer),
-        ("initial_state", TensorPointer),
-        ("cu_seqlens", TensorPointer),
-        ("A_log", TensorPointer),
-        ("dt_bias", TensorPointer),
+        ("g", Tensor),
+        ("initial_state", Tensor),
+        ("cu_seqlens", Tensor),
+        ("A_log", Tensor),
+        ("dt_bias", Tensor),
     ]

@@ -25,6 +25,7 @@ STRUCTS = {
     "carry_scan_args": _structs.ScanArgs,
     "carry_scan_backward_args": _structs.ScanBackwardArgs,
     "carry_delta_problem": _structs.DeltaProblem,
+    "carry_delta_options": _structs.DeltaOptions,
     "carry_delta_forward_args": _structs.DeltaForwardArgs,
     "carry_delta_backward_args": _structs.DeltaBackwardArgs,
 }

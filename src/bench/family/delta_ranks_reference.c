@@ -59,7 +59,7 @@ static carry_status run_once(carry_comm *comm, carry_delta_ranks_reference *r, d
         }
         carry_tensor entering = carry_view(r->state, CARRY_F32, 4, s->state.shape);
         carry_delta_forward_args args = carry_delta_set_forward(s, problem, initial);
-        args.initial_state = &entering;
+        args.initial_state = entering;
         status = carry_delta_reference(carry_comm_ctx(comm), o, r->leaving, problem, &args);
     } else {
         memcpy(r->leaving, r->entering, states * sizeof(double));

@@ -57,12 +57,12 @@ carry_status carry_bench_ring_reference(carry_ctx *ctx, const carry_bench_ring *
     if (every == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
-    carry_tensor g = args->g != NULL ? repeated(*args->g, p.tokens) : (carry_tensor){0};
+    carry_tensor g = args->g.data != NULL ? repeated(args->g, p.tokens) : (carry_tensor){0};
     all.q = repeated(args->q, p.tokens);
     all.k = repeated(args->k, p.tokens);
     all.v = repeated(args->v, p.tokens);
     all.beta = repeated(args->beta, p.tokens);
-    all.g = args->g != NULL ? &g : NULL;
+    all.g = args->g.data != NULL ? g : (carry_tensor){0};
     carry_status status = carry_delta_reference(ctx, every, final_state, &p, &all);
     for (int64_t i = 0; status == CARRY_OK && i < p.batch; i++) {
         memcpy(o + (size_t)i * row, every + (size_t)((i + 1) * p.tokens - 1) * row, row * sizeof *o);

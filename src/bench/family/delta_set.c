@@ -169,13 +169,13 @@ double carry_delta_set_bytes(const carry_delta_problem *p, bool with_state, bool
 
 carry_delta_forward_args carry_delta_set_forward(carry_delta_set *s, const carry_delta_problem *p, bool initial) {
     return (carry_delta_forward_args){.o = s->o,
-                                      .final_state = &s->final,
+                                      .final_state = s->final,
                                       .q = s->q,
                                       .k = s->k,
                                       .v = s->v,
                                       .beta = s->beta,
-                                      .g = p->gate != CARRY_DELTA_NO_GATE ? &s->g : NULL,
-                                      .initial_state = initial ? &s->state : NULL};
+                                      .g = p->gate != CARRY_DELTA_NO_GATE ? s->g : (carry_tensor){0},
+                                      .initial_state = initial ? s->state : (carry_tensor){0}};
 }
 
 carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const carry_delta_problem *p, bool initial,
@@ -185,14 +185,14 @@ carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const car
                                        .dk = s->dk,
                                        .dv = s->dv,
                                        .dbeta = s->dbeta,
-                                       .dg = gated ? &s->dg : NULL,
-                                       .dinitial_state = &s->dstate,
-                                       .grad_o = s->grad_o,
+                                       .dg = gated ? s->dg : (carry_tensor){0},
+                                       .dinitial_state = s->dstate,
+                                       .d_o = s->grad_o,
                                        .kept = kept,
                                        .q = s->q,
                                        .k = s->k,
                                        .v = s->v,
                                        .beta = s->beta,
-                                       .g = gated ? &s->g : NULL,
-                                       .initial_state = initial ? &s->state : NULL};
+                                       .g = gated ? s->g : (carry_tensor){0},
+                                       .initial_state = initial ? s->state : (carry_tensor){0}};
 }

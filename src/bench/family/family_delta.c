@@ -125,7 +125,8 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = parse(ctx, it, problem);
     if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
         carry_delta_plan *probe;
-        status = carry_delta_plan_new(ctx, &probe, &it->problem, it->problem.device != 0 ? NULL : "chunk16");
+        status = carry_delta_plan_new(ctx, &probe, &it->problem,
+                                      &(carry_delta_options){.method = it->problem.device != 0 ? NULL : "chunk16"});
         carry_delta_plan_free(probe);
     }
     for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
@@ -150,7 +151,8 @@ static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *
     }
     CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
     instance *it = *opened;
-    carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem, it->only[0] != '\0' ? it->only : NULL);
+    carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem,
+                                               &(carry_delta_options){.method = it->only[0] != '\0' ? it->only : NULL});
     if (status != CARRY_OK) {
         close_instance(it);
         *opened = NULL;
@@ -218,7 +220,7 @@ static carry_status choose(void *given, const char *method) {
     carry_timer_reset(it->timer);
     it->plan = NULL;
     it->workspace = NULL;
-    CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, method));
+    CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, &(carry_delta_options){.method = method}));
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
     size_t most = forward > backward ? forward : backward;
@@ -291,7 +293,7 @@ static carry_status make_reference(instance *it) {
     }
     carry_delta_forward_args args = args_of(it, s);
     if (it->step) {
-        args.initial_state = &s->state;
+        args.initial_state = s->state;
     }
     CARRY_TRY(it->ring.length > 0 ? carry_bench_ring_reference(it->ctx, &it->ring, it->o, it->final, &p, &args)
                                   : carry_delta_reference(it->ctx, it->o, it->final, &p, &args));

@@ -126,7 +126,7 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
     carry_delta_plan *probe; /* refuses sizes before memory is asked for */
     carry_delta_problem whole = it->problem;
     whole.tokens = it->total;
-    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &probe, &whole, it->options.method));
+    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &probe, &whole, &(carry_delta_options){.method = it->options.method}));
     carry_delta_plan_free(probe);
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;

@@ -196,7 +196,7 @@ static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     carry_delta_plan *plan = NULL;
     void *workspace = NULL;
     void *kept = NULL;
-    carry_status status = carry_delta_plan_new(g->ctx, &plan, &g->problem, method);
+    carry_status status = carry_delta_plan_new(g->ctx, &plan, &g->problem, &(carry_delta_options){.method = method});
     size_t backward = status == CARRY_OK ? carry_delta_backward_workspace(plan) : 0;
     size_t forward = status == CARRY_OK ? carry_delta_forward_workspace(plan) : 0;
     if (status == CARRY_OK) {
@@ -207,38 +207,40 @@ static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     }
     bool keeps = g->device != 0 || strcmp(method, "recurrent") != 0;
     if (status == CARRY_OK) {
-        status = carry_delta_forward(plan,
-                                     &(carry_delta_forward_args){.o = t->o,
-                                                                 .final_state = &t->final,
-                                                                 .kept = keeps ? kept : NULL,
-                                                                 .q = t->q,
-                                                                 .k = t->k,
-                                                                 .v = t->v,
-                                                                 .beta = t->beta,
-                                                                 .g = t->has_g ? &t->g : NULL,
-                                                                 .initial_state = t->has_state ? &t->state : NULL,
-                                                                 .cu_seqlens = t->cu_seqlens},
-                                     workspace, forward);
+        status = carry_delta_forward(
+            plan,
+            &(carry_delta_forward_args){.o = t->o,
+                                        .final_state = t->final,
+                                        .kept = keeps ? kept : NULL,
+                                        .q = t->q,
+                                        .k = t->k,
+                                        .v = t->v,
+                                        .beta = t->beta,
+                                        .g = t->has_g ? t->g : (carry_tensor){0},
+                                        .initial_state = t->has_state ? t->state : (carry_tensor){0},
+                                        .cu_seqlens = t->cu_seqlens != NULL ? *t->cu_seqlens : (carry_tensor){0}},
+            workspace, forward);
     }
     if (status == CARRY_OK) {
-        status = carry_delta_backward(plan,
-                                      &(carry_delta_backward_args){.dq = t->dq,
-                                                                   .dk = t->dk,
-                                                                   .dv = t->dv,
-                                                                   .dbeta = t->dbeta,
-                                                                   .dg = t->has_g ? &t->dg : NULL,
-                                                                   .dinitial_state = &t->dinitial,
-                                                                   .grad_o = t->grad_o,
-                                                                   .dfinal_state = t->has_dstate ? &t->dstate : NULL,
-                                                                   .kept = keeps ? kept : NULL,
-                                                                   .q = t->q,
-                                                                   .k = t->k,
-                                                                   .v = t->v,
-                                                                   .beta = t->beta,
-                                                                   .g = t->has_g ? &t->g : NULL,
-                                                                   .initial_state = t->has_state ? &t->state : NULL,
-                                                                   .cu_seqlens = t->cu_seqlens},
-                                      workspace, backward);
+        status = carry_delta_backward(
+            plan,
+            &(carry_delta_backward_args){.dq = t->dq,
+                                         .dk = t->dk,
+                                         .dv = t->dv,
+                                         .dbeta = t->dbeta,
+                                         .dg = t->has_g ? t->dg : (carry_tensor){0},
+                                         .dinitial_state = t->dinitial,
+                                         .d_o = t->grad_o,
+                                         .dfinal_state = t->has_dstate ? t->dstate : (carry_tensor){0},
+                                         .kept = keeps ? kept : NULL,
+                                         .q = t->q,
+                                         .k = t->k,
+                                         .v = t->v,
+                                         .beta = t->beta,
+                                         .g = t->has_g ? t->g : (carry_tensor){0},
+                                         .initial_state = t->has_state ? t->state : (carry_tensor){0},
+                                         .cu_seqlens = t->cu_seqlens != NULL ? *t->cu_seqlens : (carry_tensor){0}},
+            workspace, backward);
     }
     if (status == CARRY_OK && g->device != 0) {
         status = carry_stream_wait(g->ctx, g->device, carry_ctx_stream(g->ctx, g->device));

@@ -118,10 +118,10 @@ template <typename Args> void set_inputs(carry_delta_chunk_job *job, const Args 
     job->k = view_of(&args->k);
     job->v = view_of(&args->v);
     job->beta = view_of(&args->beta);
-    job->g = view_of(args->g);
-    job->A_log = floats(args->A_log);
-    job->dt_bias = floats(args->dt_bias);
-    job->initial_state = floats(args->initial_state);
+    job->g = view_of(carry_delta_given(&args->g));
+    job->A_log = floats(carry_delta_given(&args->A_log));
+    job->dt_bias = floats(carry_delta_given(&args->dt_bias));
+    job->initial_state = floats(carry_delta_given(&args->initial_state));
 }
 
 void told(carry_delta_plan *plan, double factor) {
@@ -136,10 +136,10 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     carry_arena arena = carry_arena_over(memory, bytes);
     layout l = take(plan, &arena, false);
     carry_delta_chunk_job job = job_of(plan);
-    CARRY_TRY(begin(plan, &job, l, args->cu_seqlens, &stream));
+    CARRY_TRY(begin(plan, &job, l, carry_delta_given(&args->cu_seqlens), &stream));
     set_inputs(&job, args);
     job.o = view_of(&args->o);
-    job.final_state = floats(args->final_state);
+    job.final_state = floats(carry_delta_given(&args->final_state));
     told(plan, 10.0);
     return carry_delta_chunk_forward(plan->ctx, &job, plan->ordinal, stream);
 }
@@ -151,18 +151,18 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
     carry_delta_chunk_back back;
     memset(&back, 0, sizeof back);
     back.job = job_of(plan);
-    CARRY_TRY(begin(plan, &back.job, l, args->cu_seqlens, &stream));
+    CARRY_TRY(begin(plan, &back.job, l, carry_delta_given(&args->cu_seqlens), &stream));
     set_inputs(&back.job, args);
-    back.grad_o = view_of(&args->grad_o);
+    back.grad_o = view_of(&args->d_o);
     back.dq = view_of(&args->dq);
     back.dk = view_of(&args->dk);
     back.dv = view_of(&args->dv);
     back.dbeta = view_of(&args->dbeta);
-    back.dg = view_of(args->dg);
-    back.dfinal_state = floats(args->dfinal_state);
-    back.dinitial_state = floats(args->dinitial_state);
-    back.dA_log = floats(args->dA_log);
-    back.ddt_bias = floats(args->ddt_bias);
+    back.dg = view_of(carry_delta_given(&args->dg));
+    back.dfinal_state = floats(carry_delta_given(&args->dfinal_state));
+    back.dinitial_state = floats(carry_delta_given(&args->dinitial_state));
+    back.dA_log = floats(carry_delta_given(&args->dA_log));
+    back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
     told(plan, 36.0);
     return carry_delta_chunk_backward(plan->ctx, &back, plan->ordinal, stream);
 }

@@ -225,13 +225,13 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     layout l;
     CARRY_TRY(begin(plan, &stream));
     take_borders(plan, &arena, &l);
-    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, args->cu_seqlens, stream));
-    set_inputs(&job, &args->q, &args->k, &args->v, &args->beta, args->g, args->A_log, args->dt_bias,
-               args->initial_state);
-    job.borders = args->cu_seqlens != NULL ? l.borders : NULL;
+    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, carry_delta_given(&args->cu_seqlens), stream));
+    set_inputs(&job, &args->q, &args->k, &args->v, &args->beta, carry_delta_given(&args->g),
+               carry_delta_given(&args->A_log), carry_delta_given(&args->dt_bias), carry_delta_given(&args->initial_state));
+    job.borders = args->cu_seqlens.data != NULL ? l.borders : NULL;
     job.o = carry_delta_array_of(&args->o);
-    job.final_state = floats(args->final_state);
-    job.snapshots = floats(args->snapshots);
+    job.final_state = floats(carry_delta_given(&args->final_state));
+    job.snapshots = floats(carry_delta_given(&args->snapshots));
     job.kept = (float *)args->kept;
     CARRY_TRY(walk(plan, &job, stream));
     told(plan, 7.0);
@@ -264,7 +264,7 @@ carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_te
     cudaStream_t stream;
     carry_delta_job job = job_of(plan);
     CARRY_TRY(begin(plan, &stream));
-    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
+    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g), carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias),
                NULL);
     job.final_state = floats(L);
     job.maps = floats(M);
@@ -276,20 +276,20 @@ carry_delta_back_job back_job_of(const carry_delta_plan *plan, const carry_delta
     carry_delta_back_job back;
     memset(&back, 0, sizeof back);
     back.job = job_of(plan);
-    set_inputs(&back.job, &args->q, &args->k, &args->v, &args->beta, args->g, args->A_log, args->dt_bias,
-               args->initial_state);
-    back.job.borders = args->cu_seqlens != NULL ? l->borders : NULL;
+    set_inputs(&back.job, &args->q, &args->k, &args->v, &args->beta, carry_delta_given(&args->g),
+               carry_delta_given(&args->A_log), carry_delta_given(&args->dt_bias), carry_delta_given(&args->initial_state));
+    back.job.borders = args->cu_seqlens.data != NULL ? l->borders : NULL;
     back.job.kept = args->kept != NULL ? (float *)(uintptr_t)args->kept : l->kept;
-    back.grad_o = carry_delta_array_of(&args->grad_o);
+    back.grad_o = carry_delta_array_of(&args->d_o);
     back.dq = carry_delta_array_of(&args->dq);
     back.dk = carry_delta_array_of(&args->dk);
     back.dv = carry_delta_array_of(&args->dv);
     back.dbeta = carry_delta_array_of(&args->dbeta);
-    back.dg = carry_delta_array_of(args->dg);
-    back.dfinal = floats(args->dfinal_state);
-    back.dinitial = floats(args->dinitial_state);
-    back.dA_log = floats(args->dA_log);
-    back.ddt_bias = floats(args->ddt_bias);
+    back.dg = carry_delta_array_of(carry_delta_given(&args->dg));
+    back.dfinal = floats(carry_delta_given(&args->dfinal_state));
+    back.dinitial = floats(carry_delta_given(&args->dinitial_state));
+    back.dA_log = floats(carry_delta_given(&args->dA_log));
+    back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
     back.blocks = blocks_of(plan, &back.job);
     back.part_q = l->part_q;
     back.part_k = l->part_k;
@@ -307,7 +307,7 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
     layout l;
     CARRY_TRY(begin(plan, &stream));
     take_backward(plan, &arena, &l, args->kept == NULL);
-    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, args->cu_seqlens, stream));
+    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, carry_delta_given(&args->cu_seqlens), stream));
     const carry_delta_back_job back = back_job_of(plan, args, &l);
     if (args->kept == NULL) { /* the forward pass again, for its states alone */
         CARRY_TRY(walk(plan, &back.job, stream));
@@ -326,7 +326,7 @@ carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_t
                                      const carry_delta_forward_args *inputs) {
     carry_delta_job job = job_of(plan);
     if (inputs != NULL) {
-        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, inputs->g, inputs->A_log, inputs->dt_bias,
+        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g), carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias),
                    state);
     }
     job.o = carry_delta_array_of(o);

@@ -287,9 +287,9 @@ carry_delta_inputs inputs_of(const carry_delta_backward_args *args) {
     in.k = &args->k;
     in.v = &args->v;
     in.beta = &args->beta;
-    in.g = args->g;
-    in.A_log = args->A_log;
-    in.dt_bias = args->dt_bias;
+    in.g = carry_delta_given(&args->g);
+    in.A_log = carry_delta_given(&args->A_log);
+    in.dt_bias = carry_delta_given(&args->dt_bias);
     return in;
 }
 
@@ -314,7 +314,7 @@ carry_status do_parts(const carry_delta_plan *plan, const carry_delta_backward_a
                      const carry_delta_units *units) {
                      const carry_delta_inputs in = inputs_of(args);
     return launch(plan, dense_parts,
-                  dense_job{job_of(plan, &in), carry_delta_array_of(&args->grad_o), carry_delta_array_of(&args->dv),
+                  dense_job{job_of(plan, &in), carry_delta_array_of(&args->d_o), carry_delta_array_of(&args->dv),
                             *units});
 }
 
@@ -330,9 +330,9 @@ carry_status do_gradients(const carry_delta_plan *plan,
     back.dq = carry_delta_array_of(&args->dq);
     back.dk = carry_delta_array_of(&args->dk);
     back.dbeta = carry_delta_array_of(&args->dbeta);
-    back.dg = carry_delta_array_of(args->dg);
-    back.dA_log = floats(args->dA_log);
-    back.ddt_bias = floats(args->ddt_bias);
+    back.dg = carry_delta_array_of(carry_delta_given(&args->dg));
+    back.dA_log = floats(carry_delta_given(&args->dA_log));
+    back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
     back.blocks = 1;
     back.part_q = units->part_q;
     back.part_k = units->part_k;

@@ -237,17 +237,17 @@ static carry_status mix(const carry_lm_mixer_call *call) {
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const carry_delta_forward_args delta = {
         .o = carry_lm_heads(pass, r->o, c->value_heads, c->value),
-        .final_state = kept,
+        .final_state = kept != NULL ? *kept : (carry_tensor){0},
         .kept = args->backward ? r->kept : NULL,
         .q = carry_lm_heads(pass, r->q, c->num_heads, c->key),
         .k = carry_lm_heads(pass, r->k, c->num_heads, c->key),
         .v = carry_lm_heads(pass, r->v, c->value_heads, c->value),
         .beta = carry_lm_heads(pass, r->b, c->value_heads, 0),
-        .g = gated ? &g : NULL,
-        .initial_state = kept,
-        .cu_seqlens = args->cu_seqlens.data != NULL ? &args->cu_seqlens : NULL,
-        .A_log = gated ? &A_log : NULL,
-        .dt_bias = gated ? &dt_bias : NULL,
+        .g = gated ? g : (carry_tensor){0},
+        .initial_state = kept != NULL ? *kept : (carry_tensor){0},
+        .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
+        .A_log = gated ? A_log : (carry_tensor){0},
+        .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
     return o->method->forward(o->mixing, &delta, pass->scratch, pass->scratch_bytes);
 }

@@ -249,17 +249,17 @@ static carry_status mix(const carry_lm_mixer_call *call) {
         CARRY_TRY(carry_copy_columns(pass->ctx, r->a_wide, 0, r->a, 0, c->value_heads));
     }
     const carry_delta_forward_args delta = {.o = by_step(call, r->o_wide, c->value_heads, c->value),
-                                            .final_state = kept,
+                                            .final_state = kept != NULL ? *kept : (carry_tensor){0},
                                             .kept = args->backward ? r->kept : NULL,
                                             .q = by_step(call, r->q_wide, c->num_heads, c->key),
                                             .k = by_step(call, r->k, c->num_heads, c->key),
                                             .v = by_step(call, r->v, c->value_heads, c->value),
                                             .beta = by_step(call, r->b, c->value_heads, 0),
-                                            .g = c->gated ? &g : NULL,
-                                            .initial_state = kept,
-                                            .cu_seqlens = args->cu_seqlens.data != NULL ? &cuts : NULL,
-                                            .A_log = c->gated ? &A_log : NULL,
-                                            .dt_bias = c->gated ? &dt_bias : NULL};
+                                            .g = c->gated ? g : (carry_tensor){0},
+                                            .initial_state = kept != NULL ? *kept : (carry_tensor){0},
+                                            .cu_seqlens = args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
+                                            .A_log = c->gated ? A_log : (carry_tensor){0},
+                                            .dt_bias = c->gated ? dt_bias : (carry_tensor){0}};
     CARRY_TRY(o->method->forward(o->mixing, &delta, pass->scratch, pass->scratch_bytes));
     return carry_copy_columns(pass->ctx, r->o, 0, r->o_wide, last * c->value_width, c->value_width);
 }
@@ -284,19 +284,20 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
                                              .dk = by_step(call, b->dk, c->num_heads, c->key),
                                              .dv = by_step(call, b->dv, c->value_heads, c->value),
                                              .dbeta = by_step(call, b->db, c->value_heads, 0),
-                                             .dg = c->gated ? &dg : NULL,
-                                             .dA_log = c->gated ? &b->dA_log : NULL,
-                                             .ddt_bias = c->gated ? &b->ddt_bias : NULL,
-                                             .grad_o = by_step(call, b->dout_wide, c->value_heads, c->value),
+                                             .dg = c->gated ? dg : (carry_tensor){0},
+                                             .dA_log = c->gated ? b->dA_log : (carry_tensor){0},
+                                             .ddt_bias = c->gated ? b->ddt_bias : (carry_tensor){0},
+                                             .d_o = by_step(call, b->dout_wide, c->value_heads, c->value),
                                              .kept = r->kept,
                                              .q = by_step(call, r->q_wide, c->num_heads, c->key),
                                              .k = by_step(call, r->k, c->num_heads, c->key),
                                              .v = by_step(call, r->v, c->value_heads, c->value),
                                              .beta = by_step(call, r->b, c->value_heads, 0),
-                                             .g = c->gated ? &g : NULL,
-                                             .cu_seqlens = call->args->cu_seqlens.data != NULL ? &cuts : NULL,
-                                             .A_log = c->gated ? &A_log : NULL,
-                                             .dt_bias = c->gated ? &dt_bias : NULL};
+                                             .g = c->gated ? g : (carry_tensor){0},
+                                             .cu_seqlens =
+                                                 call->args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
+                                             .A_log = c->gated ? A_log : (carry_tensor){0},
+                                             .dt_bias = c->gated ? dt_bias : (carry_tensor){0}};
     CARRY_TRY(o->method->backward(o->mixing, &delta, pass->scratch, pass->scratch_bytes));
     CARRY_TRY(carry_copy_columns(pass->ctx, b->dq, 0, b->dq_wide, last * c->key_width, c->key_width));
     if (!c->gated) {

@@ -107,7 +107,7 @@ static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta
         m->comm = over->comm;
         status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &over->delta);
     } else {
-        status = carry_delta_plan_new(ctx, &m->plan, &one, method);
+        status = carry_delta_plan_new(ctx, &m->plan, &one, &(carry_delta_options){.method = method});
     }
     if (status == CARRY_OK) {
         status = measure(m);
@@ -168,19 +168,19 @@ static carry_status forward_slice(mixing *m, const carry_delta_forward_args *arg
     carry_delta_forward_args one = *args;
     one.o = slice_of(m, args->o, index);
     one.v = slice_of(m, args->v, index);
-    if (args->initial_state != NULL) {
-        initial = state_of(m, args->initial_state, index);
-        one.initial_state = &initial;
+    if (args->initial_state.data != NULL) {
+        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        one.initial_state = initial;
     }
-    if (args->final_state != NULL) {
-        final = state_of(m, args->final_state, index);
-        one.final_state = &final;
+    if (args->final_state.data != NULL) {
+        final = state_of(m, carry_delta_given(&args->final_state), index);
+        one.final_state = final;
     }
     one.kept = args->kept != NULL && m->keeps ? (unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
     if (m->ranks != NULL) {
         return carry_delta_ranks_forward(m->ranks, &one, workspace, m->delta_workspace);
     }
-    bool in_place = args->initial_state != NULL && args->final_state != NULL && initial.data == final.data;
+    bool in_place = args->initial_state.data != NULL && args->final_state.data != NULL && initial.data == final.data;
     if (m->problem.tokens == 1 && m->problem.sequences == 0 && in_place) {
         return carry_delta_step(m->plan, one.o, final, &one, workspace, m->delta_workspace);
     }
@@ -214,10 +214,10 @@ static carry_status backward_slice(mixing *m, const carry_delta_backward_args *a
     carry_delta_backward_args one = *args;
     one.v = slice_of(m, args->v, index);
     one.dv = slice_of(m, args->dv, index);
-    one.grad_o = slice_of(m, args->grad_o, index);
-    if (args->initial_state != NULL) {
-        initial = state_of(m, args->initial_state, index);
-        one.initial_state = &initial;
+    one.d_o = slice_of(m, args->d_o, index);
+    if (args->initial_state.data != NULL) {
+        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        one.initial_state = initial;
     }
     one.kept =
         args->kept != NULL && m->keeps ? (const unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
@@ -225,9 +225,9 @@ static carry_status backward_slice(mixing *m, const carry_delta_backward_args *a
         one.dq = s->dq;
         one.dk = s->dk;
         one.dbeta = s->dbeta;
-        one.dg = args->dg != NULL ? &s->dg : NULL;
-        one.dA_log = args->dA_log != NULL ? &s->dA_log : NULL;
-        one.ddt_bias = args->ddt_bias != NULL ? &s->ddt_bias : NULL;
+        one.dg = args->dg.data != NULL ? s->dg : (carry_tensor){0};
+        one.dA_log = args->dA_log.data != NULL ? s->dA_log : (carry_tensor){0};
+        one.ddt_bias = args->ddt_bias.data != NULL ? s->ddt_bias : (carry_tensor){0};
     }
     CARRY_TRY(m->ranks != NULL ? carry_delta_ranks_backward(m->ranks, &one, s->rest, s->rest_bytes)
                                : carry_delta_backward(m->plan, &one, s->rest, s->rest_bytes));
@@ -235,9 +235,9 @@ static carry_status backward_slice(mixing *m, const carry_delta_backward_args *a
         CARRY_TRY(add(m, &args->dq, s->dq));
         CARRY_TRY(add(m, &args->dk, s->dk));
         CARRY_TRY(add(m, &args->dbeta, s->dbeta));
-        CARRY_TRY(add(m, args->dg, s->dg));
-        CARRY_TRY(add(m, args->dA_log, s->dA_log));
-        CARRY_TRY(add(m, args->ddt_bias, s->ddt_bias));
+        CARRY_TRY(add(m, carry_delta_given(&args->dg), s->dg));
+        CARRY_TRY(add(m, carry_delta_given(&args->dA_log), s->dA_log));
+        CARRY_TRY(add(m, carry_delta_given(&args->ddt_bias), s->ddt_bias));
     }
     return CARRY_OK;
 }
@@ -246,7 +246,7 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
     mixing *m = opened;
     sums s = {0};
     CARRY_TRY(check_workspace(m, bytes));
-    if (args->dinitial_state != NULL || args->dfinal_state != NULL) {
+    if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
         return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer has no gradients of states");
     }
     carry_arena arena = carry_arena_over(workspace, bytes);

@@ -140,7 +140,7 @@ static carry_status open_either(carry_ctx *ctx, void **mixing, const carry_delta
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
     narrow.value = m->slice;
-    carry_status status = carry_delta_plan_new(ctx, &m->delta, &narrow, "recurrent");
+    carry_status status = carry_delta_plan_new(ctx, &m->delta, &narrow, &(carry_delta_options){.method = "recurrent"});
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->transition = linear ? problem->key : problem->key * problem->key;
@@ -311,7 +311,8 @@ static void store_final(const carry_mixer_scan_work *w, int64_t member) {
         int64_t sequence = p->sequences > 0 ? i / p->key / m->slices : b;
         const int64_t *cuts = p->sequences > 0 ? w->in.cu_seqlens->data : NULL;
         int64_t last = cuts != NULL ? cuts[sequence + 1] - 1 : p->tokens - 1;
-        float *to = carry_mixer_scan_state(m, w->forward->final_state, sequence, value_head, r, slice);
+        float *to =
+            carry_mixer_scan_state(m, carry_delta_given(&w->forward->final_state), sequence, value_head, r, slice);
         const float *from = w->S + ((member * p->tokens + last) * p->key + r) * p->value + slice * m->slice;
         if (cuts != NULL && cuts[sequence] == cuts[sequence + 1]) {
             from = w->in.initial_state != NULL
@@ -335,8 +336,8 @@ static carry_status forward(void *mixing, const carry_delta_forward_args *args, 
     carry_delta_inputs in = carry_delta_inputs_of(args);
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
     CARRY_TRY(carry_delta_check_written(m->ctx, p, "o", &args->o, p->value_heads, p->value));
-    if (args->final_state != NULL) {
-        CARRY_TRY(carry_delta_check_state(m->ctx, p, "final_state", args->final_state));
+    if (args->final_state.data != NULL) {
+        CARRY_TRY(carry_delta_check_state(m->ctx, p, "final_state", &args->final_state));
     }
     CARRY_TRY(carry_delta_check_workspace(m->ctx, workspace, bytes, m->workspace));
     carry_mixer_scan_work w = {.m = m, .in = in, .forward = args};
@@ -346,7 +347,7 @@ static carry_status forward(void *mixing, const carry_delta_forward_args *args, 
     for (w.first = 0; w.first < m->units; w.first += m->together) {
         CARRY_TRY(carry_mixer_scan_states(&w));
         carry_parallel(m->ctx, m->together * p->tokens, grain(p), read_outputs, &w);
-        for (int64_t i = 0; args->final_state != NULL && i < m->together; i++) {
+        for (int64_t i = 0; args->final_state.data != NULL && i < m->together; i++) {
             store_final(&w, i);
         }
     }

@@ -27,7 +27,7 @@ static void write_gradients(void *argument, int64_t begin, int64_t end, int work
     for (int64_t item = begin; item < end; item++) {
         int64_t unit = w->first + item / p->tokens;
         carry_mixer_scan_load(w, item, x);
-        carry_delta_load(w->m->delta, x->o, &w->backward->grad_o, unit / p->value_heads, item % p->tokens,
+        carry_delta_load(w->m->delta, x->o, &w->backward->d_o, unit / p->value_heads, item % p->tokens,
                          unit % p->value_heads, 1, 0, V);
         for (int64_t r = 0; r < p->key; r++) {
             float q = w->m->delta->scale * x->rows.q[r];
@@ -127,8 +127,8 @@ static void store_scalars(const carry_mixer_scan_work *w, int64_t item, const ca
         w->dgate[item] = erases ? 0.0f : dg * x->head.g[0];
         w->given[item] = given;
     }
-    if (w->backward->dg != NULL) {
-        carry_delta_scalar_store(w->backward->dg, b, t, value_head, given);
+    if (w->backward->dg.data != NULL) {
+        carry_delta_scalar_store(&w->backward->dg, b, t, value_head, given);
     }
 }
 
@@ -145,7 +145,7 @@ static void one_token(const carry_mixer_scan_work *w, int64_t unit, int64_t t, c
     float *dq = w->dq + at;
     float *dk = w->dk + at;
     carry_mixer_scan_load(w, item, x);
-    carry_delta_load(m->delta, x->o, &w->backward->grad_o, b, t, value_head, 1, 0, V);
+    carry_delta_load(m->delta, x->o, &w->backward->d_o, b, t, value_head, 1, 0, V);
     float beta = x->head.beta[0];
     float decay = x->head.end[0];
     int64_t sequence = carry_mixer_scan_starts(w, b, t);
@@ -221,11 +221,11 @@ static void add_parameters(const carry_mixer_scan_work *w) {
             on_A_log += w->dgate[i * p->tokens + t];
             on_dt_bias += w->given[i * p->tokens + t];
         }
-        if (w->backward->dA_log != NULL) {
-            ((float *)w->backward->dA_log->data)[value_head] += on_A_log;
+        if (w->backward->dA_log.data != NULL) {
+            ((float *)w->backward->dA_log.data)[value_head] += on_A_log;
         }
-        if (w->backward->ddt_bias != NULL) {
-            ((float *)w->backward->ddt_bias->data)[value_head] += on_dt_bias;
+        if (w->backward->ddt_bias.data != NULL) {
+            ((float *)w->backward->ddt_bias.data)[value_head] += on_dt_bias;
         }
     }
 }
@@ -251,7 +251,7 @@ static carry_status backward_units(carry_mixer_scan_work *w) {
 
 static carry_status check(const carry_mixer_scan *m, const carry_delta_backward_args *args,
                           const carry_delta_inputs *in, const void *workspace, size_t bytes) {
-    if (args->dinitial_state != NULL || args->dfinal_state != NULL) {
+    if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
         return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer has no gradients of states");
     }
     CARRY_TRY(carry_delta_check_inputs(m->ctx, &m->problem, in));
@@ -281,8 +281,8 @@ carry_status carry_mixer_scan_backward(void *mixing, const carry_delta_backward_
     int64_t rows = p->batch * p->tokens * p->heads;
     memset(w.dq, 0, (size_t)(rows * p->key) * sizeof *w.dq);
     memset(w.dk, 0, (size_t)(rows * p->key) * sizeof *w.dk);
-    clear(args->dA_log, p->value_heads);
-    clear(args->ddt_bias, p->value_heads);
+    clear(carry_delta_given(&args->dA_log), p->value_heads);
+    clear(carry_delta_given(&args->ddt_bias), p->value_heads);
     for (w.first = 0; w.first < m->units; w.first += m->together) {
         CARRY_TRY(backward_units(&w));
     }

@@ -115,7 +115,7 @@ carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_
     }
     m->ctx = ctx;
     m->kernels = carry_delta_dense_on_gpu();
-    carry_status status = carry_delta_plan_new(ctx, &m->delta, problem, "recurrent");
+    carry_status status = carry_delta_plan_new(ctx, &m->delta, problem, &(carry_delta_options){.method = "recurrent"});
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->together = share_units(problem);
@@ -175,10 +175,10 @@ carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_
                              .k = &args->k,
                              .v = &args->v,
                              .beta = &args->beta,
-                             .g = args->g,
-                             .A_log = args->A_log,
-                             .dt_bias = args->dt_bias};
-    if (args->initial_state != NULL || args->final_state != NULL || args->cu_seqlens != NULL) {
+                             .g = carry_delta_given(&args->g),
+                             .A_log = carry_delta_given(&args->A_log),
+                             .dt_bias = carry_delta_given(&args->dt_bias)};
+    if (args->initial_state.data != NULL || args->final_state.data != NULL || args->cu_seqlens.data != NULL) {
         return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer as a scan on a GPU is for training: it has no states");
     }
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
@@ -203,9 +203,9 @@ carry_status carry_mixer_device_backward(void *opened, const carry_delta_backwar
                              .k = &args->k,
                              .v = &args->v,
                              .beta = &args->beta,
-                             .g = args->g,
-                             .A_log = args->A_log,
-                             .dt_bias = args->dt_bias};
+                             .g = carry_delta_given(&args->g),
+                             .A_log = carry_delta_given(&args->A_log),
+                             .dt_bias = carry_delta_given(&args->dt_bias)};
     CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
     CARRY_TRY(carry_delta_check_workspace(m->ctx, workspace, bytes, m->workspace));
     carry_arena arena = carry_arena_over(workspace, bytes);
@@ -214,7 +214,7 @@ carry_status carry_mixer_device_backward(void *opened, const carry_delta_backwar
     for (l.units.first = 0; l.units.first < m->units; l.units.first += m->together) {
         CARRY_TRY(make_states(m, &in, &l));
         carry_launching_set("delta as a scan, backward");
-        CARRY_TRY(m->kernels->seeds(m->delta, &in, args->grad_o, &l.units));
+        CARRY_TRY(m->kernels->seeds(m->delta, &in, args->d_o, &l.units));
         const carry_tensor L = states(m, l.units.L);
         const carry_scan_backward_args gradients = {
             .db = L, .dh = L, .A = transitions(m, l.units.A), .h = states(m, l.units.S)};
