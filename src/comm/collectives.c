@@ -101,19 +101,18 @@ static float bf16_value(uint16_t x) {
     return value;
 }
 
+/* To the nearest, ties to even; of NaN the upper half, which stays NaN. Without jumps, so that loops are vectors. */
 static uint16_t bf16_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) {
-        return (uint16_t)(bits >> 16 | 0x40u);
-    }
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16, nan = bits >> 16 | 0x40u;
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
 }
 
 static void reduce_bf16(uint16_t *to, const uint16_t *from, int64_t count, carry_reduce reduce) {
     for (int64_t i = 0; i < count; i++) {
         const float a = bf16_value(to[i]), b = bf16_value(from[i]);
-        to[i] = bf16_bits(reduce == CARRY_REDUCE_SUM ? a + b : b > a || isnan(b) ? b : a);
+        to[i] = bf16_bits(reduce == CARRY_REDUCE_SUM ? a + b : a >= b || isnan(a) ? a : b);
     }
 }
 

@@ -179,7 +179,8 @@ static carry_status measure_on_device(carry_all_scan_plan *plan) {
                                              .mean_bandwidth = messages.mean_bandwidth,
                                              .product = slowest[0] / heads,
                                              .compose = slowest[1] / heads,
-                                             .memory = 1.0 / slowest[2]};
+                                             .memory = 1.0 / slowest[2],
+                                             .message = messages.overhead};
     carry_all_scan_put_far(&plan->machine, &messages);
     return CARRY_OK;
 }
@@ -220,6 +221,7 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
                                              .product = slowest[0],
                                              .compose = slowest[1],
                                              .memory = 1.0 / slowest[2],
+                                             .message = messages.overhead,
                                              .speed = 1.0 / slowest[3],
                                              .fork = slowest[4]};
     carry_all_scan_put_far(&plan->machine, &messages);
