@@ -29,6 +29,7 @@ typedef struct carry_all_scan_machine {
     double compose;     /* seconds of M M for one head, likewise */
     double memory;      /* bytes a second, read and written, that one thread handles */
     double start;       /* seconds of a launch that does nothing, on a GPU; 0: not known, or the CPU */
+    double step;        /* seconds of a position of a walk, of the heads that a rank takes; 0: a product's */
     double message;     /* seconds by which one more message delays its sender; 0: not known */
     double speed, fork; /* what all threads of a rank are worth, and seconds to set them to work; 0: one thread */
 } carry_all_scan_machine;
@@ -227,8 +228,9 @@ carry_status carry_all_scan_device_open(carry_all_scan_plan *plan);
 void carry_all_scan_device_close(carry_all_scan_plan *plan);
 carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins);
 carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
-/* Seconds of a product and a composition of all heads, and bytes a second of handling, of one launch. */
-carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate);
+/* Seconds of a product and a composition of all heads, of a byte's handling, and of a position of a walk. */
+carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
+                                           double *step);
 /* Seconds that the caller's stream waited for the scan at its end, by events; waits for it. 0 on the CPU. */
 carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds);
 

@@ -11,6 +11,8 @@
    made dense. */
 #include "scan/all_scan/all_scan.h"
 
+#define CROWDED 1.3 /* messages of all to all meet at ports: by so much longer, simulated (docs/results/ranks.md) */
+
 typedef struct layout {
     char *out, *in;       /* pairs, by position: what others get of this one, what this one gets of others */
     char *back, *arrived; /* states, likewise */
@@ -101,7 +103,8 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double bytes = others * (double)(pair_bytes(p, (int64_t)own, 1) + state_bytes(p, (int64_t)own));
     const double handled = 2.0 * (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire)) * bytes / m->memory;
     const double messages = 2.0 * (carry_all_scan_far_latency(m, far) + (others - 1.0) * m->message);
-    return messages + bytes * carry_all_scan_far_byte(m, far) + handled + m->start + others * product;
+    const double walk = m->start + others * (m->step > 0 ? m->step : product);
+    return messages + CROWDED * bytes * carry_all_scan_far_byte(m, far) + handled + walk;
 }
 
 static int64_t requests(const carry_all_scan_shape *shape, int64_t blocks) {

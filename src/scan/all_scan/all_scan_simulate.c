@@ -160,6 +160,7 @@ static carry_all_scan_machine machine_of(const carry_all_scan_problem *p, int ra
         .compose = compose_seconds(c, p->kind, p->key),
         .memory = c->memory,
         .start = c->launch};
+    m.step = c->step + m.product * (double)((p->heads + ranks - 1) / ranks);
     for (int i = 0; i < CARRY_COMM_FAR && (1 << i) < ranks; i++) {
         const int between = (1 << i) >= n->node || slow; /* some pairs cross a node's border */
         m.far_latency[i] = n->latency[between] + c->launch;
