@@ -122,8 +122,8 @@ static void test_every_kind_is_right_and_the_chain_receives_as_much_on_any_numbe
             assert_ok(ctx, carry_bench_problem(ctx, problem, &(carry_ceilings){1, 1},
                                                &(carry_bench_options){.repeats = 3, .keep = keep, .keep_user = &k},
                                                results, &count));
-            assert_int_equal(count, 4);
-            assert_int_equal(k.results, 4);
+            assert_int_equal(count, 5);
+            assert_int_equal(k.results, 5);
             assert_true(k.sum > 0.0);
             for (int i = 0; i < count; i++) {
                 assert_string_equal(results[i].reason, "");
