@@ -2,8 +2,9 @@
    then the gradients of every chunk on its own. Nothing is kept from forward.
 
    So that the workspace stays below one and a half times the inputs: where half of the heads fill the GPU, they are done
-   first and then the others, in the same workspace; else the walks go by parts (ring, chunk_device.cuh). */
-#include "delta/cuda/chunk_gradient_parts.cuh"
+   first and then the others, in the same workspace; else segments are, some of them at a time, or the walks go by parts
+   (ring, chunk_device.cuh). */
+#include "delta/cuda/chunk_gradient_args.cuh"
 #include "delta/cuda/chunk_host.cuh"
 
 using namespace DELTA_CHUNK;
@@ -29,12 +30,11 @@ double walks_of(const carry_delta_chunk_job *job, const shape &s) {
 }
 
 /* How many chunks of value heads there is room for, of both walks. */
-double rooms_of(const carry_delta_chunk_job *job, const shape &s, int units) {
+double rooms_of(const carry_delta_chunk_job *job, int units) {
     double tiles = (double)(slots_of(job) * job->value_heads);
     double inputs = (double)slots_of(job) * 2.0 * (double)(job->heads + job->value_heads) * TILE;
     double rounds = job->state_heads > 0 ? (double)(job->state_heads / job->value_heads) : 1.0;
-    double others = tiles * (CHUNK_BYTES + 8) + walks_of(job, s) * 2.0 * D * D * sizeof(float) +
-                    (double)pair_bytes(job, units, true);
+    double others = tiles * (CHUNK_BYTES + 8) + (double)pair_bytes(job, units, true);
     double most = MOST * inputs * rounds;
     return ((most > LARGE ? most : LARGE) - others) / (2.0 * STATE_BYTES + TILE);
 }
@@ -43,14 +43,26 @@ bool all_fit(const carry_delta_chunk_job *job, double rooms) {
     return rooms >= (double)(slots_of(job) * job->value_heads);
 }
 
-/* each = 0: all of it has room. */
+/* How many segments of a sequence there is room for, so that rounds of them are as long; 0: none. */
+int segments_at_once(const carry_delta_chunk_job *job, const shape &s, double rooms) {
+    int most = (int)(rooms / ((double)(job->sequences * job->value_heads) * (double)s.segment_chunks));
+    int rounds = most > 0 ? (s.segments + most - 1) / most : 0;
+    return rounds > 0 && rounds <= 3 ? (s.segments + rounds - 1) / rounds : 0;
+}
+
+/* each = count = 0: all of it has room. */
 ring ring_of(const carry_delta_chunk_job *job, const shape &s, int units) {
     ring r = {};
-    double rooms = rooms_of(job, s, units);
+    double rooms = rooms_of(job, units);
     if (job->cu_seqlens != NULL || all_fit(job, rooms) || s.segment_chunks < 2 * LEAST) {
         return r;
     }
-    rooms /= walks_of(job, s);
+    r.count = s.segments > 1 ? segments_at_once(job, s, rooms) : 0;
+    if (r.count > 0) {
+        r.rooms[0] = r.rooms[1] = s.segment_chunks;
+        return r;
+    }
+    rooms = rooms / walks_of(job, s) - 2.0 * D * D * sizeof(float) / (2.0 * STATE_BYTES + TILE);
     r.half = (s.segment_chunks + 1) / 2;
     int most = rooms - r.half > LEAST ? (int)(rooms - r.half) : LEAST, parts = (r.half + most - 1) / most;
     r.each = (r.half + parts - 1) / parts;
@@ -62,9 +74,11 @@ ring ring_of(const carry_delta_chunk_job *job, const shape &s, int units) {
 /* The heads in two rounds, where half of them fill the GPU (two bands, two walks) or a ring would be too small. */
 int rounds_of(const carry_delta_chunk_job *job, int units) {
     shape s = segmented(job, units);
-    double rooms = rooms_of(job, s, units);
+    double rooms = rooms_of(job, units);
     bool many = 2 * job->sequences * job->value_heads * 20 >= (int64_t)units * 19;
-    bool small = job->cu_seqlens != NULL || rooms < walks_of(job, s) * (double)((s.segment_chunks + 1) / 2 + LEAST);
+    bool small = job->cu_seqlens != NULL ||
+                 (rooms < walks_of(job, s) * (double)((s.segment_chunks + 1) / 2 + LEAST + 2) &&
+                  (s.segments == 1 || segments_at_once(job, s, rooms) == 0));
     return job->heads % 2 == 0 && !all_fit(job, rooms) && (many || small) ? 2 : 1;
 }
 
@@ -120,9 +134,10 @@ layout layout_of(const carry_delta_chunk_job *job, int units) {
     ring r = ring_of(job, s, units);
     size_t tiles = (size_t)(slots_of(job) * job->value_heads), kept = tiles, back = tiles;
     size_t walks = (size_t)(job->sequences * s.segments * job->value_heads);
-    if (r.each > 0) {
-        kept = walks * (size_t)r.rooms[0];
-        back = walks * (size_t)r.rooms[1];
+    if (r.each > 0 || r.count > 0) {
+        size_t lanes = r.count > 0 ? walks / (size_t)s.segments * (size_t)r.count : walks;
+        kept = lanes * (size_t)r.rooms[0];
+        back = lanes * (size_t)r.rooms[1];
     }
     layout l;
     l.states = tiles * CHUNK_BYTES;
@@ -171,8 +186,15 @@ carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &
     if (s.segments > 1) {
         CARRY_TRY(make_pairs<true>(ctx, job, both, ordinal, stream));
     }
+    for (int count = r.count; r.count > 0 && r.from < s.segments; r.from += count) {
+        r.count = s.segments - r.from < count ? s.segments - r.from : count;
+        both.first.r = both.second.r = last.r = r;
+        last.items = (int)(job->sequences * r.count * s.segment_chunks * job->heads);
+        CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, units, ordinal, stream)));
+        CARRY_TRY(launch_gradients(ctx, b, last, r.from + count >= s.segments, units, ordinal, stream));
+    }
     int parts = r.each > 0 ? (r.half + r.each - 1) / r.each : 0;
-    for (r.part = 0; r.part <= parts; r.part++) {
+    for (r.part = 0; r.count == 0 && r.part <= parts; r.part++) {
         both.first.r = both.second.r = last.r = r;
         CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, units, ordinal, stream)));
         if (r.part > 0) {

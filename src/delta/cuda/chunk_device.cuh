@@ -42,10 +42,15 @@ struct shape {
 /* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
    segment), then on by parts of `each` chunks, after each of which the gradients of the chunks that both have seen are
    made. What a walk keeps lies by its distance from the middle; beyond it, in `each` places more and then in those of
-   chunks that are done. each = 0: all in one part, by slot. */
+   chunks that are done. each = 0: all in one part, by slot. Or some segments of every sequence are done, then others
+   (count > 0): what is kept lies by lanes of one such round. */
 struct ring {
     int half, each, part; /* half: chunks before the middle */
     int rooms[2];         /* of a lane: the states', their gradients' */
+    int from, count;      /* segments of this round */
+    __device__ __forceinline__ int sequence_of_lane(int lane, int segments) const {
+        return count == 0 ? lane : lane / count * segments + from + lane % count;
+    }
 };
 
 /* The chunks of a walk's part: [first, last), at most `chunks`. */
@@ -64,7 +69,7 @@ static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int 
 /* Where a walk keeps what it makes of a chunk: in tiles of a value head. */
 static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
     if (r.each == 0) {
-        return slot + chunk;
+        return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;
     }
     bool before = chunk < r.half;
     int distance = before ? r.half - 1 - chunk : chunk - r.half;

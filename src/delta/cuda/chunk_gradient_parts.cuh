@@ -2,24 +2,9 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 
-#include "delta/cuda/chunk_prepare.cuh"
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk_gradient_args.cuh"
 
 namespace DELTA_CHUNK {
-
-struct gradient_args {
-    prepare_args in;
-    CUtensorMap grad_o, grad_q, grad_k, grad_v;
-    carry_delta_view v, dq, dk, dv, dbeta, dg;
-    int items; /* chunks x heads of q and k; of a ring's part: 2 each x lanes x heads */
-    ring r;
-    const char *states, *values, *dstates;
-    float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
-};
-
-/* chunk_gradients.cu. last: of the launches that make one gradient. */
-carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, bool last,
-                              int units, int ordinal, cudaStream_t stream);
 
 /* In shared memory: two of (q, k), two of (dO, dv), V', S, dS, two of numbers. The squares go to
    the place of dO. */
@@ -33,35 +18,6 @@ struct gradient_numbers {
     float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4]; /* S . dS, by warp */
 };
-
-/* A block's item: a chunk and a head of q and k, and where the walks kept what they made of it (in tiles of a value
-   head). */
-struct gradient_item {
-    int head, slot;
-    chunk_place at;
-    int64_t kept, back;
-};
-
-static __device__ __forceinline__ gradient_item item_of(const gradient_args &a, int index) {
-    const shape &s = a.in.s;
-    const ring &r = a.r;
-    gradient_item item;
-    item.head = index % s.heads;
-    item.slot = index / s.heads;
-    if (r.each == 0) {
-        item.at = chunk_of(s, item.slot);
-        item.kept = item.back = item.slot;
-        return item;
-    }
-    int lane = item.slot / (2 * r.each), chunk = item.slot % (2 * r.each);
-    chunk = chunk < r.each ? r.half - (r.part - 1) * r.each - 1 - chunk : r.half + (r.part - 2) * r.each + chunk;
-    sequence_place place = sequence_of(s, lane);
-    item.slot = place.slot + chunk;
-    item.at = {place.batch, place.first + chunk * C, chunk < 0 ? 0 : min(C, place.length - chunk * C)};
-    item.kept = kept_at(r, false, lane, 0, chunk);
-    item.back = kept_at(r, true, lane, 0, chunk);
-    return item;
-}
 
 /* full: it was copied; empty: it was read. Of (q, k), of (dO, Y, numbers), of V', S and dS. */
 struct gradient_barriers {

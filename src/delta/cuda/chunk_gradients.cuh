@@ -254,7 +254,7 @@ struct gradient_worker {
             at = one.at;
             if (at.length > 0) {
                 one_item(one.slot, one.head);
-            } else if (queries && a.partial != nullptr && a.r.each == 0) {
+            } else if (queries && a.partial != nullptr && a.r.each == 0 && a.r.count == 0) {
                 for (int i = thread; i < 2 * group; i += 128) {
                     a.partial[((int64_t)one.slot * s.value_heads + one.head * group) * 2 + i] = 0.0f;
                 }

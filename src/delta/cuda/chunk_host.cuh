@@ -78,7 +78,8 @@ static carry_status make_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job,
 template <scan_kind KIND, scan_kind SECOND>
 static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int units, int ordinal,
                              cudaStream_t stream) {
-    int64_t lanes = job->sequences * job->value_heads * l.first.s.segments, second = KIND != SECOND ? lanes : 0;
+    int64_t segments = l.first.r.count > 0 ? l.first.r.count : l.first.s.segments;
+    int64_t lanes = job->sequences * job->value_heads * segments, second = KIND != SECOND ? lanes : 0;
     return l.first.s.segments == 1 && lanes * 2 > units * 3 / 2
                ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
                : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);

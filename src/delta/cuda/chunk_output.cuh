@@ -152,7 +152,7 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
     for (int n = 0; n < item.chunks; n++) {
         int chunk = item.chunk<Shape>(n);
         int first = item.at.first + chunk * C, left = item.at.length - chunk * C;
-        int64_t place = kept_at(a.r, Shape::REVERSE, item.sequence, item.at.slot, chunk);
+        int64_t place = kept_at(a.r, Shape::REVERSE, item.lane, item.at.slot, chunk);
         int64_t tile = place * a.s.value_heads + item.value_head;
         if (Shape::REVERSE && left < C) {
             barrier_wait(p.barrier(p.values, n), p.parity(n));

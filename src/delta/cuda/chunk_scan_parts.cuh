@@ -48,7 +48,7 @@ template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape
 
 struct scan_item {
     sequence_place at;
-    int sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
+    int lane, sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
     int start, chunks; /* of this launch: the first, how many */
     bool begins, ends; /* the walk does, in this launch */
     bool map;          /* PAIR: M */
@@ -76,7 +76,8 @@ static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &
     }
     item.band = (int)(block % parts);
     item.value_head = (int)(at % (unsigned)s.value_heads);
-    item.sequence = (int)(at / (unsigned)s.value_heads);
+    item.lane = (int)(at / (unsigned)s.value_heads);
+    item.sequence = r.sequence_of_lane(item.lane, s.segments);
     item.head = item.value_head / (s.value_heads / s.heads);
     item.at = sequence_of(s, item.sequence);
     item.segment = item.sequence % s.segments;
