@@ -13,6 +13,7 @@
 
 #include "carry/nn.h"
 #include "carry/ops.h"
+#include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
 
@@ -111,8 +112,10 @@ typedef struct carry_operators {
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
    operator's name, when there is no such device or it has no operators. */
-carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operators, const char *name, int device,
-                                int *ordinal);
+carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
+                                int device, int *ordinal);
+#define carry_operators_of(ctx, operators, name, device, ordinal) \
+    carry_operators_at(ctx, operators, name, CARRY_PLACE, device, ordinal)
 carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
 
 /* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */
