@@ -19,7 +19,7 @@ bool carry_codec_is_counting(const carry_codec_loading *l) {
 static carry_status find(carry_codec_loading *l, const carry_tensor **found, const char *name) {
     char other[NAME_BYTES];
     *found = carry_weights_find(&l->weights, name);
-    if (*found == NULL && l->other != NULL && l->other(name, other, sizeof other)) {
+    if (*found == NULL && l->other != NULL && l->other(l->user, name, other, sizeof other)) {
         *found = carry_weights_find(&l->weights, other);
     }
     if (*found == NULL) {
@@ -168,6 +168,7 @@ carry_status carry_codec_load(carry_codec_loading *l, const carry_codec_size *si
                               carry_status (*read)(carry_codec_loading *l, void *user), void *user) {
     l->device = size->device;
     l->dtype = size->dtype;
+    l->user = user;
     *memory = NULL;
     CARRY_TRY(carry_weights_open(l->ctx, &l->weights, l->folder));
     const carry_status status = load(l, memory, read, user);

@@ -26,8 +26,9 @@ typedef struct carry_codec_loading {
     const char *what; /* "a TAEHV" */
     int device;
     carry_dtype dtype; /* of the packed weights; vectors are f32 */
-    /* What else a file may call a tensor; NULL: nothing. */
-    bool (*other)(const char *name, char *to, size_t size);
+    /* What else a file may call a tensor; NULL: nothing. user is what read gets. */
+    bool (*other)(const void *user, const char *name, char *to, size_t size);
+    void *user;
     carry_weights weights;
     carry_arena arena; /* of the packed weights */
     float *wide[2];    /* host memory: a tensor in f32, and another order of it */

@@ -187,6 +187,14 @@ template <int COLUMNS, bool BY_16> __global__ void __launch_bounds__(THREADS) co
     }
 }
 
+template <int COLUMNS> static void launch(const conv2d_job &job, dim3 grid, bool by_16, cudaStream_t stream) {
+    if (by_16) {
+        conv2d_bf16_kernel<COLUMNS, true><<<grid, THREADS, 0, stream>>>(job);
+    } else {
+        conv2d_bf16_kernel<COLUMNS, false><<<grid, THREADS, 0, stream>>>(job);
+    }
+}
+
 carry_status carry_conv2d_bf16(carry_ctx *ctx, const conv2d_job &job, const place &at) {
     bool by_16 = (uintptr_t)job.w % 16 == 0 && job.depth % 8 == 0;
     for (int i = 0; i < job.inputs; i++) {
@@ -196,11 +204,11 @@ carry_status carry_conv2d_bf16(carry_ctx *ctx, const conv2d_job &job, const plac
     const int columns = job.out > 64 ? 128 : job.out > 32 ? 64 : 32;
     const dim3 grid((unsigned)blocks, (unsigned)((job.out + columns - 1) / columns), (unsigned)job.window.phases);
     if (columns == 128) {
-        (by_16 ? conv2d_bf16_kernel<128, true> : conv2d_bf16_kernel<128, false>)<<<grid, THREADS, 0, at.stream>>>(job);
+        launch<128>(job, grid, by_16, at.stream);
     } else if (columns == 64) {
-        (by_16 ? conv2d_bf16_kernel<64, true> : conv2d_bf16_kernel<64, false>)<<<grid, THREADS, 0, at.stream>>>(job);
+        launch<64>(job, grid, by_16, at.stream);
     } else {
-        (by_16 ? conv2d_bf16_kernel<32, true> : conv2d_bf16_kernel<32, false>)<<<grid, THREADS, 0, at.stream>>>(job);
+        launch<32>(job, grid, by_16, at.stream);
     }
     return launched(ctx, at, "conv2d cannot be launched");
 }
