@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(THREADS)
     const int64_t count = s.height * s.width * s.channels, step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
         const float value = mapped(picture[pixel_at(s, i / s.channels) + i % s.channels], map);
-        bytes[i] = (unsigned char)__float2int_rn(255.0f * value);
+        bytes[i] = (unsigned char)rintf(255.0f * value);
     }
 }
 
