@@ -16,6 +16,7 @@
 #include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
+#include "ops/picture.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -83,9 +84,13 @@ extern "C" {
     X(adamw_step, "f32",                                                                                               \
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \
-    X(conv2d_pack, "f32",                                                                                              \
+    X(conv2d_pack, "f32 bf16",                                                                                         \
       (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                    \
-    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                 \
+    X(conv2d, "f32 bf16", (carry_ctx * ctx, const carry_conv2d_args *args))                                            \
+    X(picture_read, CARRY_REAL, (carry_ctx * ctx, carry_tensor picture, carry_tensor planes, carry_picture_map map))   \
+    X(picture_write, CARRY_REAL, (carry_ctx * ctx, carry_tensor planes, carry_tensor picture, carry_picture_map map))  \
+    X(picture_bytes, "f32 bf16", (carry_ctx * ctx, unsigned char *bytes, carry_tensor picture, carry_picture_map map)) \
+    X(rms_norm_silu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, float eps))         \
     X(affine, CARRY_REAL,                                                                                              \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b, carry_activation activation,   \
        bool accumulate))                                                                                               \

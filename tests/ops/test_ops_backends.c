@@ -391,8 +391,15 @@ static void one_conv2d(carry_conv2d_form form, int64_t height, int64_t width, in
     operand bias = given(CARRY_F32, 1, &out, -1, 1), add = past > 0 ? given(CARRY_F32, 3, shape, -1, 1) : missing();
     EACH_SIDE {
         CALL(carry_conv2d_pack(ctx, w.t[side], taps.t[side], form, in));
-        CALL(carry_conv2d(ctx, &(carry_conv2d_args){y.t[side], x.t[side], before.t[side], w.t[side], bias.t[side],
-                                                    add.t[side], form, in + past, past == 0}));
+        CALL(carry_conv2d(ctx, &(carry_conv2d_args){.y = y.t[side],
+                                                    .x = x.t[side],
+                                                    .past = before.t[side],
+                                                    .w = w.t[side],
+                                                    .bias = bias.t[side],
+                                                    .add = add.t[side],
+                                                    .form = form,
+                                                    .in = in + past,
+                                                    .relu = past == 0}));
     }
     compare("y", &y, sums(9 * (in + past)));
     free_operands();
