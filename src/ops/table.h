@@ -1,7 +1,7 @@
 /* The operator table: one const struct of functions per backend; table.c is the only list.
 
-   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h) checks shapes, types, devices and
-   workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and
+   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h, ops/sampler.h) checks shapes, types,
+   devices and workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and
    ops/cuda/cuda.c list the entries, twins share a stem (norm.c, norm.cu). An entry may rely on those checks. It
    enqueues its work on the context's stream of the device, waits for nothing and allocates nothing. A missing entry
    (NULL) is refused by the operator's name. */
@@ -17,6 +17,7 @@
 #include "ops/conv2d.h"
 #include "ops/device.h"
 #include "ops/picture.h"
+#include "ops/sampler.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -78,6 +79,13 @@ extern "C" {
     X(squared_error, CARRY_REAL,                                                                                       \
       (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor dy, carry_tensor y, carry_tensor target, \
        carry_tensor weight, double scale))                                                                             \
+    X(patchify, "f32",                                                                                                 \
+      (carry_ctx * ctx, carry_tensor patches, carry_tensor latents, const int64_t patch[2], bool by_head))             \
+    X(unpatchify, "f32",                                                                                               \
+      (carry_ctx * ctx, carry_tensor latents, carry_tensor patches, const int64_t patch[2], bool by_head))             \
+    X(flow_step, "f32", (carry_ctx * ctx, const carry_flow_step_args *args))                                           \
+    X(random_fill, CARRY_REAL,                                                                                         \
+      (carry_ctx * ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean, float deviation))                \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
     X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
     X(skip_guard, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor bad, int64_t limit))                      \
