@@ -166,6 +166,14 @@ if "$carry" runs > runs 2> /dev/null; then # a build with the lab
         --device cpu --profile-from 2 --profile-steps 3 --out window -o window.json.gz --json > window.json 2> /dev/null ||
         fail "a window of a training was not profiled"
     grep -q '"name": "step".*"calls": 3,' window.json || fail "the window has not three steps"
+    few="train --preset deltanet-13m --layers 1 --hidden 16 --heads 1 --batch 1 --length 16 --dtype f32 --no-store --device cpu --out few"
+    expect 2 "--profile-from 0: expected 1 or more, the first step being 1" profile --no-store $few --steps 3 --profile-from 0
+    expect 2 "--profile-steps 0: expected 1 or more" profile --no-store $few --steps 3 --profile-steps 0
+    expect 2 "--profile-from 4: the training ends after step 3" profile --no-store $few --steps 3 --profile-from 4
+    [ ! -e few ] || fail "a window that cannot be was trained"
+    expect 2 "--profile-from 9: no step was recorded" profile --no-store -o few.json.gz $few --tokens 48 --profile-from 9
+    expect 2 "the training goes on after step 4" profile --no-store train --resume window --no-store --steps 6 \
+        --profile-from 2 --profile-steps 3
     [ -e window/step-4 ] || fail "a profiled training did not end after its window"
 fi
 
