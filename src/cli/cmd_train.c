@@ -81,7 +81,7 @@ static bool is_typed(const typed *t, const char *name) {
     return false;
 }
 
-/* A run goes on with the options in its checkpoint: a file that says others is refused, not passed over. */
+/* A run goes on with the options in its checkpoint: a file that says others is refused, not ignored. */
 static int compare_config(train_desk *desk, const typed *t) {
     const carry_train_options run = desk->options;
     int code = train_read_config(desk, desk->config);

@@ -7,7 +7,7 @@
    is doubled first has only 2 x 2 different pixels in each window, so their weights are added beforehand, one set for
    each of the four places of an output pixel: 4 products of 9, and no doubled picture.
 
-   Outputs' frames are neither read nor written: whoever makes a picture sets it to zero once. */
+   Outputs' frames are neither read nor written: the maker of a picture sets it to zero once. */
 #ifndef CARRY_OPS_CONV2D_H
 #define CARRY_OPS_CONV2D_H
 

@@ -1,4 +1,4 @@
-/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be had. */
+/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made. */
 #ifndef CARRY_TESTS_SUPPORT_H
 #define CARRY_TESTS_SUPPORT_H
 

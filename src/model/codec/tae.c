@@ -37,7 +37,7 @@ struct carry_tae_stream {
 /* The frame of zeros comes with the memory, which starts as zeros. */
 static carry_tensor take(carry_arena *arena, int64_t height, int64_t width, int64_t channels) {
     const int64_t shape[] = {height + 2, width + 2, channels};
-    size_t count = SIZE_MAX; /* what cannot be had */
+    size_t count = SIZE_MAX; /* more than can be allocated */
     (void)carry_size_product(&count, shape, 3, 1);
     return carry_view(carry_arena_take(arena, count, sizeof(float)), CARRY_F32, 3, shape);
 }
