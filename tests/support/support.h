@@ -14,6 +14,11 @@
 
 #include "carry/carry.h"
 
+/* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
+__attribute__((constructor)) static inline void support_filter(void) {
+    cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+}
+
 /* Tests that provoke warnings on purpose need not show them. */
 static inline void support_silent(void *user, carry_log_level level, const char *line) {
     (void)user;
