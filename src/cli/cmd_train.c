@@ -229,14 +229,13 @@ static void print_end(const train_desk *desk) {
     }
 }
 
-/* Ranks, and models without the delta rule, are on the CPU: where nothing was typed they decide. */
+/* Ranks, and models without the delta rule, are on the CPU where nothing was typed. Ranks on "cuda" have the GPUs in
+   turn. */
 static int choose_device(train_desk *desk) {
     const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_linear.name) == 0;
     const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
     const int code = cli_device(desk->ctx, text, &desk->hooks.device);
-    if (code == CLI_DONE && desk->hooks.device != 0 && cli_ranks() != 1) {
-        return cli_refuse("--device %s: several ranks train on the CPU only", desk->device);
-    }
+    desk->hooks.spreads = text != NULL && strcmp(text, "cuda") == 0;
     return code;
 }
 

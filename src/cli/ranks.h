@@ -21,6 +21,7 @@ void cli_ranks_start(int count, char **arguments);
 
 cli_ranks_kind cli_ranks_kind_of(void);
 int cli_ranks(void);           /* 1 when alone, 0 when the launcher does not say */
+int cli_ranks_asked(void);     /* --ranks; 0: not typed */
 int cli_process_rank(void);    /* -1 unless the ranks are processes */
 void cli_set_ranks(int ranks); /* --ranks N */
 

@@ -262,13 +262,13 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
    it is replayed. */
 static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *about) {
     const CUpti_CallbackData *call_data = (const CUpti_CallbackData *)about;
-    const char *by = carry_launching();
-    if (call_data->callbackSite != CUPTI_API_ENTER || call_data->symbolName == NULL || by == NULL) {
+    const carry_launcher by = carry_launching();
+    if (call_data->callbackSite != CUPTI_API_ENTER || call_data->symbolName == NULL || by.name == NULL) {
         return;
     }
     std::lock_guard<std::mutex> guard(log_lock);
     if (filled != NULL) {
-        carry_activity_launched(filled, call_data->symbolName, by);
+        carry_activity_launched(filled, call_data->symbolName, &by);
     }
 }
 

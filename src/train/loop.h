@@ -50,9 +50,10 @@ typedef struct carry_train_hooks {
     void (*evaluated)(void *user, const carry_train_evaluation *evaluation);
     void (*saved)(void *user, int64_t step, const char *folder);
     void *user;
-    double peak; /* flop/s of all ranks together; 0: unknown */
-    int device;  /* of carry/device.h: where the model is, and all work is done */
-    bool resume; /* go on from the newest whole checkpoint in options->out */
+    double peak;  /* flop/s of all ranks together; 0: unknown */
+    int device;   /* of carry/device.h: where the model is, and all work is done */
+    bool spreads; /* ranks have the GPUs in turn, from the first: device is any of them */
+    bool resume;  /* go on from the newest whole checkpoint in options->out */
 } carry_train_hooks;
 
 /* A collective; the options are the same on every rank. CARRY_EINTERRUPTED after Ctrl-C, with everything saved. */

@@ -4,7 +4,7 @@ enable_language(CXX)
 find_package(Python3 REQUIRED COMPONENTS Interpreter)
 set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
 set(emulated ${CMAKE_BINARY_DIR}/emulated)
-file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/device/*.cu src/ops/*.cu src/scan/*.cu
+file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/device/*.cu src/ops/*.cu src/comm/*.cu src/scan/*.cu
      src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh)
 list(FILTER cuda_files EXCLUDE REGEX "hopper|delta/cuda/chunk_|ops/cuda/blaslt|device/(cuda_activity|gpu)\\.cu$")
 foreach(file ${cuda_files})

@@ -30,7 +30,8 @@ typedef struct carry_dit_train_report {
     double left;                 /* seconds */
 } carry_dit_train_report;
 
-/* For rank 0, except stop, which each rank asks. Any may be NULL. */
+/* Called on rank 0, except stop, which each rank asks; given alike on every rank. Any may be NULL; nothing is evaluated
+   where neither evaluated nor a metric of the sink is there. */
 typedef struct carry_dit_train_hooks {
     carry_sink sink;
     bool (*stop)(void);
