@@ -1,13 +1,14 @@
 /* Convolutions of bf16 pictures by the instructions of Hopper GPUs.
 
-   A block makes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread tells the copy
-   engine what to bring: for an input, a pixel of the window and some of the channels, the patch of the picture that is
-   shifted by that pixel, a tile as it lies in memory, and the weights that belong to it. Two warpgroups multiply, half of
-   the patch each, from shared memory, and keep their sums in registers. The frame of zeros is the padding, and what a
-   patch has outside of the picture comes as zeros and is not written.
+   A block makes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread tells the
+   copy engine what to bring, as it lies in memory: for an input, a column of the window and some of the channels, the
+   patch of the picture that is shifted by that column, with the rows above and below that the window sees; and for each
+   row of the window, its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their
+   sums in registers; a row of the window is a shift by 16 pixels there. So a picture is brought three times and not
+   nine. Its frame of zeros is the padding, and what a patch has outside of it comes as zeros and is not written.
 
-   Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine); a stage
-   of the pipeline holds BANDS of them. */
+   Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine), BANDS of
+   them at a time. */
 #include "ops/cuda/conv2d.cuh"
 
 #include "device/hopper.cuh"
@@ -26,17 +27,53 @@ struct maps {
     int patches_x, column_tiles;
 };
 
-/* BLOCKS: of 64 pixels that a warpgroup has. RESIDENT: blocks of threads that share a multiprocessor. */
-template <int COLUMNS_, int BLOCKS_, int BAND_, int BANDS_, int STAGES_, int RESIDENT_> struct shape {
-    static constexpr int COLUMNS = COLUMNS_, BLOCKS = BLOCKS_, BAND = BAND_, BANDS = BANDS_, STAGES = STAGES_;
-    static constexpr int RESIDENT = RESIDENT_, HEIGHT = 8 * BLOCKS, PIXELS = 128 * BLOCKS;
+/* BLOCKS: of 64 pixels that a warpgroup has. PATCHES, WEIGHTS: of them, that shared memory holds. RESIDENT: blocks of
+   threads that share a multiprocessor. */
+template <int COLUMNS_, int BLOCKS_, int BAND_, int BANDS_, int PATCHES_, int WEIGHTS_, int RESIDENT_> struct shape {
+    static constexpr int COLUMNS = COLUMNS_, BLOCKS = BLOCKS_, BAND = BAND_, BANDS = BANDS_;
+    static constexpr int PATCHES = PATCHES_, WEIGHTS = WEIGHTS_, RESIDENT = RESIDENT_;
+    static constexpr int HEIGHT = 8 * BLOCKS;
     /* Where sums need many registers, a warpgroup copies, and gives its registers to the others. */
     static constexpr int THREADS = MULTIPLY + (RESIDENT == 1 ? 128 : 32);
     static constexpr int ROW = BAND * 2; /* bytes */
-    static constexpr int A_BAND = PIXELS * ROW, B_BAND = COLUMNS * ROW;
-    static constexpr int A_BYTES = A_BAND * BANDS, B_BYTES = B_BAND * BANDS;
-    static constexpr int STAGE = A_BYTES + (B_BYTES + 1023) / 1024 * 1024;
-    static constexpr int SHARED = HEADER + 1024 + STAGES * STAGE; /* 1024 to align */
+    static constexpr int PATCH_BYTES = (HEIGHT + 2) * PATCH_WIDTH * ROW * BANDS; /* at most */
+    static constexpr int WEIGHT_BAND = COLUMNS * ROW, WEIGHT_BYTES = WEIGHT_BAND * BANDS;
+    static constexpr int WEIGHT_ROOM = (WEIGHT_BYTES + 1023) / 1024 * 1024;
+    static constexpr int SHARED = HEADER + 1024 + PATCHES * PATCH_BYTES + WEIGHTS * WEIGHT_ROOM; /* 1024 to align */
+};
+
+/* A ring of tiles in shared memory: where the next one is, and which round of its barriers. */
+template <int COUNT> struct turn {
+    int at, parity;
+    __device__ __forceinline__ void next() {
+        if (++at == COUNT) {
+            at = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* Addresses in shared memory. Barriers of patches come first, then those of weights; of each, full and empty. */
+template <typename S> struct layout {
+    uint32_t base;
+    __device__ __forceinline__ uint32_t patch_full(int i) const {
+        return base + 8 * i;
+    }
+    __device__ __forceinline__ uint32_t patch_empty(int i) const {
+        return base + 8 * (S::PATCHES + i);
+    }
+    __device__ __forceinline__ uint32_t weight_full(int i) const {
+        return base + 8 * (2 * S::PATCHES + i);
+    }
+    __device__ __forceinline__ uint32_t weight_empty(int i) const {
+        return base + 8 * (2 * S::PATCHES + S::WEIGHTS + i);
+    }
+    __device__ __forceinline__ uint32_t patch(int i) const {
+        return base + HEADER + i * S::PATCH_BYTES;
+    }
+    __device__ __forceinline__ uint32_t weight(int i) const {
+        return base + HEADER + S::PATCHES * S::PATCH_BYTES + i * S::WEIGHT_ROOM;
+    }
 };
 
 static __device__ __forceinline__ void copy_patch(uint32_t to, const CUtensorMap *map, int x, int y, int band,
@@ -61,69 +98,86 @@ template <int ROW> static __device__ __forceinline__ uint64_t operand(uint32_t a
            (uint64_t)(ROW == 128 ? 1 : 2) << 62;
 }
 
-template <typename S> static __device__ __forceinline__ int steps_of(const conv2d_job &job) {
-    int steps = 0;
+/* Patches that a block needs. */
+template <typename S> static __device__ __forceinline__ int patches_of(const conv2d_job &job) {
+    int patches = 0;
     for (int i = 0; i < job.inputs; i++) {
-        steps += job.channels[i] / (S::BAND * S::BANDS) * job.window.side * job.window.side;
+        patches += job.channels[i] / (S::BAND * S::BANDS) * job.window.side;
     }
-    return steps;
+    return patches;
 }
 
 /* One thread: all that the products of this block need. */
 template <typename S>
-static __device__ __forceinline__ void bring(const maps &m, uint32_t full, uint32_t empty, uint32_t tiles, int x, int y,
-                                             int row) {
+static __device__ __forceinline__ void bring(const maps &m, const layout<S> &l, int x, int y, int row) {
     const conv2d_job &job = m.job;
-    int stage = 0, parity = 1, place = 0; /* place: bands before, in a row of the weights */
+    const int side = job.window.side;
+    const int patch_bytes = (S::HEIGHT + side - 1) * PATCH_WIDTH * S::ROW * S::BANDS;
+    turn<S::PATCHES> patch = {0, 1};
+    turn<S::WEIGHTS> weight = {0, 1};
+    int before = 0; /* bands of the inputs before, in a row of the weights */
     for (int input = 0; input < job.inputs; input++) {
         const int bands = job.channels[input] / S::BAND;
-        for (int pixel = 0; pixel < job.window.side * job.window.side; pixel++) {
-            for (int band = 0; band < bands; band += S::BANDS, place += S::BANDS) {
-                const uint32_t to = tiles + stage * S::STAGE;
-                barrier_wait(empty + 8 * stage, parity);
-                barrier_expect(full + 8 * stage, S::A_BYTES + S::B_BYTES);
-                copy_patch(to, &m.from[input], x + pixel % job.window.side, y + pixel / job.window.side, band,
-                           full + 8 * stage);
-                copy_weights(to + S::A_BYTES, &m.w, row, place, full + 8 * stage);
-                if (++stage == S::STAGES) {
-                    stage = 0;
-                    parity ^= 1;
+        for (int column = 0; column < side; column++) {
+            for (int band = 0; band < bands; band += S::BANDS) {
+                barrier_wait(l.patch_empty(patch.at), patch.parity);
+                barrier_expect(l.patch_full(patch.at), patch_bytes);
+                copy_patch(l.patch(patch.at), &m.from[input], x + column, y, band, l.patch_full(patch.at));
+                patch.next();
+                for (int r = 0; r < side; r++) {
+                    barrier_wait(l.weight_empty(weight.at), weight.parity);
+                    barrier_expect(l.weight_full(weight.at), S::WEIGHT_BYTES);
+                    copy_weights(l.weight(weight.at), &m.w, row, before + (r * side + column) * bands + band,
+                                 l.weight_full(weight.at));
+                    weight.next();
                 }
             }
         }
+        before += side * side * bands;
     }
 }
 
 template <typename S>
-static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUMNS / 2], int steps, uint32_t full,
-                                                uint32_t empty, uint32_t tiles, int group) {
-    int stage = 0, parity = 0, before = 0;
-    for (int i = 0; i < steps; i++) {
-        const uint32_t a = tiles + stage * S::STAGE + group * S::BLOCKS * 64 * S::ROW;
-        const uint32_t b = tiles + stage * S::STAGE + S::A_BYTES;
-        barrier_wait(full + 8 * stage, parity);
-        products_begin();
+static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUMNS / 2], const conv2d_job &job,
+                                                const layout<S> &l, int group) {
+    const int side = job.window.side, patches = patches_of<S>(job);
+    const int patch_band = (S::HEIGHT + side - 1) * PATCH_WIDTH * S::ROW;
+    turn<S::PATCHES> patch = {0, 0};
+    turn<S::WEIGHTS> weight = {0, 0};
+    int last_patch = -1, last_weight = -1; /* of the products that are not over yet */
+    for (int i = 0; i < patches; i++) {
+        barrier_wait(l.patch_full(patch.at), patch.parity);
+        for (int r = 0; r < side; r++) {
+            const uint32_t a = l.patch(patch.at) + (group * S::BLOCKS * 64 + r * PATCH_WIDTH) * S::ROW;
+            const uint32_t b = l.weight(weight.at);
+            barrier_wait(l.weight_full(weight.at), weight.parity);
+            products_begin();
 #pragma unroll
-        for (int band = 0; band < S::BANDS; band++) {
+            for (int band = 0; band < S::BANDS; band++) {
 #pragma unroll
-            for (int k = 0; k < S::BAND / 16; k++) {
+                for (int k = 0; k < S::BAND / 16; k++) {
 #pragma unroll
-                for (int block = 0; block < S::BLOCKS; block++) {
-                    product_both(sum[block], operand<S::ROW>(a + band * S::A_BAND + block * 64 * S::ROW + k * 32),
-                                 operand<S::ROW>(b + band * S::B_BAND + k * 32), 1);
+                    for (int block = 0; block < S::BLOCKS; block++) {
+                        product_both(sum[block], operand<S::ROW>(a + band * patch_band + block * 64 * S::ROW + k * 32),
+                                     operand<S::ROW>(b + band * S::WEIGHT_BAND + k * 32), 1);
+                    }
                 }
             }
+            products_commit();
+            products_wait<1>(); /* those before are over */
+            if (threadIdx.x % 128 == 0) {
+                if (last_weight >= 0) {
+                    barrier_arrive(l.weight_empty(last_weight));
+                }
+                if (last_patch >= 0) {
+                    barrier_arrive(l.patch_empty(last_patch));
+                }
+            }
+            last_weight = weight.at;
+            last_patch = r + 1 == side ? patch.at : -1;
+            weight.next();
         }
-        products_commit();
-        products_wait<1>(); /* those of the stage before are over */
-        if (i > 0 && threadIdx.x % 128 == 0) {
-            barrier_arrive(empty + 8 * before);
-        }
-        before = stage;
-        if (++stage == S::STAGES) {
-            stage = 0;
-            parity ^= 1;
-        }
+        patch.next();
     }
     products_wait<0>();
 }
@@ -184,15 +238,18 @@ template <typename S>
 __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(const __grid_constant__ maps m) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char shared[];
-    const uint32_t base = (shared_address(shared) + 1023) & ~1023u;
-    const uint32_t full = base, empty = base + 8 * S::STAGES, tiles = base + HEADER;
+    const layout<S> l = {(shared_address(shared) + 1023) & ~1023u};
     const int tile = (int)blockIdx.x % m.column_tiles, patch = (int)blockIdx.x / m.column_tiles;
     const int phase = (int)blockIdx.z, first = tile * S::COLUMNS;
     const int x = patch % m.patches_x * PATCH_WIDTH, y = patch / m.patches_x * S::HEIGHT;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < S::STAGES; i++) {
-            barrier_init(full + 8 * i, 1);
-            barrier_init(empty + 8 * i, 2);
+        for (int i = 0; i < S::PATCHES; i++) {
+            barrier_init(l.patch_full(i), 1);
+            barrier_init(l.patch_empty(i), 2);
+        }
+        for (int i = 0; i < S::WEIGHTS; i++) {
+            barrier_init(l.weight_full(i), 1);
+            barrier_init(l.weight_empty(i), 2);
         }
         fence_async();
     }
@@ -203,8 +260,7 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(
         }
         if (threadIdx.x == MULTIPLY) {
             const conv2d_window &w = m.job.window;
-            bring<S>(m, full, empty, tiles, x + w.start + phase % 2, y + w.start + phase / 2,
-                     phase * m.job.out + first);
+            bring<S>(m, l, x + w.start + phase % 2, y + w.start + phase / 2, phase * m.job.out + first);
         }
     } else {
         if constexpr (S::RESIDENT == 1) {
@@ -212,7 +268,7 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(
         }
         const int group = (int)threadIdx.x / 128;
         float sum[S::BLOCKS][S::COLUMNS / 2] = {};
-        multiply<S>(sum, steps_of<S>(m.job), full, empty, tiles, group);
+        multiply<S>(sum, m.job, l, group);
 #pragma unroll
         for (int block = 0; block < S::BLOCKS; block++) {
             keep_below(sum[block]);
@@ -221,6 +277,10 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(
     }
 #endif
 }
+
+typedef shape<192, 2, 64, 1, 2, 6, 1> wide_shape;
+typedef shape<192, 1, 64, 1, 3, 6, 1> flat_shape;
+typedef shape<128, 1, 64, 1, 2, 4, 2> narrow_shape;
 
 typedef decltype(&cuTensorMapEncodeTiled) encoder;
 
@@ -263,7 +323,7 @@ template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job,
         const cuuint64_t c = (cuuint64_t)job.channels[i], width = (cuuint64_t)job.x_width;
         const cuuint64_t sizes[] = {S::BAND, width, (cuuint64_t)job.x_height, c / S::BAND};
         const cuuint64_t strides[] = {c * 2, width * c * 2, S::ROW};
-        const cuuint32_t box[] = {S::BAND, PATCH_WIDTH, S::HEIGHT, S::BANDS};
+        const cuuint32_t box[] = {S::BAND, PATCH_WIDTH, (cuuint32_t)(S::HEIGHT + job.window.side - 1), S::BANDS};
         CARRY_TRY(encode_map(ctx, &m.from[i], job.from[i], 4, sizes, strides, box, at.ordinal));
     }
     const cuuint64_t sizes[] = {S::BAND, (cuuint64_t)job.out * job.window.phases, (cuuint64_t)job.depth / S::BAND};
@@ -287,7 +347,7 @@ bool works(int ordinal) {
               cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
               minor == 0;
     /* The kernels are empty but in code for sm_90a, which a build may be without: then they need few registers. */
-    is = is && cudaFuncGetAttributes(&attributes, conv2d_hopper_kernel<shape<192, 2, 64, 1, 4, 1>>) == cudaSuccess &&
+    is = is && cudaFuncGetAttributes(&attributes, conv2d_hopper_kernel<wide_shape>) == cudaSuccess &&
          attributes.numRegs > 64;
     (void)cudaGetLastError();
     return is;
@@ -304,7 +364,7 @@ int units_of(int ordinal) {
 template <typename S> double cost(const conv2d_job &job, int units, double rate) {
     const double patches = ceil((double)job.width / PATCH_WIDTH) * ceil((double)job.height / S::HEIGHT);
     const double blocks = patches * ceil((double)job.out / S::COLUMNS) * job.window.phases;
-    return ceil(blocks / (units * S::RESIDENT)) * S::RESIDENT * S::PIXELS * S::COLUMNS / rate;
+    return ceil(blocks / (units * S::RESIDENT)) * S::RESIDENT * 128 * S::BLOCKS * S::COLUMNS / rate;
 }
 
 } // namespace
@@ -324,25 +384,25 @@ carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const pl
         return CARRY_OK;
     }
     if (job.out <= 8) {
-        return by_64   ? launch<shape<8, 2, 64, 1, 3, 2>>(ctx, job, at)
-               : by_96 ? launch<shape<8, 2, 32, 3, 2, 2>>(ctx, job, at)
-                       : launch<shape<8, 2, 32, 1, 4, 2>>(ctx, job, at);
+        return by_64   ? launch<shape<8, 2, 64, 1, 2, 8, 2>>(ctx, job, at)
+               : by_96 ? launch<shape<8, 1, 32, 3, 3, 6, 2>>(ctx, job, at)
+                       : launch<shape<8, 2, 32, 1, 4, 8, 2>>(ctx, job, at);
     }
     if (!by_64) {
-        return by_96 ? launch<shape<96, 2, 32, 3, 3, 1>>(ctx, job, at) : launch<shape<64, 1, 32, 1, 4, 2>>(ctx, job, at);
+        return by_96 ? launch<shape<96, 2, 32, 3, 2, 6, 1>>(ctx, job, at)
+                     : launch<shape<64, 1, 32, 1, 4, 6, 2>>(ctx, job, at);
     }
     if (job.out <= 64) {
-        return launch<shape<64, 1, 64, 1, 4, 2>>(ctx, job, at);
+        return launch<shape<64, 1, 64, 1, 3, 6, 2>>(ctx, job, at);
     }
     if (job.out <= 96) {
-        return launch<shape<96, 2, 64, 1, 4, 1>>(ctx, job, at);
+        return launch<shape<96, 2, 64, 1, 2, 8, 1>>(ctx, job, at);
     }
-    const double wide = cost<shape<192, 2, 64, 1, 4, 1>>(job, units, 1.0);
-    const double flat = cost<shape<192, 1, 64, 1, 4, 1>>(job, units, 0.85);
-    const double narrow = cost<shape<128, 1, 64, 1, 3, 2>>(job, units, 0.75);
+    const double wide = cost<wide_shape>(job, units, 1.0);
+    const double flat = cost<flat_shape>(job, units, 0.9);
+    const double narrow = cost<narrow_shape>(job, units, 0.8);
     if (wide <= flat && wide <= narrow) {
-        return launch<shape<192, 2, 64, 1, 4, 1>>(ctx, job, at);
+        return launch<wide_shape>(ctx, job, at);
     }
-    return flat <= narrow ? launch<shape<192, 1, 64, 1, 4, 1>>(ctx, job, at)
-                          : launch<shape<128, 1, 64, 1, 3, 2>>(ctx, job, at);
+    return flat <= narrow ? launch<flat_shape>(ctx, job, at) : launch<narrow_shape>(ctx, job, at);
 }
