@@ -13,8 +13,10 @@
 
 #include "carry/nn.h"
 #include "carry/ops.h"
+#include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
+#include "ops/picture.h"
 #include "ops/sampler.h"
 
 #ifdef __cplusplus
@@ -90,9 +92,13 @@ extern "C" {
     X(adamw_step, "f32",                                                                                               \
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \
-    X(conv2d_pack, "f32",                                                                                              \
+    X(conv2d_pack, "f32 bf16",                                                                                         \
       (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                    \
-    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                 \
+    X(conv2d, "f32 bf16", (carry_ctx * ctx, const carry_conv2d_args *args))                                            \
+    X(picture_read, CARRY_REAL, (carry_ctx * ctx, carry_tensor picture, carry_tensor planes, carry_picture_map map))   \
+    X(picture_write, CARRY_REAL, (carry_ctx * ctx, carry_tensor planes, carry_tensor picture, carry_picture_map map))  \
+    X(picture_bytes, "f32 bf16", (carry_ctx * ctx, unsigned char *bytes, carry_tensor picture, carry_picture_map map)) \
+    X(rms_norm_silu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, float eps))         \
     X(affine, CARRY_REAL,                                                                                              \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b, carry_activation activation,   \
        bool accumulate))                                                                                               \
@@ -119,8 +125,10 @@ typedef struct carry_operators {
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
    operator's name, when there is no such device or it has no operators. */
-carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operators, const char *name, int device,
-                                int *ordinal);
+carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
+                                int device, int *ordinal);
+#define carry_operators_of(ctx, operators, name, device, ordinal) \
+    carry_operators_at(ctx, operators, name, CARRY_PLACE, device, ordinal)
 carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
 
 /* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */
