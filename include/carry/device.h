@@ -96,6 +96,11 @@ CARRY_API carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event 
 CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from,
                                            carry_event *to);
 CARRY_API void carry_event_free(carry_ctx *ctx, int device, carry_event *event);
+/* What the stream of `device` is given from now on starts after the last record of the event, which may be of another
+   stream, device or context; the CPU does not wait. An event that was never recorded is no obstacle. */
+CARRY_API carry_status carry_stream_after(carry_ctx *ctx, int device, carry_stream *stream, carry_event *event);
+/* *done is 1 when the last record of the event has happened, else 0. Never waits. */
+CARRY_API carry_status carry_event_test(carry_ctx *ctx, int device, carry_event *event, int *done);
 
 /* A graph is a piece of a stream that was recorded instead of run, and is launched as a whole, many times, for the
    price of one launch. Between begin and end, work put into the stream is recorded with its pointers; nothing runs. Run

@@ -122,10 +122,12 @@ static int parse(stream_desk *desk, int count, char **arguments) {
     stream_wish *w = &desk->wish;
     const char *trace = NULL; /* found before */
     const cli_option own[] = {
-        {"model", 0, CLI_TEXT, &w->model, "FOLDER", "config.json and model.safetensors, Wan2.1's names"},
+        {"model", 0, CLI_TEXT, &w->model, "FOLDER", "a model as Wan or diffusers lays it out, or a .safetensors file"},
         {"demo", 0, CLI_FLAG, &w->demo, NULL, "the model that comes with carry, models/shapes (the default)"},
         {"config", 0, CLI_TEXT, &w->config, "NAME", "random weights of a known shape: 1.3B, 14B, shapes"},
         {"codec", 0, CLI_TEXT, &w->codec, "FOLDER", "codec of the pictures (the model's subfolder codec, else dct)"},
+        {"text-encoder", 0, CLI_TEXT, &w->text_encoder, "FOLDER",
+         "UMT5 and its tokenizer (the model's text_encoder); none: fixed vectors of words"},
         {"prompt", 'p', CLI_TEXTS, &w->prompts, "TEXT", "what is shown; several are mixed (red circle moving left)"},
         {"transition", 0, CLI_NUMBER, &w->transition, "N", "chunks over which another prompt comes in (4)"},
         {"size", 0, CLI_TEXT, &w->size, "WxH", "size of the pictures in pixels (64x64)"},

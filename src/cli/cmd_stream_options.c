@@ -18,6 +18,22 @@ static int choose_model(stream_desk *desk) {
                : cli_refuse("%s", carry_ctx_error(desk->ctx));
 }
 
+/* The fixed vectors of words are of models that were trained on them, and of random weights. */
+static int choose_text(const stream_desk *desk, carry_pipeline_options *o) {
+    const char *typed = desk->wish.text_encoder;
+    const bool is_none = typed != NULL && strcmp(typed, "none") == 0;
+    if (typed != NULL) {
+        o->text_encoder = is_none ? NULL : typed;
+    }
+    return o->text_encoder != NULL || is_none || !desk->model.needs_text
+               ? CLI_DONE
+               : cli_refuse(
+                     "%s was not trained on fixed vectors of words (it has no words.txt) and has no text_encoder "
+                     "beside it: give --text-encoder FOLDER, a UMT5 encoder with its tokenizer, or "
+                     "--text-encoder none for prompts that mean nothing to it",
+                     desk->model.folder);
+}
+
 static int parse_levels(carry_control_state *state, const char *text) {
     char shown[64];
     const char *at = text;
@@ -148,7 +164,7 @@ static int take_options(stream_desk *desk) {
         return cli_refuse("--depth %lld: 1 to %d envelopes are under way", (long long)w->depth, CARRY_STAGE_DEPTH);
     }
     *o = stream_model_options(&desk->model);
-    o->codec = w->codec;
+    o->codec = w->codec != NULL ? w->codec : o->codec;
     o->chunk = w->chunk >= 0 ? w->chunk : o->chunk;
     o->window = w->window >= 0 ? w->window : o->window;
     o->sink = w->sink >= 0 ? w->sink : o->sink;
@@ -169,7 +185,7 @@ static int take_options(stream_desk *desk) {
     stream_set_recompute(o, (carry_recompute)mode, w->context);
     o->clean_pass = o->clean_pass && !w->no_clean;
     o->with_stage = topology == 0;
-    return code;
+    return code == CLI_DONE ? choose_text(desk, o) : code;
 }
 
 /* What would be of no effect was meant for something. */

@@ -50,7 +50,7 @@ void stream_show_start(stream_desk *desk) {
     if (is_apart) {
         (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
     } else {
-        (void)printf("%d rank%s, all of the mesh: no stage is of its own, so the stages take turns\n", ranks,
+        (void)printf("%d rank%s: no stage has a rank of its own, so the stages take turns\n", ranks,
                      ranks > 1 ? "s" : "");
     }
     (void)fflush(stdout);

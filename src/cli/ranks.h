@@ -34,7 +34,8 @@ int cli_ranks_check(const cli_verb *verb);
 int cli_refuse_ranks(const char *what);
 
 /* CLI_DONE, or after an error message CLI_IMPOSSIBLE: problems of more ranks than there are (lab/collective.h), and
-   unless each rank may have one for itself, problems of one on several. What is no problem is left to whoever opens it.
+   unless each rank may have one for itself, problems of one on several. What is not a problem is refused where it is
+   opened.
  */
 int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
 

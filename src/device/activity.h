@@ -69,7 +69,7 @@ carry_status carry_activity_new(carry_ctx *ctx, carry_activity_log **log, int64_
 void carry_activity_free(carry_activity_log *log);
 
 /* *log stays NULL where there is no GPU, or none whose work can be recorded; it does too after a failure, whose
-   sentence says why kernels are not on the trace. One log at a time in a process. */
+   message says why kernels are not on the trace. One log at a time in a process. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
 /* All that was launched since the start is in the log when this returns, provided that it has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);

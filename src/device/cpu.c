@@ -240,6 +240,22 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
     free(event);
 }
 
+static carry_status stream_after(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event) {
+    (void)ctx;
+    (void)ordinal;
+    (void)stream;
+    (void)event;
+    return CARRY_OK;
+}
+
+static carry_status event_test(carry_ctx *ctx, int ordinal, carry_event *event, int *done) {
+    (void)ctx;
+    (void)ordinal;
+    (void)event;
+    *done = 1;
+    return CARRY_OK;
+}
+
 const carry_backend carry_backend_cpu = {
     .name = "cpu",
     .about = "this machine's cores",
@@ -262,4 +278,6 @@ const carry_backend carry_backend_cpu = {
     .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
+    .stream_after = stream_after,
+    .event_test = event_test,
 };

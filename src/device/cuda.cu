@@ -225,6 +225,24 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
     (void)cudaGetLastError();
 }
 
+static carry_status stream_after(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0), "a stream cannot wait for an event");
+    return CARRY_OK;
+}
+
+static carry_status event_test(carry_ctx *ctx, int ordinal, carry_event *event, int *done) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return CARRY_OK;
+    }
+    CARRY_CUDA_TRY(error, "work before an event failed");
+    *done = 1;
+    return CARRY_OK;
+}
+
 const carry_backend carry_backend_cuda = {
     .name = "cuda",
     .about = "NVIDIA GPUs",
@@ -251,6 +269,8 @@ const carry_backend carry_backend_cuda = {
     .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
+    .stream_after = stream_after,
+    .event_test = event_test,
     .graph_begin = carry_cuda_graph_begin,
     .graph_end = carry_cuda_graph_end,
     .graph_launch = carry_cuda_graph_launch,

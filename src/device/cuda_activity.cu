@@ -272,7 +272,7 @@ static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, 
     }
 }
 
-/* A profile without the operators of its kernels is a profile: failures are passed over. */
+/* A profile without the operators of its kernels is a profile: failures are ignored. */
 static void watch_launches(void) {
     static const CUpti_CallbackId driver[] = {
         CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,

@@ -255,6 +255,17 @@ void carry_event_free(carry_ctx *ctx, int device, carry_event *event) {
     }
 }
 
+carry_status carry_stream_after(carry_ctx *ctx, int device, carry_stream *stream, carry_event *event) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->stream_after(ctx, at.ordinal, stream, event) : no_such(ctx, device);
+}
+
+carry_status carry_event_test(carry_ctx *ctx, int device, carry_event *event, int *done) {
+    place at = find(device);
+    *done = 0;
+    return at.backend != NULL ? at.backend->event_test(ctx, at.ordinal, event, done) : no_such(ctx, device);
+}
+
 carry_status carry_graph_begin(carry_ctx *ctx, int device, carry_stream *stream) {
     place at = find(device);
     if (at.backend == NULL) {

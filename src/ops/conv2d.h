@@ -10,7 +10,7 @@
    A convolution over time as well, of three frames, is one of three pictures whose channels lie side by side: the
    frame, the one before it (past) and the one before that (older).
 
-   Outputs' frames are neither read nor written: whoever makes a picture sets it to zero once. */
+   Outputs' frames are neither read nor written: the maker of a picture sets it to zero once. */
 #ifndef CARRY_OPS_CONV2D_H
 #define CARRY_OPS_CONV2D_H
 

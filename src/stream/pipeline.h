@@ -20,10 +20,11 @@ typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARR
 const char *carry_recompute_name(carry_recompute recompute); /* off, anchor, latent */
 
 typedef struct carry_pipeline_options {
-    const char *model;       /* folder; NULL: random weights of config */
-    const char *codec;       /* folder; NULL: model's subfolder codec where there is one, else dct */
-    carry_dit_config config; /* used when model is NULL */
-    int64_t height, width;   /* of pictures, pixels */
+    const char *model;        /* folder; NULL: random weights of config */
+    const char *codec;        /* folder; NULL: model's subfolder codec where there is one, else dct */
+    const char *text_encoder; /* folder (model/text/prompts.h); NULL: words are fixed random vectors */
+    carry_dit_config config;  /* used when model is NULL */
+    int64_t height, width;    /* of pictures, pixels */
     int64_t chunk, window, sink;
     double shift;
     int device;     /* of the generator, in bf16 where that is a GPU; 0: the CPU, in f32 */

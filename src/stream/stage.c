@@ -67,6 +67,29 @@ static carry_status check_pace(const carry_stage *s) {
     return CARRY_OK;
 }
 
+/* Where the generator is on the same GPU, it needs its weights, the cache and the rows of a chunk: all in 16 bits. */
+static size_t generator_bytes(const carry_stage *s) {
+    const carry_dit_config *c = &s->config;
+    const carry_pipeline_options *o = s->options;
+    const double dim = (double)c->dim;
+    const double weights = (double)c->num_layers * (8.0 * dim * dim + 2.0 * dim * (double)c->ffn_dim);
+    const double tokens = (double)(s->frame / (c->patch[1] * c->patch[2]));
+    const double cache = 2.0 * (double)(o->window * c->num_layers) * tokens * dim;
+    const double rows = (double)o->chunk * tokens * (6.0 * dim + (double)c->ffn_dim);
+    return (size_t)(2.2 * (weights + cache + rows)) + ((size_t)4 << 30);
+}
+
+static carry_status open_prompts(carry_stage *s) {
+    const carry_pipeline_options *o = s->options;
+    return o->text_encoder == NULL ? CARRY_OK
+                                   : carry_prompts_open(s->ctx, &s->prompts,
+                                                        &(carry_prompts_options){.folder = o->text_encoder,
+                                                                                 .text_len = s->config.text_len,
+                                                                                 .text_dim = s->config.text_dim,
+                                                                                 .device = o->device,
+                                                                                 .spare = generator_bytes(s)});
+}
+
 /* How many chunks the stages can have between them at once: what the period is predicted by. */
 static int batches(const carry_stage *s, bool is_apart) {
     const int depth = s->options->depth;
@@ -111,7 +134,8 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     CARRY_TRY(check_pace(s));
     CARRY_TRY(allocate(s));
     CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
-    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim);
+    CARRY_TRY(open_prompts(s));
+    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim, s->prompts);
 }
 
 void carry_stage_close(carry_stage *s) {
@@ -121,6 +145,7 @@ void carry_stage_close(carry_stage *s) {
     carry_codec_free(s->codec);
     carry_codec_free(s->anchor_codec);
     carry_conditioning_free(s->conditioning);
+    carry_prompts_free(s->prompts);
     carry_overlap_free(s->overlap);
     free(s->past);
     free(s->anchor);

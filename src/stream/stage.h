@@ -42,6 +42,7 @@ typedef struct carry_stage {
     int64_t height, width; /* of latents */
     int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
     carry_codec *codec, *anchor_codec;
+    carry_prompts *prompts; /* NULL: words are fixed vectors */
     carry_conditioning *conditioning;
     carry_overlap *overlap;
     carry_control_state state;

@@ -2,7 +2,7 @@
    [B, F, 16, h, w] and the frames [B, n, 3, 8h, 8w] they decode to, all at once (frames) and as a stream (stream0,
    stream1, ...; how many latent frames each took follows from its frames: 1 of the stream's first one, then 4 each);
    and pixels [B, n, 3, H, W] with what they are encoded to (encoded). What is not there is not checked; one of them
-   must be. Everything goes through the codec, as whoever streams uses it. */
+   must be. Everything goes through the codec, as a stream does. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,7 +78,7 @@ static carry_tensor frames_at(const carry_tensor *t, float *data, int64_t b, int
 }
 
 /* Frames of channels, as the file has them, and channels of frames, as a codec has them. */
-static void turn(float *to, const float *from, int64_t outer, int64_t inner, int64_t area) {
+static void transpose(float *to, const float *from, int64_t outer, int64_t inner, int64_t area) {
     for (int64_t i = 0; i < outer * inner; i++) {
         memcpy(to + (i % inner * outer + i / inner) * area, from + i * area, (size_t)area * sizeof *to);
     }
@@ -87,7 +87,7 @@ static void turn(float *to, const float *from, int64_t outer, int64_t inner, int
 static carry_status decode_part(golden_tae *g, const carry_tensor *latents, int64_t b, int64_t from, int64_t count,
                                 carry_tensor frames) {
     carry_tensor part = frames_at(latents, latents->data, b, from, count);
-    turn(g->latents, part.data, count, CHANNELS, part.shape[2] * part.shape[3]);
+    transpose(g->latents, part.data, count, CHANNELS, part.shape[2] * part.shape[3]);
     return carry_codec_decode(g->codec, frames,
                               carry_view_4d(g->latents, CARRY_F32, CHANNELS, count, part.shape[2], part.shape[3]));
 }
@@ -172,7 +172,7 @@ static carry_status check_encoded(golden_tae *g, const carry_tensor *pixels, con
                                              encoded->shape[3], encoded->shape[4]);
         carry_codec_reset(g->codec);
         CARRY_TRY(carry_codec_encode(g->codec, latents, frames_at(pixels, pixels->data, b, 0, pixels->shape[1])));
-        turn(g->made + b * encoded->stride[0], g->latents, CHANNELS, encoded->shape[1], area);
+        transpose(g->made + b * encoded->stride[0], g->latents, CHANNELS, encoded->shape[1], area);
     }
     tell(g, "encoded", encoded, g->made);
     return CARRY_OK;

@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/dit/dit_names.h"
 #include "model/dit/dit_parts.h"
 #include "ops/sampler.h"
 
@@ -155,6 +156,7 @@ static carry_status make(carry_dit *dit, int device, const char *folder, carry_d
         return carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " blocks", blocks);
     }
     CARRY_TRY(carry_parameters_open(dit->ctx, &dit->own, device, blocks * CARRY_DIT_SLOTS + CARRY_DIT_OUTERS));
+    dit->own.other = carry_dit_other_name;
     list_parameters(dit); /* carry_dit_config_check has bounded the sum of them */
     CARRY_TRY(folder != NULL ? carry_parameters_check(&dit->own, folder) : CARRY_OK);
     if (dtype != CARRY_F32) {

@@ -25,7 +25,7 @@ typedef struct carry_dit_train_start {
 typedef struct carry_dit_train_report {
     int64_t step, steps;
     double loss, rate, norm;
-    double videos_per_s, gflops; /* since the last report, of all ranks, without checkpoints and examinations */
+    double videos_per_s, gflops; /* since the last report, of all ranks, without checkpoints and evaluations */
     double memory;               /* bytes that this process holds */
     double left;                 /* seconds */
 } carry_dit_train_report;
