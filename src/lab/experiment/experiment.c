@@ -356,8 +356,7 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
     char *text = NULL;
     size_t length = 0;
-    char shared[CARRY_FILE_PATH];
-    char named[CARRY_FILE_PATH]; /* 044-matmulscan: as carry list experiments shows it */
+    char shared[CARRY_FILE_PATH], named[CARRY_FILE_PATH]; /* named: by 044-matmulscan, as in carry list experiments */
     *experiment = NULL;
     if (strchr(path, '/') == NULL && strchr(path, '.') == NULL && access(path, F_OK) != 0) {
         (void)snprintf(named, sizeof named, "experiments/%.200s.yaml", path);
