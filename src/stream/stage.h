@@ -115,6 +115,8 @@ carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /*
 carry_status carry_stage_open_input(carry_stage *stage, const char *codec);
 void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);
+int carry_stage_weaken(carry_stage *stage,
+                       int steps); /* the levels of stage->step, to the strength: how many are left */
 carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level);
 void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */

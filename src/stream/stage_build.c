@@ -120,11 +120,7 @@ static int steps_of(carry_stage *s) {
     const int64_t n = s->options->batch;
     if (n == 0) {
         memcpy(s->step, s->state.step, sizeof s->step);
-        for (int i = 0; s->input_codec != NULL && i < s->state.steps; i++) { /* from where the video is noised to */
-            const double level = s->options->strength * (double)s->step[i];
-            s->step[i] = level > 1.0 ? (int64_t)(level + 0.5) : 1;
-        }
-        return s->state.steps;
+        return s->input_codec != NULL ? carry_stage_weaken(s, s->state.steps) : s->state.steps;
     }
     if (s->state.steps == n) {
         memcpy(s->step, s->state.step, sizeof s->step);

@@ -2,8 +2,8 @@
 
        x = (1 - s) z + s noise,  s the sampler's sigma of that level,
 
-   so that what is denoised keeps of the video what the noise left (strength 1: nothing). Levels are the model's, times
-   the strength. */
+   so that what is denoised keeps of the video what the noise left (strength 1: nothing). The sigmas of the steps are
+   those of the model's levels, times the strength. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -49,6 +49,20 @@ void carry_stage_close_input(carry_stage *s) {
 
 bool carry_stage_input_is_ready(const carry_stage *s) {
     return s->hooks->is_ready == NULL || s->hooks->is_ready(s->hooks->user, frames_of(s));
+}
+
+int carry_stage_weaken(carry_stage *s, int steps) {
+    const double shift = s->options->shift;
+    int kept = 0;
+    for (int i = 0; i < steps; i++) {
+        const double sigma = s->options->strength * carry_flow_sigma((double)s->step[i], shift);
+        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5); /* of that sigma */
+        level = level > 1 ? level : 1;
+        if (kept == 0 || level < s->step[kept - 1]) { /* levels fall */
+            s->step[kept++] = level;
+        }
+    }
+    return kept;
 }
 
 /* A chunk that the video does not fill ends with its last frame. */
