@@ -34,6 +34,22 @@ frames f --model wan --text-encoder none
 printf '%10000s' x > long
 refused '10000 bytes' stream --model diffusers --chunks 1 -p "$(tr ' ' x < long)"
 
+# Video in, where this build has libjpeg.
+wan='--device cpu --model wan --text-encoder none'
+if "$carry" stream $wan --chunks 3 --record in.avi > out 2>&1; then
+    expect 0 'in.avi: the video has ended' stream $wan --input in.avi --strength 0.5 --out video
+    [ "$(ls video | wc -l)" = 9 ] || fail "of 9 frames $(ls video | wc -l) came out"
+    head -c $(($(wc -c < in.avi) / 2)) in.avi > cut.avi
+    expect 0 'the video ends in the middle of a frame' stream $wan --input cut.avi --record kept.avi
+    [ "$(wc -c < kept.avi)" -gt 1000 ] || fail "what came out of a damaged video was not recorded"
+    expect 2 'not an AVI file' stream $wan --input long
+    expect 2 'there is no video' stream $wan --input nowhere.avi
+    expect 2 'does not capture' stream $wan --input /dev/null
+    refused '--strength 2' stream $wan --input in.avi --strength 2
+else
+    echo "video in: skipped, this build has no libjpeg"
+fi
+
 mv diffusers/tokenizer/spiece.model kept
 expect 2 'has no tokenizer' stream --device cpu --model diffusers --chunks 1
 head -c 5000 kept > diffusers/tokenizer/spiece.model
