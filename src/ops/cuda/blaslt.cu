@@ -311,7 +311,7 @@ static bool can(const carry_device_product *p) {
     return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
            p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
            p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
-           !(p->gelu && p->accumulate);
+           !(p->gelu && p->accumulate) && (p->base == NULL || alignment(p->base) >= alignment(p->c));
 }
 
 extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {
@@ -337,8 +337,9 @@ extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_pro
     }
     const float one = 1.0f;
     const float before = p->accumulate ? 1.0f : 0.0f;
+    const void *base = p->base != NULL && p->accumulate ? p->base : p->c;
     status = lt->call.cublasLtMatmul(lt->handles[ordinal], found->product, &one, p->b, found->b, p->a, found->a,
-                                     &before, p->c, found->c, p->c, found->c, &found->algorithm, workspace,
+                                     &before, base, found->c, p->c, found->c, &found->algorithm, workspace,
                                      found->workspace, (cudaStream_t)p->stream);
     if (status != CUBLAS_STATUS_SUCCESS) {
         return refused(ctx, lt, status, "a product failed", ordinal);
