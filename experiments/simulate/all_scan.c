@@ -77,8 +77,12 @@ static void copy(carry_all_scan_plan *plan, carry_all_scan_view to, carry_all_sc
     charge(8.0 * (double)(heads * rows * columns) / MEMORY);
 }
 
+static void clear(carry_all_scan_plan *plan, void *bytes, size_t count) {
+    (void)plan, (void)bytes, (void)count;
+}
+
 static const carry_all_scan_arith charged = {
-    .apply = apply, .compose = compose, .copy = copy, .pack = pack, .unpack = unpack};
+    .apply = apply, .compose = compose, .copy = copy, .pack = pack, .unpack = unpack, .clear = clear};
 
 static carry_tensor view(char *memory, int64_t heads, int64_t rows, int64_t columns) {
     return columns > 0 ? carry_view_3d(memory, CARRY_F32, heads, rows, columns)

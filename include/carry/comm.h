@@ -2,13 +2,14 @@
 
    Kinds. "self" is one rank alone; "threads" are ranks that are threads of one process (carry_comm_threads starts
    them); "mpi" are processes that mpirun or srun started. What is written over a communicator does not know its kind.
-   "nccl" moves memory of GPUs, one of each rank, and is opened over a communicator of another kind; it differs, see
-   below.
+   "peer", "staged" and "nccl" move memory of GPUs and are opened over a communicator of one of those kinds, with the
+   same ranks: "peer" between threads of one process, which may share a GPU; "staged" through pinned memory, over any
+   kind; "nccl" with a GPU for each rank. They differ, see below.
 
    Ownership. A communicator is used by the one thread that opened it, with the context it was opened with, which
    outlives it. Buffers and requests are the caller's; from the start of an operation until it has been waited for they
    stay where they are, what is sent is not written and what is received is not touched. Buffers are memory of the CPU,
-   with "nccl" of options->device.
+   with kinds of GPUs of options->device.
 
    Order. Messages between two ranks with the same tag arrive in the order they were sent; a receive names its sender,
    so which message it gets never depends on timing. A receive asks for exactly the bytes that were sent. A send may
@@ -23,6 +24,11 @@
    same one: the other ranks are told, and every wait of theirs, now or later, ends with CARRY_EPEER and the first
    message. (A process that was killed cannot tell: the others then end at their deadline.) An argument that is refused
    (CARRY_EARGUMENT) ends nothing.
+
+   Peer and staged. An operation starts after what the context's stream of that GPU has been given when it is posted,
+   and when it has been waited for its result is there for what that stream is given next: streams are ordered by
+   events, and the CPU waits for the other rank's CPU, not for GPUs. Tags, sizes, deadlines and the order of sums are
+   those of the kind below. They cannot be split.
 
    NCCL. Operations start after what the context's stream of that GPU has been given, and have happened when they have
    been waited for. NCCL has no tags and does not compare sizes: messages between two ranks are matched in the order
@@ -53,13 +59,20 @@ struct carry_rank; /* one rank of carry_comm_threads; the library's */
 typedef struct carry_comm_options {
     double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
     const char *agreement;         /* what must be the same on all ranks (shapes, type, algorithm); NULL: nothing */
-    int device;                    /* where buffers are: "nccl": a GPU; other kinds: 0 */
+    int device;                    /* where buffers are: a GPU for "peer", "staged" and "nccl"; other kinds: 0 */
     const struct carry_rank *rank; /* "threads": which one this is; other kinds: NULL */
-    carry_comm *over;              /* "nccl": of the same ranks and context, used while opening; NULL: one rank alone */
+    carry_comm *over;              /* kinds of GPUs: of the same ranks and context, and outlives the new one; "nccl":
+                                      used while opening, NULL: one rank alone */
 } carry_comm_options;
 
-typedef enum carry_reduce_type { CARRY_REDUCE_F32, CARRY_REDUCE_F64, CARRY_REDUCE_I64 } carry_reduce_type;
-/* Sums of i64 wrap around. The maximum of anything and NaN is NaN. */
+typedef enum carry_reduce_type {
+    CARRY_REDUCE_F32,
+    CARRY_REDUCE_F64,
+    CARRY_REDUCE_I64,
+    CARRY_REDUCE_BF16
+} carry_reduce_type;
+/* Sums of i64 wrap around; sums of bf16 are added in f32 and rounded after every rank. The maximum of anything and NaN
+ * is NaN. */
 typedef enum carry_reduce { CARRY_REDUCE_SUM, CARRY_REDUCE_MAX } carry_reduce;
 
 /* An operation under way. All zero: none, and waiting for it returns at once. The fields are the library's. */

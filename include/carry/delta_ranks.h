@@ -13,7 +13,10 @@
    written where one ends and left alone elsewhere; of their gradients likewise. Not packed: the batch's sequences all
    start in the first rank that has tokens and end in the last one. A sequence that has no tokens starts and ends in
    the rank where its first token would be (behind all tokens: the last rank that has any; rank 0 when there are none at
-   all). */
+   all).
+
+   On a GPU the problem's device is the communicator's ("peer", "staged" or "nccl", comm.h), all heads are one group,
+   and calls return when their work is in the context's stream, except that they wait for other ranks' CPUs. */
 #ifndef CARRY_DELTA_RANKS_H
 #define CARRY_DELTA_RANKS_H
 
@@ -52,9 +55,10 @@ CARRY_API carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, c
 CARRY_API carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carry_delta_backward_args *args,
                                                   void *workspace, size_t workspace_bytes);
 
-/* Seconds of the last call, and of those the ones in which this rank waited for others and had nothing to do. */
-CARRY_API double carry_delta_ranks_seconds(const carry_delta_ranks_plan *plan);
-CARRY_API double carry_delta_ranks_exposed(const carry_delta_ranks_plan *plan);
+/* Seconds of the last call, and of those the ones in which this rank waited for others and had nothing to do. On a GPU
+   both are of its stream, by events, and wait for it. */
+CARRY_API double carry_delta_ranks_seconds(carry_delta_ranks_plan *plan);
+CARRY_API double carry_delta_ranks_exposed(carry_delta_ranks_plan *plan);
 
 /* The halo of a causal convolution of width W: `before` ([B, W-1, channels], packed, f32) gets the last W-1 tokens
    before this rank's, over as many ranks as that takes, zeros before the beginning; x is [B, n, channels]. Packed

@@ -88,12 +88,19 @@ CARRY_API void carry_stream_free(carry_ctx *ctx, int device, carry_stream *strea
 CARRY_API carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream);
 CARRY_API carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device); /* NULL for a device that is not there */
 
-/* An event marks a point of a stream. Seconds between two recorded events, once both have happened. */
+/* An event marks a point of a stream. Seconds between two recorded events, once both have happened; wait: until what is
+   before the point is done, whatever follows it. */
 CARRY_API carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device);
 CARRY_API carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream);
+CARRY_API carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event *event);
 CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from,
                                            carry_event *to);
 CARRY_API void carry_event_free(carry_ctx *ctx, int device, carry_event *event);
+/* What the stream of `device` is given from now on starts after the last record of the event, which may be of another
+   stream, device or context; the CPU does not wait. An event that was never recorded is no obstacle. */
+CARRY_API carry_status carry_stream_after(carry_ctx *ctx, int device, carry_stream *stream, carry_event *event);
+/* *done is 1 when the last record of the event has happened, else 0. Never waits. */
+CARRY_API carry_status carry_event_test(carry_ctx *ctx, int device, carry_event *event, int *done);
 
 /* A graph is a piece of a stream that was recorded instead of run, and is launched as a whole, many times, for the
    price of one launch. Between begin and end, work put into the stream is recorded with its pointers; nothing runs. Run

@@ -52,7 +52,14 @@ static carry_status parse_size(carry_ctx *ctx, carry_problem_item *item, const c
     return CARRY_OK;
 }
 
-/* One item between colons: key=value, letters and digits, or a word. */
+/* 2160x5120: numbers with x between them. */
+static bool is_shape(const char *text) {
+    const size_t digits = strspn(text, "0123456789");
+    return digits > 0 && text[digits] == 'x' && strspn(text, "0123456789x") == strlen(text) &&
+           strstr(text, "xx") == NULL && text[strlen(text) - 1] != 'x';
+}
+
+/* One item between colons: key=value, a shape, letters and digits, or a word. */
 static carry_status parse_item(carry_ctx *ctx, carry_problem_item *item, const char *problem, char *text) {
     *item = (carry_problem_item){.number = -1};
     if (*text == '\0') {
@@ -69,6 +76,11 @@ static carry_status parse_item(carry_ctx *ctx, carry_problem_item *item, const c
         }
         (void)snprintf(item->key, sizeof item->key, "%s", text);
         (void)snprintf(item->value, sizeof item->value, "%s", equals + 1);
+        return CARRY_OK;
+    }
+    if (strlen(text) < CARRY_PROBLEM_WORD && is_shape(text)) {
+        (void)snprintf(item->key, sizeof item->key, "shape");
+        (void)snprintf(item->value, sizeof item->value, "%s", text);
         return CARRY_OK;
     }
     if (strlen(text) >= CARRY_PROBLEM_WORD || !is_name(text)) {

@@ -2,6 +2,7 @@
 
        scan:diagonal:f32:b64:t256:n16:w64
        scan:dense:f16:t4096:n64:w1:algo=cyclic
+       allreduce:bf16:2160x5120:p2              2160x5120 is shape=2160x5120
 
    One parser serves check, bench, plan and experiments. It knows the form only; a family says which words, sizes and
    keys it has by asking for them, and carry_problem_finish refuses what nobody asked for. */

@@ -161,6 +161,7 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "add work to stage 0, for experiments"},
         {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "add work to stage 1"},
         CLI_DEVICE_OPTION(&w->device),
+        {"no-graphs", 0, CLI_FLAG, &w->no_graphs, NULL, "on a GPU, launch kernels one by one, for measurements"},
         {"gate", 0, CLI_FLAG, &w->gate, NULL, "exit with 1 when the overlap score is below 0.30"},
         {"trace", 0, CLI_TEXT, &trace, "FILE", "a trace of it all, as carry profile writes them"},
         {"supervise", 0, CLI_FLAG, &w->supervise, NULL, "start it again, at a hard cut, when it dies"},

@@ -12,7 +12,7 @@ typedef struct stream_wish {
     cli_texts prompts;
     const char *model, *config, *codec, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
-    bool demo, serve, headless, gate, supervise, no_clean, overwrite;
+    bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
     int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
     double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
 } stream_wish;

@@ -156,6 +156,7 @@ static int take_options(stream_desk *desk) {
     o->depth = (int)w->depth;
     o->chunks = w->chunks;
     o->batch = w->batch;
+    o->no_graphs = w->no_graphs;
     o->slow_stage0 = 1e-3 * w->slow_stage0;
     o->slow_stage1 = 1e-3 * w->slow_stage1;
     o->fps = !isnan(w->fps) ? w->fps : w->serve || w->record != NULL ? 16.0 : 0.0;
@@ -209,6 +210,14 @@ static int take_token(stream_desk *desk) {
     return CLI_DONE;
 }
 
+/* On a GPU stage 0 is a rank of its own, a thread with a stream of its own, unless ranks or a topology were typed:
+   frames are decoded while the next chunk is denoised. */
+static void choose_ranks(const stream_desk *desk) {
+    if (desk->options.device != 0 && desk->options.with_stage && cli_process_rank() < 0 && cli_ranks_asked() == 0) {
+        cli_set_ranks(2);
+    }
+}
+
 /* A mesh of several ranks is on the CPU: where nothing was typed it decides. */
 static int choose_device(stream_desk *desk) {
     const int ranks = cli_ranks();
@@ -222,11 +231,14 @@ static int choose_device(stream_desk *desk) {
 
 int stream_prepare(stream_desk *desk) {
     carry_dit_config config;
-    const int ranks = cli_ranks();
     int code = refuse_idle(&desk->wish);
     code = code == CLI_DONE ? choose_model(desk) : code;
     code = code == CLI_DONE ? take_options(desk) : code;
     code = code == CLI_DONE ? choose_device(desk) : code;
+    if (code == CLI_DONE) {
+        choose_ranks(desk);
+    }
+    const int ranks = cli_ranks();
     if (code == CLI_DONE && ranks > 0 && carry_pipeline_check(desk->ctx, &desk->options, &config, ranks) != CARRY_OK) {
         code = cli_refuse("%s", carry_ctx_error(desk->ctx));
     }

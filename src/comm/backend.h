@@ -1,5 +1,5 @@
 /* The table of communicator kinds: one const struct each, a way to move bytes between the ranks of the whole run.
-   table.c is the only list. Ranks in a part of it, collectives, deadlines and sentences are written once above it
+   table.c is the only list. Ranks in a part of it, collectives, deadlines and error messages are written once above it
    (comm.c, collectives.c). */
 #ifndef CARRY_COMM_BACKEND_H
 #define CARRY_COMM_BACKEND_H
@@ -87,10 +87,12 @@ struct carry_comm {
     size_t scratch_bytes;
     carry_request *requests; /* [2 size], for collectives */
     int *members;            /* [size], ranks on the wire */
+    carry_comm *over;        /* the one that a kind of GPUs was opened over; else NULL */
     const char *barred;      /* why there are no collectives now (rates.h), or NULL; the caller's */
 };
 
-extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_nccl;
+extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_nccl, carry_comm_peer,
+    carry_comm_staged;
 
 /* NULL: there is none of this name in this build. */
 const carry_comm_kind *carry_comm_find(const char *name);
@@ -131,6 +133,13 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 
 /* A communicator on this wire, which it counts itself a user of. */
 carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire, int rank, int size, int group);
+
+void carry_comm_free_scratch(carry_comm *comm); /* collectives.c */
+
+/* cuda/reduce.cu: rows is [size, count]; the first becomes the reduction of all, in their order, on the context's
+   stream. */
+carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
+                                           carry_reduce_type type, carry_reduce reduce);
 
 /* Compares version, build and agreement string. */
 carry_status carry_comm_handshake(carry_comm *comm, const char *agreement);

@@ -93,6 +93,30 @@ static carry_status run(carry_comm *comm, const exchange *x) {
     return carry_comm_wait_all(comm, comm->requests, 2 * (comm->size - 1), &deadline);
 }
 
+/* bf16 is added in f32 and rounded after every rank. */
+static float bf16_value(uint16_t x) {
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+static uint16_t bf16_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (isnan(x)) {
+        return (uint16_t)(bits >> 16 | 0x40u);
+    }
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+static void reduce_bf16(uint16_t *to, const uint16_t *from, int64_t count, carry_reduce reduce) {
+    for (int64_t i = 0; i < count; i++) {
+        const float a = bf16_value(to[i]), b = bf16_value(from[i]);
+        to[i] = bf16_bits(reduce == CARRY_REDUCE_SUM ? a + b : b > a || isnan(b) ? b : a);
+    }
+}
+
 static void reduce_f32(float *to, const float *from, int64_t count, carry_reduce reduce) {
     for (int64_t i = 0; i < count; i++) {
         to[i] = reduce == CARRY_REDUCE_SUM ? to[i] + from[i] : from[i] > to[i] || isnan(from[i]) ? from[i] : to[i];
@@ -124,20 +148,58 @@ static void reduce_into(void *to, const void *from, int64_t count, carry_reduce_
     case CARRY_REDUCE_I64:
         reduce_i64(to, from, count, reduce);
         break;
+    case CARRY_REDUCE_BF16:
+        reduce_bf16(to, from, count, reduce);
+        break;
     }
+}
+
+/* rows: [size, count] in the communicator's memory; the first becomes the reduction of all, in their order. */
+static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t count, size_t element,
+                                carry_reduce_type type, carry_reduce reduce) {
+    if (comm->wire->device > 0) {
+        return carry_comm_reduce_rows_on_gpu(comm->ctx, comm->wire->device, rows, comm->size, count, type, reduce);
+    }
+    for (int rank = 1; rank < comm->size; rank++) {
+        reduce_into(rows, (const char *)rows + (size_t)(rank * count) * element, count, type, reduce);
+    }
+    return CARRY_OK;
+}
+
+/* In the communicator's memory: on a GPU, in the context's stream. */
+static carry_status move(const carry_comm *comm, void *to, const void *from, size_t bytes) {
+    const int device = comm->wire->device;
+    if (bytes == 0 || to == from) {
+        return CARRY_OK;
+    }
+    if (device > 0) {
+        return carry_device_copy(comm->ctx, to, device, from, device, bytes, carry_ctx_stream(comm->ctx, device));
+    }
+    memcpy(to, from, bytes);
+    return CARRY_OK;
 }
 
 static carry_status check_reduction(carry_ctx *ctx, const char *operation, int64_t count, int parts,
                                     carry_reduce_type type, carry_reduce reduce, size_t *element) {
-    if ((unsigned)type > CARRY_REDUCE_I64 || (unsigned)reduce > CARRY_REDUCE_MAX) {
+    if ((unsigned)type > CARRY_REDUCE_BF16 || (unsigned)reduce > CARRY_REDUCE_MAX) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s: type %d and reduction %d are not both known", operation, (int)type,
                           (int)reduce);
     }
-    *element = type == CARRY_REDUCE_F32 ? 4 : 8;
+    *element = type == CARRY_REDUCE_BF16 ? 2 : type == CARRY_REDUCE_F32 ? 4 : 8;
     if (count < 0 || count > INT64_MAX / 16 / parts) {
         return carry_fail(ctx, CARRY_ESIZE, "%s: %lld elements", operation, (long long)count);
     }
     return CARRY_OK;
+}
+
+void carry_comm_free_scratch(carry_comm *comm) {
+    if (comm->scratch != NULL && comm->wire->device > 0) {
+        carry_device_free(comm->ctx, comm->wire->device, comm->scratch);
+    } else {
+        free(comm->scratch);
+    }
+    comm->scratch = NULL;
+    comm->scratch_bytes = 0;
 }
 
 /* The peers would wait for a rank that has no memory: it tells them. */
@@ -145,8 +207,14 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     if (bytes <= comm->scratch_bytes) {
         return CARRY_OK;
     }
-    free(comm->scratch);
-    comm->scratch = malloc(bytes);
+    carry_comm_free_scratch(comm);
+    if (comm->wire->device > 0) {
+        if (carry_device_alloc(comm->ctx, &comm->scratch, comm->wire->device, bytes) != CARRY_OK) {
+            comm->scratch = NULL;
+        }
+    } else {
+        comm->scratch = malloc(bytes);
+    }
     comm->scratch_bytes = comm->scratch != NULL ? bytes : 0;
     if (comm->scratch == NULL) {
         const carry_status status =
@@ -174,16 +242,13 @@ static carry_status reduce_part(carry_comm *comm, const char *operation, void *o
     if (bytes == 0) {
         return CARRY_OK;
     }
-    memcpy(from_rank + (size_t)comm->rank * bytes, own, bytes);
-    for (int rank = 1; rank < comm->size; rank++) {
-        reduce_into(from_rank, from_rank + (size_t)rank * bytes, (int64_t)(bytes / element), type, reduce);
-    }
-    memcpy(out, from_rank, bytes);
-    return CARRY_OK;
+    CARRY_TRY(move(comm, from_rank + (size_t)comm->rank * bytes, own, bytes));
+    CARRY_TRY(reduce_rows(comm, from_rank, (int64_t)(bytes / element), element, type, reduce));
+    return move(comm, out, from_rank, bytes);
 }
 
 static bool is_small(const carry_comm *comm, size_t bytes) {
-    return comm->size > 2 && bytes <= SMALL / (size_t)comm->size;
+    return comm->wire->device == 0 && comm->size > 2 && bytes <= SMALL / (size_t)comm->size;
 }
 
 /* row: [size, bytes], this rank's piece first; afterwards those of the ranks after it, around to the one before. */
@@ -241,9 +306,7 @@ static carry_status gather_parts(carry_comm *comm, const char *operation, char *
                                  const layout *parts) {
     char *own = all + part_offset(parts, comm->rank);
     const size_t bytes = part_bytes(parts, comm->rank);
-    if (bytes > 0 && own != piece) {
-        memcpy(own, piece, bytes);
-    }
+    CARRY_TRY(move(comm, own, piece, bytes));
     const exchange x = {.operation = operation,
                         .tag = CARRY_TAG_GATHER,
                         .from = own,
@@ -399,9 +462,7 @@ carry_status carry_all_to_all(carry_comm *comm, void *to, const void *from, size
     }
     const layout parts = {.bytes = bytes, .size = comm->size};
     const size_t own = part_offset(&parts, comm->rank);
-    if (bytes > 0) {
-        memcpy((char *)to + own, (const char *)from + own, bytes);
-    }
+    CARRY_TRY(move(comm, (char *)to + own, (const char *)from + own, bytes));
     const exchange x = {
         .operation = "all-to-all", .tag = CARRY_TAG_TO_ALL, .from = from, .to = to, .send = parts, .receive = parts};
     return run(comm, &x);

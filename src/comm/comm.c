@@ -295,6 +295,7 @@ carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind
         return status;
     }
     (*comm)->deadline = o->deadline;
+    (*comm)->over = o->over;
     status = found->on_gpu ? CARRY_OK : carry_comm_handshake(*comm, agreement);
     if (status != CARRY_OK) {
         carry_comm_free(*comm);
@@ -307,13 +308,21 @@ void carry_comm_free(carry_comm *comm) {
     if (comm == NULL) {
         return;
     }
+    carry_comm_free_scratch(comm);
     if (--comm->wire->users == 0) {
         close_wire(comm->wire);
     }
-    free(comm->scratch);
     free(comm->requests);
     free(comm->members);
     free(comm);
+}
+
+carry_comm *carry_comm_host(carry_comm *comm) {
+    return comm->over != NULL ? comm->over : comm;
+}
+
+int carry_comm_device(const carry_comm *comm) {
+    return comm->wire->device;
 }
 
 int carry_comm_rank(const carry_comm *comm) {

@@ -18,7 +18,10 @@ static bool is_good(ncclResult_t code) {
 }
 
 static ncclDataType_t type_of(carry_reduce_type type) {
-    return type == CARRY_REDUCE_F32 ? ncclFloat32 : type == CARRY_REDUCE_F64 ? ncclFloat64 : ncclInt64;
+    return type == CARRY_REDUCE_F32    ? ncclFloat32
+           : type == CARRY_REDUCE_F64  ? ncclFloat64
+           : type == CARRY_REDUCE_BF16 ? ncclBfloat16
+                                       : ncclInt64;
 }
 
 /* Every rank is the root of its own part. */

@@ -5,6 +5,7 @@
 #include <math.h>
 #include <stdlib.h>
 
+#include "carry/device.h"
 #include "comm/backend.h"
 #include "core/clock.h"
 #include "core/context.h"
@@ -25,6 +26,12 @@ typedef struct game {
     bool serves;
 } game;
 
+/* What a message has put into a stream has happened. */
+static carry_status let_happen(const carry_comm *comm) {
+    const int device = comm->wire->device;
+    return device > 0 ? carry_stream_wait(comm->ctx, device, carry_ctx_stream(comm->ctx, device)) : CARRY_OK;
+}
+
 static carry_status move(const game *g, bool sends, size_t bytes) {
     const carry_deadline deadline = carry_deadline_from_now(g->comm, "rates");
     if (sends) {
@@ -32,7 +39,8 @@ static carry_status move(const game *g, bool sends, size_t bytes) {
     } else {
         carry_comm_post_recv(g->comm, g->comm->requests, "rates", g->data, bytes, g->peer, CARRY_TAG_RATES);
     }
-    return carry_comm_wait_all(g->comm, g->comm->requests, 1, &deadline);
+    CARRY_TRY(carry_comm_wait_all(g->comm, g->comm->requests, 1, &deadline));
+    return let_happen(g->comm);
 }
 
 static int by_size(const void *a, const void *b) {
@@ -73,7 +81,8 @@ static carry_status pass_on(carry_comm *comm, char *data, int count) {
         carry_comm_withdraw(sends, BURST); /* data is about to be freed */
         return status;
     }
-    return carry_comm_wait_all(comm, sends, count, &deadline);
+    CARRY_TRY(carry_comm_wait_all(comm, sends, count, &deadline));
+    return let_happen(comm);
 }
 
 /* What the slowest rank needs for that, the least of some trips. */
@@ -84,7 +93,7 @@ static carry_status relay(carry_comm *comm, char *data, int count, double *secon
         double spent = carry_seconds();
         CARRY_TRY(pass_on(comm, data, count));
         spent = carry_seconds() - spent;
-        CARRY_TRY(carry_all_reduce(comm, &spent, 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        CARRY_TRY(carry_all_reduce(carry_comm_host(comm), &spent, 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
         *seconds = spent < *seconds ? spent : *seconds;
     }
     return CARRY_OK;
@@ -117,8 +126,8 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[2], dou
         sum[0] += serves ? small : 0;
         sum[1] += serves ? large : 0;
     }
-    CARRY_TRY(carry_all_reduce(comm, sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    return carry_all_reduce(comm, slowest, 2, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
+    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    return carry_all_reduce(carry_comm_host(comm), slowest, 2, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
 }
 
 /* Where a small message takes nearly as long as a large one, their difference says nothing. */
@@ -145,7 +154,8 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
             times[i][1] = large > times[i][1] ? large : times[i][1];
         }
     }
-    CARRY_TRY(carry_all_reduce(comm, times, 2 * (int64_t)CARRY_COMM_FAR, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), times, 2 * (int64_t)CARRY_COMM_FAR, CARRY_REDUCE_F64,
+                               CARRY_REDUCE_MAX));
     for (int i = 0; i < CARRY_COMM_FAR && times[i][1] > 0; i++) {
         rates->far_latency[i] = times[i][0] > 1e-9 ? times[i][0] : 1e-9;
         rates->far_bandwidth[i] = bandwidth_of(times[i][0], times[i][1]);
@@ -174,15 +184,18 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
     if (comm->rates.latency <= 0) {
         CARRY_SPAN(comm->ctx, "plan", "rates of the communicator");
         carry_comm_rates measured = {0};
-        char *data = calloc(1, LARGE);
-        if (data == NULL) {
+        void *data = NULL;
+        const int device = comm->wire->device;
+        if (carry_device_alloc(comm->ctx, &data, device, LARGE) != CARRY_OK ||
+            carry_device_fill(comm->ctx, data, device, 0, LARGE, carry_ctx_stream(comm->ctx, device)) != CARRY_OK) {
+            carry_device_free(comm->ctx, device, data);
             const carry_status status =
                 carry_fail(comm->ctx, CARRY_EMEMORY, "no memory to measure a communicator's rates (%zu bytes)", LARGE);
             carry_comm_abort(comm, carry_ctx_error(comm->ctx));
             return status;
         }
         const carry_status status = fill_rates(comm, data, &measured);
-        free(data);
+        carry_device_free(comm->ctx, device, data);
         CARRY_TRY(status);
         comm->rates = measured;
         carry_log(comm->ctx, CARRY_LOG_INFO, "messages between %d ranks: %.3g us, %.3g GB/s", comm->size,

@@ -34,6 +34,15 @@ int carry_comm_peek(carry_request *request);
  */
 void carry_comm_withdraw(carry_request *requests, int64_t count);
 
+/* The communicator of the same ranks that moves host memory: the one that a kind of GPUs was opened over, or itself. */
+carry_comm *carry_comm_host(carry_comm *comm);
+int carry_comm_device(const carry_comm *comm); /* whose memory it moves; 0: the CPU's */
+
+/* Over the ranks of `over`, a communicator for memory of a GPU, by the best way that there is: "nccl" where every rank
+   has a GPU of its own and the library is here, "peer" for threads of one process, else "staged". way NULL: so chosen;
+   or one of them. A collective; both are freed by the caller, the new one first. */
+carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int device, const char *way);
+
 /* From now on collectives of this rank fail at once with this reason, which is borrowed; messages go on. NULL: no more.
    For those who share a communicator and must not wait for each other in it. */
 void carry_comm_bar(carry_comm *comm, const char *why);

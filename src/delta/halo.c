@@ -6,39 +6,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carry/delta_ranks.h"
 #include "core/context.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "delta/halo.h"
 #include "ops/convert.h"
 
-#define TAG (CARRY_COMM_TAGS - 1)
-
-/* What a rank tells the others. */
-typedef struct record {
-    int64_t tokens, batch, window, channels;
-    int64_t status;
-} record;
-
-typedef struct halo {
-    carry_comm *comm;
-    carry_ctx *ctx;
-    const carry_kernels *kernels;
-    const carry_tensor *own, *before; /* x and before, or their gradients */
-    int rank, size;
-    int64_t batch, window, channels, row; /* window: W-1; row: floats of a token, B channels */
-    int64_t tail;                         /* of this rank's tokens: those that others may want, its last ones */
-    record *all;
-    float *mine, *one; /* [tail, row] */
-    float *others;     /* [window, row] */
-    carry_request *requests;
-    void *block;
-} halo;
-
-static carry_status check(carry_ctx *ctx, const carry_tensor *before, const carry_tensor *x, const char *before_name,
-                          const char *name) {
+static carry_status check(carry_ctx *ctx, int device, const carry_tensor *before, const carry_tensor *x,
+                          const char *before_name, const char *name) {
     if (before->rank != 3 || x->rank != 3 || before->shape[0] != x->shape[0] || before->shape[2] != x->shape[2] ||
         x->shape[0] < 1 || x->shape[2] < 1) {
         char has[2][CARRY_SHAPE_TEXT];
@@ -48,11 +25,11 @@ static carry_status check(carry_ctx *ctx, const carry_tensor *before, const carr
     }
     CARRY_TRY(carry_tensor_expect(ctx, before_name, before, 3, before->shape));
     CARRY_TRY(carry_tensor_expect(ctx, name, x, 3, x->shape));
-    if (before->dtype != CARRY_F32 || !carry_tensor_is_packed(before, 0) || before->device != 0) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed f32 on the CPU", before_name);
+    if (before->dtype != CARRY_F32 || !carry_tensor_is_packed(before, 0) || before->device != device) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed f32 on device %d", before_name, device);
     }
-    if (!carry_dtype_is_real(x->dtype) || x->device != 0 || !carry_tensor_is_packed(x, 2)) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s must be f32, bf16 or f16 on the CPU, channels packed", name);
+    if (!carry_dtype_is_real(x->dtype) || x->device != device || !carry_tensor_is_packed(x, 2)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s must be f32, bf16 or f16 on device %d, channels packed", name, device);
     }
     return CARRY_OK;
 }
@@ -62,8 +39,7 @@ static void *place(const carry_tensor *x, int64_t b, int64_t t) {
     return (char *)x->data + (b * x->stride[0] + t * x->stride[1]) * (int64_t)carry_dtype_size(x->dtype);
 }
 
-/* Tokens of rank `owner` that rank `wants` wants: its last ones, and how many others lie between. */
-static int64_t wanted(const halo *h, int owner, int wants, int64_t *between) {
+int64_t carry_halo_wanted(const carry_halo *h, int owner, int wants, int64_t *between) {
     *between = 0;
     for (int r = owner + 1; r < wants && *between < h->window; r++) {
         *between += h->all[r].tokens < h->window ? h->all[r].tokens : h->window;
@@ -73,10 +49,10 @@ static int64_t wanted(const halo *h, int owner, int wants, int64_t *between) {
     return most > 0 ? most : 0;
 }
 
-static carry_status compare(const halo *h) {
+static carry_status compare(const carry_halo *h) {
     for (int r = 0; r < h->size; r++) {
-        const record *a = &h->all[0];
-        const record *b = &h->all[r];
+        const carry_halo_record *a = &h->all[0];
+        const carry_halo_record *b = &h->all[r];
         if (b->status != CARRY_OK) {
             return carry_fail(h->ctx, CARRY_EARGUMENT, "rank %d has refused its tensors of the halo", r);
         }
@@ -91,7 +67,7 @@ static carry_status compare(const halo *h) {
 }
 
 /* The block that a call works in: [size] records and requests, then messages. */
-static carry_status take(halo *h) {
+static carry_status take(carry_halo *h) {
     if (h->window > 0) { /* else there is nothing to do, or the tensors were refused */
         h->tail = h->own->shape[1] < h->window ? h->own->shape[1] : h->window;
     }
@@ -101,13 +77,15 @@ static carry_status take(halo *h) {
         return carry_fail(h->ctx, CARRY_ESIZE, "the halo is larger than memory can be");
     }
     h->row = h->batch * h->channels;
+    h->device = carry_comm_device(h->comm);
+    const size_t item = h->device == 0 ? sizeof(float) : 0; /* on a GPU messages are elsewhere */
     for (int pass = 0; pass < 2; pass++) {
         carry_arena arena = carry_arena_over(h->block, pass == 0 ? 0 : bytes);
         h->all = carry_arena_take(&arena, (size_t)h->size, sizeof *h->all);
         h->requests = carry_arena_take(&arena, (size_t)h->size, sizeof *h->requests);
-        h->mine = carry_arena_take(&arena, (size_t)(h->tail * h->row), sizeof(float));
-        h->one = carry_arena_take(&arena, (size_t)(h->tail * h->row), sizeof(float));
-        h->others = carry_arena_take(&arena, (size_t)(h->window * h->row), sizeof(float));
+        h->mine = carry_arena_take(&arena, (size_t)(h->tail * h->row), item);
+        h->one = carry_arena_take(&arena, (size_t)(h->tail * h->row), item);
+        h->others = carry_arena_take(&arena, (size_t)(h->window * h->row), item);
         if (pass == 0 && (!carry_arena_total(&arena, &bytes) || (h->block = malloc(bytes)) == NULL)) {
             return carry_fail(h->ctx, CARRY_EMEMORY, "no memory for a halo");
         }
@@ -116,7 +94,7 @@ static carry_status take(halo *h) {
     return CARRY_OK;
 }
 
-static carry_status wait_all(halo *h, carry_status status) {
+carry_status carry_halo_wait_all(carry_halo *h, carry_status status) {
     for (int r = 0; r < h->size; r++) {
         carry_status waited = carry_wait(&h->requests[r]);
         status = status != CARRY_OK ? status : waited;
@@ -124,7 +102,7 @@ static carry_status wait_all(halo *h, carry_status status) {
     return status;
 }
 
-static void load_mine(const halo *h) {
+static void load_mine(const carry_halo *h) {
     int64_t first = h->own->shape[1] - h->tail;
     for (int64_t t = 0; t < h->tail; t++) {
         for (int64_t b = 0; b < h->batch; b++) {
@@ -134,27 +112,27 @@ static void load_mine(const halo *h) {
     }
 }
 
-static carry_status give_tokens(halo *h) {
+static carry_status give_tokens(carry_halo *h) {
     load_mine(h);
     carry_status status = CARRY_OK;
     for (int r = h->rank + 1; status == CARRY_OK && r < h->size; r++) {
         int64_t between;
-        int64_t count = wanted(h, h->rank, r, &between);
+        int64_t count = carry_halo_wanted(h, h->rank, r, &between);
         if (count > 0) {
             status = carry_isend(h->comm, &h->requests[r], h->mine + (h->tail - count) * h->row,
-                                 (size_t)(count * h->row) * sizeof(float), r, TAG);
+                                 (size_t)(count * h->row) * sizeof(float), r, CARRY_HALO_TAG);
         }
     }
     memset(h->others, 0, (size_t)(h->window * h->row) * sizeof(float));
     for (int r = h->rank - 1; status == CARRY_OK && r >= 0; r--) {
         int64_t between;
-        int64_t count = wanted(h, r, h->rank, &between);
+        int64_t count = carry_halo_wanted(h, r, h->rank, &between);
         if (count > 0) {
             status = carry_recv(h->comm, h->others + (h->window - between - count) * h->row,
-                                (size_t)(count * h->row) * sizeof(float), r, TAG);
+                                (size_t)(count * h->row) * sizeof(float), r, CARRY_HALO_TAG);
         }
     }
-    status = wait_all(h, status);
+    status = carry_halo_wait_all(h, status);
     for (int64_t i = 0; status == CARRY_OK && i < h->window * h->batch; i++) {
         int64_t b = i % h->batch;
         memcpy((float *)h->before->data + (b * h->window + i / h->batch) * h->channels, h->others + i * h->channels,
@@ -164,7 +142,7 @@ static carry_status give_tokens(halo *h) {
 }
 
 /* Everything that comes is summed before it is added, in the order of ranks, so that a short type rounds once. */
-static carry_status give_gradients(halo *h) {
+static carry_status give_gradients(carry_halo *h) {
     carry_status status = CARRY_OK;
     for (int64_t i = 0; i < h->window * h->batch; i++) {
         int64_t b = i % h->batch;
@@ -174,10 +152,10 @@ static carry_status give_gradients(halo *h) {
     }
     for (int r = 0; status == CARRY_OK && r < h->rank; r++) {
         int64_t between;
-        int64_t count = wanted(h, r, h->rank, &between);
+        int64_t count = carry_halo_wanted(h, r, h->rank, &between);
         if (count > 0) {
             status = carry_isend(h->comm, &h->requests[r], h->others + (h->window - between - count) * h->row,
-                                 (size_t)(count * h->row) * sizeof(float), r, TAG);
+                                 (size_t)(count * h->row) * sizeof(float), r, CARRY_HALO_TAG);
         }
     }
     float *sum = h->mine;
@@ -185,16 +163,16 @@ static carry_status give_gradients(halo *h) {
     memset(sum, 0, (size_t)(h->tail * h->row) * sizeof(float));
     for (int r = h->rank + 1; status == CARRY_OK && r < h->size; r++) {
         int64_t between;
-        int64_t count = wanted(h, h->rank, r, &between);
+        int64_t count = carry_halo_wanted(h, h->rank, r, &between);
         if (count == 0) {
             continue;
         }
-        status = carry_recv(h->comm, one, (size_t)(count * h->row) * sizeof(float), r, TAG);
+        status = carry_recv(h->comm, one, (size_t)(count * h->row) * sizeof(float), r, CARRY_HALO_TAG);
         for (int64_t i = 0; status == CARRY_OK && i < count * h->row; i++) {
             sum[(h->tail - count) * h->row + i] += one[i];
         }
     }
-    status = wait_all(h, status);
+    status = carry_halo_wait_all(h, status);
     int64_t first = h->own->shape[1] - h->tail;
     for (int64_t i = 0; status == CARRY_OK && i < h->tail * h->batch; i++) {
         void *dx = place(h->own, i % h->batch, first + i / h->batch);
@@ -207,11 +185,12 @@ static carry_status give_gradients(halo *h) {
     return status;
 }
 
-static carry_status run(halo *h, const char *before_name, const char *name, carry_status (*give)(halo *h)) {
+static carry_status run(carry_halo *h, const char *before_name, const char *name, carry_status (*give)(carry_halo *h)) {
     h->ctx = carry_comm_ctx(h->comm);
     h->rank = carry_comm_rank(h->comm);
     h->size = carry_comm_size(h->comm);
-    record mine = {.status = check(h->ctx, h->before, h->own, before_name, name)};
+    carry_halo_record mine = {.status =
+                                  check(h->ctx, carry_comm_device(h->comm), h->before, h->own, before_name, name)};
     if (mine.status == CARRY_OK) {
         h->batch = mine.batch = h->own->shape[0];
         h->window = mine.window = h->before->shape[1];
@@ -221,7 +200,7 @@ static carry_status run(halo *h, const char *before_name, const char *name, carr
     }
     carry_status status = take(h);
     if (status == CARRY_OK) { /* a rank that refuses says so, else the others would wait for it */
-        status = carry_all_gather(h->comm, h->all, &mine, sizeof mine);
+        status = carry_all_gather(carry_comm_host(h->comm), h->all, &mine, sizeof mine);
     } else {
         carry_comm_abort(h->comm, carry_ctx_error(h->ctx));
     }
@@ -236,13 +215,13 @@ static carry_status run(halo *h, const char *before_name, const char *name, carr
 }
 
 carry_status carry_halo_forward(carry_comm *comm, carry_tensor before, carry_tensor x) {
-    halo h = {.comm = comm, .own = &x, .before = &before};
+    carry_halo h = {.comm = comm, .own = &x, .before = &before};
     CARRY_SPAN(carry_comm_ctx(comm), "delta", "halo");
-    return run(&h, "before", "x", give_tokens);
+    return run(&h, "before", "x", carry_comm_device(comm) > 0 ? carry_halo_device_tokens : give_tokens);
 }
 
 carry_status carry_halo_backward(carry_comm *comm, carry_tensor dx, carry_tensor dbefore) {
-    halo h = {.comm = comm, .own = &dx, .before = &dbefore};
+    carry_halo h = {.comm = comm, .own = &dx, .before = &dbefore};
     CARRY_SPAN(carry_comm_ctx(comm), "delta", "halo back");
-    return run(&h, "dbefore", "dx", give_gradients);
+    return run(&h, "dbefore", "dx", carry_comm_device(comm) > 0 ? carry_halo_device_gradients : give_gradients);
 }

@@ -255,11 +255,14 @@ carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry
         return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no snapshots");
     }
     CARRY_TRY(carry_delta_check_kept(plan->ctx, &plan->problem, args->kept));
+    CARRY_TRY(carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->final_state),
+                                      carry_delta_given(&args->initial_state)));
+    if (p->device > 0) {
+        return carry_delta_ranks_device_forward(plan, args, workspace, workspace_bytes);
+    }
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, false, &j.memory);
     j.M = args->kept != NULL ? kept_maps(plan, args->kept) : j.memory.M;
-    carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->final_state),
-                            carry_delta_given(&args->initial_state));
     return run(&j);
 }
 
@@ -283,11 +286,14 @@ carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carr
         return carry_fail(plan->ctx, CARRY_EARGUMENT, "kept is missing: over ranks, backward needs what forward kept");
     }
     CARRY_TRY(carry_delta_check_kept(plan->ctx, &plan->problem, args->kept));
+    CARRY_TRY(carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->dinitial_state),
+                                      carry_delta_given(&args->dfinal_state)));
+    if (p->device > 0) {
+        return carry_delta_ranks_device_backward(plan, args, workspace, workspace_bytes);
+    }
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_ranks_take(plan, &arena, true, &j.memory);
     j.M = kept_maps(plan, args->kept);
-    carry_delta_ranks_empty(plan, args->cu_seqlens.data, carry_delta_given(&args->dinitial_state),
-                            carry_delta_given(&args->dfinal_state));
     j.memory.back.args = args;
     j.memory.back.in = j.in;
     j.memory.back.kept = args->kept;

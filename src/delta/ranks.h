@@ -6,6 +6,7 @@
 #include "carry/delta_ranks.h"
 #include "delta/backward.h"
 #include "delta/forward.h"
+#include "scan/all_scan/all_scan.h"
 
 /* Tags: forward's groups, backward's groups, and one each for the check of cu_seqlens. */
 #define CARRY_DELTA_RANKS_GROUPS 16
@@ -26,6 +27,13 @@ struct carry_delta_ranks_plan {
     size_t workspace, kept;
     double seconds, exposed;
     bool is_broken; /* a call has failed half way */
+    /* On a GPU (ranks_device.c). */
+    carry_comm *host;       /* of the same ranks; comm itself on the CPU */
+    carry_delta_plan *maps; /* of K columns, for M; NULL where none is wanted */
+    void *identity, *zeros;
+    int64_t *borders; /* of this rank's tokens */
+    carry_event *started, *stopped;
+    carry_all_scan_plan *last_scan;
     char about[384];
 };
 
@@ -58,13 +66,22 @@ static inline int64_t carry_delta_group_before(const carry_delta_ranks_plan *pla
     return plan->group_head[group] * members * plan->chains;
 }
 
+/* ranks_device.c: once plans and scans are there; of calls that were checked. */
+carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan);
+void carry_delta_ranks_device_free(carry_delta_ranks_plan *plan);
+carry_status carry_delta_ranks_device_forward(carry_delta_ranks_plan *plan, const carry_delta_forward_args *args,
+                                              void *workspace, size_t bytes);
+carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, const carry_delta_backward_args *args,
+                                               void *workspace, size_t bytes);
+void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan); /* sets seconds and exposed; waits */
+
 /* The parts of sequences that this rank has tokens of, in their order; how many. Room for those of plan->inner. */
 int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64_t *borders,
                                  carry_delta_sequence *table);
 
 /* Sequences without tokens whose states this rank has: to <- from, or zero. Either may be NULL. */
-void carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
-                             const carry_tensor *from);
+carry_status carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
+                                     const carry_tensor *from);
 
 /* Is everybody's cu_seqlens the same? A word from the rank before, under way while the call computes. */
 typedef struct carry_delta_borders_check {

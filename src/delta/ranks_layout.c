@@ -43,8 +43,8 @@ static bool has_token(const carry_delta_ranks_plan *plan, int64_t t) {
     return (t >= plan->first && t < plan->first + plan->problem.tokens) || (t == plan->total && plan->is_last);
 }
 
-void carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
-                             const carry_tensor *from) {
+carry_status carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
+                                     const carry_tensor *from) {
     const carry_delta_problem *p = &plan->problem;
     size_t floats = (size_t)(p->value_heads * p->key * p->value);
     for (int64_t i = 0; to != NULL && i < (p->sequences > 0 ? p->sequences : p->batch); i++) {
@@ -53,12 +53,15 @@ void carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *
             continue;
         }
         float *state = (float *)to->data + (size_t)i * floats;
-        if (from != NULL) {
-            memmove(state, (const float *)from->data + (size_t)i * floats, floats * sizeof *state);
-        } else {
-            memset(state, 0, floats * sizeof *state);
+        const float *given = from != NULL ? (const float *)from->data + (size_t)i * floats : NULL;
+        carry_stream *stream = carry_ctx_stream(plan->ctx, p->device);
+        if (given != NULL && given != state) {
+            CARRY_TRY(carry_device_copy(plan->ctx, state, p->device, given, p->device, floats * sizeof *state, stream));
+        } else if (given == NULL) {
+            CARRY_TRY(carry_device_fill(plan->ctx, state, p->device, 0, floats * sizeof *state, stream));
         }
     }
+    return CARRY_OK;
 }
 
 /* FNV-1a over the borders' bytes. */
@@ -84,10 +87,10 @@ carry_status carry_delta_borders_begin(const carry_delta_ranks_plan *plan, const
     int tag = plan->first_tag + CARRY_DELTA_RANKS_TAGS - (backward ? 1 : 2);
     check->mine = check->theirs = sum_of(borders, plan->problem.sequences + 1);
     if (rank > 0) {
-        CARRY_TRY(carry_irecv(plan->comm, &check->receive, &check->theirs, sizeof check->theirs, rank - 1, tag));
+        CARRY_TRY(carry_irecv(plan->host, &check->receive, &check->theirs, sizeof check->theirs, rank - 1, tag));
     }
     if (rank < carry_comm_size(plan->comm) - 1) {
-        CARRY_TRY(carry_isend(plan->comm, &check->send, &check->mine, sizeof check->mine, rank + 1, tag));
+        CARRY_TRY(carry_isend(plan->host, &check->send, &check->mine, sizeof check->mine, rank + 1, tag));
     }
     return CARRY_OK;
 }

@@ -20,21 +20,23 @@ typedef struct record {
     char word[WORD]; /* all that must be equal; or why it refuses */
 } record;
 
-static carry_status check(carry_ctx *ctx, const carry_delta_problem *problem,
+static carry_status check(const carry_comm *comm, const carry_delta_problem *problem,
                           const carry_delta_ranks_options *options) {
+    carry_ctx *ctx = carry_comm_ctx(comm);
     carry_delta_problem p = *problem;
     p.tokens = p.tokens == 0 ? 1 : p.tokens;
     CARRY_TRY(carry_delta_check_problem(ctx, &p));
-    if (p.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks runs on the CPU, not on device %d",
-                          p.device);
+    if (p.device != carry_comm_device(comm)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the problem is on device %d, and the communicator \"%s\" moves memory of device %d",
+                          p.device, carry_comm_name(comm), carry_comm_device(comm));
     }
     if (p.state_transposed || p.snapshot_every != 0 || p.snapshot_last != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the delta rule over ranks has no %s",
                           p.state_transposed ? "transposed states" : "snapshots");
     }
     int method = 0;
-    while (options->method != NULL && carry_delta_name(method) != NULL &&
+    while (p.device == 0 && options->method != NULL && carry_delta_name(method) != NULL &&
            strcmp(carry_delta_name(method), options->method) != 0) {
         method++;
     }
@@ -107,7 +109,7 @@ static void make_groups(carry_delta_ranks_plan *plan, const record *all, int64_t
     for (int r = 0; r < carry_comm_size(plan->comm); r++) {
         threads = all[r].threads > threads ? all[r].threads : threads;
     }
-    int64_t groups = asked;
+    int64_t groups = plan->problem.device > 0 ? 1 : asked;
     if (groups == 0) {
         groups = plan->chains * heads / threads;
         groups = groups > GROUPS ? GROUPS : groups;
@@ -190,13 +192,15 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
     make_groups(plan, all, options->groups);
     if (p->tokens > 0) {
         carry_delta_problem inner = *p; /* of sequences it sees those that have tokens here */
-        inner.sequences = p->sequences < p->tokens ? p->sequences : p->tokens;
-        CARRY_TRY(carry_delta_plan_new(
-            plan->ctx, &plan->inner, &inner,
-            &(carry_delta_options){.method = options->method != NULL ? options->method : method_of(plan, all)}));
+        const bool on_gpu = p->device > 0;
+        inner.sequences = p->sequences < p->tokens || on_gpu ? p->sequences : p->tokens;
+        const char *chosen = on_gpu ? NULL : method_of(plan, all);
+        CARRY_TRY(
+            carry_delta_plan_new(plan->ctx, &plan->inner, &inner,
+                                 &(carry_delta_options){.method = options->method != NULL ? options->method : chosen}));
     }
     CARRY_TRY(make_scans(plan, options));
-    CARRY_TRY(state_bytes(plan));
+    CARRY_TRY(p->device > 0 ? carry_delta_ranks_device_fill(plan) : state_bytes(plan));
     (void)snprintf(plan->about, sizeof plan->about, "%s, %d group%s of heads; %s",
                    plan->inner != NULL ? plan->inner->method->name : "no tokens here", plan->groups,
                    plan->groups == 1 ? "" : "s",
@@ -225,7 +229,7 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
     carry_delta_ranks_plan *made = calloc(1, sizeof *made);
     record *all = calloc((size_t)carry_comm_size(comm), sizeof *all);
     record mine = {.tokens = problem->tokens, .threads = carry_ctx_threads(ctx)};
-    carry_status status = check(ctx, problem, options);
+    carry_status status = check(comm, problem, options);
     if (made == NULL || all == NULL) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
     }
@@ -238,12 +242,13 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
     /* A rank that refuses says so, else the others would wait for it. */
     carry_status gathered = status;
     if (all != NULL) {
-        gathered = carry_all_gather(comm, all, &mine, sizeof mine);
+        gathered = carry_all_gather(carry_comm_host(comm), all, &mine, sizeof mine);
     } else {
         carry_comm_abort(comm, carry_ctx_error(ctx));
     }
     if (status == CARRY_OK && (status = gathered) == CARRY_OK) {
         made->comm = comm;
+        made->host = carry_comm_host(comm);
         made->ctx = ctx;
         made->problem = *problem;
         status = fill_together(made, all, options);
@@ -267,6 +272,9 @@ void carry_delta_ranks_plan_free(carry_delta_ranks_plan *plan) {
         carry_all_scan_plan_free(plan->backward[g]);
     }
     carry_delta_plan_free(plan->inner);
+    if (plan->problem.device > 0) {
+        carry_delta_ranks_device_free(plan);
+    }
     free(plan);
 }
 
@@ -282,10 +290,16 @@ size_t carry_delta_ranks_kept(const carry_delta_ranks_plan *plan) {
     return plan->kept;
 }
 
-double carry_delta_ranks_seconds(const carry_delta_ranks_plan *plan) {
+double carry_delta_ranks_seconds(carry_delta_ranks_plan *plan) {
+    if (plan->problem.device > 0) {
+        carry_delta_ranks_device_times(plan);
+    }
     return plan->seconds;
 }
 
-double carry_delta_ranks_exposed(const carry_delta_ranks_plan *plan) {
+double carry_delta_ranks_exposed(carry_delta_ranks_plan *plan) {
+    if (plan->problem.device > 0) {
+        carry_delta_ranks_device_times(plan);
+    }
     return plan->exposed;
 }

@@ -220,6 +220,13 @@ static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event
     return CARRY_OK;
 }
 
+static carry_status event_wait(carry_ctx *ctx, int ordinal, carry_event *event) {
+    (void)ctx;
+    (void)ordinal;
+    (void)event;
+    return CARRY_OK;
+}
+
 static carry_status event_elapsed(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to) {
     (void)ctx;
     (void)ordinal;
@@ -231,6 +238,22 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
     (void)ctx;
     (void)ordinal;
     free(event);
+}
+
+static carry_status stream_after(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event) {
+    (void)ctx;
+    (void)ordinal;
+    (void)stream;
+    (void)event;
+    return CARRY_OK;
+}
+
+static carry_status event_test(carry_ctx *ctx, int ordinal, carry_event *event, int *done) {
+    (void)ctx;
+    (void)ordinal;
+    (void)event;
+    *done = 1;
+    return CARRY_OK;
 }
 
 const carry_backend carry_backend_cpu = {
@@ -252,6 +275,9 @@ const carry_backend carry_backend_cpu = {
     .stream_free = stream_free,
     .event_new = event_new,
     .event_record = event_record,
+    .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
+    .stream_after = stream_after,
+    .event_test = event_test,
 };

@@ -203,6 +203,12 @@ static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event
     return CARRY_OK;
 }
 
+static carry_status event_wait(carry_ctx *ctx, int ordinal, carry_event *event) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaEventSynchronize((cudaEvent_t)event), "work before an event failed");
+    return CARRY_OK;
+}
+
 static carry_status event_elapsed(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to) {
     float milliseconds = 0.0f;
     CARRY_CUDA_TRY(cudaEventSynchronize((cudaEvent_t)to), "work before an event failed");
@@ -217,6 +223,24 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
     (void)ordinal;
     (void)cudaEventDestroy((cudaEvent_t)event);
     (void)cudaGetLastError();
+}
+
+static carry_status stream_after(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0), "a stream cannot wait for an event");
+    return CARRY_OK;
+}
+
+static carry_status event_test(carry_ctx *ctx, int ordinal, carry_event *event, int *done) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    cudaError_t error = cudaEventQuery((cudaEvent_t)event);
+    if (error == cudaErrorNotReady) {
+        (void)cudaGetLastError();
+        return CARRY_OK;
+    }
+    CARRY_CUDA_TRY(error, "work before an event failed");
+    *done = 1;
+    return CARRY_OK;
 }
 
 const carry_backend carry_backend_cuda = {
@@ -242,8 +266,11 @@ const carry_backend carry_backend_cuda = {
     .stream_free = stream_free,
     .event_new = event_new,
     .event_record = event_record,
+    .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
+    .stream_after = stream_after,
+    .event_test = event_test,
     .graph_begin = carry_cuda_graph_begin,
     .graph_end = carry_cuda_graph_end,
     .graph_launch = carry_cuda_graph_launch,

@@ -238,6 +238,11 @@ carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, 
     return at.backend != NULL ? at.backend->event_record(ctx, at.ordinal, event, stream) : no_such(ctx, device);
 }
 
+carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event *event) {
+    const place at = find(device);
+    return at.backend != NULL ? at.backend->event_wait(ctx, at.ordinal, event) : no_such(ctx, device);
+}
+
 carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from, carry_event *to) {
     place at = find(device);
     return at.backend != NULL ? at.backend->event_elapsed(ctx, at.ordinal, seconds, from, to) : no_such(ctx, device);
@@ -248,6 +253,17 @@ void carry_event_free(carry_ctx *ctx, int device, carry_event *event) {
     if (at.backend != NULL && event != NULL) {
         at.backend->event_free(ctx, at.ordinal, event);
     }
+}
+
+carry_status carry_stream_after(carry_ctx *ctx, int device, carry_stream *stream, carry_event *event) {
+    place at = find(device);
+    return at.backend != NULL ? at.backend->stream_after(ctx, at.ordinal, stream, event) : no_such(ctx, device);
+}
+
+carry_status carry_event_test(carry_ctx *ctx, int device, carry_event *event, int *done) {
+    place at = find(device);
+    *done = 0;
+    return at.backend != NULL ? at.backend->event_test(ctx, at.ordinal, event, done) : no_such(ctx, device);
 }
 
 carry_status carry_graph_begin(carry_ctx *ctx, int device, carry_stream *stream) {

@@ -185,7 +185,7 @@ static void exchange(carry_controls *controls) {
     (void)pthread_mutex_unlock(&controls->reading);
 }
 
-/* Sentences quote what came from outside and are cut to fit, and go into texts that must be UTF-8 on one line: whatever
+/* Messages quote what came from outside and are cut to fit, and go into texts that must be UTF-8 on one line: whatever
    is no whole printable character becomes a question mark. */
 static void make_printable(char *text) {
     unsigned char *at = (unsigned char *)text;

@@ -26,8 +26,9 @@ typedef struct carry_pipeline_options {
     int64_t height, width;   /* of pictures, pixels */
     int64_t chunk, window, sink;
     double shift;
-    int device; /* of the generator, in bf16 where that is a GPU; 0: the CPU, in f32 */
-    int depth;  /* envelopes under way: 1 to 8 */
+    int device;     /* of the generator, in bf16 where that is a GPU; 0: the CPU, in f32 */
+    int depth;      /* envelopes under way: 1 to 8 */
+    bool no_graphs; /* carry_generator_options */
     carry_recompute recompute;
     int64_t context; /* frames of a recompute */
     /* Steps of a stream batch: as many chunks at once, each at its own step; 0: chunk after chunk. It fixes the number

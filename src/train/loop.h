@@ -28,7 +28,7 @@ typedef struct carry_train_start {
 typedef struct carry_train_report {
     int64_t step, steps, seen; /* seen: tokens */
     double loss, rate, norm;
-    double tokens_per_s; /* since the last report, of all ranks, without checkpoints and examinations */
+    double tokens_per_s; /* since the last report, of all ranks, without checkpoints and evaluations */
     double mfu;          /* of the peak; NaN when that is unknown */
     double memory;       /* bytes that this process holds, or of the GPU that are in use: the most of all reports */
     double left;         /* seconds */
@@ -50,9 +50,10 @@ typedef struct carry_train_hooks {
     void (*evaluated)(void *user, const carry_train_evaluation *evaluation);
     void (*saved)(void *user, int64_t step, const char *folder);
     void *user;
-    double peak; /* flop/s of all ranks together; 0: unknown */
-    int device;  /* of carry/device.h: where the model is, and all work is done */
-    bool resume; /* go on from the newest whole checkpoint in options->out */
+    double peak;  /* flop/s of all ranks together; 0: unknown */
+    int device;   /* of carry/device.h: where the model is, and all work is done */
+    bool spreads; /* ranks have the GPUs in turn, from the first: device is any of them */
+    bool resume;  /* go on from the newest whole checkpoint in options->out */
 } carry_train_hooks;
 
 /* A collective; the options are the same on every rank. CARRY_EINTERRUPTED after Ctrl-C, with everything saved. */

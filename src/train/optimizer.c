@@ -7,6 +7,7 @@
 #include "carry/device.h"
 #include "carry/nn.h"
 #include "carry/ops.h"
+#include "comm/rates.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/span.h"
@@ -54,10 +55,10 @@ static carry_status make_room(carry_optimizer *o) {
         !carry_size_product(&requests, &o->room, 1, sizeof *o->request)) {
         return carry_fail(ctx, CARRY_ESIZE, "the optimizer's state of %lld elements is too large", (long long)o->count);
     }
-    o->received = carry_aligned_new(received + 1);
     o->request = calloc(requests + 1, 1);
-    const bool is_there = carry_device_alloc(ctx, &o->memory, device, bytes) == CARRY_OK;
-    if (!is_there || o->received == NULL || o->request == NULL) {
+    const bool is_there = carry_device_alloc(ctx, &o->memory, device, bytes) == CARRY_OK &&
+                          carry_device_alloc(ctx, (void **)&o->received, device, received) == CARRY_OK;
+    if (!is_there || o->request == NULL) {
         size_t available = 0;
         size_t total = 0;
         (void)carry_device_memory(ctx, &available, &total, device);
@@ -113,7 +114,7 @@ void carry_optimizer_free(carry_optimizer *o) {
     if (o->uploaded != NULL) {
         carry_host_free(o->ctx, o->uploaded);
     }
-    free(o->received);
+    carry_device_free(o->ctx, o->model->device, o->received);
     free(o->request);
     free(o);
 }
@@ -162,9 +163,9 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
 /* The slice's gradients become the sum over ranks, in their order: ((x0 + x1) + x2) + ... */
 static carry_status add_ranks(carry_optimizer *o) {
     const carry_tensor own = carry_parameters_flat(o->model, o->model->gradients, o->first, o->count);
-    const carry_tensor first = o->rank == 0 ? own : carry_view_1d(received_from(o, 0), CARRY_F32, o->count);
+    const carry_tensor first = o->rank == 0 ? own : carry_parameters_flat(o->model, received_from(o, 0), 0, o->count);
     for (int r = 1; r < o->ranks; r++) {
-        const carry_tensor x = r == o->rank ? own : carry_view_1d(received_from(o, r), CARRY_F32, o->count);
+        const carry_tensor x = r == o->rank ? own : carry_parameters_flat(o->model, received_from(o, r), 0, o->count);
         CARRY_TRY(carry_elementwise(o->ctx, r + 1 == o->ranks ? own : first, first, x, CARRY_ADD));
     }
     return CARRY_OK;
@@ -206,7 +207,7 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
         *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;
     }
     free(copied);
-    return carry_all_reduce(o->comm, parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
+    return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
 }
 
 /* Elements [from, end) of the flat buffers, all of which decay or none. */
@@ -260,7 +261,11 @@ static carry_status gather_weights(carry_optimizer *o) {
     }
     carry_status status = carry_all_gatherv(o->comm, o->model->weights, o->model->weights + o->first, bytes);
     free(bytes);
-    return status;
+    if (status != CARRY_OK || o->model->low == NULL) {
+        return status;
+    }
+    return carry_convert(o->ctx, carry_parameters_low(o->model, 0, o->model->count),
+                         carry_parameters_flat(o->model, o->model->weights, 0, o->model->count));
 }
 
 carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
@@ -286,10 +291,28 @@ carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
     return o->ranks > 1 ? gather_weights(o) : CARRY_OK;
 }
 
+/* A slice of m or v to rank 0, through host memory. */
+static carry_status send_state(carry_optimizer *o, carry_comm *host, float *slice) {
+    const size_t bytes = (size_t)o->count * sizeof(float);
+    if (o->model->device == 0) {
+        return carry_send(host, slice, bytes, 0, STATE_TAG);
+    }
+    float *copied = carry_aligned_new(bytes + 1);
+    if (copied == NULL) {
+        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for %lld elements of the optimizer's state",
+                          (long long)o->count);
+    }
+    carry_status status = carry_parameters_download(o->model, copied, slice, 0, o->count);
+    status = status == CARRY_OK ? carry_send(host, copied, bytes, 0, STATE_TAG) : status;
+    free(copied);
+    return status;
+}
+
 carry_status carry_optimizer_gather(carry_optimizer *o, float *m, float *v) {
+    carry_comm *host = carry_comm_host(o->comm);
     if (o->rank != 0) {
-        CARRY_TRY(carry_send(o->comm, o->m, (size_t)o->count * sizeof(float), 0, STATE_TAG));
-        return carry_send(o->comm, o->v, (size_t)o->count * sizeof(float), 0, STATE_TAG);
+        CARRY_TRY(send_state(o, host, o->m));
+        return send_state(o, host, o->v);
     }
     CARRY_TRY(carry_parameters_download(o->model, m, o->m, 0, o->count));
     CARRY_TRY(carry_parameters_download(o->model, v, o->v, 0, o->count));
@@ -297,8 +320,8 @@ carry_status carry_optimizer_gather(carry_optimizer *o, float *m, float *v) {
         int64_t first;
         int64_t count;
         carry_optimizer_slice(o->model->count, r, o->ranks, &first, &count);
-        CARRY_TRY(carry_recv(o->comm, m + first, (size_t)count * sizeof(float), r, STATE_TAG));
-        CARRY_TRY(carry_recv(o->comm, v + first, (size_t)count * sizeof(float), r, STATE_TAG));
+        CARRY_TRY(carry_recv(host, m + first, (size_t)count * sizeof(float), r, STATE_TAG));
+        CARRY_TRY(carry_recv(host, v + first, (size_t)count * sizeof(float), r, STATE_TAG));
     }
     return CARRY_OK;
 }

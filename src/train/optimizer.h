@@ -42,7 +42,8 @@ typedef struct carry_optimizer {
     int64_t requests, room;
 } carry_optimizer;
 
-/* The model has gradients already; it and comm outlive the optimizer. More ranks than one: on the CPU. */
+/* The model has gradients already; it and comm outlive the optimizer. Of several ranks, comm moves memory of the
+   model's device. */
 carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, const carry_parameters *model,
                                  carry_comm *comm, const carry_optimizer_options *options);
 void carry_optimizer_free(carry_optimizer *optimizer);

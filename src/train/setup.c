@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "carry/device.h"
+#include "comm/rates.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "train/presets.h"
@@ -92,7 +93,10 @@ static carry_status make_model(carry_training *t) {
     if (folder != NULL && !resumes) { /* a checkpoint that was found is verified already */
         CARRY_TRY(carry_checkpoint_verify_model(t->ctx, folder));
     }
-    CARRY_TRY(carry_lm_new_for(t->ctx, &t->lm, &config, t->hooks->device, folder));
+    const int gpus = carry_device_count() - 1;
+    const int device =
+        t->hooks->device > 0 && t->hooks->spreads && gpus > 1 ? 1 + carry_comm_rank(t->comm) % gpus : t->hooks->device;
+    CARRY_TRY(carry_lm_new_for(t->ctx, &t->lm, &config, device, folder));
     CARRY_TRY(carry_lm_want_gradients(t->lm));
     if (folder != NULL) {
         return carry_lm_load_weights(t->lm, folder);
@@ -159,7 +163,12 @@ static carry_status open_pass(carry_training *t) {
     carry_lm_pass_options pass = {
         .batch = t->rows, .tokens = t->material.length / t->grid.parts, .recompute = o->recompute};
     CARRY_TRY(carry_dtype_parse(&pass.dtype, o->dtype));
-    CARRY_TRY(carry_train_mixer(t->ctx, o->method, t->grid.sequence, &t->mixing));
+    carry_comm *sequence = t->grid.sequence;
+    if (sequence != NULL && t->lm->own.device != 0) {
+        CARRY_TRY(carry_comm_open_device(sequence, &t->moving, t->lm->own.device, NULL));
+        sequence = t->moving;
+    }
+    CARRY_TRY(carry_train_mixer(t->ctx, o->method, sequence, &t->mixing));
     pass.mixer = t->mixing.mixer;
     pass.mixer_options = t->mixing.options;
     CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
@@ -255,6 +264,7 @@ void carry_training_close(carry_training *t) {
     carry_device_free(t->ctx, device, t->memory);
     carry_device_free(t->ctx, device, t->logits.data);
     carry_lm_pass_free(t->pass);
+    carry_comm_free(t->moving);
     carry_lm_free(t->lm);
     carry_material_close(&t->material);
     carry_grid_close(&t->grid);

@@ -87,7 +87,7 @@ static carry_status skip(carry_steps *s, carry_steps_report *report, const carry
     return CARRY_OK;
 }
 
-/* No more data can be had: what was learned is kept. Of several ranks the others may be in the step already, and would
+/* There is no more data: what was learned is kept. Of several ranks the others may be in the step already, and would
    not come to a save. */
 static carry_status keep_learned(carry_steps *s, carry_status status) {
     char why[512];
@@ -140,7 +140,19 @@ static carry_status enqueue(carry_steps *s) {
     return CARRY_OK;
 }
 
-/* On the CPU, where ranks add up their sums. *stops is 1 on ranks that want to stop, and becomes their number. */
+/* What ranks add up once a step, one message for all of it; where the sums are on a GPU they come and go. */
+static carry_status add_sums(carry_steps *s, double *stops) {
+    double all[CARRY_STEPS_SUMS + 1] = {0};
+    const carry_tensor sums = sums_of(s, 0, 0, CARRY_STEPS_SUMS);
+    CARRY_TRY(carry_read(s->ctx, carry_view_1d(all, CARRY_F64, CARRY_STEPS_SUMS), sums));
+    all[CARRY_STEPS_SUMS] = *stops;
+    CARRY_TRY(carry_all_reduce(s->comm, all, CARRY_STEPS_SUMS + 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    *stops = all[CARRY_STEPS_SUMS];
+    return carry_copy(s->ctx, sums, carry_view_1d(all, CARRY_F64, CARRY_STEPS_SUMS));
+}
+
+/* On the CPU, and where there are several ranks, which add up their sums. *stops is 1 on ranks that want to stop, and
+ * becomes their number. */
 static carry_status compute(carry_steps *s, carry_steps_report *report, double *stops) {
     const bool alone = carry_comm_size(s->comm) == 1;
     const carry_tensor total = sums_of(s, s->unread, 0, 2);
@@ -150,14 +162,8 @@ static carry_status compute(carry_steps *s, carry_steps_report *report, double *
     CARRY_TRY(s->trainee->gradients(s->self, total, alone ? NULL : carry_optimizer_ready, s->optimizer));
     CARRY_TRY(carry_optimizer_collect(s->optimizer, squares));
     s->unread++;
-    if (s->lag == 1) { /* what ranks add up once a step: one message for all of it */
-        double *sums = s->sums.data;
-        double all[] = {sums[0], sums[1], sums[2], *stops};
-        CARRY_TRY(carry_all_reduce(s->comm, all, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-        for (int i = 0; i < CARRY_STEPS_SUMS; i++) {
-            sums[i] = all[i];
-        }
-        *stops = all[CARRY_STEPS_SUMS];
+    if (s->lag == 1) {
+        CARRY_TRY(add_sums(s, stops));
         CARRY_TRY(take_sums(s, report));
         if (s->bad_in_row > 0) { /* on all ranks */
             return CARRY_OK;
@@ -177,7 +183,8 @@ static carry_status do_step(carry_steps *s, carry_steps_report *report, bool *st
         return keep_learned(s, data);
     }
     s->rate = carry_schedule_rate(&s->schedule, s->step + 1);
-    CARRY_TRY(s->own->device != 0 ? enqueue(s) : compute(s, report, &stops));
+    const bool alone = carry_comm_size(s->comm) == 1;
+    CARRY_TRY(s->own->device != 0 && alone ? enqueue(s) : compute(s, report, &stops));
     *stop = stops > 0.0;
     if (s->items_each > 0.0) {
         carry_span_work(s->ctx, s->flops, s->items_each);

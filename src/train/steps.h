@@ -69,6 +69,7 @@ typedef struct carry_steps_place {
 typedef struct carry_steps {
     carry_ctx *ctx;
     carry_comm *comm;
+    carry_comm *moving; /* of several ranks on a GPU: over comm, for its memory; else NULL */
     const carry_trainee *trainee;
     void *self;
     /* From the options. */

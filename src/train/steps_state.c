@@ -8,6 +8,7 @@
 
 #include "carry/device.h"
 #include "comm/alone.h"
+#include "comm/rates.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "train/steps_graph.h"
@@ -74,11 +75,10 @@ carry_status carry_steps_find(carry_steps *s, bool resume) {
 carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam) {
     void *sums;
     s->own = own;
-    if (own->device != 0 && carry_comm_size(s->comm) > 1) {
-        return carry_fail(s->ctx, CARRY_EUNSUPPORTED,
-                          "%d ranks exchange gradients in host memory: train on a GPU with one rank, or with --device "
-                          "cpu",
-                          carry_comm_size(s->comm));
+    const bool alone = carry_comm_size(s->comm) == 1;
+    if (own->device != 0 && !alone) {
+        CARRY_TRY(carry_comm_open_device(s->comm, &s->moving, own->device, NULL));
+        s->lag = 1; /* ranks add up their sums before the weights change */
     }
     s->lag = s->lag > 0 ? s->lag : own->device == 0 ? 1 : CARRY_STEPS_LAG;
     CARRY_TRY(carry_steps_open_stream(s));
@@ -86,7 +86,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
     s->sums = carry_view_on(own->device, sums, CARRY_F64, 2, (const int64_t[]){s->lag + 1, CARRY_STEPS_SUMS});
     carry_optimizer_options guarded = *adam;
     guarded.skips = s->skip_limit;
-    CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->comm, &guarded));
+    CARRY_TRY(carry_optimizer_new(s->ctx, &s->optimizer, own, s->moving != NULL ? s->moving : s->comm, &guarded));
     if (s->found.step >= 0) {
         CARRY_TRY(carry_checkpoint_load_state(s->found.path, s->optimizer));
     }
@@ -100,6 +100,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
 void carry_steps_close(carry_steps *s) {
     carry_steps_close_stream(s);
     carry_optimizer_free(s->optimizer);
+    carry_comm_free(s->moving);
     if (s->own != NULL) {
         carry_device_free(s->ctx, s->own->device, s->sums.data);
     }

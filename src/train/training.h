@@ -14,6 +14,7 @@
 typedef struct carry_training {
     carry_ctx *ctx;
     carry_comm *comm;
+    carry_comm *moving; /* of sequence ranks on a GPU: over grid.sequence, for its memory; else NULL */
     carry_train_options options;
     const carry_train_hooks *hooks;
     carry_steps loop;

@@ -37,10 +37,55 @@ static example draw_example(uint64_t seed, const char *algorithm, int kind, int 
     return e;
 }
 
+static carry_status run_scan(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled, uint64_t seed,
+                             void *workspace, size_t bytes);
+
+/* The same in memory of the plan's GPU: what is read goes there, what is written comes back. */
+static carry_status scan_on_gpu(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled,
+                                uint64_t seed) {
+    const size_t bytes = carry_all_scan_workspace(plan);
+    carry_all_scan_args there = *args;
+    carry_tensor *all[] = {&there.state, &there.leaving, &there.M, &there.W,
+                           &there.Y,     &there.gamma,   &there.L, &there.initial};
+    enum { TENSORS = sizeof all / sizeof all[0], WRITTEN = 2 };
+    void *here[TENSORS], *workspace;
+    size_t sizes_of[TENSORS];
+    TRY(carry_device_alloc(plan->ctx, &workspace, plan->device, bytes));
+    TRY(carry_device_fill(plan->ctx, workspace, plan->device, 0xff, bytes, NULL));
+    for (int i = 0; i < TENSORS; i++) {
+        here[i] = all[i]->data;
+        if (here[i] != NULL) {
+            sizes_of[i] = (size_t)carry_tensor_count(all[i]) * sizeof(float);
+            all[i]->device = plan->device;
+            TRY(carry_device_alloc(plan->ctx, &all[i]->data, plan->device, sizes_of[i]));
+            TRY(carry_device_copy(plan->ctx, all[i]->data, plan->device, here[i], 0, sizes_of[i], NULL));
+        }
+    }
+    carry_status status = run_scan(plan, &there, polled, seed, workspace, bytes);
+    for (int i = 0; i < TENSORS; i++) {
+        if (here[i] != NULL && i < WRITTEN && status == CARRY_OK) {
+            status = carry_device_copy(plan->ctx, here[i], 0, all[i]->data, plan->device, sizes_of[i], NULL);
+        }
+        carry_device_free(plan->ctx, plan->device, here[i] != NULL ? all[i]->data : NULL);
+    }
+    carry_device_free(plan->ctx, plan->device, workspace);
+    return status;
+}
+
 static carry_status scan(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled, uint64_t seed) {
+    if (plan->device > 0) {
+        return scan_on_gpu(plan, args, polled, seed);
+    }
     const size_t bytes = carry_all_scan_workspace(plan);
     void *workspace = malloc(bytes > 0 ? bytes : 1);
     memset(workspace, 0xff, bytes); /* NaN */
+    const carry_status status = run_scan(plan, args, polled, seed, workspace, bytes);
+    free(workspace);
+    return status;
+}
+
+static carry_status run_scan(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled, uint64_t seed,
+                             void *workspace, size_t bytes) {
     carry_status status;
     if (!polled) {
         status = carry_all_scan_run(plan, args, workspace, bytes);
@@ -52,7 +97,6 @@ static carry_status scan(carry_all_scan_plan *plan, const carry_all_scan_args *a
         }
         status = status == CARRY_OK ? carry_all_scan_end(plan) : status;
     }
-    free(workspace);
     return status;
 }
 
@@ -263,6 +307,32 @@ static void test_threads_of_a_rank_split_its_products(void **state) {
     }
 }
 
+/* The way that its messages go is the user's. */
+static carry_status try_on_gpu(void *user, carry_comm *comm) {
+    carry_comm *gpus;
+    int rounds = 1;
+    TRY(carry_comm_open_device(comm, &gpus, 1, user));
+    carry_status status = try_everything(&rounds, gpus);
+    repeated r = {.algorithm = "gather", .wire = CARRY_BF16};
+    status = status == CARRY_OK ? repeat(&r, gpus) : status;
+    carry_comm_free(gpus);
+    return status;
+}
+
+static void test_ranks_that_share_a_gpu_agree_with_the_recurrence(void **state) {
+    (void)state;
+    static const char *const ways[] = {"peer", "staged"};
+    if (carry_device_count() < 2) {
+        skip();
+    }
+    for (size_t i = 0; i < 2 * sizeof sizes / sizeof sizes[0]; i++) {
+        char message[512];
+        if (run_ranks(sizes[i / 2], &world, try_on_gpu, (void *)ways[i % 2], message) != CARRY_OK) {
+            fail_msg("%d ranks, %s: %s", sizes[i / 2], ways[i % 2], message);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_algorithm_is_the_recurrence_over_ranks),
@@ -270,6 +340,7 @@ int main(void) {
         cmocka_unit_test(test_the_bits_do_not_depend_on_timing),
         cmocka_unit_test(test_several_scans_are_under_way_at_once),
         cmocka_unit_test(test_threads_of_a_rank_split_its_products),
+        cmocka_unit_test(test_ranks_that_share_a_gpu_agree_with_the_recurrence),
     };
     take_filter();
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -7,6 +7,8 @@
 
 #include <math.h>
 
+#include "comm/rates.h"
+
 enum { RESULTS = 10 };
 
 static const char *const result_name[RESULTS] = {"o",     "final_state", "dq", "dk", "dv",
@@ -31,7 +33,9 @@ typedef struct split {
     carry_delta_ranks_options options;
     bool no_initial, no_dfinal, forward_only;
     int threads;
-    int ranks; /* under mpirun */
+    int ranks;       /* under mpirun */
+    const char *way; /* on a GPU that all share: how its memory moves; NULL: on the CPU */
+    whole *shared;   /* there; run_on_ranks makes it */
 } split;
 
 static inline float *whole_normals(carry_ctx *ctx, int64_t count, uint64_t stream, float deviation) {
@@ -48,6 +52,7 @@ static inline carry_tensor rows(float *data, const carry_delta_problem *p, int64
     carry_tensor t = carry_view_4d(data, CARRY_F32, p->batch, p->tokens, heads, size);
     t.data = data + first * heads * size;
     t.shape[1] = tokens;
+    t.device = p->device;
     return t;
 }
 
@@ -55,6 +60,7 @@ static inline carry_tensor scalars(float *data, const carry_delta_problem *p, in
     carry_tensor t = carry_view_3d(data, CARRY_F32, p->batch, p->tokens, p->value_heads);
     t.data = data + first * p->value_heads;
     t.shape[1] = tokens;
+    t.device = p->device;
     return t;
 }
 
@@ -74,6 +80,7 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
                              void *kept) {
     const carry_delta_problem *p = &w->p;
     carry_tensor states = carry_view_4d(w->initial, CARRY_F32, w->states, p->value_heads, p->key, p->value);
+    states.device = p->device;
     c->initial = c->final = c->dinitial = c->dfinal = states;
     c->final.data = to[1];
     c->dinitial.data = to[6];
@@ -85,6 +92,7 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
     c->dt_bias = carry_view_1d(w->dt_bias, CARRY_F32, p->value_heads);
     c->dA = carry_view_1d(to[8], CARRY_F32, p->value_heads);
     c->ddt = carry_view_1d(to[9], CARRY_F32, p->value_heads);
+    c->A_log.device = c->dt_bias.device = c->dA.device = c->ddt.device = p->device;
     bool gated = p->gate != CARRY_DELTA_NO_GATE;
     c->forward = (carry_delta_forward_args){.o = rows(to[0], p, first, tokens, p->value_heads, p->value),
                                             .final_state = c->final,
@@ -216,22 +224,27 @@ static inline void discard_whole(whole *w) {
     }
 }
 
-/* What every rank does. */
-static inline carry_status run_split(void *user, carry_comm *comm) {
-    split *s = user;
-    whole *w = s->w;
+static inline carry_status fill_with_nan(carry_ctx *ctx, int device, void *data, size_t bytes) {
+    return carry_device_fill(ctx, data, device, 0xff, bytes, NULL);
+}
+
+/* What every rank does; comm moves memory of w->p.device. */
+static inline carry_status run_split_on(split *s, const whole *w, carry_comm *comm) {
     int rank = carry_comm_rank(comm);
+    carry_ctx *ctx = carry_comm_ctx(comm);
     carry_delta_problem p = w->p;
     p.tokens = s->cut[rank + 1] - s->cut[rank];
     carry_delta_ranks_plan *plan;
     TRY(carry_delta_ranks_plan_new(comm, &plan, &p, &s->options));
     size_t bytes = carry_delta_ranks_workspace(plan);
-    unsigned char *workspace = malloc(bytes + 8);
-    void *kept = malloc(carry_delta_ranks_kept(plan) + 4);
-    EXPECT(comm, workspace != NULL && kept != NULL, "memory");
-    memset(workspace, 0xff, bytes);
-    memset(workspace + bytes, 0x5a, 8);
-    memset(kept, 0xff, carry_delta_ranks_kept(plan));
+    unsigned char *workspace;
+    unsigned char behind[8];
+    void *kept;
+    TRY(carry_device_alloc(ctx, (void **)&workspace, p.device, bytes + 8));
+    TRY(carry_device_alloc(ctx, &kept, p.device, carry_delta_ranks_kept(plan) + 4));
+    TRY(fill_with_nan(ctx, p.device, workspace, bytes));
+    TRY(carry_device_fill(ctx, workspace + bytes, p.device, 0x5a, 8, NULL));
+    TRY(fill_with_nan(ctx, p.device, kept, carry_delta_ranks_kept(plan)));
     float *to[RESULTS];
     memcpy(to, w->got, sizeof to);
     to[8] = w->heads + rank * 2 * p.value_heads;
@@ -246,19 +259,81 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     }
     carry_status status = carry_delta_ranks_forward(plan, &c.forward, workspace, bytes);
     double seconds = carry_delta_ranks_seconds(plan);
-    EXPECT(comm, seconds > 0.0 && carry_delta_ranks_exposed(plan) <= seconds, "exposed %g of %g seconds",
-           carry_delta_ranks_exposed(plan), seconds);
+    EXPECT(comm, p.device > 0 || (seconds > 0.0 && carry_delta_ranks_exposed(plan) <= seconds),
+           "exposed %g of %g seconds", carry_delta_ranks_exposed(plan), seconds);
     if (status == CARRY_OK && !s->forward_only) {
-        memset(workspace, 0xff, bytes);
+        TRY(fill_with_nan(ctx, p.device, workspace, bytes));
         status = carry_delta_ranks_backward(plan, &c.backward, workspace, bytes);
     }
+    TRY(carry_device_copy(ctx, behind, 0, workspace + bytes, p.device, 8, NULL));
     for (int i = 0; i < 8; i++) {
-        EXPECT(comm, workspace[bytes + (size_t)i] == 0x5a, "wrote behind the workspace");
+        EXPECT(comm, behind[i] == 0x5a, "wrote behind the workspace");
     }
-    free(workspace);
-    free(kept);
+    carry_device_free(ctx, p.device, workspace);
+    carry_device_free(ctx, p.device, kept);
     carry_delta_ranks_plan_free(plan);
     return status;
+}
+
+static inline carry_status run_split(void *user, carry_comm *comm) {
+    split *s = user;
+    carry_comm *gpus;
+    if (s->way == NULL) {
+        return run_split_on(s, s->w, comm);
+    }
+    TRY(carry_comm_open_device(comm, &gpus, s->shared->p.device, s->way));
+    const carry_status status = run_split_on(s, s->shared, gpus);
+    carry_comm_free(gpus);
+    return status;
+}
+
+/* The same tensors in memory of the first GPU; or, back, what was got there. */
+static inline void share_whole(carry_ctx *ctx, whole *there, const whole *w) {
+    const carry_delta_problem *p = &w->p;
+    const int64_t scalar = p->batch * p->tokens * p->value_heads;
+    *there = *w;
+    there->p.device = 1;
+    float **all[] = {&there->q,     &there->k,       &there->v,      &there->beta,   &there->g,    &there->initial,
+                     &there->A_log, &there->dt_bias, &there->grad_o, &there->dfinal, &there->heads};
+    const int64_t sizes_of[] = {w->count[2],
+                                w->count[3],
+                                w->count[4],
+                                scalar,
+                                w->count[7],
+                                w->count[1],
+                                p->value_heads,
+                                p->value_heads,
+                                w->count[4],
+                                w->count[1],
+                                RANKS * 2 * p->value_heads};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        const size_t bytes = (size_t)sizes_of[i] * sizeof(float);
+        const float *host = *all[i];
+        assert_ok(ctx, carry_device_alloc(ctx, (void **)all[i], 1, bytes));
+        assert_ok(ctx, carry_device_copy(ctx, *all[i], 1, host, 0, bytes, NULL));
+    }
+    for (int r = 0; r < RESULTS; r++) {
+        const size_t bytes = (size_t)w->count[r] * sizeof(float);
+        assert_ok(ctx, carry_device_alloc(ctx, (void **)&there->got[r], 1, bytes));
+        assert_ok(ctx, fill_with_nan(ctx, 1, there->got[r], bytes));
+    }
+    assert_ok(ctx, carry_stream_wait(ctx, 1, NULL));
+}
+
+static inline void fetch_whole(carry_ctx *ctx, whole *there, whole *w) {
+    float *const all[] = {there->q,       there->k,     there->v,       there->beta,   there->g,
+                          there->initial, there->A_log, there->dt_bias, there->grad_o, there->dfinal};
+    for (int r = 0; r < RESULTS; r++) {
+        assert_ok(ctx,
+                  carry_device_copy(ctx, w->got[r], 0, there->got[r], 1, (size_t)w->count[r] * sizeof(float), NULL));
+        carry_device_free(ctx, 1, there->got[r]);
+    }
+    assert_ok(ctx, carry_device_copy(ctx, w->heads, 0, there->heads, 1,
+                                     (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float), NULL));
+    carry_device_free(ctx, 1, there->heads);
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        carry_device_free(ctx, 1, all[i]);
+    }
 }
 
 /* Processes have memory of their own: what each has written comes together. An element of two ranks is an error. */
@@ -324,8 +399,18 @@ static inline void run_on_ranks(split *s, int ranks, const char *what) {
     }
     memset(w->heads, 0xff, (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float));
     s->ranks = ranks;
+    carry_ctx *ctx = s->way != NULL ? support_ctx(1, NULL, NULL) : NULL;
+    whole shared;
+    if (ctx != NULL) {
+        share_whole(ctx, &shared, w);
+        s->shared = &shared;
+    }
     carry_status status = run_ranks_of(ranks, s->threads > 0 ? s->threads : 1, &world,
                                        is_under_mpi() ? run_split_apart : run_split, s, message);
+    if (ctx != NULL) {
+        fetch_whole(ctx, &shared, w);
+        carry_ctx_free(ctx);
+    }
     if (status != CARRY_OK) {
         fail_msg("%s on %d ranks: %s", what, ranks, message);
     }

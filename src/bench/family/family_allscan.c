@@ -9,9 +9,11 @@
 #include <string.h>
 
 #include "carry/all_scan.h"
+#include "carry/device.h"
 #include "comm/ranks.h"
+#include "comm/rates.h"
 #include "core/context.h"
-#include "core/memory.h"
+#include "core/tensor.h"
 #include "bench/family/all_scan_set.h"
 #include "bench/collective.h"
 #include "bench/deviation.h"
@@ -26,6 +28,10 @@ typedef struct instance {
     bool initial;
     int copies, current;
     carry_all_scan_set sets[MAX_COPIES];
+    int device;
+    char way[CARRY_PROBLEM_WORD];          /* of its memory between ranks, or "" */
+    carry_comm *moving;                    /* over base.comm, for a GPU; else NULL */
+    carry_all_scan_args there[MAX_COPIES]; /* the sets in its memory */
     carry_all_scan_plan *plan;
     void *workspace;
     double *entering, *leaving, *row; /* float64 reference of set 0 */
@@ -35,7 +41,7 @@ typedef struct instance {
 
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
-    "reversed, initial (a state), gather, algo=NAME, device=cpu";
+    "reversed, initial (a state), gather, algo=NAME, device=cpu or cuda, comm=NAME (peer, staged, nccl)";
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");
@@ -79,15 +85,16 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     it->problem.reversed = carry_problem_has(problem, "reversed");
     it->initial = carry_problem_has(problem, "initial");
     const int64_t p = carry_problem_size(problem, "p", 0);
-    const char *device = carry_problem_setting(problem, "device");
+    const char *way = carry_problem_setting(problem, "comm");
+    (void)snprintf(it->way, sizeof it->way, "%s", way != NULL ? way : "");
+    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (p < 1 || p > CARRY_RANKS) {
         return carry_fail(ctx, p < 1 ? CARRY_EARGUMENT : CARRY_ESIZE,
                           "'%s' must say how many ranks there are, from p1 to p%d", problem->text, CARRY_RANKS);
     }
-    if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "device=%s in '%s': states travel between ranks in the CPU's memory in this build", device,
+    if (way != NULL && it->device == 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "comm=%s in '%s' is how memory of GPUs moves: device=cuda", way,
                           problem->text);
     }
     if (problem->comm != NULL && carry_comm_size(problem->comm) != p) {
@@ -97,14 +104,64 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
+/* The tensors of a call, those that are written first. */
+enum { TENSORS = 8, WRITTEN = 2 };
+
+static void list_tensors(carry_all_scan_args *args, carry_tensor *all[TENSORS]) {
+    carry_tensor *const list[TENSORS] = {&args->state, &args->leaving, &args->L,     &args->initial,
+                                         &args->M,     &args->W,       &args->gamma, &args->Y};
+    memcpy(all, list, sizeof list);
+}
+
+static size_t tensor_bytes(const carry_tensor *tensor) {
+    return (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype);
+}
+
+/* A set in the GPU's memory. */
+static carry_status upload(instance *it, int index) {
+    carry_tensor *all[TENSORS];
+    it->there[index] = it->sets[index].args;
+    list_tensors(&it->there[index], all);
+    for (int i = 0; i < TENSORS; i++) {
+        const void *host = all[i]->data;
+        all[i]->data = NULL;
+        if (host != NULL) {
+            all[i]->device = it->device;
+            CARRY_TRY(carry_device_alloc(it->base.ctx, &all[i]->data, it->device, tensor_bytes(all[i])));
+            CARRY_TRY(carry_device_copy(it->base.ctx, all[i]->data, it->device, host, 0, tensor_bytes(all[i]), NULL));
+        }
+    }
+    return carry_stream_wait(it->base.ctx, it->device, NULL);
+}
+
+/* What is read goes there (the poison of results too), or what is written comes back. */
+static carry_status copy_set(instance *it, bool back) {
+    carry_tensor *here[TENSORS], *there[TENSORS];
+    carry_ctx *ctx = it->base.ctx;
+    list_tensors(&it->sets[0].args, here);
+    list_tensors(&it->there[0], there);
+    for (int i = 0; i < WRITTEN; i++) {
+        const size_t count = tensor_bytes(here[i]);
+        CARRY_TRY(back ? carry_device_copy(ctx, here[i]->data, 0, there[i]->data, it->device, count, NULL)
+                       : carry_device_copy(ctx, there[i]->data, it->device, here[i]->data, 0, count, NULL));
+    }
+    return carry_stream_wait(ctx, it->device, NULL);
+}
+
 static void close_instance(void *given) {
     instance *it = given;
+    carry_all_scan_plan_free(it->plan);
     for (int i = 0; i < it->copies; i++) {
+        carry_tensor *all[TENSORS];
+        list_tensors(&it->there[i], all);
+        for (int t = 0; t < TENSORS && it->device > 0; t++) {
+            carry_device_free(it->base.ctx, it->device, all[t]->data);
+        }
         carry_all_scan_set_free(&it->sets[i]);
     }
-    carry_all_scan_plan_free(it->plan);
+    carry_comm_free(it->moving);
     carry_comm_free(it->base.alone);
-    free(it->workspace);
+    carry_device_free(it->base.ctx, it->device, it->workspace);
     free(it->entering);
     free(it->leaving);
     free(it->row);
@@ -118,7 +175,10 @@ static bool is_first(const instance *it) {
 
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
-    return carry_all_scan_plan_new(it->base.comm, &it->plan, &it->problem,
+    if (it->device > 0 && it->moving == NULL) {
+        CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->device, it->way[0] != '\0' ? it->way : NULL));
+    }
+    return carry_all_scan_plan_new(it->moving != NULL ? it->moving : it->base.comm, &it->plan, &it->problem,
                                    &(carry_all_scan_options){.algorithm = method});
 }
 
@@ -143,6 +203,9 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
         it->copies = i + 1;
         CARRY_TRY(carry_all_scan_set_new(it->base.ctx, &it->sets[i], &it->problem, it->initial && is_first(it),
                                          seed + (uint64_t)i, carry_comm_rank(it->base.comm)));
+        if (it->device > 0) {
+            CARRY_TRY(upload(it, i));
+        }
     }
     return CARRY_OK;
 }
@@ -165,12 +228,12 @@ static double bytes(const void *given) {
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
     carry_all_scan_plan_free(it->plan);
-    free(it->workspace);
+    carry_device_free(it->base.ctx, it->device, it->workspace);
     it->plan = NULL;
     it->workspace = NULL;
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
     const size_t wanted = carry_all_scan_workspace(it->plan);
-    it->workspace = carry_aligned_new(wanted > 0 ? wanted : 1);
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted); /* NULL where it fails */
     return carry_collective_agree(it->base.comm,
                                   it->workspace != NULL
                                       ? CARRY_OK
@@ -191,9 +254,10 @@ static const char *about_plan(const void *given) {
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
-    carry_all_scan_args args = it->sets[it->current].args;
+    carry_all_scan_args args = it->device > 0 ? it->there[it->current] : it->sets[it->current].args;
     args.leaving = (carry_tensor){0};
-    return carry_all_scan_run(it->plan, &args, it->workspace, carry_all_scan_workspace(it->plan));
+    CARRY_TRY(carry_all_scan_run(it->plan, &args, it->workspace, carry_all_scan_workspace(it->plan)));
+    return carry_stream_wait(it->base.ctx, it->device, carry_ctx_stream(it->base.ctx, it->device));
 }
 
 /* Of this rank, in the last run. */
@@ -286,7 +350,11 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     CARRY_TRY(make_reference(it));
     carry_poison(&args->state);
     carry_poison(&args->leaving);
-    CARRY_TRY(carry_all_scan_run(it->plan, args, it->workspace, carry_all_scan_workspace(it->plan)));
+    const bool on_gpu = it->device > 0;
+    CARRY_TRY(on_gpu ? copy_set(it, false) : CARRY_OK);
+    CARRY_TRY(
+        carry_all_scan_run(it->plan, on_gpu ? &it->there[0] : args, it->workspace, carry_all_scan_workspace(it->plan)));
+    CARRY_TRY(on_gpu ? copy_set(it, true) : CARRY_OK);
     deviations[0] = carry_deviation_of("state", &args->state, it->entering, bound_of(it));
     deviations[1] = carry_deviation_of("leaving", &args->leaving, it->leaving, bound_of(it));
     for (int i = 0; i < 2; i++) {
@@ -297,12 +365,16 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
+static int device_of(const void *given) {
+    return ((const instance *)given)->device;
+}
+
 const carry_family carry_family_allscan = {
     .name = "allscan",
     .about = "the scan across p ranks: S[p+1] = M[p] S[p] + L[p], M k x k, its factors or diagonal, S k x v",
     .takes = takes,
     .example = "allscan:wy:bf16:h16:k128:v128:p8",
-    .support = {.cpu = "f32 bf16", .ranks = "cpu"},
+    .support = {.cpu = "f32 bf16", .cuda = "f32 bf16", .ranks = "cpu cuda"},
     .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,
@@ -314,6 +386,7 @@ const carry_family carry_family_allscan = {
     .about_plan = about_plan,
     .only = carry_ranks_family_only,
     .run = run,
+    .device = device_of,
     .counts = counts,
     .compare = compare,
 };

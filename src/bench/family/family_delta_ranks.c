@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "comm/ranks.h"
 #include "core/context.h"
-#include "core/memory.h"
 #include "core/tensor.h"
 #include "delta/ranks.h"
 #include "bench/collective.h"
@@ -29,7 +29,10 @@ typedef struct instance {
     char method[CARRY_PROBLEM_WORD];
     carry_delta_ranks_options options;
     int copies, current;
-    carry_delta_set sets[MAX_COPIES];
+    carry_delta_set sets[MAX_COPIES]; /* on the device */
+    carry_delta_set host;             /* set 0 on the CPU; the same one where that is the device */
+    char way[CARRY_PROBLEM_WORD];     /* of a GPU's memory between ranks, or "" */
+    carry_comm *moving;               /* over base.comm, for a GPU; else NULL */
     carry_delta_ranks_plan *plan;
     void *workspace, *kept;
     int64_t received;                      /* bytes, in the last run */
@@ -39,14 +42,16 @@ typedef struct instance {
 static const char takes[] =
     "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
     "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
-    "wire=f32 or bf16, groups=N, device=cpu";
+    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, staged, nccl)";
 
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");
     const char *method = carry_problem_setting(problem, "method");
     const char *wire = carry_problem_setting(problem, "wire");
     const char *groups = carry_problem_setting(problem, "groups");
-    const char *device = carry_problem_setting(problem, "device");
+    const char *way = carry_problem_setting(problem, "comm");
+    CARRY_TRY(carry_problem_device(ctx, &it->problem.device, problem));
+    (void)snprintf(it->way, sizeof it->way, "%s", way != NULL ? way : "");
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     (void)snprintf(it->method, sizeof it->method, "%s", method != NULL ? method : "");
     it->options.method = method != NULL ? it->method : NULL;
@@ -59,9 +64,8 @@ static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *
     if (groups != NULL && (*end != '\0' || it->options.groups < 1)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "groups=%s in '%s' is not a number of groups", groups, problem->text);
     }
-    if (device != NULL && strcmp(device, "cpu") != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "device=%s in '%s': the delta rule over ranks runs on cpu in this build", device,
+    if (way != NULL && it->problem.device == 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "comm=%s in '%s' is how memory of GPUs moves: device=cuda", way,
                           problem->text);
     }
     return CARRY_OK;
@@ -109,15 +113,42 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 
 static void close_instance(void *given) {
     instance *it = given;
+    const int device = it->problem.device;
+    carry_delta_ranks_plan_free(it->plan);
+    if (device != 0) {
+        carry_delta_set_free(it->base.ctx, &it->host);
+    }
     for (int i = 0; i < it->copies; i++) {
         carry_delta_set_free(it->base.ctx, &it->sets[i]);
     }
-    carry_delta_ranks_plan_free(it->plan);
+    carry_comm_free(it->moving);
     carry_comm_free(it->base.alone);
-    free(it->workspace);
-    free(it->kept);
+    carry_device_free(it->base.ctx, device, it->workspace);
+    carry_device_free(it->base.ctx, device, it->kept);
     carry_delta_ranks_reference_free(&it->reference);
     free(it);
+}
+
+/* Made on the CPU, and copied where the device is another one. */
+static carry_status make_set(instance *it, int index, uint64_t seed) {
+    carry_delta_problem here = it->problem;
+    carry_delta_set made = {0};
+    here.device = 0;
+    carry_status status = carry_delta_set_new(it->base.ctx, &made, &here, it->backward, seed + (uint64_t)index,
+                                              carry_comm_rank(it->base.comm));
+    if (it->problem.device == 0) {
+        it->sets[index] = made;
+        it->host = it->sets[0];
+        return status;
+    }
+    status =
+        status == CARRY_OK ? carry_delta_set_upload(it->base.ctx, &it->sets[index], &made, it->problem.device) : status;
+    if (index == 0) {
+        it->host = made;
+    } else {
+        carry_delta_set_free(it->base.ctx, &made);
+    }
+    return status;
 }
 
 static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
@@ -130,8 +161,7 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
     carry_delta_plan_free(probe);
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
-        CARRY_TRY(carry_delta_set_new(it->base.ctx, &it->sets[i], &it->problem, it->backward, seed + (uint64_t)i,
-                                      carry_comm_rank(it->base.comm)));
+        CARRY_TRY(make_set(it, i, seed));
     }
     return CARRY_OK;
 }
@@ -140,7 +170,12 @@ static carry_status make_plan(void *given, const char *algorithm) {
     instance *it = given;
     carry_delta_ranks_options options = it->options;
     options.algorithm = algorithm;
-    return carry_delta_ranks_plan_new(it->base.comm, &it->plan, &it->problem, &options);
+    if (it->problem.device > 0 && it->moving == NULL) {
+        CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->problem.device,
+                                         it->way[0] != '\0' ? it->way : NULL));
+    }
+    return carry_delta_ranks_plan_new(it->moving != NULL ? it->moving : it->base.comm, &it->plan, &it->problem,
+                                      &options);
 }
 
 static const carry_ranks_family over_ranks = {
@@ -167,8 +202,10 @@ static carry_status run_forward(instance *it, carry_delta_set *s, void *kept) {
 
 static carry_status allocate(instance *it) {
     const size_t workspace = carry_delta_ranks_workspace(it->plan), kept = carry_delta_ranks_kept(it->plan);
-    it->workspace = carry_aligned_new(workspace > 0 ? workspace : 1);
-    it->kept = it->backward && it->copies > 0 ? carry_aligned_new(kept > 0 ? kept : 1) : NULL;
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace); /* NULL where it fails */
+    if (it->backward && it->copies > 0) {
+        (void)carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, kept);
+    }
     if (it->workspace == NULL || (it->backward && it->copies > 0 && it->kept == NULL)) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
                           "%.3g GB of workspace and %.3g GB for backward cannot be allocated", 1e-9 * (double)workspace,
@@ -181,8 +218,8 @@ static carry_status allocate(instance *it) {
 static carry_status choose(void *given, const char *algorithm) {
     instance *it = given;
     carry_delta_ranks_plan_free(it->plan);
-    free(it->workspace);
-    free(it->kept);
+    carry_device_free(it->base.ctx, it->problem.device, it->workspace);
+    carry_device_free(it->base.ctx, it->problem.device, it->kept);
     it->plan = NULL;
     it->workspace = it->kept = NULL;
     CARRY_TRY(carry_collective_agree(it->base.comm, make_plan(it, algorithm)));
@@ -210,10 +247,12 @@ static carry_status run_set(instance *it, carry_delta_set *s) {
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
-    const int64_t before = carry_comm_counted(it->base.comm).bytes_received;
+    const carry_comm *comm = it->moving != NULL ? it->moving : it->base.comm;
+    const int64_t before = carry_comm_counted(comm).bytes_received;
     const carry_status status = run_set(it, &it->sets[it->current]);
-    it->received = carry_comm_counted(it->base.comm).bytes_received - before;
-    return status;
+    it->received = carry_comm_counted(comm).bytes_received - before;
+    CARRY_TRY(status);
+    return carry_stream_wait(it->base.ctx, it->problem.device, carry_ctx_stream(it->base.ctx, it->problem.device));
 }
 
 /* Of this rank, in the last run; flops without what ranks cost besides. */
@@ -233,9 +272,11 @@ static carry_counts counts(const void *given) {
 }
 
 static carry_status make_reference(instance *it) {
+    carry_delta_problem here = it->problem;
+    here.device = 0;
     CARRY_TRY(carry_collective_agree(
-        it->base.comm, carry_delta_ranks_reference_new(it->base.ctx, &it->reference, &it->sets[0], it->backward)));
-    return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->sets[0], &it->problem, it->initial);
+        it->base.comm, carry_delta_ranks_reference_new(it->base.ctx, &it->reference, &it->host, it->backward)));
+    return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->host, &here, it->initial);
 }
 
 /* As on one rank (family_delta.c), twice: the states of the ranks' borders are made by other products than those of the
@@ -246,11 +287,13 @@ static double bound_of(const instance *it, carry_dtype dtype) {
 }
 
 static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
-    carry_delta_set *s = &it->sets[0];
+    carry_delta_set *s = &it->host;
     CARRY_TRY(make_reference(it));
     carry_poison(&s->o);
     carry_poison(&s->final);
-    CARRY_TRY(run_set(it, s));
+    CARRY_TRY(carry_delta_set_poison(it->base.ctx, &it->sets[0], s));
+    CARRY_TRY(run_set(it, &it->sets[0]));
+    CARRY_TRY(carry_delta_set_download(it->base.ctx, s, &it->sets[0]));
     deviations[0] = carry_deviation_of("o", &s->o, it->reference.o[0], bound_of(it, s->o.dtype));
     deviations[1] = carry_deviation_of("final_state", &s->final, it->reference.leaving, bound_of(it, CARRY_F32));
     if (!it->is_last) { /* it is written where the sequence ends */
@@ -263,7 +306,7 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
 
 /* As on one rank: o is linear in v, so a central difference along any direction is exact; ranks add their parts. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
-    carry_delta_set *s = &it->sets[0];
+    carry_delta_set *s = &it->host;
     const int64_t size = carry_tensor_count(&s->v);
     if (it->problem.dtype != CARRY_F32) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "gradients over ranks are checked in f32");
@@ -273,8 +316,10 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     for (size_t i = 0; i < sizeof poisoned / sizeof poisoned[0]; i++) {
         carry_poison(poisoned[i]);
     }
-    CARRY_TRY(run_forward(it, s, it->kept));
-    CARRY_TRY(run_set(it, s));
+    CARRY_TRY(carry_delta_set_poison(it->base.ctx, &it->sets[0], s));
+    CARRY_TRY(run_forward(it, &it->sets[0], it->kept));
+    CARRY_TRY(run_set(it, &it->sets[0]));
+    CARRY_TRY(carry_delta_set_download(it->base.ctx, s, &it->sets[0]));
     const float *along = s->grad_o.data;
     const float *dv = s->dv.data;
     double sums[3] = {0.0}; /* numeric, analytic, squares of its terms */
@@ -300,12 +345,20 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
                                                : compare_forward(given, deviations, count);
 }
 
+static int device_of(const void *given) {
+    return ((const instance *)given)->problem.device;
+}
+
 const carry_family carry_family_delta_ranks = {
     .name = "delta",
     .about = "the gated delta rule over p ranks that share the tokens: forward or backward",
     .takes = takes,
     .example = "delta:f32:t32768:h16:k128:v128:p4",
-    .support = {.cpu = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16", .ranks = "cpu"},
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16",
+                .ranks = "cpu cuda"},
     .ranks = carry_ranks_family_size,
     .open = open_instance,
     .plan = plan_instance,
@@ -317,6 +370,7 @@ const carry_family carry_family_delta_ranks = {
     .about_plan = about_plan,
     .only = carry_ranks_family_only,
     .run = run,
+    .device = device_of,
     .counts = counts,
     .compare = compare,
 };

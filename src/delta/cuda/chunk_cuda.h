@@ -27,6 +27,7 @@ typedef struct carry_delta_view {
 
 typedef struct carry_delta_chunk_job {
     int64_t batch, tokens, heads, value_heads;
+    int64_t state_heads;       /* of a sequence's states in memory, of which these are some; 0: value_heads */
     int64_t sequences;         /* batch, or the packed ones */
     const int64_t *cu_seqlens; /* in device memory; NULL: not packed */
     float scale;

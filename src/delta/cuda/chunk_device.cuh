@@ -26,7 +26,7 @@ constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 
 struct shape {
-    int batch, tokens, heads, value_heads, sequences;
+    int batch, tokens, heads, value_heads, state_heads, sequences;
     const int64_t *cu_seqlens;
     int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
 };
@@ -124,6 +124,20 @@ static __device__ __forceinline__ float fade_of(const float *numbers, int i) {
 }
 static __device__ __forceinline__ float decay_of(const float *numbers, int i, int j) {
     return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
+}
+
+/* dv = beta Y stands for Y where gradients are made of it; rows whose beta is too small to divide by have Y itself in
+   its place until then. */
+constexpr float TINY_BETA = 0x1p-20f;
+static __device__ __forceinline__ bool tiny(float beta) {
+    return fabsf(beta) < TINY_BETA;
+}
+/* What Y was multiplied with, and what is left to do. */
+static __device__ __forceinline__ float told_beta(float beta) {
+    return tiny(beta) ? 1.0f : beta;
+}
+static __device__ __forceinline__ float left_beta(float beta) {
+    return tiny(beta) ? beta : 1.0f;
 }
 
 /* Rows from `length` of `bands` bands: zeros, by 128 threads. */

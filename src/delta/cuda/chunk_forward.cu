@@ -136,8 +136,15 @@ carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view
 }
 
 shape shape_of(const carry_delta_chunk_job *job) {
-    return {(int)job->batch, (int)job->tokens, (int)job->heads, (int)job->value_heads, (int)job->sequences,
-            job->cu_seqlens, 1, (int)((job->tokens + C - 1) / C)};
+    return {(int)job->batch,
+            (int)job->tokens,
+            (int)job->heads,
+            (int)job->value_heads,
+            (int)(job->state_heads > 0 ? job->state_heads : job->value_heads),
+            (int)job->sequences,
+            job->cu_seqlens,
+            1,
+            (int)((job->tokens + C - 1) / C)};
 }
 
 /* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on

@@ -9,10 +9,10 @@ namespace delta_chunk {
 
 struct gradient_args {
     prepare_args in;
-    CUtensorMap grad_o, grad_q, grad_k;
+    CUtensorMap grad_o, grad_q, grad_k, grad_v;
     carry_delta_view v, dq, dk, dv, dbeta, dg;
     int items; /* chunks x heads of q and k */
-    const char *states, *values, *dstates, *y;
+    const char *states, *values, *dstates;
     float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
 };
 
@@ -20,17 +20,16 @@ struct gradient_args {
 carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
                               int ordinal, cudaStream_t stream);
 
-/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The squares go to
+/* In shared memory: two of (q, k), two of (dO, dv), V', S, dS, two of numbers. The squares go to
    the place of dO. */
 constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
 constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
 constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
-constexpr float TINY_BETA = 0x1p-20f;
 
 /* Of one value head. */
 struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C]; /* sums of dP P and M D kk; of the columns, by warp */
-    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: Y . V', y_value: Y . v where beta is tiny */
+    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4]; /* S . dS, by warp */
 };
 
@@ -125,7 +124,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
         int i = row + 8 * r;
         high[r] = n[HIGH + i];
         low[r] = n[LOW + i];
-        by[r] = queries ? scale : -n[BETA + i];
+        by[r] = queries ? scale : -left_beta(n[BETA + i]);
         norm[r] = n[(queries ? NORM_Q : NORM_K) + i];
     }
 #pragma unroll
@@ -186,7 +185,7 @@ static __device__ __forceinline__ void small_betas(const gradient_args &a, const
                                                    const chunk_place &at, int head, const char *y, int thread) {
     int lane = thread % 32, part = thread % 16;
     float beta = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
-    if (!__any_sync(0xffffffffu, beta < TINY_BETA)) {
+    if (!__any_sync(0xffffffffu, tiny(beta))) {
         return;
     }
 #pragma unroll 1
@@ -216,20 +215,23 @@ static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
     return pack(by * low_half(pair), by * high_half(pair));
 }
 
-/* dv = beta Y; 128 threads, 16 a row. */
-static __device__ __forceinline__ void store_values(const gradient_args &a, const float *n, const chunk_place &at,
-                                                    int head, const char *y, int thread) {
-    int first = thread / 16, part = thread % 16;
-    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on: the same part */
-    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + first) * a.dv.token +
+/* dv of rows that have Y in its place; 128 threads, 16 a row. */
+static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, const chunk_place &at,
+                                                     int head, const char *y, int thread) {
+    int lane = thread % 32, part = thread % 16;
+    float least = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
+    if (!__any_sync(0xffffffffu, tiny(least))) {
+        return;
+    }
+    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)at.first * a.dv.token +
                         head * a.dv.head + part * 8;
-#pragma unroll 4
-    for (int s = 0; s < 8; s++) {
-        float beta = n[BETA + first + 8 * s];
-        uint4 w = *(const uint4 *)(from + s * 1024);
-        if (first + 8 * s < at.length) {
-            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
-                                                   pack_times(beta, w.w)};
+#pragma unroll 1
+    for (int row = thread / 16; row < at.length; row += 8) {
+        float beta = n[BETA + row];
+        if (tiny(beta)) {
+            uint4 w = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
+            *(uint4 *)(to + row * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
+                                                 pack_times(beta, w.w)};
         }
     }
 }
@@ -269,10 +271,9 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
         for (int w = 0; w < 8; w++) {
             columns += sums.column[w][t];
         }
-        x[i] = sums.q_dot[t] + sums.row_p[t] - n[BETA + t] * sums.row_m[t] - columns + sums.w_dot[t] * n[BETA + t] -
-               sums.left_dot[t];
-        float beta = n[BETA + t]; /* beta times its gradient is Y . V' */
-        dbeta[i] = fabsf(beta) < TINY_BETA ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / beta;
+        float beta = n[BETA + t], by = left_beta(beta); /* beta times its gradient is Y . V' */
+        x[i] = sums.q_dot[t] + sums.row_p[t] - by * sums.row_m[t] - columns + by * sums.w_dot[t] - sums.left_dot[t];
+        dbeta[i] = tiny(beta) ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / (beta * beta);
         lefts += sums.left_dot[t];
     }
 #pragma unroll

@@ -4,7 +4,7 @@
        dq^ = scale e^G (dO S^T) + (scale D dP) k^
        dk^ = (scale D dP)^T q^ + left (V' dS^T) - beta e^G (Y S^T) + (H + H^T) k^,   H = -beta D M below the diagonal
 
-   One warpgroup makes dq, the other dk. What the gates and beta get are sums of these products' rows and columns. */
+   One warpgroup makes dq, the other dk. dv = beta Y stands for Y (chunk_device.cuh). What the gates and beta get are sums of these products' rows and columns. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENTS_CUH
 
@@ -70,7 +70,7 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
             copy_bytes(p.start + GN + n % 2 * NUMBERS_BYTES, a.in.tiles + tile * CHUNK_BYTES + NUMBERS_AT,
                        NUMBERS_BYTES, full);
             copy_tile(rows, &a.grad_o, at.first, 0, value_head, at.batch, full);
-            copy_bytes(rows + TILE, a.y + tile * TILE, TILE, full);
+            copy_tile(rows + TILE, &a.grad_v, at.first, 0, value_head, at.batch, full);
             barrier_wait(p.empty(V_TILE), n % 2 ^ 1);
             barrier_expect(p.full(V_TILE), TILE);
             copy_bytes(p.start + GV, a.values + tile * TILE, TILE, p.full(V_TILE));
@@ -147,7 +147,7 @@ struct gradient_worker {
                 factor[r] = queries ? a.in.scale * fade_of(numbers, i)
                             : pass == 0 ? decay_of(numbers, C - 1, i)
                                         : -fade_of(numbers, i);
-                more[r] = from_s && !queries ? numbers[BETA + i] : 1.0f;
+                more[r] = from_s && !queries ? left_beta(numbers[BETA + i]) : 1.0f;
             }
             add_state(from_s ? left : p.start + GV, from_s ? S_TILE : DS_TILE,
                       queries ? sums.q_dot : pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
@@ -177,9 +177,7 @@ struct gradient_worker {
         barrier_wait(p.full(V_TILE), n % 2);
         if (at.length < C) { /* what others wrote there may be no number */
             clear_rows(mine, 2, at.length, thread);
-            if (queries) {
-                clear_rows(left, 2, at.length, thread);
-            }
+            clear_rows(left, 2, at.length, thread);
             fence_async();
             group_sync(1, 256);
         }
@@ -205,7 +203,7 @@ struct gradient_worker {
                 product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
-            store_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
+            finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
         } else if (warp == 0) {
             finish_numbers(a, numbers, sums, at, slot, value_head, lane);
         }

@@ -32,10 +32,12 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
     using first = scan_shape<GROUPS, STAGES, KIND>;
     using second = scan_shape<GROUPS, STAGES, SECOND>;
     auto kernel = scan<first, second>;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, first::SHARED),
+    constexpr int SHARED = first::SHARED > second::SHARED ? first::SHARED : second::SHARED;
+    static_assert(SHARED <= 232448 - 256, "what a block can have");
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
                    "no shared memory for the delta rule");
     l.blocks = (unsigned)(lanes * 2 / GROUPS);
-    kernel<<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, first::SHARED, stream>>>(l);
+    kernel<<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, SHARED, stream>>>(l);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }

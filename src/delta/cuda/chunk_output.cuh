@@ -104,14 +104,39 @@ template <typename Shape> struct scan_output {
     }
 };
 
-/* The state and the values of every chunk go to the workspace as they lie. One thread. */
+/* dv of a chunk that a sequence's end cuts, by a warp. */
+template <typename Shape>
+static __device__ __forceinline__ void keep_some(const scan_args &a, const scan_item &item, uint32_t from, int first,
+                                                 int left, int lane) {
+    __nv_bfloat16 *to = (__nv_bfloat16 *)a.out.data + item.at.batch * a.out.batch + (int64_t)first * a.out.token +
+                        item.value_head * a.out.head + 64 * item.band;
+    for (int i = lane; i < left * 8 * Shape::GROUPS; i += 32) {
+        int token = i / (8 * Shape::GROUPS), part = i % (8 * Shape::GROUPS);
+        uint4 w;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)
+                     : "r"(swizzled(from + part / 8 * BAND, token, part % 8)));
+        *(uint4 *)(to + token * a.out.token + part * 8) = w;
+    }
+    __syncwarp();
+}
+
+/* The state and V' of every chunk go to the workspace as they lie; BACK: dv to where it belongs. A warp. */
 template <typename Shape>
 static __device__ __forceinline__ void keep_chunks(const scan_args &a, const scan_item &item,
-                                                   const scan_places<Shape> &p) {
+                                                   const scan_places<Shape> &p, int lane) {
     using namespace hopper;
     for (int n = 0; n < item.chunks; n++) {
         int chunk = Shape::REVERSE ? item.chunks - 1 - n : n;
+        int first = item.at.first + chunk * C, left = item.at.length - chunk * C;
         int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
+        if (Shape::REVERSE && left < C) {
+            barrier_wait(p.barrier(p.values, n), p.parity(n));
+            keep_some<Shape>(a, item, p.stage(n) + Shape::V, first, left, lane);
+        }
+        if (lane > 0) {
+            continue;
+        }
         barrier_wait(p.state, n % 2);
         for (int i = 0; i < 2 * Shape::GROUPS; i++) {
             int band = i / Shape::GROUPS, group = i % Shape::GROUPS;
@@ -123,7 +148,12 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
         barrier_arrive(p.state_read);
         barrier_wait(p.barrier(p.values, n), p.parity(n));
         for (int i = 0; i < Shape::GROUPS; i++) {
-            store_bytes(a.values + tile * TILE + (item.band + i) * BAND, p.stage(n) + Shape::V + i * BAND, BAND);
+            uint32_t from = p.stage(n) + Shape::V + i * BAND;
+            if (!Shape::REVERSE) {
+                store_bytes(a.values + tile * TILE + (item.band + i) * BAND, from, BAND);
+            } else if (left >= C) {
+                store_tile(&a.o, from, first, item.band + i, item.value_head, item.at.batch);
+            }
         }
         stores_commit();
         stores_wait_read();

@@ -14,7 +14,7 @@
 
        dV' = left (dS K^T) + dO P;   Y = dV' T;   dS = end dS + (fade dO) Q - (fade Y) K
 
-   and stores the dS that leaves every chunk and Y (beta Y is the gradient of v).
+   and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
 
    Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
    the pair (M, L) of the map S -> M S + L that it is: L is the state it leaves of nothing (of the initial state, in the
@@ -41,8 +41,8 @@ template <typename Shape> static __device__ __forceinline__ bool idle(const shap
            (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
 }
 
-template <typename Shape>
-static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, scan_barriers<Shape::STAGES> &b) {
+template <typename Shape, typename Barriers>
+static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Barriers &b) {
     using namespace hopper;
     scan_places<Shape> p;
     p.start = (shared_address(memory) + 1023u) & ~1023u;
@@ -74,8 +74,8 @@ static __device__ __forceinline__ void run_output(const scan_args &a, const scan
     if constexpr (Shape::KIND == FORWARD) {
         scan_output<Shape> me = {a, item, p, warp, lane};
         me.run();
-    } else if (!Shape::LOCAL && threadIdx.x % 128 == 0) {
-        keep_chunks<Shape>(a, item, p);
+    } else if (!Shape::LOCAL && warp == 0) {
+        keep_chunks<Shape>(a, item, p, lane);
     }
 }
 
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
-    __shared__ scan_barriers<First::STAGES> b;
+    __shared__ scan_barriers<(First::STAGES > Second::STAGES ? First::STAGES : Second::STAGES)> b;
     bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
     scan_places<First> p = places_of<First>(memory, b);
     scan_places<Second> p2 = places_of<Second>(memory, b);

@@ -11,7 +11,7 @@ enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
 
 constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
 
-/* BACK: v is dO, and the states are their gradients, the final one coming in. */
+/* BACK: v is dO, o is dv, and the states are their gradients, the final one coming in. */
 struct scan_args {
     CUtensorMap q, k, v, o;
     shape s;
@@ -20,23 +20,26 @@ struct scan_args {
     const float *initial_state;
     float *final_state;
     bool state_transposed;
-    char *states, *values; /* of every chunk, KEEP and BACK */
+    char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
     float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
 };
 
 enum pair_part { PART_L, PART_M, PART_C };
 
-/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. */
+/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. Kinds that ask for neither q nor P
+   have smaller stages, and more of them. */
 template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
     static constexpr scan_kind KIND = KIND_;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
-    static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
+    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and P are asked for */
+    static constexpr int GROUPS = GROUPS_, STAGES = OUTPUTS ? STAGES_ : 5 - GROUPS_ / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
-    static constexpr int Q = TILE, V = 2 * TILE, T = V + GROUPS * BAND, P = T + BAND, STAGE = T + CHUNK_BYTES;
+    static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, P = T + BAND;
+    static constexpr int NUMBERS = OUTPUTS ? P + BAND : P, STAGE = NUMBERS + NUMBERS_BYTES;
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * STATE_BAND;
-    static constexpr int SHARED = 1024 + OUT + GROUPS * BAND;
+    static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
     static constexpr int WORK_REGISTERS = GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
     static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 40;
 };
@@ -82,7 +85,7 @@ template <typename Shape> struct scan_places {
         return start + n % Shape::STAGES * Shape::STAGE;
     }
     __device__ __forceinline__ const float *numbers(int n) const {
-        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::T + NUMBERS_AT);
+        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::NUMBERS);
     }
     __device__ __forceinline__ uint32_t barrier(uint32_t first, int n) const {
         return first + 8 * (n % Shape::STAGES);
@@ -100,29 +103,22 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
         int chunk = Shape::REVERSE ? item.chunks - 1 - n : n, row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
-        barrier_expect(barrier, Shape::STAGE - (Shape::KIND == KEEP || Shape::KIND == PAIR ? TILE : 0));
+        barrier_expect(barrier, Shape::STAGE);
         copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
         }
         int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
-        copy_bytes(to + Shape::T, a.tiles + tile * CHUNK_BYTES, CHUNK_BYTES, barrier);
-        if (Shape::KIND != KEEP && Shape::KIND != PAIR) {
+        const char *from = a.tiles + tile * CHUNK_BYTES;
+        if (Shape::OUTPUTS) {
+            copy_bytes(to + Shape::T, from, CHUNK_BYTES, barrier);
             copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
+        } else {
+            copy_bytes(to + Shape::T, from, BAND, barrier);
+            copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
         }
     }
-}
-
-/* Element (value, key) of a packed state of a whole sequence, however it lies; and of a part of a segment's pair. */
-static __device__ __forceinline__ int64_t state_at(const scan_args &a, const scan_item &item, int value, int key) {
-    int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.value_heads + item.value_head) * D * D;
-    return from + (a.state_transposed ? value * D + key : key * D + value);
-}
-static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment,
-                                                  pair_part part, int value, int key) {
-    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part;
-    return from * D * D + value * D + key;
 }
 
 /* Sums as the left operand of the next products. */

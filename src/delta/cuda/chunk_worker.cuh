@@ -6,6 +6,15 @@
 
 namespace delta_chunk {
 
+/* A thread's elements of a state in f32: its sums are 16 times (2 rows of values, 8 apart) x (2 keys), 8 keys apart. */
+struct state_place {
+    float *first;
+    int by_value, by_key;
+    __device__ __forceinline__ float *at(int i) const {
+        return first + i % 4 / 2 * 8 * by_value + (i / 4 * 8 + i % 2) * by_key;
+    }
+};
+
 /* 64 values of one value head. */
 template <typename Shape> struct scan_worker {
     const scan_args &a;
@@ -16,33 +25,48 @@ template <typename Shape> struct scan_worker {
     float S[64], X[32];
     uint32_t Sb[32];
 
+    /* Where this thread's part of a state is: of a whole sequence, or of a segment's pair. */
+    __device__ __forceinline__ state_place place_of(const float *states) const {
+        int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.state_heads + item.value_head) * D * D;
+        return begin(states + from, a.state_transposed ? D : 1, a.state_transposed ? 1 : D);
+    }
+    __device__ __forceinline__ state_place place_of(int segment, pair_part part) const {
+        int64_t from = (((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part) * D * D;
+        return begin(a.pairs + from, D, 1);
+    }
+    __device__ __forceinline__ state_place begin(const float *from, int by_value, int by_key) const {
+        int value = 64 * (item.band + group) + 16 * warp + lane / 4, key = lane % 4 * 2;
+        return {(float *)from + value * by_value + key * by_key, by_value, by_key};
+    }
+    /* Everything but the loads is decided first: they are asked for together. */
     __device__ __forceinline__ void load_state() {
-        int value = 64 * (item.band + group) + 16 * warp + lane / 4;
+        bool made = Shape::KIND == PAIR && (item.map || item.segment > 0);
+        bool first = Shape::REVERSE ? item.segment + 1 == a.s.segments : item.segment == 0; /* nobody before it */
+        made = made || (Shape::LOCAL && Shape::REVERSE && !first) || (first && a.initial_state == nullptr);
+        int diagonal = 64 * (item.band + group) + 16 * warp + lane / 4 - lane % 4 * 2;
 #pragma unroll
         for (int i = 0; i < 64; i++) {
-            int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (Shape::KIND == PAIR && (item.map || item.segment > 0)) {
-                S[i] = item.map && v == k ? 1.0f : 0.0f;
-            } else if (Shape::REVERSE && item.segment + 1 < a.s.segments) { /* c of the next segment, fixed up */
-                S[i] = Shape::LOCAL ? 0.0f : a.pairs[pair_at(a, item, item.sequence + 1, PART_C, v, k)];
-            } else if (!Shape::REVERSE && item.segment > 0) { /* L of the last segment, fixed up */
-                S[i] = a.pairs[pair_at(a, item, item.sequence - 1, PART_L, v, k)];
-            } else {
-                S[i] = a.initial_state != nullptr ? a.initial_state[state_at(a, item, v, k)] : 0.0f;
-            }
+            bool one = item.map && diagonal == i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
+            S[i] = Shape::KIND == PAIR && one ? 1.0f : 0.0f;
+        }
+        if (made) {
+            return;
+        }
+        state_place from = first            ? place_of(a.initial_state)
+                           : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)  /* of the next segment, fixed up */
+                                            : place_of(item.sequence - 1, PART_L); /* of the last one */
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] = *from.at(i);
         }
     }
     __device__ __forceinline__ void store_state() {
-        int value = 64 * (item.band + group) + 16 * warp + lane / 4;
+        state_place to = Shape::LOCAL
+                             ? place_of(item.sequence, Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L)
+                             : place_of(a.final_state);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
-            int v = value + i % 4 / 2 * 8, k = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (Shape::LOCAL) {
-                pair_part part = Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L;
-                a.pairs[pair_at(a, item, item.sequence, part, v, k)] = S[i];
-            } else {
-                a.final_state[state_at(a, item, v, k)] = S[i];
-            }
+            *to.at(i) = S[i];
         }
     }
     __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
@@ -104,14 +128,10 @@ template <typename Shape> struct scan_worker {
             fade[i] = *(const float2 *)(numbers + FADE_K + 8 * i);
             beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
         }
-        float end = fade_of(p.numbers(n), C - 1);
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            S[i] *= end;
-        }
         if (!Shape::LOCAL) {
-            show_state(n);
+            show_state(n); /* before the state fades, for which ptxas waits for all products */
         }
+        float end = fade_of(p.numbers(n), C - 1);
         products_wait<0>();
         keep_below(X);
 #pragma unroll
@@ -128,6 +148,10 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
         }
         products_commit();
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] *= end;
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             fade[i] = *(const float2 *)(numbers + LEFT_K + 8 * i);
@@ -154,7 +178,7 @@ template <typename Shape> struct scan_worker {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
-    /* V' or Y of a chunk, in the place of v, for the warps that store or use it. */
+    /* V' or dv of a chunk, in the place of v, for the warps that store or use it. */
     __device__ __forceinline__ void show_values(uint32_t v, int n) {
         uint32_t values[16];
         pack_all(values, X);
@@ -238,6 +262,12 @@ template <typename Shape> struct scan_worker {
             product_right(S, d + 4 * i, describe(q + i * 2048, BAND), 1);
         }
         products_commit();
+        float2 beta[8];
+#pragma unroll
+        for (int i = 0; i < 8 && !Shape::LOCAL; i++) {
+            beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
+            beta[i] = {told_beta(beta[i].x), told_beta(beta[i].y)};
+        }
         products_wait<1>();
         keep_below(X);
         uint32_t y[16];
@@ -254,6 +284,13 @@ template <typename Shape> struct scan_worker {
         }
         products_commit();
         if (!Shape::LOCAL) {
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                X[4 * i] *= beta[i].x;
+                X[4 * i + 1] *= beta[i].y;
+                X[4 * i + 2] *= beta[i].x;
+                X[4 * i + 3] *= beta[i].y;
+            }
             show_values(v, n);
         }
         products_wait<0>();

@@ -108,6 +108,17 @@ static carry_status check_options(carry_dit *dit, const carry_dit_cache_options 
     return CARRY_OK;
 }
 
+static size_t bytes_of(const carry_tensor *tensor) {
+    return (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype);
+}
+
+static carry_status open_uploads(carry_dit_cache *cache) {
+    carry_ctx *ctx = cache->dit->ctx;
+    const int device = cache->dit->own.device;
+    CARRY_TRY(carry_upload_open(ctx, &cache->table_upload, device, bytes_of(&cache->host_table), 2));
+    return carry_upload_open(ctx, &cache->time_upload, device, bytes_of(&cache->host_sinusoid), CARRY_UPLOAD_SLOTS);
+}
+
 static carry_status take_memory(carry_dit_cache *cache) {
     const carry_dit *dit = cache->dit;
     carry_arena here = carry_arena_over(NULL, 0);
@@ -129,7 +140,7 @@ static carry_status take_memory(carry_dit_cache *cache) {
     there = carry_arena_over(cache->memory, cache->bytes);
     lay_out_host(cache, &here);
     lay_out(cache, &there);
-    return CARRY_OK;
+    return dit->own.device != 0 ? open_uploads(cache) : CARRY_OK;
 }
 
 carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options) {
@@ -162,7 +173,10 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
 
 void carry_dit_cache_free(carry_dit_cache *cache) {
     if (cache != NULL) {
-        carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory);
+        carry_dit_forget_graphs(cache);
+        carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory); /* waits for the device */
+        carry_upload_close(&cache->table_upload);
+        carry_upload_close(&cache->time_upload);
         free(cache->host);
         free(cache);
     }

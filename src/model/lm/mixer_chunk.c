@@ -259,7 +259,7 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
 
 /* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
    sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
-static void forget_other_sequences(const mixing *m, carry_tensor before, carry_tensor cu_seqlens) {
+static carry_status forget_other_sequences(const mixing *m, carry_tensor before, carry_tensor cu_seqlens) {
     const int64_t *starts = cu_seqlens.data;
     int64_t window = before.shape[1];
     int64_t others = 0;
@@ -269,19 +269,21 @@ static void forget_other_sequences(const mixing *m, carry_tensor before, carry_t
             others = window - ago; /* starts do not fall: the last one counts */
         }
     }
-    memset(before.data, 0, (size_t)(others * before.shape[2]) * sizeof(float)); /* packed: a batch of one */
+    const size_t bytes = (size_t)(others * before.shape[2]) * sizeof(float); /* packed: a batch of one */
+    return others > 0 ? carry_device_fill(m->ctx, before.data, before.device, 0, bytes,
+                                          carry_ctx_stream(m->ctx, before.device))
+                      : CARRY_OK;
 }
 
 static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
     mixing *m = opened;
     CARRY_TRY(carry_halo_forward(m->comm, before, x));
-    forget_other_sequences(m, before, cu_seqlens);
-    return CARRY_OK;
+    return forget_other_sequences(m, before, cu_seqlens);
 }
 
 static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
     mixing *m = opened;
-    forget_other_sequences(m, dbefore, cu_seqlens);
+    CARRY_TRY(forget_other_sequences(m, dbefore, cu_seqlens));
     return carry_halo_backward(m->comm, dx, dbefore);
 }
 

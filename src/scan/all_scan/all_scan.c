@@ -37,15 +37,21 @@ static carry_status make_room(carry_all_scan_plan *plan) {
     const size_t count = plan->requests > 0 ? (size_t)plan->requests : 1;
     plan->receives = calloc(count, sizeof *plan->receives);
     plan->sends = calloc(count, sizeof *plan->sends);
-    if (plan->receives == NULL || plan->sends == NULL) {
+    plan->role_receives = calloc(plan->device > 0 ? count : 1, sizeof *plan->receives);
+    plan->role_sends = calloc(plan->device > 0 ? count : 1, sizeof *plan->sends);
+    plan->roles_got = calloc(2 * count, 1);
+    if (plan->receives == NULL || plan->sends == NULL || plan->role_receives == NULL || plan->role_sends == NULL ||
+        plan->roles_got == NULL) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for %zu messages each way", count);
     }
+    plan->roles_sent = plan->roles_got + count;
     return CARRY_OK;
 }
 
 static carry_status fill_plan(carry_all_scan_plan *plan, const carry_all_scan_options *options,
                               const carry_all_scan_machine *machine) {
     CARRY_TRY(carry_kernels_of(plan->ctx, &plan->kernels));
+    CARRY_TRY(carry_all_scan_device_open(plan));
     if (machine != NULL) {
         plan->machine = *machine;
     } else {
@@ -59,13 +65,18 @@ static carry_status fill_plan(carry_all_scan_plan *plan, const carry_all_scan_op
 static carry_status fail_plan(carry_all_scan_plan *plan, carry_status status) {
     carry_comm_withdraw(plan->receives, plan->requests);
     carry_comm_withdraw(plan->sends, plan->requests);
+    if (plan->device > 0) {
+        carry_comm_withdraw(plan->role_receives, plan->requests);
+        carry_comm_withdraw(plan->role_sends, plan->requests);
+    }
     plan->state = CARRY_ALL_SCAN_FAILED;
     return status;
 }
 
 static carry_status advance(carry_all_scan_plan *plan, bool wait) {
     bool done = false;
-    const carry_status status = plan->algorithm->poll(plan, wait, &done);
+    carry_status status = plan->algorithm->poll(plan, wait, &done);
+    status = status != CARRY_OK ? status : plan->broken;
     if (status != CARRY_OK) {
         return fail_plan(plan, status);
     }
@@ -94,7 +105,7 @@ carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **
     const carry_all_scan_options *o = options != NULL ? options : &defaults;
     carry_ctx *ctx = carry_comm_ctx(comm);
     *plan = NULL;
-    CARRY_TRY(carry_all_scan_agree(comm, problem, o));
+    CARRY_TRY(carry_all_scan_agree(carry_comm_host(comm), problem, o));
     CARRY_TRY(carry_all_scan_check_problem(ctx, problem, o)); /* they agree: all refuse, or none */
     carry_all_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -103,11 +114,16 @@ carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **
         return status;
     }
     made->comm = comm;
+    made->host = carry_comm_host(comm);
+    made->device = carry_comm_device(comm);
     made->ctx = ctx;
     made->arith = &carry_all_scan_real;
     made->tag = o->tag;
     made->shape =
         (carry_all_scan_shape){.problem = *problem, .ranks = carry_comm_size(comm), .threads = carry_ctx_threads(ctx)};
+    if (made->device > 0) { /* a launch does all heads */
+        made->shape.threads = (int)(problem->heads < INT32_MAX ? problem->heads : INT32_MAX);
+    }
     made->position = carry_all_scan_rank(made, carry_comm_rank(comm));
     const carry_status status = fill_plan(made, o, machine);
     if (status != CARRY_OK) {
@@ -134,9 +150,13 @@ void carry_all_scan_plan_free(carry_all_scan_plan *plan) {
     if (plan == NULL) {
         return;
     }
-    if (plan->receives != NULL && plan->sends != NULL) {
+    if (plan->roles_sent != NULL) {
         (void)fail_plan(plan, CARRY_OK); /* what was begun and never ended */
     }
+    carry_all_scan_device_close(plan);
+    free(plan->role_receives);
+    free(plan->role_sends);
+    free(plan->roles_got);
     free(plan->receives);
     free(plan->sends);
     free(plan);
@@ -174,11 +194,12 @@ carry_status carry_all_scan_begin(carry_all_scan_plan *plan, const carry_all_sca
     plan->args = *args;
     plan->next = plan->posted = plan->sent = 0;
     plan->counts = (carry_all_scan_counts){0};
-    const carry_status status = plan->algorithm->begin(plan);
-    if (status != CARRY_OK) {
-        return fail_plan(plan, status);
-    }
-    CARRY_TRY(advance(plan, false));
+    CARRY_TRY(carry_all_scan_enter(plan, true));
+    carry_status status = plan->algorithm->begin(plan);
+    status = status == CARRY_OK ? advance(plan, false) : fail_plan(plan, status);
+    const carry_status left = carry_all_scan_exit(plan, false);
+    CARRY_TRY(status);
+    CARRY_TRY(left);
     plan->counts.waited = carry_seconds() - start;
     return CARRY_OK;
 }
@@ -187,7 +208,10 @@ carry_status carry_all_scan_poll(carry_all_scan_plan *plan, int *done) {
     *done = 0;
     CARRY_TRY(check_state(plan, "poll", false));
     if (plan->state == CARRY_ALL_SCAN_UNDER_WAY) {
-        CARRY_TRY(advance(plan, false));
+        CARRY_TRY(carry_all_scan_enter(plan, false));
+        const carry_status status = advance(plan, false);
+        CARRY_TRY(carry_all_scan_exit(plan, false));
+        CARRY_TRY(status);
     }
     *done = plan->state == CARRY_ALL_SCAN_DONE;
     return CARRY_OK;
@@ -197,9 +221,11 @@ carry_status carry_all_scan_end(carry_all_scan_plan *plan) {
     CARRY_SPAN_OF(plan->ctx, &plan->algorithm->span);
     const double start = carry_seconds();
     CARRY_TRY(check_state(plan, "end", false));
-    if (plan->state == CARRY_ALL_SCAN_UNDER_WAY) {
-        CARRY_TRY(advance(plan, true));
-    }
+    CARRY_TRY(carry_all_scan_enter(plan, false));
+    const carry_status status = plan->state == CARRY_ALL_SCAN_UNDER_WAY ? advance(plan, true) : CARRY_OK;
+    const carry_status left = carry_all_scan_exit(plan, true);
+    CARRY_TRY(status);
+    CARRY_TRY(left);
     plan->state = CARRY_ALL_SCAN_IDLE;
     plan->counts.waited += carry_seconds() - start;
     return CARRY_OK;

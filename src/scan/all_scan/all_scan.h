@@ -10,6 +10,7 @@
 #define CARRY_SCAN_ALL_SCAN_H
 
 #include "carry/all_scan.h"
+#include "carry/device.h"
 #include "comm/rates.h"
 #include "core/memory.h"
 #include "core/span.h"
@@ -67,6 +68,7 @@ typedef struct carry_all_scan_arith {
                  int64_t columns);
     void (*unpack)(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
                    int64_t columns);
+    void (*clear)(carry_all_scan_plan *plan, void *bytes, size_t count); /* zero bytes, that no strange ones leave */
 } carry_all_scan_arith;
 
 typedef struct carry_all_scan_algorithm {
@@ -107,16 +109,27 @@ struct carry_all_scan_plan {
     carry_request *receives, *sends; /* [requests] each */
     char about[256];
 
+    /* On a GPU (all_scan_device.c): roles of pairs are messages of their own, in host memory, since the CPU reads them;
+       work and messages are on a stream of the plan's own. */
+    carry_comm *host; /* of the same ranks; comm itself on the CPU */
+    int device;
+    carry_stream *stream, *callers; /* the second while a function of the plan runs */
+    carry_event *before, *reached, *after;
+    carry_request *role_receives, *role_sends; /* [requests], as receives and sends */
+    unsigned char *roles_got, *roles_sent;     /* [requests] */
+    carry_status broken;                       /* what the arithmetic could not do */
+
     /* The scan under way. */
     carry_all_scan_state state;
     carry_all_scan_args args;
-    void *area;               /* the algorithm's part of the workspace */
-    float *scratch;           /* of factors: [threads, rows, value] */
-    int64_t next;             /* block, position or round that is not done yet */
-    int64_t posted, sent;     /* sends */
-    carry_all_scan_role role; /* of the pair so far (doubling) */
-    const float *M;           /* of it */
-    float *S;                 /* so far (gather) */
+    void *area;                    /* the algorithm's part of the workspace */
+    float *scratch;                /* of factors: [threads, rows, value] */
+    int64_t next;                  /* block, position or round that is not done yet */
+    int64_t posted, sent;          /* sends */
+    carry_all_scan_role role;      /* of the pair so far (doubling) */
+    carry_all_scan_role sent_role; /* of the pair that is sent */
+    const float *M;                /* of it */
+    float *S;                      /* so far (gather) */
     carry_all_scan_counts counts;
 };
 
@@ -177,11 +190,29 @@ carry_status carry_all_scan_arrived(carry_all_scan_plan *plan, carry_request *re
 /* A pair on the wire: a line of 64 bytes with the role, L, and the map, of `numbers` a head; 0: without. */
 #define CARRY_ALL_SCAN_LINE 64
 size_t carry_all_scan_pair_bytes(const carry_all_scan_problem *problem, int64_t numbers);
-void carry_all_scan_put_role(void *message, carry_all_scan_role role);
-carry_all_scan_role carry_all_scan_get_role(const void *message);
+/* Into a message that is about to be packed and sent; and from the one of a request that has arrived. */
+void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t bytes, carry_all_scan_role role);
+carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message);
+carry_status carry_all_scan_send_pair(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
+                                      int position);
+carry_status carry_all_scan_receive_pair(carry_all_scan_plan *plan, int64_t request, void *to, size_t bytes,
+                                         int position);
 char *carry_all_scan_pair_L(void *message);
 char *carry_all_scan_pair_map(const carry_all_scan_problem *problem, void *message);
 bool carry_all_scan_fits(size_t bytes, char *why, size_t why_size); /* into one message of every kind */
+
+/* all_scan_device.c: a plan on a GPU. enter and leave around everything that puts work into streams. */
+carry_status carry_all_scan_device_open(carry_all_scan_plan *plan);
+void carry_all_scan_device_close(carry_all_scan_plan *plan);
+carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins);
+carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
+/* Seconds of a product and a composition of all heads, and bytes a second of handling, of one launch. */
+carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate);
+/* Seconds that the caller's stream waited for the scan at its end, by events; waits for it. 0 on the CPU. */
+carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds);
+
+/* cuda/all_scan.cu */
+extern const carry_all_scan_arith carry_all_scan_on_gpu;
 
 /* all_scan_apply.c: what `arith` does, counted and with its span. */
 extern const carry_all_scan_arith carry_all_scan_real;

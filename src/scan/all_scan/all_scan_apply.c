@@ -252,6 +252,11 @@ static void unpack(carry_all_scan_plan *plan, carry_all_scan_view to, const void
     spread(plan, handling_seconds(plan, heads * rows * columns), heads, wire_range, &j);
 }
 
+static void clear(carry_all_scan_plan *plan, void *bytes, size_t count) {
+    (void)plan;
+    memset(bytes, 0, count);
+}
+
 const carry_all_scan_arith carry_all_scan_real = {
     .apply = apply,
     .compose = compose,
@@ -259,6 +264,7 @@ const carry_all_scan_arith carry_all_scan_real = {
     .copy = copy,
     .pack = pack,
     .unpack = unpack,
+    .clear = clear,
 };
 
 void carry_all_scan_apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,

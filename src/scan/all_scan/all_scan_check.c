@@ -119,15 +119,17 @@ carry_status carry_all_scan_agree(carry_comm *comm, const carry_all_scan_problem
     return status;
 }
 
-static carry_status check_tensor(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
-                                 const int64_t *shape) {
+static carry_status check_tensor(const carry_all_scan_plan *plan, const char *name, const carry_tensor *tensor,
+                                 int rank, const int64_t *shape) {
+    carry_ctx *ctx = plan->ctx;
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
     if (tensor->dtype != CARRY_F32) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s, and f32 is needed", name, carry_dtype_name(tensor->dtype));
     }
-    if (tensor->device != 0) {
-        return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d, and All-Scan works in memory of the CPU", name,
-                          tensor->device);
+    if (tensor->device != plan->device) {
+        return carry_fail(ctx, CARRY_EDEVICE,
+                          "%s is on device %d, and this communicator moves memory of device %d (%s)", name,
+                          tensor->device, plan->device, carry_comm_name(plan->comm));
     }
     if (!carry_tensor_is_packed(tensor, 0)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed: its elements must follow each other", name);
@@ -138,7 +140,7 @@ static carry_status check_tensor(carry_ctx *ctx, const char *name, const carry_t
 /* One that is read: state does not overlap it, and leaving only where it may be the same. */
 static carry_status check_input(const carry_all_scan_plan *plan, const carry_all_scan_args *args, const char *name,
                                 const carry_tensor *tensor, int rank, const int64_t *shape, bool same) {
-    CARRY_TRY(check_tensor(plan->ctx, name, tensor, rank, shape));
+    CARRY_TRY(check_tensor(plan, name, tensor, rank, shape));
     CARRY_TRY(carry_scan_check_apart(plan->ctx, "state", &args->state, name, tensor, false));
     return args->leaving.data != NULL ? carry_scan_check_apart(plan->ctx, "leaving", &args->leaving, name, tensor, same)
                                       : CARRY_OK;
@@ -161,9 +163,9 @@ carry_status carry_all_scan_check_args(const carry_all_scan_plan *plan, const ca
     if ((unsigned)args->role > CARRY_ALL_SCAN_PASS) {
         return carry_fail(plan->ctx, CARRY_EARGUMENT, "there is no role %d of a rank in All-Scan", (int)args->role);
     }
-    CARRY_TRY(check_tensor(plan->ctx, "state", &args->state, 3, state));
+    CARRY_TRY(check_tensor(plan, "state", &args->state, 3, state));
     if (args->leaving.data != NULL) {
-        CARRY_TRY(check_tensor(plan->ctx, "leaving", &args->leaving, 3, state));
+        CARRY_TRY(check_tensor(plan, "leaving", &args->leaving, 3, state));
         CARRY_TRY(carry_scan_check_apart(plan->ctx, "state", &args->state, "leaving", &args->leaving, false));
     }
     if (args->role == CARRY_ALL_SCAN_MAP) {

@@ -7,8 +7,6 @@
 
    Factors are made dense: composed ones would grow. Transposed maps stay as they are stored, and are composed the other
    way round. */
-#include <string.h>
-
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
@@ -165,8 +163,7 @@ static void start_pair(carry_all_scan_plan *plan, const layout *l) {
 static carry_status send_pair(carry_all_scan_plan *plan, const layout *l, int round, int64_t to) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const size_t bytes = message_bytes(plan, plan->position, round);
-    memset(l->out, 0, plan->role == CARRY_ALL_SCAN_MAP ? 0 : bytes); /* no strange bytes leave */
-    carry_all_scan_put_role(l->out, plan->role);
+    carry_all_scan_put_role(plan, l->out, bytes, plan->role);
     if (plan->role != CARRY_ALL_SCAN_PASS) {
         plan->arith->pack(plan, carry_all_scan_pair_L(l->out), carry_all_scan_packed(p, l->L), p->heads, p->key,
                           p->value);
@@ -175,7 +172,7 @@ static carry_status send_pair(carry_all_scan_plan *plan, const layout *l, int ro
         plan->arith->pack(plan, carry_all_scan_pair_map(p, l->out), map_view(p, plan->M), p->heads, 1,
                           carry_all_scan_map_floats(p));
     }
-    return carry_all_scan_send(plan, 0, l->out, bytes, (int)to);
+    return carry_all_scan_send_pair(plan, 0, l->out, bytes, (int)to);
 }
 
 /* This pair maps nothing yet: it becomes the one that came. */
@@ -224,7 +221,7 @@ static void compose_pair(carry_all_scan_plan *plan, const layout *l, char *messa
 static void combine(carry_all_scan_plan *plan, const layout *l, int round) {
     char *message = message_of(plan, l, round);
     const carry_all_scan_role role =
-        is_complete(sender(plan, round), round) ? CARRY_ALL_SCAN_CUT : carry_all_scan_get_role(message);
+        is_complete(sender(plan, round), round) ? CARRY_ALL_SCAN_CUT : carry_all_scan_get_role(plan, round, message);
     if (plan->role == CARRY_ALL_SCAN_PASS) {
         take_pair(plan, l, message, role);
     } else if (plan->role == CARRY_ALL_SCAN_MAP && role != CARRY_ALL_SCAN_PASS) {
@@ -237,8 +234,8 @@ static carry_status begin(carry_all_scan_plan *plan) {
     for (int round = 0; round <= rounds_of(plan->shape.ranks); round++) {
         const int64_t from = sender(plan, round);
         if (from >= 0) {
-            CARRY_TRY(carry_all_scan_receive(plan, round, message_of(plan, &l, round), message_bytes(plan, from, round),
-                                             (int)from));
+            CARRY_TRY(carry_all_scan_receive_pair(plan, round, message_of(plan, &l, round),
+                                                  message_bytes(plan, from, round), (int)from));
         }
     }
     if (plan->position == 0) {

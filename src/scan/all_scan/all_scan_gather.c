@@ -4,8 +4,6 @@
 
    Better than an all-gather by what can be left out: pairs go to later positions only; the first one folds `initial`
    in and sends no M; factors travel as factors where that is less. */
-#include <string.h>
-
 #include "scan/all_scan/all_scan.h"
 
 #define AT_ONCE 2 /* sends */
@@ -133,10 +131,9 @@ static void put_pair(carry_all_scan_plan *plan, const layout *l) {
     if (plan->position == 0) {
         L = carry_all_scan_packed(p, l->other);
         carry_all_scan_leave(plan, L, carry_all_scan_packed(p, plan->args.state.data), carry_all_scan_whole(p));
-        carry_all_scan_put_role(l->out, CARRY_ALL_SCAN_CUT);
+        carry_all_scan_put_role(plan, l->out, 0, CARRY_ALL_SCAN_CUT);
     } else {
-        memset(l->out, 0, role == CARRY_ALL_SCAN_MAP ? 0 : pair_bytes(p, plan->position)); /* no strange bytes leave */
-        carry_all_scan_put_role(l->out, role);
+        carry_all_scan_put_role(plan, l->out, pair_bytes(p, plan->position), role);
     }
     if (plan->position == 0 || role != CARRY_ALL_SCAN_PASS) {
         plan->arith->pack(plan, carry_all_scan_pair_L(l->out), L, p->heads, p->key, p->value);
@@ -175,7 +172,8 @@ static carry_all_scan_map get_map(carry_all_scan_plan *plan, const layout *l, co
 static void apply_pair(carry_all_scan_plan *plan, const layout *l, int position) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     char *message = pair_at(p, l, position);
-    const carry_all_scan_role role = position == 0 ? CARRY_ALL_SCAN_CUT : carry_all_scan_get_role(message);
+    const carry_all_scan_role role =
+        position == 0 ? CARRY_ALL_SCAN_CUT : carry_all_scan_get_role(plan, position, message);
     const char *L = carry_all_scan_pair_L(message);
     if (role == CARRY_ALL_SCAN_PASS) {
         return;
@@ -210,8 +208,8 @@ static carry_status send_on(carry_all_scan_plan *plan, const layout *l) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t others = plan->shape.ranks - 1 - plan->position;
     for (; plan->posted < others && plan->posted - plan->sent < AT_ONCE; plan->posted++) {
-        CARRY_TRY(carry_all_scan_send(plan, plan->posted, l->out, pair_bytes(p, plan->position),
-                                      receiver_at(plan, plan->posted)));
+        CARRY_TRY(carry_all_scan_send_pair(plan, plan->posted, l->out, pair_bytes(p, plan->position),
+                                           receiver_at(plan, plan->posted)));
     }
     return CARRY_OK;
 }
@@ -220,7 +218,7 @@ static carry_status begin(carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const layout l = layout_of(plan);
     for (int q = 0; q < plan->position; q++) {
-        CARRY_TRY(carry_all_scan_receive(plan, q, pair_at(p, &l, q), pair_bytes(p, q), q));
+        CARRY_TRY(carry_all_scan_receive_pair(plan, q, pair_at(p, &l, q), pair_bytes(p, q), q));
     }
     if (plan->position == 0) {
         carry_all_scan_start(plan);

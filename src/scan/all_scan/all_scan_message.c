@@ -23,16 +23,49 @@ carry_status carry_all_scan_receive(carry_all_scan_plan *plan, int64_t request, 
     return CARRY_OK;
 }
 
+carry_status carry_all_scan_send_pair(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
+                                      int position) {
+    if (plan->device > 0) {
+        plan->roles_sent[request] = (unsigned char)plan->sent_role;
+        CARRY_TRY(carry_isend(plan->host, &plan->role_sends[request], &plan->roles_sent[request], 1,
+                              carry_all_scan_rank(plan, position), plan->tag));
+    }
+    return carry_all_scan_send(plan, request, from, bytes, position);
+}
+
+carry_status carry_all_scan_receive_pair(carry_all_scan_plan *plan, int64_t request, void *to, size_t bytes,
+                                         int position) {
+    if (plan->device > 0) {
+        CARRY_TRY(carry_irecv(plan->host, &plan->role_receives[request], &plan->roles_got[request], 1,
+                              carry_all_scan_rank(plan, position), plan->tag));
+    }
+    return carry_all_scan_receive(plan, request, to, bytes, position);
+}
+
+/* The message of the role beside a request; NULL on the CPU. */
+static carry_request *role_of(const carry_all_scan_plan *plan, const carry_request *request) {
+    if (plan->device == 0) {
+        return NULL;
+    }
+    const bool is_send = request >= plan->sends && request < plan->sends + plan->requests;
+    return is_send ? &plan->role_sends[request - plan->sends] : &plan->role_receives[request - plan->receives];
+}
+
 carry_status carry_all_scan_arrived(carry_all_scan_plan *plan, carry_request *request, bool wait, bool *here) {
-    int done = 0;
+    carry_request *role = role_of(plan, request);
+    int done = 0, told = 1;
     CARRY_TRY(carry_test(request, &done));
-    *here = done != 0;
+    if (role != NULL) {
+        CARRY_TRY(carry_test(role, &told));
+    }
+    *here = done != 0 && told != 0;
     if (*here || !wait) {
         return CARRY_OK;
     }
     CARRY_SPAN(plan->ctx, "comm", "all_scan wait");
     *here = true;
-    return carry_wait(request);
+    CARRY_TRY(carry_wait(request));
+    return role != NULL ? carry_wait(role) : CARRY_OK;
 }
 
 static size_t padded(size_t bytes) {
@@ -44,14 +77,20 @@ size_t carry_all_scan_pair_bytes(const carry_all_scan_problem *problem, int64_t 
     return L + padded((size_t)(problem->heads * numbers) * carry_dtype_size(problem->wire));
 }
 
-void carry_all_scan_put_role(void *message, carry_all_scan_role role) {
-    memset(message, 0, CARRY_ALL_SCAN_LINE);
-    *(unsigned char *)message = (unsigned char)role;
+void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t bytes, carry_all_scan_role role) {
+    plan->sent_role = role;
+    if (role != CARRY_ALL_SCAN_MAP && bytes > 0) {
+        plan->arith->clear(plan, message, bytes);
+    }
+    if (plan->device == 0) {
+        memset(message, 0, CARRY_ALL_SCAN_LINE);
+        *(unsigned char *)message = (unsigned char)role;
+    }
 }
 
 /* What is none of them is a map: then only numbers can be wrong. */
-carry_all_scan_role carry_all_scan_get_role(const void *message) {
-    const unsigned char role = *(const unsigned char *)message;
+carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message) {
+    const unsigned char role = plan->device > 0 ? plan->roles_got[request] : *(const unsigned char *)message;
     return role <= CARRY_ALL_SCAN_PASS ? (carry_all_scan_role)role : CARRY_ALL_SCAN_MAP;
 }
 

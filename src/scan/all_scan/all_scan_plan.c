@@ -160,7 +160,34 @@ void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_ra
     memcpy(machine->far_bandwidth, rates->far_bandwidth, sizeof machine->far_bandwidth);
 }
 
+/* On a GPU a launch does all heads: numbers of one head are those of all, divided. */
+static carry_status measure_on_device(carry_all_scan_plan *plan) {
+    const double heads = (double)plan->shape.problem.heads;
+    carry_comm_rates messages;
+    double slowest[3] = {0};
+    carry_status status = carry_all_scan_device_measure(plan, &slowest[0], &slowest[1], &slowest[2]);
+    if (status != CARRY_OK) {
+        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* the others are about to compare */
+        return status;
+    }
+    CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));
+    CARRY_TRY(carry_all_reduce(plan->host, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    plan->machine = (carry_all_scan_machine){.latency = messages.latency,
+                                             .overhead = messages.overhead,
+                                             .bandwidth = messages.bandwidth,
+                                             .mean_latency = messages.mean_latency,
+                                             .mean_bandwidth = messages.mean_bandwidth,
+                                             .product = slowest[0] / heads,
+                                             .compose = slowest[1] / heads,
+                                             .memory = 1.0 / slowest[2]};
+    carry_all_scan_put_far(&plan->machine, &messages);
+    return CARRY_OK;
+}
+
 carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
+    if (plan->device > 0) {
+        return measure_on_device(plan);
+    }
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_rates_table *rates;
     carry_comm_rates messages;

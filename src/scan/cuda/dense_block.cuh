@@ -173,6 +173,23 @@ template <typename E, int SIZE> struct product {
         }
     }
 
+    /* Zeros beyond n: there zeros have met what a factor has, which a NaN or an infinity does not leave zero. */
+    __device__ void cut(int n) {
+        int row = first_row() + (int)threadIdx.x % 32 / 4;
+        int column = first_column() + (int)threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < HIGH; i++) {
+#pragma unroll
+            for (int j = 0; j < WIDE; j++) {
+#pragma unroll
+                for (int k = 0; k < 4; k++) {
+                    bool outside = row + i * 16 + k / 2 * 8 >= n || column + j * 8 + k % 2 >= n;
+                    c[i][j][k] = outside ? 0.0f : c[i][j][k];
+                }
+            }
+        }
+    }
+
     __device__ static void put(__half *to, float x, float y) {
         *(__half2 *)to = __floats2half2_rn(x, y);
     }
@@ -180,9 +197,13 @@ template <typename E, int SIZE> struct product {
         *(__nv_bfloat162 *)to = __floats2bfloat162_rn(x, y);
     }
 
-    __device__ void write(E *to) const {
+    /* All of a slot, with zeros beyond n. */
+    __device__ void write(E *to, int n) {
         if (!takes_part()) {
             return;
+        }
+        if (n < SIZE) {
+            cut(n);
         }
         int lane = (int)threadIdx.x % 32;
         E *corner = to + (first_row() + lane / 4) * ROW + first_column() + lane % 4 * 2;
@@ -225,7 +246,21 @@ template <int SIZE> struct product<float, SIZE> {
         }
     }
 
-    __device__ void write(float *to) const {
+    __device__ void cut(int n) {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                bool outside = (int)threadIdx.x / 16 + 16 * i >= n || (int)threadIdx.x % 16 + 16 * j >= n;
+                c[i][j] = outside ? 0.0f : c[i][j];
+            }
+        }
+    }
+
+    __device__ void write(float *to, int n) {
+        if (n < SIZE) {
+            cut(n);
+        }
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
 #pragma unroll
@@ -344,7 +379,7 @@ __device__ void combine(const params &p, E *to, const E *later, const E *earlier
     c.multiply(p.transposed ? earlier : later, p.transposed ? later : earlier);
     apply<E, SIZE>(y, y, later, p.transposed, x, p.n, p.width);
     __syncthreads();
-    c.write(to);
+    c.write(to, p.n);
     __syncthreads();
 }
 

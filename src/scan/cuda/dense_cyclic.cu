@@ -81,7 +81,7 @@ template <typename E, int SIZE> struct reduction {
                 if (p.kept == 1) {
                     __syncthreads();
                 }
-                c.write(product_to(e));
+                c.write(product_to(e), p.n);
             } else {
                 apply<E, SIZE>(y, y, A, p.transposed, x, p.n, p.width);
             }

@@ -1,0 +1,67 @@
+/* Communicators for memory of a device that are opened over another one, whose messages of host memory they are made
+   of: "peer" sends addresses and events, "staged" the bytes themselves through pinned memory.
+
+   A request is an item of a list, in the order of posting, and stays there until the host messages behind it are done.
+   Whoever waits moves all items on, so that two ranks that wait for each other's acknowledgement both go on. Items
+   between the same ranks with the same tag, one way, go on in order. Work on the device is put into the stream that the
+   context had when the request was posted. */
+#ifndef CARRY_COMM_RELAY_H
+#define CARRY_COMM_RELAY_H
+
+#include "carry/device.h"
+#include "comm/backend.h"
+
+/* What travels with "peer": where the bytes are, and what they and their reader are marked by. */
+typedef struct carry_relay_words {
+    const void *from;
+    carry_event *ready, *taken; /* of the sender: recorded by it, and by the receiver */
+    uint64_t bytes;
+} carry_relay_words;
+
+typedef struct carry_relay_item {
+    struct carry_relay_item *next;
+    carry_request *request; /* NULL: it is over, and what is left is the item's own */
+    const void *from;       /* of the request, one of the two; NULL where there are no bytes, too */
+    void *to;
+    size_t bytes;
+    int peer, tag;
+    bool sends;
+    carry_stream *stream;
+    int stage;                  /* of the way, from 0 */
+    carry_request forth, back;  /* on the communicators `forth` and `back` */
+    carry_relay_words words;    /* sent or received */
+    uint64_t answer;            /* bytes that the receiver has asked for */
+    carry_event *ready, *taken; /* its own */
+    void *pinned;
+    size_t pinned_bytes;
+} carry_relay_item;
+
+typedef struct carry_relay {
+    carry_ctx *ctx;
+    const struct carry_relay_way *way;
+    carry_comm *forth, *back; /* split off the one that it was opened over */
+    int device;
+    int *devices; /* of every rank */
+    carry_relay_item *first, *spare;
+} carry_relay;
+
+/* A way moves an item on: false while it must wait for something. It sets the request's state through
+   carry_relay_done or carry_relay_fail. Is called again until it returns false or the item is over (`stage` below 0).
+ */
+typedef struct carry_relay_way {
+    carry_status (*post)(carry_relay *relay, carry_relay_item *item);
+    carry_status (*advance)(carry_relay *relay, carry_relay_item *item, bool *moved);
+} carry_relay_way;
+
+carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options,
+                              const carry_relay_way *way);
+void carry_relay_post(carry_wire *wire, carry_request *request);
+void carry_relay_progress(carry_wire *wire, carry_request *request, double until);
+void carry_relay_cancel(carry_wire *wire, carry_request *request);
+void carry_relay_abort(carry_wire *wire, const char *reason);
+void carry_relay_close(carry_wire *wire);
+
+/* The request of this item has this state from now on; the item may have work of its own left. */
+void carry_relay_settle(carry_relay_item *item, carry_request_state state, size_t other_bytes);
+
+#endif

@@ -1,0 +1,119 @@
+/* Plans whose states are in memory of a GPU. Products, copies and messages are put into a stream of the plan's own,
+   which starts after what the caller's stream had been given at begin; at the end the caller's stream goes on after it.
+   So states travel while the caller's stream computes, and the CPU waits for other ranks' CPUs alone. The stream is the
+   context's while a function of the plan runs: messages and kernels are put there by what knows nothing of plans. */
+#include <math.h>
+
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/context.h"
+#include "scan/all_scan/all_scan.h"
+
+#define TRIES 5
+
+#ifndef CARRY_HAVE_CUDA
+const carry_all_scan_arith carry_all_scan_on_gpu; /* no device above 0 is there */
+#endif
+
+carry_status carry_all_scan_device_open(carry_all_scan_plan *plan) {
+    if (plan->device == 0) {
+        return CARRY_OK;
+    }
+    plan->arith = &carry_all_scan_on_gpu;
+    CARRY_TRY(carry_stream_new(plan->ctx, &plan->stream, plan->device));
+    CARRY_TRY(carry_event_new(plan->ctx, &plan->before, plan->device));
+    CARRY_TRY(carry_event_new(plan->ctx, &plan->reached, plan->device));
+    return carry_event_new(plan->ctx, &plan->after, plan->device);
+}
+
+void carry_all_scan_device_close(carry_all_scan_plan *plan) {
+    if (plan->stream != NULL) {
+        (void)carry_stream_wait(plan->ctx, plan->device, plan->stream);
+        carry_stream_free(plan->ctx, plan->device, plan->stream);
+    }
+    carry_event_free(plan->ctx, plan->device, plan->before);
+    carry_event_free(plan->ctx, plan->device, plan->reached);
+    carry_event_free(plan->ctx, plan->device, plan->after);
+}
+
+carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins) {
+    if (plan->device == 0) {
+        return CARRY_OK;
+    }
+    plan->callers = carry_ctx_stream(plan->ctx, plan->device);
+    if (begins) {
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->before, plan->callers));
+        CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->stream, plan->before));
+    }
+    return carry_ctx_set_stream(plan->ctx, plan->device, plan->stream);
+}
+
+carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends) {
+    if (plan->device == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_ctx_set_stream(plan->ctx, plan->device, plan->callers));
+    if (ends) {
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->reached, plan->callers));
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->after, plan->stream));
+        CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->callers, plan->after));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) {
+    *seconds = 0.0;
+    if (plan->device == 0) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_event_elapsed(plan->ctx, plan->device, seconds, plan->reached, plan->after));
+    *seconds = *seconds > 0.0 ? *seconds : 0.0;
+    return CARRY_OK;
+}
+
+/* Least seconds of one launch, with the wait for it. */
+static carry_status time_one(carry_all_scan_plan *plan, float *data, int which, double *seconds) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t state = carry_all_scan_state_floats(p), map = p->heads * carry_all_scan_map_floats(p);
+    const carry_all_scan_view S = carry_all_scan_packed(p, data), out = carry_all_scan_packed(p, data + state);
+    float *M = data + 2 * state;
+    const carry_all_scan_map own = {
+        .kind = p->kind == CARRY_ALL_SCAN_DIAGONAL ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE, .M = M};
+    *seconds = INFINITY;
+    for (int i = 0; i < TRIES; i++) {
+        const double start = carry_seconds();
+        if (which == 0) {
+            plan->arith->apply(plan, out, &own, S, out, p->heads, p->value);
+        } else if (which == 1) {
+            plan->arith->compose(plan, M + map, M, M, p->heads);
+        } else {
+            plan->arith->pack(plan, out.data, S, p->heads, p->key, p->value);
+        }
+        CARRY_TRY(plan->broken);
+        CARRY_TRY(carry_stream_wait(plan->ctx, plan->device, plan->stream));
+        const double spent = carry_seconds() - start;
+        *seconds = spent < *seconds ? spent : *seconds;
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t state = carry_all_scan_state_floats(p), map = p->heads * carry_all_scan_map_floats(p);
+    const size_t bytes = (size_t)(2 * state + 2 * map) * sizeof(float);
+    void *data;
+    double handling = 0.0;
+    CARRY_TRY(carry_device_alloc(plan->ctx, &data, plan->device, bytes));
+    carry_status status = carry_all_scan_enter(plan, false);
+    if (status == CARRY_OK) {
+        status = carry_device_fill(plan->ctx, data, plan->device, 0, bytes, plan->stream);
+        status = status == CARRY_OK ? time_one(plan, data, 0, product) : status;
+        status = status == CARRY_OK ? time_one(plan, data, 1, compose) : status;
+        status = status == CARRY_OK ? time_one(plan, data, 2, &handling) : status;
+        const carry_status left = carry_all_scan_exit(plan, false);
+        status = status == CARRY_OK ? left : status;
+    }
+    carry_device_free(plan->ctx, plan->device, data);
+    *rate = handling / ((double)state * (sizeof(float) + (double)carry_dtype_size(p->wire)));
+    return status;
+}

@@ -1,0 +1,184 @@
+/* Communicators over others that move memory of a device, "peer" and "staged": the same collectives and messages as
+   NCCL's, on 1 to 8 ranks that share the first GPU, or on the CPU's memory where there is none, which goes the same
+   way; order, sizes that differ, deadlines, a rank that leaves, refusals. */
+#include "comm_buffers.h"
+
+#include "comm/rates.h"
+#include "core/clock.h"
+
+typedef struct work {
+    const char *kind;
+    int device;
+} work;
+
+static int shared_device(void) {
+    return carry_device_count() > 1 ? 1 : 0;
+}
+
+static carry_status open_on(carry_comm *comm, const work *w, double deadline, carry_comm **gpus) {
+    return carry_comm_open(carry_comm_ctx(comm), gpus, w->kind,
+                           &(carry_comm_options){.deadline = deadline, .device = w->device, .over = comm});
+}
+
+static carry_status all_of_it(void *user, carry_comm *comm) {
+    const work *w = user;
+    carry_comm *gpus;
+    TRY(open_on(comm, w, 60, &gpus));
+    EXPECT(comm, carry_comm_rank(gpus) == carry_comm_rank(comm) && carry_comm_size(gpus) == carry_comm_size(comm),
+           "place");
+    EXPECT(comm, carry_comm_host(gpus) == comm && carry_comm_device(gpus) == w->device, "what it is over");
+    const carry_status status = check_all(gpus, w->device);
+    carry_comm_free(gpus);
+    return status;
+}
+
+static void run_both(int ranks, carry_status (*function)(void *, carry_comm *), carry_status expected,
+                     const char *words) {
+    static const char *const kinds[] = {"peer", "staged"};
+    for (int i = 0; i < 2; i++) {
+        char sentence[512];
+        work w = {.kind = kinds[i], .device = shared_device()};
+        const carry_status status = run_ranks(ranks, &(carry_comm_options){.deadline = 60}, function, &w, sentence);
+        if (status != expected || (words != NULL && strstr(sentence, words) == NULL)) {
+            fail_msg("%s, %d ranks: %d, %s", kinds[i], ranks, (int)status, sentence);
+        }
+    }
+}
+
+static void test_collectives_and_messages_match_plain_loops(void **state) {
+    (void)state;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        run_both(sizes[i], all_of_it, CARRY_OK, NULL);
+    }
+}
+
+/* Messages of one tag arrive in the order they were sent, whichever is waited for first. */
+static carry_status in_order(void *user, carry_comm *comm) {
+    enum { COUNT = 40 };
+    const work *w = user;
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    const int peer = 1 - carry_comm_rank(comm);
+    carry_comm *gpus;
+    carry_request send[COUNT], receive[COUNT];
+    int64_t host[COUNT], *from, *to;
+    TRY(open_on(comm, w, 60, &gpus));
+    TRY(carry_device_alloc(ctx, (void **)&from, w->device, sizeof host));
+    TRY(carry_device_alloc(ctx, (void **)&to, w->device, sizeof host));
+    for (int i = 0; i < COUNT; i++) {
+        host[i] = 1000 * carry_comm_rank(comm) + i;
+    }
+    TRY(carry_device_copy(ctx, from, w->device, host, 0, sizeof host, NULL));
+    for (int i = 0; i < COUNT; i++) {
+        TRY(carry_irecv(gpus, &receive[i], to + i, sizeof *to, peer, 7));
+        TRY(carry_isend(gpus, &send[i], from + i, sizeof *from, peer, 7));
+    }
+    for (int i = COUNT - 1; i >= 0; i--) {
+        TRY(carry_wait(&receive[i]));
+        TRY(carry_wait(&send[(i + COUNT / 2) % COUNT]));
+    }
+    TRY(carry_device_copy(ctx, host, 0, to, w->device, sizeof host, NULL));
+    for (int i = 0; i < COUNT; i++) {
+        EXPECT(comm, host[i] == 1000 * peer + i, "message %d", i);
+    }
+    carry_device_free(ctx, w->device, from);
+    carry_device_free(ctx, w->device, to);
+    carry_comm_free(gpus);
+    return CARRY_OK;
+}
+
+static void test_messages_arrive_in_order(void **state) {
+    (void)state;
+    run_both(2, in_order, CARRY_OK, NULL);
+}
+
+typedef carry_status (*talk)(carry_comm *gpus, void *data, int rank);
+
+static carry_status with_buffer(carry_comm *comm, const work *w, double deadline, talk function) {
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    carry_comm *gpus;
+    void *data;
+    TRY(open_on(comm, w, deadline, &gpus));
+    TRY(carry_device_alloc(ctx, &data, w->device, 64));
+    const double start = carry_seconds();
+    const carry_status status = function(gpus, data, carry_comm_rank(comm));
+    EXPECT(comm, carry_seconds() - start < 30, "it took %g s", carry_seconds() - start);
+    carry_comm_free(gpus);
+    carry_device_free(ctx, w->device, data);
+    return status;
+}
+
+static carry_status differing_sizes(carry_comm *gpus, void *data, int rank) {
+    return rank == 0 ? carry_send(gpus, data, 64, 1, 0) : carry_recv(gpus, data, 32, 0, 0);
+}
+
+static carry_status misfit(void *user, carry_comm *comm) {
+    return with_buffer(comm, user, 60, differing_sizes);
+}
+
+static carry_status nobody_sends(carry_comm *gpus, void *data, int rank) {
+    return rank == 0 ? carry_recv(gpus, data, 64, 1, 0) : carry_barrier(gpus);
+}
+
+static carry_status late(void *user, carry_comm *comm) {
+    return with_buffer(comm, user, 0.3, nobody_sends);
+}
+
+static carry_status one_leaves(carry_comm *gpus, void *data, int rank) {
+    return rank == 1 ? CARRY_EFORMAT : carry_recv(gpus, data, 64, 1, 0);
+}
+
+static carry_status leaver(void *user, carry_comm *comm) {
+    return with_buffer(comm, user, 60, one_leaves);
+}
+
+static void test_failures_end_all_ranks_with_their_reason(void **state) {
+    (void)state;
+    run_both(2, misfit, CARRY_ESHAPE, "bytes where rank");
+    run_both(2, late, CARRY_ETIMEOUT, "the deadline");
+    run_both(2, leaver, CARRY_EFORMAT, NULL);
+    run_both(3, leaver, CARRY_EFORMAT, NULL);
+}
+
+static void test_what_cannot_be_is_refused(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_comm *self, *gpu, *part, *other;
+    const int device = shared_device();
+    assert_ok(ctx, carry_comm_open(ctx, &self, "self", NULL));
+    assert_refused(ctx, CARRY_EARGUMENT, "options->over is missing",
+                   carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){.device = device}));
+    assert_int_not_equal(
+        carry_comm_open(ctx, &gpu, "staged", &(carry_comm_options){.deadline = 5, .device = 99, .over = self}),
+        CARRY_OK);
+    assert_non_null(strstr(carry_ctx_error(ctx), "99"));
+    assert_ok(ctx, carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){.device = device, .over = self}));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "split", carry_comm_split(gpu, &part, 0, 0));
+    assert_refused(ctx, CARRY_EARGUMENT, "host memory",
+                   carry_comm_open(ctx, &other, "staged", &(carry_comm_options){.device = device, .over = gpu}));
+    assert_ok(ctx, carry_barrier(gpu));
+    carry_comm_free(gpu);
+    assert_ok(ctx, carry_comm_open_device(self, &gpu, device, NULL));
+    assert_string_equal(carry_comm_name(gpu), "peer");
+    carry_comm_free(gpu);
+    carry_comm_free(self);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_collectives_and_messages_match_plain_loops),
+        cmocka_unit_test(test_messages_arrive_in_order),
+        cmocka_unit_test(test_failures_end_all_ranks_with_their_reason),
+        cmocka_unit_test(test_what_cannot_be_is_refused),
+    };
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_device_properties properties;
+    take_filter();
+    if (carry_device_describe(ctx, &properties, shared_device()) == CARRY_OK &&
+        strstr(properties.name, "emul") != NULL) {
+        most = 1025; /* it is slow */
+    }
+    carry_ctx_free(ctx);
+    print_message("memory of %s\n", shared_device() > 0 ? "a GPU that all ranks share" : "the CPU: there is no GPU");
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,116 @@
+/* The delta rule over ranks that share a GPU gives what one rank gives on the CPU: 1 to 8 ranks, packed and not, uneven
+   and empty parts, forward and backward, messages by "peer" and by "staged". Skipped where there is no GPU. f32, so
+   that what is compared is the rule and not its rounding: tolerances are those of ranks on the CPU, and the rounding of
+   another order of sums, which tolerance_of has from other chunks. */
+#include "delta_ranks_support.h"
+
+enum { SKIPPED = 77 };
+
+static const char *const ways[] = {"peer", "staged"};
+
+static void ranks_that_share_a_gpu_equal_one(void **unused) {
+    (void)unused;
+    static const carry_delta_problem forms[] = {
+        {.batch = 1, .tokens = 90, .heads = 2, .value_heads = 2, .key = 16, .value = 16, .gate = CARRY_DELTA_HEAD_GATE},
+        {.batch = 2,
+         .tokens = 41,
+         .heads = 1,
+         .value_heads = 2,
+         .key = 13,
+         .value = 7,
+         .gate = CARRY_DELTA_HEAD_GATE,
+         .gate_inside = true,
+         .beta_sigmoid = true,
+         .l2norm = true},
+    };
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (size_t f = 0; f < sizeof forms / sizeof forms[0]; f++) {
+        whole w = make_whole(ctx, forms[f], NULL);
+        run_whole(ctx, &w, f == 1, f == 0);
+        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+            split s = {.w = &w, .no_initial = f == 1, .no_dfinal = f == 0, .way = ways[(i + f) % 2]};
+            cut_evenly(&s, sizes[i]);
+            compare_split(&s, sizes[i], 1e-5, "even parts");
+            for (int r = 1; r < sizes[i]; r++) { /* some have none */
+                s.cut[r] = r % 3 == 2 ? s.cut[r - 1] : s.cut[r];
+            }
+            compare_split(&s, sizes[i], 1e-5, "empty parts");
+        }
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void packed_rows_on_a_gpu_equal_one_rank(void **unused) {
+    (void)unused;
+    static const int64_t borders[] = {0, 0, 5, 30, 30, 31, 80, 80};
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    whole w = make_whole(ctx,
+                         (carry_delta_problem){.batch = 1,
+                                               .tokens = 80,
+                                               .heads = 1,
+                                               .value_heads = 2,
+                                               .key = 9,
+                                               .value = 11,
+                                               .sequences = 7,
+                                               .gate = CARRY_DELTA_HEAD_GATE,
+                                               .gate_inside = true,
+                                               .l2norm = true},
+                         borders);
+    run_whole(ctx, &w, false, false);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        split s = {.w = &w, .way = ways[i % 2]};
+        cut_evenly(&s, sizes[i]);
+        compare_split(&s, sizes[i], 1e-5, "packed, even");
+        for (int r = 1; r < sizes[i]; r++) {
+            s.cut[r] = borders[7 * r / sizes[i]];
+        }
+        compare_split(&s, sizes[i], 1e-5, "packed, cut at borders");
+    }
+    for (int64_t cut = 0; cut <= 80; cut += 5) {
+        split s = {.w = &w, .cut = {0, cut, 80}, .way = "peer"};
+        compare_split(&s, 2, 1e-5, "packed, two ranks");
+    }
+    discard_whole(&w);
+    carry_ctx_free(ctx);
+}
+
+static void every_algorithm_on_a_gpu_equals_one_rank(void **unused) {
+    (void)unused;
+    static const carry_delta_problem small = {.batch = 1,
+                                              .tokens = 64,
+                                              .heads = 2,
+                                              .value_heads = 2,
+                                              .key = 24,
+                                              .value = 40,
+                                              .gate = CARRY_DELTA_HEAD_GATE,
+                                              .l2norm = true};
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    whole w = make_whole(ctx, small, NULL);
+    run_whole(ctx, &w, false, false);
+    for (int a = 0; carry_all_scan_name(a) != NULL; a++) {
+        split s = {.w = &w, .options.algorithm = carry_all_scan_name(a), .way = "peer"};
+        cut_evenly(&s, 5);
+        compare_split(&s, 5, 1e-5, carry_all_scan_name(a));
+        s.options.wire = CARRY_BF16; /* as on the CPU (test_delta_ranks.c): a rounding a hop */
+        compare_split(&s, 5, 5.0 / 512.0, "bf16 on the wire");
+    }
+    discard_whole(&w);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_that_share_a_gpu_equal_one),
+        cmocka_unit_test(packed_rows_on_a_gpu_equal_one_rank),
+        cmocka_unit_test(every_algorithm_on_a_gpu_equals_one_rank),
+    };
+    if (carry_device_count() < 2 || is_under_mpi()) {
+        print_message("skipped: there is no GPU here\n");
+        return SKIPPED;
+    }
+    take_filter();
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    print_message("largest difference from one rank: %.2g of a tensor's largest element\n", worst_seen);
+    return failed;
+}
