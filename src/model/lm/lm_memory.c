@@ -7,7 +7,7 @@ carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){pass->tokens, width});
 }
 
-#define ROW_OF 16 /* elements: rows of joined columns begin at whole vectors */
+#define ROW_OF 64 /* elements: rows of joined columns begin at whole lines of a cache */
 
 void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool joined, int count, const int64_t *width,
                            carry_tensor *const *to) {

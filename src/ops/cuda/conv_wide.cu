@@ -128,8 +128,8 @@ static __device__ __forceinline__ void step(const conv_of<T> &a, typename T::sto
 /* RESIDENT: blocks of a multiprocessor, which bounds the registers of a thread. */
 template <typename T, int ACTIVATION, int V, int AHEAD, int RESIDENT>
 __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T> a, unsigned vectors, int each) {
-    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x, channels = (unsigned)a.channels;
-    const unsigned x_row = (unsigned)a.x_row;
+    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x;
+    const unsigned channels = (unsigned)a.channels, x_row = (unsigned)a.x_row;
     const int tokens = (int)a.tokens, pieces = (tokens + each - 1) / each;
     const int64_t c = (int64_t)(thread % vectors) * V;
     const int b = (int)(thread / vectors) / pieces;
@@ -340,11 +340,6 @@ static int64_t piece_of(const carry_tensor &x) {
         each /= 2;
     }
     return each;
-}
-
-/* Rows of whole vectors, whose offsets fit 30 bits. */
-static bool has_rows(const carry_tensor &x) {
-    return is_aligned(x.data) && (x.data == NULL || (row_step(x) % ONCE == 0 && x.shape[1] * row_step(x) < (1 << 30)));
 }
 
 static bool is_wide(const carry_tensor &x, const carry_tensor &w) {

@@ -1,7 +1,7 @@
 /* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
 
-   A block has a row of logits. Up to WIDE elements lie in its registers while the next row is on its way to shared
-   memory: every logit is read once. Longer and odd rows are read twice: for the largest with the sum
+   A block has a row of logits. Up to WIDE elements lie in its registers, and the next row is loaded where this one's
+   gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with the sum
    of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens as the
    workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first element
    on: a gradient of 16 bits never reaches logits that are still to be read. */
@@ -139,63 +139,42 @@ static __device__ __forceinline__ float exponential(float x) {
     return y;
 }
 
-/* Four logits on their way to shared memory, where their thread alone reads them; 16 bytes, or 8 of 16-bit types. */
 template <typename L>
-static __device__ __forceinline__ void fetch_four(piece<L, 4> *to, const typename L::stored *row, int64_t i,
-                                                  int64_t vocabulary) {
+static __device__ __forceinline__ void load_four(float (&v)[4], const typename L::stored *row, int64_t i,
+                                                 int64_t vocabulary) {
     if (i < vocabulary) {
-        if constexpr (sizeof(piece<L, 4>) == 16) {
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((uint32_t)__cvta_generic_to_shared(to)),
-                         "l"(row + i)
-                         : "memory");
-        } else {
-            *to = *(const piece<L, 4> *)(row + i);
+        const piece<L, 4> p = *(const piece<L, 4> *)(row + i);
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = L::widen(p.value[j]);
+        }
+    } else {
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            v[j] = -INFINITY;
         }
     }
 }
 
-template <typename L>
-static __device__ __forceinline__ void read_four(float (&v)[4], const piece<L, 4> *from, int64_t i,
-                                                 int64_t vocabulary) {
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        v[j] = i < vocabulary ? L::widen(from->value[j]) : -INFINITY;
-    }
-}
-
-/* As loss_kernel, of rows that fit the registers of a block: grid blocks go round over the rows. While a row is worked
-   on the next one is on its way to shared memory. */
+/* As loss_kernel, of rows that fit the registers of a block: grid blocks go round over the rows. */
 template <typename L, typename D>
 __global__ void __launch_bounds__(WIDE_THREADS)
     loss_wide_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row,
                      const int64_t *targets, int64_t tokens, int64_t vocabulary, float scale) {
-    extern __shared__ __align__(16) unsigned char next_row[];
-    piece<L, 4> *next = (piece<L, 4> *)(void *)next_row + threadIdx.x; /* of this thread, WIDE_THREADS apart */
     __shared__ float most[32], sums[32], at_target;
     float v[FOURS][4];
 #pragma unroll
     for (int k = 0; k < FOURS; k++) {
-        fetch_four<L>(next + k * WIDE_THREADS, logits.data + blockIdx.x * row,
-                      4 * ((int64_t)threadIdx.x + k * WIDE_THREADS), vocabulary);
+        load_four<L>(v[k], logits.data + blockIdx.x * row, 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS), vocabulary);
     }
     for (int64_t t = blockIdx.x; t < tokens; t += gridDim.x) {
         const int64_t target = targets[t];
         const bool counts = target != LEFT_OUT, known = target >= 0 && target < vocabulary;
         const int place = known ? (int)target : -1;
         float largest = -INFINITY, sum = 0.0f;
-        asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
         for (int k = 0; k < FOURS; k++) {
-            const int64_t i = 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS);
-            read_four<L>(v[k], next + k * WIDE_THREADS, i, vocabulary);
             largest = fmaxf(largest, fmaxf(fmaxf(v[k][0], v[k][1]), fmaxf(v[k][2], v[k][3])));
-        }
-        if (t + gridDim.x < tokens) {
-#pragma unroll
-            for (int k = 0; k < FOURS; k++) {
-                fetch_four<L>(next + k * WIDE_THREADS, logits.data + (t + gridDim.x) * row,
-                              4 * ((int64_t)threadIdx.x + k * WIDE_THREADS), vocabulary);
-            }
         }
         largest = over_block(largest, most, [](float a, float b) { return fmaxf(a, b); });
         const float base = base_of(largest);
@@ -229,6 +208,9 @@ __global__ void __launch_bounds__(WIDE_THREADS)
                 }
                 *(piece<D, 4> *)(dlogits.data + t * d_row + i) = d;
             }
+            if (t + gridDim.x < tokens) {
+                load_four<L>(v[k], logits.data + (t + gridDim.x) * row, i, vocabulary);
+            }
         }
     }
 }
@@ -240,14 +222,10 @@ static void launch(const place &at, float *losses, void *dlogits, int64_t d_row,
     const row_of<D> d = {(typename D::stored *)dlogits};
     const row_of<L> l = {(typename L::stored *)(void *)logits};
     int units = 0;
-    const size_t shared = WIDE * sizeof(typename L::stored);
     const bool wide = by_four && vocabulary >= WIDE_LEAST && vocabulary <= WIDE && d_row % 4 == 0 &&
-                      cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, at.ordinal) == cudaSuccess &&
-                      cudaFuncSetAttribute(loss_wide_kernel<L, D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           (int)shared) == cudaSuccess;
-    (void)cudaGetLastError(); /* a GPU with less shared memory takes the other way */
+                      cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, at.ordinal) == cudaSuccess;
     if (wide) {
-        loss_wide_kernel<L, D><<<(unsigned)(tokens < units ? tokens : units), WIDE_THREADS, shared, at.stream>>>(
+        loss_wide_kernel<L, D><<<(unsigned)(tokens < units ? tokens : units), WIDE_THREADS, 0, at.stream>>>(
             losses, d, d_row, l, row, targets, tokens, vocabulary, scale);
     } else if (by_four) {
         loss_kernel<L, D, 4><<<blocks_for(tokens, 1), ROW_THREADS, 0, at.stream>>>(losses, d, d_row, l, row, targets,

@@ -359,7 +359,6 @@ static carry_status product_own(carry_ctx *ctx, const carry_device_product *p) {
     return CARRY_OK;
 }
 
-/* Carry's own kernels add to c. */
 static carry_status copy_base(carry_ctx *ctx, const carry_device_product *p) {
     const int ordinal = p->ordinal;
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
@@ -393,7 +392,7 @@ extern "C" carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_pr
                           "take [%lld, %lld] by [%lld, %lld]",
                           (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n);
     }
-    if (!done && p->base != NULL && p->base != p->c) {
+    if (!done && p->base != NULL && p->base != p->c) { /* Carry's own kernels add to c */
         CARRY_TRY(copy_base(ctx, p));
     }
     return done ? CARRY_OK : product_own(ctx, p);
