@@ -348,7 +348,7 @@ grep -q "^plan 1 .* scan:diagonal:f32:b1:t64:n4:w2 " "$CARRY_WISDOM" || complain
 expect 0 "not saved: /proc/nowhere cannot be written" tune scan:diagonal:t64:n4:w2 --seconds 0.005 --threads 1 --wisdom /proc/nowhere
 expect 0 '"kept": true' tune delta:t64:h1:k16:v16 --seconds 0.005 --threads 1 --json
 expect 0 "the wisdom holds plans of scans only" tune delta:t64:h1:k16:v16 --seconds 0.005 --threads 1
-refused "leave them away" tune scan:dense:algo=cyclic
+refused "so omit them" tune scan:dense:algo=cyclic
 refused "needs a problem" tune
 refused "no problem family" tune flight:t5
 

@@ -16,7 +16,7 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export CARRY_WISDOM ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
-# python EXPRESSION: over the list `lines` of the objects that were printed. Aloud where it cannot be.
+# python EXPRESSION: over the list `lines` of the objects that were printed. Prints what failed.
 python() {
     python3 -c "import json
 lines = [json.loads(line) for line in open('out', encoding='utf-8')]
@@ -152,7 +152,7 @@ expect 0 'all: loss' eval model text wiki.some.tokens
 
 # A training's folder.
 mkdir run && cp -r model run/step-5 && cp -r model run/step-20 && printf x > run/step-20/model.safetensors
-expect 0 'step-20 is passed over' generate run -p Hello -n 2
+expect 0 'step-20 is skipped' generate run -p Hello -n 2
 expect 0 'run/step-5' eval run text --json
 
 # The whole way, from a text.
@@ -176,7 +176,7 @@ refused 'needs a model' generate
 refused 'needs a prompt' generate model
 refused 'after -p' generate model Hello
 refused 'gone' generate gone -p x
-refused 'is no folder' generate text -p x
+refused 'is not a folder' generate text -p x
 refused 'holds no model' generate nothing -p x
 refused 'model.safetensors' generate cut -p x
 refused 'no tokenizer.json, and a vocabulary of 1000' generate other -p x
@@ -199,7 +199,7 @@ refused 'empty is empty' eval model empty
 refused 'zero' eval model zero
 refused 'random' eval model random
 refused 'element 0 of model.norm.weight is nan' eval nan text
-refused 'can be had' eval model text --length 99999999
+refused 'expected 1 to' eval model text --length 99999999
 printf a > single
 refused 'nothing before it' eval bytes single
 expect 0 'tokens of 2999 bytes' eval model random --binary

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The page in a headless Chromium: test_page.sh CARRY STREAM_PAGE. Skipped aloud where Chromium or Python's websocket
+# The page in a headless Chromium: test_page.sh CARRY STREAM_PAGE. Skipped, with the reason, where Chromium or Python's websocket
 # module is missing. STREAM_PAGE draws a stream of its own; where CARRY can serve one, its page is tried too.
 set -u
 carry=$1

@@ -17,7 +17,7 @@ export CARRY_WISDOM CARRY_STORE ASAN_OPTIONS
 cd "$folder" || exit 2
 . "$here/support.sh"
 
-# json FILE PYTHON: every line of it is an object; the expression over the list `lines` holds. Aloud where it cannot be.
+# json FILE PYTHON: every line of it is an object; the expression over the list `lines` holds. Prints what failed.
 if command -v python3 > /dev/null; then
     json() {
         python3 -c "import json, sys

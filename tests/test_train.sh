@@ -104,7 +104,7 @@ refused "no option '--stepz" train --data book.txt --stepz 3
 refused "steps is 0" train --data book.txt --steps 0
 refused "rate needs a finite number" train --data book.txt --rate nan
 refused "rate is -1" train --data book.txt --rate -1
-refused "at most 0.999999999" train --data book.txt --beta1 1
+refused "to 0.999999999" train --data book.txt --beta1 1
 refused "no schedule" train --data book.txt --schedule never
 refused "no type 'f8'" train --data book.txt --dtype f8
 refused "batch of 4 rows" --ranks 3 train --data book.txt $small --out no
@@ -120,7 +120,7 @@ for option in expand-v init forget; do
 done
 refused "is one checkpoint" train --resume trained/book/step-12
 
-# What would have no effect is refused, not passed over.
+# What would have no effect is refused, not ignored.
 model="--data book.txt --model trained/book/latest --length 32 --steps 1 --out no"
 for option in "hidden 64" "layers 3" "type delta_net" "conv 0" "expand-v 2" "init 0.1" "forget 2" tie "vocab 400"; do
     refused "--${option% *} is of" train $model --$option
@@ -137,10 +137,10 @@ mkdir wide && sed 's/"vocab_size": [0-9]*/"vocab_size": 77/' trained/book/latest
 refused "vocabulary 77" train --data book.txt --tokenizer trained/book/latest --architecture wide/config.json --out no
 cp -r trained/book torn
 truncate -s 1000 torn/step-14/model.safetensors
-expect 0 "step 14 is not whole" train --resume torn
+expect 0 "step 14 is incomplete" train --resume torn
 [ ! -e no ] || fail "a refused run left a folder"
 
-# Rows that were learned are not examined with later, nor those kept back learned.
+# Rows that were learned are not evaluated with later, nor those kept back learned.
 expect 0 "step 2/2" train --data book.txt $small --steps 2 --eval-every 0 --out blind
 refused "blind was trained on the whole text" train --resume blind --steps 4 --eval-every 1
 expect 0 "step 4/4" train --resume blind --steps 4 --eval-every 1 --eval-data many/1
@@ -166,6 +166,14 @@ if "$carry" runs > runs 2> /dev/null; then # a build with the lab
         --device cpu --profile-from 2 --profile-steps 3 --out window -o window.json.gz --json > window.json 2> /dev/null ||
         fail "a window of a training was not profiled"
     grep -q '"name": "step".*"calls": 3,' window.json || fail "the window has not three steps"
+    few="train --preset deltanet-13m --layers 1 --hidden 16 --heads 1 --batch 1 --length 16 --dtype f32 --no-store --device cpu --out few"
+    expect 2 "--profile-from 0: expected 1 or more, the first step being 1" profile --no-store $few --steps 3 --profile-from 0
+    expect 2 "--profile-steps 0: expected 1 or more" profile --no-store $few --steps 3 --profile-steps 0
+    expect 2 "--profile-from 4: the training ends after step 3" profile --no-store $few --steps 3 --profile-from 4
+    [ ! -e few ] || fail "a window that cannot be was trained"
+    expect 2 "--profile-from 9: no step was recorded" profile --no-store -o few.json.gz $few --tokens 48 --profile-from 9
+    expect 2 "the training goes on after step 4" profile --no-store train --resume window --no-store --steps 6 \
+        --profile-from 2 --profile-steps 3
     [ -e window/step-4 ] || fail "a profiled training did not end after its window"
 fi
 

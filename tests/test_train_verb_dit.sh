@@ -30,7 +30,7 @@ expect 0 "step 4/4" train dit --resume later --steps 4
 refused "seed is what the run was started with" train dit --resume later --steps 6 --seed 9
 refused "model is what the run was started with" train dit --resume later --steps 6 --model gone
 
-# An examination: pictures of the size that was learned, and options that are heeded or refused.
+# An evaluation: pictures of the size that was learned, and options that are heeded or refused.
 expect 1 "prompts" train dit --eval later --forms 1 --stream 2 --json
 cp out as-learned
 expect 1 "prompts" train dit --eval later --forms 1 --stream 2 --json --size 16

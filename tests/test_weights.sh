@@ -52,7 +52,7 @@ done
 
 # Of a training's folder the newest step that is whole is taken, with a warning.
 byte $step/model.safetensors $((size - 4)) 001
-expect 0 "step-4 is passed over" eval run book.txt
+expect 0 "step-4 is skipped" eval run book.txt
 
 # A configuration that asks for far more than the weights hold: refused within a limit on memory and at once.
 cp -a run/step-2 large

@@ -88,9 +88,11 @@ CARRY_API void carry_stream_free(carry_ctx *ctx, int device, carry_stream *strea
 CARRY_API carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream);
 CARRY_API carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device); /* NULL for a device that is not there */
 
-/* An event marks a point of a stream. Seconds between two recorded events, once both have happened. */
+/* An event marks a point of a stream. Seconds between two recorded events, once both have happened; wait: until what is
+   before the point is done, whatever follows it. */
 CARRY_API carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device);
 CARRY_API carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream);
+CARRY_API carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event *event);
 CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from,
                                            carry_event *to);
 CARRY_API void carry_event_free(carry_ctx *ctx, int device, carry_event *event);

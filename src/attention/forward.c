@@ -71,7 +71,7 @@ static size_t place_bytes(const call *c) {
 }
 
 /* to [D, rows] = from [rows, D]^T, by squares that stay in the cache. */
-static void turn(float *to, const float *from, int64_t rows, int64_t D) {
+static void transpose(float *to, const float *from, int64_t rows, int64_t D) {
     const int64_t side = 16;
     for (int64_t i = 0; i < rows; i += side) {
         for (int64_t j = 0; j < D; j += side) {
@@ -167,7 +167,7 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
     const float *k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
     const float *v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
     if (c->queries > FEW) {
-        turn(s->turned, k, keys, c->D);
+        transpose(s->turned, k, keys, c->D);
     }
     for (int64_t at = 0; at < queries; at += ROWS) {
         int64_t rows = queries - at < ROWS ? queries - at : ROWS;

@@ -154,7 +154,7 @@ static carry_status take_turn(session *s, int i) {
     carry_bench_result *result = &s->results[i];
     carry_status status = s->family->choose(s->instance, result->algorithm);
     status = status == CARRY_OK ? s->family->run(s->instance) : status;
-    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it could be had before: what was timed stands */
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it worked before: what was timed stands */
         (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
         return CARRY_OK;
     }

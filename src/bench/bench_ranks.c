@@ -13,7 +13,7 @@ typedef struct tally {
     carry_status status;
     int rank; /* whose status it is */
     int count;
-    char sentence[256];
+    char message[256];
     carry_ceilings ceilings;
     carry_bench_result results[CARRY_BENCH_METHODS];
 } tally;
@@ -30,7 +30,7 @@ static void keep_slowest(tally *all, const tally *other, int rank) {
     if (all->status == CARRY_OK && other->status != CARRY_OK) {
         all->status = other->status;
         all->rank = rank;
-        memcpy(all->sentence, other->sentence, sizeof all->sentence);
+        memcpy(all->message, other->message, sizeof all->message);
     }
     all->ceilings.gemm_gflops = fmin(all->ceilings.gemm_gflops, other->ceilings.gemm_gflops);
     all->ceilings.copy_gbytes_s = fmin(all->ceilings.copy_gbytes_s, other->ceilings.copy_gbytes_s);
@@ -49,7 +49,7 @@ static carry_status agree(carry_comm *comm, tally *mine) {
     const carry_status own = mine->status;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     if (own != CARRY_OK) {
-        (void)snprintf(mine->sentence, sizeof mine->sentence, "%s", carry_ctx_error(carry_comm_ctx(comm)));
+        (void)snprintf(mine->message, sizeof mine->message, "%s", carry_ctx_error(carry_comm_ctx(comm)));
     }
     if (rank > 0) {
         CARRY_TRY(carry_send(comm, mine, sizeof *mine, 0, 0));
@@ -61,7 +61,7 @@ static carry_status agree(carry_comm *comm, tally *mine) {
     }
     CARRY_TRY(carry_broadcast(comm, mine, sizeof *mine, 0));
     if (own == CARRY_OK && mine->status != CARRY_OK) {
-        return carry_fail(carry_comm_ctx(comm), CARRY_EPEER, "rank %d: %s", mine->rank, mine->sentence);
+        return carry_fail(carry_comm_ctx(comm), CARRY_EPEER, "rank %d: %s", mine->rank, mine->message);
     }
     return own;
 }

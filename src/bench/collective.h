@@ -13,8 +13,8 @@
 int carry_collective_ranks(carry_ctx *ctx, const char *problem);
 
 /* Runs work in every one of so many ranks. comm NULL or of one rank: on threads, which share ctx's; ctx gets the
-   sentence. Else a collective over comm, whose ranks all get the same status; CARRY_EUNSUPPORTED when it has too few.
-   user is every thread's. */
+   error message. Else a collective over comm, whose ranks all get the same status; CARRY_EUNSUPPORTED when it has too
+   few. user is every thread's. */
 carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, carry_comm_function work, void *user);
 
 /* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */

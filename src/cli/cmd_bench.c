@@ -209,7 +209,7 @@ static void print_results(const show *s, const char *problem, const carry_bench_
                              r->worst.bound);
         }
     }
-    (void)fflush(stdout); /* whoever follows a file sees each problem when it is done */
+    (void)fflush(stdout); /* a program that follows the file sees each problem when it is done */
 }
 
 static carry_status bench_one(show *s, const char *problem, int *code) {

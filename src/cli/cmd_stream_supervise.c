@@ -198,7 +198,7 @@ static int wait_for(carry_ctx *ctx, pid_t child, const char *state) {
         }
         rest(0.02);
     }
-    (void)kill(-child, SIGKILL); /* whoever is left of it */
+    (void)kill(-child, SIGKILL); /* what is left of it */
     return how;
 }
 

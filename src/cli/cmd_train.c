@@ -81,7 +81,7 @@ static bool is_typed(const typed *t, const char *name) {
     return false;
 }
 
-/* A run goes on with the options in its checkpoint: a file that says others is refused, not passed over. */
+/* A run goes on with the options in its checkpoint: a file that says others is refused, not ignored. */
 static int compare_config(train_desk *desk, const typed *t) {
     const carry_train_options run = desk->options;
     int code = train_read_config(desk, desk->config);
@@ -142,6 +142,7 @@ static int take_checkpoint(train_desk *desk, const char *folder) {
     if (status == CARRY_OK) {
         desk->options = carry_train_options_default(); /* of a file, only the folder was wanted */
         status = carry_train_options_read(desk->ctx, &desk->options, carry_json_find(found.document, "options"));
+        desk->resumed_after = found.step;
         carry_found_free(&found);
     }
     (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
@@ -250,6 +251,21 @@ static void fill_in(train_desk *desk) {
     }
 }
 
+/* The steps that a profile wants must be among those to come; of tokens and epochs the profile finds out later. */
+static int check_window(const train_desk *desk) {
+    const cli_window *window = cli_get_window();
+    const int64_t last = desk->options.steps;
+    if (window != NULL && last > 0 && window->from > last) {
+        return cli_refuse("--profile-from %lld: the training ends after step %lld", (long long)window->from,
+                          (long long)last);
+    }
+    if (window != NULL && window->steps > 0 && window->from + window->steps - 1 <= desk->resumed_after) {
+        return cli_refuse("--profile-from %lld --profile-steps %lld: the training goes on after step %lld",
+                          (long long)window->from, (long long)window->steps, (long long)desk->resumed_after);
+    }
+    return CLI_DONE;
+}
+
 static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {
     const char *folder = words > 0 ? arguments[0] : NULL;
     for (int i = 0; carry_train_keys[i].name != NULL && folder == NULL; i++) {
@@ -267,6 +283,7 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     if (code == CLI_DONE) {
         fill_in(desk);
     }
+    code = code == CLI_DONE ? check_window(desk) : code;
     code = code == CLI_DONE ? train_check_download(desk) : code;
     if (code == CLI_DONE && !desk->resume && carry_train_options_heeded(desk->ctx, &desk->options) != CARRY_OK) {
         code = cli_refuse("--%s", carry_ctx_error(desk->ctx));

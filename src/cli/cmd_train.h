@@ -13,6 +13,7 @@ typedef struct train_desk {
     carry_train_options options;
     carry_train_hooks hooks;
     bool resume, overwrite, unstored;
+    int64_t resumed_after; /* step of the checkpoint; 0: a new run */
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */
     char download[1024];    /* of the file: where its texts come from, "": it does not say */

@@ -20,7 +20,7 @@ typedef struct dit_desk {
     carry_dit_train_hooks hooks;
     bool resume, overwrite, eval, second_prompt, redraws, has_unended;
     const char *show, *device;
-    int64_t forms, chunks; /* of an examination */
+    int64_t forms, chunks; /* of an evaluation */
     carry_ctx *ctx;
     char from[CARRY_FILE_PATH]; /* the checkpoint that a run goes on from */
     const char *text[KEYS];     /* as typed */
@@ -219,12 +219,12 @@ static int choose_device(dit_desk *desk) {
 /* What only --eval heeds: within its bounds, and not without it. */
 static int check_exam(dit_desk *desk) {
     if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->second_prompt || desk->show != NULL)) {
-        return cli_refuse("--forms, --stream, --turn and --show are of an examination: give --eval too");
+        return cli_refuse("--forms, --stream, --second-prompt and --show are options of --eval: give it too");
     }
     desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
     desk->chunks = desk->chunks >= 0 ? desk->chunks : CHUNKS;
     if (desk->forms < 1 || desk->forms > FORMS) {
-        return cli_refuse("--forms is %lld: it is at least 1 and at most %d", (long long)desk->forms, FORMS);
+        return cli_refuse("--forms is %lld: expected 1 to %d", (long long)desk->forms, FORMS);
     }
     return desk->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
 }

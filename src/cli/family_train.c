@@ -335,6 +335,10 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
+static int device_of(const void *given) {
+    return ((const instance *)given)->device;
+}
+
 const carry_family carry_family_train = {
     .name = "train",
     .about = "a language model trained, its layers' recurrence by several methods; a sample is a step's median time",
@@ -358,4 +362,5 @@ const carry_family carry_family_train = {
     .counts = counts,
     .curve = curve,
     .compare = compare,
+    .device = device_of,
 };

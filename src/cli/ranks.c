@@ -91,6 +91,10 @@ int cli_ranks(void) {
     return launch.size != 1 ? launch.size : asked > 1 ? asked : 1;
 }
 
+int cli_ranks_asked(void) {
+    return asked;
+}
+
 int cli_process_rank(void) {
     return launch.size != 1 ? launch.rank : -1;
 }

@@ -21,6 +21,7 @@ void cli_ranks_start(int count, char **arguments);
 
 cli_ranks_kind cli_ranks_kind_of(void);
 int cli_ranks(void);           /* 1 when alone, 0 when the launcher does not say */
+int cli_ranks_asked(void);     /* --ranks; 0: not typed */
 int cli_process_rank(void);    /* -1 unless the ranks are processes */
 void cli_set_ranks(int ranks); /* --ranks N */
 
@@ -33,7 +34,8 @@ int cli_ranks_check(const cli_verb *verb);
 int cli_refuse_ranks(const char *what);
 
 /* CLI_DONE, or after an error message CLI_IMPOSSIBLE: problems of more ranks than there are (lab/collective.h), and
-   unless each rank may have one for itself, problems of one on several. What is no problem is left to whoever opens it.
+   unless each rank may have one for itself, problems of one on several. What is not a problem is refused where it is
+   opened.
  */
 int cli_ranks_problems(const char *verb, int count, char *const *problems, bool each);
 

@@ -1,5 +1,5 @@
 /* The table of communicator kinds: one const struct each, a way to move bytes between the ranks of the whole run.
-   table.c is the only list. Ranks in a part of it, collectives, deadlines and sentences are written once above it
+   table.c is the only list. Ranks in a part of it, collectives, deadlines and error messages are written once above it
    (comm.c, collectives.c). */
 #ifndef CARRY_COMM_BACKEND_H
 #define CARRY_COMM_BACKEND_H

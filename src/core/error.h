@@ -11,7 +11,7 @@
 void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int line, const char *format, ...)
     CARRY_PRINTF(5, 6);
 
-/* The status is spelt out again, so that whoever reads the caller, a compiler too, sees that it fails. */
+/* The status is spelt out again, so that a reader of the caller, and a compiler, sees that it fails. */
 #define carry_fail(ctx, status, ...) (carry_fail_at(ctx, status, __FILE__, __LINE__, __VA_ARGS__), (status))
 
 /* Return upward on failure; the message is already in the context. */

@@ -1,14 +1,12 @@
 /* Which operator this thread is in. */
 #include "core/launching.h"
 
-#include <stddef.h>
+static _Thread_local carry_launcher current;
 
-static _Thread_local const char *current;
-
-void carry_launching_set(const char *name) {
-    current = name;
+void carry_launching_at(const char *name, const char *place) {
+    current = (carry_launcher){.name = name, .place = place};
 }
 
-const char *carry_launching(void) {
+carry_launcher carry_launching(void) {
     return current;
 }

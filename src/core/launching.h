@@ -1,5 +1,6 @@
-/* The operator that this thread is in, for profiles of GPUs: what it launches is told by its name. Set where operators
-   are entered, never reset: what follows an operator's last launch launches nothing. */
+/* The operator that this thread is in, for profiles of GPUs: what it launches is told by its name and by the line of
+   the source that entered it. Set where operators are entered, never reset: what follows an operator's last launch
+   launches nothing. */
 #ifndef CARRY_CORE_LAUNCHING_H
 #define CARRY_CORE_LAUNCHING_H
 
@@ -7,9 +8,17 @@
 extern "C" {
 #endif
 
-/* name is a literal. */
-void carry_launching_set(const char *name);
-const char *carry_launching(void); /* NULL: none yet */
+typedef struct carry_launcher {
+    const char *name, *place; /* literals; place is FILE:LINE */
+} carry_launcher;
+
+#define CARRY_PLACE_TEXT_(line) #line
+#define CARRY_PLACE_AT_(line) __FILE__ ":" CARRY_PLACE_TEXT_(line)
+#define CARRY_PLACE CARRY_PLACE_AT_(__LINE__)
+
+void carry_launching_at(const char *name, const char *place);
+#define carry_launching_set(name) carry_launching_at(name, CARRY_PLACE)
+carry_launcher carry_launching(void); /* its name is NULL where there is none yet */
 
 #ifdef __cplusplus
 }

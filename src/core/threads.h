@@ -19,7 +19,7 @@ int carry_cores(void); /* that this process may run on; at least 1 */
 carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads);
 void carry_pool_free(carry_pool *pool);
 
-/* Which of the context's threads this is: 1.. in a worker of its pool, 0 in whoever uses it. */
+/* Which of the context's threads this is: 1.. in a worker of its pool, 0 in the thread that uses it. */
 int carry_worker(const carry_ctx *ctx);
 
 /* Runs task over 0..count-1 in pieces of grain items, on as many threads as have something to do, the caller among

@@ -164,11 +164,12 @@ void carry_activity_add(carry_activity_log *log, const carry_activity *activity,
     log->record[log->count++].name = (int)(sum - log->sum);
 }
 
-void carry_activity_launched(carry_activity_log *log, const char *name, const char *by) {
+void carry_activity_launched(carry_activity_log *log, const char *name, const carry_launcher *by) {
     carry_activity_sum *sum = sum_of(log, CARRY_ACTIVITY_KERNEL, name);
     for (int i = 0; i < CARRY_ACTIVITY_OPERATORS; i++) {
-        if (sum->operator_name[i] == NULL || strcmp(sum->operator_name[i], by) == 0) {
-            sum->operator_name[i] = by;
+        if (sum->operator_name[i] == NULL || strcmp(sum->operator_name[i], by->name) == 0) {
+            sum->operator_name[i] = by->name;
+            sum->operator_place[i] = by->place;
             sum->launches[i]++;
             return;
         }

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
+#include "core/launching.h"
 
 #define CARRY_ACTIVITY_RECORDS 65536 /* kept at most */
 #define CARRY_ACTIVITY_NAMES 1024    /* kernels that are summed by name; those beyond share one */
@@ -42,7 +43,7 @@ typedef struct carry_activity_sum {
     double seconds;
     /* Who launched it (core/launching.h), of all launches since the start, recordings of graphs among them; the first
        few operators that did. */
-    const char *operator_name[CARRY_ACTIVITY_OPERATORS];
+    const char *operator_name[CARRY_ACTIVITY_OPERATORS], *operator_place[CARRY_ACTIVITY_OPERATORS];
     int64_t launches[CARRY_ACTIVITY_OPERATORS];
 } carry_activity_sum;
 
@@ -68,7 +69,7 @@ carry_status carry_activity_new(carry_ctx *ctx, carry_activity_log **log, int64_
 void carry_activity_free(carry_activity_log *log);
 
 /* *log stays NULL where there is no GPU, or none whose work can be recorded; it does too after a failure, whose
-   sentence says why kernels are not on the trace. One log at a time in a process. */
+   message says why kernels are not on the trace. One log at a time in a process. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
 /* All that was launched since the start is in the log when this returns, provided that it has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
@@ -76,7 +77,7 @@ carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
 /* For backends: keeps and sums up one thing; its .name is set here. One thread at a time. */
 void carry_activity_add(carry_activity_log *log, const carry_activity *activity, const char *name);
 /* A kernel of this name was launched, or recorded into a graph, by an operator. */
-void carry_activity_launched(carry_activity_log *log, const char *name, const char *by);
+void carry_activity_launched(carry_activity_log *log, const char *name, const carry_launcher *by);
 /* After the last one: sorts by GPU, stream and start, and adds up how long the GPUs were busy. */
 void carry_activity_finish(carry_activity_log *log);
 /* A demangled kernel without its result, parameters and namespaces; template arguments as far as there is room:

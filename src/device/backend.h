@@ -47,6 +47,7 @@ typedef struct carry_backend {
     void (*stream_free)(carry_ctx *ctx, int ordinal, carry_stream *stream);
     carry_status (*event_new)(carry_ctx *ctx, carry_event **event, int ordinal);
     carry_status (*event_record)(carry_ctx *ctx, int ordinal, carry_event *event, carry_stream *stream);
+    carry_status (*event_wait)(carry_ctx *ctx, int ordinal, carry_event *event);
     carry_status (*event_elapsed)(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to);
     void (*event_free)(carry_ctx *ctx, int ordinal, carry_event *event);
     carry_status (*stream_after)(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event);

@@ -220,6 +220,13 @@ static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event
     return CARRY_OK;
 }
 
+static carry_status event_wait(carry_ctx *ctx, int ordinal, carry_event *event) {
+    (void)ctx;
+    (void)ordinal;
+    (void)event;
+    return CARRY_OK;
+}
+
 static carry_status event_elapsed(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to) {
     (void)ctx;
     (void)ordinal;
@@ -268,6 +275,7 @@ const carry_backend carry_backend_cpu = {
     .stream_free = stream_free,
     .event_new = event_new,
     .event_record = event_record,
+    .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
     .stream_after = stream_after,

@@ -203,6 +203,12 @@ static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event
     return CARRY_OK;
 }
 
+static carry_status event_wait(carry_ctx *ctx, int ordinal, carry_event *event) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaEventSynchronize((cudaEvent_t)event), "work before an event failed");
+    return CARRY_OK;
+}
+
 static carry_status event_elapsed(carry_ctx *ctx, int ordinal, double *seconds, carry_event *from, carry_event *to) {
     float milliseconds = 0.0f;
     CARRY_CUDA_TRY(cudaEventSynchronize((cudaEvent_t)to), "work before an event failed");
@@ -260,6 +266,7 @@ const carry_backend carry_backend_cuda = {
     .stream_free = stream_free,
     .event_new = event_new,
     .event_record = event_record,
+    .event_wait = event_wait,
     .event_elapsed = event_elapsed,
     .event_free = event_free,
     .stream_after = stream_after,

@@ -262,17 +262,17 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
    it is replayed. */
 static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *about) {
     const CUpti_CallbackData *call_data = (const CUpti_CallbackData *)about;
-    const char *by = carry_launching();
-    if (call_data->callbackSite != CUPTI_API_ENTER || call_data->symbolName == NULL || by == NULL) {
+    const carry_launcher by = carry_launching();
+    if (call_data->callbackSite != CUPTI_API_ENTER || call_data->symbolName == NULL || by.name == NULL) {
         return;
     }
     std::lock_guard<std::mutex> guard(log_lock);
     if (filled != NULL) {
-        carry_activity_launched(filled, call_data->symbolName, by);
+        carry_activity_launched(filled, call_data->symbolName, &by);
     }
 }
 
-/* A profile without the operators of its kernels is a profile: failures are passed over. */
+/* A profile without the operators of its kernels is a profile: failures are ignored. */
 static void watch_launches(void) {
     static const CUpti_CallbackId driver[] = {
         CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,

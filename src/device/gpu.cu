@@ -150,6 +150,7 @@ static void measure_copies(const rig *r, carry_gpu *gpu) {
     uint4 *from = (uint4 *)r->data;
     uint4 *to = (uint4 *)(r->data + r->half);
     unsigned blocks = (unsigned)gpu->units * 8u;
+    (void)cudaMemsetAsync(r->data, 0, r->half, r->stream);
     double seconds =
         seconds_of(r, nothing, [&] { copy_kernel<<<blocks, THREADS, 0, r->stream>>>(to, from, count, 1, 0); });
     double others = seconds_of(

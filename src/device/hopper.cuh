@@ -9,6 +9,12 @@
 #include <cuda.h>
 #include <stdint.h>
 
+/* What products multiply: a file may say "f16" before it includes this. */
+#ifndef HOPPER_ELEMENT
+#define HOPPER_ELEMENT "bf16"
+#endif
+#define HOPPER_K16 "k16.f32." HOPPER_ELEMENT "." HOPPER_ELEMENT " {"
+
 namespace hopper {
 
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
@@ -143,6 +149,8 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define R32_63                                                                         \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47" \
     ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define R32_47 ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define R88_95 ", %88, %89, %90, %91, %92, %93, %94, %95"
 #define R64_71 ", %64, %65, %66, %67, %68, %69, %70, %71"
 #define R72_79 ", %72, %73, %74, %75, %76, %77, %78, %79"
 #define R80_87 ", %80, %81, %82, %83, %84, %85, %86, %87"
@@ -150,7 +158,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_BOTH(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_both(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                        \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B              \
                      ", p, 1, 1, 0, 0;\n}\n"                                                                 \
                      : __VA_ARGS__                                                                           \
                      : "l"(a), "l"(b), "r"(add));                                                            \
@@ -158,7 +166,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                  \
     static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
                      ", p, 1, 1, 1;\n}\n"                                                                            \
                      : __VA_ARGS__                                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
@@ -168,7 +176,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_ACROSS(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_across(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B                \
                      ", p, 1, 1, 0, 1;\n}\n"                                                                   \
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
@@ -177,7 +185,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_TURNED(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_turned(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B                \
                      ", p, 1, 1, 1, 1;\n}\n"                                                                   \
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
@@ -186,13 +194,16 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                  \
     static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
                      ", p, 1, 1, 0;\n}\n"                                                                            \
                      : __VA_ARGS__                                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
     }
 
+PRODUCT_BOTH(8, "%0, %1, %2, %3", "%4", "%5", "%6", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]))
 PRODUCT_BOTH(64, R0_31, "%32", "%33", "%34", F32(d, 0))
+PRODUCT_BOTH(96, R0_31 R32_47, "%48", "%49", "%50", F32(d, 0), F8(d, 32), F8(d, 40))
+PRODUCT_BOTH(192, R0_31 R32_63 R64_71 R72_79 R80_87 R88_95, "%96", "%97", "%98", F32(d, 0), F32(d, 32), F32(d, 64))
 PRODUCT_BOTH(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_BOTH(144, R0_31 R32_63 R64_71, "%72", "%73", "%74", F32(d, 0), F32(d, 32), F8(d, 64))
 PRODUCT_BOTH(160, R0_31 R32_63 R64_71 R72_79, "%80", "%81", "%82", F32(d, 0), F32(d, 32), F8(d, 64), F8(d, 72))

@@ -224,7 +224,7 @@ static carry_status start(child *c) {
     close_if_open(&pipes[2][1]);
     close_if_open(&pipes[3][1]);
     if (c->id > 0) {
-        (void)setpgid(c->id, c->id); /* both sides: whoever is first */
+        (void)setpgid(c->id, c->id); /* both sides: the first to come does it */
         found = hear(pipes[3][0]);
         if (found.reason != 0) {
             (void)waitpid(c->id, NULL, 0);

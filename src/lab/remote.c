@@ -263,7 +263,7 @@ static carry_status find_prefix(carry_remote *remote, const char *folder, char p
 
 carry_status carry_remote_sync(carry_remote *remote, const char *folder, const char *name, const char *program,
                                char prefix[1024]) {
-    /* Files that git lists and that were deleted are passed over. The exit code is that of ssh. */
+    /* Files that git lists and that were deleted are skipped. The exit code is that of ssh. */
     static const char of_git[] =
         "cd \"$1\" && cd \"$(git rev-parse --show-toplevel)\" || exit 1\nprogram=$2\nshift 2\n"
         "{ git ls-files -z -co --exclude-standard; [ -z \"$program\" ] || printf '%s\\0' \"$program\"; } | "

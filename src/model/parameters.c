@@ -37,7 +37,7 @@ int64_t carry_parameters_add(carry_parameters *own, carry_parameter p) {
     for (int i = 0; i < p.rank; i++) {
         p.count *= p.shape[i];
     }
-    p.offset = own->count;
+    p.offset = p.wide = own->count;
     own->count += carry_parameters_room(p.count);
     own->trained += p.count;
     own->parameter[own->parameters] = p;
@@ -45,8 +45,8 @@ int64_t carry_parameters_add(carry_parameters *own, carry_parameter p) {
 }
 
 /* A flat buffer of `count` elements, zero. */
-static carry_status take(const carry_parameters *own, void *buffer, size_t size, const char *what) {
-    const size_t bytes = (size_t)own->count * size;
+static carry_status take(const carry_parameters *own, void *buffer, int64_t count, size_t size, const char *what) {
+    const size_t bytes = (size_t)count * size;
     void *data = NULL;
     if (carry_device_alloc(own->ctx, &data, own->device, bytes) != CARRY_OK) {
         size_t available = 0;
@@ -62,21 +62,37 @@ static carry_status take(const carry_parameters *own, void *buffer, size_t size,
     return carry_device_fill(own->ctx, data, own->device, 0, bytes, carry_ctx_stream(own->ctx, own->device));
 }
 
+void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype) {
+    own->is_narrow = true;
+    own->low_dtype = dtype;
+    own->wide_count = 0;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        carry_parameter *p = &own->parameter[i];
+        p->wide = p->may_be_narrow ? -1 : own->wide_count;
+        own->wide_count += p->may_be_narrow ? 0 : carry_parameters_room(p->count);
+    }
+}
+
 carry_status carry_parameters_allocate(carry_parameters *own) {
-    return take(own, &own->weights, sizeof(float), "the weights");
+    if (own->is_narrow) {
+        CARRY_TRY(take(own, &own->low, own->count, carry_dtype_size(own->low_dtype), "the weights"));
+    }
+    return take(own, &own->weights, own->is_narrow ? own->wide_count : own->count, sizeof(float), "the weights");
 }
 
 static carry_status refuse_read_only(const carry_parameters *own, const char *what) {
     return carry_fail(own->ctx, CARRY_EUNSUPPORTED,
-                      "the model was opened to be read, its weights lie in the mapped file: %s needs it loaded", what);
+                      "the model was opened to be read, its weights are in 16 bits or lie in the mapped file: %s needs "
+                      "it loaded in f32",
+                      what);
 }
 
 carry_status carry_parameters_want_gradients(carry_parameters *own) {
-    if (own->reads_only) {
+    if (own->reads_only || own->is_narrow) {
         return refuse_read_only(own, "training");
     }
     return own->gradients != NULL ? carry_parameters_zero_gradients(own)
-                                  : take(own, &own->gradients, sizeof(float), "the gradients");
+                                  : take(own, &own->gradients, own->count, sizeof(float), "the gradients");
 }
 
 carry_status carry_parameters_zero_gradients(carry_parameters *own) {
@@ -95,7 +111,7 @@ carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype)
                          carry_dtype_name(own->low_dtype), carry_dtype_name(dtype));
     }
     own->low_dtype = dtype;
-    CARRY_TRY(take(own, &own->low, carry_dtype_size(dtype), "the 16-bit copies of the weights"));
+    CARRY_TRY(take(own, &own->low, own->count, carry_dtype_size(dtype), "the 16-bit copies of the weights"));
     return carry_parameters_round(own);
 }
 
@@ -110,6 +126,16 @@ carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, in
 }
 
 carry_status carry_parameters_round(carry_parameters *own) {
+    for (int64_t i = 0; own->is_narrow && i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        if (p->wide >= 0) {
+            CARRY_TRY(carry_convert(own->ctx, carry_parameters_low(own, p->offset, p->count),
+                                    carry_parameters_flat(own, own->weights, p->wide, p->count)));
+        }
+    }
+    if (own->is_narrow) {
+        return CARRY_OK;
+    }
     return own->low != NULL ? carry_convert(own->ctx, carry_parameters_low(own, 0, own->count),
                                             carry_parameters_flat(own, own->weights, 0, own->count))
                             : CARRY_OK;
@@ -129,7 +155,13 @@ carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, i
     if (p->mapped != NULL && buffer == own->weights) {
         return carry_view((void *)(uintptr_t)p->mapped, p->mapped_dtype, p->rank, p->shape); /* only read */
     }
-    carry_tensor view = carry_view(buffer + p->offset, CARRY_F32, p->rank, p->shape);
+    carry_tensor view = carry_view(NULL, CARRY_F32, p->rank, p->shape);
+    if (p->wide < 0 && buffer == own->weights) {
+        view.data = carry_parameters_low(own, p->offset, p->count).data;
+        view.dtype = own->low_dtype;
+    } else {
+        view.data = buffer + p->wide;
+    }
     view.device = own->device;
     return view;
 }
@@ -170,11 +202,28 @@ carry_status carry_parameters_download(const carry_parameters *own, float *to, f
     return carry_read(own->ctx, carry_view_1d(to, CARRY_F32, count), carry_parameters_flat(own, buffer, first, count));
 }
 
+/* Elements that are in 16 bits alone. */
+static carry_status sample_low(const carry_parameters *own, float *to, const carry_parameter *p, int64_t count) {
+    const carry_tensor from = carry_parameters_low(own, p->offset, count);
+    uint16_t *bits = carry_aligned_new((size_t)count * sizeof *bits);
+    if (bits == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " numbers", count);
+    }
+    const carry_tensor here = carry_view_1d(bits, own->low_dtype, count);
+    carry_status status = carry_read(own->ctx, here, from);
+    status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(to, CARRY_F32, count), here) : status;
+    free(bits);
+    return status;
+}
+
 carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count) {
     const carry_parameter *p = &own->parameter[index];
-    return p->mapped != NULL ? carry_convert(own->ctx, carry_view_1d(to, CARRY_F32, count),
-                                             carry_view_1d((void *)(uintptr_t)p->mapped, p->mapped_dtype, count))
-                             : carry_parameters_download(own, to, own->weights, p->offset, count);
+    if (p->mapped != NULL) {
+        return carry_convert(own->ctx, carry_view_1d(to, CARRY_F32, count),
+                             carry_view_1d((void *)(uintptr_t)p->mapped, p->mapped_dtype, count));
+    }
+    return p->wide < 0 ? sample_low(own, to, p, count)
+                       : carry_parameters_download(own, to, own->weights, p->wide, count);
 }
 
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied) {
@@ -210,17 +259,34 @@ static carry_status take_part(const carry_parameters *own, const carry_parameter
     return CARRY_OK;
 }
 
+/* Elements that are kept in 16 bits alone, rounded where they are. */
+static carry_status put_low(const carry_parameters *own, const carry_parameter *p, float *part) {
+    uint16_t *bits = carry_aligned_new((size_t)p->count * sizeof *bits);
+    if (bits == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    const carry_tensor here = carry_view_1d(bits, own->low_dtype, p->count);
+    carry_status status = carry_convert(own->ctx, here, carry_view_1d(part, CARRY_F32, p->count));
+    status = status == CARRY_OK ? carry_copy(own->ctx, carry_parameters_low(own, p->offset, p->count), here) : status;
+    free(bits); /* memory that is not pinned has been read when a copy returns */
+    return status;
+}
+
 carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype) {
     const carry_parameter *p = &own->parameter[index];
-    if (own->device == 0) {
-        return take_part(own, p, own->weights + p->offset, whole, dtype);
+    if (own->device == 0 && p->wide >= 0) {
+        return take_part(own, p, own->weights + p->wide, whole, dtype);
     }
     float *part = carry_aligned_new((size_t)p->count * sizeof *part);
     if (part == NULL) {
         return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
     }
     carry_status status = take_part(own, p, part, whole, dtype);
-    status = status == CARRY_OK ? carry_parameters_upload(own, own->weights, p->offset, part, p->count) : status;
+    if (p->wide < 0) {
+        status = status == CARRY_OK ? put_low(own, p, part) : status;
+    } else {
+        status = status == CARRY_OK ? carry_parameters_upload(own, own->weights, p->wide, part, p->count) : status;
+    }
     free(part);
     return status;
 }
@@ -233,7 +299,7 @@ carry_status carry_parameters_start(carry_parameters *own,
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         const bool is_cut = p->cut != CARRY_CUT_NONE && own->ranks > 1;
-        if (own->device == 0 && !is_cut) {
+        if (own->device == 0 && !is_cut && !own->is_narrow) {
             status = fill(model, p, carry_view_1d(own->weights + p->offset, CARRY_F32, p->count), seed);
             continue;
         }

@@ -23,6 +23,8 @@ typedef struct carry_parameter {
     bool decays;           /* does weight decay reach it? */
     int start;             /* how it starts: the model's own */
     carry_parameter_cut cut;
+    bool may_be_narrow; /* products alone use it: it may be kept in 16 bits */
+    int64_t wide;       /* its place in the f32 buffers: offset, but for carry_parameters_narrow; -1: none */
     const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
     carry_dtype mapped_dtype;
 } carry_parameter;
@@ -40,6 +42,8 @@ typedef struct carry_parameters {
     void *low;        /* the weights in low_dtype; NULL until wanted */
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
+    bool is_narrow;      /* carry_parameters_narrow was called */
+    int64_t wide_count;  /* elements of the f32 buffer then */
     bool reads_only;     /* carry_parameters_map was called: no gradients, no start values */
     /* What a file may call a tensor that it does not have by its own name. NULL: nothing else. `other` is asked for
        which = 0, 1, ... and returns false after the last; with `pieces` they are consecutive rows of the tensor. */
@@ -57,6 +61,9 @@ carry_status carry_parameters_allocate(carry_parameters *own);
 /* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
    f16 are used where the file is mapped, and have no room in the buffers. Of another device nothing is mapped. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
+/* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
+   their elements in bf16 or f16; the others have both. */
+void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype);
 carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
 carry_status carry_parameters_zero_gradients(carry_parameters *own);
 /* Copies in bf16 or f16, and the same again from the weights of now; nothing where there are none. */

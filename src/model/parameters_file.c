@@ -244,7 +244,7 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
             p->mapped = found->data;
             p->mapped_dtype = found->dtype;
         }
-        p->offset = own->count;
+        p->offset = p->wide = own->count;
         own->count += p->mapped == NULL ? carry_parameters_room(p->count) : 0;
     }
     return CARRY_OK;
@@ -291,6 +291,9 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     char path[CARRY_FILE_PATH];
     const float *weights;
     float *copied;
+    if (own->is_narrow) {
+        return carry_fail(own->ctx, CARRY_EUNSUPPORTED, "%s: a model without f32 weights is not saved", folder);
+    }
     CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));
     carry_status status = carry_parameters_see(own, own->weights, &weights, &copied);
     carry_safetensors_item *items = calloc((size_t)own->parameters, sizeof *items);

@@ -12,6 +12,8 @@
 /* What a piece of rows reads and writes should stay in the second cache beside a panel of weights. */
 #define STRIP_BYTES (256 << 10)
 
+#define INPUTS 3
+
 /* How the windows of a form lie: rows and columns of pixels, and the step from one to the next. */
 typedef struct window {
     int rows, columns, step;
@@ -20,7 +22,8 @@ typedef struct window {
 static const window windows[] = {[CARRY_CONV2D_SAME] = {3, 3, 1},
                                  [CARRY_CONV2D_HALF] = {3, 3, 2},
                                  [CARRY_CONV2D_DOUBLE] = {2, 2, 1},
-                                 [CARRY_CONV2D_POINT] = {1, 1, 1}};
+                                 [CARRY_CONV2D_POINT] = {1, 1, 1},
+                                 [CARRY_CONV2D_AHEAD] = {3, 3, 2}};
 
 typedef struct input {
     const float *data;
@@ -31,7 +34,7 @@ typedef struct job {
     const carry_kernels *kernels;
     carry_conv2d_form form;
     window window;
-    input x, past;
+    input from[INPUTS]; /* x, past, older; no data: absent */
     float *y;
     const float *w, *bias, *add;
     int64_t in, out, width, pitch; /* width and pitch of y */
@@ -61,6 +64,25 @@ static float weight(const float *taps, carry_conv2d_form form, int phase, int ro
     return (float)sum;
 }
 
+/* f32, and bf16 on a GPU. */
+static carry_status expect_picture(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
+                                   const int64_t *shape, carry_dtype dtype, int device) {
+    CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, device));
+    if (tensor->dtype != dtype || (dtype != CARRY_F32 && (dtype != CARRY_BF16 || device == 0))) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: pictures and their weights are all f32, or all bf16 on a GPU",
+                          name, carry_dtype_name(tensor->dtype));
+    }
+    return CARRY_OK;
+}
+
+/* Channels of an input: of x, past or older. */
+static int64_t channels_of(int64_t in, int64_t first, int which) {
+    if (in == INPUTS * first || which == 0) {
+        return first;
+    }
+    return which == 1 ? in - first : 0;
+}
+
 carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form,
                                int64_t first) {
     CARRY_OPERATOR(ctx, operators, conv2d_pack, &to)
@@ -70,7 +92,7 @@ carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor fro
     int64_t side = form == CARRY_CONV2D_POINT ? 1 : 3;
     CARRY_TRY(carry_expect_f32(ctx, "from", &from, 4, (const int64_t[]){out, in, side, side}, to.device));
     const int64_t count = carry_conv2d_packed(form, out, in);
-    CARRY_TRY(carry_expect_f32(ctx, "to", &to, 1, &count, to.device));
+    CARRY_TRY(expect_picture(ctx, "to", &to, 1, &count, to.dtype, to.device));
     if (first < 1 || first > in) {
         return carry_fail(ctx, CARRY_ESHAPE, "x has %" PRId64 " channels of the %" PRId64 " that the weights are for",
                           first, in);
@@ -91,9 +113,11 @@ carry_status carry_cpu_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor
     for (int phase = 0; phase < (form == CARRY_CONV2D_DOUBLE ? 4 : 1); phase++) {
         for (int64_t panel = 0; panel < out; panel += kernels->columns) {
             int64_t end = out - panel < kernels->columns ? out : panel + kernels->columns;
-            for (int past = 0; past < 2; past++) {
+            for (int which = 0; which < INPUTS; which++) {
+                const int64_t begin = which * first;
+                const int64_t stop = begin + channels_of(in, first, which);
                 for (int pixel = 0; pixel < o->rows * o->columns; pixel++) {
-                    for (int64_t i = past ? first : 0; i < (past ? in : first); i++) {
+                    for (int64_t i = begin; i < stop; i++) {
                         for (int64_t c = panel; c < end; c++) {
                             *next++ = weight(taps + (c * in + i) * side * side, form, phase, pixel / o->columns,
                                              pixel % o->columns);
@@ -129,10 +153,11 @@ static void add_products(const job *j, carry_product *p, const input *in, int64_
 /* A row of output pixels, or every second one of it; output channels panel..panel+n-1. */
 static void row_panel(const job *j, int64_t y, int side, int64_t panel, int64_t n) {
     bool twice = j->form == CARRY_CONV2D_DOUBLE;
+    int64_t inside = j->form == CARRY_CONV2D_POINT || j->form == CARRY_CONV2D_AHEAD; /* no padding before a window */
     int64_t phase = twice ? y % 2 * 2 + side : 0;
     int64_t taps = (int64_t)j->window.rows * j->window.columns * j->in;
-    int64_t row = twice ? y / 2 + y % 2 : j->form == CARRY_CONV2D_POINT ? y + 1 : y * j->window.step;
-    int64_t column = twice ? side : j->form == CARRY_CONV2D_POINT;
+    int64_t row = twice ? y / 2 + y % 2 : y * j->window.step + inside;
+    int64_t column = twice ? side : inside;
     int64_t at = (y + 1) * j->pitch + (1 + side) * j->out + panel;
     carry_product p = {.m = twice ? j->width / 2 : j->width,
                        .n = n,
@@ -142,9 +167,8 @@ static void row_panel(const job *j, int64_t y, int side, int64_t panel, int64_t 
                        .c_row = twice ? 2 * j->out : j->out};
     p.base = j->add != NULL ? j->add + at : j->bias != NULL ? j->bias + panel : NULL;
     p.base_row = j->add != NULL ? p.c_row : 0;
-    add_products(j, &p, &j->x, row, column);
-    if (j->past.data != NULL) {
-        add_products(j, &p, &j->past, row, column);
+    for (int i = 0; i < INPUTS && j->from[i].data != NULL; i++) {
+        add_products(j, &p, &j->from[i], row, column);
     }
 }
 
@@ -171,41 +195,71 @@ static void run_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* Height and width of what a form makes of a picture. */
+static int64_t side_of(carry_conv2d_form form, int64_t side) {
+    switch (form) {
+    case CARRY_CONV2D_HALF:
+        return (side + 1) / 2;
+    case CARRY_CONV2D_AHEAD:
+        return side / 2;
+    case CARRY_CONV2D_DOUBLE:
+        return 2 * side;
+    default:
+        return side;
+    }
+}
+
+static carry_status check_inputs(carry_ctx *ctx, const carry_conv2d_args *a) {
+    const carry_tensor *inputs[INPUTS] = {&a->x, &a->past, &a->older};
+    static const char *const names[INPUTS] = {"x", "past", "older"};
+    const int64_t given = a->x.shape[2];
+    if (given > a->in) {
+        return carry_fail(ctx, CARRY_ESHAPE, "x has %" PRId64 " channels and w is for %" PRId64, given, a->in);
+    }
+    if (carry_is_here(&a->older) && !carry_is_here(&a->past)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "older is given and past is not: frames follow each other");
+    }
+    for (int i = 0; i < INPUTS; i++) {
+        if (i > 0 && !carry_is_here(inputs[i])) {
+            continue;
+        }
+        const int64_t shape[] = {a->x.shape[0], a->x.shape[1], channels_of(a->in, given, i)};
+        CARRY_TRY(carry_expect_rank(ctx, names[i], inputs[i], 3));
+        CARRY_TRY(expect_picture(ctx, names[i], inputs[i], 3, shape, a->y.dtype, a->y.device));
+    }
+    return CARRY_OK;
+}
+
 static carry_status check(carry_ctx *ctx, const carry_conv2d_args *a) {
     const int device = a->y.device;
     CARRY_TRY(carry_expect_rank(ctx, "x", &a->x, 3));
     CARRY_TRY(carry_expect_rank(ctx, "y", &a->y, 3));
-    int64_t height = a->x.shape[0] - 2;
-    int64_t width = a->x.shape[1] - 2;
-    if (height < 1 || width < 1 || a->x.shape[2] < 1 || a->y.shape[2] < 1) {
+    const int64_t height = a->x.shape[0] - 2;
+    const int64_t width = a->x.shape[1] - 2;
+    const int64_t least = a->form == CARRY_CONV2D_AHEAD ? 2 : 1;
+    if (height < least || width < least || a->x.shape[2] < 1 || a->y.shape[2] < 1) {
         return carry_fail(ctx, CARRY_ESHAPE, "x and y must have a pixel inside the frame, and a channel");
     }
-    int64_t out = a->y.shape[2];
-    bool half = a->form == CARRY_CONV2D_HALF;
-    int64_t factor = a->form == CARRY_CONV2D_DOUBLE ? 2 : 1;
-    const int64_t shape[] = {(half ? (height + 1) / 2 : factor * height) + 2,
-                             (half ? (width + 1) / 2 : factor * width) + 2, out};
+    const int64_t out = a->y.shape[2];
+    const int64_t shape[] = {side_of(a->form, height) + 2, side_of(a->form, width) + 2, out};
     const int64_t weights = carry_conv2d_packed(a->form, out, a->in);
-    CARRY_TRY(carry_expect_f32(ctx, "x", &a->x, 3, a->x.shape, device));
-    CARRY_TRY(carry_expect_f32(ctx, "y", &a->y, 3, shape, device));
-    CARRY_TRY(carry_expect_f32(ctx, "w", &a->w, 1, &weights, device));
-    int64_t given = a->x.shape[2];
-    if (carry_is_here(&a->past)) {
-        CARRY_TRY(carry_expect_rank(ctx, "past", &a->past, 3));
-        const int64_t past[] = {height + 2, width + 2, a->in - given};
-        CARRY_TRY(carry_expect_f32(ctx, "past", &a->past, 3, past, device));
-    } else if (given > a->in) {
-        return carry_fail(ctx, CARRY_ESHAPE, "x has %" PRId64 " channels and w is for %" PRId64, given, a->in);
-    }
+    CARRY_TRY(expect_picture(ctx, "y", &a->y, 3, shape, a->y.dtype, device));
+    CARRY_TRY(expect_picture(ctx, "w", &a->w, 1, &weights, a->y.dtype, device));
+    CARRY_TRY(check_inputs(ctx, a));
     if (carry_is_here(&a->bias)) {
         CARRY_TRY(carry_expect_f32(ctx, "bias", &a->bias, 1, &out, device));
     }
-    return carry_is_here(&a->add) ? carry_expect_f32(ctx, "add", &a->add, 3, shape, device) : CARRY_OK;
+    return carry_is_here(&a->add) ? expect_picture(ctx, "add", &a->add, 3, shape, a->y.dtype, device) : CARRY_OK;
 }
 
 static input as_input(const carry_tensor *picture) {
-    return (input){
-        .data = picture->data, .channels = picture->shape[2], .pitch = picture->shape[1] * picture->shape[2]};
+    input made = {0};
+    if (carry_is_here(picture)) {
+        made.data = picture->data;
+        made.channels = picture->shape[2];
+        made.pitch = picture->shape[1] * picture->shape[2];
+    }
+    return made;
 }
 
 carry_status carry_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
@@ -218,8 +272,9 @@ carry_status carry_cpu_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
     job j = {.form = args->form, .window = windows[args->form], .relu = args->relu, .in = args->in};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     CARRY_SPAN(ctx, "ops", "conv2d");
-    j.x = as_input(&args->x);
-    j.past = carry_is_here(&args->past) ? as_input(&args->past) : (input){0};
+    j.from[0] = as_input(&args->x);
+    j.from[1] = as_input(&args->past);
+    j.from[2] = as_input(&args->older);
     j.y = args->y.data;
     j.w = args->w.data;
     j.bias = args->bias.data;
@@ -228,9 +283,11 @@ carry_status carry_cpu_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
     j.width = args->y.shape[1] - 2;
     j.pitch = args->y.shape[1] * j.out;
     int64_t rows = args->y.shape[0] - 2;
-    int64_t seen = j.window.rows * j.window.columns * (j.x.channels + j.past.channels);
+    int64_t channels = j.from[0].channels + j.from[1].channels + j.from[2].channels;
+    int64_t seen = j.window.rows * j.window.columns * channels;
     carry_span_work(ctx, 2.0 * (double)rows * (double)j.width * (double)seen * (double)j.out, 0.0);
-    int64_t bytes = (j.pitch + j.window.step * (j.x.pitch + j.past.pitch)) * (int64_t)sizeof(float);
+    int64_t bytes =
+        (j.pitch + j.window.step * (j.from[0].pitch + j.from[1].pitch + j.from[2].pitch)) * (int64_t)sizeof(float);
     int64_t strip = STRIP_BYTES / bytes;
     int64_t fair = (rows + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx);
     strip = strip < 1 ? 1 : strip > fair ? fair : strip;

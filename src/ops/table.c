@@ -33,8 +33,8 @@ static const struct {
 
 #define OPERATORS (int)(sizeof operator_list / sizeof operator_list[0])
 
-carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operators, const char *name, int device,
-                                int *ordinal) {
+carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
+                                int device, int *ordinal) {
     int number = 0;
     if (ordinal == NULL) {
         ordinal = &number;
@@ -44,7 +44,7 @@ carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operator
     if (device == 0) { /* nobody is asked: that would start the driver of a GPU that nobody wants */
         return CARRY_OK;
     }
-    carry_launching_set(name);
+    carry_launching_at(name, place);
     const carry_backend *backend = carry_backend_of(device, ordinal);
     for (int i = 0; backend != NULL && table[i] != NULL; i++) {
         if (strcmp(table[i]->backend, backend->name) == 0) {

@@ -1,7 +1,7 @@
 /* The operator table: one const struct of functions per backend; table.c is the only list.
 
-   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h) checks shapes, types, devices and
-   workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and
+   The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h, ops/sampler.h) checks shapes, types,
+   devices and workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and
    ops/cuda/cuda.c list the entries, twins share a stem (norm.c, norm.cu). An entry may rely on those checks. It
    enqueues its work on the context's stream of the device, waits for nothing and allocates nothing. A missing entry
    (NULL) is refused by the operator's name. */
@@ -13,8 +13,11 @@
 
 #include "carry/nn.h"
 #include "carry/ops.h"
+#include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
+#include "ops/picture.h"
+#include "ops/sampler.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,6 +36,9 @@ extern "C" {
     X(linear_backward, CARRY_REAL,                                                                                     \
       (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
        bool accumulate))                                                                                               \
+    X(linear_add, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor base))    \
+    X(merged_linear, CARRY_REAL, (carry_ctx * ctx, const carry_merged_linear_args *args))                              \
+    X(merged_linear_backward, CARRY_REAL, (carry_ctx * ctx, const carry_merged_linear_backward_args *args))            \
     X(rms_norm, CARRY_REAL,                                                                                            \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps))                    \
     X(rms_norm_backward, CARRY_REAL,                                                                                   \
@@ -76,15 +82,26 @@ extern "C" {
     X(squared_error, CARRY_REAL,                                                                                       \
       (carry_ctx * ctx, carry_tensor total, carry_tensor losses, carry_tensor dy, carry_tensor y, carry_tensor target, \
        carry_tensor weight, double scale))                                                                             \
+    X(patchify, "f32",                                                                                                 \
+      (carry_ctx * ctx, carry_tensor patches, carry_tensor latents, const int64_t patch[2], bool by_head))             \
+    X(unpatchify, "f32",                                                                                               \
+      (carry_ctx * ctx, carry_tensor latents, carry_tensor patches, const int64_t patch[2], bool by_head))             \
+    X(flow_step, "f32", (carry_ctx * ctx, const carry_flow_step_args *args))                                           \
+    X(random_fill, CARRY_REAL,                                                                                         \
+      (carry_ctx * ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean, float deviation))                \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
     X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
     X(skip_guard, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor bad, int64_t limit))                      \
     X(adamw_step, "f32",                                                                                               \
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \
-    X(conv2d_pack, "f32",                                                                                              \
+    X(conv2d_pack, "f32 bf16",                                                                                         \
       (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                    \
-    X(conv2d, "f32", (carry_ctx * ctx, const carry_conv2d_args *args))                                                 \
+    X(conv2d, "f32 bf16", (carry_ctx * ctx, const carry_conv2d_args *args))                                            \
+    X(picture_read, CARRY_REAL, (carry_ctx * ctx, carry_tensor picture, carry_tensor planes, carry_picture_map map))   \
+    X(picture_write, CARRY_REAL, (carry_ctx * ctx, carry_tensor planes, carry_tensor picture, carry_picture_map map))  \
+    X(picture_bytes, "f32 bf16", (carry_ctx * ctx, unsigned char *bytes, carry_tensor picture, carry_picture_map map)) \
+    X(rms_norm_silu, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, float eps))         \
     X(affine, CARRY_REAL,                                                                                              \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b, carry_activation activation,   \
        bool accumulate))                                                                                               \
@@ -111,8 +128,10 @@ typedef struct carry_operators {
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
    operator's name, when there is no such device or it has no operators. */
-carry_status carry_operators_of(carry_ctx *ctx, const carry_operators **operators, const char *name, int device,
-                                int *ordinal);
+carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
+                                int device, int *ordinal);
+#define carry_operators_of(ctx, operators, name, device, ordinal) \
+    carry_operators_at(ctx, operators, name, CARRY_PLACE, device, ordinal)
 carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
 
 /* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */

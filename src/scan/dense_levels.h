@@ -2,7 +2,7 @@
 
    A level has elements of `stride` steps each. A block visits `radix` neighbouring elements at a time (a power of two)
    and combines them as a binary tree; the visits are the elements of the next level. Node i of height j of a visit ends
-   at its element (i+1) 2^j - 1. Nodes with a step that does not exist are not made: whoever is last waits for the way
+   at its element (i+1) 2^j - 1. Nodes with a step that does not exist are not made: the last waits for the way
    down. */
 #ifndef CARRY_SCAN_DENSE_LEVELS_H
 #define CARRY_SCAN_DENSE_LEVELS_H

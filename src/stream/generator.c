@@ -77,8 +77,10 @@ carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const c
                                                                         : options->context / options->chunk,
                                            .window = options->window,
                                            .sink = options->sink,
-                                           .dtype = options->dtype};
+                                           .dtype = options->dtype,
+                                           .no_graphs = options->no_graphs};
     carry_status status = allocate(g);
+    status = status == CARRY_OK ? carry_generator_device_open(g) : status;
     status = status == CARRY_OK ? carry_dit_cache_new(dit, &g->cache, &cache) : status;
     if (status != CARRY_OK) {
         carry_generator_free(g);
@@ -93,6 +95,7 @@ void carry_generator_free(carry_generator *g) {
         return;
     }
     carry_dit_cache_free(g->cache);
+    carry_generator_device_close(g);
     carry_generator_batch_free(g);
     free(g->x);
     free(g->velocity);
@@ -255,14 +258,19 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
                           e->current_start_frame, (long long)next);
     }
     const int64_t count = e->latents_in.shape[0] * e->latents_in.shape[1] * e->height * e->width;
+    const bool with_clean = g->options.batch == 0 && e->expected_generator_calls > wanted;
+    const bool is_far = g->far.memory != NULL && g->options.batch == 0;
     carry_generator_widen(g->x, e->latents_in.data, count);
     CARRY_TRY(carry_generator_finite(g, g->x, count, "latents_in", -1));
-    CARRY_TRY(g->options.batch > 0 ? carry_generator_batch(g, e) : denoise(g, e));
-    times->denoise = since(&mark);
-    if (g->options.batch == 0 && e->expected_generator_calls > wanted) {
-        CARRY_TRY(clean(g, e));
-        times->clean = since(&mark);
+    if (is_far) {
+        CARRY_TRY(carry_generator_device_run(g, e, with_clean, times));
+    } else {
+        CARRY_TRY(g->options.batch > 0 ? carry_generator_batch(g, e) : denoise(g, e));
+        times->denoise = since(&mark);
+        CARRY_TRY(with_clean ? clean(g, e) : CARRY_OK);
+        times->clean = with_clean ? since(&mark) : 0.0;
     }
+    uint16_t *out = is_far ? g->far.host : g->out;
     *result = (carry_result){
         .version = CARRY_ENVELOPE_VERSION,
         .call_id = e->call_id,
@@ -270,8 +278,8 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
         .cache_epoch = e->cache_epoch,
         .observed_generator_calls = g->calls,
         .mesh_start_frame = (int32_t)next,
-        .digest = carry_stream_digest(g->out, (size_t)count * sizeof *g->out),
-        .latents_out = carry_generator_view(g, g->out, CARRY_BF16, e->latents_in.shape[1]),
+        .digest = carry_stream_digest(out, (size_t)count * sizeof *out),
+        .latents_out = carry_generator_view(g, out, CARRY_BF16, e->latents_in.shape[1]),
     };
     return CARRY_OK;
 }

@@ -17,6 +17,7 @@ typedef struct carry_generator_options {
     int64_t batch;   /* steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: chunk after chunk */
     double shift;
     carry_dtype dtype; /* of activations, keys and values: f32, or bf16 on a GPU */
+    bool no_graphs;    /* on a GPU, for measurements: kernels are launched one by one */
 } carry_generator_options;
 
 typedef struct carry_generator_times {

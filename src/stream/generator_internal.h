@@ -3,6 +3,8 @@
 #ifndef CARRY_STREAM_GENERATOR_INTERNAL_H
 #define CARRY_STREAM_GENERATOR_INTERNAL_H
 
+#include "carry/device.h"
+#include "device/upload.h"
 #include "stream/generator.h"
 
 #define CARRY_GENERATOR_SLOTS (CARRY_GENERATOR_BATCH + 1) /* and one that gets its clean pass */
@@ -12,6 +14,20 @@ typedef struct carry_generator_slot {
     float *x, *x0;
     uint64_t chunk_index, seed;
 } carry_generator_slot;
+
+/* A chunk on a device with memory of its own (generator_device.c). */
+typedef struct carry_generator_device {
+    carry_stream *stream;                /* the generator's own; NULL: the context had one */
+    void *memory;                        /* of the tensors */
+    carry_tensor x, x0, velocity, noise; /* f32 */
+    carry_tensor bits, bad;              /* latents as bf16; [steps] f32: which were not finite */
+    carry_upload upload;                 /* of latents */
+    void *host;                          /* pinned: the result's latents, then bad */
+    carry_event *began, *denoised;
+    carry_event *ready[2], *cleaned[2]; /* of this chunk and of the one before, in turn */
+    int turn;
+    bool has_cleaned; /* the chunk before had a clean pass */
+} carry_generator_device;
 
 struct carry_generator {
     carry_dit *dit;
@@ -25,6 +41,7 @@ struct carry_generator {
     int calls;
     carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* of a stream batch, the newest first */
     int slots;                                        /* chunks that are in it */
+    carry_generator_device far;                       /* closed on the CPU */
 };
 
 carry_tensor carry_generator_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames);
@@ -38,5 +55,12 @@ void carry_generator_round(carry_generator *g, float *x0, int64_t count);
 carry_status carry_generator_batch_new(carry_generator *g, size_t bytes);
 void carry_generator_batch_free(carry_generator *g);
 carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e);
+
+/* generator_device.c: as denoise and clean in generator.c, for a device with memory of its own. The result is there on
+   return, in g->far.host; the clean pass is under way, and times->clean is of the chunk before. */
+carry_status carry_generator_device_open(carry_generator *g);
+void carry_generator_device_close(carry_generator *g);
+carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
+                                        carry_generator_times *times);
 
 #endif

@@ -10,7 +10,7 @@
 #include "core/memory.h"
 
 #define MAGIC 0x4c595243u /* "CRYL" */
-#define SPARE 8           /* slots beside those of depth: a NOOP or SHUTDOWN, and signs while the other end works */
+#define SPARE 8 /* slots beside those of depth: a NOOP or SHUTDOWN, and heartbeats while the other end works */
 #define MOST_SLOTS 32
 #define SIGNS 4.0 /* in a deadline */
 
@@ -153,8 +153,8 @@ static arrival *next_arrival(carry_link *link) {
     return &link->in[(link->first + link->come) % MOST_SLOTS];
 }
 
-/* What has come by now; signs that nothing is before have gone. Where the other end has left, what it sent before is
-   still delivered: no error is reported here. */
+/* What has come by now; heartbeats that nothing is before have gone. Where the other end has left, what it sent before
+   is still delivered: no error is reported here. */
 static carry_status look(carry_link *link) {
     if (link->ended != CARRY_OK) {
         return carry_fail(link->ctx, link->ended, "%s: the link has ended", link->options.group);

@@ -3,12 +3,12 @@
    A message is a prelude of 16 bytes (what it is, how long it is), then the bytes: an envelope or a result exactly as
    envelope.h has them, or one of the link's own, which only say that somebody is there (a pulse, after a NOOP or
    SHUTDOWN), why a message was refused, where a call's time went, and that the link is being closed. Sizes always
-   agree, so that damaged bytes are found by whoever decodes them, who can still tell why.
+   agree, so that damaged bytes are found by the end that decodes them, which can still tell why.
 
    Memory is bounded and allocated when the link is opened: a box for what arrives, and slots for what is on its way.
    Sending does not wait while a slot is free.
 
-   Whoever waits for a message says at intervals that he is there. So an end that has heard nothing for the
+   An end that waits for a message sends heartbeats. So an end that has heard nothing for the
    communicator's deadline knows that the other is gone, and does not first work off what was queued: time counts from
    the last that was heard, whatever was done since. Where stage 0 and the leader are one rank the two ends are a pair
    in memory: the same bytes, encoded and decoded, and where stage 0 would wait it is the leader's turn. */
@@ -70,7 +70,7 @@ carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const vo
 /* Waits until everything that was sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
-/* From now on this end gives no sign while it waits: what comes next is the last. */
+/* From now on this end sends no heartbeats while it waits: what comes next is the last. */
 void carry_link_stop_heartbeats(carry_link *link);
 
 /* Moves along what is on its way; *there: a message can be received without waiting. */

@@ -154,7 +154,8 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .context = context,
                                                .batch = o->batch,
                                                .shift = o->shift,
-                                               .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
+                                               .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32,
+                                               .no_graphs = o->no_graphs};
     const carry_mesh_options mesh = {.channels = p->config.in_dim,
                                      .height = o->height / 8,
                                      .width = o->width / 8,
@@ -166,7 +167,8 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                      .slow = o->slow_stage1};
     carry_comm *comm;
     CARRY_TRY(carry_pipeline_mesh(&p->groups, &comm));
-    CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->device, o->model));
+    CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->device, o->model,
+                                generator.dtype));
     CARRY_TRY(o->model != NULL ? carry_dit_load(p->dit, o->model) : carry_dit_init(p->dit, WEIGHTS_SEED));
     CARRY_TRY(carry_generator_new(p->dit, &p->generator, &generator));
     return carry_mesh_new(p->ctx, &p->mesh, comm, p->generator, p->dit, &mesh);
@@ -244,8 +246,8 @@ static carry_status shake_hands(part *p) {
             {.height = o->height / 8, .width = o->width / 8, .chunk = o->chunk, .window = o->window, .sink = o->sink},
         .depth = o->depth,
         .build = build,
-        .has_weights = p->is_mesh,
-        .weights = p->is_mesh ? carry_dit_common_fingerprint(p->dit) : 0,
+        .has_weights = p->is_mesh && p->mesh_ranks > 1, /* alone there is nobody to compare with */
+        .weights = p->is_mesh && p->mesh_ranks > 1 ? carry_dit_common_fingerprint(p->dit) : 0,
     };
     return carry_handshake_run(p->groups.world, &mine);
 }

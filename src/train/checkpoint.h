@@ -9,7 +9,7 @@
 
    A checkpoint is written in a hidden folder beside it, every file and folder synced, and renamed: it is there whole or
    not at all. Older ones are removed only then. Loading compares every file with train.json; a folder that is not whole
-   is passed over, aloud, for the one before it.
+   is skipped with a warning, and the one before it is taken.
 
    The folder is locked while a run writes to it. */
 #ifndef CARRY_TRAIN_CHECKPOINT_H

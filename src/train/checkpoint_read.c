@@ -193,7 +193,7 @@ static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *
         status = status == CARRY_OK ? check_checkpoint(ctx, found, folder) : status;
         if (status != CARRY_OK) {
             char line[640];
-            (void)snprintf(line, sizeof line, "the checkpoint of step %" PRId64 " is not whole and is passed over: %s",
+            (void)snprintf(line, sizeof line, "the checkpoint of step %" PRId64 " is incomplete and skipped: %s",
                            steps[i], carry_ctx_error(ctx));
             carry_sink_note(sink, steps[i], line);
             damaged++;

@@ -56,7 +56,7 @@ static void close_work(work *w) {
 static carry_status open_work(work *w) {
     int64_t length = w->options->length;
     if (length < 0 || length > LENGTH_MOST) {
-        return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: 1 to %" PRId64 " can be had", length,
+        return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: expected 1 to %" PRId64, length,
                           LENGTH_MOST);
     }
     const int64_t some = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;

@@ -72,7 +72,7 @@ static carry_status choose(carry_training *t) {
 }
 
 /* Adds loss, labels, right ones and asked ones of a batch to sums[4]. */
-static carry_status examine_batch(carry_training *t, const carry_batch *batch, double *sums) {
+static carry_status evaluate_batch(carry_training *t, const carry_batch *batch, double *sums) {
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         double loss = 0.0;
         int64_t counted = 0;
@@ -113,7 +113,7 @@ carry_status carry_training_evaluate(void *training) {
         if (batch->rows == 0) {
             break;
         }
-        CARRY_TRY(examine_batch(t, batch, sums));
+        CARRY_TRY(evaluate_batch(t, batch, sums));
     }
     CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
     if (t->loop.speaks) {

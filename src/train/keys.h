@@ -32,7 +32,7 @@ const carry_train_key *carry_keys_find(const carry_train_key *keys, const char *
 /* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
 carry_status carry_keys_set(carry_ctx *ctx, const carry_train_key *keys, void *options, const char *name,
                             const char *value);
-/* As a JSON object of texts, and back; keys that are not known are passed over, so that newer files can be read. */
+/* As a JSON object of texts, and back; unknown keys are ignored, so that newer files can be read. */
 void carry_keys_write(carry_json_text *text, const carry_train_key *keys, const void *options);
 carry_status carry_keys_read(carry_ctx *ctx, const carry_train_key *keys, void *options, const carry_json *object);
 

@@ -28,7 +28,7 @@ typedef struct carry_train_start {
 typedef struct carry_train_report {
     int64_t step, steps, seen; /* seen: tokens */
     double loss, rate, norm;
-    double tokens_per_s; /* since the last report, of all ranks, without checkpoints and examinations */
+    double tokens_per_s; /* since the last report, of all ranks, without checkpoints and evaluations */
     double mfu;          /* of the peak; NaN when that is unknown */
     double memory;       /* bytes that this process holds, or of the GPU that are in use: the most of all reports */
     double left;         /* seconds */

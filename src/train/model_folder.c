@@ -40,7 +40,7 @@ static int newest_first(const struct dirent **a, const struct dirent **b) {
     return of_a < of_b ? 1 : of_a > of_b ? -1 : strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* The newest of these that loads; the sentence of the newest when none does. */
+/* The newest of these that loads; the error message of the newest when none does. */
 static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *folder, struct dirent **entry,
                                 int count) {
     char first[512] = "";
@@ -50,7 +50,7 @@ static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *
         status = status == CARRY_OK ? carry_checkpoint_verify_model(ctx, model->folder) : status;
         status = status == CARRY_OK ? carry_lm_open(ctx, &model->lm, model->folder, model->device) : status;
         if (status != CARRY_OK && i + 1 < count) {
-            carry_log(ctx, CARRY_LOG_WARNING, "%.40s is passed over: %s", entry[i]->d_name, carry_ctx_error(ctx));
+            carry_log(ctx, CARRY_LOG_WARNING, "%.40s is skipped: %s", entry[i]->d_name, carry_ctx_error(ctx));
         }
         if (status != CARRY_OK && i == 0) {
             (void)snprintf(first, sizeof first, "%s", carry_ctx_error(ctx));
@@ -74,7 +74,7 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
         return carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", folder, strerror(error));
     }
     if (!S_ISDIR(about.st_mode)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s is no folder: a model is one, with config.json and its weights",
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is one, with config.json and its weights",
                           folder);
     }
     if (has_file(ctx, folder, "config.json")) {
@@ -152,7 +152,7 @@ void carry_model_add_end(carry_model *model, int64_t token) {
     }
 }
 
-/* eos_token_id of generation_config.json, a number or a list. A file that is damaged is passed over with a warning: it
+/* eos_token_id of generation_config.json, a number or a list. A damaged file is ignored with a warning: it
    decides nothing else here. */
 static void read_generation(carry_ctx *ctx, carry_model *model) {
     char path[CARRY_FILE_PATH];
@@ -162,7 +162,7 @@ static void read_generation(carry_ctx *ctx, carry_model *model) {
         return;
     }
     if (carry_json_read(ctx, &root, path, GENERATION_BYTES) != CARRY_OK) {
-        carry_log(ctx, CARRY_LOG_WARNING, "generation_config.json is passed over: %s", carry_ctx_error(ctx));
+        carry_log(ctx, CARRY_LOG_WARNING, "generation_config.json is ignored: %s", carry_ctx_error(ctx));
         return;
     }
     const carry_json *eos = carry_json_find(root, "eos_token_id");

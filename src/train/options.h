@@ -61,7 +61,7 @@ carry_train_options carry_train_options_default(void);
 /* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
 carry_status carry_train_set(carry_ctx *ctx, carry_train_options *options, const char *name, const char *value);
 
-/* As a JSON object of texts, and back; keys that are not known are passed over, so that newer files can be read. */
+/* As a JSON object of texts, and back; unknown keys are ignored, so that newer files can be read. */
 void carry_train_options_write(carry_json_text *text, const carry_train_options *options);
 carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *options, const carry_json *object);
 

@@ -87,7 +87,7 @@ static carry_status skip(carry_steps *s, carry_steps_report *report, const carry
     return CARRY_OK;
 }
 
-/* No more data can be had: what was learned is kept. Of several ranks the others may be in the step already, and would
+/* There is no more data: what was learned is kept. Of several ranks the others may be in the step already, and would
    not come to a save. */
 static carry_status keep_learned(carry_steps *s, carry_status status) {
     char why[512];

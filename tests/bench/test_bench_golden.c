@@ -16,7 +16,8 @@ static void vectors(void) {
     carry_codec *codec;
     weights *w = random_weights((const int64_t[]){4, 3, 5, 2}, (const int64_t[]){2, 3, 4, 5});
     write_folder(w, w->count, CARRY_F32);
-    assert_ok(ctx, carry_codec_open(ctx, &codec, folder, &(carry_codec_size){8 * ROWS, 8 * COLUMNS, N}));
+    assert_ok(ctx, carry_codec_open(ctx, &codec, folder,
+                                    &(carry_codec_size){.height = 8 * ROWS, .width = 8 * COLUMNS, .most = N}));
     latents = random_numbers(16 * N * AREA, 2000, 3.0f);
     frames = numbers(FRAMES * FRAME);
     pixels = random_numbers(PICTURES * FRAME, 2001, 1.0f);

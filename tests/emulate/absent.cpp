@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "delta/cuda/chunk_cuda.h"
 #include "device/cuda.h"
+#include "ops/cuda/conv2d.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
@@ -34,6 +35,11 @@ extern "C" carry_status carry_cuda_measure(carry_ctx *, int, carry_gpu *gpu) {
     gpu->latency_s = 1e-6;
     gpu->tensor_flops_s = 1e12;
     gpu->plain_flops_s = 1e11;
+    return CARRY_OK;
+}
+
+carry_status carry_conv2d_hopper(carry_ctx *, const conv2d_job &, const place &, bool *done) {
+    *done = false;
     return CARRY_OK;
 }
 
@@ -72,7 +78,15 @@ carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_j
     return refuse(ctx);
 }
 
+carry_status carry_delta_chunk_forward_f16(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {
+    return refuse(ctx);
+}
+
 carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
+    return refuse(ctx);
+}
+
+carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
     return refuse(ctx);
 }
 }

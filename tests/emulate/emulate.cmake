@@ -22,9 +22,9 @@ endforeach()
 list(APPEND emulated_sources ${emulate}/runtime.cpp ${emulate}/fibres.cpp ${emulate}/absent.cpp)
 set_source_files_properties(${emulated_sources} PROPERTIES OBJECT_DEPENDS "${emulated_headers}"
   COMPILE_OPTIONS "-std=c++20;-O2;-w;-U_FORTIFY_SOURCE" INCLUDE_DIRECTORIES "${emulated}/src;${emulate}/include;${emulate}")
-# The dense scans move matrices of 16-bit elements as words of 16 bytes, which a C++ compiler may take apart.
+# The scans move elements as words of up to 16 bytes, which a C++ compiler may take apart.
 foreach(file ${emulated_sources})
-  if(file MATCHES "scan/cuda/dense")
+  if(file MATCHES "scan/cuda/")
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -fno-strict-aliasing)
   endif()
 endforeach()

@@ -42,7 +42,8 @@ static carry_tensor latents_of(float *data, int64_t n) {
 
 static carry_codec *open_dct(int64_t most) {
     carry_codec *codec;
-    assert_ok(ctx, carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){HEIGHT, WIDTH, most}));
+    assert_ok(ctx,
+              carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = HEIGHT, .width = WIDTH, .most = most}));
     return codec;
 }
 
@@ -224,7 +225,8 @@ static void test_a_stream_equals_the_whole(void **state) {
     carry_ctx *alone = support_ctx(1, NULL, NULL);
     carry_codec *codec = open_dct(N);
     carry_codec *other;
-    assert_ok(alone, carry_codec_open(alone, &other, NULL, &(carry_codec_size){HEIGHT, WIDTH, 3}));
+    assert_ok(alone,
+              carry_codec_open(alone, &other, NULL, &(carry_codec_size){.height = HEIGHT, .width = WIDTH, .most = 3}));
     float *frames = drawn(draw_shape, N);
     float *latents = numbers((int64_t)16 * N * BLOCKS);
     float *piece = numbers((int64_t)16 * 3 * BLOCKS);
@@ -271,15 +273,19 @@ static void test_latents_that_are_no_numbers_give_a_picture(void **state) {
 static void test_sizes_that_do_not_fit_are_refused(void **state) {
     (void)state;
     carry_codec *codec;
-    assert_refused(ctx, CARRY_ESIZE, "48 and 56", carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){50, 64, 1}));
+    assert_refused(ctx, CARRY_ESIZE, "48 and 56",
+                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = 50, .width = 64, .most = 1}));
     assert_null(codec);
-    assert_refused(ctx, CARRY_ESIZE, "width", carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){64, 0, 1}));
     assert_refused(ctx, CARRY_ESIZE, "width",
-                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){64, INT64_MAX, 1}));
+                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = 64, .width = 0, .most = 1}));
+    assert_refused(
+        ctx, CARRY_ESIZE, "width",
+        carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = 64, .width = INT64_MAX, .most = 1}));
     assert_refused(ctx, CARRY_ESIZE, "latent frames",
-                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){64, 64, 0}));
-    assert_refused(ctx, CARRY_ESIZE, "latent frames",
-                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){64, 64, INT64_MAX}));
+                   carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = 64, .width = 64, .most = 0}));
+    assert_refused(
+        ctx, CARRY_ESIZE, "latent frames",
+        carry_codec_open(ctx, &codec, NULL, &(carry_codec_size){.height = 64, .width = 64, .most = INT64_MAX}));
 }
 
 static void test_tensors_that_do_not_fit_are_refused(void **state) {
@@ -326,7 +332,7 @@ static void write_config(const char *folder, const char *text) {
 static void test_a_folder_says_its_kind(void **state) {
     (void)state;
     char folder[] = "codec.XXXXXX";
-    const carry_codec_size size = {16, 16, 1};
+    const carry_codec_size size = {.height = 16, .width = 16, .most = 1};
     carry_codec *codec;
     assert_non_null(mkdtemp(folder));
     assert_refused(ctx, CARRY_ENOTFOUND, "config.json", carry_codec_open(ctx, &codec, folder, &size));

@@ -155,7 +155,8 @@ typedef struct opened {
 
 static opened open_codec(int64_t height, int64_t width) {
     opened o = {.height = height, .width = width};
-    assert_ok(ctx, carry_codec_open(ctx, &o.codec, folder, &(carry_codec_size){8 * height, 8 * width, MOST}));
+    assert_ok(ctx, carry_codec_open(ctx, &o.codec, folder,
+                                    &(carry_codec_size){.height = 8 * height, .width = 8 * width, .most = MOST}));
     return o;
 }
 
@@ -302,7 +303,8 @@ static void test_threads_change_no_bit(void **state) {
     for (int threads = 1; threads <= 3; threads += 2) {
         carry_ctx *other = support_ctx(threads, NULL, NULL);
         carry_codec *codec;
-        assert_ok(other, carry_codec_open(other, &codec, folder, &(carry_codec_size){16, 24, 2}));
+        assert_ok(other,
+                  carry_codec_open(other, &codec, folder, &(carry_codec_size){.height = 16, .width = 24, .most = 2}));
         assert_ok(other, carry_codec_decode(codec, frames_of(&o, got, 5), latents_of(&o, latents, 2)));
         assert_memory_equal(got, want, 5 * FRAME * sizeof *got);
         carry_codec_free(codec);
@@ -344,7 +346,7 @@ static void test_latents_that_are_no_numbers_give_a_picture(void **state) {
     carry_codec_free(o.codec);
 }
 
-static const carry_codec_size small = {16, 24, 2};
+static const carry_codec_size small = {.height = 16, .width = 24, .most = 2};
 
 /* Every tensor, missing or of another shape, is refused by its name, and so is one too many. */
 static void test_weights_that_do_not_fit_are_refused_by_name(void **state) {

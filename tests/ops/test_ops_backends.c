@@ -339,6 +339,9 @@ static void case_linear_cross_entropy(carry_dtype type) {
     one_linear_cross_entropy(type, type, 70, 64, 1000);
     one_linear_cross_entropy(type, CARRY_F32, 33, 17, 259);
     one_linear_cross_entropy(type, type, 19, 32, 8200);  /* rows in registers */
+}
+
+static void case_many_ids(carry_dtype type) {
     one_linear_cross_entropy(type, type, 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
 }
 
@@ -388,8 +391,15 @@ static void one_conv2d(carry_conv2d_form form, int64_t height, int64_t width, in
     operand bias = given(CARRY_F32, 1, &out, -1, 1), add = past > 0 ? given(CARRY_F32, 3, shape, -1, 1) : missing();
     EACH_SIDE {
         CALL(carry_conv2d_pack(ctx, w.t[side], taps.t[side], form, in));
-        CALL(carry_conv2d(ctx, &(carry_conv2d_args){y.t[side], x.t[side], before.t[side], w.t[side], bias.t[side],
-                                                    add.t[side], form, in + past, past == 0}));
+        CALL(carry_conv2d(ctx, &(carry_conv2d_args){.y = y.t[side],
+                                                    .x = x.t[side],
+                                                    .past = before.t[side],
+                                                    .w = w.t[side],
+                                                    .bias = bias.t[side],
+                                                    .add = add.t[side],
+                                                    .form = form,
+                                                    .in = in + past,
+                                                    .relu = past == 0}));
     }
     compare("y", &y, sums(9 * (in + past)));
     free_operands();
@@ -445,6 +455,7 @@ static void test_every_operator_equals_the_cpu(void **state) {
                  {"embed", case_embed, 3},
                  {"cross_entropy", case_cross_entropy, 3},
                  {"linear_cross_entropy", case_linear_cross_entropy, 3},
+                 {"many ids", case_many_ids, 3},
                  {"adamw, clip, squares", case_adamw, 3},
                  {"conv2d", case_conv2d, 1},
                  {"ids out of range", case_bad_ids, 3}};

@@ -1,7 +1,9 @@
 /* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error, relative_softmax)
-   on every device that is not the CPU, against the CPU's result: sizes that go through the fast kernels and sizes that
-   do not. Skipped where there is no such device. */
+   and those of a sampler on every device that is not the CPU, against the CPU's result: sizes that go through the fast
+   kernels and sizes that do not. Skipped where there is no such device. */
 #include "backend_support.h"
+
+#include "ops/sampler.h"
 
 #define EACH_SIDE for (int side = 0; side < SIDES; side++)
 #define CALL(expression) assert_ok(ctx, expression)
@@ -109,6 +111,64 @@ static void case_relative_softmax(carry_dtype type) {
     }
 }
 
+static void case_patchify(carry_dtype type) {
+    static const int64_t patch[][2] = {{1, 1}, {2, 2}, {2, 3}, {3, 1}};
+    for (size_t s = 0; s < sizeof patch / sizeof *patch; s++, free_operands()) {
+        const int64_t p = patch[s][0], q = patch[s][1], latents[] = {5, 3, 4 * p, 7 * q};
+        const int64_t rows[] = {latents[1] * 4 * 7, latents[0] * p * q};
+        for (int by_head = 0; by_head < 2; by_head++) {
+            operand x = given(type, 4, latents, -1, 1), patches = wanted(type, 2, rows),
+                    back = wanted(type, 4, latents);
+            EACH_SIDE {
+                CALL(carry_patchify(ctx, patches.t[side], x.t[side], patch[s], by_head != 0));
+                CALL(carry_unpatchify(ctx, back.t[side], patches.t[side], patch[s], by_head != 0));
+            }
+            compare("patches", &patches, 0.0);
+            compare("back", &back, 0.0);
+            assert_memory_equal(back.t[0].data, x.t[0].data, (size_t)carry_tensor_count(&x.t[0]) * sizeof(float));
+        }
+    }
+}
+
+static void case_flow_step(carry_dtype type) {
+    const int64_t one = 1, shape[] = {3, 700};
+    for (int noisy = 0; noisy < 2; noisy++) {
+        operand x = given(type, 2, shape, -2, 2), v = given(type, 2, shape, -2, 2), x0 = wanted(type, 2, shape);
+        operand noise = noisy != 0 ? given(type, 2, shape, -2, 2) : missing();
+        operand good = given(type, 1, &one, 0.0f, 0.0f), bad = given(type, 1, &one, 0.0f, 0.0f);
+        EACH_SIDE {
+            carry_flow_step_args args = {.x0 = x0.t[side],
+                                         .x = x.t[side],
+                                         .velocity = v.t[side],
+                                         .noise = noise.t[side],
+                                         .bad = good.t[side],
+                                         .sigma = 0.7f,
+                                         .keep = 0.4f,
+                                         .scale = 0.6f};
+            CALL(carry_flow_step(ctx, &args));
+            args.bad = bad.t[side];
+            args.noise = (carry_tensor){0};
+            args.sigma = INFINITY;
+            args.x0 = args.velocity; /* what was made of x and x0 stays */
+            CALL(carry_flow_step(ctx, &args));
+        }
+        compare("x0", &x0, 0x1p-21);
+        compare("x", &x, 0x1p-21);
+        compare("good", &good, 0.0);
+        compare("bad", &bad, 0.0);
+        assert_true(((const float *)good.t[0].data)[0] == 0.0f && ((const float *)bad.t[0].data)[0] == 1.0f);
+    }
+}
+
+/* Logarithms, roots and cosines in float64 on both sides, so that a number or its neighbour comes out. */
+static void case_random_fill(carry_dtype type) {
+    for (int64_t count = 1; count < 3000; count = 3 * count + 2) {
+        operand out = wanted(type, 1, &count);
+        EACH_SIDE CALL(carry_random_fill(ctx, out.t[side], 77, 1234567890123u, 0.5f, 2.0f));
+        compare("out", &out, 0x1p-22);
+    }
+}
+
 static void test_fused_operators_equal_the_cpu(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
@@ -117,6 +177,9 @@ static void test_fused_operators_equal_the_cpu(void **state) {
         run_case("qk_norm_rotary", case_qk_norm_rotary, 3);
         run_case("squared_error", case_squared_error, 3);
         run_case("relative_softmax", case_relative_softmax, 3);
+        run_case("patchify", case_patchify, 1);
+        run_case("flow_step", case_flow_step, 1);
+        run_case("random_fill", case_random_fill, 3);
     }
     assert_int_equal(failures, 0);
 }

@@ -1,5 +1,6 @@
 /* Operators on GPUs against those of the CPU: conversions bit by bit, element-wise operators, products of every form,
-   type, size and alignment; tensors in the wrong memory are refused. Skipped aloud where there is no GPU. */
+   type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no GPU.
+ */
 #include <math.h>
 
 #include "ops/table.h"

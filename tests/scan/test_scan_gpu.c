@@ -242,6 +242,85 @@ static void a_hundred_runs_give_the_same_bits(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Writes `value` over element i, on both sides. */
+static void spoil(carry_ctx *ctx, const carry_tensor *here, const carry_tensor *there, int64_t i, float value) {
+    if (here->dtype == CARRY_F32) {
+        ((float *)here->data)[i] = value;
+    } else {
+        ((uint16_t *)here->data)[i] =
+            here->dtype == CARRY_BF16 ? carry_bf16_from_f32(value) : carry_f16_from_f32(value);
+    }
+    send(ctx, there, here);
+}
+
+/* d->expected is of finite inputs; since then a value of item 0 at step t was spoilt: of b, row r and column 0, or of
+   A, row r. What it may reach is not finite at that row from t on; everything else is as expected. */
+static void compare_spoilt(const data *d, const char *name, int64_t t, int64_t r, bool is_b, float value) {
+    const carry_scan_problem *p = &d->problem;
+    double largest = 0.0;
+    for (int64_t i = 0; i < p->batch * p->steps * p->n * p->width; i++) {
+        largest = fmax(largest, fabs(d->expected[i]));
+    }
+    for (int64_t i = 0; i < p->batch * p->steps * p->n * p->width; i++) {
+        int64_t column = i % p->width;
+        int64_t row = i / p->width % p->n;
+        int64_t step = i / (p->width * p->n) % p->steps;
+        bool later = i < p->steps * p->n * p->width && (p->reversed ? step <= t : step >= t);
+        bool reached = later && (!is_b || column == 0) && (row == r || (p->kind == CARRY_SCAN_DENSE && step != t));
+        double h = element(&d->here.h, i);
+        bool right = reached ? row != r || !isfinite(h) : fabs(h - d->expected[i]) <= bound_of(d) * largest;
+        if (!right) {
+            fail_msg(
+                "%s %s %s b%lld t%lld n%lld w%lld: %s at step %lld is %g: step %lld row %lld column %lld is %g, of "
+                "finite inputs %g",
+                name, p->kind == CARRY_SCAN_DENSE ? "dense" : "diagonal", carry_dtype_name(p->dtype),
+                (long long)p->batch, (long long)p->steps, (long long)p->n, (long long)p->width, is_b ? "b" : "A",
+                (long long)t, (double)value, (long long)step, (long long)row, (long long)column, h, d->expected[i]);
+        }
+    }
+}
+
+/* A NaN or an infinity reaches what follows it, never an earlier step, another sequence or another channel. */
+static void a_nan_reaches_what_follows_it_alone(void **unused) {
+    (void)unused;
+    static const int64_t shapes[][4] = {{2, 70, 3, 5}, {2, 300, 2, 24}, {1, 90, 70, 64}, {3, 40, 5, 1}, {2, 40, 20, 2}};
+    static const float values[] = {NAN, INFINITY};
+    if (no_gpu()) {
+        skip();
+    }
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int form = 0; form < 60; form++) {
+        const int64_t *shape = shapes[form / 12];
+        carry_scan_problem p = {.kind = (carry_scan_kind)(form / 12 >= 3),
+                                .batch = shape[0],
+                                .steps = shape[1],
+                                .n = shape[2],
+                                .width = shape[3],
+                                .dtype = (carry_dtype)(form % 3),
+                                .reversed = form / 3 % 2 != 0,
+                                .device = GPU};
+        bool is_b = form / 6 % 2 == 0;
+        float value = values[form % 2];
+        int64_t t = form % 3 == 0 ? p.steps / 2 + 3 : form % 3 == 1 ? p.steps - 1 : 21;
+        int64_t r = p.n - 1;
+        data d = make_data(ctx, p, form % 2 == 0);
+        const side *here = &d.here;
+        int64_t row = t * p.n + r;
+        if (is_b) {
+            spoil(ctx, &here->b, &d.there.b, row * p.width, value);
+        } else {
+            spoil(ctx, &here->A, &d.there.A, p.kind == CARRY_SCAN_DENSE ? row * p.n : row, value);
+        }
+        for (int i = 0; carry_scan_name_on(GPU, i) != NULL; i++) {
+            if (run(ctx, &d, carry_scan_name_on(GPU, i), form % 2 == 0)) {
+                compare_spoilt(&d, carry_scan_name_on(GPU, i), t, r, is_b, value);
+            }
+        }
+        discard(ctx, &d);
+    }
+    carry_ctx_free(ctx);
+}
+
 static void host_pointers_and_absent_memory_are_refused_and_leave_it_usable(void **unused) {
     (void)unused;
     if (no_gpu()) {
@@ -271,6 +350,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_algorithm_matches_the_reference),
         cmocka_unit_test(a_hundred_runs_give_the_same_bits),
+        cmocka_unit_test(a_nan_reaches_what_follows_it_alone),
         cmocka_unit_test(host_pointers_and_absent_memory_are_refused_and_leave_it_usable),
     };
     if (no_gpu()) {

@@ -112,10 +112,10 @@ static void compare(const char *what, const operand *o, double bound) {
 typedef void (*backend_case)(carry_dtype type);
 
 /* A line of the table: the largest difference over what is allowed, for each type. CARRY_CASE=NAME in the environment
-   runs the cases whose name has it. */
+   runs the cases whose name has it, CARRY_CASE==NAME that one alone. */
 static void run_case(const char *name, backend_case function, int type_count) {
     const char *only = getenv("CARRY_CASE");
-    if (only != NULL && strstr(name, only) == NULL) {
+    if (only != NULL && (only[0] == '=' ? strcmp(name, only + 1) != 0 : strstr(name, only) == NULL)) {
         return;
     }
     (void)printf("%-22s", name);

@@ -261,7 +261,7 @@ static inline void ws_hear(int from, message *m) {
     }
 }
 
-/* The next message of this kind; others are passed over. */
+/* The next message of this kind; others are skipped. */
 static inline void ws_hear_kind(int from, int opcode, message *m) {
     do {
         ws_hear(from, m);

@@ -1,4 +1,4 @@
-/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be had. */
+/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made. */
 #ifndef CARRY_TESTS_SUPPORT_H
 #define CARRY_TESTS_SUPPORT_H
 
@@ -13,6 +13,11 @@
 #include <cmocka.h>
 
 #include "carry/carry.h"
+
+/* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
+__attribute__((constructor)) static inline void support_filter(void) {
+    cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
+}
 
 /* Tests that provoke warnings on purpose need not show them. */
 static inline void support_silent(void *user, carry_log_level level, const char *line) {

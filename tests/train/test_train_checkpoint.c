@@ -1,4 +1,4 @@
-/* Checkpoints: what is damaged is passed over for the one before, and nothing is lost by a write that fails. */
+/* Checkpoints: a damaged one is skipped for the one before, and nothing is lost by a write that fails. */
 #include "train_support.h"
 
 #include <dirent.h>
@@ -33,7 +33,7 @@ static void find_step(const char *out, int64_t wanted, int notes) {
     }
     assert_int_equal(t.notes, notes);
     if (notes > 0) {
-        assert_non_null(strstr(t.note, "is not whole"));
+        assert_non_null(strstr(t.note, "is incomplete"));
     }
     carry_ctx_free(ctx);
 }

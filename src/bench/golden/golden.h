@@ -39,6 +39,10 @@ carry_status carry_golden_lm(carry_ctx *ctx, const char *folder, const char *nam
 carry_status carry_golden_tae(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user);
 
+/* Wan's autoencoder: latents and the video they decode to; a video and the mean of the latents it is encoded to. */
+carry_status carry_golden_wan_vae(carry_ctx *ctx, const char *folder, const char *name, int device,
+                                  void (*report)(void *user, const carry_golden_line *line), void *user);
+
 /* A video transformer: latents, context and t, and the velocity they give. */
 carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *name, int device,
                               void (*report)(void *user, const carry_golden_line *line), void *user);

@@ -27,7 +27,8 @@ static const struct {
     {"model_type", "olmo_hybrid", carry_golden_lm, true},
     {"model_type", "gated_deltaproduct", carry_golden_lm, true},
     {"model_type", "umt5", carry_golden_umt5, true},
-    {"_class_name", "TAEHV", carry_golden_tae, false},
+    {"_class_name", "TAEHV", carry_golden_tae, true},
+    {"_class_name", "AutoencoderKLWan", carry_golden_wan_vae, true},
     {"_class_name", "WanModel", carry_golden_dit, true},
     {"model_type", "t2v", carry_golden_dit, true}, /* Wan's, where nobody wrote the class */
 };

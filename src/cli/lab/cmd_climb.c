@@ -312,7 +312,7 @@ static int open_and_run(asked *a, int words, char **arguments) {
     if (words != (takes_word ? 2 : 1)) {
         return takes_word ? cli_refuse("climb %s needs %s, and nothing else", name,
                                        name[0] == 's' ? "the number of an entry" : "a problem")
-                          : cli_refuse("climb %s takes options only (quote commands and sentences)", name);
+                          : cli_refuse("climb %s takes options only (quote values that have spaces)", name);
     }
     cli_catch_interrupt();
     cli_limit_interrupt(10.0); /* a command that does not end is killed first */

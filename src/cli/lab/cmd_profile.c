@@ -22,7 +22,7 @@ typedef struct wish {
     const char *output, *store, *name;
     bool no_store;
     int64_t events, top;
-    int64_t from, steps;       /* of a training: the window */
+    int64_t from, steps;       /* of a training: the window; -1: not given */
     int own_count, verb_count; /* arguments of profile, and of the verb */
     char **own, **verb_arguments;
     const cli_verb *verb;
@@ -273,7 +273,7 @@ static int run_recorded(session *s) {
     const wish *w = s->asked;
     if (w->from > 0 || w->steps > 0) {
         cli_window window = {.from = w->from > 0 ? w->from : 1,
-                             .steps = w->steps,
+                             .steps = w->steps > 0 ? w->steps : 0,
                              .recorder = s->recorder,
                              .begin = begin_window,
                              .end = end_window,
@@ -289,6 +289,10 @@ static int run_recorded(session *s) {
             stop_gpu(s);
         }
         s->steps = window.covered;
+        if (code == CLI_DONE && window.covered == 0) {
+            return cli_refuse("--profile-from %lld: no step was recorded, since the training ended before it",
+                              (long long)window.from);
+        }
         return code;
     }
     cli_set_recorder(s->recorder);
@@ -369,8 +373,12 @@ static int run_wish(wish *w, int count, char **arguments) {
                                 cli_shown(shown, w->own[0]))
                    : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
     }
-    if ((w->from > 0 || w->steps > 0) && strcmp(w->verb->name, "train") != 0) {
+    if ((w->from >= 0 || w->steps >= 0) && strcmp(w->verb->name, "train") != 0) {
         return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", w->verb->name);
+    }
+    if (w->from == 0 || w->steps == 0) {
+        return cli_refuse("--profile-%s 0: expected 1 or more%s", w->from == 0 ? "from" : "steps",
+                          w->from == 0 ? ", the first step being 1" : "");
     }
     return profile_verb(w);
 }
@@ -380,7 +388,7 @@ static int run(int count, char **arguments) {
         return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
                           "threads for ranks");
     }
-    wish w = {.output = CLI_PROFILE_TRACE, .top = 20};
+    wish w = {.output = CLI_PROFILE_TRACE, .top = 20, .from = -1, .steps = -1};
     w.own = calloc((size_t)count + 1, sizeof *w.own);
     w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
     int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)

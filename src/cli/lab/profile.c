@@ -91,6 +91,8 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
     cli_json_number("mean_s", per_call(kernel));
     cli_json_number("share", carry_hotspot_gpu_share(h, kernel));
     cli_json_text("operators", kernel->operators);
+    cli_json_text("file", kernel->file);
+    cli_json_integer("line", kernel->line);
     cli_json_close();
 }
 
@@ -124,16 +126,21 @@ static void print_kernels(const carry_hotspots *h, bool json, int top) {
         (void)printf("%skernels%s: busy for %s on %d GPU%s; the host waited %lld times\n", cli_bold(), cli_plain(),
                      time_of(text[0], h->gpu_busy), h->gpus, h->gpus == 1 ? "" : "s", (long long)h->gpu_waits);
         print_step(h);
-        (void)printf("  %-42s %9s %9s  %7s %9s  %s\n", "kernel", "total", "mean", "share", "calls", "operator");
+        (void)printf("  %-42s %9s %9s  %7s %9s  %s\n", "kernel", "total", "mean", "share", "calls",
+                     "operator, where it was entered");
     }
     for (int i = 0; i < h->kernels && i < top; i++) {
         const carry_hotspot *kernel = &h->kernel[i];
         if (json) {
             print_kernel_json(h, kernel);
         } else {
-            (void)printf("  %-42s %9s %9s  %5.1f %% %9lld  %s\n", kernel->name, time_of(text[0], kernel->total),
+            char where[160] = "";
+            if (kernel->line > 0) {
+                (void)snprintf(where, sizeof where, "  %s:%d", kernel->file, kernel->line);
+            }
+            (void)printf("  %-42s %9s %9s  %5.1f %% %9lld  %s%s\n", kernel->name, time_of(text[0], kernel->total),
                          time_of(text[1], per_call(kernel)), 100.0 * carry_hotspot_gpu_share(h, kernel),
-                         (long long)kernel->calls, kernel->operators);
+                         (long long)kernel->calls, kernel->operators, where);
         }
     }
     if (!json && h->kernels > top) {

@@ -2,35 +2,20 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 
-#include "delta/cuda/chunk_prepare.cuh"
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk_gradient_args.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
-struct gradient_args {
-    prepare_args in;
-    CUtensorMap grad_o, grad_q, grad_k;
-    carry_delta_view v, dq, dk, dv, dbeta, dg;
-    int items; /* chunks x heads of q and k */
-    const char *states, *values, *dstates, *y;
-    float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
-};
-
-/* chunk_gradients.cu */
-carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
-                              int ordinal, cudaStream_t stream);
-
-/* In shared memory: two of (q, k), two of (dO, Y), V', S, dS, two of numbers. The squares go to
+/* In shared memory: two of (q, k), two of (dO, dv), V', S, dS, two of numbers. The squares go to
    the place of dO. */
 constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
 constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
 constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
-constexpr float TINY_BETA = 0x1p-20f;
 
 /* Of one value head. */
 struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C]; /* sums of dP P and M D kk; of the columns, by warp */
-    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: Y . V', y_value: Y . v where beta is tiny */
+    float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4]; /* S . dS, by warp */
 };
 
@@ -39,13 +24,6 @@ struct gradient_barriers {
     uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
 };
 enum single { V_TILE, S_TILE, DS_TILE };
-
-/* Elements (row, 2 columns from `column`) of a tile of q or k. */
-static __device__ __forceinline__ float2 pair_at(const char *tile, int row, int column) {
-    uint32_t w = *(const uint32_t *)(tile + column / 64 * BAND + row * 128 + ((column % 64 / 8 ^ (row & 7)) << 4) +
-                                     column % 8 * 2);
-    return {low_half(w), high_half(w)};
-}
 
 static __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -86,26 +64,34 @@ static __device__ __forceinline__ void state_product(float (&x)[64], uint32_t a,
     hopper::keep_below(x);
 }
 
+/* Columns 16 i to 16 i + 15 of a tile of q or k, as a warp's sums of 16 rows lie: [2 e + r] is the pair of row + 8 r in the
+   e-th eight of them. */
+static __device__ __forceinline__ void load_rows(uint32_t (&to)[4], uint32_t tile, int i, int warp, int lane) {
+    load_matrices(to, swizzled(tile + i / 4 * BAND, 16 * warp + (lane & 8) + lane % 8, i % 4 * 2 + lane / 16));
+}
+
 /* sum += factor[row] more[row] x, and dot[row] = factor[row] (row of x) . (row of tile) norm[row]; of this thread's two
    rows. */
 static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&x)[64], const float (&factor)[2],
-                                                const float (&more)[2], const float (&norm)[2], const char *tile,
-                                                float *dot, int row, int lane) {
-    float dots[2] = {0.0f, 0.0f};
+                                                const float (&more)[2], const float (&norm)[2], uint32_t tile,
+                                                float *dot, int row, int warp, int lane) {
+    float dots[2][2] = {}, by[2] = {factor[0] * more[0], factor[1] * more[1]};
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
+        uint32_t t[4];
+        load_rows(t, tile, i, warp, lane);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float2 t = pair_at(tile, row + 8 * r, 8 * i + lane % 4 * 2);
-            float a = factor[r] * x[4 * i + 2 * r], b = factor[r] * x[4 * i + 2 * r + 1];
-            dots[r] += a * t.x + b * t.y;
-            sum[4 * i + 2 * r] += more[r] * a;
-            sum[4 * i + 2 * r + 1] += more[r] * b;
+        for (int j = 0; j < 4; j++) {
+            int at = 8 * i + 2 * j, r = j % 2;
+            dots[r][0] = fmaf(x[at], low_half(t[j]), dots[r][0]);
+            dots[r][1] = fmaf(x[at + 1], high_half(t[j]), dots[r][1]);
+            sum[at] = fmaf(by[r], x[at], sum[at]);
+            sum[at + 1] = fmaf(by[r], x[at + 1], sum[at + 1]);
         }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float d = quad_sum(dots[r]) * norm[r];
+        float d = quad_sum(dots[r][0] + dots[r][1]) * (factor[r] * norm[r]);
         if (lane % 4 == 0) {
             dot[row + 8 * r] = d;
         }
@@ -125,7 +111,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
         int i = row + 8 * r;
         high[r] = n[HIGH + i];
         low[r] = n[LOW + i];
-        by[r] = queries ? scale : -n[BETA + i];
+        by[r] = queries ? scale : -left_beta(n[BETA + i]);
         norm[r] = n[(queries ? NORM_Q : NORM_K) + i];
     }
 #pragma unroll
@@ -186,7 +172,7 @@ static __device__ __forceinline__ void small_betas(const gradient_args &a, const
                                                    const chunk_place &at, int head, const char *y, int thread) {
     int lane = thread % 32, part = thread % 16;
     float beta = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
-    if (!__any_sync(0xffffffffu, beta < TINY_BETA)) {
+    if (!__any_sync(0xffffffffu, tiny(beta))) {
         return;
     }
 #pragma unroll 1
@@ -216,20 +202,23 @@ static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
     return pack(by * low_half(pair), by * high_half(pair));
 }
 
-/* dv = beta Y; 128 threads, 16 a row. */
-static __device__ __forceinline__ void store_values(const gradient_args &a, const float *n, const chunk_place &at,
-                                                    int head, const char *y, int thread) {
-    int first = thread / 16, part = thread % 16;
-    const char *from = y + part / 8 * BAND + first * 128 + ((part % 8 ^ first) << 4); /* 8 rows on: the same part */
-    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)(at.first + first) * a.dv.token +
+/* dv of rows that have Y in its place; 128 threads, 16 a row. */
+static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, const chunk_place &at,
+                                                     int head, const char *y, int thread) {
+    int lane = thread % 32, part = thread % 16;
+    float least = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
+    if (!__any_sync(0xffffffffu, tiny(least))) {
+        return;
+    }
+    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)at.first * a.dv.token +
                         head * a.dv.head + part * 8;
-#pragma unroll 4
-    for (int s = 0; s < 8; s++) {
-        float beta = n[BETA + first + 8 * s];
-        uint4 w = *(const uint4 *)(from + s * 1024);
-        if (first + 8 * s < at.length) {
-            *(uint4 *)(to + s * 8 * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
-                                                   pack_times(beta, w.w)};
+#pragma unroll 1
+    for (int row = thread / 16; row < at.length; row += 8) {
+        float beta = n[BETA + row];
+        if (tiny(beta)) {
+            uint4 w = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
+            *(uint4 *)(to + row * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
+                                                 pack_times(beta, w.w)};
         }
     }
 }
@@ -269,10 +258,9 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
         for (int w = 0; w < 8; w++) {
             columns += sums.column[w][t];
         }
-        x[i] = sums.q_dot[t] + sums.row_p[t] - n[BETA + t] * sums.row_m[t] - columns + sums.w_dot[t] * n[BETA + t] -
-               sums.left_dot[t];
-        float beta = n[BETA + t]; /* beta times its gradient is Y . V' */
-        dbeta[i] = fabsf(beta) < TINY_BETA ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / beta;
+        float beta = n[BETA + t], by = left_beta(beta); /* beta times its gradient is Y . V' */
+        x[i] = sums.q_dot[t] + sums.row_p[t] - by * sums.row_m[t] - columns + by * sums.w_dot[t] - sums.left_dot[t];
+        dbeta[i] = tiny(beta) ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / (beta * beta);
         lefts += sums.left_dot[t];
     }
 #pragma unroll
@@ -336,25 +324,29 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
 /* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
    its first thread's stores are. */
 static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
-                                                  const char *tile, const float (&norm)[2], bool l2norm,
+                                                  uint32_t tile, const float (&norm)[2], bool l2norm,
                                                   const chunk_place &at, int head, uint32_t to, int barrier, int warp,
                                                   int lane) {
     using namespace hopper;
-    int row = 16 * warp + lane / 4;
     float dot[2] = {0.0f, 0.0f};
+    uint32_t t[4];
     if (l2norm) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
-            dot[i % 2] += t.x * x[2 * i] + t.y * x[2 * i + 1];
+            if (i % 4 == 0) {
+                load_rows(t, tile, i / 4, warp, lane);
+            }
+            dot[i % 2] += low_half(t[i % 4]) * x[2 * i] + high_half(t[i % 4]) * x[2 * i + 1];
         }
         dot[0] = quad_sum(dot[0]) * norm[0] * norm[0];
         dot[1] = quad_sum(dot[1]) * norm[1] * norm[1];
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
-            x[2 * i] = norm[i % 2] * (x[2 * i] - t.x * dot[i % 2]);
-            x[2 * i + 1] = norm[i % 2] * (x[2 * i + 1] - t.y * dot[i % 2]);
+            if (i % 4 == 0) {
+                load_rows(t, tile, i / 4, warp, lane);
+            }
+            x[2 * i] = norm[i % 2] * (x[2 * i] - low_half(t[i % 4]) * dot[i % 2]);
+            x[2 * i + 1] = norm[i % 2] * (x[2 * i + 1] - high_half(t[i % 4]) * dot[i % 2]);
         }
     }
 #pragma unroll
@@ -385,6 +377,6 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -14,7 +14,7 @@
 
        dV' = left (dS K^T) + dO P;   Y = dV' T;   dS = end dS + (fade dO) Q - (fade Y) K
 
-   and stores the dS that leaves every chunk and Y (beta Y is the gradient of v).
+   and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
 
    Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
    the pair (M, L) of the map S -> M S + L that it is: L is the state it leaves of nothing (of the initial state, in the
@@ -26,7 +26,7 @@
 #include "delta/cuda/chunk_output.cuh"
 #include "delta/cuda/chunk_worker.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 /* Blocks from `blocks` are the second kind's. Backward, states and their gradients do not ask for each other: both walks
    go on at once. */
@@ -36,13 +36,14 @@ struct scan_launch {
 };
 
 /* Whether nobody asks for what this block would make. */
-template <typename Shape> static __device__ __forceinline__ bool idle(const shape &s, const scan_item &item) {
-    return (Shape::KIND == BACK_PAIR && item.segment == 0) ||
+template <typename Shape> static __device__ __forceinline__ bool idle(const scan_args &a, const scan_item &item) {
+    const shape &s = a.s;
+    return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0) ||
            (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
 }
 
-template <typename Shape>
-static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, scan_barriers<Shape::STAGES> &b) {
+template <typename Shape, typename Barriers>
+static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Barriers &b) {
     using namespace hopper;
     scan_places<Shape> p;
     p.start = (shared_address(memory) + 1023u) & ~1023u;
@@ -52,6 +53,7 @@ static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, sca
     p.values = shared_address(b.values);
     p.state = shared_address(&b.state);
     p.state_read = shared_address(&b.state_read);
+    p.bad = b.first_bad;
     return p;
 }
 
@@ -74,8 +76,8 @@ static __device__ __forceinline__ void run_output(const scan_args &a, const scan
     if constexpr (Shape::KIND == FORWARD) {
         scan_output<Shape> me = {a, item, p, warp, lane};
         me.run();
-    } else if (!Shape::LOCAL && threadIdx.x % 128 == 0) {
-        keep_chunks<Shape>(a, item, p);
+    } else if (!Shape::LOCAL && warp == 0) {
+        keep_chunks<Shape>(a, item, p, lane);
     }
 }
 
@@ -92,13 +94,13 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
-    __shared__ scan_barriers<First::STAGES> b;
+    __shared__ scan_barriers<(First::STAGES > Second::STAGES ? First::STAGES : Second::STAGES)> b;
     bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
     scan_places<First> p = places_of<First>(memory, b);
     scan_places<Second> p2 = places_of<Second>(memory, b);
-    scan_item item = second ? item_of<Second>(l.second.s, blockIdx.x - l.blocks)
-                            : item_of<First>(l.first.s, blockIdx.x);
-    if (second ? idle<Second>(l.second.s, item) : idle<First>(l.first.s, item)) {
+    scan_item item = second ? item_of<Second>(l.second.s, l.second.r, blockIdx.x - l.blocks)
+                            : item_of<First>(l.first.s, l.first.r, blockIdx.x);
+    if (second ? idle<Second>(l.second, item) : idle<First>(l.first, item)) {
         return;
     }
     if (threadIdx.x == 0) {
@@ -182,6 +184,6 @@ static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, in
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -5,13 +5,13 @@
 
 #include "delta/cuda/chunk_device.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
 
 constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
 
-/* BACK: v is dO, and the states are their gradients, the final one coming in. */
+/* BACK: v is dO, o is dv, and the states are their gradients, the final one coming in. */
 struct scan_args {
     CUtensorMap q, k, v, o;
     shape s;
@@ -20,41 +20,52 @@ struct scan_args {
     const float *initial_state;
     float *final_state;
     bool state_transposed;
-    char *states, *values; /* of every chunk, KEEP and BACK */
+    char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
+    ring r;
+    float *between;        /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
     float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
 };
 
 enum pair_part { PART_L, PART_M, PART_C };
 
-/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. */
+/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. Kinds that ask for neither q nor P
+   have smaller stages, and more of them. */
 template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
     static constexpr scan_kind KIND = KIND_;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
-    static constexpr int GROUPS = GROUPS_, STAGES = STAGES_;
+    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and P are asked for */
+    static constexpr int GROUPS = GROUPS_, STAGES = OUTPUTS ? STAGES_ : 5 - GROUPS_ / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
-    static constexpr int Q = TILE, V = 2 * TILE, T = V + GROUPS * BAND, P = T + BAND, STAGE = T + CHUNK_BYTES;
+    static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, P = T + BAND;
+    static constexpr int NUMBERS = OUTPUTS ? P + BAND : P, STAGE = NUMBERS + NUMBERS_BYTES;
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * STATE_BAND;
-    static constexpr int SHARED = 1024 + OUT + GROUPS * BAND;
+    static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
     static constexpr int WORK_REGISTERS = GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
     static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 40;
 };
 
 struct scan_item {
     sequence_place at;
-    int sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
-    int chunks;
-    bool map; /* PAIR: M */
+    int lane, sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
+    int start, chunks; /* of this launch: the first, how many */
+    bool begins, ends; /* the walk does, in this launch */
+    bool map;          /* PAIR: M */
+    template <typename Shape> __device__ __forceinline__ int chunk(int n) const {
+        return start + (Shape::REVERSE ? chunks - 1 - n : n);
+    }
 };
 
 /* full: a stage was copied; empty: it was read. state, values: the rounded state, V' of a chunk are there; state_read:
    the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
+    int4 first_bad[STAGES][2]; /* FORWARD: of every warp that works, the first token that is no number */
 };
 
-template <typename Shape> static __device__ __forceinline__ scan_item item_of(const shape &s, unsigned block) {
+template <typename Shape>
+static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &r, unsigned block) {
     constexpr unsigned parts = 2 / Shape::GROUPS;
     unsigned at = block / parts;
     scan_item item;
@@ -65,11 +76,17 @@ template <typename Shape> static __device__ __forceinline__ scan_item item_of(co
     }
     item.band = (int)(block % parts);
     item.value_head = (int)(at % (unsigned)s.value_heads);
-    item.sequence = (int)(at / (unsigned)s.value_heads);
+    item.lane = (int)(at / (unsigned)s.value_heads);
+    item.sequence = r.sequence_of_lane(item.lane, s.segments);
     item.head = item.value_head / (s.value_heads / s.heads);
     item.at = sequence_of(s, item.sequence);
     item.segment = item.sequence % s.segments;
-    item.chunks = (item.at.length + C - 1) / C;
+    int all = (item.at.length + C - 1) / C;
+    int2 part = part_of(r, Shape::REVERSE, all);
+    item.start = part.x;
+    item.chunks = part.y - part.x;
+    item.begins = Shape::REVERSE ? part.y == all : part.x == 0;
+    item.ends = Shape::REVERSE ? part.x == 0 : part.y == all;
     return item;
 }
 
@@ -78,11 +95,15 @@ template <typename Shape> struct scan_places {
     uint32_t start;
     const char *data;
     uint32_t full, empty, values, state, state_read;
+    int4 (*bad)[2];
+    __device__ __forceinline__ int *first_bad(int n) const {
+        return (int *)bad[n % Shape::STAGES];
+    }
     __device__ __forceinline__ uint32_t stage(int n) const {
         return start + n % Shape::STAGES * Shape::STAGE;
     }
     __device__ __forceinline__ const float *numbers(int n) const {
-        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::T + NUMBERS_AT);
+        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::NUMBERS);
     }
     __device__ __forceinline__ uint32_t barrier(uint32_t first, int n) const {
         return first + 8 * (n % Shape::STAGES);
@@ -98,31 +119,24 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     using namespace hopper;
     for (int n = 0; n < item.chunks; n++) {
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
-        int chunk = Shape::REVERSE ? item.chunks - 1 - n : n, row = item.at.first + chunk * C;
+        int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
-        barrier_expect(barrier, Shape::STAGE - (Shape::KIND == KEEP || Shape::KIND == PAIR ? TILE : 0));
+        barrier_expect(barrier, Shape::STAGE);
         copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
         }
         int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
-        copy_bytes(to + Shape::T, a.tiles + tile * CHUNK_BYTES, CHUNK_BYTES, barrier);
-        if (Shape::KIND != KEEP && Shape::KIND != PAIR) {
+        const char *from = a.tiles + tile * CHUNK_BYTES;
+        if (Shape::OUTPUTS) {
+            copy_bytes(to + Shape::T, from, CHUNK_BYTES, barrier);
             copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
+        } else {
+            copy_bytes(to + Shape::T, from, BAND, barrier);
+            copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
         }
     }
-}
-
-/* Element (value, key) of a packed state of a whole sequence, however it lies; and of a part of a segment's pair. */
-static __device__ __forceinline__ int64_t state_at(const scan_args &a, const scan_item &item, int value, int key) {
-    int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.value_heads + item.value_head) * D * D;
-    return from + (a.state_transposed ? value * D + key : key * D + value);
-}
-static __device__ __forceinline__ int64_t pair_at(const scan_args &a, const scan_item &item, int segment,
-                                                  pair_part part, int value, int key) {
-    int64_t from = ((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part;
-    return from * D * D + value * D + key;
 }
 
 /* Sums as the left operand of the next products. */
@@ -133,6 +147,6 @@ template <int N> static __device__ __forceinline__ void pack_all(uint32_t (&to)[
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -55,7 +55,7 @@ void tune_leave(tuning *t, contender *c) {
     }
 }
 
-/* The sentence of a contender's own context becomes ours. */
+/* The error message of a contender's own context becomes ours. */
 static carry_status told(tuning *t, const contender *c, carry_status status) {
     return status == CARRY_OK ? status : carry_fail(t->ctx, status, "%s", carry_ctx_error(c->ctx));
 }

@@ -1,6 +1,6 @@
 /* Running a person's commands, and reading what a profile command says.
 
-   A profile command prints JSON lines; other lines are passed over. Three kinds are understood, the first that is there
+   A profile command prints JSON lines; other lines are ignored. Three kinds are understood, the first that is there
    decides:
 
        {"throughput": 812.5, "mfu": 0.41, "samples": [...], "trace": "trace.json.gz", "hotspots": "walk 61 %"}

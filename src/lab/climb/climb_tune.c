@@ -143,7 +143,7 @@ static carry_status begin(tuning *t, contender **best) {
     CARRY_TRY(tune_parse(t, &problem, 0));
     CARRY_TRY(carry_family_find(t->ctx, &t->family, problem.family));
     if (carry_problem_setting(&problem, "algo") != NULL || carry_problem_setting(&problem, "chunk") != NULL) {
-        return carry_fail(t->ctx, CARRY_EARGUMENT, "'%s': tune chooses algo and chunk itself, so leave them away",
+        return carry_fail(t->ctx, CARRY_EARGUMENT, "'%s': tune chooses algo and chunk itself, so omit them",
                           t->problem);
     }
     t->steps = strcmp(problem.family, "scan") == 0 ? carry_problem_size(&problem, "t", 1024) : 0;

@@ -13,7 +13,7 @@
 #include "lab/experiment/experiment.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
-#define SENTENCE 240
+#define MOST_MESSAGE 240
 
 /* The nearest experiments/ upwards, else those that came with the program. */
 static carry_status find_folder(carry_ctx *ctx, char folder[CARRY_FILE_PATH]) {
@@ -44,12 +44,12 @@ static int is_yaml(const struct dirent *entry) {
 }
 
 /* Up to the first full stop or colon that ends a word; a long one is cut. */
-static void first_sentence(char message[SENTENCE], const char *text) {
+static void first_sentence(char message[MOST_MESSAGE], const char *text) {
     size_t length = 0;
     while (text[length] != '\0' && !(strchr(".:", text[length]) != NULL && strchr(" \n", text[length + 1]) != NULL)) {
         length++;
     }
-    (void)snprintf(message, SENTENCE, "%.*s", (int)(length < SENTENCE ? length : SENTENCE), text);
+    (void)snprintf(message, MOST_MESSAGE, "%.*s", (int)(length < MOST_MESSAGE ? length : MOST_MESSAGE), text);
     message[strcspn(message, "\n")] = '\0';
 }
 
@@ -58,7 +58,7 @@ static void tell_one(carry_ctx *ctx, const char *path, carry_experiment_row tell
     char *text = NULL;
     size_t length = 0;
     carry_yaml *root = NULL;
-    char message[SENTENCE];
+    char message[MOST_MESSAGE];
     carry_status status = carry_file_read(ctx, &text, &length, path, MOST_BYTES);
     status = status == CARRY_OK ? carry_yaml_parse(ctx, &root, text, length, path) : status;
     const carry_yaml *name = carry_yaml_get(root, "name");

@@ -164,7 +164,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     tell(k, o);
 }
 
-/* Nothing of a problem can be had: every method of it gets the reason. */
+/* A problem cannot be run at all: every method of it gets the reason. */
 static carry_status keep_reason(keeper *k, const char *reason) {
     carry_experiment *e = k->e;
     const carry_stage *stage = &e->stage[k->point->stage];
@@ -223,8 +223,8 @@ static carry_status measure_point(keeper *k) {
     return status;
 }
 
-/* How far other processes disturbed a point, so that whoever compares runs knows. The step is the place of the point's
-   first result among the run's results. */
+/* How far other processes disturbed a point, so that a comparison of runs can tell. The step is the place of the
+   point's first result among the run's results. */
 static carry_status store_contention(const keeper *k, carry_quiet before) {
     if (k->options->store == NULL || !k->kept) {
         return CARRY_OK;

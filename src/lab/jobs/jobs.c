@@ -135,7 +135,7 @@ static carry_status insert(carry_store *store, int64_t *id, const carry_job_requ
     return CARRY_OK;
 }
 
-/* A submission that failed leaves no row; the sentence that says why stays. */
+/* A submission that failed leaves no row; the error message stays. */
 static void forget(carry_store *store, int64_t id) {
     sqlite3_stmt *statement;
     if (sqlite3_prepare_v2(store->db, "DELETE FROM jobs WHERE id = ?1 AND state = 'submitting'", -1, &statement,

@@ -2,9 +2,9 @@
    code kept.
 
    Each job has a row in the run store and files in the folder `jobs` beside it (NAME.jobs for a store that is not
-   called store.db): ID.log, what it wrote; ID.end, its exit code, written by whoever ran it, so that the verdict
-   outlives a killed worker or a Slurm that has forgotten the job; ID.environment (local). Both are removed once the end
-   is noted in the store. Every call here first notes what has become of the jobs it looks at.
+   called store.db): ID.log, what it wrote; ID.end, its exit code, written by the process that ran it, so that the
+   verdict outlives a killed worker or a Slurm that has forgotten the job; ID.environment (local). Both are removed once
+   the end is noted in the store. Every call here first notes what has become of the jobs it looks at.
 
    On ssh:HOST a job runs in a copy of the project (lab/remote.h) and the environment of a login there. Else a job gets
    the arguments, the folder and the whole environment of its submission, nothing on standard input, and a

@@ -48,8 +48,8 @@ carry_status carry_job_settle(carry_store *store, int64_t id, int code, const ch
 /* Begins, ends or undoes a transaction. */
 carry_status carry_job_transaction(carry_store *store, const char *word);
 
-/* The local queue's two locks, kept by the kernel, so that they are gone with whoever held them: the worker's, and the
-   one of the job that runs. *taken is false when another holds it; else *file is to be closed. */
+/* The local queue's two locks, kept by the kernel, so that they are gone with the process that held them: the worker's,
+   and the one of the job that runs. *taken is false when another holds it; else *file is to be closed. */
 typedef enum carry_job_lock { CARRY_JOB_LOCK_WORKER, CARRY_JOB_LOCK_RUNNING } carry_job_lock;
 carry_status carry_job_lock_take(carry_store *store, carry_job_lock lock, int *file, bool *taken);
 bool carry_job_lock_held(carry_store *store, carry_job_lock lock);

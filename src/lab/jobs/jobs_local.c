@@ -1,8 +1,8 @@
 /* The local queue as those who submit, look and cancel see it; jobs_worker.c runs it.
 
    The queue is the rows of the store. Two locks on one file beside it say what is alive: the worker holds the first,
-   and whoever keeps the running job holds the second. The kernel drops a lock with its last holder, however that
-   ended, so "marked as running and nobody holds the lock" is a fact on which a reboot, a reused process number or
+   and the process that keeps the running job holds the second. The kernel drops a lock with its last holder, however
+   that ended, so "marked as running and nobody holds the lock" is a fact on which a reboot, a reused process number or
    another container has no influence. Process numbers are used to end a job only, with start and boot. */
 #include <errno.h>
 #include <fcntl.h>

@@ -206,7 +206,7 @@ bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *starte
     return true;
 }
 
-/* The row first: whoever finds the file gone finds the row ended. */
+/* The row first: a process that finds the file gone finds the row ended. */
 static void remove_files(carry_store *store, int64_t id) {
     static const char *const endings[] = {"end", "end.new", "environment"};
     char path[CARRY_JOB_PATH];

@@ -350,7 +350,7 @@ static carry_status move(carry_store *store, int64_t id, const char *to) {
     return carry_store_exec(store, "cancelling a job", statement);
 }
 
-/* Marked first, so that whoever sees it end meanwhile knows why. */
+/* Marked first, so that a process that sees it end meanwhile knows why. */
 static carry_status cancel(carry_store *store, const carry_job_row *row) {
     CARRY_TRY(move(store, row->is.id, "cancelling"));
     carry_status status = run_scancel(store, row->is.external);

@@ -170,10 +170,10 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
     CARRY_TRY(carry_remote_allocate(&remote, row->is.id));
     carry_status status = start_there(store, &remote, row, arguments);
     if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(store->ctx));
+        char message[400];
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(store->ctx));
         (void)carry_remote_free(&remote);
-        return carry_fail(store->ctx, status, "%s", sentence);
+        return carry_fail(store->ctx, status, "%s", message);
     }
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement,
@@ -309,10 +309,10 @@ static carry_status cancel(carry_store *store, const carry_job_row *row) {
     CARRY_TRY(mark(store, row->is.id, "cancelling"));
     carry_status status = carry_remote_end(&remote);
     if (status != CARRY_OK) {
-        char sentence[400];
-        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(store->ctx));
+        char message[400];
+        (void)snprintf(message, sizeof message, "%s", carry_ctx_error(store->ctx));
         CARRY_TRY(mark(store, row->is.id, "running"));
-        return carry_fail(store->ctx, status, "%s", sentence);
+        return carry_fail(store->ctx, status, "%s", message);
     }
     return refresh(store, row);
 }

@@ -114,7 +114,7 @@ static void keep(const launch *l) {
     if (setsid() < 0) {
         _exit(1);
     }
-    (void)signal(SIGCHLD, SIG_DFL); /* whoever started the worker may have ignored it, and no exit code would come */
+    (void)signal(SIGCHLD, SIG_DFL); /* the process that started the worker may ignore it, and no exit code would come */
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++) {
         (void)signal(ignored[i], SIG_IGN); /* they are meant for the command; the verdict must still be written */
     }
@@ -251,11 +251,11 @@ static carry_status mark_running(carry_store *store, int64_t id, pid_t keeper) {
 
 /* A job that cannot be prepared must not stop the queue: it fails, and its log says why. */
 static carry_status refuse(carry_store *store, launch *l) {
-    const char *sentence = carry_ctx_error(store->ctx);
+    const char *message = carry_ctx_error(store->ctx);
     if (l->log >= 0) {
-        (void)dprintf(l->log, "carry: %s\n", sentence);
+        (void)dprintf(l->log, "carry: %s\n", message);
     }
-    carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld: %s", (long long)l->row.is.id, sentence);
+    carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld: %s", (long long)l->row.is.id, message);
     return carry_job_settle(store, l->row.is.id, NOT_STARTED, "failed");
 }
 

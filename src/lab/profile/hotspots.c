@@ -113,9 +113,10 @@ const char *carry_activity_category(carry_activity_kind kind) {
     return names[kind];
 }
 
-/* Kernels whose names differ in what is not shown of them are one entry. */
-/* The operators that launched a kernel, those with the most launches first. */
-static void name_operators(char *text, size_t size, const carry_activity_sum *sum) {
+/* The operators that launched a kernel, those with the most launches first, and where the first one was entered. */
+static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
+    char *text = spot->operators;
+    const size_t size = sizeof spot->operators;
     int64_t below = INT64_MAX;
     size_t used = 0;
     text[0] = '\0';
@@ -133,15 +134,22 @@ static void name_operators(char *text, size_t size, const carry_activity_sum *su
         }
         below = sum->launches[best] * CARRY_ACTIVITY_OPERATORS - best;
         used += (size_t)snprintf(text + used, size - used, "%s%s", n > 0 ? ", " : "", sum->operator_name[best]);
+        if (n == 0) {
+            const char *place = sum->operator_place[best];
+            const char *colon = strrchr(place, ':');
+            (void)snprintf(spot->file, sizeof spot->file, "%.*s", (int)(colon - place), place);
+            spot->line = (int)strtol(colon + 1, NULL, 10);
+        }
     }
 }
 
+/* Kernels whose names differ in what is not shown of them are one entry. */
 static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
     carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
     made.outer = sum->seconds;
     (void)snprintf(made.category, sizeof made.category, "%s", carry_activity_category(sum->kind));
     (void)snprintf(made.name, sizeof made.name, "%.63s", sum->name);
-    name_operators(made.operators, sizeof made.operators, sum);
+    name_operators(&made, sum);
     for (int i = 0; i < h->kernels; i++) {
         if (strcmp(h->kernel[i].category, made.category) == 0 && strcmp(h->kernel[i].name, made.name) == 0) {
             add(&h->kernel[i], &made);

@@ -31,7 +31,8 @@ typedef struct carry_hotspots {
     double gemm_gflops; /* measured on all threads, for MFU; 0: not measured */
     int gpus;           /* that did anything while they were recorded; without one the rest is 0 */
     int kernels;
-    carry_hotspot *kernel; /* by time, the largest first; total and self are the same, file is "gpu" */
+    carry_hotspot *kernel; /* by time, the largest first; total and self are the same; file and line are where
+                              the operator was entered that launched it most, or "gpu" */
     int64_t gpu_waits;     /* of the host for a GPU; not in a trace that was read */
     int64_t steps;         /* of training that were recorded; 0: unknown */
     double gpu_span;       /* seconds from the first thing that a GPU did to the last; 0: unknown */

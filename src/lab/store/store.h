@@ -2,8 +2,8 @@
 
    A run is begun, grows result by result, and is ended; each of these is one transaction, so that a process killed at
    any moment leaves everything it had stored. A run whose process is gone without having ended it is marked killed by
-   whoever opens the store next (on the same machine). A store written by a newer version is refused, never changed. One
-   that may only be read is read. */
+   the process that opens the store next (on the same machine). A store written by a newer version is refused, never
+   changed. One that may only be read is read. */
 #ifndef CARRY_LAB_STORE_H
 #define CARRY_LAB_STORE_H
 

@@ -210,7 +210,7 @@ static carry_status load_all(carry_store *store, carry_run *run, int64_t id) {
     return CARRY_OK;
 }
 
-/* Under a savepoint: the run as it was at one moment, whoever is writing it. */
+/* Under a savepoint: the run as it was at one moment, also while it is written. */
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id) {
     carry_run *loaded = calloc(1, sizeof *loaded);
     *run = NULL;

@@ -2,13 +2,16 @@
 #include "model/codec/codec.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdbool.h>
 #include <stdlib.h>
 
+#include "carry/device.h"
+#include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
 #include "core/span.h"
-#include "model/codec/codec_kind.h"
+#include "model/codec/codec_weights.h"
 #include "model/json.h"
 #include "ops/nn.h"
 
@@ -21,8 +24,10 @@ struct carry_codec {
     const carry_codec_kind *kind;
     void *opened;
     carry_codec_size size;
-    bool decoding; /* a stream has begun: its first latent frame is decoded */
-    bool ended;    /* the last frames that were encoded did not fill a latent frame: nothing can follow them */
+    bool decoding;   /* a stream has begun: its first latent frame is decoded */
+    bool encoding;   /* the same of encoding */
+    bool ended;      /* the last frames that were encoded did not fill a latent frame: nothing can follow them */
+    void *staged[2]; /* on the codec's device: latents and frames of calls whose tensors are elsewhere; NULL: not yet */
 };
 
 static carry_status kind_of(carry_ctx *ctx, const carry_codec_kind **kind, const char *folder) {
@@ -42,7 +47,9 @@ static carry_status kind_of(carry_ctx *ctx, const carry_codec_kind **kind, const
     }
     carry_status status = CARRY_OK;
     if (*kind == NULL) {
-        status = carry_fail(ctx, CARRY_EUNSUPPORTED, "%s has %s for \"_class_name\": a codec is \"TAEHV\" or \"DCT\"",
+        status = carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "%s has %s for \"_class_name\": a codec is \"TAEHV\", "
+                            "\"AutoencoderKLWan\" or \"DCT\"",
                             path, name != NULL ? carry_json_show(shown, name) : "nothing");
     }
     carry_json_free(root);
@@ -74,19 +81,30 @@ carry_status carry_codec_open(carry_ctx *ctx, carry_codec **codec, const char *f
                           size->most);
     }
     CARRY_TRY(kind_of(ctx, &kind, folder));
-    CARRY_TRY(kind->open(ctx, &opened, folder, size));
+    carry_codec_size own = *size;
+    if (!kind->on_gpus) {
+        own.device = 0;
+        own.dtype = CARRY_F32;
+    }
+    if (own.dtype != CARRY_F32 && (own.dtype != CARRY_BF16 || own.device == 0)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "a codec computes in f32, or in bf16 on a GPU, and not in %s%s",
+                          carry_dtype_name(own.dtype), own.device == 0 ? " on the CPU" : "");
+    }
+    CARRY_TRY(kind->open(ctx, &opened, folder, &own));
     *codec = malloc(sizeof **codec);
     if (*codec == NULL) {
         kind->close(opened);
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
     }
-    **codec = (carry_codec){.ctx = ctx, .kind = kind, .opened = opened, .size = *size};
+    **codec = (carry_codec){.ctx = ctx, .kind = kind, .opened = opened, .size = own};
     return CARRY_OK;
 }
 
 void carry_codec_free(carry_codec *codec) {
     if (codec != NULL) {
         codec->kind->close(codec->opened);
+        carry_codec_memory_free(codec->ctx, codec->size.device, codec->staged[0]);
+        carry_codec_memory_free(codec->ctx, codec->size.device, codec->staged[1]);
         free(codec);
     }
 }
@@ -95,8 +113,13 @@ const char *carry_codec_name(const carry_codec *codec) {
     return codec->kind->name;
 }
 
+int carry_codec_device(const carry_codec *codec) {
+    return codec->size.device;
+}
+
 void carry_codec_reset(carry_codec *codec) {
     codec->decoding = false;
+    codec->encoding = false;
     codec->ended = false;
     codec->kind->reset(codec->opened);
 }
@@ -104,6 +127,18 @@ void carry_codec_reset(carry_codec *codec) {
 int64_t carry_codec_frames(const carry_codec *codec, int64_t latent_frames) {
     const carry_codec_kind *kind = codec->kind;
     return latent_frames < 1 ? 0 : latent_frames * kind->ratio - (codec->decoding ? 0 : kind->ratio - kind->first);
+}
+
+/* Frames that n latent frames of the next encode take, at most. */
+static int64_t frames_taken(const carry_codec *codec, int64_t count) {
+    const carry_codec_kind *kind = codec->kind;
+    return count * kind->ratio - (codec->encoding ? 0 : kind->ratio - kind->encode_first);
+}
+
+int64_t carry_codec_latent_frames(const carry_codec *codec, int64_t frames) {
+    const int64_t ratio = codec->kind->ratio;
+    const int64_t missing = codec->encoding ? 0 : ratio - codec->kind->encode_first;
+    return frames < 1 ? 0 : (frames + missing) / ratio + ((frames + missing) % ratio != 0);
 }
 
 int64_t carry_codec_ratio(const carry_codec *codec) {
@@ -119,43 +154,179 @@ static carry_status check_latent_frames(const carry_codec *codec, int64_t count)
     return CARRY_OK;
 }
 
-/* Both tensors, for this many frames of each. */
+/* Both tensors, for this many frames of each: in host memory or on the codec's device. Frames may be absent: bytes are
+   wanted. Of latents that are read on a GPU the type is left to the operators. */
 static carry_status check_tensors(const carry_codec *codec, const carry_tensor *frames, int64_t n,
-                                  const carry_tensor *latents, int64_t count) {
+                                  const carry_tensor *latents, int64_t count, bool decodes) {
     const carry_codec_size *size = &codec->size;
     const int64_t pictures[] = {n, 3, size->height, size->width};
     const int64_t coded[] = {CARRY_LATENT_CHANNELS, count, size->height / CARRY_LATENT_BLOCK,
                              size->width / CARRY_LATENT_BLOCK};
-    CARRY_TRY(carry_expect_f32(codec->ctx, "latents", latents, 4, coded, 0));
-    return carry_expect_f32(codec->ctx, "frames", frames, 4, pictures, 0);
+    const bool there = size->device != 0 && latents->device == size->device;
+    if (there && decodes) {
+        CARRY_TRY(carry_expect_activation(codec->ctx, "latents", latents, 4, coded, size->device));
+    } else {
+        CARRY_TRY(carry_expect_f32(codec->ctx, "latents", latents, 4, coded, there ? size->device : 0));
+    }
+    if (!carry_is_here(frames)) {
+        return CARRY_OK;
+    }
+    return carry_expect_f32(codec->ctx, "frames", frames, 4, pictures,
+                            size->device != 0 && frames->device == size->device ? size->device : 0);
+}
+
+/* A tensor like this one on the codec's device: itself, or staging memory (0: of latents, 1: of frames). */
+static carry_status stage(carry_codec *codec, carry_tensor *staged, carry_tensor tensor, int which) {
+    const carry_codec_size *size = &codec->size;
+    const int64_t area = size->height * size->width;
+    const int64_t each = which == 1 ? codec->kind->ratio * 3 * area
+                                    : CARRY_LATENT_CHANNELS * area / (CARRY_LATENT_BLOCK * CARRY_LATENT_BLOCK);
+    *staged = tensor;
+    if (tensor.device == size->device || tensor.data == NULL) {
+        return CARRY_OK;
+    }
+    if (codec->staged[which] == NULL) {
+        CARRY_TRY(carry_device_alloc(codec->ctx, &codec->staged[which], size->device,
+                                     (size_t)(size->most * each) * sizeof(float)));
+    }
+    *staged = carry_view_on(size->device, codec->staged[which], CARRY_F32, tensor.rank, tensor.shape);
+    return CARRY_OK;
+}
+
+/* Back to host memory, where the caller may read it at once. */
+static carry_status fetch(carry_codec *codec, carry_tensor to, carry_tensor from) {
+    const int device = codec->size.device;
+    if (to.data == from.data) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_copy(codec->ctx, to, from));
+    return carry_stream_wait(codec->ctx, device, carry_ctx_stream(codec->ctx, device));
+}
+
+static carry_status decode(carry_codec *codec, carry_codec_output to, carry_tensor latents) {
+    const carry_tensor frames = to.frames;
+    carry_tensor from;
+    CARRY_TRY(stage(codec, &from, latents, 0));
+    CARRY_TRY(stage(codec, &to.frames, frames, 1));
+    if (from.data != latents.data) {
+        CARRY_TRY(carry_copy(codec->ctx, from, latents));
+    }
+    CARRY_TRY(codec->kind->decode(codec->opened, &to, from));
+    codec->decoding = true;
+    return fetch(codec, frames, to.frames);
 }
 
 carry_status carry_codec_decode(carry_codec *codec, carry_tensor frames, carry_tensor latents) {
     CARRY_SPAN(codec->ctx, "model", "codec decode");
     CARRY_TRY(carry_expect_rank(codec->ctx, "latents", &latents, 4));
-    int64_t count = latents.shape[1];
+    const int64_t count = latents.shape[1];
     CARRY_TRY(check_latent_frames(codec, count));
-    CARRY_TRY(check_tensors(codec, &frames, carry_codec_frames(codec, count), &latents, count));
-    CARRY_TRY(codec->kind->decode(codec->opened, frames, latents));
-    codec->decoding = true;
-    return CARRY_OK;
+    if (!carry_is_here(&frames)) {
+        return carry_fail(codec->ctx, CARRY_EARGUMENT, "frames has no data");
+    }
+    CARRY_TRY(check_tensors(codec, &frames, carry_codec_frames(codec, count), &latents, count, true));
+    const carry_codec_output to = {.frames = frames, .height = codec->size.height, .width = codec->size.width};
+    return decode(codec, to, latents);
+}
+
+/* A kind of the CPU makes planes, and knows of no bytes. */
+static carry_status bytes_of_planes(carry_codec *codec, unsigned char *bytes, carry_tensor latents) {
+    const int64_t n = carry_codec_frames(codec, latents.shape[1]);
+    const int64_t area = codec->size.height * codec->size.width;
+    float *planes = carry_aligned_new((size_t)(n * 3 * area) * sizeof *planes);
+    if (planes == NULL) {
+        return carry_fail(codec->ctx, CARRY_EMEMORY, "no memory for %" PRId64 " frames", n);
+    }
+    const carry_tensor frames = carry_view_4d(planes, CARRY_F32, n, 3, codec->size.height, codec->size.width);
+    const carry_status status = decode(codec, (carry_codec_output){.frames = frames}, latents);
+    for (int64_t i = 0; status == CARRY_OK && i < n * area; i++) {
+        for (int64_t c = 0; c < 3; c++) {
+            const float value = planes[(i / area * 3 + c) * area + i % area];
+            bytes[3 * i + c] = (unsigned char)lrintf(255.0f * (value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f));
+        }
+    }
+    free(planes);
+    return status;
+}
+
+carry_status carry_codec_decode_bytes(carry_codec *codec, unsigned char *bytes, carry_tensor latents) {
+    CARRY_SPAN(codec->ctx, "model", "codec decode");
+    CARRY_TRY(carry_expect_rank(codec->ctx, "latents", &latents, 4));
+    const int64_t count = latents.shape[1];
+    const carry_tensor none = {0};
+    CARRY_TRY(check_latent_frames(codec, count));
+    CARRY_TRY(check_tensors(codec, &none, 0, &latents, count, true));
+    if (bytes == NULL) {
+        return carry_fail(codec->ctx, CARRY_EARGUMENT, "bytes is NULL");
+    }
+    if (!codec->kind->on_gpus) {
+        return bytes_of_planes(codec, bytes, latents);
+    }
+    const carry_codec_output to = {.bytes = bytes, .height = codec->size.height, .width = codec->size.width};
+    return decode(codec, to, latents);
 }
 
 carry_status carry_codec_encode(carry_codec *codec, carry_tensor latents, carry_tensor frames) {
     CARRY_SPAN(codec->ctx, "model", "codec encode");
     CARRY_TRY(carry_expect_rank(codec->ctx, "frames", &frames, 4));
-    int64_t ratio = codec->kind->ratio;
-    int64_t n = frames.shape[0];
-    int64_t count = n / ratio + (n % ratio != 0);
+    const int64_t n = frames.shape[0];
+    const int64_t count = carry_codec_latent_frames(codec, n);
+    carry_tensor from;
+    carry_tensor to;
     CARRY_TRY(check_latent_frames(codec, count));
-    CARRY_TRY(check_tensors(codec, &frames, n, &latents, count));
+    CARRY_TRY(check_tensors(codec, &frames, n, &latents, count, false));
     if (codec->ended) {
         return carry_fail(codec->ctx, CARRY_EARGUMENT,
                           "the frames before these did not fill a latent frame of %" PRId64
                           ", which ends a stream: carry_codec_reset starts the next one",
-                          ratio);
+                          codec->kind->ratio);
     }
-    CARRY_TRY(codec->kind->encode(codec->opened, latents, frames));
-    codec->ended = n % ratio != 0;
+    CARRY_TRY(stage(codec, &from, frames, 1));
+    CARRY_TRY(stage(codec, &to, latents, 0));
+    if (from.data != frames.data) {
+        CARRY_TRY(carry_copy(codec->ctx, from, frames));
+    }
+    CARRY_TRY(codec->kind->encode(codec->opened, to, from));
+    codec->ended = n != frames_taken(codec, count);
+    codec->encoding = true;
+    return fetch(codec, latents, to);
+}
+
+carry_tensor carry_latent_frame(carry_tensor latents, int64_t index) {
+    carry_tensor frame = latents;
+    frame.data = (char *)latents.data + (size_t)(index * latents.stride[1]) * carry_dtype_size(latents.dtype);
+    frame.rank = 3;
+    frame.shape[1] = latents.shape[2];
+    frame.shape[2] = latents.shape[3];
+    frame.stride[1] = latents.stride[2];
+    frame.stride[2] = latents.stride[3];
+    return frame;
+}
+
+carry_tensor carry_codec_frame(carry_tensor frames, int64_t index) {
+    const carry_tensor one = carry_slice(frames, index, 1);
+    return carry_reshape_3d(one, frames.shape[1], frames.shape[2], frames.shape[3]);
+}
+
+carry_status carry_codec_put(carry_ctx *ctx, const carry_codec_output *to, int64_t index, carry_tensor picture,
+                             carry_picture_map map) {
+    map.clamped = true;
+    if (carry_is_here(&to->frames)) {
+        return carry_picture_write(ctx, carry_codec_frame(to->frames, index), picture, map);
+    }
+    return carry_picture_bytes(ctx, to->bytes + index * 3 * to->height * to->width, picture, map);
+}
+
+carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, size_t bytes, int64_t height,
+                                  int64_t width) {
+    if (device != 0) {
+        CARRY_TRY(carry_device_alloc(ctx, memory, device, bytes));
+        return carry_device_fill(ctx, *memory, device, 0, bytes, carry_ctx_stream(ctx, device));
+    }
+    *memory = calloc(bytes, 1);
+    if (*memory == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to stream pictures of %" PRId64 " x %" PRId64 " (%zu bytes)",
+                          height, width, bytes);
+    }
     return CARRY_OK;
 }

@@ -7,8 +7,14 @@
    "tae"  a tiny video autoencoder of TAEHV's shape (model/tae.h), from a folder with config.json and
           model.safetensors. A stream's first latent frame decodes to 1 frame, later ones to 4 each; encoding takes
           frames in multiples of 4 (the last call of a stream may have fewer: it is filled up with its last frame).
+   "wan"  the autoencoder of Wan 2.1 (model/wan_vae.h), from a folder as diffusers lays it out, with its names of
+   tensors or Wan's own. Latents are normalized by latents_mean and latents_std of config.json, as transformers have
+          them. A stream's first latent frame is 1 frame both ways, later ones are 4 each.
    "dct"  no weights: the lowest coefficients of the cosine transform of 8 x 8 blocks, 10 of luma and 3 of each chroma,
           scaled so that latents of drawn pictures have a variance near 1. One frame each way per latent frame.
+
+   On a GPU a codec works on its context's stream there (carry_ctx_set_stream). Tensors may be on the GPU, where a call
+   returns when its work is in the stream, or in host memory, where it waits.
 
    Encoding and decoding have separate states. A codec is used by one thread at a time. */
 #ifndef CARRY_MODEL_CODEC_H
@@ -18,17 +24,23 @@
 
 typedef struct carry_codec carry_codec;
 
-/* Sizes that a codec is opened for: of pictures, in pixels, multiples of 8; the most latent frames of one call. */
+/* What a codec is opened for: the size of pictures, in pixels, multiples of 8; the most latent frames of one call;
+   where it works, and in which type: f32, or bf16 on a GPU. A kind that has no code for GPUs (dct) works on the CPU in
+   f32 whatever is asked for (carry_codec_device). */
 typedef struct carry_codec_size {
     int64_t height, width, most;
+    int device;
+    carry_dtype dtype;
 } carry_codec_size;
 
-/* folder: a model folder whose config.json has "_class_name": "TAEHV" or "DCT"; NULL: dct. Everything that a call needs
-   is allocated here. */
+/* folder: a model folder whose config.json has "_class_name": "TAEHV", "AutoencoderKLWan" or "DCT"; NULL: dct.
+   Everything that a call needs is allocated here, but what tensors of another device need, at the first call. */
 carry_status carry_codec_open(carry_ctx *ctx, carry_codec **codec, const char *folder, const carry_codec_size *size);
 void carry_codec_free(carry_codec *codec);
 const char *carry_codec_name(const carry_codec *codec);
 const char *carry_codec_kind_name(int index, const char **about); /* NULL past the end */
+
+int carry_codec_device(const carry_codec *codec);
 
 /* A hard cut: the next call starts a stream. */
 void carry_codec_reset(carry_codec *codec);
@@ -37,9 +49,17 @@ void carry_codec_reset(carry_codec *codec);
 int64_t carry_codec_frames(const carry_codec *codec, int64_t latent_frames);
 int64_t carry_codec_ratio(const carry_codec *codec);
 
-/* frames: [carry_codec_frames, 3, height, width] f32; latents: [16, F, height/8, width/8] f32. */
+/* How many latent frames the next encode of this many frames gives. */
+int64_t carry_codec_latent_frames(const carry_codec *codec, int64_t frames);
+
+/* frames: [carry_codec_frames, 3, height, width] f32; latents: [16, F, height/8, width/8] f32, or bf16 or f16 where
+   they are on a GPU. */
 carry_status carry_codec_decode(carry_codec *codec, carry_tensor frames, carry_tensor latents);
-/* latents: [16, (frames + ratio - 1) / ratio, height/8, width/8]. */
+/* The same to 8 bits a channel, rounded: bytes has carry_codec_frames * height * width * 3 of them, channels last, on
+   the codec's device. */
+carry_status carry_codec_decode_bytes(carry_codec *codec, unsigned char *bytes, carry_tensor latents);
+/* latents: [16, carry_codec_latent_frames, height/8, width/8] f32. The last call of a stream may have frames that do
+   not fill its last latent frame. */
 carry_status carry_codec_encode(carry_codec *codec, carry_tensor latents, carry_tensor frames);
 
 #endif

@@ -1,9 +1,9 @@
 /* The only list of kinds of codecs. The first is what no folder means. */
 #include "model/codec/codec_kind.h"
 
-extern const carry_codec_kind carry_codec_dct, carry_codec_tae;
+extern const carry_codec_kind carry_codec_dct, carry_codec_tae, carry_codec_wan;
 
-static const carry_codec_kind *const table[] = {&carry_codec_dct, &carry_codec_tae};
+static const carry_codec_kind *const table[] = {&carry_codec_dct, &carry_codec_tae, &carry_codec_wan};
 
 const carry_codec_kind *carry_codec_kind_at(int index) {
     return index < 0 || index >= (int)(sizeof table / sizeof table[0]) ? NULL : table[index];

@@ -143,8 +143,8 @@ static carry_status run(dct *d, carry_task rows, carry_tensor frames, carry_tens
     return CARRY_OK;
 }
 
-static carry_status decode(void *opened, carry_tensor frames, carry_tensor latents) {
-    return run(opened, decode_rows, frames, latents);
+static carry_status decode(void *opened, const carry_codec_output *to, carry_tensor latents) {
+    return run(opened, decode_rows, to->frames, latents);
 }
 
 static carry_status encode(void *opened, carry_tensor latents, carry_tensor frames) {
@@ -182,6 +182,7 @@ const carry_codec_kind carry_codec_dct = {.name = "dct",
                                           .class_name = "DCT",
                                           .ratio = 1,
                                           .first = 1,
+                                          .encode_first = 1,
                                           .open = open_dct,
                                           .close = free,
                                           .reset = reset,

@@ -1,4 +1,4 @@
-/* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them. MATH.md, section 4.
+/* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them.
 
    Decoder: tanh(x/3) 3; conv 16 -> c0, ReLU; three levels of three memory blocks, grow x(1, 2, 2) and a conv to the
    next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->
@@ -14,42 +14,39 @@
 #include <stdbool.h>
 
 #include "carry/tensor.h"
-#include "ops/conv2d.h"
+#include "model/codec/codec_weights.h"
 
 #define CARRY_TAE_LEVELS 3
 #define CARRY_TAE_BLOCKS 3
 #define CARRY_TAE_STEPS 2 /* frames that a level grows into or pools, at most */
 #define CARRY_TAE_RATIO 4 /* frames of a latent frame */
 
-typedef struct carry_tae_conv {
-    carry_tensor w, bias; /* packed (conv2d.h); bias may be absent */
-    carry_conv2d_form form;
-    int64_t in, out;
-} carry_tae_conv;
-
 typedef struct carry_tae_level {
     int64_t width; /* of its blocks */
-    carry_tae_conv block[CARRY_TAE_BLOCKS][3];
+    carry_codec_conv block[CARRY_TAE_BLOCKS][3];
     int steps;
-    carry_tae_conv step[CARRY_TAE_STEPS]; /* 1 x 1, one a frame that is grown or pooled */
-    carry_tae_conv conv;                  /* decoder: out of the level; encoder: into it */
+    carry_codec_conv step[CARRY_TAE_STEPS]; /* 1 x 1, one a frame that is grown or pooled */
+    carry_codec_conv conv;                  /* decoder: out of the level; encoder: into it */
 } carry_tae_level;
 
 typedef struct carry_tae_side {
-    carry_tae_conv first, last;
+    carry_codec_conv first, last;
     carry_tae_level level[CARRY_TAE_LEVELS];
 } carry_tae_side;
 
 typedef struct carry_tae {
     carry_ctx *ctx;
+    int device;
+    carry_dtype dtype; /* of pictures and weights */
     carry_tae_side decoder, encoder;
     void *memory;
 } carry_tae;
 
 /* Names and shapes as TAEHV's files have them (decoder.1.weight, encoder.4.conv.0.bias, ...), in f32, bf16 or f16;
-   widths from the shapes. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or is too much.
+   widths from the shapes. size: device and dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not
+   fit, is missing or is too much.
  */
-carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder);
+carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder, const carry_codec_size *size);
 void carry_tae_free(carry_tae *tae);
 
 /* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights outlive it. What is never used,
@@ -59,11 +56,11 @@ carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **strea
 void carry_tae_stream_free(carry_tae_stream *stream);
 void carry_tae_stream_reset(carry_tae_stream *stream); /* both ways */
 
-/* One latent frame, its 16 channels `next_channel` numbers apart; *made frames [3, height, width] are written one after
-   another: 1 of the first latent frame of a stream, then 4. */
-carry_status carry_tae_decode(carry_tae_stream *stream, float *frames, int64_t *made, const float *latent,
-                              int64_t next_channel);
-/* One frame [3, height, width]. The fourth of four writes a latent frame, 16 channels next_channel numbers apart. */
-carry_status carry_tae_encode(carry_tae_stream *stream, float *latent, int64_t next_channel, const float *frame);
+/* One latent frame, planes [16, height / 8, width / 8] on the device. Its frames go to place *made of the output and
+   the places after it: 1 of the first latent frame of a stream, then 4; *made counts them. */
+carry_status carry_tae_decode(carry_tae_stream *stream, const carry_codec_output *to, int64_t *made,
+                              carry_tensor latent);
+/* One frame, planes [3, height, width] on the device. The fourth of four writes a latent frame. */
+carry_status carry_tae_encode(carry_tae_stream *stream, carry_tensor latent, carry_tensor frame);
 
 #endif

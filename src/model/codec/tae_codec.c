@@ -22,7 +22,7 @@ static carry_status open_tae(carry_ctx *ctx, void **opened, const char *folder, 
     if (c == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
     }
-    carry_status status = carry_tae_load(ctx, &c->tae, folder);
+    carry_status status = carry_tae_load(ctx, &c->tae, folder, size);
     if (status == CARRY_OK) {
         status = carry_tae_stream_new(c->tae, &c->stream, size->height, size->width);
     }
@@ -39,14 +39,11 @@ static void reset(void *opened) {
     carry_tae_stream_reset(c->stream);
 }
 
-static carry_status decode(void *opened, carry_tensor frames, carry_tensor latents) {
+static carry_status decode(void *opened, const carry_codec_output *to, carry_tensor latents) {
     tae_codec *c = opened;
-    float *to = frames.data;
+    int64_t made = 0;
     for (int64_t i = 0; i < latents.shape[1]; i++) {
-        int64_t made;
-        const float *latent = (const float *)latents.data + i * latents.stride[1];
-        CARRY_TRY(carry_tae_decode(c->stream, to, &made, latent, latents.stride[0]));
-        to += made * frames.stride[0];
+        CARRY_TRY(carry_tae_decode(c->stream, to, &made, carry_latent_frame(latents, i)));
     }
     return CARRY_OK;
 }
@@ -55,9 +52,8 @@ static carry_status encode(void *opened, carry_tensor latents, carry_tensor fram
     tae_codec *c = opened;
     int64_t last = frames.shape[0] - 1;
     for (int64_t i = 0; i < CARRY_TAE_RATIO * latents.shape[1]; i++) {
-        float *latent = (float *)latents.data + i / CARRY_TAE_RATIO * latents.stride[1];
-        const float *frame = (const float *)frames.data + (i < last ? i : last) * frames.stride[0];
-        CARRY_TRY(carry_tae_encode(c->stream, latent, latents.stride[0], frame));
+        CARRY_TRY(carry_tae_encode(c->stream, carry_latent_frame(latents, i / CARRY_TAE_RATIO),
+                                   carry_codec_frame(frames, i < last ? i : last)));
     }
     return CARRY_OK;
 }
@@ -67,6 +63,8 @@ const carry_codec_kind carry_codec_tae = {.name = "tae",
                                           .class_name = "TAEHV",
                                           .ratio = CARRY_TAE_RATIO,
                                           .first = 1,
+                                          .encode_first = CARRY_TAE_RATIO,
+                                          .on_gpus = true,
                                           .open = open_tae,
                                           .close = close_tae,
                                           .reset = reset,

@@ -129,6 +129,7 @@ typedef struct carry_dit_counts {
 typedef struct carry_dit {
     carry_ctx *ctx;
     carry_comm *mesh; /* NULL: alone; borrowed */
+    carry_comm *far;  /* the mesh's ranks over memory of the device; NULL on the CPU */
     int rank, ranks;
     carry_dit_config config;
     int64_t heads, ffn; /* of this shard */
@@ -138,13 +139,14 @@ typedef struct carry_dit {
     carry_dit_counts counts;
 } carry_dit;
 
-/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU, where
-   meshes of several ranks are. Then: load or init. */
+/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU. Ranks
+   of a mesh may share a GPU. Then: load or init. */
 carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
                            int device);
-/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
+/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none.
+   dtype: f32, or bf16 or f16 for a model that is only read, whose large matrices are then kept in that type alone. */
 carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
-                               int device, const char *folder);
+                               int device, const char *folder, carry_dtype dtype);
 void carry_dit_free(carry_dit *dit);
 /* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
    any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */
@@ -169,6 +171,7 @@ typedef struct carry_dit_cache_options {
     int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
     int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
     carry_dtype dtype;     /* of activations, keys and values: f32, or bf16 or f16, with copies of the weights in it */
+    bool no_graphs;        /* on a GPU, for measurements: forwards are launched kernel by kernel */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;
@@ -184,7 +187,8 @@ int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys
    block's cross-attention are made once. */
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
 
-/* What forward takes and gives is in host memory; on a GPU it is uploaded, and a velocity is waited for.
+/* What forward takes and gives is in host memory, where on a GPU latents are uploaded and a velocity is waited for; or
+   all on the model's device, where nothing is waited for, and a call that comes again is replayed as one graph.
    One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
    further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
    the last chunk of a call are forgotten. */

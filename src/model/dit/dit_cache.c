@@ -84,7 +84,7 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     cache->text = beside(cache, arena, cache->host_text);
     cache->time = TAKE(arena, device, CARRY_F32, 2 * chunks, c->dim);
     cache->projected = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
-    cache->m = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
+    cache->m = TAKE(arena, device, CARRY_F32, 2 * chunks, CARRY_DIT_SHIFTS * c->dim);
     cache->shift = TAKE(arena, device, CARRY_F32, 2, c->dim);
     cache->text_hidden = TAKE(arena, device, dtype, c->text_len, c->dim);
     cache->text_narrow = TAKE(arena, device, dtype, c->text_len, c->text_dim);
@@ -108,6 +108,17 @@ static carry_status check_options(carry_dit *dit, const carry_dit_cache_options 
     return CARRY_OK;
 }
 
+static size_t bytes_of(const carry_tensor *tensor) {
+    return (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype);
+}
+
+static carry_status open_uploads(carry_dit_cache *cache) {
+    carry_ctx *ctx = cache->dit->ctx;
+    const int device = cache->dit->own.device;
+    CARRY_TRY(carry_upload_open(ctx, &cache->table_upload, device, bytes_of(&cache->host_table), 2));
+    return carry_upload_open(ctx, &cache->time_upload, device, bytes_of(&cache->host_sinusoid), CARRY_UPLOAD_SLOTS);
+}
+
 static carry_status take_memory(carry_dit_cache *cache) {
     const carry_dit *dit = cache->dit;
     carry_arena here = carry_arena_over(NULL, 0);
@@ -129,7 +140,7 @@ static carry_status take_memory(carry_dit_cache *cache) {
     there = carry_arena_over(cache->memory, cache->bytes);
     lay_out_host(cache, &here);
     lay_out(cache, &there);
-    return CARRY_OK;
+    return dit->own.device != 0 ? open_uploads(cache) : CARRY_OK;
 }
 
 carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options) {
@@ -162,7 +173,10 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
 
 void carry_dit_cache_free(carry_dit_cache *cache) {
     if (cache != NULL) {
-        carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory);
+        carry_dit_forget_graphs(cache);
+        carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory); /* waits for the device */
+        carry_upload_close(&cache->table_upload);
+        carry_upload_close(&cache->time_upload);
         free(cache->host);
         free(cache);
     }
@@ -246,6 +260,8 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
                           carry_shape_text(has, conditioning.rank, conditioning.shape), c->text_len, c->text_dim);
     }
     cache->has_text = false; /* until all of it is there */
+    const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
+    cache->text_rows = (given + 3) / 4 * 4 < c->text_len ? (given + 3) / 4 * 4 : c->text_len; /* fewer graphs */
     CARRY_TRY(embed_text(cache, conditioning));
     for (int64_t block = 0; block < c->num_layers; block++) {
         const carry_tensor k = carry_slice(cache->text_keys, block * c->text_len, c->text_len);

@@ -2,7 +2,16 @@
 #ifndef CARRY_MODEL_DIT_CACHE_H
 #define CARRY_MODEL_DIT_CACHE_H
 
+#include "device/upload.h"
 #include "model/dit/dit_block.h"
+
+#define CARRY_DIT_GRAPHS 64
+
+/* A forward that was seen, and recorded when it came again. */
+typedef struct carry_dit_graph {
+    uint64_t key, used; /* key 0: empty */
+    carry_graph *graph; /* NULL: not recorded yet */
+} carry_dit_graph;
 
 struct carry_dit_cache {
     carry_dit *dit;
@@ -12,7 +21,8 @@ struct carry_dit_cache {
     int64_t ring;                     /* slots after the sink's */
     int64_t next, top;                /* frames seen now, and ever since the cut: what is below top - ring is gone */
     bool has_text;
-    void *memory; /* of the device */
+    int64_t text_rows; /* of the text's rows, those before the ones that are all alike */
+    void *memory;      /* of the device */
     size_t bytes;
     float *positions; /* carry_dit_positions */
     /* State: [blocks slots per_frame, heads head] of this shard, and [blocks text_len, dim]. */
@@ -21,11 +31,15 @@ struct carry_dit_cache {
     carry_dit_room room;
     carry_tensor sums, table, patches;                /* f32 */
     int64_t table_start, table_rows;                  /* what the table has: the first frame, and tokens; 0: nothing */
-    carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; shift: of the head */
+    carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; m: of two blocks; shift: of the head */
     carry_tensor text, text_narrow, text_hidden, text_embedded; /* text_narrow: text in the type of activations */
     /* What is computed in host memory: the same, or copies of it where the device has memory of its own. */
     carry_tensor host_table, host_patches, host_sinusoid, host_text;
     void *host;
+    carry_upload table_upload, time_upload; /* of a device with memory of its own */
+    carry_dit_graph graph[CARRY_DIT_GRAPHS];
+    uint64_t graph_uses;
+    bool no_graph; /* a recording failed */
     unsigned char *attention;
     size_t attention_bytes;
 };
@@ -44,6 +58,10 @@ int64_t carry_dit_slot_of(const carry_dit_cache *cache, int64_t frame);
 /* The runs of rows that the frames start..end-1 see. */
 int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, float bias,
                    carry_key_run run[CARRY_KEY_RUNS]);
+/* Runs `work` on the model's device: as it is when a call is new, recorded when it comes again, and replayed from then
+   on. Calls with chunks in host memory, of a mesh, or on a stream that cannot be recorded run as they are. */
+carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call));
+void carry_dit_forget_graphs(carry_dit_cache *cache);
 /* From host memory to where the work is done; nothing where that is the same. */
 carry_status carry_dit_cache_bring(const carry_dit_cache *cache, carry_tensor to, carry_tensor from);
 

@@ -4,10 +4,21 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/memory.h"
 #include "model/dit/dit_config.h"
+#include "model/dit/dit_names.h"
+
+/* A tensor that is one of the model's by another name. */
+static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
+    const carry_dit *dit = model;
+    char own[CARRY_SAFETENSORS_NAME];
+    (void)weights;
+    carry_dit_own_name(name, own, sizeof own);
+    return carry_parameters_find(&dit->own, own) != NULL;
+}
 
 carry_status carry_dit_load(carry_dit *dit, const char *folder) {
-    return carry_parameters_load(&dit->own, folder, NULL, NULL);
+    return carry_parameters_load(&dit->own, folder, is_spare, dit);
 }
 
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype) {
@@ -27,8 +38,7 @@ static uint64_t mix(uint64_t digest, uint64_t word) {
     return digest ^ digest >> 29;
 }
 
-static uint64_t mix_parameter(uint64_t digest, const float *weights, const carry_parameter *p) {
-    const float *w = weights + p->offset;
+static uint64_t mix_parameter(uint64_t digest, const float *w, const carry_parameter *p) {
     uint64_t lane[4] = {1, 2, 3, 4};
     digest = mix(digest, carry_crc32c(0, p->name, strlen(p->name)));
     int64_t i = 0;
@@ -65,19 +75,21 @@ static uint64_t mix_config(const carry_dit_config *c) {
 
 static uint64_t fingerprint(const carry_dit *dit, bool common) {
     uint64_t digest = mix_config(&dit->config);
-    const float *weights;
-    float *copied;
-    if (carry_parameters_see(&dit->own, dit->own.weights, &weights, &copied) != CARRY_OK) {
-        free(copied);
-        return 0;
-    }
     digest = common ? digest : mix(digest, (uint64_t)dit->rank << 32 | (uint64_t)dit->ranks);
     for (int64_t i = 0; i < dit->own.parameters; i++) {
-        if (!common || dit->own.parameter[i].cut == CARRY_CUT_NONE) {
-            digest = mix_parameter(digest, weights, &dit->own.parameter[i]);
+        const carry_parameter *p = &dit->own.parameter[i];
+        if (common && p->cut != CARRY_CUT_NONE) {
+            continue;
         }
+        const bool is_here = dit->own.device == 0 && p->wide >= 0;
+        float *copied = is_here ? NULL : carry_aligned_new((size_t)p->count * sizeof *copied);
+        if (!is_here && (copied == NULL || carry_parameters_sample(&dit->own, copied, i, p->count) != CARRY_OK)) {
+            free(copied);
+            return 0;
+        }
+        digest = mix_parameter(digest, is_here ? dit->own.weights + p->wide : copied, p);
+        free(copied);
     }
-    free(copied);
     return digest;
 }
 

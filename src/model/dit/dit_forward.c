@@ -8,6 +8,7 @@
 #include "core/tensor.h"
 #include "model/dit/dit_cache.h"
 #include "model/host.h"
+#include "ops/sampler.h"
 
 static carry_status check_tensor(const carry_dit_cache *cache, const char *name, const carry_tensor *tensor,
                                  int64_t channels) {
@@ -18,8 +19,9 @@ static carry_status check_tensor(const carry_dit_cache *cache, const char *name,
     }
     const int64_t shape[4] = {channels, tensor->shape[1], cache->options.height, cache->options.width};
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 4, shape));
-    if (tensor->dtype != CARRY_F32 || tensor->device != 0 || !carry_tensor_is_packed(tensor, 0)) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed f32 on the CPU", name);
+    if (tensor->dtype != CARRY_F32 || !carry_tensor_is_packed(tensor, 0) ||
+        (tensor->device != 0 && tensor->device != cache->dit->own.device)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s must be packed f32 on the CPU or the model's device", name);
     }
     return CARRY_OK;
 }
@@ -34,6 +36,10 @@ static carry_status check_chunk(const carry_dit_cache *cache, const carry_dit_ch
     }
     if (chunk->velocity.data != NULL) {
         CARRY_TRY(check_tensor(cache, "velocity", &chunk->velocity, dit->config.out_dim));
+        if (chunk->velocity.device != chunk->latents.device) {
+            return carry_fail(dit->ctx, CARRY_EDEVICE, "velocity is on device %d and latents are on device %d",
+                              chunk->velocity.device, chunk->latents.device);
+        }
         if (chunk->velocity.shape[1] != frames) {
             return carry_fail(dit->ctx, CARRY_ESHAPE, "velocity has %" PRId64 " frames and latents have %" PRId64,
                               chunk->velocity.shape[1], frames);
@@ -103,23 +109,40 @@ static carry_status check_call(carry_dit_chunks *call) {
     return check_start(cache, &call->chunk[0]);
 }
 
-/* e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim], in f32. */
-static carry_status embed_times(const carry_dit_chunks *call) {
+/* The sinusoids of every chunk, [chunks, freq_dim], to where the work is done. */
+static carry_status bring_times(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
-    carry_dit *dit = cache->dit;
-    const int64_t freq_dim = dit->config.freq_dim;
-    const carry_tensor sinusoid = carry_slice(cache->sinusoid, 0, call->chunks);
-    const carry_tensor e = carry_slice(cache->time, 0, call->chunks);
-    const carry_tensor hidden = carry_slice(cache->time, call->chunks, call->chunks);
+    const int64_t freq_dim = cache->dit->config.freq_dim;
+    void *slot = cache->host_sinusoid.data;
+    CARRY_TRY(cache->dit->own.device != 0 ? carry_upload_slot(&cache->time_upload, &slot) : CARRY_OK);
     for (int i = 0; i < call->chunks; i++) {
-        carry_dit_sinusoid((float *)cache->host_sinusoid.data + i * freq_dim, freq_dim, call->chunk[i].t);
+        carry_dit_sinusoid((float *)slot + i * freq_dim, freq_dim, call->chunk[i].t);
     }
-    CARRY_TRY(carry_dit_cache_bring(cache, sinusoid, carry_slice(cache->host_sinusoid, 0, call->chunks)));
-    CARRY_TRY(carry_dit_outer_affine(dit, hidden, sinusoid, CARRY_DIT_TIME_0, CARRY_SILU));
-    CARRY_TRY(carry_dit_outer_affine(dit, e, hidden, CARRY_DIT_TIME_2, CARRY_NO_ACTIVATION));
-    CARRY_TRY(carry_activate(dit->ctx, hidden, e, CARRY_SILU));
-    return carry_dit_outer_affine(dit, carry_slice(cache->projected, 0, call->chunks), hidden, CARRY_DIT_PROJECTION,
-                                  CARRY_NO_ACTIVATION);
+    return cache->dit->own.device != 0 ? carry_upload_send(&cache->time_upload, cache->sinusoid.data,
+                                                           (size_t)(call->chunks * freq_dim) * sizeof(float))
+                                       : CARRY_OK;
+}
+
+/* Chunks follow each other: their positions are a function of the first frame. The steps of a chunk share them. */
+static carry_status bring_table(const carry_dit_chunks *call) {
+    carry_dit_cache *cache = call->cache;
+    const int64_t start = call->chunk[0].start;
+    const int64_t head = carry_dit_head(cache->dit);
+    const bool is_far = cache->dit->own.device != 0;
+    void *slot = cache->host_table.data;
+    if (cache->table_start == start && cache->table_rows == call->tokens) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(is_far ? carry_upload_slot(&cache->table_upload, &slot) : CARRY_OK);
+    carry_dit_rotary_table(slot, cache->positions, head, start, call->tokens / cache->per_frame, cache->rows,
+                           cache->columns);
+    cache->table_rows = 0; /* until it is there */
+    CARRY_TRY(is_far ? carry_upload_send(&cache->table_upload, cache->table.data,
+                                         (size_t)(call->tokens * head) * sizeof(float))
+                     : CARRY_OK);
+    cache->table_start = start;
+    cache->table_rows = call->tokens;
+    return CARRY_OK;
 }
 
 /* Rows of patches of `width` elements, in host memory or on the device. */
@@ -127,21 +150,40 @@ static carry_tensor patches_of(carry_tensor patches, int64_t first, int64_t rows
     return carry_reshape_2d(carry_slice(patches, first * width, rows * width), rows, width);
 }
 
-/* Chunks follow each other: their positions are a function of the first frame. The steps of a chunk share them. */
-static carry_status make_table(const carry_dit_chunks *call) {
+/* What is made in host memory, to where the work is done. */
+static carry_status bring(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
-    const int64_t start = call->chunk[0].start;
-    if (cache->table_start == start && cache->table_rows == call->tokens) {
-        return CARRY_OK;
+    carry_dit *dit = cache->dit;
+    const carry_dit_config *c = &dit->config;
+    const int64_t width = c->in_dim * c->patch[1] * c->patch[2];
+    bool is_here = false; /* chunks in host memory, for a device with memory of its own */
+    CARRY_SPAN(dit->ctx, "dit", "bring");
+    CARRY_TRY(bring_times(call));
+    CARRY_TRY(bring_table(call));
+    for (int i = 0; i < call->chunks; i++) {
+        if (call->chunk[i].latents.device != dit->own.device) {
+            carry_dit_patchify(dit->ctx, patches_of(cache->host_patches, call->row[i], 1, width).data,
+                               &call->chunk[i].latents, c->patch + 1, false);
+            is_here = true;
+        }
     }
-    carry_dit_rotary_table(cache->host_table.data, cache->positions, carry_dit_head(cache->dit), start,
-                           call->tokens / cache->per_frame, cache->rows, cache->columns);
-    cache->table_rows = 0; /* until it is there */
-    CARRY_TRY(carry_dit_cache_bring(cache, carry_slice(cache->table, 0, call->tokens),
-                                    carry_slice(cache->host_table, 0, call->tokens)));
-    cache->table_start = start;
-    cache->table_rows = call->tokens;
-    return CARRY_OK;
+    return is_here ? carry_dit_cache_bring(cache, patches_of(cache->patches, 0, call->tokens, width),
+                                           patches_of(cache->host_patches, 0, call->tokens, width))
+                   : CARRY_OK;
+}
+
+/* e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim], in f32. */
+static carry_status embed_times(const carry_dit_chunks *call) {
+    carry_dit_cache *cache = call->cache;
+    carry_dit *dit = cache->dit;
+    const carry_tensor sinusoid = carry_slice(cache->sinusoid, 0, call->chunks);
+    const carry_tensor e = carry_slice(cache->time, 0, call->chunks);
+    const carry_tensor hidden = carry_slice(cache->time, call->chunks, call->chunks);
+    CARRY_TRY(carry_dit_outer_affine(dit, hidden, sinusoid, CARRY_DIT_TIME_0, CARRY_SILU));
+    CARRY_TRY(carry_dit_outer_affine(dit, e, hidden, CARRY_DIT_TIME_2, CARRY_NO_ACTIVATION));
+    CARRY_TRY(carry_activate(dit->ctx, hidden, e, CARRY_SILU));
+    return carry_dit_outer_affine(dit, carry_slice(cache->projected, 0, call->chunks), hidden, CARRY_DIT_PROJECTION,
+                                  CARRY_NO_ACTIVATION);
 }
 
 static carry_status embed(const carry_dit_chunks *call) {
@@ -153,12 +195,13 @@ static carry_status embed(const carry_dit_chunks *call) {
     carry_tensor patches = patches_of(cache->patches, 0, call->tokens, width);
     CARRY_SPAN(dit->ctx, "dit", "embed");
     CARRY_TRY(embed_times(call));
-    CARRY_TRY(make_table(call));
     for (int i = 0; i < call->chunks; i++) {
-        carry_dit_patchify(dit->ctx, patches_of(cache->host_patches, call->row[i], 1, width).data,
-                           &call->chunk[i].latents, c->patch + 1, false);
+        const int64_t count = call->row[i + 1] - call->row[i];
+        if (call->chunk[i].latents.device == dit->own.device) {
+            CARRY_TRY(carry_patchify(dit->ctx, patches_of(cache->patches, call->row[i], count, width),
+                                     call->chunk[i].latents, c->patch + 1, false));
+        }
     }
-    CARRY_TRY(carry_dit_cache_bring(cache, patches, patches_of(cache->host_patches, 0, call->tokens, width)));
     if (cache->options.dtype != CARRY_F32) {
         const carry_tensor narrow = carry_reshape_2d(cache->room.wide, call->tokens, width);
         CARRY_TRY(carry_convert(dit->ctx, narrow, patches));
@@ -174,6 +217,7 @@ static carry_status finish(const carry_dit_chunks *call, int i) {
     const carry_dit_config *c = &dit->config;
     const int64_t rows = call->row[i + 1] - call->row[i];
     const int64_t width = c->out_dim * c->patch[1] * c->patch[2];
+    const carry_tensor velocity = call->chunk[i].velocity;
     const carry_tensor normed = carry_slice(cache->room.h, 0, rows);
     const carry_tensor out = patches_of(cache->patches, 0, rows, width);
     const carry_tensor made = cache->options.dtype == CARRY_F32 ? out : carry_reshape_2d(cache->room.wide, rows, width);
@@ -186,10 +230,11 @@ static carry_status finish(const carry_dit_chunks *call, int i) {
                                carry_reshape_1d(carry_slice(cache->shift, 0, 1), c->dim), 1.0f, (float)c->eps));
     CARRY_TRY(carry_dit_outer_affine(dit, made, normed, CARRY_DIT_HEAD, CARRY_NO_ACTIVATION));
     CARRY_TRY(made.data != out.data ? carry_convert(dit->ctx, out, made) : CARRY_OK);
-    if (dit->own.device != 0) {
-        CARRY_TRY(carry_read(dit->ctx, patches_of(cache->host_patches, 0, rows, width), out));
+    if (velocity.device == dit->own.device) {
+        return carry_unpatchify(dit->ctx, velocity, out, c->patch + 1, true);
     }
-    carry_dit_unpatchify(dit->ctx, &call->chunk[i].velocity, cache->host_patches.data, c->patch + 1);
+    CARRY_TRY(carry_read(dit->ctx, patches_of(cache->host_patches, 0, rows, width), out));
+    carry_dit_unpatchify(dit->ctx, &velocity, cache->host_patches.data, c->patch + 1);
     return CARRY_OK;
 }
 
@@ -233,9 +278,18 @@ static carry_attention_args see_text(const carry_dit_call *call, int64_t block, 
     const carry_dit_chunks *chunks = call->owner;
     const carry_dit_cache *cache = chunks->cache;
     const int64_t length = cache->dit->config.text_len;
+    const int64_t rows = cache->text_rows;
+    int runs = 0;
     (void)group; /* all chunks have the same text */
-    (void)run;
-    return (carry_attention_args){.o = carry_dit_heads(cache->dit, r->co, 0, chunks->tokens),
+    if (cache->dit->own.device != 0 && rows < length - 1) {
+        /* Rows past the prompt are filled up with zeros: their keys and values are all alike, and one of them with the
+           logarithm of their number as its bias is the same sum. */
+        run[runs++] = (carry_key_run){.first = 0, .count = rows};
+        run[runs++] = (carry_key_run){.first = rows, .count = 1, .bias = logf((float)(length - rows))};
+    }
+    return (carry_attention_args){.run = run,
+                                  .runs = runs,
+                                  .o = carry_dit_heads(cache->dit, r->co, 0, chunks->tokens),
                                   .q = carry_dit_heads(cache->dit, r->cq, 0, chunks->tokens),
                                   .k = carry_dit_heads(cache->dit, cache->text_keys, block * length, length),
                                   .v = carry_dit_heads(cache->dit, cache->text_values, block * length, length)};
@@ -258,9 +312,30 @@ static carry_status run_blocks(const carry_dit_chunks *chunks) {
                                  .scratch = cache->attention,
                                  .scratch_bytes = cache->attention_bytes};
     carry_dit_rows rows = carry_dit_rows_in(&cache->room, dit, chunks->tokens);
-    rows.m = carry_slice(cache->m, 0, chunks->chunks);
-    for (int64_t block = 0; block < dit->config.num_layers; block++) {
-        CARRY_TRY(carry_dit_block_forward(&call, block, &rows));
+    const int64_t last = dit->config.num_layers - 1;
+    const carry_tensor m[2] = {carry_slice(cache->m, 0, chunks->chunks),
+                               carry_slice(cache->m, CARRY_DIT_CHUNKS, chunks->chunks)};
+    const bool chains = dit->own.device != 0 && dit->mesh == NULL;
+    bool wants_more = dit->mesh != NULL; /* a mesh counts its all-reduces: the same of every forward */
+    for (int i = 0; i < chunks->chunks; i++) {
+        wants_more = wants_more || chunks->chunk[i].velocity.data != NULL;
+    }
+    for (int64_t block = 0; block <= last; block++) {
+        rows.m = m[chains ? block % 2 : 0];
+        rows.next_m = chains ? m[1 - block % 2] : (carry_tensor){.data = NULL};
+        CARRY_TRY(block < last || wants_more ? carry_dit_block_forward(&call, block, &rows, chains && block > 0)
+                                             : carry_dit_block_keys(&call, block, &rows, chains && block > 0));
+    }
+    return CARRY_OK;
+}
+
+static carry_status work(const carry_dit_chunks *call) {
+    CARRY_TRY(embed(call));
+    CARRY_TRY(run_blocks(call));
+    for (int c = 0; c < call->chunks; c++) {
+        if (call->chunk[c].velocity.data != NULL) {
+            CARRY_TRY(finish(call, c));
+        }
     }
     return CARRY_OK;
 }
@@ -277,13 +352,8 @@ carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const car
     const int64_t end = chunk[chunks - 1].start + chunk[chunks - 1].latents.shape[1];
     cache->next = chunk[0].start;
     cache->top = end > cache->top ? end : cache->top;
-    CARRY_TRY(embed(&call));
-    CARRY_TRY(run_blocks(&call));
-    for (int c = 0; c < chunks; c++) {
-        if (chunk[c].velocity.data != NULL) {
-            CARRY_TRY(finish(&call, c));
-        }
-    }
+    CARRY_TRY(bring(&call));
+    CARRY_TRY(carry_dit_run(&call, work));
     cache->next = end;
     dit->counts.forwards++;
     carry_span_work(dit->ctx, 0.0, (double)call.tokens);

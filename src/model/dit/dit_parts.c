@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "core/threads.h"
+#include "core/tensor.h"
+#include "ops/cpu.h"
 
 /* Parameter `index` of a flat buffer as a matrix or a vector: its elements start at data. */
 static carry_tensor as_operand(const carry_dit *dit, int64_t index, void *data, carry_dtype dtype) {
@@ -17,7 +18,9 @@ carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index) 
     if (index < 0) {
         return (carry_tensor){.data = NULL};
     }
-    return as_operand(dit, index, buffer + dit->own.parameter[index].offset, CARRY_F32);
+    const carry_tensor view =
+        carry_parameters_view(&dit->own, buffer, index); /* of 16 bits where there are no others */
+    return as_operand(dit, index, view.data, view.dtype);
 }
 
 carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_dit_slot slot) {
@@ -103,59 +106,15 @@ void carry_dit_rotary_table(float *table, const float *positions, int64_t head, 
     }
 }
 
-typedef struct patching {
-    float *latents, *patches;
-    int64_t channels, frames, height, width;
-    int64_t p, q;
-    bool back, by_head;
-} patching;
-
-/* One row of patches. */
-static void patch_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    const patching *j = argument;
-    const int64_t rows = j->height / j->p;
-    const int64_t columns = j->width / j->q;
-    const int64_t size = j->channels * j->p * j->q;
-    for (int64_t row = begin; row < end; row++) {
-        const int64_t frame = row / rows;
-        for (int64_t c = 0; c < j->channels; c++) {
-            for (int64_t a = 0; a < j->p; a++) {
-                float *line = j->latents + ((c * j->frames + frame) * j->height + row % rows * j->p + a) * j->width;
-                float *patch = j->patches + row * columns * size;
-                for (int64_t x = 0; x < columns; x++, patch += size) {
-                    for (int64_t b = 0; b < j->q; b++) {
-                        float *one =
-                            patch + (j->by_head ? (a * j->q + b) * j->channels + c : (c * j->p + a) * j->q + b);
-                        *(j->back ? &line[x * j->q + b] : one) = j->back ? *one : line[x * j->q + b];
-                    }
-                }
-            }
-        }
-    }
-}
-
-static void run_patching(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2], bool back,
-                         bool by_head) {
-    patching j = {.latents = latents->data,
-                  .patches = patches,
-                  .channels = latents->shape[0],
-                  .frames = latents->shape[1],
-                  .height = latents->shape[2],
-                  .width = latents->shape[3],
-                  .p = patch[0],
-                  .q = patch[1],
-                  .back = back,
-                  .by_head = by_head};
-    const int64_t line = j.channels * j.width * j.p;
-    carry_parallel(ctx, j.frames * (j.height / j.p), 16384 / (line + 1) + 1, patch_rows, &j);
-}
-
+/* The CPU's entries of the operator table: shapes are the caller's to check, and nothing can fail. */
 void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2],
                         bool by_head) {
-    run_patching(ctx, patches, latents, patch, false, by_head);
+    (void)carry_cpu_patchify(ctx, carry_view_1d(patches, CARRY_F32, carry_tensor_count(latents)), *latents, patch,
+                             by_head);
 }
 
 void carry_dit_unpatchify(carry_ctx *ctx, const carry_tensor *latents, const float *patches, const int64_t patch[2]) {
-    run_patching(ctx, (float *)(uintptr_t)patches, latents, patch, true, true);
+    /* A view has a pointer that may be written through; this one is only read. */
+    const carry_tensor from = carry_view_1d((void *)(uintptr_t)patches, CARRY_F32, carry_tensor_count(latents));
+    (void)carry_cpu_unpatchify(ctx, *latents, from, patch, true);
 }

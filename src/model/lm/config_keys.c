@@ -78,7 +78,7 @@ const carry_lm_key carry_lm_model_keys[] = {
     WORD("fuse_swiglu", READ_OVER, FLA),
     WORD("fuse_cross_entropy", READ_OVER, FLA),
     WORD("fuse_linear_cross_entropy", READ_OVER, FLA),
-    WORD("mtp_num_hidden_layers", READ_OVER, QWEN), /* multi-token heads are passed over */
+    WORD("mtp_num_hidden_layers", READ_OVER, QWEN), /* multi-token heads are ignored */
     WORD("mtp_use_dedicated_embeddings", READ_OVER, QWEN),
     WORD("transformers_version", READ_OVER, ALL),
     WORD("dtype", READ_OVER, ALL),

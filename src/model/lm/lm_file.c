@@ -20,7 +20,7 @@ static bool is_tied_head(const void *model, const carry_weights *weights, const 
            memcmp(head->data, table->data, (size_t)carry_tensor_count(head) * carry_dtype_size(head->dtype)) == 0;
 }
 
-/* Surplus tensors that may be there: under another name, of a part that is passed over, or a tied head. */
+/* Surplus tensors that may be there: under another name, of a part that is not used, or a tied head. */
 static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
     const carry_lm *lm = model;
     char own[CARRY_SAFETENSORS_NAME];
@@ -47,7 +47,7 @@ static carry_status name_passed_over(const carry_lm *lm, const char *folder) {
             count += of != NULL && strcmp(of, parts[part]) == 0 ? 1 : 0;
         }
         if (count > 0) {
-            carry_log(lm->ctx, CARRY_LOG_WARNING, "%s: %lld tensors of %s are passed over: the language part is used",
+            carry_log(lm->ctx, CARRY_LOG_WARNING, "%s: %lld tensors of %s are ignored: only the language model is used",
                       folder, (long long)count, parts[part]);
         }
     }

@@ -9,7 +9,7 @@
 bool carry_lm_other_name(const char *name, int which, bool pieces, char *to, size_t size);
 /* The way back: the parameter that a name of a file stands for. */
 void carry_lm_own_name(const char *name, char *to, size_t size);
-/* What a tensor belongs to that is passed over, or NULL. */
+/* What a tensor that is not used belongs to, or NULL. */
 const char *carry_lm_passed_over(const char *name);
 
 #endif

@@ -455,7 +455,8 @@ __device__ inline void load_state(float *state, const array &from, int64_t item,
     }
 }
 
-/* What is beyond n stays zero from here on: fetches and stores never touch it. */
+/* What is beyond n stays zero from here on: fetches and stores never touch it. Products do: there zeros meet what a
+   factor has, which a NaN or an infinity does not leave zero (clear_products). */
 template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_t bytes, int n) {
     if (n == SIZE) {
         return;
@@ -464,6 +465,11 @@ template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
+}
+
+/* `count` slots that had products, before matrices are fetched into them: else a NaN beyond n would reach all of those. */
+template <typename E, int SIZE> __device__ void clear_products(E *slots, int count, int n) {
+    clear_shared<E, SIZE>(slots, (size_t)count * slot<E, SIZE>::ELEMENTS * sizeof(E), n);
 }
 
 template <typename E> __device__ inline E *matrix(const matrices &from, int64_t item, int64_t element) {

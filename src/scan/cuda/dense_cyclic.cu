@@ -174,6 +174,7 @@ __global__ void __launch_bounds__(THREADS, SIZE == 128 ? 1 : 2)
         r.template pass<true>(k);
         wait_for_grid();
     }
+    clear_products<E, SIZE>(r.slots, p.kept, p.n);
     for (int k = p.levels - 1; k >= 0; k--) {
         r.template pass<false>(k);
     }

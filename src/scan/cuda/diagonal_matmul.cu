@@ -160,17 +160,63 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             }
         }
     }
-    /* Prefixes become states. */
-    __device__ __forceinline__ void enter(const room *rooms, int side, int units, int turn,
+    /* Prefixes become states. True if some end, or what enters, is not finite: a product with zeros has then spread it
+       to all of the lane's steps (redo). Every unit's `before` has every end among its terms, so one of them tells. */
+    __device__ __forceinline__ bool enter(const room *rooms, int side, int units, int turn,
                                           const float (&state)[TILES][2], bool has_state) {
+        float zero = 0.0f;
 #pragma unroll
         for (int m = 0; m < TILES; m++) {
             float before[UNITS][2];
             enter_units<UNITS>(before, rooms[m].ends[side], rooms[0].decays[side], units, turn * UNITS, state[m],
                                has_state);
+            zero = fmaf(before[0][0], 0.0f, fmaf(before[0][1], 0.0f, zero));
 #pragma unroll
             for (int u = 0; u < UNITS; u++) {
                 fill(u, m, before[u]);
+            }
+        }
+        return zero != 0.0f;
+    }
+    /* The lane's states again, by the recurrence itself: from the ends of the units before, which are right, and from b,
+       which nobody has overwritten yet, since this warp alone stores these steps. a, b: as for load. */
+    __device__ __forceinline__ void redo(const room *rooms, int side, int turn, const float (&state)[TILES][2],
+                                         const TA *a, int a_step, const TB *b, int b_step, int left) {
+        auto [g, q] = place();
+        float x[V];
+#pragma unroll
+        for (int v = 0; v < V; v++) {
+            x[v] = state[v / 2][v % 2];
+#pragma unroll 1
+            for (int e = 0; e < turn * UNITS; e++) {
+                x[v] = fmaf(rooms[0].decays[side][e], x[v], rooms[v / 2].ends[side][(g + 8 * (v % 2)) * ROW + e]);
+            }
+        }
+        a -= (int64_t)g * a_step;
+        b -= (int64_t)(2 * q) * b_step;
+#pragma unroll
+        for (int u = 0; u < UNITS; u++) {
+#pragma unroll 1
+            for (int j = 0; j < 16; j++) {
+                if (16 * u + j < left) {
+                    carry_pack<V, TB> packed;
+                    float add[V];
+                    packed.load(b + (int64_t)(16 * u + j) * b_step);
+                    packed.expand(add);
+                    float by = carry_to_float(a[(int64_t)(16 * u + j) * a_step]);
+#pragma unroll
+                    for (int v = 0; v < V; v++) {
+                        x[v] = fmaf(by, x[v], add[v]);
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+#pragma unroll
+                    for (int v = 0; v < V; v++) {
+                        float &to = y[u][v / 2][i / 2][2 * (v % 2) + i % 2];
+                        to = j == step_of(0, i) + 2 * q ? x[v] : to;
+                    }
+                }
             }
         }
     }
@@ -262,7 +308,13 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
             state[m][0] = rooms[m].state[side][g];
             state[m][1] = rooms[m].state[side][g + 8];
         }
-        w.enter(rooms, (int)side, along * UNITS, turn, state, has_state);
+        bool spread = w.enter(rooms, (int)side, along * UNITS, turn, state, has_state);
+        if (__builtin_expect(__any_sync(ALL, spread), 0)) {
+            if (spread && inside) {
+                w.redo(rooms, (int)side, turn, state, a, d.A.step, b, d.b.step, left);
+            }
+            __syncwarp(); /* h may be b: nobody stores before all have read */
+        }
         if (!is_last && turn == along - 1) {
             w.put_state(rooms, (int)side ^ 1);
         }

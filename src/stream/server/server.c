@@ -165,7 +165,7 @@ static void *serve(void *argument) {
         going = lws_service(server->lws, 0) >= 0;
     }
     if (!server->failed) {
-        while (sem_wait(&server->told) != 0) { /* whoever stops us is done with the context */
+        while (sem_wait(&server->told) != 0) { /* the thread that stops us is done with the context */
         }
     }
     if (server->lws != NULL) {

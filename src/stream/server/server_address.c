@@ -1,5 +1,5 @@
-/* How much of the server one address has. An IPv4 address counts alone, of an IPv6 address the first 64 bits: whoever
-   has one has them all. Entries of addresses without connections are kept while there is room, for their guesses. */
+/* How much of the server one address has. An IPv4 address counts alone, of an IPv6 address the first 64 bits: the owner
+   of one has them all. Entries of addresses without connections are kept while there is room, for their guesses. */
 #include <netinet/in.h>
 #include <string.h>
 

@@ -78,7 +78,7 @@ struct carry_server {
 
     pthread_t thread;
     atomic_bool stop;
-    sem_t ready, told; /* it has started; whoever stops it has said so */
+    sem_t ready, told; /* it has started; the thread that stops it has said so */
     bool failed;       /* libwebsockets would not start */
     struct lws_context *lws;
     struct lws_vhost *vhost;

@@ -6,7 +6,7 @@
 
    A corpus of one window stays in memory from epoch to epoch. A larger one is shuffled anew in each epoch: its blocks
    (train/text.h, about 1 MiB each) are dealt to windows in an order that is a function of seed and epoch. Rows within a
-   window are shuffled by whoever takes them (train/batches.h). In order (for evaluation) nothing is shuffled, and each
+   window are shuffled where they are taken (train/batches.h). In order (for evaluation) nothing is shuffled, and each
    window begins with the last token of the one before, so that every token but the first is some row's label.
 
    Each file is a document; after its last token comes the tokenizer's end-of-text token, where it has one. */

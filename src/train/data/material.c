@@ -240,8 +240,8 @@ carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const ca
     *is_there = true;
     if (m->task != NULL) {
         carry_task_size size = m->rows.size;
-        size.fewest = 0; /* an examination asks for all */
-        return carry_task_open(ctx, &m->examined_rows, source, options->task, size,
+        size.fewest = 0; /* an evaluation asks for all */
+        return carry_task_open(ctx, &m->evaluated_rows, source, options->task, size,
                                (uint64_t)options->seed ^ EXAM_SEED);
     }
     if (options->eval_data[0] == '\0' && carry_corpus_windows(m->corpus) > 1) {
@@ -250,7 +250,7 @@ carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const ca
     }
     CARRY_TRY(open_corpus(ctx, &m->evaluated, m, options, true));
     *source = options->eval_data[0] != '\0' ? carry_corpus_source(m->evaluated)
-                                            : share_rows(&m->examined_held, m->evaluated, true);
+                                            : share_rows(&m->evaluated_held, m->evaluated, true);
     int64_t rows;
     int64_t windows;
     CARRY_TRY(source->open(ctx, source->state, 0, 0, m->length, true, &rows, &windows));

@@ -3,7 +3,7 @@
    A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
    with a vocabulary of 512 to 4096 tokens by the size of the text.
 
-   The examination is over text that is not trained on: a file of its own, or the last twentieth of a text (at most 64
+   The evaluation is over text that is not trained on: a file of its own, or the last twentieth of a text (at most 64
    rows) where the text is one window of the corpus. A larger text is cut into rows anew in every epoch, so that no row
    stays apart: it is evaluated with a file of its own or not at all. A task is evaluated with rows of another seed. */
 #ifndef CARRY_TRAIN_MATERIAL_H
@@ -23,8 +23,8 @@ typedef struct carry_material {
     carry_tokenizer *tokenizer; /* NULL: a task */
     carry_corpus *corpus;
     carry_corpus *evaluated; /* opened when it is first needed */
-    carry_task_rows rows, examined_rows;
-    carry_held_out held, examined_held;
+    carry_task_rows rows, evaluated_rows;
+    carry_held_out held, evaluated_held;
     carry_source source;    /* to learn */
     const carry_task *task; /* NULL: a text */
     uint32_t crc;           /* tells texts apart; 0: a task */

@@ -1,7 +1,7 @@
 /* Text from files and folders of any size, read in blocks.
 
    A folder stands for the files in it and below it, in the order of their names (bytes compared); hidden ones, and
-   those that are no regular files, are passed over. A block is about block_bytes of one file, and ends where a text can
+   those that are no regular files, are skipped. A block is about block_bytes of one file, and ends where a text can
    be cut without changing its tokens (carry_tokenizer_last_cut); only in a stretch of 64 KiB that has no such place is
    it cut between two characters. Where blocks begin and end depends on the file alone.
 
@@ -27,7 +27,7 @@ typedef struct carry_text_options {
 
 typedef struct carry_text carry_text;
 
-/* Empty files are refused when they are named, and passed over inside folders. */
+/* Empty files are refused when they are named, and skipped inside folders. */
 carry_status carry_text_open(carry_ctx *ctx, carry_text **text, const char *const *paths, int count,
                              const carry_text_options *options);
 void carry_text_free(carry_text *text);

@@ -51,7 +51,7 @@ static carry_status add_inside(carry_ctx *ctx, carry_file_list *list, const char
         return add_folder(ctx, list, path, depth + 1);
     }
     if (stat(path, &about) != 0 || !S_ISREG(about.st_mode) || about.st_size == 0) {
-        carry_log(ctx, CARRY_LOG_INFO, "%s is no file with something in it: passed over", path);
+        carry_log(ctx, CARRY_LOG_INFO, "%s is empty or not a regular file: skipped", path);
         return CARRY_OK;
     }
     return add_file(ctx, list, path, (int64_t)about.st_size);

@@ -33,7 +33,7 @@ carry_status carry_dit_streamer_prompt(carry_dit_streamer *s, const char *prompt
 /* The next chunk's frames, [chunk_frames, 3, side, side]. A stream longer than positions are is cut. */
 carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames);
 
-/* Every colour in every direction. asked may be NULL: called after each prompt, false ends the examination. Of a stream
+/* Every colour in every direction. asked may be NULL: called after each prompt, false ends the evaluation. Of a stream
    that turns, frames has both halves and second is what the second one shows; else it is NULL. */
 typedef bool (*carry_dit_asked)(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
                                 const carry_shapes_verdict *second, const float *frames, int64_t count);

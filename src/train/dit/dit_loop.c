@@ -71,7 +71,7 @@ static bool goes_on(void *self, const char *prompt, carry_shape shape, const car
     return t->loop.stop == NULL || !t->loop.stop();
 }
 
-static carry_status examine_alone(void *self) {
+static carry_status evaluate_alone(void *self) {
     training *t = self;
     carry_dit_evaluation evaluation;
     const carry_dit_evaluation_options o = {
@@ -89,7 +89,10 @@ static carry_status examine_alone(void *self) {
 
 static carry_status evaluate(void *self) {
     training *t = self;
-    return carry_steps_alone(&t->loop, examine_alone, t, "evaluate the model");
+    if (t->hooks->evaluated == NULL && t->hooks->sink.metric == NULL) { /* nobody would learn of it */
+        return CARRY_OK;
+    }
+    return carry_steps_alone(&t->loop, evaluate_alone, t, "evaluate the model");
 }
 
 /* A young average forgets faster, or it would remember the start. */

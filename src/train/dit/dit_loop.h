@@ -25,12 +25,13 @@ typedef struct carry_dit_train_start {
 typedef struct carry_dit_train_report {
     int64_t step, steps;
     double loss, rate, norm;
-    double videos_per_s, gflops; /* since the last report, of all ranks, without checkpoints and examinations */
+    double videos_per_s, gflops; /* since the last report, of all ranks, without checkpoints and evaluations */
     double memory;               /* bytes that this process holds */
     double left;                 /* seconds */
 } carry_dit_train_report;
 
-/* For rank 0, except stop, which each rank asks. Any may be NULL. */
+/* Called on rank 0, except stop, which each rank asks; given alike on every rank. Any may be NULL; nothing is evaluated
+   where neither evaluated nor a metric of the sink is there. */
 typedef struct carry_dit_train_hooks {
     carry_sink sink;
     bool (*stop)(void);

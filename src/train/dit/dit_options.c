@@ -49,7 +49,7 @@ const carry_train_key carry_dit_train_keys[] = {
     WHOLE("save-every", save_every, 1, MOST, false, "steps between checkpoints (500)"),
     WHOLE("keep", keep, 1, MOST, false, "checkpoints that are kept (1)"),
     WHOLE("log-every", log_every, 1, MOST, false, "steps between lines (20)"),
-    WHOLE("eval-every", eval_every, 0, MOST, false, "steps between examinations; 0: none but the last (0)"),
+    WHOLE("eval-every", eval_every, 0, MOST, false, "steps between evaluations; 0: none but the last (0)"),
     {0},
 };
 

@@ -1,5 +1,5 @@
 /* Reading tokenizer.json. What decides the numbers is read; what would decide them otherwise than this code does is
-   refused by its name; keys that say nothing about numbers are passed over. */
+   refused by its name; keys that say nothing about numbers are ignored. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

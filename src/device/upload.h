@@ -1,0 +1,30 @@
+/* Uploads that nobody waits for: slots of pinned memory, filled by the CPU in turn, each copied in a stream. A slot is
+   used again once its copy has happened, so the CPU is at most `slots` uploads ahead. */
+#ifndef CARRY_DEVICE_UPLOAD_H
+#define CARRY_DEVICE_UPLOAD_H
+
+#include <stdbool.h>
+
+#include "carry/device.h"
+
+#define CARRY_UPLOAD_SLOTS 8
+
+typedef struct carry_upload {
+    carry_ctx *ctx;
+    int device, slots, next;
+    size_t bytes; /* of a slot */
+    unsigned char *memory;
+    carry_event *event[CARRY_UPLOAD_SLOTS];
+    bool is_sent[CARRY_UPLOAD_SLOTS];
+} carry_upload;
+
+/* Zeros are a closed one. slots: up to CARRY_UPLOAD_SLOTS. */
+carry_status carry_upload_open(carry_ctx *ctx, carry_upload *upload, int device, size_t bytes, int slots);
+void carry_upload_close(carry_upload *upload); /* the device must be done with them */
+
+/* The memory to fill for the next send; waits where its last copy has not happened. */
+carry_status carry_upload_slot(carry_upload *upload, void **slot);
+/* Copies that memory's first bytes to the device, in the context's stream of it. */
+carry_status carry_upload_send(carry_upload *upload, void *to, size_t bytes);
+
+#endif

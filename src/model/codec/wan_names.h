@@ -1,0 +1,11 @@
+/* Names of the tensors of Wan's autoencoder. */
+#ifndef CARRY_MODEL_WAN_NAMES_H
+#define CARRY_MODEL_WAN_NAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* What Wan's own file calls a tensor that diffusers calls `name`; false: nothing is known. blocks: num_res_blocks. */
+bool carry_wan_other_name(int blocks, const char *name, char *to, size_t size);
+
+#endif

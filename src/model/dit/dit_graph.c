@@ -1,0 +1,114 @@
+/* Forwards as graphs: one for each place in the ring, window that is seen and kind of pass.
+
+   A forward of one chunk that lies on the device launches some 400 kernels whose arguments depend on the chunk's place
+   in the ring, on what it sees and on where its latents are, and on nothing else: the time, the positions and the text
+   are read from memory. A stream comes back to the same call with every step, and with every round of the ring. */
+#include "carry/device.h"
+#include "core/context.h"
+#include "model/dit/dit_cache.h"
+
+static uint64_t mix(uint64_t key, uint64_t word) {
+    key = (key ^ word) * 0x9e3779b97f4a7c15u;
+    return key ^ key >> 29;
+}
+
+/* What the kernels' arguments are a function of; never 0. */
+static uint64_t key_of(const carry_dit_chunks *call) {
+    const carry_dit_cache *cache = call->cache;
+    uint64_t key = mix(1, (uint64_t)cache->text_rows);
+    for (int c = 0; c < call->chunks; c++) {
+        const carry_dit_chunk *chunk = &call->chunk[c];
+        const int64_t end = chunk->start + chunk->latents.shape[1];
+        carry_key_run run[CARRY_KEY_RUNS];
+        const int runs = carry_dit_runs(cache, chunk->start, end, call->bias, run);
+        key = mix(key, (uint64_t)(uintptr_t)chunk->latents.data);
+        key = mix(key, (uint64_t)(uintptr_t)chunk->velocity.data);
+        for (int64_t frame = chunk->start; frame < end; frame++) {
+            key = mix(key, (uint64_t)carry_dit_slot_of(cache, frame));
+        }
+        for (int i = 0; i < runs; i++) {
+            union {
+                float value;
+                uint32_t bits;
+            } bias = {.value = run[i].bias};
+            key = mix(mix(mix(key, (uint64_t)run[i].first), (uint64_t)run[i].count), bias.bits);
+        }
+    }
+    return key != 0 ? key : 1;
+}
+
+/* That of the key, or the one that was not used for the longest time, emptied. */
+static carry_dit_graph *find(carry_dit_cache *cache, uint64_t key) {
+    carry_dit_graph *oldest = &cache->graph[0];
+    for (int i = 0; i < CARRY_DIT_GRAPHS; i++) {
+        carry_dit_graph *g = &cache->graph[i];
+        if (g->key == key) {
+            return g;
+        }
+        oldest = g->used < oldest->used ? g : oldest;
+    }
+    carry_ctx *ctx = cache->dit->ctx;
+    const int device = cache->dit->own.device;
+    if (oldest->graph != NULL) { /* it may be at work */
+        (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
+        carry_graph_free(ctx, device, oldest->graph);
+    }
+    *oldest = (carry_dit_graph){0};
+    return oldest;
+}
+
+/* The recording is ended in any case. */
+static carry_status record(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
+                           carry_graph **graph) {
+    carry_ctx *ctx = call->cache->dit->ctx;
+    const int device = call->cache->dit->own.device;
+    carry_stream *stream = carry_ctx_stream(ctx, device);
+    CARRY_TRY(carry_graph_begin(ctx, device, stream));
+    const carry_status status = work(call);
+    const carry_status ended = carry_graph_end(ctx, graph, device, stream);
+    if (status != CARRY_OK && ended == CARRY_OK) {
+        carry_graph_free(ctx, device, *graph);
+        *graph = NULL;
+    }
+    return status != CARRY_OK ? status : ended;
+}
+
+void carry_dit_forget_graphs(carry_dit_cache *cache) {
+    carry_ctx *ctx = cache->dit->ctx;
+    const int device = cache->dit->own.device;
+    bool any = false;
+    for (int i = 0; i < CARRY_DIT_GRAPHS; i++) {
+        any = any || cache->graph[i].graph != NULL;
+    }
+    if (any) {
+        (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
+    }
+    for (int i = 0; i < CARRY_DIT_GRAPHS; i++) {
+        carry_graph_free(ctx, device, cache->graph[i].graph);
+        cache->graph[i] = (carry_dit_graph){0};
+    }
+}
+
+carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call)) {
+    carry_dit_cache *cache = call->cache;
+    carry_dit *dit = cache->dit;
+    const int device = dit->own.device;
+    carry_stream *stream = carry_ctx_stream(dit->ctx, device);
+    if (device == 0 || stream == NULL || dit->mesh != NULL || cache->no_graph || cache->options.no_graphs ||
+        call->chunk[0].latents.device != device) {
+        return work(call);
+    }
+    const uint64_t key = key_of(call);
+    carry_dit_graph *found = find(cache, key);
+    found->used = ++cache->graph_uses;
+    if (found->key == 0) { /* new: libraries and plans are set up by a call as it is */
+        found->key = key;
+        return work(call);
+    }
+    if (found->graph == NULL && record(call, work, &found->graph) != CARRY_OK) {
+        carry_log(dit->ctx, CARRY_LOG_WARNING, "forwards are not replayed as graphs: %s", carry_ctx_error(dit->ctx));
+        cache->no_graph = true;
+        return work(call);
+    }
+    return carry_graph_launch(dit->ctx, device, found->graph, stream);
+}

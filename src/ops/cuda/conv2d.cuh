@@ -1,0 +1,50 @@
+/* What the ways of a convolution of pictures on NVIDIA GPUs share: how the windows of a form lie. */
+#ifndef CARRY_OPS_CONV2D_CUH
+#define CARRY_OPS_CONV2D_CUH
+
+#include "ops/cuda/nn.cuh"
+
+constexpr int CONV2D_INPUTS = 3;
+
+/* Windows of a form: their sides, the step from one to the next, where the first starts, and the sets of weights (of a
+   doubled picture, one for each of the four places of an output pixel). */
+struct conv2d_window {
+    int side, step, start, phases;
+};
+
+static inline conv2d_window window_of(carry_conv2d_form form) {
+    switch (form) {
+    case CARRY_CONV2D_HALF:
+        return conv2d_window{3, 2, 0, 1};
+    case CARRY_CONV2D_DOUBLE:
+        return conv2d_window{2, 1, 0, 4};
+    case CARRY_CONV2D_POINT:
+        return conv2d_window{1, 1, 1, 1};
+    case CARRY_CONV2D_AHEAD:
+        return conv2d_window{3, 2, 1, 1};
+    default:
+        return conv2d_window{3, 1, 0, 1};
+    }
+}
+
+/* A convolution in bf16: what both ways need. Weights lie as [phase][out][input][pixel of the window][channel]. */
+struct conv2d_job {
+    const uint16_t *from[CONV2D_INPUTS]; /* NULL: absent, and so are those after it */
+    int channels[CONV2D_INPUTS];
+    int inputs;
+    uint16_t *y;
+    const uint16_t *w, *add;
+    const float *bias;
+    int x_height, x_width; /* with the frame */
+    int height, width;     /* of y, inside the frame, of one phase */
+    int out, depth;        /* depth: channels of all inputs times pixels of a window: a row of w */
+    conv2d_window window;
+    bool relu;
+};
+
+/* conv2d_bf16.cu: any shape, by the instructions of Ampere. */
+carry_status carry_conv2d_bf16(carry_ctx *ctx, const conv2d_job &job, const place &at);
+/* conv2d_hopper.cu: *done is false for what it does not do: then nothing happened. */
+carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const place &at, bool *done);
+
+#endif

@@ -1,0 +1,28 @@
+/* Between pictures, as convolutions have them (ops/conv2d.h), and planes or bytes, as everybody else has them; and the
+   norm that stands between convolutions. */
+#ifndef CARRY_OPS_PICTURE_H
+#define CARRY_OPS_PICTURE_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+/* What happens to a number on its way: v = scale v + shift, or 3 tanh(v / 3). Clamped: to 0..1 then, and NaN becomes
+   0, so that a frame is one whatever the latents are. */
+typedef struct carry_picture_map {
+    float scale, shift;
+    bool tanh3, clamped;
+} carry_picture_map;
+
+/* picture [height + 2, width + 2, channels], f32 or bf16; its frame is not touched. planes [channels, height, width]:
+   f32, bf16 or f16; any stride between planes, each packed. Both on one device. */
+carry_status carry_picture_read(carry_ctx *ctx, carry_tensor picture, carry_tensor planes, carry_picture_map map);
+carry_status carry_picture_write(carry_ctx *ctx, carry_tensor planes, carry_tensor picture, carry_picture_map map);
+/* bytes: height * width * channels of them on the picture's device, channels last; clamped v becomes 255 v, rounded. */
+carry_status carry_picture_bytes(carry_ctx *ctx, unsigned char *bytes, carry_tensor picture, carry_picture_map map);
+
+/* y[t] = silu(x[t] / sqrt(mean(x[t]^2) + eps) * w): x, y [T, n]; w [n]. Rows of zeros, such as those of a frame, give
+   zeros. y may be x. */
+carry_status carry_rms_norm_silu(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, float eps);
+
+#endif

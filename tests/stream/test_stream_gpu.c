@@ -1,0 +1,199 @@
+/* A generator on every device but the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
+   prompt that changes and steps that change. What is replayed as a graph is the same bits as what is not. Skipped where
+   there is no such device. */
+#include "stream_support.h"
+
+#include <math.h>
+
+#include "carry/device.h"
+#include "model/dit/dit.h"
+#include "stream/generator.h"
+
+enum { H = 4, W = 6, FRAMES = 2, COUNT = 16 * FRAMES * H * W, CALLS = 12, CUT = 9 };
+
+typedef struct fixture {
+    uint16_t noise[CALLS][COUNT];
+    uint16_t text[2][4 * 16];
+} fixture;
+
+static fixture *made(carry_ctx *ctx) {
+    fixture *f = malloc(sizeof *f);
+    assert_non_null(f);
+    for (int i = 0; i < CALLS; i++) {
+        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(f->noise[i], CARRY_BF16, COUNT), 7,
+                                           carry_generator_stream((uint64_t)i, 0), 0, 1));
+    }
+    for (int i = 0; i < 2; i++) {
+        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(f->text[i], CARRY_BF16, 4 * 16), 8, (uint64_t)i, 0, 1));
+    }
+    return f;
+}
+
+static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
+    const bool is_first = k == 0 || k == CUT;
+    const bool has_text = k == 0 || k == 5;
+    return (carry_envelope){.version = CARRY_ENVELOPE_VERSION,
+                            .action = CARRY_INFER,
+                            .call_id = (uint64_t)k,
+                            .chunk_index = (uint64_t)k,
+                            .height = H,
+                            .width = W,
+                            .current_start_frame = (k >= CUT ? k - CUT : k) * FRAMES,
+                            .num_denoise_steps = count,
+                            .expected_generator_calls = count + 1,
+                            .init_cache = k == 0,
+                            .reset_cache = is_first,
+                            .reset_cross_cache = has_text,
+                            .seed = 7,
+                            .kv_bias = 0.6f,
+                            .noise_scale = 0.9f,
+                            .conditioning = carry_view_2d(f->text[k == 5], CARRY_BF16, has_text ? 4 : 0, 16),
+                            .latents_in = carry_view_4d(f->noise[k], CARRY_BF16, 16, FRAMES, H, W),
+                            .steps = carry_view_1d(steps, CARRY_I64, count)};
+}
+
+/* narrow: of weights that are kept in 16 bits alone; their start values are made on the device. */
+static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_dtype dtype, bool narrow, bool no_graphs,
+                           uint16_t out[CALLS][COUNT], carry_dit_counts *counts) {
+    const carry_pipeline_options small = small_stream();
+    fixture *f = made(ctx);
+    carry_dit *dit;
+    carry_generator *g;
+    int64_t steps[] = {1000, 750, 400};
+    const carry_generator_options options = {.height = H,
+                                             .width = W,
+                                             .chunk = FRAMES,
+                                             .window = 5,
+                                             .sink = 1,
+                                             .shift = 3.0,
+                                             .dtype = dtype,
+                                             .no_graphs = no_graphs};
+    CARRY_TRY(carry_dit_new_for(ctx, &dit, &small.config, mesh, device, NULL, narrow ? dtype : CARRY_F32));
+    CARRY_TRY(carry_dit_init(dit, 3));
+    CARRY_TRY(carry_generator_new(dit, &g, &options));
+    for (int k = 0; k < CALLS; k++) {
+        carry_result result;
+        carry_generator_times times;
+        const carry_envelope e = envelope(f, k, steps, k == 6 ? 2 : 3);
+        CARRY_TRY(carry_generator_run(g, &result, &times, &e));
+        CARRY_TRY(carry_generator_agree(g, &result));
+        if (result.observed_generator_calls != e.expected_generator_calls || times.denoise < 0.0 || times.clean < 0.0) {
+            return carry_fail(ctx, CARRY_EPEER, "chunk %d: %d calls", k, result.observed_generator_calls);
+        }
+        memcpy(out[k], result.latents_out.data, sizeof out[k]);
+    }
+    *counts = dit->counts;
+    carry_generator_free(g);
+    carry_dit_free(dit);
+    free(f);
+    return CARRY_OK;
+}
+
+static void run(carry_ctx *ctx, int device, carry_dtype dtype, bool narrow, bool no_graphs,
+                uint16_t out[CALLS][COUNT]) {
+    carry_dit_counts counts;
+    assert_ok(ctx, run_on(ctx, NULL, device, dtype, narrow, no_graphs, out, &counts));
+}
+
+static double distance(uint16_t a[CALLS][COUNT], uint16_t b[CALLS][COUNT]) {
+    double off = 0.0;
+    double all = 0.0;
+    for (int k = 0; k < CALLS; k++) {
+        for (int i = 0; i < COUNT; i++) {
+            const double x = (double)carry_f32_from_bf16(a[k][i]);
+            const double y = (double)carry_f32_from_bf16(b[k][i]);
+            assert_true(isfinite(x) && isfinite(y));
+            off += (x - y) * (x - y);
+            all += y * y;
+        }
+    }
+    return sqrt(off / all);
+}
+
+static uint16_t here[CALLS][COUNT], there[CALLS][COUNT], again[CALLS][COUNT];
+
+/* Latents are rounded to bf16 after every chunk (2^-9) and fed back through the cache, over 12 chunks of 4 passes. */
+static void test_streams_equal_the_cpu(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    run(ctx, 0, CARRY_F32, false, false, here);
+    for (int device = 1; device < carry_device_count(); device++) {
+        run(ctx, device, CARRY_F32, false, false, there);
+        const double f32 = distance(there, here);
+        run(ctx, device, CARRY_BF16, false, false, there);
+        const double bf16 = distance(there, here);
+        run(ctx, device, CARRY_BF16, true, false, again);
+        const double narrow = distance(again, there);
+        (void)printf("device %d: f32 %.2g, bf16 %.2g, bf16 weights alone %.2g\n", device, f32, bf16, narrow);
+        assert_true(f32 < 0.01);
+        assert_true(bf16 < 0.08);
+        assert_true(narrow < 0.03);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void test_replayed_graphs_give_the_same_bits(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int device = 1; device < carry_device_count(); device++) {
+        run(ctx, device, CARRY_BF16, true, false, there);
+        run(ctx, device, CARRY_BF16, true, true, again);
+        assert_memory_equal(there, again, sizeof there);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* Two ranks, threads that share the device, or of the CPU. */
+typedef struct pair {
+    int device;
+    carry_dtype dtype;
+    uint16_t out[2][CALLS][COUNT];
+    carry_dit_counts counts[2];
+} pair;
+
+static carry_status run_rank(void *user, carry_comm *comm) {
+    pair *p = user;
+    const int rank = carry_comm_rank(comm);
+    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, false, false, p->out[rank], &p->counts[rank]);
+}
+
+static void run_pair(pair *p) {
+    carry_ctx *ctxs[2] = {rank_ctx(1), rank_ctx(1)};
+    assert_ok(ctxs[0], carry_comm_threads(ctxs, 2, &(carry_comm_options){.deadline = 60.0}, run_rank, p));
+    carry_ctx_free(ctxs[0]);
+    carry_ctx_free(ctxs[1]);
+    assert_memory_equal(p->out[0], p->out[1], sizeof p->out[0]);
+}
+
+static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(void **state) {
+    (void)state;
+    static pair of_cpu, of_device;
+    of_cpu = (pair){.dtype = CARRY_F32};
+    run_pair(&of_cpu);
+    for (int device = 1; device < carry_device_count(); device++) {
+        static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
+        for (int i = 0; i < 2; i++) {
+            of_device = (pair){.device = device, .dtype = types[i]};
+            run_pair(&of_device);
+            const double off = distance(of_device.out[0], of_cpu.out[0]);
+            (void)printf("a mesh of two on device %d in %s: %.2g\n", device, carry_dtype_name(types[i]), off);
+            assert_true(off < (i == 0 ? 0.01 : 0.08));
+            assert_int_equal(of_device.counts[0].large, of_cpu.counts[0].large);
+            assert_int_equal(of_device.counts[0].small, of_cpu.counts[0].small);
+            assert_int_equal(of_device.counts[0].forwards, of_cpu.counts[0].forwards);
+        }
+    }
+}
+
+int main(void) {
+    if (carry_device_count() < 2) {
+        (void)printf("skipped: there is no device but the CPU\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_streams_equal_the_cpu),
+        cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
+        cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
