@@ -140,17 +140,22 @@ CARRY_API carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, 
 /* Steps that leave the state alone: the last tokens wait in a ring of `length` (1 to CARRY_DELTA_RING_MOST) and go into
    the state together, with the token that fills it; the results are those of carry_delta_step but for rounding. A step
    then reads the state, and writes it once in `length` steps. carry_delta_ring_length is what the plan would take; 0:
-   carry_delta_step is faster, or there is none (states transposed; on a GPU, V not a multiple of 4). The ring is
+   carry_delta_step is faster, or there is none (states transposed; on a GPU, V not a multiple of 4). A ring is
    carry_delta_ring_bytes of the plan's device, aligned to 16, and zero bytes are an empty one; state and ring together
    are the state of the sequences, and a copy of both is a snapshot. carry_delta_ring_flush puts all that waits into the
    state, for a snapshot of the state alone or for other calls. */
 #define CARRY_DELTA_RING_MOST 8
+typedef struct carry_delta_ring_memory {
+    void *data;
+    int64_t length; /* tokens */
+} carry_delta_ring_memory;
+
 CARRY_API int64_t carry_delta_ring_length(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_ring_bytes(const carry_delta_plan *plan, int64_t length);
-CARRY_API carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state, void *ring,
-                                             int64_t length, const carry_delta_forward_args *inputs, void *workspace,
-                                             size_t workspace_bytes);
-CARRY_API carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, void *ring, int64_t length);
+CARRY_API carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                                             carry_delta_ring_memory ring, const carry_delta_forward_args *inputs,
+                                             void *workspace, size_t workspace_bytes);
+CARRY_API carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, carry_delta_ring_memory ring);
 
 /* What a range of tokens does to a state: S -> M S + L, M [B, HV, K, K] and L [B, HV, K, V], f32, packed. For use
    across ranks: neighbouring ranges combine as steps of a dense scan do. Not for packed sequences; o and states are not

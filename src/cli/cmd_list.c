@@ -105,9 +105,13 @@ static int list_kernels(carry_ctx *ctx, bool json) {
 
 static void show_device(int device, const carry_device_properties *p, bool json) {
     if (!json) {
-        (void)printf("%d  %-5s %s: %d %s, %.1f GiB, last cache %.1f MiB, %s", device, p->backend, p->name, p->units,
+        char cache[48] = ""; /* unknown where /sys does not tell */
+        if (p->cache > 0) {
+            (void)snprintf(cache, sizeof cache, ", last cache %.1f MiB", (double)p->cache / 1048576.0);
+        }
+        (void)printf("%d  %-5s %s: %d %s, %.1f GiB%s, %s", device, p->backend, p->name, p->units,
                      strcmp(p->backend, "cpu") == 0 ? "cores" : "multiprocessors", (double)p->memory / 1073741824.0,
-                     (double)p->cache / 1048576.0, p->kernels);
+                     cache, p->kernels);
         if (p->driver > 0) {
             (void)printf(", driver for CUDA %d.%d, built with %d.%d", p->driver / 1000, p->driver % 1000 / 10,
                          p->runtime / 1000, p->runtime % 1000 / 10);

@@ -38,13 +38,22 @@ static void end_line(train_desk *desk) {
     }
 }
 
+/* In MB, and in GB from there on; text has 32 bytes. */
+static const char *memory_text(char text[32], double bytes) {
+    (void)snprintf(text, 32, bytes < 1e9 ? "%.1f MB" : "%.2f GB", bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
+    return text;
+}
+
 /* What the run will hold, before its first step. */
 static void print_memory(const carry_train_memory *m) {
-    (void)printf("memory: weights %.4g MB, gradients %.4g, AdamW %.4g, activations %.4g, other %.4g: %.4g MB",
-                 1e-6 * (double)(m->weights + m->copies), 1e-6 * (double)m->gradients, 1e-6 * (double)m->moments,
-                 1e-6 * (double)m->activations, 1e-6 * (double)m->other, 1e-6 * (double)m->total);
+    char text[6][32];
+    (void)printf("memory: weights %s, gradients %s, AdamW %s, activations %s, other %s: %s",
+                 memory_text(text[0], (double)(m->weights + m->copies)), memory_text(text[1], (double)m->gradients),
+                 memory_text(text[2], (double)m->moments), memory_text(text[3], (double)m->activations),
+                 memory_text(text[4], (double)m->other), memory_text(text[5], (double)m->total));
     if (m->available > 0) {
-        (void)printf("; %.4g MB were free", 1e-6 * (double)(m->available + m->weights + m->copies + m->gradients));
+        (void)printf("; %s were free",
+                     memory_text(text[0], (double)(m->available + m->weights + m->copies + m->gradients)));
     }
     (void)putchar('\n');
 }

@@ -5,10 +5,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
 #include "core/shared.h"
+#include "model/weights.h"
 
 #define DEMO "models/shapes"
 
@@ -28,6 +30,33 @@ static bool find_demo(char found[CARRY_FILE_PATH]) {
     return carry_file_shared(found, DEMO);
 }
 
+/* FOLDER/name, where it is there; else "". */
+static bool find_in(char found[CARRY_FILE_PATH], const char *folder, const char *name) {
+    const int length = snprintf(found, CARRY_FILE_PATH, "%s/%s", folder, name);
+    const bool is_there = length > 0 && length < CARRY_FILE_PATH && access(found, F_OK) == 0;
+    found[0] = is_there ? found[0] : '\0';
+    return is_there;
+}
+
+/* The transformer of a folder, and what is beside it. */
+static void find_parts(stream_model *model, const char *folder) {
+    char root[CARRY_FILE_PATH];
+    char found[CARRY_FILE_PATH];
+    (void)snprintf(root, sizeof root, "%s", folder);
+    if (!find_in(found, folder, "config.json") && find_in(found, folder, "transformer/config.json")) {
+        (void)find_in(model->folder, folder, "transformer");
+    } else if (carry_weights_is_file(folder)) {
+        char *slash = strrchr(root, '/');
+        (void)snprintf(root, sizeof root, "%.*s", slash != NULL ? (int)(slash - root) : 1,
+                       slash != NULL ? folder : ".");
+    }
+    (void)find_in(model->text_encoder, root, "text_encoder");
+    if (!find_in(model->codec, root, "vae")) {
+        (void)find_in(model->codec, root, "codec");
+    }
+    model->needs_text = !find_in(found, model->folder, "words.txt");
+}
+
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config) {
     *model = (stream_model){0};
     if (config != NULL) {
@@ -41,6 +70,12 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
                               "weights",
                               folder);
         }
+        struct stat about;
+        if (stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) && !carry_weights_is_file(folder)) {
+            return carry_fail(ctx, CARRY_EARGUMENT,
+                              "%s is not a folder: a model is one, with config.json and its weights", folder);
+        }
+        find_parts(model, folder);
     } else if (!find_demo(model->folder)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "the demo's model, " DEMO ", is not here: name a folder as the model, or shapes as the "
@@ -53,6 +88,8 @@ carry_pipeline_options stream_model_options(const stream_model *model) {
     const carry_dit_config *c = &model->config;
     return (carry_pipeline_options){
         .model = model->folder[0] != '\0' ? model->folder : NULL,
+        .codec = model->codec[0] != '\0' ? model->codec : NULL,
+        .text_encoder = model->text_encoder[0] != '\0' ? model->text_encoder : NULL,
         .config = *c,
         .chunk = c->chunk_frames > 0 ? c->chunk_frames : 3,
         .window = c->window_frames > 0 ? c->window_frames : 21,

@@ -6,12 +6,16 @@
 #include "stream/pipeline.h"
 
 typedef struct stream_model {
-    char folder[CARRY_FILE_PATH]; /* "": random weights */
+    char folder[CARRY_FILE_PATH];       /* of the transformer, or its single file; "": random weights */
+    char text_encoder[CARRY_FILE_PATH]; /* found beside it; "": none */
+    char codec[CARRY_FILE_PATH];        /* likewise */
+    bool needs_text;                    /* it was not trained on the fixed vectors of words */
     carry_dit_config config;
 } stream_model;
 
-/* A folder, or the name of a known shape for random weights; both NULL: the model that comes with carry, and
-   CARRY_EUNSUPPORTED where it is not here. */
+/* A folder with config.json and weights; or as diffusers lays a pipeline out, with transformer, text_encoder, tokenizer
+   and vae in it; or a single file of weights, with those beside it; or the name of a known shape for random weights;
+   both NULL: the model that comes with carry, and CARRY_EUNSUPPORTED where it is not here. */
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config);
 
 /* The model, with its chunk, window, sink and shift, or those of a model that says nothing. It is pointed to. */

@@ -210,15 +210,15 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state, void *ring,
-                                   int64_t length, const carry_delta_forward_args *inputs, void *workspace,
-                                   size_t workspace_bytes) {
+carry_status carry_delta_step_ring(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                                   carry_delta_ring_memory ring, const carry_delta_forward_args *inputs,
+                                   void *workspace, size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "step with a ring");
     ring_run r = {.run = {.in = carry_delta_inputs_of(inputs), .o = &o, .final_state = &state}};
     r.run.in.initial_state = NULL;
-    CARRY_TRY(open_ring(plan, &r.ring, &state, ring, length));
+    CARRY_TRY(open_ring(plan, &r.ring, &state, ring.data, ring.length));
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &r.run.in));
     CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
     CARRY_TRY(carry_delta_check_workspace(ctx, workspace, workspace_bytes, plan->forward_workspace));
@@ -250,10 +250,10 @@ static void flush_units(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, void *ring, int64_t length) {
+carry_status carry_delta_ring_flush(carry_delta_plan *plan, carry_tensor state, carry_delta_ring_memory ring) {
     CARRY_SPAN(plan->ctx, "delta", "flush a ring");
     ring_run r = {.run = {.plan = plan, .final_state = &state}};
-    CARRY_TRY(open_ring(plan, &r.ring, &state, ring, length));
+    CARRY_TRY(open_ring(plan, &r.ring, &state, ring.data, ring.length));
 #if defined(CARRY_HAVE_CUDA)
     if (plan->problem.device != 0) {
         return carry_delta_cuda_ring_flush(plan, &state, &r.ring);

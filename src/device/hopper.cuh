@@ -9,6 +9,12 @@
 #include <cuda.h>
 #include <stdint.h>
 
+/* What products multiply: a file may say "f16" before it includes this. */
+#ifndef HOPPER_ELEMENT
+#define HOPPER_ELEMENT "bf16"
+#endif
+#define HOPPER_K16 "k16.f32." HOPPER_ELEMENT "." HOPPER_ELEMENT " {"
+
 namespace hopper {
 
 static __device__ __forceinline__ uint32_t shared_address(const void *pointer) {
@@ -152,7 +158,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_BOTH(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_both(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                        \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B   \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B              \
                      ", p, 1, 1, 0, 0;\n}\n"                                                                 \
                      : __VA_ARGS__                                                                           \
                      : "l"(a), "l"(b), "r"(add));                                                            \
@@ -160,7 +166,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                  \
     static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
                      ", p, 1, 1, 1;\n}\n"                                                                            \
                      : __VA_ARGS__                                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
@@ -170,7 +176,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_ACROSS(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_across(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B                \
                      ", p, 1, 1, 0, 1;\n}\n"                                                                   \
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
@@ -179,7 +185,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_TURNED(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_turned(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, " A ", " B     \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, " A ", " B                \
                      ", p, 1, 1, 1, 1;\n}\n"                                                                   \
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
@@ -188,7 +194,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
 #define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                  \
     static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16 {" REGISTERS "}, {" A "}, " B         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
                      ", p, 1, 1, 0;\n}\n"                                                                            \
                      : __VA_ARGS__                                                                                   \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \

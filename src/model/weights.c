@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -98,13 +99,24 @@ static carry_status open_index(carry_ctx *ctx, carry_weights *w, const char *fol
     return status;
 }
 
+bool carry_weights_is_file(const char *folder) {
+    static const char end[] = ".safetensors";
+    const size_t length = strlen(folder);
+    struct stat about;
+    return length > sizeof end && strcmp(folder + length - (sizeof end - 1), end) == 0 && stat(folder, &about) == 0 &&
+           S_ISREG(about.st_mode);
+}
+
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *folder) {
     /* What transformers and what diffusers call it; the first where there is neither. */
     static const char *const names[] = {"model.safetensors", "diffusion_pytorch_model.safetensors"};
     char path[CARRY_FILE_PATH];
     *w = (carry_weights){0};
     carry_status status = CARRY_OK;
-    bool found = false;
+    bool found = carry_weights_is_file(folder);
+    if (found) {
+        status = open_one(ctx, w, folder);
+    }
     for (int i = 0; status == CARRY_OK && !found && i < 4; i++) {
         const bool listed = i % 2 == 1;
         char name[64];

@@ -1,5 +1,6 @@
 /* The weights of a model's folder: model.safetensors, or the files that model.safetensors.index.json lists; or the same
-   with diffusion_pytorch_model for model, as diffusers has it. */
+   with diffusion_pytorch_model for model, as diffusers has it. A path that ends in .safetensors is a file that has all
+   of them. */
 #ifndef CARRY_MODEL_WEIGHTS_H
 #define CARRY_MODEL_WEIGHTS_H
 
@@ -13,6 +14,7 @@ typedef struct carry_weights {
 
 /* Names in the index stand for files of the same folder: a path is refused, and so is a tensor that is not in the file
    the index names, or in one it does not. */
+bool carry_weights_is_file(const char *folder); /* does it end in .safetensors, and is no folder? */
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
 void carry_weights_close(carry_weights *weights);
 

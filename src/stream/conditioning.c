@@ -11,6 +11,7 @@
 
 struct carry_conditioning {
     carry_ctx *ctx;
+    carry_prompts *prompts; /* NULL: words */
     int64_t text_len, text_dim;
     float *from, *target, *one; /* [text_len, text_dim]; one: of one prompt while the target is made */
     uint16_t *shown;            /* what was given last */
@@ -20,7 +21,8 @@ struct carry_conditioning {
     int64_t step, steps; /* of the transition; step == steps: at the target */
 };
 
-carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, int64_t text_len, int64_t text_dim) {
+carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, int64_t text_len, int64_t text_dim,
+                                    carry_prompts *prompts) {
     size_t floats = 0;
     *made = NULL;
     const int64_t shape[] = {text_len, text_dim};
@@ -30,7 +32,7 @@ carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, i
     }
     carry_conditioning *c = calloc(1, sizeof *c);
     if (c != NULL) {
-        *c = (carry_conditioning){.ctx = ctx, .text_len = text_len, .text_dim = text_dim};
+        *c = (carry_conditioning){.ctx = ctx, .text_len = text_len, .text_dim = text_dim, .prompts = prompts};
         c->from = carry_aligned_new(floats);
         c->target = carry_aligned_new(floats);
         c->one = carry_aligned_new(floats);
@@ -69,11 +71,13 @@ static carry_status make_target(carry_conditioning *c, const carry_control_state
         const float share = total > 0 ? (float)(prompt->weight / total) : 0;
         int64_t rows = 0;
         int64_t left_out = 0;
-        CARRY_TRY(carry_words_encode(c->ctx, carry_view_2d(c->one, CARRY_F32, c->text_len, c->text_dim), &rows,
-                                     &left_out, prompt->text, prompt->length));
+        const carry_tensor one = carry_view_2d(c->one, CARRY_F32, c->text_len, c->text_dim);
+        CARRY_TRY(c->prompts != NULL
+                      ? carry_prompts_encode(c->prompts, one, &rows, &left_out, prompt->text, prompt->length)
+                      : carry_words_encode(c->ctx, one, &rows, &left_out, prompt->text, prompt->length));
         if (left_out > 0) {
-            carry_log(c->ctx, CARRY_LOG_WARNING, "prompt %d has %" PRId64 " words more than the %" PRId64 " that fit",
-                      i + 1, left_out, c->text_len);
+            carry_log(c->ctx, CARRY_LOG_WARNING, "prompt %d has %" PRId64 " %s more than the %" PRId64 " that fit",
+                      i + 1, left_out, c->prompts != NULL ? "tokens" : "words", c->text_len);
         }
         for (int64_t j = 0; j < rows * c->text_dim; j++) {
             c->target[j] += share * c->one[j];

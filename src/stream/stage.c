@@ -5,9 +5,30 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "carry/device.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/memory.h"
+
+/* Pinned where a GPU copies from and to it. */
+static carry_status host_memory(carry_stage *s, float **to, size_t bytes) {
+    void *made = NULL;
+    if (s->options->device != 0) {
+        CARRY_TRY(carry_host_alloc(s->ctx, &made, bytes));
+    } else {
+        made = carry_aligned_new(bytes);
+    }
+    *to = made;
+    return made != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %zu bytes of pictures", bytes);
+}
+
+static void free_host(carry_stage *s, float *memory) {
+    if (s->options->device == 0) {
+        free(memory);
+    } else if (memory != NULL) {
+        carry_host_free(s->ctx, memory);
+    }
+}
 
 static carry_status allocate(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
@@ -22,8 +43,6 @@ static carry_status allocate(carry_stage *s) {
         {&s->anchor, {s->context_chunks + CARRY_STAGE_DEPTH, channels, 1, s->height, s->width}, sizeof(uint16_t)},
         {&s->context, {s->context_chunks, channels, o->chunk, s->height, s->width}, sizeof(uint16_t)},
         {&s->noise, {1, channels, o->chunk, s->height, s->width}, sizeof(uint16_t)},
-        {&s->latents, {1, 1, channels, s->height, s->width}, sizeof(float)},
-        {&s->pixels, {1, ratio, 3, o->height, o->width}, sizeof(float)},
         {&s->first, {1, 1, 3, o->height, o->width}, sizeof(float)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -35,12 +54,24 @@ static carry_status allocate(carry_stage *s) {
                               (long long)o->height);
         }
     }
-    return CARRY_OK;
+    const size_t latents = (size_t)(channels * s->frame) * sizeof(float);
+    const size_t pixels = (size_t)(ratio * 3 * o->height * o->width) * sizeof(float);
+    CARRY_TRY(host_memory(s, &s->latents, latents));
+    return host_memory(s, &s->pixels, pixels);
 }
 
+/* The codec works beside the generator, in a stream of its own where stage 0 is a rank of its own. */
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
-    const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
+    const carry_codec_size size = {.height = o->height,
+                                   .width = o->width,
+                                   .most = 1,
+                                   .device = o->device,
+                                   .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
+    if (o->device != 0 && s->is_apart && carry_ctx_stream(s->ctx, o->device) == NULL) {
+        CARRY_TRY(carry_stream_new(s->ctx, &s->stream, o->device));
+        CARRY_TRY(carry_ctx_set_stream(s->ctx, o->device, s->stream));
+    }
     char beside[CARRY_FILE_PATH];
     const char *folder = o->codec;
     if (folder == NULL && o->model != NULL) {
@@ -48,6 +79,7 @@ static carry_status open_codecs(carry_stage *s) {
         folder = access(beside, F_OK) == 0 ? beside : NULL;
     }
     CARRY_TRY(carry_codec_open(s->ctx, &s->codec, folder, &size));
+    CARRY_TRY(s->hooks->source != NULL ? carry_stage_open_input(s, folder) : CARRY_OK);
     return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, folder, &size)
                                                   : CARRY_OK;
 }
@@ -65,6 +97,29 @@ static carry_status check_pace(const carry_stage *s) {
                           o->fps, (long long)frames, seconds, s->deadline);
     }
     return CARRY_OK;
+}
+
+/* Where the generator is on the same GPU, it needs its weights, the cache and the rows of a chunk: all in 16 bits. */
+static size_t generator_bytes(const carry_stage *s) {
+    const carry_dit_config *c = &s->config;
+    const carry_pipeline_options *o = s->options;
+    const double dim = (double)c->dim;
+    const double weights = (double)c->num_layers * (8.0 * dim * dim + 2.0 * dim * (double)c->ffn_dim);
+    const double tokens = (double)(s->frame / (c->patch[1] * c->patch[2]));
+    const double cache = 2.0 * (double)(o->window * c->num_layers) * tokens * dim;
+    const double rows = (double)o->chunk * tokens * (6.0 * dim + (double)c->ffn_dim);
+    return (size_t)(2.2 * (weights + cache + rows)) + ((size_t)4 << 30);
+}
+
+static carry_status open_prompts(carry_stage *s) {
+    const carry_pipeline_options *o = s->options;
+    return o->text_encoder == NULL ? CARRY_OK
+                                   : carry_prompts_open(s->ctx, &s->prompts,
+                                                        &(carry_prompts_options){.folder = o->text_encoder,
+                                                                                 .text_len = s->config.text_len,
+                                                                                 .text_dim = s->config.text_dim,
+                                                                                 .device = o->device,
+                                                                                 .spare = generator_bytes(s)});
 }
 
 /* How many chunks the stages can have between them at once: what the period is predicted by. */
@@ -106,12 +161,14 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
         carry_controls_read(hooks->controls, &s->state);
     }
     s->cuts_seen = s->state.cuts;
+    s->prompts_sent = s->state.prompt_version;
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(check_pace(s));
     CARRY_TRY(allocate(s));
     CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
-    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim);
+    CARRY_TRY(open_prompts(s));
+    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim, s->prompts);
 }
 
 void carry_stage_close(carry_stage *s) {
@@ -120,14 +177,21 @@ void carry_stage_close(carry_stage *s) {
     }
     carry_codec_free(s->codec);
     carry_codec_free(s->anchor_codec);
+    carry_stage_close_input(s);
     carry_conditioning_free(s->conditioning);
+    carry_prompts_free(s->prompts);
     carry_overlap_free(s->overlap);
     free(s->past);
     free(s->anchor);
     free(s->context);
     free(s->noise);
-    free(s->latents);
-    free(s->pixels);
+    free_host(s, s->latents);
+    free_host(s, s->pixels);
+    if (s->stream != NULL) {
+        (void)carry_stream_wait(s->ctx, s->options->device, s->stream);
+        (void)carry_ctx_set_stream(s->ctx, s->options->device, NULL);
+        carry_stream_free(s->ctx, s->options->device, s->stream);
+    }
     free(s->first);
     free(s);
 }

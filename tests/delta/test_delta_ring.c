@@ -105,8 +105,8 @@ static carry_status step(decode *d, int64_t t) {
         one[i] = i < A_LOG || i == O ? token_of(d->there[i], t) : d->there[i];
     }
     carry_delta_forward_args args = args_of(&d->p, one, &one[G]);
-    return carry_delta_step_ring(d->plan, one[O], d->there[STATE], d->ring, d->length, &args, d->workspace,
-                                 carry_delta_forward_workspace(d->plan));
+    return carry_delta_step_ring(d->plan, one[O], d->there[STATE], (carry_delta_ring_memory){d->ring, d->length}, &args,
+                                 d->workspace, carry_delta_forward_workspace(d->plan));
 }
 
 static void compare(const decode *d, int which, const double *wanted) {
@@ -139,7 +139,7 @@ static void check_decode(decode *d) {
     for (int64_t t = 0; t < d->tokens; t++) {
         assert_ok(d->ctx, step(d, t));
     }
-    assert_ok(d->ctx, carry_delta_ring_flush(d->plan, d->there[STATE], d->ring, d->length));
+    assert_ok(d->ctx, carry_delta_ring_flush(d->plan, d->there[STATE], (carry_delta_ring_memory){d->ring, d->length}));
     assert_ok(d->ctx, carry_stream_wait(d->ctx, d->p.device, NULL));
     copy(d, d->here[O].data, 0, d->there[O].data, d->p.device, bytes_of(&d->here[O]));
     copy(d, d->here[STATE].data, 0, d->there[STATE].data, d->p.device, bytes_of(&d->here[STATE]));

@@ -78,7 +78,15 @@ carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_j
     return refuse(ctx);
 }
 
+carry_status carry_delta_chunk_forward_f16(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {
+    return refuse(ctx);
+}
+
 carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
+    return refuse(ctx);
+}
+
+carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
     return refuse(ctx);
 }
 }

@@ -26,7 +26,7 @@ static carry_conditioning *start(const char *text, int64_t transition) {
     state_now = carry_control_default();
     state_now.transition = transition;
     set_prompt(0, text, 1);
-    assert_ok(ctx, carry_conditioning_new(ctx, &c, LENGTH, WIDTH));
+    assert_ok(ctx, carry_conditioning_new(ctx, &c, LENGTH, WIDTH, NULL));
     return c;
 }
 
@@ -200,7 +200,7 @@ static void test_empty_sizes_are_refused(void **state) {
     carry_conditioning *c;
     const int64_t size[][2] = {{0, 1}, {1, 0}, {-1, 5}, {INT64_MAX, 8}, {INT64_MAX, INT64_MAX}};
     for (size_t i = 0; i < sizeof size / sizeof size[0]; i++) {
-        assert_refused(ctx, CARRY_EARGUMENT, "is empty", carry_conditioning_new(ctx, &c, size[i][0], size[i][1]));
+        assert_refused(ctx, CARRY_EARGUMENT, "is empty", carry_conditioning_new(ctx, &c, size[i][0], size[i][1], NULL));
         assert_null(c);
     }
 }

@@ -35,7 +35,9 @@ carry_status carry_bench_ring_open(carry_ctx *ctx, carry_bench_ring *ring, const
 carry_status carry_bench_ring_run(const carry_bench_ring *ring, carry_delta_plan *plan, carry_delta_set *set,
                                   const carry_delta_forward_args *args, void *workspace, size_t bytes) {
     for (int64_t i = 0; i < ring->length; i++) {
-        CARRY_TRY(carry_delta_step_ring(plan, set->o, set->state, ring->memory, ring->length, args, workspace, bytes));
+        CARRY_TRY(carry_delta_step_ring(plan, set->o, set->state,
+                                        (carry_delta_ring_memory){.data = ring->memory, .length = ring->length}, args,
+                                        workspace, bytes));
     }
     return CARRY_OK;
 }

@@ -19,7 +19,7 @@ constexpr int64_t SIZE = 128, CHUNK = 64;
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
-    const char *reason = p->dtype != CARRY_BF16                               ? "it is for bf16"
+    const char *reason = p->dtype == CARRY_F32                                ? "it is for bf16 and f16"
                          : p->key != SIZE || p->value != SIZE                 ? "it is for K = V = 128"
                          : p->gate == CARRY_DELTA_KEY_GATE                    ? "it has no gates by key channel"
                          : p->snapshot_every > 0 || p->snapshot_last > 0      ? "it makes no snapshots"
@@ -141,7 +141,9 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     job.o = view_of(&args->o);
     job.final_state = floats(carry_delta_given(&args->final_state));
     told(plan, 10.0);
-    return carry_delta_chunk_forward(plan->ctx, &job, plan->ordinal, stream);
+    return plan->problem.dtype == CARRY_F16
+               ? carry_delta_chunk_forward_f16(plan->ctx, &job, plan->ordinal, stream)
+               : carry_delta_chunk_forward(plan->ctx, &job, plan->ordinal, stream);
 }
 
 carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory, size_t bytes) {
@@ -164,7 +166,9 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
     back.dA_log = floats(carry_delta_given(&args->dA_log));
     back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
     told(plan, 36.0);
-    return carry_delta_chunk_backward(plan->ctx, &back, plan->ordinal, stream);
+    return plan->problem.dtype == CARRY_F16
+               ? carry_delta_chunk_backward_f16(plan->ctx, &back, plan->ordinal, stream)
+               : carry_delta_chunk_backward(plan->ctx, &back, plan->ordinal, stream);
 }
 
 carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
@@ -181,7 +185,7 @@ carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_te
 
 extern "C" const carry_delta_method carry_delta_cuda_chunk64 = {
     .name = "chunk64",
-    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16, K = V = 128",
+    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16 and f16, K = V = 128",
     .chunk = CHUNK,
     .applies = applies,
     .cost = cost,

@@ -1,20 +1,85 @@
 /* Backward: prepare again, the states that enter every chunk, the states' gradients from the last chunk to the first,
-   then the gradients of every chunk on its own. Nothing is kept from forward. Where half of the heads fill the GPU, they
-   are done first and then the others, in the same workspace. */
-#include "delta/cuda/chunk_gradient_parts.cuh"
+   then the gradients of every chunk on its own. Nothing is kept from forward.
+
+   So that the workspace stays below one and a half times the inputs: where half of the heads fill the GPU, they are done
+   first and then the others, in the same workspace; else segments are, some of them at a time, or the walks go by parts
+   (ring, chunk_device.cuh). */
+#include "delta/cuda/chunk_gradient_args.cuh"
 #include "delta/cuda/chunk_host.cuh"
 
-using namespace delta_chunk;
+using namespace DELTA_CHUNK;
 
 namespace {
 
 struct layout {
-    size_t states, values, dstates, partial, pairs, bytes;
+    size_t states, values, dstates, between, partial, pairs, bytes;
 };
 
-/* Two, unless the blocks of one (two bands, two walks) would leave multiprocessors without one. */
+/* The workspace is to be at most MOST times q, k, v and do, if it is large at all (LARGE bytes). */
+constexpr double MOST = 1.495, LARGE = 32e6;
+constexpr int LEAST = 8; /* chunks of a ring's part */
+
+shape segmented(const carry_delta_chunk_job *job, int units) {
+    shape s = shape_of(job);
+    set_segments(job, segments_of(job, units, true), &s);
+    return s;
+}
+
+double walks_of(const carry_delta_chunk_job *job, const shape &s) {
+    return (double)(job->sequences * s.segments * job->value_heads);
+}
+
+/* How many chunks of value heads there is room for, of both walks. */
+double rooms_of(const carry_delta_chunk_job *job, int units) {
+    double tiles = (double)(slots_of(job) * job->value_heads);
+    double inputs = (double)slots_of(job) * 2.0 * (double)(job->heads + job->value_heads) * TILE;
+    double rounds = job->state_heads > 0 ? (double)(job->state_heads / job->value_heads) : 1.0;
+    double others = tiles * (CHUNK_BYTES + 8) + (double)pair_bytes(job, units, true);
+    double most = MOST * inputs * rounds;
+    return ((most > LARGE ? most : LARGE) - others) / (2.0 * STATE_BYTES + TILE);
+}
+
+bool all_fit(const carry_delta_chunk_job *job, double rooms) {
+    return rooms >= (double)(slots_of(job) * job->value_heads);
+}
+
+/* How many segments of a sequence there is room for, so that rounds of them are as long; 0: none. */
+int segments_at_once(const carry_delta_chunk_job *job, const shape &s, double rooms) {
+    int most = (int)(rooms / ((double)(job->sequences * job->value_heads) * (double)s.segment_chunks));
+    int rounds = most > 0 ? (s.segments + most - 1) / most : 0;
+    return rounds > 0 && rounds <= 3 ? (s.segments + rounds - 1) / rounds : 0;
+}
+
+/* each = count = 0: all of it has room. */
+ring ring_of(const carry_delta_chunk_job *job, const shape &s, int units) {
+    ring r = {};
+    double rooms = rooms_of(job, units);
+    if (job->cu_seqlens != NULL || all_fit(job, rooms) || s.segment_chunks < 2 * LEAST) {
+        return r;
+    }
+    r.count = s.segments > 1 ? segments_at_once(job, s, rooms) : 0;
+    if (r.count > 0) {
+        r.rooms[0] = r.rooms[1] = s.segment_chunks;
+        return r;
+    }
+    rooms = rooms / walks_of(job, s) - 2.0 * D * D * sizeof(float) / (2.0 * STATE_BYTES + TILE);
+    r.half = (s.segment_chunks + 1) / 2;
+    int most = rooms - r.half > LEAST ? (int)(rooms - r.half) : LEAST, parts = (r.half + most - 1) / most;
+    r.each = (r.half + parts - 1) / parts;
+    r.rooms[0] = r.half + r.each;
+    r.rooms[1] = s.segment_chunks - r.half + r.each;
+    return r;
+}
+
+/* The heads in two rounds, where half of them fill the GPU (two bands, two walks) or a ring would be too small. */
 int rounds_of(const carry_delta_chunk_job *job, int units) {
-    return job->heads % 2 == 0 && 2 * job->sequences * job->value_heads * 20 >= (int64_t)units * 19 ? 2 : 1;
+    shape s = segmented(job, units);
+    double rooms = rooms_of(job, units);
+    bool many = 2 * job->sequences * job->value_heads * 20 >= (int64_t)units * 19;
+    bool small = job->cu_seqlens != NULL ||
+                 (rooms < walks_of(job, s) * (double)((s.segment_chunks + 1) / 2 + LEAST + 2) &&
+                  (s.segments == 1 || segments_at_once(job, s, rooms) == 0));
+    return job->heads % 2 == 0 && !all_fit(job, rooms) && (many || small) ? 2 : 1;
 }
 
 carry_delta_view part_of(carry_delta_view view, int64_t first) {
@@ -65,12 +130,21 @@ carry_delta_chunk_back round_of(const carry_delta_chunk_back &b, int rounds, int
 
 /* Of one round. */
 layout layout_of(const carry_delta_chunk_job *job, int units) {
-    size_t tiles = (size_t)(slots_of(job) * job->value_heads);
+    shape s = segmented(job, units);
+    ring r = ring_of(job, s, units);
+    size_t tiles = (size_t)(slots_of(job) * job->value_heads), kept = tiles, back = tiles;
+    size_t walks = (size_t)(job->sequences * s.segments * job->value_heads);
+    if (r.each > 0 || r.count > 0) {
+        size_t lanes = r.count > 0 ? walks / (size_t)s.segments * (size_t)r.count : walks;
+        kept = lanes * (size_t)r.rooms[0];
+        back = lanes * (size_t)r.rooms[1];
+    }
     layout l;
     l.states = tiles * CHUNK_BYTES;
-    l.values = l.states + tiles * STATE_BYTES;
-    l.dstates = l.values + tiles * TILE;
-    l.partial = l.dstates + tiles * STATE_BYTES;
+    l.values = l.states + kept * STATE_BYTES;
+    l.dstates = l.values + kept * TILE;
+    l.between = l.dstates + back * STATE_BYTES;
+    l.partial = l.between + (r.each > 0 ? 2 * walks * D * D * sizeof(float) : 0);
     l.pairs = l.partial + (tiles * 2 * sizeof(float) + 15) / 16 * 16;
     l.bytes = l.pairs + pair_bytes(job, units, true);
     return l;
@@ -103,6 +177,36 @@ void set_gradients(gradient_args *last, const carry_delta_chunk_back *b, const l
     last->partial = job->gate_inside ? (float *)(memory + l.partial) : NULL;
 }
 
+/* Both walks, then the gradients; of a ring part by part. */
+carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &both, gradient_args &last, int units,
+                  int ordinal, cudaStream_t stream) {
+    const carry_delta_chunk_job *job = &b->job;
+    const shape &s = both.first.s;
+    ring r = ring_of(job, s, units);
+    if (s.segments > 1) {
+        CARRY_TRY(make_pairs<true>(ctx, job, both, ordinal, stream));
+    }
+    for (int count = r.count; r.count > 0 && r.from < s.segments; r.from += count) {
+        r.count = s.segments - r.from < count ? s.segments - r.from : count;
+        both.first.r = both.second.r = last.r = r;
+        last.items = (int)(job->sequences * r.count * s.segment_chunks * job->heads);
+        CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, units, ordinal, stream)));
+        CARRY_TRY(launch_gradients(ctx, b, last, r.from + count >= s.segments, units, ordinal, stream));
+    }
+    int parts = r.each > 0 ? (r.half + r.each - 1) / r.each : 0;
+    for (r.part = 0; r.count == 0 && r.part <= parts; r.part++) {
+        both.first.r = both.second.r = last.r = r;
+        CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, units, ordinal, stream)));
+        if (r.part > 0) {
+            last.items = (int)(job->sequences * s.segments * 2 * r.each * job->heads);
+        }
+        if (r.part > 0 || parts == 0) {
+            CARRY_TRY(launch_gradients(ctx, b, last, r.part == parts, units, ordinal, stream));
+        }
+    }
+    return CARRY_OK;
+}
+
 carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode, int units, int ordinal,
                  cudaStream_t stream) {
     const carry_delta_chunk_job *job = &b->job;
@@ -120,34 +224,40 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode
     CARRY_TRY(make_map(ctx, encode, &last.grad_v, "dv", &b->dv, job, job->value_heads, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
     CARRY_TRY(launch_prepare(ctx, job, last.in, ordinal, stream));
-    a.s = shape_of(job);
+    a.s = last.in.s = segmented(job, units);
     a.tiles = memory;
     a.state_transposed = job->state_transposed;
     a.initial_state = job->initial_state;
     a.states = memory + l.states;
     a.values = memory + l.values;
     a.pairs = (float *)(memory + l.pairs);
+    a.between = (float *)(memory + l.between);
     back = a;
+    back.between += (size_t)(job->sequences * a.s.segments * job->value_heads) * D * D;
     CARRY_TRY(make_map(ctx, encode, &back.v, "do", &b->grad_o, job, job->value_heads, 1, ordinal));
     CARRY_TRY(make_map(ctx, encode, &back.o, "dv", &b->dv, job, job->value_heads, 1, ordinal));
     back.out = b->dv;
     back.initial_state = b->dfinal_state;
     back.final_state = b->dinitial_state;
     back.states = memory + l.dstates;
-    CARRY_TRY((run_scan<KEEP, BACK>(ctx, job, both, segments_of(job, units, true), units, ordinal, stream)));
     set_gradients(&last, b, l);
-    return launch_gradients(ctx, b, last, units, ordinal, stream);
+    return walk(ctx, b, both, last, units, ordinal, stream);
 }
 
 } // namespace
+
+#ifdef CARRY_DELTA_F16
+#define BACKWARD_NAME carry_delta_chunk_backward_f16
+#else
+#define BACKWARD_NAME carry_delta_chunk_backward
 
 extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units) {
     carry_delta_chunk_job part = round_of(*job, rounds_of(job, units), 0);
     return layout_of(&part, units).bytes;
 }
+#endif
 
-extern "C" carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal,
-                                                   void *on) {
+extern "C" carry_status BACKWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal, void *on) {
     int units = 0;
     encoder encode = NULL;
     CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");

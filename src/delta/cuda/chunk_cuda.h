@@ -1,4 +1,4 @@
-/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16, K = V = 128: plain descriptions and launchers.
+/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K = V = 128: plain descriptions and launchers.
 
    Forward is two kernels. prepare makes of every chunk and value head what does not depend on the state: the inverse
    triangle times beta, the masked and gated scores, and the decays. scan walks the chunks of a sequence with the state
@@ -56,8 +56,11 @@ size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units);
 /* Enqueued; the job is not read afterwards. CARRY_EUNSUPPORTED names a tensor whose place the copy engine cannot take:
    starts and strides of q, k, v and o are multiples of 16 bytes. */
 carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
+carry_status carry_delta_chunk_forward_f16(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
 size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units);
 carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal, void *stream);
+carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal,
+                                            void *stream);
 
 #ifdef __cplusplus
 }

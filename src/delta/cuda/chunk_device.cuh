@@ -12,10 +12,18 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+/* The same files, compiled once more for f16 (chunk_f16_*.cu). */
+#ifdef CARRY_DELTA_F16
+#define DELTA_CHUNK delta_chunk_f16
+#define HOPPER_ELEMENT "f16"
+#else
+#define DELTA_CHUNK delta_chunk
+#endif
+
 #include "delta/cuda/chunk_cuda.h"
 #include "device/hopper.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;      /* bytes of 64 columns */
@@ -30,6 +38,43 @@ struct shape {
     const int64_t *cu_seqlens;
     int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
 };
+
+/* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
+   segment), then on by parts of `each` chunks, after each of which the gradients of the chunks that both have seen are
+   made. What a walk keeps lies by its distance from the middle; beyond it, in `each` places more and then in those of
+   chunks that are done. each = 0: all in one part, by slot. Or some segments of every sequence are done, then others
+   (count > 0): what is kept lies by lanes of one such round. */
+struct ring {
+    int half, each, part; /* half: chunks before the middle */
+    int rooms[2];         /* of a lane: the states', their gradients' */
+    int from, count;      /* segments of this round */
+    __device__ __forceinline__ int sequence_of_lane(int lane, int segments) const {
+        return count == 0 ? lane : lane / count * segments + from + lane % count;
+    }
+};
+
+/* The chunks of a walk's part: [first, last), at most `chunks`. */
+static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int chunks) {
+    int first = 0, last = chunks;
+    if (r.each > 0 && !reverse) {
+        first = r.part == 0 ? 0 : r.half + (r.part - 1) * r.each;
+        last = r.half + r.part * r.each;
+    } else if (r.each > 0) {
+        first = r.half - r.part * r.each;
+        last = r.part == 0 ? chunks : first + r.each;
+    }
+    return {max(first, 0), min(last, chunks)};
+}
+
+/* Where a walk keeps what it makes of a chunk: in tiles of a value head. */
+static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
+    if (r.each == 0) {
+        return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;
+    }
+    bool before = chunk < r.half;
+    int distance = before ? r.half - 1 - chunk : chunk - r.half;
+    return (int64_t)lane * r.rooms[reverse] + distance + (before != reverse ? r.each : 0);
+}
 
 struct sequence_place {
     int batch, first, length, slot; /* slot: of its first chunk */
@@ -80,7 +125,7 @@ static __device__ __forceinline__ uint32_t swizzled(uint32_t tile, int row, int 
 
 static __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    asm("cvt.rn." HOPPER_ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 
@@ -103,6 +148,13 @@ static __device__ __forceinline__ void store_matrices_across(uint32_t to, uint32
                  : "memory");
 }
 
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
 static __device__ __forceinline__ void load_matrices_across(uint32_t (&r)[4], uint32_t from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -110,12 +162,28 @@ static __device__ __forceinline__ void load_matrices_across(uint32_t (&r)[4], ui
                  : "memory");
 }
 
+/* d[16, 8] += a b, by one warp. */
+static __device__ __forceinline__ void product_of_warp(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HOPPER_ELEMENT "." HOPPER_ELEMENT ".f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 static __device__ __forceinline__ float low_half(uint32_t pair) {
+#ifdef CARRY_DELTA_F16
+    return __half2float(__ushort_as_half((unsigned short)(pair & 0xffffu)));
+#else
     return __uint_as_float(pair << 16);
+#endif
 }
 
 static __device__ __forceinline__ float high_half(uint32_t pair) {
+#ifdef CARRY_DELTA_F16
+    return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+#else
     return __uint_as_float(pair & 0xffff0000u);
+#endif
 }
 
 /* Decays of a chunk from its numbers: e^G[i], and e^(G[i] - G[j]). */
@@ -149,6 +217,6 @@ static __device__ __forceinline__ void clear_rows(uint32_t tile, int bands, int 
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -1,7 +1,7 @@
 /* Forward: the launches, and the kernel prepare. */
 #include "delta/cuda/chunk_host.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepare_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -203,10 +203,14 @@ carry_status launch_prepare(carry_ctx *ctx, const carry_delta_chunk_job *job, co
     return CARRY_OK;
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
-using namespace delta_chunk;
+using namespace DELTA_CHUNK;
 
+#ifdef CARRY_DELTA_F16
+#define FORWARD_NAME carry_delta_chunk_forward_f16
+#else
+#define FORWARD_NAME carry_delta_chunk_forward
 /* The kernels are empty but in code for sm_90a, which a build may be without: then they have no barriers. */
 extern "C" bool carry_delta_chunk_works(int ordinal) {
     int major = 0, minor = 0;
@@ -222,9 +226,9 @@ extern "C" bool carry_delta_chunk_works(int ordinal) {
 extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units) {
     return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES + pair_bytes(job, units, false);
 }
+#endif
 
-extern "C" carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal,
-                                                  void *stream) {
+extern "C" carry_status FORWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream) {
     int units = 0;
     CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     encoder encode = NULL;
@@ -248,6 +252,11 @@ extern "C" carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_de
     a.state_transposed = job->state_transposed;
     prepare_args first = prepare_args_of(job, &a.q, &a.k);
     CARRY_TRY(launch_prepare(ctx, job, first, ordinal, (cudaStream_t)stream));
-    return run_scan<FORWARD, FORWARD>(ctx, job, l, segments_of(job, units, false), units, ordinal,
-                                      (cudaStream_t)stream);
+    int segments = segments_of(job, units, false);
+    if (segments > 1) {
+        set_segments(job, segments, &a.s);
+        l.second.s = a.s;
+        CARRY_TRY(make_pairs<false>(ctx, job, l, ordinal, (cudaStream_t)stream));
+    }
+    return run_scan<FORWARD, FORWARD>(ctx, job, l, units, ordinal, (cudaStream_t)stream);
 }

@@ -2,23 +2,9 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 
-#include "delta/cuda/chunk_prepare.cuh"
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk_gradient_args.cuh"
 
-namespace delta_chunk {
-
-struct gradient_args {
-    prepare_args in;
-    CUtensorMap grad_o, grad_q, grad_k, grad_v;
-    carry_delta_view v, dq, dk, dv, dbeta, dg;
-    int items; /* chunks x heads of q and k */
-    const char *states, *values, *dstates;
-    float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
-};
-
-/* chunk_gradients.cu */
-carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
-                              int ordinal, cudaStream_t stream);
+namespace DELTA_CHUNK {
 
 /* In shared memory: two of (q, k), two of (dO, dv), V', S, dS, two of numbers. The squares go to
    the place of dO. */
@@ -38,13 +24,6 @@ struct gradient_barriers {
     uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
 };
 enum single { V_TILE, S_TILE, DS_TILE };
-
-/* Elements (row, 2 columns from `column`) of a tile of q or k. */
-static __device__ __forceinline__ float2 pair_at(const char *tile, int row, int column) {
-    uint32_t w = *(const uint32_t *)(tile + column / 64 * BAND + row * 128 + ((column % 64 / 8 ^ (row & 7)) << 4) +
-                                     column % 8 * 2);
-    return {low_half(w), high_half(w)};
-}
 
 static __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -85,26 +64,34 @@ static __device__ __forceinline__ void state_product(float (&x)[64], uint32_t a,
     hopper::keep_below(x);
 }
 
+/* Columns 16 i to 16 i + 15 of a tile of q or k, as a warp's sums of 16 rows lie: [2 e + r] is the pair of row + 8 r in the
+   e-th eight of them. */
+static __device__ __forceinline__ void load_rows(uint32_t (&to)[4], uint32_t tile, int i, int warp, int lane) {
+    load_matrices(to, swizzled(tile + i / 4 * BAND, 16 * warp + (lane & 8) + lane % 8, i % 4 * 2 + lane / 16));
+}
+
 /* sum += factor[row] more[row] x, and dot[row] = factor[row] (row of x) . (row of tile) norm[row]; of this thread's two
    rows. */
 static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&x)[64], const float (&factor)[2],
-                                                const float (&more)[2], const float (&norm)[2], const char *tile,
-                                                float *dot, int row, int lane) {
-    float dots[2] = {0.0f, 0.0f};
+                                                const float (&more)[2], const float (&norm)[2], uint32_t tile,
+                                                float *dot, int row, int warp, int lane) {
+    float dots[2][2] = {}, by[2] = {factor[0] * more[0], factor[1] * more[1]};
 #pragma unroll
-    for (int i = 0; i < 16; i++) {
+    for (int i = 0; i < 8; i++) {
+        uint32_t t[4];
+        load_rows(t, tile, i, warp, lane);
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float2 t = pair_at(tile, row + 8 * r, 8 * i + lane % 4 * 2);
-            float a = factor[r] * x[4 * i + 2 * r], b = factor[r] * x[4 * i + 2 * r + 1];
-            dots[r] += a * t.x + b * t.y;
-            sum[4 * i + 2 * r] += more[r] * a;
-            sum[4 * i + 2 * r + 1] += more[r] * b;
+        for (int j = 0; j < 4; j++) {
+            int at = 8 * i + 2 * j, r = j % 2;
+            dots[r][0] = fmaf(x[at], low_half(t[j]), dots[r][0]);
+            dots[r][1] = fmaf(x[at + 1], high_half(t[j]), dots[r][1]);
+            sum[at] = fmaf(by[r], x[at], sum[at]);
+            sum[at + 1] = fmaf(by[r], x[at + 1], sum[at + 1]);
         }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float d = quad_sum(dots[r]) * norm[r];
+        float d = quad_sum(dots[r][0] + dots[r][1]) * (factor[r] * norm[r]);
         if (lane % 4 == 0) {
             dot[row + 8 * r] = d;
         }
@@ -337,25 +324,29 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
 /* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
    its first thread's stores are. */
 static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
-                                                  const char *tile, const float (&norm)[2], bool l2norm,
+                                                  uint32_t tile, const float (&norm)[2], bool l2norm,
                                                   const chunk_place &at, int head, uint32_t to, int barrier, int warp,
                                                   int lane) {
     using namespace hopper;
-    int row = 16 * warp + lane / 4;
     float dot[2] = {0.0f, 0.0f};
+    uint32_t t[4];
     if (l2norm) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
-            dot[i % 2] += t.x * x[2 * i] + t.y * x[2 * i + 1];
+            if (i % 4 == 0) {
+                load_rows(t, tile, i / 4, warp, lane);
+            }
+            dot[i % 2] += low_half(t[i % 4]) * x[2 * i] + high_half(t[i % 4]) * x[2 * i + 1];
         }
         dot[0] = quad_sum(dot[0]) * norm[0] * norm[0];
         dot[1] = quad_sum(dot[1]) * norm[1] * norm[1];
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            float2 t = pair_at(tile, row + i % 2 * 8, i / 2 * 8 + lane % 4 * 2);
-            x[2 * i] = norm[i % 2] * (x[2 * i] - t.x * dot[i % 2]);
-            x[2 * i + 1] = norm[i % 2] * (x[2 * i + 1] - t.y * dot[i % 2]);
+            if (i % 4 == 0) {
+                load_rows(t, tile, i / 4, warp, lane);
+            }
+            x[2 * i] = norm[i % 2] * (x[2 * i] - low_half(t[i % 4]) * dot[i % 2]);
+            x[2 * i + 1] = norm[i % 2] * (x[2 * i + 1] - high_half(t[i % 4]) * dot[i % 2]);
         }
     }
 #pragma unroll
@@ -386,6 +377,6 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -2,16 +2,16 @@
 #include "delta/cuda/chunk_gradients.cuh"
 #include "delta/cuda/chunk_host.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
-carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, int units,
-                              int ordinal, cudaStream_t stream) {
+carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, const gradient_args &a, bool last,
+                              int units, int ordinal, cudaStream_t stream) {
     const carry_delta_chunk_job *job = &b->job;
     CARRY_CUDA_TRY(cudaFuncSetAttribute(gradients, cudaFuncAttributeMaxDynamicSharedMemorySize, GRADIENT_SHARED),
                    "no shared memory for the delta rule");
     gradients<<<(unsigned)(a.items < units ? a.items : units), GRADIENT_THREADS, GRADIENT_SHARED, stream>>>(a);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule's gradients could not be launched");
-    if (a.partial != NULL) {
+    if (a.partial != NULL && last) {
         sum_partials<<<(unsigned)job->value_heads, 256, 0, stream>>>(a.partial, b->dA_log, b->ddt_bias,
                                                                      (int)slots_of(job), (int)job->value_heads);
         CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule's gradients could not be launched");
@@ -19,4 +19,4 @@ carry_status launch_gradients(carry_ctx *ctx, const carry_delta_chunk_back *b, c
     return CARRY_OK;
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK

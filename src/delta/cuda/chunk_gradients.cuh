@@ -4,13 +4,14 @@
        dq^ = scale e^G (dO S^T) + (scale D dP) k^
        dk^ = (scale D dP)^T q^ + left (V' dS^T) - beta e^G (Y S^T) + (H + H^T) k^,   H = -beta D M below the diagonal
 
-   One warpgroup makes dq, the other dk. dv = beta Y stands for Y (chunk_device.cuh). What the gates and beta get are sums of these products' rows and columns. */
+   One warpgroup makes dq, the other dk. dv = beta Y stands for Y (chunk_device.cuh). What the gates and beta get are
+   sums of these products' rows and columns. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENTS_CUH
 
 #include "delta/cuda/chunk_gradient_parts.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 struct gradient_places {
     uint32_t start, barriers;
@@ -50,8 +51,9 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
     const shape &s = a.in.s;
     int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
     for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
-        int head = item % s.heads, slot = item / s.heads;
-        chunk_place at = chunk_of(s, slot);
+        gradient_item one = item_of(a, item);
+        const chunk_place &at = one.at;
+        int head = one.head;
         if (at.length <= 0) {
             continue;
         }
@@ -63,7 +65,8 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
         done++;
         for (int e = 0; e < group; e++, n++) {
             int value_head = head * group + e;
-            int64_t tile = (int64_t)slot * s.value_heads + value_head;
+            int64_t tile = (int64_t)one.slot * s.value_heads + value_head;
+            int64_t kept = one.kept * s.value_heads + value_head, back = one.back * s.value_heads + value_head;
             uint32_t rows = p.start + p.rows(n), full = p.row_full(n);
             barrier_wait(p.row_empty(n), n / 2 % 2 ^ 1);
             barrier_expect(full, 2 * TILE + NUMBERS_BYTES);
@@ -73,13 +76,13 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
             copy_tile(rows + TILE, &a.grad_v, at.first, 0, value_head, at.batch, full);
             barrier_wait(p.empty(V_TILE), n % 2 ^ 1);
             barrier_expect(p.full(V_TILE), TILE);
-            copy_bytes(p.start + GV, a.values + tile * TILE, TILE, p.full(V_TILE));
+            copy_bytes(p.start + GV, a.values + kept * TILE, TILE, p.full(V_TILE));
             barrier_wait(p.empty(DS_TILE), n % 2 ^ 1);
             barrier_expect(p.full(DS_TILE), STATE_BYTES);
-            copy_bytes(p.start + GDS, a.dstates + tile * STATE_BYTES, STATE_BYTES, p.full(DS_TILE));
+            copy_bytes(p.start + GDS, a.dstates + back * STATE_BYTES, STATE_BYTES, p.full(DS_TILE));
             barrier_wait(p.empty(S_TILE), n % 2 ^ 1);
             barrier_expect(p.full(S_TILE), STATE_BYTES);
-            copy_bytes(p.start + GS, a.states + tile * STATE_BYTES, STATE_BYTES, p.full(S_TILE));
+            copy_bytes(p.start + GS, a.states + kept * STATE_BYTES, STATE_BYTES, p.full(S_TILE));
         }
     }
 }
@@ -95,7 +98,6 @@ struct gradient_worker {
     float sum[64], norm[2];
     int row, thread, item_index, n; /* how many items, value heads this block has done */
     uint32_t q, k, mine, left;
-    const char *mine_data;
     const float *numbers;
     chunk_place at;
 
@@ -117,7 +119,7 @@ struct gradient_worker {
                 arrive(p.empty(V_TILE));
             }
         }
-        add_rows(sum, x, factor, more, norm, mine_data, dot, row, lane);
+        add_rows(sum, x, factor, more, norm, mine, dot, row, warp, lane);
     }
     __device__ __forceinline__ void squares(gradient_numbers &sums, uint32_t (&operand)[16], uint32_t (&packed)[16]) {
         using namespace hopper;
@@ -216,7 +218,6 @@ struct gradient_worker {
         q = p.start + p.qk(item_index);
         k = q + TILE;
         mine = queries ? q : k;
-        mine_data = p.data + (mine - p.start);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             sum[i] = 0.0f;
@@ -235,7 +236,7 @@ struct gradient_worker {
             group_sync(3, 128);
             group_arrive(4, 256);
         }
-        store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine_data, norm, a.in.l2norm, at, head,
+        store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine, norm, a.in.l2norm, at, head,
                    left, queries ? 2 : 3, warp, lane);
         arrive(p.qk_empty(item_index));
         if (thread == 0) {
@@ -249,13 +250,13 @@ struct gradient_worker {
         const shape &s = a.in.s;
         int group = s.value_heads / s.heads;
         for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
-            int head = item % s.heads, slot = item / s.heads;
-            at = chunk_of(s, slot);
+            gradient_item one = item_of(a, item);
+            at = one.at;
             if (at.length > 0) {
-                one_item(slot, head);
-            } else if (queries && a.partial != nullptr) {
+                one_item(one.slot, one.head);
+            } else if (queries && a.partial != nullptr && a.r.each == 0 && a.r.count == 0) {
                 for (int i = thread; i < 2 * group; i += 128) {
-                    a.partial[((int64_t)slot * s.value_heads + head * group) * 2 + i] = 0.0f;
+                    a.partial[((int64_t)one.slot * s.value_heads + one.head * group) * 2 + i] = 0.0f;
                 }
             }
         }
@@ -330,6 +331,6 @@ __global__ void __launch_bounds__(256) sum_partials(const float *partial, float 
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

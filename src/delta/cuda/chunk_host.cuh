@@ -7,7 +7,7 @@
 #include "delta/cuda/chunk_prepare.cuh"
 #include "delta/cuda/chunk_scan.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 typedef decltype(&cuTensorMapEncodeTiled) encoder;
 
@@ -53,33 +53,38 @@ SCANS(extern, 2, 2, KEEP, BACK)
 SCANS(extern, 1, 3, KEEP, BACK)
 SCANS(extern, 1, 3, PAIR, BACK_PAIR)
 
-/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. Few indeed: `segments` (pairs have
-   room for them), whose pairs are made first. */
-template <scan_kind KIND, scan_kind SECOND>
-static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int segments, int units,
-                             int ordinal, cudaStream_t stream) {
-    constexpr bool BOTH = KIND != SECOND;
-    int64_t lanes = job->sequences * job->value_heads;
-    if (segments > 1) {
-        int chunks = (int)((job->tokens + C - 1) / C);
-        shape &s = l.first.s;
-        s.segment_chunks = (chunks + segments - 1) / segments;
-        s.segments = (chunks + s.segment_chunks - 1) / s.segment_chunks;
-        l.second.s = s;
-        l.first.parts = l.second.parts = BOTH ? 3 : 2;
-        lanes *= s.segments;
-        CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal,
-                                                                   stream)));
-        fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
-            l.first.pairs, l.first.parts, s.segments, (int)job->value_heads);
-        CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
-        return launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, BOTH ? lanes : 0, ordinal, stream);
-    }
-    int64_t second = BOTH ? lanes : 0;
-    return lanes * 2 > units * 3 / 2 ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
-                                     : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
+/* The parts of a sequence, where it is walked in segments: so many chunks each. */
+static inline void set_segments(const carry_delta_chunk_job *job, int segments, shape *s) {
+    int chunks = (int)((job->tokens + C - 1) / C);
+    s->segment_chunks = (chunks + segments - 1) / segments;
+    s->segments = (chunks + s->segment_chunks - 1) / s->segment_chunks;
 }
 
-} // namespace delta_chunk
+/* Of segments, what has to be known before all are walked at once. `pairs` has room for it. */
+template <bool BOTH>
+static carry_status make_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int ordinal,
+                               cudaStream_t stream) {
+    const shape &s = l.first.s;
+    int64_t lanes = job->sequences * job->value_heads * s.segments;
+    l.first.parts = l.second.parts = BOTH ? 3 : 2;
+    CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal, stream)));
+    fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, (int)job->value_heads);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. */
+template <scan_kind KIND, scan_kind SECOND>
+static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int units, int ordinal,
+                             cudaStream_t stream) {
+    int64_t segments = l.first.r.count > 0 ? l.first.r.count : l.first.s.segments;
+    int64_t lanes = job->sequences * job->value_heads * segments, second = KIND != SECOND ? lanes : 0;
+    return l.first.s.segments == 1 && lanes * 2 > units * 3 / 2
+               ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
+               : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
+}
+
+} // namespace DELTA_CHUNK
 
 #endif

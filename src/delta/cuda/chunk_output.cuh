@@ -4,7 +4,7 @@
 
 #include "delta/cuda/chunk_scan_parts.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 /* O = fade Q S^T + P V' of every chunk: 64 tokens in rows, all of this block's values. */
 template <typename Shape> struct scan_output {
@@ -55,6 +55,25 @@ template <typename Shape> struct scan_output {
             stores_commit();
         }
     }
+    /* Of all values, the first token that is no number; and the values' rows from theirs on become NaN. */
+    __device__ __forceinline__ int first_bad(int n) const {
+        const int4 *bad = (const int4 *)p.first_bad(n);
+        int first = C;
+#pragma unroll
+        for (int i = 0; i < Shape::GROUPS; i++) {
+            first = min(first, min(min(bad[i].x, bad[i].y), min(bad[i].z, bad[i].w)));
+        }
+        return first;
+    }
+    __device__ __forceinline__ void spoil(float (&O)[N / 2], int n) const {
+        const int *first = p.first_bad(n);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            if (16 * warp + lane / 4 + i % 4 / 2 * 8 >= first[i / 8]) {
+                O[i] = __int_as_float(0x7fffffff);
+            }
+        }
+    }
     __device__ __forceinline__ void run() {
         using namespace hopper;
         for (int n = 0; n < item.chunks; n++) {
@@ -91,8 +110,12 @@ template <typename Shape> struct scan_output {
                 product_across(O, describe(k + Shape::P + i * 32, 0), describe(v + i * 2048, BAND), 1);
             }
             products_commit();
+            int first = first_bad(n);
             products_wait<0>();
             keep_below(O);
+            if (first < C) {
+                spoil(O, n);
+            }
             if (lane == 0) {
                 barrier_arrive(p.barrier(p.empty, n));
             }
@@ -127,9 +150,10 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
                                                    const scan_places<Shape> &p, int lane) {
     using namespace hopper;
     for (int n = 0; n < item.chunks; n++) {
-        int chunk = Shape::REVERSE ? item.chunks - 1 - n : n;
+        int chunk = item.chunk<Shape>(n);
         int first = item.at.first + chunk * C, left = item.at.length - chunk * C;
-        int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
+        int64_t place = kept_at(a.r, Shape::REVERSE, item.lane, item.at.slot, chunk);
+        int64_t tile = place * a.s.value_heads + item.value_head;
         if (Shape::REVERSE && left < C) {
             barrier_wait(p.barrier(p.values, n), p.parity(n));
             keep_some<Shape>(a, item, p.stage(n) + Shape::V, first, left, lane);
@@ -161,6 +185,6 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

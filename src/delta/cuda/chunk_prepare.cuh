@@ -10,7 +10,7 @@
 
 #include "delta/cuda/chunk_device.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 struct prepare_args {
     CUtensorMap q, k;
@@ -31,6 +31,7 @@ struct prepare_numbers {
     float high[2][C], low[2][C]; /* log2 of the cumulative decay */
     float beta[2][C];
     float inverse_norm[2][C]; /* of k, of q */
+    float bad[2][C];          /* 0; NaN: of a token whose row of A is no number */
     uint64_t full;
 };
 
@@ -104,6 +105,7 @@ static __device__ __forceinline__ void load_numbers(const prepare_args &a, const
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         float high = (float)x[i];
+        n.bad[e][2 * lane + i] = 0.0f;
         n.high[e][2 * lane + i] = high;
         n.low[e][2 * lane + i] = (float)(x[i] - (double)high);
     }
@@ -125,8 +127,31 @@ static __device__ __forceinline__ float inverse_norm(uint32_t tile, int row) {
     return rsqrtf(sum);
 }
 
+/* A NaN or infinity in a token must not reach the ones before it, as it would where the inverse is made by products:
+   its row of A becomes zero, and its beta NaN, which is what makes it and what follows NaN. */
+static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float *triangle, int row, int lane) {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = row; i < row + 16; i += 8) {
+        float *part = triangle + i * ROW + lane % 4 * 16;
+        float sum = n.beta[e][i] * n.inverse_norm[0][i] + n.high[e][i];
+        for (int j = 0; j < 16; j++) {
+            sum += part[j];
+        }
+        sum *= 0.0f;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (sum != 0.0f) {
+            for (int j = 0; j < 16; j++) {
+                part[j] = 0.0f;
+            }
+            n.bad[e][i] = __int_as_float(0x7fffffff);
+        }
+    }
+}
+
 /* A (below the diagonal, else 0) into the triangle and P into its tile, of one value head. */
-static __device__ __forceinline__ void weigh(const prepare_args &a, const prepare_numbers &n, int e,
+static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e,
                                              const float (&kk)[32], const float (&qk)[32], float *triangle,
                                              uint32_t tile, int warp, int lane) {
     int row = 16 * warp + lane / 4;
@@ -140,6 +165,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, const prepar
         by_q[r] = a.scale * n.inverse_norm[1][i];
     }
     uint32_t packed[16];
+    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
 #pragma unroll
     for (int block = 0; block < 8; block++) {
         int column = 8 * block + lane % 4 * 2;
@@ -159,6 +185,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, const prepar
                 p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
             }
             *(float2 *)(triangle + i * ROW + column) = A;
+            sum += A.x + A.y;
             packed[2 * block + r] = pack(p0, p1);
         }
     }
@@ -167,6 +194,9 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, const prepar
         int to = 16 * warp + (lane & 8) + lane % 8;
         store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
                        packed[2 * block + 2], packed[2 * block + 3]);
+    }
+    if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
+        mark_bad(n, e, triangle, row, lane);
     }
 }
 
@@ -295,7 +325,7 @@ static __device__ __forceinline__ void finish(const prepare_args &a, const prepa
         numbers[FADE_Q + thread] = a.scale * fade * n.inverse_norm[1][thread];
         numbers[LEFT_K + thread] = n.inverse_norm[0][thread] * power_of_two((n.high[e][C - 1] - n.high[e][thread]) +
                                                                             (n.low[e][C - 1] - n.low[e][thread]));
-        numbers[BETA + thread] = n.beta[e][thread];
+        numbers[BETA + thread] = n.beta[e][thread] + n.bad[e][thread];
         numbers[HIGH + thread] = n.high[e][thread];
         numbers[LOW + thread] = n.low[e][thread];
         numbers[NORM_K + thread] = n.inverse_norm[0][thread];
@@ -303,6 +333,6 @@ static __device__ __forceinline__ void finish(const prepare_args &a, const prepa
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

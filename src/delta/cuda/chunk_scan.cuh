@@ -26,7 +26,7 @@
 #include "delta/cuda/chunk_output.cuh"
 #include "delta/cuda/chunk_worker.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 /* Blocks from `blocks` are the second kind's. Backward, states and their gradients do not ask for each other: both walks
    go on at once. */
@@ -36,8 +36,9 @@ struct scan_launch {
 };
 
 /* Whether nobody asks for what this block would make. */
-template <typename Shape> static __device__ __forceinline__ bool idle(const shape &s, const scan_item &item) {
-    return (Shape::KIND == BACK_PAIR && item.segment == 0) ||
+template <typename Shape> static __device__ __forceinline__ bool idle(const scan_args &a, const scan_item &item) {
+    const shape &s = a.s;
+    return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0) ||
            (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
 }
 
@@ -52,6 +53,7 @@ static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Bar
     p.values = shared_address(b.values);
     p.state = shared_address(&b.state);
     p.state_read = shared_address(&b.state_read);
+    p.bad = b.first_bad;
     return p;
 }
 
@@ -96,9 +98,9 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
     bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
     scan_places<First> p = places_of<First>(memory, b);
     scan_places<Second> p2 = places_of<Second>(memory, b);
-    scan_item item = second ? item_of<Second>(l.second.s, blockIdx.x - l.blocks)
-                            : item_of<First>(l.first.s, blockIdx.x);
-    if (second ? idle<Second>(l.second.s, item) : idle<First>(l.first.s, item)) {
+    scan_item item = second ? item_of<Second>(l.second.s, l.second.r, blockIdx.x - l.blocks)
+                            : item_of<First>(l.first.s, l.first.r, blockIdx.x);
+    if (second ? idle<Second>(l.second, item) : idle<First>(l.first, item)) {
         return;
     }
     if (threadIdx.x == 0) {
@@ -182,6 +184,6 @@ static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, in
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

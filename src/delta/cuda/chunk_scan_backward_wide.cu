@@ -1,8 +1,8 @@
 /* A scan: backward, 128 values a block. */
 #include "delta/cuda/chunk_host.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 SCANS(, 2, 2, KEEP, BACK)
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK

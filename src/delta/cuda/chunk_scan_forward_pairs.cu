@@ -1,8 +1,8 @@
 /* A scan: forward, the segments' pairs. */
 #include "delta/cuda/chunk_host.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 SCANS(, 1, 3, PAIR, PAIR)
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK

@@ -5,7 +5,7 @@
 
 #include "delta/cuda/chunk_device.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
 
@@ -21,6 +21,8 @@ struct scan_args {
     float *final_state;
     bool state_transposed;
     char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
+    ring r;
+    float *between;        /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
     float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
 };
@@ -46,18 +48,24 @@ template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape
 
 struct scan_item {
     sequence_place at;
-    int sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
-    int chunks;
-    bool map; /* PAIR: M */
+    int lane, sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
+    int start, chunks; /* of this launch: the first, how many */
+    bool begins, ends; /* the walk does, in this launch */
+    bool map;          /* PAIR: M */
+    template <typename Shape> __device__ __forceinline__ int chunk(int n) const {
+        return start + (Shape::REVERSE ? chunks - 1 - n : n);
+    }
 };
 
 /* full: a stage was copied; empty: it was read. state, values: the rounded state, V' of a chunk are there; state_read:
    the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
+    int4 first_bad[STAGES][2]; /* FORWARD: of every warp that works, the first token that is no number */
 };
 
-template <typename Shape> static __device__ __forceinline__ scan_item item_of(const shape &s, unsigned block) {
+template <typename Shape>
+static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &r, unsigned block) {
     constexpr unsigned parts = 2 / Shape::GROUPS;
     unsigned at = block / parts;
     scan_item item;
@@ -68,11 +76,17 @@ template <typename Shape> static __device__ __forceinline__ scan_item item_of(co
     }
     item.band = (int)(block % parts);
     item.value_head = (int)(at % (unsigned)s.value_heads);
-    item.sequence = (int)(at / (unsigned)s.value_heads);
+    item.lane = (int)(at / (unsigned)s.value_heads);
+    item.sequence = r.sequence_of_lane(item.lane, s.segments);
     item.head = item.value_head / (s.value_heads / s.heads);
     item.at = sequence_of(s, item.sequence);
     item.segment = item.sequence % s.segments;
-    item.chunks = (item.at.length + C - 1) / C;
+    int all = (item.at.length + C - 1) / C;
+    int2 part = part_of(r, Shape::REVERSE, all);
+    item.start = part.x;
+    item.chunks = part.y - part.x;
+    item.begins = Shape::REVERSE ? part.y == all : part.x == 0;
+    item.ends = Shape::REVERSE ? part.x == 0 : part.y == all;
     return item;
 }
 
@@ -81,6 +95,10 @@ template <typename Shape> struct scan_places {
     uint32_t start;
     const char *data;
     uint32_t full, empty, values, state, state_read;
+    int4 (*bad)[2];
+    __device__ __forceinline__ int *first_bad(int n) const {
+        return (int *)bad[n % Shape::STAGES];
+    }
     __device__ __forceinline__ uint32_t stage(int n) const {
         return start + n % Shape::STAGES * Shape::STAGE;
     }
@@ -101,7 +119,7 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     using namespace hopper;
     for (int n = 0; n < item.chunks; n++) {
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
-        int chunk = Shape::REVERSE ? item.chunks - 1 - n : n, row = item.at.first + chunk * C;
+        int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
         barrier_expect(barrier, Shape::STAGE);
         copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
@@ -129,6 +147,6 @@ template <int N> static __device__ __forceinline__ void pack_all(uint32_t (&to)[
     }
 }
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

@@ -4,7 +4,7 @@
 
 #include "delta/cuda/chunk_scan_parts.cuh"
 
-namespace delta_chunk {
+namespace DELTA_CHUNK {
 
 /* A thread's elements of a state in f32: its sums are 16 times (2 rows of values, 8 apart) x (2 keys), 8 keys apart. */
 struct state_place {
@@ -49,10 +49,11 @@ template <typename Shape> struct scan_worker {
             bool one = item.map && diagonal == i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
             S[i] = Shape::KIND == PAIR && one ? 1.0f : 0.0f;
         }
-        if (made) {
+        if (made && item.begins) {
             return;
         }
-        state_place from = first            ? place_of(a.initial_state)
+        state_place from = !item.begins     ? between()
+                           : first          ? place_of(a.initial_state)
                            : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)  /* of the next segment, fixed up */
                                             : place_of(item.sequence - 1, PART_L); /* of the last one */
 #pragma unroll
@@ -60,9 +61,12 @@ template <typename Shape> struct scan_worker {
             S[i] = *from.at(i);
         }
     }
+    __device__ __forceinline__ state_place between() const {
+        return begin(a.between + ((int64_t)item.sequence * a.s.value_heads + item.value_head) * D * D, D, 1);
+    }
     __device__ __forceinline__ void store_state() {
-        state_place to = Shape::LOCAL
-                             ? place_of(item.sequence, Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L)
+        state_place to = !item.ends     ? between()
+                         : Shape::LOCAL ? place_of(item.sequence, Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L)
                              : place_of(a.final_state);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
@@ -98,6 +102,54 @@ template <typename Shape> struct scan_worker {
             hopper::barrier_arrive(p.state);
         }
     }
+    __device__ __forceinline__ int first_bad(const uint32_t (&r)[16]) const {
+        int first = C;
+#pragma unroll
+        for (int i = 7; i >= 0; i--) {
+            int token = 8 * i + lane % 4 * 2;
+            float low = low_half(r[2 * i]) * 0.0f + low_half(r[2 * i + 1]) * 0.0f;
+            float high = high_half(r[2 * i]) * 0.0f + high_half(r[2 * i + 1]) * 0.0f;
+            first = low != 0.0f ? token : high != 0.0f ? token + 1 : first;
+        }
+        return __reduce_min_sync(0xffffffffu, first);
+    }
+    __device__ __forceinline__ void cut(uint32_t (&r)[16], int first) const {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            int token = i / 2 * 8 + lane % 4 * 2;
+            r[i] = token >= first ? 0 : token + 1 >= first ? r[i] & 0xffffu : r[i];
+        }
+    }
+    __device__ __forceinline__ void put_from(int first, float x) {
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            X[i] = i / 4 * 8 + lane % 4 * 2 + i % 2 >= first ? x : X[i];
+        }
+    }
+    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of T or P.
+       In a product with T it makes all of a row NaN: then this warp's values from the first such token on are left out of
+       it, and are NaN. The new values once more, by the warp alone; returned: that token. */
+    __device__ __forceinline__ int mend(uint32_t (&r)[16], uint32_t t) {
+        int first = first_bad(r);
+        cut(r, first);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float *x = X + 8 * n;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                x[i] = 0.0f;
+            }
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                uint32_t b[4]; /* T of 16 tokens, 16 before them */
+                load_matrices(b, swizzled(t, 16 * n + lane / 16 * 8 + lane % 8, 2 * k + (lane / 8 & 1)));
+                product_of_warp(x, r + 4 * k, b[0], b[1]);
+                product_of_warp(x + 4, r + 4 * k, b[2], b[3]);
+            }
+        }
+        put_from(first, __int_as_float(0x7fffffff));
+        return first;
+    }
     /* One chunk; S on return is what enters the next one. */
     __device__ __forceinline__ void step(int n) {
         using namespace hopper;
@@ -107,8 +159,9 @@ template <typename Shape> struct scan_worker {
         float2 fade[8], beta[8];
         pack_all(Sb, S);
         barrier_wait(p.barrier(p.full, n), p.parity(n));
-        if (item.at.length - n * C < C) {
-            clear(k, v, item.at.length - n * C);
+        int left = item.at.length - item.chunk<Shape>(n) * C;
+        if (left < C) {
+            clear(k, v, left);
         }
         products_begin();
 #pragma unroll
@@ -158,6 +211,10 @@ template <typename Shape> struct scan_worker {
         }
         products_wait<0>();
         keep_below(X);
+        int first = C;
+        if (Shape::KIND == FORWARD && __any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
+            first = mend(r, t);
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             r[2 * i] = pack(fade[i].x * X[4 * i], fade[i].y * X[4 * i + 1]);
@@ -169,6 +226,14 @@ template <typename Shape> struct scan_worker {
             product_right(S, r + 4 * i, describe(k + i * 2048, BAND), 1);
         }
         products_commit();
+        if (Shape::KIND == FORWARD) {
+            if (first < C) {
+                put_from(first, 0.0f);
+            }
+            if (lane == 0) {
+                p.first_bad(n)[4 * group + warp] = first;
+            }
+        }
         if (!Shape::LOCAL) {
             show_values(v, n);
         }
@@ -200,7 +265,7 @@ template <typename Shape> struct scan_worker {
         uint32_t w[4][4], r[16];
         pack_all(Sb, S);
         barrier_wait(p.barrier(p.full, n), p.parity(n));
-        int left = item.at.length - (item.chunks - 1 - n) * C;
+        int left = item.at.length - item.chunk<Shape>(n) * C;
         if (left < C) {
             clear(k, v, left);
         }
@@ -308,13 +373,13 @@ template <typename Shape> struct scan_worker {
                 step(n);
             }
         }
-        if (Shape::LOCAL ||
+        if (Shape::LOCAL || !item.ends ||
             (a.final_state != nullptr && item.segment == (Shape::REVERSE ? 0 : a.s.segments - 1))) {
             store_state();
         }
     }
 };
 
-} // namespace delta_chunk
+} // namespace DELTA_CHUNK
 
 #endif

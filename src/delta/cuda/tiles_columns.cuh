@@ -69,7 +69,7 @@ template <int D> struct columns_walk {
         slice_left<D>(a, S);
         times_tokens<D>(rest, a, m.k[side]);
         right_side<D>(rest, m.p, m.v[side]);
-        solve(rest, left, m.p);
+        (void)solve(rest, left, m.p);
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll

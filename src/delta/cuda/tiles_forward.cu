@@ -47,7 +47,7 @@ template <int D> struct forward_walk {
         slice_left<D>(a, S);
         times_tokens<D>(rest, a, m.k[side]);
         right_side<D>(rest, s, m.v[side]);
-        solve(rest, x, s);
+        const int first = solve(rest, x, s);
         if (job.o.data != nullptr) {
             times_tokens<D>(o, a, m.q[side]);
 #pragma unroll
@@ -66,6 +66,10 @@ template <int D> struct forward_walk {
                     load_right<LC>(b, s.P, 16 * c, 16 * p);
                     multiply_two(o[2 * p], o[2 * p + 1], x[c], b);
                 }
+            }
+#pragma unroll
+            for (int b = 0; b < BLOCKS && first < C; b++) {
+                put_from(o, b, first, __int_as_float(0x7fffffff));
             }
             __syncwarp(); /* every lane has its v */
             put_columns<D>(m.v[side], o);

@@ -73,8 +73,60 @@ __device__ __forceinline__ void right_side(float (&h)[8][4], const prepared &s, 
     }
 }
 
-/* rest, in place of the right side; x = beta rest as left operands of the four blocks. */
-__device__ __forceinline__ void solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
+/* The first token of block b whose rest is no number in any lane; C: there is none. */
+__device__ __forceinline__ int first_bad(const float (&rest)[8][4], int b) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum = fmaf(rest[2 * b + i / 4][i % 4], 0.0f, sum);
+    }
+    if (!__any_sync(WARP, sum != 0.0f)) {
+        return C;
+    }
+    int first = C;
+#pragma unroll
+    for (int i = 7; i >= 0; i--) {
+        const int n = 2 * b + i / 4, at = token_in(n, i % 4);
+        first = rest[n][i % 4] * 0.0f != 0.0f && at < first ? at : first;
+    }
+#pragma unroll
+    for (int far = 1; far < 32; far *= 2) {
+        const int other = __shfl_xor_sync(WARP, first, far);
+        first = other < first ? other : first;
+    }
+    return first;
+}
+
+__device__ __forceinline__ int first_bad(const unsigned (&a)[4], int b) {
+    float both[8][4] = {};
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        both[2 * b + i / 4][i % 4] = i % 2 == 0 ? low_of(a[i / 2]) : high_of(a[i / 2]);
+    }
+    return first_bad(both, b);
+}
+
+/* Tokens of block b from `first` on: another number in a result, zero in a left operand of it. */
+__device__ __forceinline__ void put_from(float (&x)[8][4], int b, int first, float number) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float &one = x[2 * b + i / 4][i % 4];
+        one = token_in(2 * b + i / 4, i % 4) >= first ? number : one;
+    }
+}
+__device__ __forceinline__ void cut_from(unsigned (&a)[4], int b, int first) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int at = token_in(2 * b + i / 2, 0);
+        a[i] = at >= first ? 0u : at + 1 >= first ? a[i] & 0xffffu : a[i];
+    }
+}
+
+/* rest, in place of the right side; x = beta rest as left operands of the four blocks. A NaN or infinity of a token must
+   not reach the ones before it by a zero of T or P: from the first such token on, which is returned, rest is NaN and x is
+   zero. */
+__device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
+    int first = C;
 #pragma unroll
     for (int b = 0; b < BLOCKS; b++) {
         unsigned a[4], right[4];
@@ -84,11 +136,23 @@ __device__ __forceinline__ void solve(float (&rest)[8][4], unsigned (&x)[4][4], 
             load_right<LC>(right, s.A, 16 * c, 16 * b);
             multiply_two(rest[2 * b], rest[2 * b + 1], a, right);
         }
+        first = first < C ? first : first_bad(rest, b);
         as_left(a, rest[2 * b], rest[2 * b + 1]);
+        if (first < C) {
+            cut_from(a, b, first);
+        }
         load_right<LB>(right, s.T[b], 0, 0);
         multiply_two(rest[2 * b], rest[2 * b + 1], a, right);
+        if (first < C) {
+            put_from(rest, b, first, __int_as_float(0x7fffffff));
+        }
         weighed(x[b], rest, b, [&](int t) { return s.beta[t]; });
+        first = first < C ? first : first_bad(x[b], b); /* by its beta */
+        if (first < C) {
+            cut_from(x[b], b, first);
+        }
     }
+    return first;
 }
 
 /* Writes a result as columns of a tile of tokens. */

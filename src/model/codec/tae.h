@@ -1,4 +1,4 @@
-/* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them. MATH.md, section 4.
+/* A tiny video autoencoder of TAEHV's shape: its weights, and streams of frames through them.
 
    Decoder: tanh(x/3) 3; conv 16 -> c0, ReLU; three levels of three memory blocks, grow x(1, 2, 2) and a conv to the
    next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->

@@ -1,5 +1,6 @@
-/* config.json of a video transformer: Wan's keys, and beside them those of a causal model. What is missing is told by
-   the shapes of the weights, or has Wan's default. */
+/* config.json of a video transformer: Wan's keys or diffusers', and beside them those of a causal model. What is
+   missing, or all of it where the model is a single file of weights, is told by the shapes of the weights, or has Wan's
+   default. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "model/dit/dit_config.h"
+#include "model/dit/dit_names.h"
 #include "model/json.h"
 #include "model/json_write.h"
 #include "model/weights.h"
@@ -24,7 +26,8 @@ typedef enum form {
     STEPS,
     WINDOW,    /* Wan's own: only -1, -1 (no window) is done */
     TEXT_KIND, /* "t2v" */
-    CLASS,     /* "WanModel" */
+    CLASS,     /* "WanModel", "CausalWanModel" or "WanTransformer3DModel" */
+    NOTHING,   /* null: what else it may be is not done */
     READ_OVER,
 } form;
 
@@ -63,10 +66,28 @@ static const field fields[] = {
     {"model_type", TEXT_KIND, 0, false},
     {"_class_name", CLASS, 0, false},
     {"_diffusers_version", READ_OVER, 0, false},
+    {"attention_head_dim", READ_OVER, 0, false}, /* diffusers': shapes tell dim */
+    {"rope_max_seq_len", READ_OVER, 0, false},
+    {"added_kv_proj_dim", NOTHING, 0, false},
+    {"image_dim", NOTHING, 0, false},
+    {"pos_embed_seq_len", NOTHING, 0, false},
     {"_name_or_path", READ_OVER, 0, false},
 };
 
 enum { FIELDS = sizeof fields / sizeof fields[0] };
+
+/* Keys of diffusers' configurations, and ours. */
+static const char *const aliases[][2] = {
+    {"num_attention_heads", "num_heads"}, {"in_channels", "in_dim"}, {"out_channels", "out_dim"}};
+
+static const char *own_key(const char *key) {
+    for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
+        if (strcmp(aliases[i][0], key) == 0) {
+            return aliases[i][1];
+        }
+    }
+    return key;
+}
 
 typedef struct source {
     carry_ctx *ctx;
@@ -126,6 +147,10 @@ static carry_status read_field(const source *s, const field *f, const carry_json
         *(double *)to = node->as.number.value;
         return CARRY_OK;
     case TRUTH:
+        if (f->offset == offsetof(carry_dit_config, qk_norm) && carry_json_is_text(node, "rms_norm_across_heads")) {
+            *(bool *)to = true; /* diffusers' word for it */
+            return CARRY_OK;
+        }
         if (node->kind != CARRY_JSON_BOOL) {
             return refuse(s, node, "true or false is expected");
         }
@@ -142,7 +167,12 @@ static carry_status read_field(const source *s, const field *f, const carry_json
     case TEXT_KIND:
         return carry_json_is_text(node, "t2v") ? CARRY_OK : refuse(s, node, "only \"t2v\" is done here");
     case CLASS:
-        return carry_json_is_text(node, "WanModel") ? CARRY_OK : refuse(s, node, "\"WanModel\" is expected");
+        return carry_json_is_text(node, "WanModel") || carry_json_is_text(node, "CausalWanModel") ||
+                       carry_json_is_text(node, "WanTransformer3DModel")
+                   ? CARRY_OK
+                   : refuse(s, node, "\"WanModel\", \"CausalWanModel\" or \"WanTransformer3DModel\" is expected");
+    case NOTHING:
+        return node->kind == CARRY_JSON_NULL ? CARRY_OK : refuse(s, node, "models with pictures as input are not done");
     case READ_OVER:
         break;
     }
@@ -154,8 +184,9 @@ static carry_status read_keys(source *s, const carry_json *root) {
         return carry_fail(s->ctx, CARRY_EFORMAT, "%s is not a JSON object: it is not a model configuration", s->name);
     }
     for (const carry_json *node = root->as.inside.first; node != NULL; node = node->next) {
+        const char *key = own_key(node->key);
         int i = 0;
-        while (i < FIELDS && (strlen(fields[i].key) != node->key_length || strcmp(fields[i].key, node->key) != 0)) {
+        while (i < FIELDS && (strlen(node->key) != node->key_length || strcmp(fields[i].key, key) != 0)) {
             i++;
         }
         if (i == FIELDS) {
@@ -170,9 +201,19 @@ static carry_status read_keys(source *s, const carry_json *root) {
     return CARRY_OK;
 }
 
+/* By any of its names; NULL: none. */
+static const carry_tensor *find_named(const carry_weights *weights, const char *name) {
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *found = carry_weights_find(weights, name);
+    for (int i = 0; found == NULL && carry_dit_other_name(name, i, false, other, sizeof other); i++) {
+        found = carry_weights_find(weights, other);
+    }
+    return found;
+}
+
 /* One size of a tensor of the weights, or 0. */
 static int64_t told(const carry_weights *weights, const char *name, int rank, int index) {
-    const carry_tensor *tensor = carry_weights_find(weights, name);
+    const carry_tensor *tensor = find_named(weights, name);
     return tensor != NULL && tensor->rank == rank ? tensor->shape[index] : 0;
 }
 
@@ -180,7 +221,7 @@ static int64_t count_blocks(const carry_weights *weights) {
     int64_t blocks = 0;
     for (char name[64]; blocks < weights->count; blocks++) {
         (void)snprintf(name, sizeof name, "blocks.%" PRId64 ".modulation", blocks);
-        if (carry_weights_find(weights, name) == NULL) {
+        if (find_named(weights, name) == NULL) {
             break;
         }
     }
@@ -213,8 +254,8 @@ static void take_shapes(const source *s, const carry_weights *w) {
         head % patch == 0) {
         c->out_dim = head / patch;
     }
-    c->qk_norm = s->seen[QK_NORM] ? c->qk_norm : carry_weights_find(w, "blocks.0.self_attn.norm_q.weight") != NULL;
-    c->cross_attn_norm = s->seen[CROSS] ? c->cross_attn_norm : carry_weights_find(w, "blocks.0.norm3.weight") != NULL;
+    c->qk_norm = s->seen[QK_NORM] ? c->qk_norm : find_named(w, "blocks.0.self_attn.norm_q.weight") != NULL;
+    c->cross_attn_norm = s->seen[CROSS] ? c->cross_attn_norm : find_named(w, "blocks.0.norm3.weight") != NULL;
 }
 
 carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, const char *folder) {
@@ -230,11 +271,15 @@ carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, con
                                  .qk_norm = true,
                                  .cross_attn_norm = true};
     source s = {.ctx = ctx, .name = path, .config = config};
-    CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
-    CARRY_TRY(carry_json_read(ctx, &root, path, FILE_LIMIT));
-    carry_status status = read_keys(&s, root);
-    carry_json_free(root);
-    CARRY_TRY(status);
+    if (carry_weights_is_file(folder)) { /* shapes tell all that Wan's defaults do not */
+        (void)snprintf(path, sizeof path, "%s", folder);
+    } else {
+        CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
+        CARRY_TRY(carry_json_read(ctx, &root, path, FILE_LIMIT));
+        const carry_status status = read_keys(&s, root);
+        carry_json_free(root);
+        CARRY_TRY(status);
+    }
     bool silent = false;
     for (int i = DIM; i <= CROSS; i++) {
         silent = silent || !s.seen[i];

@@ -6,9 +6,19 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "model/dit/dit_config.h"
+#include "model/dit/dit_names.h"
+
+/* A tensor that is one of the model's by another name. */
+static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
+    const carry_dit *dit = model;
+    char own[CARRY_SAFETENSORS_NAME];
+    (void)weights;
+    carry_dit_own_name(name, own, sizeof own);
+    return carry_parameters_find(&dit->own, own) != NULL;
+}
 
 carry_status carry_dit_load(carry_dit *dit, const char *folder) {
-    return carry_parameters_load(&dit->own, folder, NULL, NULL);
+    return carry_parameters_load(&dit->own, folder, is_spare, dit);
 }
 
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype) {

@@ -79,7 +79,7 @@ static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_op
 static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *method) {
     const carry_lm_config *config = &lm->config;
     const carry_lm_mixer *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_mixer_linear;
-    if (lm->own.device != 0 && (wanted == &carry_lm_mixer_linear || wanted == &carry_lm_mixer_ranks)) {
+    if (lm->own.device != 0 && wanted == &carry_lm_mixer_linear) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
                           wanted->name);
     }

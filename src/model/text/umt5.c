@@ -92,7 +92,8 @@ static carry_parameter describe(const carry_umt5_config *c, slot which) {
 
 static void list_parameters(carry_umt5 *m) {
     const carry_umt5_config *c = &m->config;
-    carry_parameter table = {.name = "shared.weight", .rank = 2, .shape = {c->vocab_size, c->d_model}};
+    carry_parameter table = {
+        .name = "shared.weight", .rank = 2, .shape = {c->vocab_size, c->d_model}, .may_be_narrow = true};
     carry_parameter norm = {.name = "encoder.final_layer_norm.weight", .rank = 1, .shape = {c->d_model}};
     m->embedding = carry_parameters_add(&m->own, table);
     m->final_norm = carry_parameters_add(&m->own, norm);
@@ -100,6 +101,7 @@ static void list_parameters(carry_umt5 *m) {
         for (slot s = 0; s < SLOTS; s++) {
             carry_parameter p = describe(c, s);
             (void)snprintf(p.name, sizeof p.name, "encoder.block.%" PRId64 ".%s", i, keys[s]);
+            p.may_be_narrow = p.rank == 2 && s != SLOT_BIAS;
             m->layer[i][s] = carry_parameters_add(&m->own, p);
         }
     }
@@ -143,9 +145,12 @@ static carry_status make(carry_umt5 *m, const char *folder, int device) {
     m->own.other = other_name;
     list_parameters(m);
     CARRY_TRY(carry_parameters_check(&m->own, folder));
+    CARRY_TRY(carry_parameters_map(&m->own, folder)); /* the CPU reads 16 bits where the file is */
+    if (m->dtype != CARRY_F32) {
+        carry_parameters_narrow(&m->own, m->dtype);
+    }
     CARRY_TRY(carry_parameters_allocate(&m->own));
     CARRY_TRY(carry_parameters_load(&m->own, folder, is_spare, NULL));
-    CARRY_TRY(m->dtype != CARRY_F32 ? carry_parameters_want_low(&m->own, m->dtype) : CARRY_OK);
     lay_out(m, &counted, m->most);
     if (!carry_arena_total(&counted, &bytes)) {
         return carry_fail(m->ctx, CARRY_ERANGE, "a prompt of %" PRId64 " tokens is too long for this text encoder",
@@ -216,7 +221,7 @@ static carry_status put_bias(carry_umt5 *m, int64_t layer, int64_t n) {
     if (w == NULL) {
         return carry_fail(m->ctx, CARRY_EMEMORY, "no memory for the bias of %" PRId64 " heads", c->num_heads);
     }
-    const carry_status status = carry_parameters_download(&m->own, w, m->own.weights, p->offset, p->count);
+    const carry_status status = carry_parameters_sample(&m->own, w, m->layer[layer][SLOT_BIAS], p->count);
     for (int64_t i = 0; status == CARRY_OK && i < 2 * n - 1; i++) {
         const int64_t bucket = carry_umt5_bucket(i - (n - 1), c->buckets, c->distance);
         for (int64_t h = 0; h < c->num_heads; h++) {

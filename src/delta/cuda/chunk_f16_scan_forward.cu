@@ -1,0 +1,3 @@
+/* chunk_scan_forward.cu for f16. */
+#define CARRY_DELTA_F16
+#include "delta/cuda/chunk_scan_forward.cu"

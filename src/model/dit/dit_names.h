@@ -1,0 +1,14 @@
+/* What published files call the tensors of a video transformer: Wan's own names, those of diffusers
+   (WanTransformer3DModel), and either below a prefix that a training left (Self-Forcing, CausVid). */
+#ifndef CARRY_MODEL_DIT_NAMES_H
+#define CARRY_MODEL_DIT_NAMES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* carry_parameters.other. */
+bool carry_dit_other_name(const char *name, int which, bool pieces, char *to, size_t size);
+/* Wan's own name of a tensor by any of them. */
+void carry_dit_own_name(const char *name, char *to, size_t size);
+
+#endif

@@ -1,0 +1,31 @@
+/* Prompts through a text encoder: tokenizer, encoder, and what was encoded before.
+
+   A model's folder has text_encoder (model/text/umt5.h) and tokenizer (model/text/unigram.h) as diffusers lays them
+   out; a folder of transformers has both in one. A prompt is encoded once: the last ones are kept. Runs of spaces are
+   one, as Wan's own pipeline has it. */
+#ifndef CARRY_MODEL_TEXT_PROMPTS_H
+#define CARRY_MODEL_TEXT_PROMPTS_H
+
+#include "carry/tensor.h"
+
+#define CARRY_PROMPTS_KEPT 16
+
+typedef struct carry_prompts carry_prompts;
+
+typedef struct carry_prompts_options {
+    const char *folder; /* of the encoder; its tokenizer is in it, or in the folder tokenizer beside it */
+    int64_t text_len, text_dim;
+    int device;   /* a GPU in bf16, where the encoder fits; otherwise, with a message, and for 0 the CPU */
+    size_t spare; /* bytes of the device that others will need */
+} carry_prompts_options;
+
+/* CARRY_ESHAPE where the encoder's width is not text_dim. */
+carry_status carry_prompts_open(carry_ctx *ctx, carry_prompts **made, const carry_prompts_options *options);
+void carry_prompts_free(carry_prompts *prompts);
+
+/* As carry_words_encode (model/dit/words.h): all of conditioning is written, [text_len, text_dim] f32 on the CPU;
+   *rows: tokens there, </s> among them; *left_out: tokens that did not fit. */
+carry_status carry_prompts_encode(carry_prompts *prompts, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
+                                  const char *prompt, size_t length);
+
+#endif
