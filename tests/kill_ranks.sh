@@ -7,9 +7,10 @@
 # It does so over shared memory and over TCP, where a dead peer's socket closes. A process that is stopped is noticed by
 # nobody but the deadline.
 #
-# Usage: [KILLS=50] [SEED=n] kill_ranks.sh PATH-OF-RANKS_WORKER
+# Usage: [KILLS=50] [SEED=n] kill_ranks.sh PATH-OF-RANKS_WORKER [gpu]
 set -u
 worker=$1
+where=${2:-cpu}
 kills=${KILLS:-8}
 random=${SEED:-$(date +%s)}
 ranks=4
@@ -77,7 +78,7 @@ disturb() {
     # shellcheck disable=SC2016,SC2086
     timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
-        sh -c '"$0" "$1"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" > "$log" 2>&1 &
+        sh -c '"$0" "$1" "$3"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" "$where" > "$log" 2>&1 &
     launcher=$!
     await $ranks 'is process'
     victim=$(sed -n "s/^rank $2 is process //p" "$log")

@@ -1,10 +1,11 @@
 /* What kill_ranks.sh disturbs: a rank that goes through every operation until one ends it. Says its process first and
    in the end what it was told, with the seconds since the operation that failed had begun.
-   Usage: mpirun -n N ranks_worker DEADLINE */
+   Usage: mpirun -n N ranks_worker DEADLINE [gpu]: with gpu, buffers are in memory of the first GPU, which all share. */
 #include "comm_support.h"
 
 #include <unistd.h>
 
+#include "comm/rates.h"
 #include "core/clock.h"
 
 enum {
@@ -14,16 +15,23 @@ enum {
     VALUE = 400
 };
 
-typedef struct worker {
+typedef struct buffers {
     float data[WIDE], all[RANKS * 8];
     float M[HEADS * KEY * KEY], L[HEADS * KEY * VALUE], state[HEADS * KEY * VALUE];
+} buffers;
+
+typedef struct worker {
+    buffers *at; /* in memory of device */
+    int device;
     double began; /* the operation under way */
 } worker;
 
-static carry_status split_and_sum(worker *w, carry_comm *comm) {
+/* In host memory, whatever the device: what moves a GPU's memory is not split. */
+static carry_status split_and_sum(carry_comm *comm) {
     carry_comm *part;
+    float data[40] = {0};
     TRY(carry_comm_split(comm, &part, carry_comm_rank(comm) % 2, 0));
-    const carry_status status = carry_all_reduce(part, w->data, 40, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
+    const carry_status status = carry_all_reduce(part, data, 40, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
     carry_comm_free(part);
     return status;
 }
@@ -32,50 +40,54 @@ static carry_status split_and_sum(worker *w, carry_comm *comm) {
 static carry_status scan(worker *w, carry_comm *comm, uint32_t which) {
     const carry_all_scan_problem problem = {.heads = HEADS, .key = KEY, .value = VALUE, .wire = CARRY_F32};
     const carry_all_scan_options options = {.algorithm = carry_all_scan_name((int)(which % 4))};
-    const carry_all_scan_args args = {.state = carry_view_3d(w->state, CARRY_F32, HEADS, KEY, VALUE),
-                                      .M = carry_view_3d(w->M, CARRY_F32, HEADS, KEY, KEY),
-                                      .L = carry_view_3d(w->L, CARRY_F32, HEADS, KEY, VALUE)};
+    static const int64_t states[] = {HEADS, KEY, VALUE}, maps[] = {HEADS, KEY, KEY};
+    const carry_all_scan_args args = {.state = carry_view_on(w->device, w->at->state, CARRY_F32, 3, states),
+                                      .M = carry_view_on(w->device, w->at->M, CARRY_F32, 3, maps),
+                                      .L = carry_view_on(w->device, w->at->L, CARRY_F32, 3, states)};
     carry_all_scan_plan *plan;
     TRY(carry_all_scan_plan_new(comm, &plan, &problem, &options));
     const size_t bytes = carry_all_scan_workspace(plan);
-    void *workspace = aligned_alloc(64, (bytes + 63) / 64 * 64 + 64);
+    void *workspace;
+    TRY(carry_device_alloc(carry_comm_ctx(comm), &workspace, w->device, bytes));
     const carry_status status = carry_all_scan_run(plan, &args, workspace, bytes);
-    free(workspace);
+    carry_device_free(carry_comm_ctx(comm), w->device, workspace);
     carry_all_scan_plan_free(plan);
     return status;
 }
 
 static carry_status one(worker *w, carry_comm *comm, uint32_t which) {
     const int size = carry_comm_size(comm);
+    buffers *at = w->at;
     switch (which % 10) {
     case 0:
         return carry_barrier(comm);
     case 1:
-        return carry_broadcast(comm, w->data, sizeof w->data, (int)(which / 10 % (uint32_t)size));
+        return carry_broadcast(comm, at->data, sizeof at->data, (int)(which / 10 % (uint32_t)size));
     case 2:
-        return carry_all_reduce(comm, w->data, WIDE, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
+        return carry_all_reduce(comm, at->data, WIDE, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
     case 3:
-        return carry_all_gather(comm, w->all, w->data, 8);
+        return carry_all_gather(comm, at->all, at->data, 8);
     case 4:
-        return carry_reduce_scatter(comm, w->data, w->all, 4, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
+        return carry_reduce_scatter(comm, at->data, at->all, 4, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
     case 5:
-        return carry_all_to_all(comm, w->data, w->all, 4);
+        return carry_all_to_all(comm, at->data, at->all, 4);
     case 6:
-        return split_and_sum(w, comm);
+        return split_and_sum(carry_comm_host(comm));
     case 7:
-        return ring(NULL, comm);
+        return ring(NULL, carry_comm_host(comm));
     default:
         return scan(w, comm, which / 10);
     }
 }
 
-static carry_status work(void *user, carry_comm *comm) {
-    worker *w = user;
+static carry_status work_over(worker *w, carry_comm *comm) {
     const double deadline = carry_comm_deadline(comm);
     /* The planner measures this machine at its first plan, for seconds on a busy one: that is no wait for a rank. */
     TRY(carry_comm_set_deadline(comm, 60));
+    TRY(carry_comm_set_deadline(carry_comm_host(comm), 60));
     TRY(scan(w, comm, 0));
     TRY(carry_comm_set_deadline(comm, deadline));
+    TRY(carry_comm_set_deadline(carry_comm_host(comm), deadline));
     (void)printf("rank %d is process %ld\n", carry_comm_rank(comm), (long)getpid());
     (void)fflush(stdout);
     for (uint64_t step = 0;; step++) {
@@ -84,10 +96,29 @@ static carry_status work(void *user, carry_comm *comm) {
     }
 }
 
+static carry_status work(void *user, carry_comm *comm) {
+    worker *w = user;
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    carry_comm *gpus = NULL;
+    const double deadline = carry_comm_deadline(comm);
+    TRY(carry_comm_set_deadline(comm, 60)); /* a GPU that many processes start on at once takes its time */
+    TRY(carry_device_alloc(ctx, (void **)&w->at, w->device, sizeof *w->at));
+    TRY(carry_device_fill(ctx, w->at, w->device, 0, sizeof *w->at, NULL));
+    if (w->device > 0) {
+        TRY(carry_comm_open_device(comm, &gpus, w->device, NULL));
+        TRY(carry_comm_set_deadline(gpus, deadline));
+    }
+    TRY(carry_comm_set_deadline(comm, deadline));
+    const carry_status status = work_over(w, gpus != NULL ? gpus : comm);
+    carry_comm_free(gpus);
+    return status;
+}
+
 int main(int count, char **arguments) {
     static worker w;
     char message[512];
     const double deadline = count > 1 ? strtod(arguments[1], NULL) : 2;
+    w.device = count > 2 && strcmp(arguments[2], "gpu") == 0;
     if (!is_under_mpi() || carry_comm_kind_name(2, NULL) == NULL) {
         (void)fprintf(stderr, "ranks_worker: start it with mpirun, in a build with MPI\n");
         return 77;

@@ -23,18 +23,26 @@ expect 0 '"bytes_per_rank": 180' bench --json --repeats 3 $small:algo=chain
 grep -q '"ranks": 3' out || fail "the ranks are not told"
 expect 0 'received 0.00018 MB' bench --repeats 3 $small
 expect 0 '"exposed": 0' bench --json --repeats 3 delta:f32:t32:h2:k8:v8:p2:algo=chain
-expect 0 '8 right, 0 wrong' check $small
-expect 0 '8 right, 0 wrong' check allscan:factors:f32:h1:k1:v1:p3
+expect 0 '10 right, 0 wrong' check $small
+expect 0 '10 right, 0 wrong' check allscan:factors:f32:h1:k1:v1:p3
 expect 0 'dv ' check delta:f32:t32:h2:k8:v8:p2:backward
 expect 0 'dv ' check delta:f32:t32:h2:k8:v8:keygate:p2:backward
 expect 0 'over 3 ranks (threads)' plan $small
 expect 0 '"algorithm": "serial"' plan --json $small:algo=lasp1
 expect 0 'over 3 ranks (threads)' --ranks 4 plan $small
-expect 0 '8 right' --ranks 3 check $small
+expect 0 '10 right' --ranks 3 check $small
 refused "is for 3 ranks, and there are 2" --ranks 2 bench $small
 refused "is for 3 ranks, and there are 2" --ranks 2 check $small
 refused "is a problem of one rank" --ranks 2 check scan:dense:t8:n2
 refused "check --golden does not run on ranks" --ranks 2 check --golden nothing
+expect 0 '5 right, 0 wrong' check allreduce:bf16:2x6:p2 allgather:f32:n12:p3 reducescatter:bf16:n12:p4 broadcast:n7:p7 \
+    sendrecv:n5:p5
+expect 0 'predicted' bench --repeats 3 allreduce:f32:3x4:p2
+refused 'a number that 3 ranks can share' check allgather:n4:p3
+refused 'neither a word' check allreduce:2x:p2
+expect 0 'simulated' plan cluster:wy:bf16:h4:k16:v16:p20
+expect 0 'planned' bench --unchecked --repeats 3 cluster:wy:bf16:h4:k16:v16:p20
+refused 'p1 to p4096' plan cluster:wy:p4097
 refused "'p0'" bench allscan:wy:p0
 refused "p1 to p1024" check allscan:wy:p1025
 refused "only factors have rows" plan allscan:wy:r3:p2
@@ -92,7 +100,7 @@ launch() {
 }
 launch 0 '"bytes_per_rank": 180' 3 bench --json --repeats 3 $small
 [ "$(grep -c '"algorithm": "chain"' out)" = 1 ] || fail "not rank 0 alone printed"
-launch 0 '8 right, 0 wrong' 4 check $small
+launch 0 '10 right, 0 wrong' 4 check $small
 launch 0 'over 3 ranks (mpi)' 3 plan $small
 launch 0 'dv ' 2 check delta:f32:t32:h2:k8:v8:p2:backward
 launch 1 'decision: incomplete' 3 run tiny.yaml

@@ -176,7 +176,7 @@ refused 'needs a model' generate
 refused 'needs a prompt' generate model
 refused 'after -p' generate model Hello
 refused 'gone' generate gone -p x
-refused 'is no folder' generate text -p x
+refused 'is not a folder' generate text -p x
 refused 'holds no model' generate nothing -p x
 refused 'model.safetensors' generate cut -p x
 refused 'no tokenizer.json, and a vocabulary of 1000' generate other -p x

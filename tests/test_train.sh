@@ -104,7 +104,7 @@ refused "no option '--stepz" train --data book.txt --stepz 3
 refused "steps is 0" train --data book.txt --steps 0
 refused "rate needs a finite number" train --data book.txt --rate nan
 refused "rate is -1" train --data book.txt --rate -1
-refused "at most 0.999999999" train --data book.txt --beta1 1
+refused "to 0.999999999" train --data book.txt --beta1 1
 refused "no schedule" train --data book.txt --schedule never
 refused "no type 'f8'" train --data book.txt --dtype f8
 refused "batch of 4 rows" --ranks 3 train --data book.txt $small --out no

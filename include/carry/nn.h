@@ -31,7 +31,31 @@ CARRY_API carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor
 CARRY_API carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
                                              carry_tensor x, carry_tensor W, bool accumulate);
 
-/* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w * silu(z[t]): x, y, z [T, n]; w [n] or absent (1); z absent: no gate. */
+/* y[t] = base[t] + W x[t], as a residual is: y may be base. */
+CARRY_API carry_status carry_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
+                                        carry_tensor base);
+
+/* Several linear maps of one input, as the projections of a layer are: y[i][t] = W[i] x[t], i < maps. Backward:
+   dx = sum of dy[i] W[i], and dW[i] += dy[i]^T x; dx may be absent, and so may all of dW. On a GPU rows of y[i] and
+   dy[i] may be further apart than they are long, and where maps lie side by side (W[i + 1] follows W[i] in memory, the
+   first column of y[i + 1] the last one of y[i]) all of them are one product. */
+#define CARRY_MERGED_MAPS 8
+typedef struct carry_merged_linear_args {
+    carry_tensor y[CARRY_MERGED_MAPS];
+    carry_tensor x, W[CARRY_MERGED_MAPS];
+    int maps;
+} carry_merged_linear_args;
+CARRY_API carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args);
+typedef struct carry_merged_linear_backward_args {
+    carry_tensor dx, dW[CARRY_MERGED_MAPS];
+    carry_tensor dy[CARRY_MERGED_MAPS], x, W[CARRY_MERGED_MAPS];
+    int maps;
+    bool accumulate; /* for dx */
+} carry_merged_linear_backward_args;
+CARRY_API carry_status carry_merged_linear_backward(carry_ctx *ctx, const carry_merged_linear_backward_args *args);
+
+/* y[t] = x[t] / sqrt(mean(x[t]^2) + eps) * w * silu(z[t]): x, y, z [T, n]; w [n] or absent (1); z absent: no gate. On a
+   GPU z and dz may be [T / h, h, n], the rows of h n elements further apart than that. */
 CARRY_API carry_status carry_rms_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z,
                                       float eps);
 /* workspace: carry_rms_norm_backward_workspace(T, n) bytes. accumulate is for dx. */
@@ -144,7 +168,8 @@ CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_
 CARRY_API carry_status carry_relative_softmax(carry_ctx *ctx, carry_tensor p, carry_tensor scores, carry_tensor bias,
                                               int64_t keys);
 
-/* y = silu(gate) * up; dgate may be gate and dup may be up. */
+/* y = silu(gate) * up; dgate may be gate and dup may be up. On a GPU rows of these four, along the last index, may be
+   further apart than they are long. */
 CARRY_API carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up);
 CARRY_API carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,
                                              carry_tensor gate, carry_tensor up);
@@ -154,7 +179,8 @@ CARRY_API carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate,
    x, y [B, T, C]; w [C, 1, W] or [C, W], W from 1 to 16. What is before the first token is `before` [B, W-1, C], f32,
    or zeros when absent; `after` [B, W-1, C], f32, gets the last W-1 inputs (those of before included where T is
    shorter), and may be before. cu_seqlens ([N+1], i64; B is then 1) cuts: a sequence sees nothing of the one before it;
-   only the tokens up to the first cut see `before`. T may be 1 (generation). */
+   only the tokens up to the first cut see `before`. T may be 1 (generation). On a GPU rows of x and dx may be further
+   apart than C. */
 typedef struct carry_conv_args {
     carry_tensor y, after;
     carry_tensor x, w, before, cu_seqlens;

@@ -135,15 +135,16 @@ static carry_status count(session *s, carry_counts *counts) {
     if (s->comm == NULL) {
         return CARRY_OK;
     }
-    double most[] = {counts->flops,     counts->bytes,  (double)counts->products,
-                     counts->workspace, counts->tokens, counts->received};
+    double most[] = {counts->flops,  counts->bytes,    (double)counts->products, counts->workspace,
+                     counts->tokens, counts->received, counts->predicted};
     CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
     *counts = (carry_counts){.flops = most[0],
                              .bytes = most[1],
                              .products = (int64_t)most[2],
                              .workspace = most[3],
                              .tokens = most[4],
-                             .received = most[5]};
+                             .received = most[5],
+                             .predicted = most[6]};
     return CARRY_OK;
 }
 

@@ -84,6 +84,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
         cli_json_integer("ranks", r->ranks);
         cli_json_integer("cores", r->cores);
         cli_json_number("bytes_per_rank", r->counts.received);
+        cli_json_number("predicted_s", r->counts.predicted > 0.0 ? r->counts.predicted : NAN);
         cli_json_number("exposed", r->counts.exposed >= 0.0 ? r->counts.exposed : NAN);
         cli_json_number("waited", r->counts.waited >= 0.0 ? r->counts.waited : NAN);
     } else if (s->ranks > 1) {
@@ -123,12 +124,17 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     if (!isnan(r->share)) {
         (void)snprintf(share, sizeof share, "%.0f %%", 100.0 * r->share);
     }
+    char predicted[48] = "";
+    if (r->counts.predicted > 0.0) {
+        char believed[32];
+        (void)snprintf(predicted, sizeof predicted, "predicted %s  ", carry_time_text(believed, r->counts.predicted));
+    }
     bool best = r->median == fastest;
-    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9s %8s %7s  %6s  %8s  %s%s%s%s%s\n", best ? cli_green() : "",
+    (void)printf("  %s%-14s %9s  %4.0f %% %6d %9s %8s %7s  %6s  %8s  %s%s%s%s%s%s\n", best ? cli_green() : "",
                  r->algorithm, carry_time_text(time, r->median), 100.0 * r->spread, r->repeats, products,
                  rate_text(gflops, 1e-9 * r->counts.flops / r->median),
                  rate_text(gbytes, 1e-9 * r->counts.bytes / r->median), share, s->options.unchecked ? "-" : error,
-                 cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
+                 predicted, cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
                  cli_overlapped(overlapped, r->counts.overlap, r->counts.slower_stage), r->planned ? "planned" : "",
                  best ? " fastest" : "", cli_plain());
 }

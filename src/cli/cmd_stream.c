@@ -10,6 +10,14 @@ static carry_status on_frames(void *user, carry_tensor frames, uint64_t chunk_in
     return stream_page_frames(user, frames, chunk_index, cache_epoch);
 }
 
+static carry_status on_source(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got) {
+    return stream_video_read(user, ctx, frames, got);
+}
+
+static bool on_ready(void *user, int64_t frames) {
+    return stream_video_is_ready(user, frames);
+}
+
 static void on_cut(void *user, uint64_t cache_epoch, bool is_asked) {
     stream_page_cut(user, cache_epoch, is_asked);
 }
@@ -36,13 +44,17 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     const carry_pipeline_hooks hooks = {.controls = desk->controls,
                                         .stop = cli_interrupted,
                                         .frames = on_frames,
+                                        .source = desk->wish.input != NULL ? on_source : NULL,
+                                        .is_ready = on_ready,
                                         .cut = on_cut,
                                         .chunk = on_chunk,
                                         .figures = on_figures,
                                         .user = desk};
     carry_status status = stream_page_open(desk, carry_comm_ctx(comm));
+    status = status == CARRY_OK ? stream_video_open(desk, carry_comm_ctx(comm)) : status;
     status = status == CARRY_OK ? carry_pipeline_run(comm, &desk->options, &hooks, &desk->figures) : status;
     stream_page_close(desk);
+    stream_video_close(desk);
     if (status == CARRY_OK) {
         stream_show_end(desk);
         desk->has_ended = true;
@@ -130,6 +142,8 @@ static int parse(stream_desk *desk, int count, char **arguments) {
          "UMT5 and its tokenizer (the model's text_encoder); none: fixed vectors of words"},
         {"prompt", 'p', CLI_TEXTS, &w->prompts, "TEXT", "what is shown; several are mixed (red circle moving left)"},
         {"transition", 0, CLI_NUMBER, &w->transition, "N", "chunks over which another prompt comes in (4)"},
+        {"input", 0, CLI_TEXT, &w->input, "PATH", "video in: a Motion JPEG .avi, a folder of JPEGs, a camera"},
+        {"strength", 0, CLI_REAL, &w->strength, "X", "how far --input is noised, above 0 up to 1 (0.6)"},
         {"size", 0, CLI_TEXT, &w->size, "WxH", "size of the pictures in pixels (64x64)"},
         {"chunks", 0, CLI_NUMBER, &w->chunks, "N", "chunks to stream; 0: until Ctrl-C (0)"},
         {"steps", 0, CLI_NUMBER, &w->steps, "N", "denoising steps, 1 to 16, at even levels (the model's)"},
@@ -206,6 +220,7 @@ static int run(int count, char **arguments) {
                                .kv_bias = 1.0,
                                .noise = 1.0,
                                .shift = NAN,
+                               .strength = 0.6,
                                .fps = NAN};
     const int words = parse(desk, count, arguments);
     if (words != 0 || desk->common.help) {

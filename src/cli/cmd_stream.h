@@ -10,11 +10,11 @@
 /* What was typed. */
 typedef struct stream_wish {
     cli_texts prompts;
-    const char *model, *config, *codec, *text_encoder, *size, *levels, *recompute, *topology, *device;
+    const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
     int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
-    double kv_bias, noise, shift, fps, slow_stage0, slow_stage1;
+    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1;
 } stream_wish;
 
 struct stream_page;
@@ -30,7 +30,8 @@ typedef struct stream_desk {
     carry_stream_figures figures;
     carry_ctx *ctx; /* for what is checked before the ranks are there */
     stream_model model;
-    struct stream_page *page; /* where frames go, made by rank 0 */
+    struct carry_video *video; /* what comes in; NULL: nothing */
+    struct stream_page *page;  /* where frames go, made by rank 0 */
     bool redraws, has_unended;
     char remembered[256]; /* of the state that was written last */
     bool has_forgotten;   /* one could not be written */
@@ -48,6 +49,13 @@ carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t
 void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked);
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);
 void stream_page_close(stream_desk *desk);
+
+/* cmd_stream_video.c: video in, as far as this build has it. */
+int stream_video_check(const stream_desk *desk);
+carry_status stream_video_open(stream_desk *desk, carry_ctx *ctx);
+carry_status stream_video_read(stream_desk *desk, carry_ctx *ctx, carry_tensor frames, int64_t *got);
+bool stream_video_is_ready(stream_desk *desk, int64_t frames);
+void stream_video_close(stream_desk *desk); /* says why it ended, and how many frames were dropped */
 
 /* cmd_stream_show.c: lines for people, or JSON. */
 void stream_show_start(stream_desk *desk);

@@ -118,7 +118,8 @@ static int take_model(stream_desk *desk, int64_t first) {
     if (carry_control_check_level(desk->ctx, &desk->start, first) != CARRY_OK) {
         return cli_refuse("--levels: %s", carry_ctx_error(desk->ctx));
     }
-    if (desk->model.folder[0] != '\0' && carry_vocabulary_read(desk->ctx, words, desk->model.folder) != CARRY_OK) {
+    if (desk->model.folder[0] != '\0' && !desk->model.needs_text &&
+        carry_vocabulary_read(desk->ctx, words, desk->model.folder) != CARRY_OK) {
         return cli_refuse("%s", carry_ctx_error(desk->ctx));
     }
     carry_controls_set_model(desk->controls, words, first);
@@ -173,6 +174,7 @@ static int take_options(stream_desk *desk) {
     o->chunks = w->chunks;
     o->batch = w->batch;
     o->no_graphs = w->no_graphs;
+    o->strength = w->strength;
     o->slow_stage0 = 1e-3 * w->slow_stage0;
     o->slow_stage1 = 1e-3 * w->slow_stage1;
     o->fps = !isnan(w->fps) ? w->fps : w->serve || w->record != NULL ? 16.0 : 0.0;
@@ -234,20 +236,18 @@ static void choose_ranks(const stream_desk *desk) {
     }
 }
 
-/* A mesh of several ranks is on the CPU: where nothing was typed it decides. */
+/* A mesh of several ranks is on the CPU unless a device is typed: on one GPU ranks share it, and are no faster. */
 static int choose_device(stream_desk *desk) {
     const int ranks = cli_ranks();
     const int mesh = ranks - (desk->options.with_stage && ranks > 1 ? 1 : 0);
-    const int code =
-        cli_device(desk->ctx, desk->wish.device == NULL && mesh > 1 ? "cpu" : desk->wish.device, &desk->options.device);
-    return code == CLI_DONE && mesh > 1 && desk->options.device != 0
-               ? cli_refuse("--device %.40s: a mesh of %d ranks works on the CPU only", desk->wish.device, mesh)
-               : code;
+    return cli_device(desk->ctx, desk->wish.device == NULL && mesh > 1 ? "cpu" : desk->wish.device,
+                      &desk->options.device);
 }
 
 int stream_prepare(stream_desk *desk) {
     carry_dit_config config;
     int code = refuse_idle(&desk->wish);
+    code = code == CLI_DONE ? stream_video_check(desk) : code;
     code = code == CLI_DONE ? choose_model(desk) : code;
     code = code == CLI_DONE ? take_options(desk) : code;
     code = code == CLI_DONE ? choose_device(desk) : code;

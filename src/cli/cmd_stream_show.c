@@ -105,6 +105,9 @@ static void print_json(const stream_desk *desk) {
     cli_json_integer("frames", (int64_t)f->frames);
     cli_json_number("fps", f->fps);
     cli_json_number("first_frame_s", f->first_frame_seconds);
+    cli_json_number("prompt_s", f->prompt_seconds > 0.0 ? f->prompt_seconds : NAN);
+    cli_json_number("gpu_used_bytes", f->gpu_total > 0.0 ? f->gpu_used : NAN);
+    cli_json_number("gpu_total_bytes", f->gpu_total > 0.0 ? f->gpu_total : NAN);
     cli_json_integer("epoch", (int64_t)f->epoch);
     cli_json_integer("cuts", (int64_t)f->cuts);
     cli_json_integer("stale_dropped", (int64_t)f->stale_dropped);
@@ -152,6 +155,9 @@ static void print_table(const stream_desk *desk) {
                  (unsigned long long)f->chunks, f->chunks == 1 ? "" : "s", (unsigned long long)f->frames,
                  carry_time_text(a, f->first_frame_seconds), (unsigned long long)f->cuts, f->cuts == 1 ? "" : "s",
                  (unsigned long long)f->stale_dropped);
+    if (f->gpu_total > 0.0) {
+        (void)printf("%.1f of %.1f GB of the GPU are used\n", 1e-9 * f->gpu_used, 1e-9 * f->gpu_total);
+    }
     if (!(period > 0.0)) {
         return;
     }

@@ -224,7 +224,7 @@ static int check_exam(dit_desk *desk) {
     desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
     desk->chunks = desk->chunks >= 0 ? desk->chunks : CHUNKS;
     if (desk->forms < 1 || desk->forms > FORMS) {
-        return cli_refuse("--forms is %lld: it is at least 1 and at most %d", (long long)desk->forms, FORMS);
+        return cli_refuse("--forms is %lld: expected 1 to %d", (long long)desk->forms, FORMS);
     }
     return desk->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
 }

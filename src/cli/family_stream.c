@@ -44,7 +44,7 @@ typedef struct instance {
     int mesh;
     bool matches; /* stage 0 is slowed to stage 1's time, as the warm-up found it */
     double matched;
-    char only[CARRY_PROBLEM_WORD], about[192];
+    char only[CARRY_PROBLEM_WORD], about[192], codec[CARRY_FILE_PATH];
     int topology;
     record of[TOPOLOGIES];
 } instance;
@@ -71,7 +71,8 @@ typedef struct session {
 
 static const char takes[] = "meshN (ranks that share the generator; pipeline has one more), chunksN, depthN, contextN "
                             "(frames of a recompute); recompute=off, anchor or latent; slow0=MS or match, slow1=MS; "
-                            "size=WxH; model=FOLDER or config=NAME, algo=TOPOLOGY, device=cpu";
+                            "size=WxH, windowN; model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
+                            "device=cpu or cuda";
 
 static const char *method(int index) {
     return index >= 0 && index < TOPOLOGIES ? topologies[index] : NULL;
@@ -143,6 +144,7 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     const char *size = carry_problem_setting(problem, "size");
     const char *slow = carry_problem_setting(problem, "slow0");
     const char *only = carry_problem_setting(problem, "algo");
+    const char *codec = carry_problem_setting(problem, "codec");
     if (model != NULL && named != NULL) {
         return carry_fail(it->ctx, CARRY_EARGUMENT, "'%s' names a model and a config: one of them", problem->text);
     }
@@ -158,11 +160,11 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     CARRY_TRY(read_wait(it->ctx, &o->slow_stage1, problem, "slow1"));
     CARRY_TRY(carry_problem_device(it->ctx, &device, problem));
     (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
+    (void)snprintf(it->codec, sizeof it->codec, "%s", codec != NULL ? codec : "");
+    o->codec = codec != NULL ? it->codec : o->codec;
+    o->window = carry_problem_size(problem, "window", o->window);
     CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
-    if (device != 0) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "streams run on the CPU in this build, not on device %d",
-                          device);
-    }
+    o->device = device;
     if (!stream_set_size(o, size != NULL ? size : "64x64")) {
         return carry_fail(it->ctx, CARRY_EARGUMENT,
                           "size=%s in '%s': it is a width and a height in pixels such as 64x64", size, problem->text);
@@ -391,6 +393,10 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
+static int device_of(const void *given) {
+    return ((const instance *)given)->options.device;
+}
+
 const carry_family carry_family_stream = {
     .name = "stream",
     .about = "a causal video transformer streamed, with a stage of its own for encode and decode or without; a sample "
@@ -411,4 +417,5 @@ const carry_family carry_family_stream = {
     .time = time_run,
     .counts = counts,
     .compare = compare,
+    .device = device_of,
 };

@@ -299,7 +299,7 @@ int cli_finish(int code) {
     bool lost = ferror(stdout) != 0;
     errno = 0;
     if (fflush(stdout) != 0 || lost) {
-        return cli_refuse("what was printed could not be written: %s", errno != 0 ? strerror(errno) : "output error");
+        return cli_refuse("standard output could not be written: %s", errno != 0 ? strerror(errno) : "a write failed");
     }
     return code;
 }

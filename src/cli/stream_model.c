@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "core/error.h"
@@ -68,6 +69,11 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
                               "there is no folder %s: a model is one, with config.json and its "
                               "weights",
                               folder);
+        }
+        struct stat about;
+        if (stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) && !carry_weights_is_file(folder)) {
+            return carry_fail(ctx, CARRY_EARGUMENT,
+                              "%s is not a folder: a model is one, with config.json and its weights", folder);
         }
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {

@@ -135,6 +135,8 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire, int rank, int size, int group);
 
 void carry_comm_free_scratch(carry_comm *comm); /* collectives.c */
+/* reduce.c: to = to + from, or the larger, element by element. */
+void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_reduce_type type, carry_reduce reduce);
 
 /* cuda/reduce.cu: rows is [size, count]; the first becomes the reduction of all, in their order, on the context's
    stream. */

@@ -6,7 +6,6 @@
    would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
    reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A
    kind that moves the memory of GPUs has collectives of its own. */
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,67 +92,6 @@ static carry_status run(carry_comm *comm, const exchange *x) {
     return carry_comm_wait_all(comm, comm->requests, 2 * (comm->size - 1), &deadline);
 }
 
-/* bf16 is added in f32 and rounded after every rank. */
-static float bf16_value(uint16_t x) {
-    const uint32_t bits = (uint32_t)x << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-static uint16_t bf16_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (isnan(x)) {
-        return (uint16_t)(bits >> 16 | 0x40u);
-    }
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-static void reduce_bf16(uint16_t *to, const uint16_t *from, int64_t count, carry_reduce reduce) {
-    for (int64_t i = 0; i < count; i++) {
-        const float a = bf16_value(to[i]), b = bf16_value(from[i]);
-        to[i] = bf16_bits(reduce == CARRY_REDUCE_SUM ? a + b : b > a || isnan(b) ? b : a);
-    }
-}
-
-static void reduce_f32(float *to, const float *from, int64_t count, carry_reduce reduce) {
-    for (int64_t i = 0; i < count; i++) {
-        to[i] = reduce == CARRY_REDUCE_SUM ? to[i] + from[i] : from[i] > to[i] || isnan(from[i]) ? from[i] : to[i];
-    }
-}
-
-static void reduce_f64(double *to, const double *from, int64_t count, carry_reduce reduce) {
-    for (int64_t i = 0; i < count; i++) {
-        to[i] = reduce == CARRY_REDUCE_SUM ? to[i] + from[i] : from[i] > to[i] || isnan(from[i]) ? from[i] : to[i];
-    }
-}
-
-static void reduce_i64(int64_t *to, const int64_t *from, int64_t count, carry_reduce reduce) {
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t sum = (int64_t)((uint64_t)to[i] + (uint64_t)from[i]);
-        const int64_t larger = from[i] > to[i] ? from[i] : to[i];
-        to[i] = reduce == CARRY_REDUCE_SUM ? sum : larger;
-    }
-}
-
-static void reduce_into(void *to, const void *from, int64_t count, carry_reduce_type type, carry_reduce reduce) {
-    switch (type) {
-    case CARRY_REDUCE_F32:
-        reduce_f32(to, from, count, reduce);
-        break;
-    case CARRY_REDUCE_F64:
-        reduce_f64(to, from, count, reduce);
-        break;
-    case CARRY_REDUCE_I64:
-        reduce_i64(to, from, count, reduce);
-        break;
-    case CARRY_REDUCE_BF16:
-        reduce_bf16(to, from, count, reduce);
-        break;
-    }
-}
-
 /* rows: [size, count] in the communicator's memory; the first becomes the reduction of all, in their order. */
 static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t count, size_t element,
                                 carry_reduce_type type, carry_reduce reduce) {
@@ -161,7 +99,7 @@ static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t coun
         return carry_comm_reduce_rows_on_gpu(comm->ctx, comm->wire->device, rows, comm->size, count, type, reduce);
     }
     for (int rank = 1; rank < comm->size; rank++) {
-        reduce_into(rows, (const char *)rows + (size_t)(rank * count) * element, count, type, reduce);
+        carry_comm_reduce_into(rows, (const char *)rows + (size_t)(rank * count) * element, count, type, reduce);
     }
     return CARRY_OK;
 }
@@ -296,7 +234,7 @@ static carry_status reduce_small(carry_comm *comm, const char *operation, void *
         if (rank == 0) {
             memcpy(data, from, bytes);
         } else {
-            reduce_into(data, from, count, type, reduce);
+            carry_comm_reduce_into(data, from, count, type, reduce);
         }
     }
     return CARRY_OK;

@@ -317,14 +317,6 @@ void carry_comm_free(carry_comm *comm) {
     free(comm);
 }
 
-carry_comm *carry_comm_host(carry_comm *comm) {
-    return comm->over != NULL ? comm->over : comm;
-}
-
-int carry_comm_device(const carry_comm *comm) {
-    return comm->wire->device;
-}
-
 int carry_comm_rank(const carry_comm *comm) {
     return comm->rank;
 }

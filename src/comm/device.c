@@ -38,6 +38,14 @@ carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *row
 }
 #endif
 
+carry_comm *carry_comm_host(carry_comm *comm) {
+    return comm->over != NULL ? comm->over : comm;
+}
+
+int carry_comm_device(const carry_comm *comm) {
+    return comm->wire->device;
+}
+
 carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int device, const char *way) {
     carry_comm_options options = {.deadline = carry_comm_deadline(over), .device = device, .over = over};
     const char *kind = carry_comm_name(over);

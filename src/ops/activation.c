@@ -117,8 +117,8 @@ carry_status carry_cpu_activate_backward(carry_ctx *ctx, carry_tensor dx, carry_
 
 carry_status carry_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate, carry_tensor up) {
     CARRY_OPERATOR(ctx, operators, swiglu, &gate)
-    CARRY_TRY(carry_expect_like(ctx, "gate", &gate, &gate));
-    CARRY_TRY(carry_expect_like(ctx, "up", &up, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "gate", &gate, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "up", &up, &gate));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &gate));
     return operators->swiglu(ctx, y, gate, up);
 }
@@ -133,11 +133,11 @@ carry_status carry_cpu_swiglu(carry_ctx *ctx, carry_tensor y, carry_tensor gate,
 carry_status carry_swiglu_backward(carry_ctx *ctx, carry_tensor dgate, carry_tensor dup, carry_tensor dy,
                                    carry_tensor gate, carry_tensor up) {
     CARRY_OPERATOR(ctx, operators, swiglu_backward, &gate)
-    CARRY_TRY(carry_expect_like(ctx, "gate", &gate, &gate));
-    CARRY_TRY(carry_expect_like(ctx, "up", &up, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "gate", &gate, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "up", &up, &gate));
     CARRY_TRY(carry_expect_like(ctx, "dy", &dy, &gate));
-    CARRY_TRY(carry_expect_like(ctx, "dgate", &dgate, &gate));
-    CARRY_TRY(carry_expect_like(ctx, "dup", &dup, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "dgate", &dgate, &gate));
+    CARRY_TRY(carry_expect_rows(ctx, "dup", &dup, &gate));
     return operators->swiglu_backward(ctx, dgate, dup, dy, gate, up);
 }
 

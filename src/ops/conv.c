@@ -59,7 +59,7 @@ carry_conv_problem carry_conv_problem_of(carry_tensor x, carry_tensor w, carry_t
 
 carry_status carry_conv_expect(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens) {
     CARRY_TRY(carry_expect_rank(ctx, "x", &p->x, 3));
-    CARRY_TRY(carry_expect_like(ctx, "x", &p->x, &p->x));
+    CARRY_TRY(carry_expect_rows(ctx, "x", &p->x, &p->x));
     if (p->w.rank != 2 && p->w.rank != 3) {
         return carry_fail(ctx, CARRY_ESHAPE, "w has rank %d where 2 or 3 is needed", p->w.rank);
     }

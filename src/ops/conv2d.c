@@ -253,10 +253,13 @@ static carry_status check(carry_ctx *ctx, const carry_conv2d_args *a) {
 }
 
 static input as_input(const carry_tensor *picture) {
-    return !carry_is_here(picture) ? (input){0}
-                                   : (input){.data = picture->data,
-                                             .channels = picture->shape[2],
-                                             .pitch = picture->shape[1] * picture->shape[2]};
+    input made = {0};
+    if (carry_is_here(picture)) {
+        made.data = picture->data;
+        made.channels = picture->shape[2];
+        made.pitch = picture->shape[1] * picture->shape[2];
+    }
+    return made;
 }
 
 carry_status carry_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {

@@ -137,7 +137,7 @@ carry_status carry_conv_backward(carry_ctx *ctx, const carry_conv_backward_args 
     CARRY_TRY(carry_conv_expect(ctx, &p, &args->cu_seqlens));
     CARRY_TRY(carry_expect_like(ctx, "dy", &args->dy, &args->x));
     if (carry_is_here(&args->dx)) {
-        CARRY_TRY(carry_expect_like(ctx, "dx", &args->dx, &args->x));
+        CARRY_TRY(carry_expect_rows(ctx, "dx", &args->dx, &args->x));
     }
     if (carry_is_here(&args->dw)) {
         CARRY_TRY(carry_expect_f32(ctx, "dw", &args->dw, args->w.rank, args->w.shape, device));

@@ -21,6 +21,7 @@ typedef struct carry_device_product {
     int64_t m, n, k, count;
     const void *a, *b;
     void *c;
+    const void *base; /* what is added where `accumulate` says so: c (or NULL), or, of one packed c, another like it */
     int64_t a_row, b_row, c_row, a_next, b_next, c_next;
     carry_dtype type, c_type;
     bool a_transposed, b_transposed, accumulate;

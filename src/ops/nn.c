@@ -31,6 +31,21 @@ carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_ten
     return CARRY_OK;
 }
 
+carry_status carry_expect_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like) {
+    carry_tensor packed = *tensor;
+    if (tensor->device != 0 && tensor->rank >= 2 && tensor->rank <= CARRY_MAX_RANK) {
+        int64_t next = tensor->stride[tensor->rank - 2];
+        bool rows = tensor->stride[tensor->rank - 1] == 1 && next >= tensor->shape[tensor->rank - 1];
+        for (int i = tensor->rank - 2; i >= 0 && rows; i--) {
+            rows = tensor->stride[i] == next && !__builtin_mul_overflow(next, tensor->shape[i], &next);
+        }
+        if (rows) {
+            packed = carry_reshape(*tensor, tensor->rank, tensor->shape);
+        }
+    }
+    return carry_expect_like(ctx, name, &packed, like);
+}
+
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape, const carry_tensor *activations) {
     CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, activations->device));

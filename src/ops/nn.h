@@ -17,6 +17,8 @@ static inline int64_t carry_piece(int64_t at, int64_t end) {
 carry_status carry_expect_activation(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                      const int64_t *shape, int device);
 carry_status carry_expect_like(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);
+/* As carry_expect_like; on a GPU rows, of the last index, may be further apart than they are long. */
+carry_status carry_expect_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *like);
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape, const carry_tensor *activations);
 carry_status carry_expect_f32(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,

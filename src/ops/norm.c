@@ -119,6 +119,21 @@ static void backward_blocks(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
+/* z, or dz: like x, or on a GPU [rows / h, h, n] with those h rows together. */
+static carry_status expect_gate(carry_ctx *ctx, const char *name, const carry_tensor *z, const carry_tensor *x) {
+    if (z->rank != 3 || z->device == 0) {
+        return carry_expect_like(ctx, name, z, x);
+    }
+    if (z->stride[2] != 1 || z->stride[1] != z->shape[2] || z->shape[1] < 1 ||
+        z->stride[0] < z->shape[1] * z->shape[2] || z->shape[0] * z->shape[1] > INT32_MAX) {
+        return carry_fail(ctx, CARRY_ESTRIDE,
+                          "%s has strides or sizes that cannot be: its heads must follow each other", name);
+    }
+    const int64_t shape[] = {z->shape[0] * z->shape[1], z->shape[2]};
+    const carry_tensor packed = carry_reshape(*z, 2, shape);
+    return carry_expect_like(ctx, name, &packed, x);
+}
+
 static carry_status expect_inputs(carry_ctx *ctx, const carry_tensor *x, const carry_tensor *w, const carry_tensor *z) {
     CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", x, x));
@@ -126,7 +141,7 @@ static carry_status expect_inputs(carry_ctx *ctx, const carry_tensor *x, const c
         CARRY_TRY(carry_expect_weight(ctx, "w", w, 1, &x->shape[1], x));
     }
     if (carry_is_here(z)) {
-        CARRY_TRY(carry_expect_like(ctx, "z", z, x));
+        CARRY_TRY(expect_gate(ctx, "z", z, x));
     }
     return CARRY_OK;
 }
@@ -175,7 +190,10 @@ carry_status carry_rms_norm_backward(carry_ctx *ctx, const carry_rms_norm_backwa
         if (!carry_is_here(&z)) {
             return carry_fail(ctx, CARRY_EARGUMENT, "dz is asked for and z is absent");
         }
-        CARRY_TRY(carry_expect_like(ctx, "dz", &dz, &x));
+        CARRY_TRY(expect_gate(ctx, "dz", &dz, &x));
+        if (dz.rank != z.rank || (z.rank == 3 && dz.shape[1] != z.shape[1])) {
+            return carry_fail(ctx, CARRY_ESHAPE, "dz and z must have their heads together alike");
+        }
     }
     return operators->rms_norm_backward(ctx, dx, dw, dz, dy, x, w, z, args->eps, args->accumulate, workspace);
 }

@@ -36,6 +36,9 @@ extern "C" {
     X(linear_backward, CARRY_REAL,                                                                                     \
       (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
        bool accumulate))                                                                                               \
+    X(linear_add, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor base))    \
+    X(merged_linear, CARRY_REAL, (carry_ctx * ctx, const carry_merged_linear_args *args))                              \
+    X(merged_linear_backward, CARRY_REAL, (carry_ctx * ctx, const carry_merged_linear_backward_args *args))            \
     X(rms_norm, CARRY_REAL,                                                                                            \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor z, float eps))                    \
     X(rms_norm_backward, CARRY_REAL,                                                                                   \

@@ -9,6 +9,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "core/clock.h"
 #include "core/error.h"
 #include "stream/controls_json.h"
 #include "stream/vocabulary.h"
@@ -26,6 +27,7 @@ struct carry_controls {
     carry_control_state state;
     char words[CARRY_VOCABULARY]; /* of the model; set before threads have this, as is the next */
     int64_t first_level;
+    double prompts_changed;
     uint64_t news, news_told; /* changes of paused and cuts; those that a wait has returned for */
 };
 
@@ -150,6 +152,13 @@ void carry_controls_read(carry_controls *controls, carry_control_state *state) {
     (void)pthread_mutex_unlock(&controls->reading);
 }
 
+double carry_controls_prompts_changed(carry_controls *controls) {
+    (void)pthread_mutex_lock(&controls->reading);
+    const double when = controls->prompts_changed;
+    (void)pthread_mutex_unlock(&controls->reading);
+    return when;
+}
+
 void carry_controls_wait(carry_controls *controls, double seconds) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
@@ -175,6 +184,7 @@ static void exchange(carry_controls *controls) {
     (void)pthread_mutex_lock(&controls->reading);
     if (!carry_control_same_prompts(draft, &controls->state)) {
         draft->prompt_version++;
+        controls->prompts_changed = carry_seconds();
     }
     const bool is_news = draft->paused != controls->state.paused || draft->cuts != controls->state.cuts;
     controls->state = *draft;

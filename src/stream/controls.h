@@ -56,6 +56,7 @@ carry_control_state carry_control_default(void);
    it at once: none is missed between reading and waiting. */
 void carry_controls_read(carry_controls *controls, carry_control_state *state);
 void carry_controls_wait(carry_controls *controls, double seconds);
+double carry_controls_prompts_changed(carry_controls *controls); /* when that was, by carry_seconds; 0: never */
 
 /* {"prompt": "..." or [{"text": "...", "weight": 1}, ...], "transition": 4, "seed": 1, "steps": [1000, 500],
    "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1}: all or nothing. On refusal an error message (what, its

@@ -39,6 +39,7 @@ typedef struct carry_pipeline_options {
     bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
     int64_t chunks;                  /* 0: until stopped */
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
+    double strength;                 /* of video in: the share of the noise levels it starts at, above 0 up to 1 */
     double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */
     uint64_t restarts;               /* so far, to be shown */
@@ -51,6 +52,10 @@ typedef struct carry_pipeline_hooks {
     /* Of rank 0; any may be NULL. Frames that were decoded, [frames, 3, height, width], none older than the last cut.
      */
     carry_status (*frames)(void *user, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
+    /* Video in, instead of noise: up to frames.shape[0] frames, [frames, 3, height, width] f32; fewer, *got, where it
+       ends there. is_ready: would it not wait for so many? */
+    carry_status (*source)(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got);
+    bool (*is_ready)(void *user, int64_t frames);
     void (*cut)(void *user, uint64_t cache_epoch, bool is_asked); /* is_asked: frames of before are not to be seen */
     void (*chunk)(void *user, const carry_chunk_times *times);
     void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */

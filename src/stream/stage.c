@@ -5,9 +5,30 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "carry/device.h"
 #include "core/clock.h"
 #include "core/file.h"
 #include "core/memory.h"
+
+/* Pinned where a GPU copies from and to it. */
+static carry_status host_memory(carry_stage *s, float **to, size_t bytes) {
+    void *made = NULL;
+    if (s->options->device != 0) {
+        CARRY_TRY(carry_host_alloc(s->ctx, &made, bytes));
+    } else {
+        made = carry_aligned_new(bytes);
+    }
+    *to = made;
+    return made != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %zu bytes of pictures", bytes);
+}
+
+static void free_host(carry_stage *s, float *memory) {
+    if (s->options->device == 0) {
+        free(memory);
+    } else if (memory != NULL) {
+        carry_host_free(s->ctx, memory);
+    }
+}
 
 static carry_status allocate(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
@@ -22,8 +43,6 @@ static carry_status allocate(carry_stage *s) {
         {&s->anchor, {s->context_chunks + CARRY_STAGE_DEPTH, channels, 1, s->height, s->width}, sizeof(uint16_t)},
         {&s->context, {s->context_chunks, channels, o->chunk, s->height, s->width}, sizeof(uint16_t)},
         {&s->noise, {1, channels, o->chunk, s->height, s->width}, sizeof(uint16_t)},
-        {&s->latents, {1, 1, channels, s->height, s->width}, sizeof(float)},
-        {&s->pixels, {1, ratio, 3, o->height, o->width}, sizeof(float)},
         {&s->first, {1, 1, 3, o->height, o->width}, sizeof(float)},
     };
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
@@ -35,12 +54,24 @@ static carry_status allocate(carry_stage *s) {
                               (long long)o->height);
         }
     }
-    return CARRY_OK;
+    const size_t latents = (size_t)(channels * s->frame) * sizeof(float);
+    const size_t pixels = (size_t)(ratio * 3 * o->height * o->width) * sizeof(float);
+    CARRY_TRY(host_memory(s, &s->latents, latents));
+    return host_memory(s, &s->pixels, pixels);
 }
 
+/* The codec works beside the generator, in a stream of its own where stage 0 is a rank of its own. */
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
-    const carry_codec_size size = {.height = o->height, .width = o->width, .most = 1};
+    const carry_codec_size size = {.height = o->height,
+                                   .width = o->width,
+                                   .most = 1,
+                                   .device = o->device,
+                                   .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
+    if (o->device != 0 && s->is_apart && carry_ctx_stream(s->ctx, o->device) == NULL) {
+        CARRY_TRY(carry_stream_new(s->ctx, &s->stream, o->device));
+        CARRY_TRY(carry_ctx_set_stream(s->ctx, o->device, s->stream));
+    }
     char beside[CARRY_FILE_PATH];
     const char *folder = o->codec;
     if (folder == NULL && o->model != NULL) {
@@ -48,6 +79,7 @@ static carry_status open_codecs(carry_stage *s) {
         folder = access(beside, F_OK) == 0 ? beside : NULL;
     }
     CARRY_TRY(carry_codec_open(s->ctx, &s->codec, folder, &size));
+    CARRY_TRY(s->hooks->source != NULL ? carry_stage_open_input(s, folder) : CARRY_OK);
     return o->recompute == CARRY_RECOMPUTE_ANCHOR ? carry_codec_open(s->ctx, &s->anchor_codec, folder, &size)
                                                   : CARRY_OK;
 }
@@ -129,6 +161,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
         carry_controls_read(hooks->controls, &s->state);
     }
     s->cuts_seen = s->state.cuts;
+    s->prompts_sent = s->state.prompt_version;
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(check_pace(s));
@@ -144,6 +177,7 @@ void carry_stage_close(carry_stage *s) {
     }
     carry_codec_free(s->codec);
     carry_codec_free(s->anchor_codec);
+    carry_stage_close_input(s);
     carry_conditioning_free(s->conditioning);
     carry_prompts_free(s->prompts);
     carry_overlap_free(s->overlap);
@@ -151,8 +185,13 @@ void carry_stage_close(carry_stage *s) {
     free(s->anchor);
     free(s->context);
     free(s->noise);
-    free(s->latents);
-    free(s->pixels);
+    free_host(s, s->latents);
+    free_host(s, s->pixels);
+    if (s->stream != NULL) {
+        (void)carry_stream_wait(s->ctx, s->options->device, s->stream);
+        (void)carry_ctx_set_stream(s->ctx, s->options->device, NULL);
+        carry_stream_free(s->ctx, s->options->device, s->stream);
+    }
     free(s->first);
     free(s);
 }

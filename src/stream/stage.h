@@ -12,6 +12,7 @@
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
+#include "carry/device.h"
 #include "model/codec/codec.h"
 #include "stream/call.h"
 #include "stream/conditioning.h"
@@ -28,6 +29,7 @@ typedef struct carry_flight {
     int32_t calls, start;
     bool is_filling; /* a stream batch: no chunk is finished by it */
     double build;    /* seconds */
+    double changed;  /* when the prompts changed that it is the first to show; 0: it is not */
     int depth;
 } carry_flight;
 
@@ -42,13 +44,16 @@ typedef struct carry_stage {
     int64_t height, width; /* of latents */
     int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
     carry_codec *codec, *anchor_codec;
-    carry_prompts *prompts; /* NULL: words are fixed vectors */
+    carry_codec *input_codec; /* of video in; NULL: chunks start as noise */
+    bool has_ended, is_empty; /* that video; the chunk that was asked for has no frame of it */
+    carry_stream *stream;     /* of the codec on a GPU, beside the generator's; NULL: the context's */
+    carry_prompts *prompts;   /* NULL: words are fixed vectors */
     carry_conditioning *conditioning;
     carry_overlap *overlap;
     carry_control_state state;
 
     /* What the next envelope is. */
-    uint64_t call_id, chunk_index, epoch, cuts_seen;
+    uint64_t call_id, chunk_index, epoch, cuts_seen, prompts_sent;
     int64_t start;         /* frame, since the cut */
     int64_t chunk_of;      /* chunks sent since the cut */
     bool is_first, is_cut; /* nothing has been sent; nothing since the cut */
@@ -66,8 +71,10 @@ typedef struct carry_stage {
     uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
     uint16_t *context; /* [channels, context, height, width] bf16 */
     uint16_t *noise;   /* a chunk, bf16 */
-    float *latents;    /* a latent frame of all channels, f32 */
+    float *latents;    /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
     float *pixels;     /* the frames of one latent frame */
+    float *input;      /* the frames of a chunk of video in */
+    float *encoded;    /* and its latents */
     float *first;      /* the first frame of a chunk, to be encoded again */
 
     /* What is shown. */
@@ -104,6 +111,13 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOO
    the mesh would miss stage 0. */
 carry_status carry_stage_remind(carry_stage *stage);
 carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
+/* stage_input.c: the next chunk's latents from video in, noised to `level`; or from noise alone where there is none. */
+carry_status carry_stage_open_input(carry_stage *stage, const char *codec);
+void carry_stage_close_input(carry_stage *stage);
+bool carry_stage_input_is_ready(const carry_stage *stage);
+int carry_stage_weaken(carry_stage *stage,
+                       int steps); /* the levels of stage->step, to the strength: how many are left */
+carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level);
 void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 

@@ -13,7 +13,7 @@ static int64_t context_of(const carry_stage *s, int64_t k) {
 
 bool carry_stage_is_done(const carry_stage *s) {
     const int64_t unfinished = s->options->batch > 0 ? s->options->batch - 1 : 0;
-    return s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished;
+    return s->has_ended || (s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished);
 }
 
 /* A recompute starts positions again with every chunk. */
@@ -28,6 +28,9 @@ bool carry_stage_may_send(const carry_stage *s) {
     }
     if (has_no_positions(s) && s->under_way > 0) {
         return false; /* the cut that comes would make good chunks stale */
+    }
+    if (s->input_codec != NULL && s->under_way > 0 && !carry_stage_input_is_ready(s)) {
+        return false; /* what is under way is shown meanwhile */
     }
     if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
         return true;
@@ -80,6 +83,9 @@ void carry_stage_cut(carry_stage *s, bool is_asked) {
     s->has_last = false;
     s->figures.epoch = s->epoch;
     carry_codec_reset(s->codec);
+    if (s->input_codec != NULL) {
+        carry_codec_reset(s->input_codec);
+    }
     carry_overlap_restart(s->overlap);
     const carry_call call = {
         .group = "stage0", .call_id = s->call_id, .chunk_index = s->chunk_index, .cache_epoch = s->epoch};
@@ -114,7 +120,7 @@ static int steps_of(carry_stage *s) {
     const int64_t n = s->options->batch;
     if (n == 0) {
         memcpy(s->step, s->state.step, sizeof s->step);
-        return s->state.steps;
+        return s->input_codec != NULL ? carry_stage_weaken(s, s->state.steps) : s->state.steps;
     }
     if (s->state.steps == n) {
         memcpy(s->step, s->state.step, sizeof s->step);
@@ -151,8 +157,7 @@ static carry_status fill(carry_stage *s, carry_envelope *e) {
         .latents_in = carry_view_4d(s->noise, CARRY_BF16, s->config.in_dim, o->chunk, s->height, s->width),
         .steps = carry_view_1d(s->step, CARRY_I64, steps),
     };
-    CARRY_TRY(carry_random_normal(s->ctx, e->latents_in, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f,
-                                  1.0f));
+    CARRY_TRY(carry_stage_start(s, e->latents_in, (double)s->step[0]));
     CARRY_TRY(carry_conditioning_next(s->conditioning, &s->state, &e->conditioning, &is_new));
     e->reset_cross_cache = is_new || s->is_first;
     if (!e->reset_cross_cache) {
@@ -176,6 +181,9 @@ carry_status carry_stage_send(carry_stage *s) {
     }
     carry_envelope e;
     CARRY_TRY(fill(s, &e));
+    if (s->is_empty) {
+        return CARRY_OK; /* the video ended with the chunk before */
+    }
     CARRY_TRY(post(s, &e));
     s->flight[(s->oldest + s->under_way) % CARRY_STAGE_DEPTH] = (carry_flight){
         .call_id = e.call_id,
@@ -185,9 +193,12 @@ carry_status carry_stage_send(carry_stage *s) {
         .start = e.current_start_frame,
         .is_filling = o->batch > 0 && s->chunk_of + 1 < o->batch,
         .build = s->built - start,
+        .changed =
+            s->state.prompt_version != s->prompts_sent ? carry_controls_prompts_changed(s->hooks->controls) : 0.0,
         .depth = s->under_way + 1,
     };
     s->under_way++;
+    s->prompts_sent = s->state.prompt_version;
     carry_log(s->ctx, CARRY_LOG_DEBUG, "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: sent, %d under way",
               (unsigned long long)e.call_id, (unsigned long long)e.chunk_index, (unsigned long long)e.cache_epoch,
               s->under_way);

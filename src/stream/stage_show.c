@@ -87,6 +87,9 @@ static carry_status decode(carry_stage *s, const carry_flight *flight, const car
         if (s->figures.frames == 0 && count > 0) {
             s->figures.first_frame_seconds = carry_seconds() - s->began;
         }
+        if (f == 0 && flight->changed > 0.0) {
+            s->figures.prompt_seconds = carry_seconds() - flight->changed;
+        }
         s->figures.frames += (uint64_t)count;
         *shown += count;
         if (f == 0 && o->recompute == CARRY_RECOMPUTE_ANCHOR) {
@@ -119,8 +122,20 @@ static double frames_a_second(carry_stage *s, int64_t frames) {
     return now > first ? (double)sum / (now - first) : 0.0;
 }
 
+/* Asking costs some microseconds, and the answer seldom changes. */
+static void look_at_memory(carry_stage *s) {
+    size_t available = 0;
+    size_t total = 0;
+    if (s->options->device != 0 && s->figures.chunks % 8 == 1 &&
+        carry_device_memory(s->ctx, &available, &total, s->options->device) == CARRY_OK) {
+        s->figures.gpu_used = (double)(total - available);
+        s->figures.gpu_total = (double)total;
+    }
+}
+
 void carry_stage_tell(carry_stage *s, const char *what) {
     carry_stream_figures *f = &s->figures;
+    look_at_memory(s);
     carry_overlap_read(s->overlap, &f->overlap);
     f->under_way = s->under_way;
     f->paused = s->state.paused;

@@ -45,8 +45,11 @@ static carry_status set_number(carry_ctx *ctx, void *field, const carry_train_ke
                           is_whole ? "whole" : "finite", value);
     }
     if (real < key->least || real > key->most) {
-        return carry_fail(ctx, CARRY_ERANGE, "%s is %.40s: it is at least %.10g and at most %.10g", key->name, value,
-                          key->least, key->most);
+        if (key->most > 1e12) {
+            return carry_fail(ctx, CARRY_ERANGE, "%s is %.40s: expected %.10g or more", key->name, value, key->least);
+        }
+        return carry_fail(ctx, CARRY_ERANGE, "%s is %.40s: expected %.10g to %.10g", key->name, value, key->least,
+                          key->most);
     }
     if (is_whole) {
         *(int64_t *)field = (int64_t)real;

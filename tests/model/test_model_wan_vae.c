@@ -5,6 +5,8 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "carry/device.h"
+#include "carry/ops.h"
 #include "model/codec/codec.h"
 #include "model/codec/wan_names.h"
 #include "model/safetensors.h"
@@ -239,6 +241,64 @@ static void test_bytes_are_the_frames_rounded(void **state) {
     carry_codec_free(codec);
 }
 
+static double difference(const float *a, const float *b, int n) {
+    double squares = 0.0;
+    double magnitude = 0.0;
+    for (int i = 0; i < n; i++) {
+        squares += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        magnitude += (double)a[i] * (double)a[i];
+    }
+    return sqrt(squares / magnitude);
+}
+
+/* Latents in host memory give frames there; latents on the device give bytes there, on the context's own stream. */
+static void test_devices_give_the_cpus_frames(void **state) {
+    (void)state;
+    static float latents[2 * LATENT], want[5 * FRAME], got[5 * FRAME], coded[2 * LATENT], again[2 * LATENT];
+    static unsigned char bytes[5 * FRAME];
+    carry_codec *codec;
+    fill(latents, 2 * LATENT, 6, -2.0f, 2.0f);
+    assert_ok(ctx, carry_codec_open(ctx, &codec, folder, &size));
+    assert_ok(ctx, carry_codec_decode(codec, frames_of(want, 5), latents_of(latents, 2)));
+    assert_ok(ctx, carry_codec_encode(codec, latents_of(coded, 2), frames_of(want, 5)));
+    carry_codec_free(codec);
+    for (int device = 1; device < carry_device_count(); device++) {
+        for (int t = 0; t < 2; t++) {
+            carry_codec_size there = size;
+            carry_stream *stream;
+            void *far[2];
+            there.device = device;
+            there.dtype = t == 0 ? CARRY_F32 : CARRY_BF16;
+            assert_ok(ctx, carry_stream_new(ctx, &stream, device));
+            assert_ok(ctx, carry_ctx_set_stream(ctx, device, stream));
+            assert_ok(ctx, carry_codec_open(ctx, &codec, folder, &there));
+            assert_int_equal(carry_codec_device(codec), device);
+            assert_ok(ctx, carry_codec_decode(codec, frames_of(got, 5), latents_of(latents, 2)));
+            assert_ok(ctx, carry_codec_encode(codec, latents_of(again, 2), frames_of(want, 5)));
+            assert_true(difference(want, got, 5 * FRAME) < (t == 0 ? 1e-5 : 0.05));
+            assert_true(difference(coded, again, 2 * LATENT) < (t == 0 ? 1e-5 : 0.05));
+            assert_ok(ctx, carry_device_alloc(ctx, &far[0], device, sizeof latents));
+            assert_ok(ctx, carry_device_alloc(ctx, &far[1], device, sizeof bytes));
+            const carry_tensor from = latents_of(latents, 2);
+            const carry_tensor on = carry_view_on(device, far[0], CARRY_F32, 4, from.shape);
+            assert_ok(ctx, carry_copy(ctx, on, from));
+            carry_codec_reset(codec);
+            assert_ok(ctx, carry_codec_decode_bytes(codec, far[1], on));
+            assert_ok(ctx, carry_device_copy(ctx, bytes, 0, far[1], device, sizeof bytes, stream));
+            assert_ok(ctx, carry_stream_wait(ctx, device, stream));
+            for (int i = 0; i < 5 * FRAME; i++) {
+                const float value = got[i / FRAME * FRAME + i % 3 * HEIGHT * WIDTH + i % FRAME / 3];
+                assert_int_equal(bytes[i], lrintf(255.0f * value));
+            }
+            carry_codec_free(codec);
+            carry_device_free(ctx, device, far[0]);
+            carry_device_free(ctx, device, far[1]);
+            assert_ok(ctx, carry_ctx_set_stream(ctx, device, NULL));
+            carry_stream_free(ctx, device, stream);
+        }
+    }
+}
+
 static void test_frames_that_fill_no_latent_frame_end_a_stream(void **state) {
     (void)state;
     static float pixels[5 * FRAME], coded[2 * LATENT], again[2 * LATENT];
@@ -346,6 +406,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_a_stream_equals_the_whole_for_every_split, fresh_folder),
         cmocka_unit_test_setup(test_bytes_are_the_frames_rounded, fresh_folder),
+        cmocka_unit_test_setup(test_devices_give_the_cpus_frames, fresh_folder),
         cmocka_unit_test_setup(test_frames_that_fill_no_latent_frame_end_a_stream, fresh_folder),
         cmocka_unit_test_setup(test_names_are_those_of_wans_own_file, fresh_folder),
         cmocka_unit_test_setup(test_folders_that_do_not_fit_are_refused_by_name, fresh_folder),

@@ -286,6 +286,60 @@ static void test_linear_cross_entropy_says_what_it_needs(void **state) {
             workspace, sizeof workspace - 1));
 }
 
+/* Several maps of one input are the maps one after the other, bit by bit; so is a map that is added to a residual. */
+static void test_merged_maps_are_the_maps_one_by_one(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[1];
+    const int64_t out[] = {40, 6, 72}, tokens = 37, in = 24;
+    for (int i = 0; i < 3; i++, (void)free_kept(NULL)) {
+        array x = random_array(types[i], 2, SHAPE(tokens, in), -1, 1);
+        array dx = random_array(types[i], 2, SHAPE(tokens, in), -1, 1), dx1 = copy_of(&dx);
+        array y[3], y1[3], W[3], dW[3], dW1[3];
+        carry_merged_linear_args args = {.x = x.t, .maps = 3};
+        carry_merged_linear_backward_args back = {.dx = dx.t, .x = x.t, .maps = 3};
+        for (int m = 0; m < 3; m++) {
+            y[m] = poisoned(types[i], 2, SHAPE(tokens, out[m]));
+            y1[m] = poisoned(types[i], 2, SHAPE(tokens, out[m]));
+            W[m] = random_array(types[i], 2, SHAPE(out[m], in), -1, 1);
+            dW[m] = random_array(CARRY_F32, 2, SHAPE(out[m], in), -1, 1);
+            dW1[m] = copy_of(&dW[m]);
+            args.y[m] = back.dy[m] = y[m].t;
+            args.W[m] = back.W[m] = W[m].t;
+            back.dW[m] = dW[m].t;
+            assert_ok(ctx, carry_linear(ctx, y1[m].t, x.t, W[m].t, false));
+            assert_ok(ctx, carry_linear_backward(ctx, dx1.t, dW1[m].t, y1[m].t, x.t, W[m].t, m > 0));
+        }
+        assert_ok(ctx, carry_merged_linear(ctx, &args));
+        assert_ok(ctx, carry_merged_linear_backward(ctx, &back));
+        for (int m = 0; m < 3; m++) {
+            assert_same("y", &y[m], &y1[m]);
+            assert_same("dW", &dW[m], &dW1[m]);
+        }
+        assert_same("dx", &dx, &dx1);
+        array sum = copy_of(&y[0]), to = poisoned(types[i], 2, SHAPE(tokens, out[0]));
+        assert_ok(ctx, carry_linear(ctx, sum.t, x.t, W[0].t, true));
+        assert_ok(ctx, carry_linear_add(ctx, to.t, x.t, W[0].t, y[0].t));
+        assert_same("base + W x", &to, &sum);
+    }
+}
+
+static void test_merged_maps_name_what_does_not_fit(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    array x = random_array(CARRY_F32, 2, SHAPE(4, 3), -1, 1), W = random_array(CARRY_F32, 2, SHAPE(5, 3), -1, 1);
+    array y = poisoned(CARRY_F32, 2, SHAPE(4, 6)), dW = random_array(CARRY_F32, 2, SHAPE(5, 3), -1, 1);
+    carry_merged_linear_args args = {.y = {y.t}, .x = x.t, .W = {W.t}, .maps = 1};
+    assert_refused(ctx, CARRY_ESHAPE, "W", carry_merged_linear(ctx, &args));
+    args.y[0].shape[1] = 5; /* rows further apart: for GPUs */
+    assert_refused(ctx, CARRY_ESTRIDE, "y", carry_merged_linear(ctx, &args));
+    args.maps = CARRY_MERGED_MAPS + 1;
+    assert_refused(ctx, CARRY_EARGUMENT, "9 maps", carry_merged_linear(ctx, &args));
+    array dy = random_array(CARRY_F32, 2, SHAPE(4, 5), -1, 1);
+    const carry_merged_linear_backward_args back = {
+        .dW = {dW.t}, .dy = {dy.t, dy.t}, .x = x.t, .W = {W.t, W.t}, .maps = 2};
+    assert_refused(ctx, CARRY_EARGUMENT, "dW of map 1 is absent", carry_merged_linear_backward(ctx, &back));
+}
+
 #define TEST(name) cmocka_unit_test_teardown(name, free_kept)
 
 int main(void) {
@@ -293,6 +347,8 @@ int main(void) {
         TEST(test_linear_matches_float64_for_every_shape_and_type),
         TEST(test_no_tokens_change_nothing),
         TEST(test_linear_names_what_does_not_fit),
+        TEST(test_merged_maps_are_the_maps_one_by_one),
+        TEST(test_merged_maps_name_what_does_not_fit),
         TEST(test_cross_entropy_matches_float64),
         TEST(test_cross_entropy_passes_nan_on_and_refuses_targets),
         TEST(test_linear_cross_entropy_matches_float64_in_blocks_and_whole),

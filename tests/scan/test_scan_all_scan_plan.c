@@ -208,7 +208,7 @@ static void test_the_chain_does_not_send_more_to_more_ranks(void **state) {
 /* The one rule of a planner: nothing else it could have taken is predicted to be faster. */
 static void test_the_planner_takes_what_is_cheapest(void **state) {
     (void)state;
-    int taken[4] = {0};
+    int taken[5] = {0};
     for (uint64_t seed = 0; seed < 3000; seed++) {
         carry_all_scan_machine m = {.latency = pow(10, -5.5 + 2.5 * unit(seed, 0, 0)),
                                     .bandwidth = pow(10, 9.5 + 1.5 * unit(seed, 0, 1)),
@@ -222,7 +222,7 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
         const int ranks = 2 << draw(seed, 3, 0) % 9;
         double best = INFINITY;
         int which = 0;
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 5; i++) {
             int64_t blocks = 0;
             const double seconds = carry_all_scan_predict(carry_all_scan_at(i), &p, ranks, &m, &blocks);
             assert_true(seconds > 0 && isfinite(seconds) && blocks >= 1 && blocks <= p.heads * p.value);
@@ -242,11 +242,13 @@ static void test_the_planner_takes_what_is_cheapest(void **state) {
             int64_t again = 0, further = 0;
             const double twice = carry_all_scan_predict(carry_all_scan_at(i), &p, ranks, &slow, &again);
             assert_true(fabs(twice / seconds - 2) < 1e-9 && again == blocks); /* all is linear in time */
-            assert_true(carry_all_scan_predict(carry_all_scan_at(i), &p, ranks + 1, &m, &further) >= seconds);
+            const bool shares = strcmp(carry_all_scan_name(i), "heads") == 0; /* fewer of them to each of more ranks */
+            assert_true(shares || carry_all_scan_predict(carry_all_scan_at(i), &p, ranks + 1, &m, &further) >= seconds);
         }
         taken[which]++;
     }
-    assert_true(taken[0] > 0 && taken[1] > 0 && taken[2] > 0); /* each has its place; serial is the chain's worst */
+    assert_true(taken[0] > 0 && taken[1] > 0 && taken[2] > 0 &&
+                taken[3] > 0); /* each has its place; serial is the chain's worst */
 }
 
 static carry_status plan_measured(void *user, carry_comm *comm) {

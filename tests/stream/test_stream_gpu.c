@@ -53,8 +53,8 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
 }
 
 /* narrow: of weights that are kept in 16 bits alone; their start values are made on the device. */
-static void run(carry_ctx *ctx, int device, carry_dtype dtype, bool narrow, bool no_graphs,
-                uint16_t out[CALLS][COUNT]) {
+static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_dtype dtype, bool narrow, bool no_graphs,
+                           uint16_t out[CALLS][COUNT], carry_dit_counts *counts) {
     const carry_pipeline_options small = small_stream();
     fixture *f = made(ctx);
     carry_dit *dit;
@@ -68,21 +68,31 @@ static void run(carry_ctx *ctx, int device, carry_dtype dtype, bool narrow, bool
                                              .shift = 3.0,
                                              .dtype = dtype,
                                              .no_graphs = no_graphs};
-    assert_ok(ctx, carry_dit_new_for(ctx, &dit, &small.config, NULL, device, NULL, narrow ? dtype : CARRY_F32));
-    assert_ok(ctx, carry_dit_init(dit, 3));
-    assert_ok(ctx, carry_generator_new(dit, &g, &options));
+    CARRY_TRY(carry_dit_new_for(ctx, &dit, &small.config, mesh, device, NULL, narrow ? dtype : CARRY_F32));
+    CARRY_TRY(carry_dit_init(dit, 3));
+    CARRY_TRY(carry_generator_new(dit, &g, &options));
     for (int k = 0; k < CALLS; k++) {
         carry_result result;
         carry_generator_times times;
         const carry_envelope e = envelope(f, k, steps, k == 6 ? 2 : 3);
-        assert_ok(ctx, carry_generator_run(g, &result, &times, &e));
-        assert_int_equal(result.observed_generator_calls, e.expected_generator_calls);
-        assert_true(times.denoise >= 0.0 && times.clean >= 0.0);
+        CARRY_TRY(carry_generator_run(g, &result, &times, &e));
+        CARRY_TRY(carry_generator_agree(g, &result));
+        if (result.observed_generator_calls != e.expected_generator_calls || times.denoise < 0.0 || times.clean < 0.0) {
+            return carry_fail(ctx, CARRY_EPEER, "chunk %d: %d calls", k, result.observed_generator_calls);
+        }
         memcpy(out[k], result.latents_out.data, sizeof out[k]);
     }
+    *counts = dit->counts;
     carry_generator_free(g);
     carry_dit_free(dit);
     free(f);
+    return CARRY_OK;
+}
+
+static void run(carry_ctx *ctx, int device, carry_dtype dtype, bool narrow, bool no_graphs,
+                uint16_t out[CALLS][COUNT]) {
+    carry_dit_counts counts;
+    assert_ok(ctx, run_on(ctx, NULL, device, dtype, narrow, no_graphs, out, &counts));
 }
 
 static double distance(uint16_t a[CALLS][COUNT], uint16_t b[CALLS][COUNT]) {
@@ -133,6 +143,48 @@ static void test_replayed_graphs_give_the_same_bits(void **state) {
     carry_ctx_free(ctx);
 }
 
+/* Two ranks, threads that share the device, or of the CPU. */
+typedef struct pair {
+    int device;
+    carry_dtype dtype;
+    uint16_t out[2][CALLS][COUNT];
+    carry_dit_counts counts[2];
+} pair;
+
+static carry_status run_rank(void *user, carry_comm *comm) {
+    pair *p = user;
+    const int rank = carry_comm_rank(comm);
+    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, false, false, p->out[rank], &p->counts[rank]);
+}
+
+static void run_pair(pair *p) {
+    carry_ctx *ctxs[2] = {rank_ctx(1), rank_ctx(1)};
+    assert_ok(ctxs[0], carry_comm_threads(ctxs, 2, &(carry_comm_options){.deadline = 60.0}, run_rank, p));
+    carry_ctx_free(ctxs[0]);
+    carry_ctx_free(ctxs[1]);
+    assert_memory_equal(p->out[0], p->out[1], sizeof p->out[0]);
+}
+
+static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(void **state) {
+    (void)state;
+    static pair of_cpu, of_device;
+    of_cpu = (pair){.dtype = CARRY_F32};
+    run_pair(&of_cpu);
+    for (int device = 1; device < carry_device_count(); device++) {
+        static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
+        for (int i = 0; i < 2; i++) {
+            of_device = (pair){.device = device, .dtype = types[i]};
+            run_pair(&of_device);
+            const double off = distance(of_device.out[0], of_cpu.out[0]);
+            (void)printf("a mesh of two on device %d in %s: %.2g\n", device, carry_dtype_name(types[i]), off);
+            assert_true(off < (i == 0 ? 0.01 : 0.08));
+            assert_int_equal(of_device.counts[0].large, of_cpu.counts[0].large);
+            assert_int_equal(of_device.counts[0].small, of_cpu.counts[0].small);
+            assert_int_equal(of_device.counts[0].forwards, of_cpu.counts[0].forwards);
+        }
+    }
+}
+
 int main(void) {
     if (carry_device_count() < 2) {
         (void)printf("skipped: there is no device but the CPU\n");
@@ -141,6 +193,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_streams_equal_the_cpu),
         cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
+        cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,7 +92,7 @@ carry_status carry_block_side_run(carry_block_side *s) {
                                  .scratch_bytes = s->scratch_bytes};
     carry_dit_rows rows = carry_dit_rows_in(&s->room, s->dit, s->rows);
     rows.m = s->t[CARRY_BLOCK_MODULATION];
-    return carry_dit_block_forward(&call, 0, &rows);
+    return carry_dit_block_forward(&call, 0, &rows, false);
 }
 
 static void lay_out(carry_block_side *s, carry_arena *arena) {

@@ -19,9 +19,10 @@ typedef struct carry_counts {
     double overlap;      /* the score; NaN where there is none */
     double slower_stage; /* seconds of the slower stage a chunk; 0: it is no stream */
     /* Of problems of several ranks: */
-    double received; /* bytes that a rank got from others, of the rank that got most */
-    double waited;   /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */
-    double exposed;  /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
+    double received;  /* bytes that a rank got from others, of the rank that got most */
+    double waited;    /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */
+    double predicted; /* seconds that the planner expects of it; 0: it does not say */
+    double exposed; /* share by which the slowest rank's time exceeds the longest work of any; likewise. The bench's */
 } carry_counts;
 
 /* How far one tensor of the result is from the float64 reference. */

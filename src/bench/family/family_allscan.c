@@ -269,6 +269,7 @@ static carry_counts counts(const void *given) {
                           .products = done.products,
                           .workspace = (double)carry_all_scan_workspace(it->plan),
                           .received = (double)done.bytes_received,
+                          .predicted = carry_all_scan_plan_seconds(it->plan),
                           .waited = -1.0};
 }
 

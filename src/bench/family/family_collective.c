@@ -283,6 +283,7 @@ static carry_counts counts(const void *given) {
     return (carry_counts){.flops = adds ? (double)it->part * (carry_comm_size(it->base.comm) - 1) : 0.0,
                           .bytes = bytes,
                           .received = bytes,
+                          .predicted = it->predicted,
                           .waited = -1.0};
 }
 

@@ -280,10 +280,13 @@ static carry_status make_reference(instance *it) {
 }
 
 /* As on one rank (family_delta.c), twice: the states of the ranks' borders are made by other products than those of the
-   tokens. What travels as bf16 rounds a state by 2^-8 at every border, and forgets it as the rule does. */
+   tokens. What travels as bf16 rounds a state by 2^-8 at every border, and forgets it as the rule does. Tensor cores
+   take states and corrected values in 16 bits too: a few roundings more. */
 static double bound_of(const instance *it, carry_dtype dtype) {
     const double wire = it->options.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) : 0.0;
-    return 128.0 * 0x1p-24 + wire + carry_unit_roundoff(dtype);
+    const bool tensor_cores = it->problem.device > 0 && it->problem.dtype != CARRY_F32;
+    const double cores = tensor_cores ? 4.0 * carry_unit_roundoff(it->problem.dtype) : 0.0;
+    return 128.0 * 0x1p-24 + wire + cores + carry_unit_roundoff(dtype);
 }
 
 static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {

@@ -17,8 +17,8 @@
 #include "model/safetensors.h"
 
 #define BOUND 1e-5
-/* bf16 keeps 8 bits; what some thirty convolutions one after the other add to that was 0.01 to 0.02. */
-#define BOUND_BF16 5e-2
+/* bf16 keeps 8 bits, and some thirty convolutions follow each other: 0.004 to 0.006 was measured. */
+#define BOUND_BF16 2e-2
 #define CHANNELS 16
 
 typedef struct golden_tae {

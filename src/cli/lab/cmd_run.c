@@ -322,7 +322,7 @@ static int run(int count, char **arguments) {
 
 const cli_verb cli_run = {
     .name = "run",
-    .arguments = "FILE.yaml | --continue RUN",
+    .arguments = "FILE.yaml | NAME | --continue RUN",
     .summary = "run an experiment: grid, methods, criteria; a verdict per criterion",
     .details =
         "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"

@@ -356,8 +356,16 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
     char *text = NULL;
     size_t length = 0;
-    char shared[CARRY_FILE_PATH];
+    char shared[CARRY_FILE_PATH], named[CARRY_FILE_PATH]; /* named: by 044-matmulscan, as in carry list experiments */
     *experiment = NULL;
+    if (strchr(path, '/') == NULL && strchr(path, '.') == NULL && access(path, F_OK) != 0) {
+        (void)snprintf(named, sizeof named, "experiments/%.200s.yaml", path);
+        if (access(named, F_OK) != 0 && !carry_file_shared(shared, named)) {
+            return carry_fail(ctx, CARRY_ENOTFOUND, "there is no experiment '%s' (carry list experiments shows them)",
+                              path);
+        }
+        path = named;
+    }
     if (path[0] != '/' && access(path, F_OK) != 0 && carry_file_shared(shared, path)) {
         path = shared; /* experiments/demo.yaml, from any folder */
     }

@@ -233,7 +233,7 @@ carry_status carry_codec_decode(carry_codec *codec, carry_tensor frames, carry_t
 static carry_status bytes_of_planes(carry_codec *codec, unsigned char *bytes, carry_tensor latents) {
     const int64_t n = carry_codec_frames(codec, latents.shape[1]);
     const int64_t area = codec->size.height * codec->size.width;
-    float *planes = malloc((size_t)(n * 3 * area) * sizeof *planes);
+    float *planes = carry_aligned_new((size_t)(n * 3 * area) * sizeof *planes);
     if (planes == NULL) {
         return carry_fail(codec->ctx, CARRY_EMEMORY, "no memory for %" PRId64 " frames", n);
     }

@@ -144,7 +144,7 @@ static carry_status no_memory(const carry_codec_loading *l) {
 static carry_status load(carry_codec_loading *l, void **memory,
                          carry_status (*read)(carry_codec_loading *l, void *user), void *user) {
     size_t bytes = 0;
-    l->used = calloc((size_t)l->weights.count + 1, sizeof *l->used);
+    l->used = calloc((size_t)l->weights.count + 1, sizeof(void *));
     if (l->used == NULL) {
         return no_memory(l);
     }

@@ -175,11 +175,6 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
     *made = NULL;
     const int ranks = mesh != NULL ? carry_comm_size(mesh) : 1;
     CARRY_TRY(carry_dit_config_check(ctx, config, ranks));
-    if (ranks > 1 && device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "a mesh of %d ranks adds up in host memory: it works on the CPU, and a GPU with one rank",
-                          ranks);
-    }
     carry_dit *dit = calloc(1, sizeof *dit);
     if (dit == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for a model");
@@ -190,6 +185,11 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
     dit->rank = mesh != NULL ? carry_comm_rank(mesh) : 0;
     dit->config = *config;
     carry_status status = make(dit, device, folder, dtype);
+    if (status == CARRY_OK && dit->mesh != NULL && device != 0) {
+        status = carry_comm_open(
+            ctx, &dit->far, "staged",
+            &(carry_comm_options){.device = device, .over = mesh, .deadline = carry_comm_deadline(mesh)});
+    }
     if (status != CARRY_OK) {
         carry_dit_free(dit);
         return status;
@@ -200,6 +200,7 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
 
 void carry_dit_free(carry_dit *dit) {
     if (dit != NULL) {
+        carry_comm_free(dit->far);
         carry_parameters_free(&dit->own);
         free(dit->block);
         free(dit);

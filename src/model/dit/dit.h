@@ -129,6 +129,7 @@ typedef struct carry_dit_counts {
 typedef struct carry_dit {
     carry_ctx *ctx;
     carry_comm *mesh; /* NULL: alone; borrowed */
+    carry_comm *far;  /* the mesh's ranks over memory of the device; NULL on the CPU */
     int rank, ranks;
     carry_dit_config config;
     int64_t heads, ffn; /* of this shard */
@@ -138,8 +139,8 @@ typedef struct carry_dit {
     carry_dit_counts counts;
 } carry_dit;
 
-/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU, where
-   meshes of several ranks are. Then: load or init. */
+/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU. Ranks
+   of a mesh may share a GPU. Then: load or init. */
 carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
                            int device);
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none.

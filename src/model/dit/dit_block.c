@@ -146,10 +146,14 @@ static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
     const int64_t count = carry_tensor_count(&sum);
     CARRY_SPAN_OF(dit->ctx, &sites[large]);
     const double before = carry_seconds();
-    CARRY_TRY(carry_all_reduce(dit->mesh, sum.data, count, CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
+    if (sum.dtype != CARRY_F32 && sum.dtype != CARRY_BF16) {
+        return carry_fail(dit->ctx, CARRY_EDTYPE, "a mesh adds f32 or bf16, not %s", carry_dtype_name(sum.dtype));
+    }
+    CARRY_TRY(carry_all_reduce(dit->far != NULL ? dit->far : dit->mesh, sum.data, count,
+                               sum.dtype == CARRY_BF16 ? CARRY_REDUCE_BF16 : CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
     dit->counts.reduce_seconds += carry_seconds() - before;
     *(large ? &dit->counts.large : &dit->counts.small) += 1;
-    *(large ? &dit->counts.large_bytes : &dit->counts.small_bytes) += count * (int64_t)sizeof(float);
+    *(large ? &dit->counts.large_bytes : &dit->counts.small_bytes) += count * (int64_t)carry_dtype_size(sum.dtype);
     return CARRY_OK;
 }
 
@@ -168,6 +172,7 @@ static carry_status row_split(const carry_dit_call *call, int64_t block, carry_d
 /* A norm with a group's modulation, and before it a residual through the group's gate. Negative parts: neither. */
 typedef struct step {
     carry_tensor h, x, y, m, w, b; /* w and b: where the norm's are not of the modulation */
+    carry_tensor other;            /* the modulation of the norm, where it is not m */
     int scale, shift, gate;
     float plus;
 } step;
@@ -175,6 +180,7 @@ typedef struct step {
 static carry_status step_group(const carry_dit_call *call, const void *user, int64_t group, void *scratch) {
     const step *s = user;
     const carry_dit *dit = call->dit;
+    const carry_tensor m = s->other.data != NULL ? s->other : s->m;
     (void)scratch;
     return carry_add_layer_norm(
         dit->ctx,
@@ -182,8 +188,8 @@ static carry_status step_group(const carry_dit_call *call, const void *user, int
                                      .x = carry_dit_group_rows(call, s->x, group),
                                      .y = carry_dit_group_rows(call, s->y, group),
                                      .g = s->gate >= 0 ? carry_dit_group_part(call, s->m, group, s->gate) : absent,
-                                     .w = s->scale >= 0 ? carry_dit_group_part(call, s->m, group, s->scale) : s->w,
-                                     .b = s->shift >= 0 ? carry_dit_group_part(call, s->m, group, s->shift) : s->b,
+                                     .w = s->scale >= 0 ? carry_dit_group_part(call, m, group, s->scale) : s->w,
+                                     .b = s->shift >= 0 ? carry_dit_group_part(call, m, group, s->shift) : s->b,
                                      .plus = s->plus,
                                      .eps = (float)dit->config.eps});
 }
@@ -201,7 +207,8 @@ static carry_status add_gated(const carry_dit_call *call, const carry_dit_rows *
     norm.y = y;
     norm.m = r->m;
     norm.gate = gate;
-    norm.scale = norm.shift = -1;
+    norm.scale = norm.other.data != NULL ? SCALE_1 : -1;
+    norm.shift = norm.other.data != NULL ? SHIFT_1 : -1;
     CARRY_TRY(to.data != from.data ? carry_convert(call->dit->ctx, to, from) : CARRY_OK);
     return carry_dit_each(call, call->groups, step_group, &norm);
 }
@@ -261,25 +268,34 @@ typedef struct attending {
     bool is_cross;
 } attending;
 
+/* Keys and values of a group to where they are kept. */
+static carry_status place_group(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t group) {
+    carry_tensor k, v;
+    for (int64_t at = call->row[group]; at < call->row[group + 1];) {
+        const int64_t count = call->place(call, block, group, at - call->row[group], &k, &v);
+        CARRY_TRY(place_rows(call, block, r, at, count, k, v));
+        at += count;
+    }
+    return CARRY_OK;
+}
+
 static carry_status attend_group(const carry_dit_call *call, const void *user, int64_t group, void *scratch) {
     const attending *a = user;
     const carry_dit_rows *r = a->rows;
     carry_key_run run[CARRY_KEY_RUNS];
-    carry_tensor k, v;
-    for (int64_t at = call->row[group]; call->place != NULL && !a->is_cross && at < call->row[group + 1];) {
-        const int64_t count = call->place(call, a->block, group, at - call->row[group], &k, &v);
-        CARRY_TRY(place_rows(call, a->block, r, at, count, k, v));
-        at += count;
+    if (call->place != NULL && !a->is_cross) {
+        CARRY_TRY(place_group(call, a->block, r, group));
     }
     const carry_attention_args args = (a->is_cross ? call->cross : call->self)(call, a->block, r, group, run);
     return carry_attention(call->dit->ctx, &args, scratch, call->scratch_bytes);
 }
 
-static carry_status self_attention(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
+static carry_status self_attention(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
+                                   bool is_chained) {
     carry_dit *dit = call->dit;
     const attending self = {.block = block, .rows = r};
     CARRY_SPAN(dit->ctx, "dit", "self-attention");
-    CARRY_TRY(modulated_norm(call, r, r->h1, r->x, SCALE_1, SHIFT_1));
+    CARRY_TRY(is_chained ? CARRY_OK : modulated_norm(call, r, r->h1, r->x, SCALE_1, SHIFT_1));
     CARRY_TRY(products(call, block, r));
     CARRY_TRY(sum_squares(call, block, r));
     if (call->place == NULL) {
@@ -319,24 +335,52 @@ static carry_status cross_attention(const carry_dit_call *call, int64_t block, c
     return affine(call, block, CARRY_DIT_CROSS_O, r->x2, r->co, CARRY_NO_ACTIVATION, true);
 }
 
+/* A block's modulation: its own and that of the time. */
+static carry_status modulate(const carry_dit_call *call, int64_t block, carry_tensor m) {
+    carry_dit *dit = call->dit;
+    const carry_tensor own = carry_dit_block_weight(dit, block, CARRY_DIT_MODULATION);
+    if (call->groups == 1 && dit->own.device != 0) {
+        return carry_elementwise(dit->ctx, m, call->e0, carry_reshape_2d(own, 1, m.shape[1]), CARRY_ADD);
+    }
+    CARRY_TRY(carry_convert(dit->ctx, m, call->e0));
+    return carry_add_bias(dit->ctx, m, carry_reshape_1d(own, m.shape[1]));
+}
+
 static carry_status feed_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
     const bool keeps = r->up.data != r->wide.data;
+    const bool chains = r->next_m.data != NULL && block + 1 < call->dit->config.num_layers;
     CARRY_SPAN(call->dit->ctx, "dit", "feed-forward");
     CARRY_TRY(modulated_norm(call, r, r->h2, r->x2, SCALE_2, SHIFT_2));
     CARRY_TRY(affine(call, block, CARRY_DIT_FFN_UP, r->up, r->h2, keeps ? CARRY_NO_ACTIVATION : CARRY_GELU, false));
     CARRY_TRY(keeps ? carry_activate(call->dit->ctx, r->wide, r->up, CARRY_GELU) : CARRY_OK);
     CARRY_TRY(row_split(call, block, CARRY_DIT_FFN_DOWN, r->f, r->wide));
-    return add_gated(call, r, r->next, r->x2, r->f, GATE_2, (step){.h = absent});
+    if (!chains) {
+        return add_gated(call, r, r->next, r->x2, r->f, GATE_2, (step){.h = absent});
+    }
+    CARRY_TRY(modulate(call, block + 1, r->next_m));
+    return add_gated(call, r, r->next, r->x2, r->f, GATE_2, (step){.h = r->h1, .other = r->next_m, .plus = 1.0f});
 }
 
-carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
-    carry_dit *dit = call->dit;
-    if (call->e0.data != NULL) {
-        const carry_tensor own = carry_dit_block_weight(dit, block, CARRY_DIT_MODULATION);
-        CARRY_TRY(carry_convert(dit->ctx, r->m, call->e0));
-        CARRY_TRY(carry_add_bias(dit->ctx, r->m, carry_reshape_1d(own, r->m.shape[1])));
+carry_status carry_dit_block_keys(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, bool is_chained) {
+    CARRY_SPAN(call->dit->ctx, "dit", "keys");
+    if (!is_chained) {
+        CARRY_TRY(call->e0.data != NULL ? modulate(call, block, r->m) : CARRY_OK);
+        CARRY_TRY(modulated_norm(call, r, r->h1, r->x, SCALE_1, SHIFT_1));
     }
-    CARRY_TRY(self_attention(call, block, r));
+    CARRY_TRY(products(call, block, r));
+    CARRY_TRY(sum_squares(call, block, r));
+    for (int64_t group = 0; group < call->groups; group++) {
+        CARRY_TRY(place_group(call, block, r, group));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
+                                     bool is_chained) {
+    if (call->e0.data != NULL && !is_chained) {
+        CARRY_TRY(modulate(call, block, r->m));
+    }
+    CARRY_TRY(self_attention(call, block, r, is_chained));
     CARRY_TRY(cross_attention(call, block, r));
     return feed_forward(call, block, r);
 }

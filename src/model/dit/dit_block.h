@@ -28,6 +28,10 @@ typedef struct carry_dit_rows {
     carry_tensor x2, h2, up, wide, f, next;        /* up and wide [rows, ffn]; the same: GELU in place */
     carry_tensor ck_in, ck, cv;                    /* [text rows, dim] */
     carry_tensor m;                                /* [groups, 6 dim], f32 */
+    /* Where blocks are chained (a stream on a GPU): the modulation of the next block. A block leaves there what it
+       needs, and in h1 the norm that the next one starts with, made together with its own last sum. Absent: nothing of
+       that. */
+    carry_tensor next_m;
 } carry_dit_rows;
 
 typedef struct carry_dit_call carry_dit_call;
@@ -55,7 +59,11 @@ struct carry_dit_call {
     size_t scratch_bytes;
 };
 
-carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r);
+/* is_chained: h1 and m are as the block before left them. */
+carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
+                                     bool is_chained);
+/* Of the last block, where nothing but keys and values is wanted: those. */
+carry_status carry_dit_block_keys(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, bool is_chained);
 
 /* Keys and values of the text for a block's cross-attention: ck and cv, and ck_in, which may be ck. */
 carry_status carry_dit_text_keys(carry_dit *dit, int64_t block, carry_tensor text, const carry_dit_rows *r);

@@ -84,7 +84,7 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     cache->text = beside(cache, arena, cache->host_text);
     cache->time = TAKE(arena, device, CARRY_F32, 2 * chunks, c->dim);
     cache->projected = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
-    cache->m = TAKE(arena, device, CARRY_F32, chunks, CARRY_DIT_SHIFTS * c->dim);
+    cache->m = TAKE(arena, device, CARRY_F32, 2 * chunks, CARRY_DIT_SHIFTS * c->dim);
     cache->shift = TAKE(arena, device, CARRY_F32, 2, c->dim);
     cache->text_hidden = TAKE(arena, device, dtype, c->text_len, c->dim);
     cache->text_narrow = TAKE(arena, device, dtype, c->text_len, c->text_dim);
@@ -260,6 +260,8 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
                           carry_shape_text(has, conditioning.rank, conditioning.shape), c->text_len, c->text_dim);
     }
     cache->has_text = false; /* until all of it is there */
+    const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
+    cache->text_rows = (given + 3) / 4 * 4 < c->text_len ? (given + 3) / 4 * 4 : c->text_len; /* fewer graphs */
     CARRY_TRY(embed_text(cache, conditioning));
     for (int64_t block = 0; block < c->num_layers; block++) {
         const carry_tensor k = carry_slice(cache->text_keys, block * c->text_len, c->text_len);

@@ -21,7 +21,8 @@ struct carry_dit_cache {
     int64_t ring;                     /* slots after the sink's */
     int64_t next, top;                /* frames seen now, and ever since the cut: what is below top - ring is gone */
     bool has_text;
-    void *memory; /* of the device */
+    int64_t text_rows; /* of the text's rows, those before the ones that are all alike */
+    void *memory;      /* of the device */
     size_t bytes;
     float *positions; /* carry_dit_positions */
     /* State: [blocks slots per_frame, heads head] of this shard, and [blocks text_len, dim]. */
@@ -30,7 +31,7 @@ struct carry_dit_cache {
     carry_dit_room room;
     carry_tensor sums, table, patches;                /* f32 */
     int64_t table_start, table_rows;                  /* what the table has: the first frame, and tokens; 0: nothing */
-    carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; shift: of the head */
+    carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; m: of two blocks; shift: of the head */
     carry_tensor text, text_narrow, text_hidden, text_embedded; /* text_narrow: text in the type of activations */
     /* What is computed in host memory: the same, or copies of it where the device has memory of its own. */
     carry_tensor host_table, host_patches, host_sinusoid, host_text;

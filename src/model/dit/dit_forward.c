@@ -278,9 +278,18 @@ static carry_attention_args see_text(const carry_dit_call *call, int64_t block, 
     const carry_dit_chunks *chunks = call->owner;
     const carry_dit_cache *cache = chunks->cache;
     const int64_t length = cache->dit->config.text_len;
+    const int64_t rows = cache->text_rows;
+    int runs = 0;
     (void)group; /* all chunks have the same text */
-    (void)run;
-    return (carry_attention_args){.o = carry_dit_heads(cache->dit, r->co, 0, chunks->tokens),
+    if (cache->dit->own.device != 0 && rows < length - 1) {
+        /* Rows past the prompt are filled up with zeros: their keys and values are all alike, and one of them with the
+           logarithm of their number as its bias is the same sum. */
+        run[runs++] = (carry_key_run){.first = 0, .count = rows};
+        run[runs++] = (carry_key_run){.first = rows, .count = 1, .bias = logf((float)(length - rows))};
+    }
+    return (carry_attention_args){.run = run,
+                                  .runs = runs,
+                                  .o = carry_dit_heads(cache->dit, r->co, 0, chunks->tokens),
                                   .q = carry_dit_heads(cache->dit, r->cq, 0, chunks->tokens),
                                   .k = carry_dit_heads(cache->dit, cache->text_keys, block * length, length),
                                   .v = carry_dit_heads(cache->dit, cache->text_values, block * length, length)};
@@ -303,9 +312,19 @@ static carry_status run_blocks(const carry_dit_chunks *chunks) {
                                  .scratch = cache->attention,
                                  .scratch_bytes = cache->attention_bytes};
     carry_dit_rows rows = carry_dit_rows_in(&cache->room, dit, chunks->tokens);
-    rows.m = carry_slice(cache->m, 0, chunks->chunks);
-    for (int64_t block = 0; block < dit->config.num_layers; block++) {
-        CARRY_TRY(carry_dit_block_forward(&call, block, &rows));
+    const int64_t last = dit->config.num_layers - 1;
+    const carry_tensor m[2] = {carry_slice(cache->m, 0, chunks->chunks),
+                               carry_slice(cache->m, CARRY_DIT_CHUNKS, chunks->chunks)};
+    const bool chains = dit->own.device != 0 && dit->mesh == NULL;
+    bool wants_more = dit->mesh != NULL; /* a mesh counts its all-reduces: the same of every forward */
+    for (int i = 0; i < chunks->chunks; i++) {
+        wants_more = wants_more || chunks->chunk[i].velocity.data != NULL;
+    }
+    for (int64_t block = 0; block <= last; block++) {
+        rows.m = m[chains ? block % 2 : 0];
+        rows.next_m = chains ? m[1 - block % 2] : (carry_tensor){.data = NULL};
+        CARRY_TRY(block < last || wants_more ? carry_dit_block_forward(&call, block, &rows, chains && block > 0)
+                                             : carry_dit_block_keys(&call, block, &rows, chains && block > 0));
     }
     return CARRY_OK;
 }

@@ -15,7 +15,7 @@ static uint64_t mix(uint64_t key, uint64_t word) {
 /* What the kernels' arguments are a function of; never 0. */
 static uint64_t key_of(const carry_dit_chunks *call) {
     const carry_dit_cache *cache = call->cache;
-    uint64_t key = 1;
+    uint64_t key = mix(1, (uint64_t)cache->text_rows);
     for (int c = 0; c < call->chunks; c++) {
         const carry_dit_chunk *chunk = &call->chunk[c];
         const int64_t end = chunk->start + chunk->latents.shape[1];

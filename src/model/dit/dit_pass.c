@@ -302,7 +302,7 @@ static carry_status run(carry_dit_pass *pass) {
     CARRY_TRY(forward_inputs(pass));
     for (int64_t i = 0; i < pass->dit->config.num_layers; i++) {
         CARRY_TRY(carry_dit_text_keys(pass->dit, i, pass->text, &pass->block[i]));
-        CARRY_TRY(carry_dit_block_forward(&pass->call, i, &pass->block[i]));
+        CARRY_TRY(carry_dit_block_forward(&pass->call, i, &pass->block[i], false));
     }
     CARRY_TRY(carry_dit_each(&pass->call, pass->units, head_unit, pass));
     CARRY_TRY(carry_dit_outer_affine(pass->dit, pass->out, pass->head_in, CARRY_DIT_HEAD, CARRY_NO_ACTIVATION));

@@ -284,7 +284,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
         CARRY_TRY(carry_activate(ctx, r->open, r->gate, CARRY_SIGMOID));
         CARRY_TRY(carry_elementwise(ctx, r->y, r->o, r->open, CARRY_MULTIPLY));
     }
-    return carry_linear(ctx, call->out, r->y, carry_lm_product(pass, layer, CARRY_LM_ATTENTION_O), call->accumulate);
+    return carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y);
 }
 
 const carry_lm_layer_mixer carry_lm_layer_attention = {

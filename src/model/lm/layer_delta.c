@@ -8,18 +8,48 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
+/* Rows may be further apart than they are long: [B, T, ...] of them. */
+static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
+    carry_tensor view = carry_reshape(rows, rank, shape);
+    if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
+        view.stride[1] = rows.stride[0];
+        view.stride[0] = rows.stride[0] * pass->options.tokens;
+    }
+    return view;
+}
+
 carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width) {
     const int64_t shape[] = {pass->options.batch, pass->options.tokens, heads, width};
-    return carry_reshape(rows, width > 0 ? 4 : 3, shape);
+    return by_token(pass, rows, width > 0 ? 4 : 3, shape);
 }
 
 carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows) {
-    return carry_reshape_3d(rows, pass->options.batch, pass->options.tokens, rows.shape[1]);
+    const int64_t shape[] = {pass->options.batch, pass->options.tokens, rows.shape[1]};
+    return by_token(pass, rows, 3, shape);
 }
 
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
     const carry_lm_config *c = &pass->lm->config;
-    return carry_reshape_2d(rows, pass->tokens * c->value_heads, c->value);
+    carry_tensor view = carry_reshape_2d(rows, pass->tokens * c->value_heads, c->value);
+    if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
+        view = carry_reshape_3d(rows, pass->tokens, c->value_heads, c->value);
+        view.stride[0] = rows.stride[0];
+    }
+    return view;
+}
+
+/* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
+static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
+    return pass->lm->own.device != 0 && pass->lm->config.use_short_conv && o->method == &carry_lm_mixer_chunk;
+}
+
+static const int together[] = {
+    CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, -1};
+
+const int *carry_lm_delta_maps(const carry_lm_pass *pass) {
+    static const int listed[] = {
+        CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, CARRY_LM_G_PROJ, -1};
+    return pass->lm->own.device != 0 ? together : listed;
 }
 
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot) {
@@ -49,7 +79,7 @@ static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_op
 static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *method) {
     const carry_lm_config *config = &lm->config;
     const carry_lm_mixer *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_mixer_linear;
-    if (lm->own.device != 0 && (wanted == &carry_lm_mixer_linear || wanted == &carry_lm_mixer_ranks)) {
+    if (lm->own.device != 0 && wanted == &carry_lm_mixer_linear) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
                           wanted->name);
     }
@@ -139,24 +169,45 @@ static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *aren
                                             : (carry_tensor){0};
 }
 
+#define MAPS 7
+
+/* Rows of zeros after the projections, which are the same in all layers. */
+static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
+    int64_t rows = 0;
+    for (int64_t i = 0; joins(pass, o) && rows == 0 && i < pass->lm->config.num_hidden_layers; i++) {
+        rows = pass->lm->layer[i].rest_rows;
+    }
+    return rows;
+}
+
+/* What x is mapped to, or the gradients of that, in the order of `together`; without the third where it has a place. */
+static void take_maps(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena, bool third,
+                      carry_tensor *const maps[MAPS]) {
+    const carry_lm_config *c = &pass->lm->config;
+    const int64_t width[MAPS] = {c->key_width,
+                                 c->key_width,
+                                 third ? c->value_width : 0,
+                                 c->use_gate ? c->value_width : 0,
+                                 c->gated ? c->value_heads : 0,
+                                 c->gated || c->use_beta ? c->value_heads : 0,
+                                 rest_of(pass, o)};
+    carry_lm_take_columns(pass, arena, joins(pass, o), MAPS, width, maps);
+}
+
 static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = opened;
     carry_lm_delta_rows *r = rows;
     const carry_dtype dtype = pass->options.dtype;
-    const carry_tensor absent = {0};
-    r->q_in = carry_lm_take(pass, arena, dtype, c->key_width);
-    r->k_in = carry_lm_take(pass, arena, dtype, c->key_width);
-    r->v_in = carry_lm_take(pass, arena, dtype, c->value_width);
+    carry_tensor *const maps[MAPS] = {&r->q_in, &r->k_in, &r->v_in, &r->z, &r->a, &r->b, &r->rest};
+    take_maps(pass, o, arena, true, maps);
     r->before[0] = take_before(pass, o, arena, c->key_width);
     r->before[1] = take_before(pass, o, arena, c->key_width);
     r->before[2] = take_before(pass, o, arena, c->value_width);
     r->q = carry_lm_take(pass, arena, dtype, c->key_width);
     r->k = carry_lm_take(pass, arena, dtype, c->key_width);
     r->v = carry_lm_take(pass, arena, dtype, c->value_width);
-    r->a = c->gated ? carry_lm_take(pass, arena, dtype, c->value_heads) : absent;
-    r->b = c->gated || c->use_beta ? carry_lm_take(pass, arena, dtype, c->value_heads) : o->beta;
-    r->z = c->use_gate ? carry_lm_take(pass, arena, dtype, c->value_width) : absent;
+    r->b = c->gated || c->use_beta ? r->b : o->beta;
     r->o = carry_lm_take(pass, arena, dtype, c->value_width);
     r->y = carry_lm_take(pass, arena, dtype, c->value_width);
     r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->mixing), 1);
@@ -170,24 +221,36 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     const int device = pass->lm->own.device;
     back->dy = carry_lm_take(pass, arena, dtype, c->value_width);
     back->dout = carry_lm_take(pass, arena, dtype, c->value_width);
-    back->dz = c->use_gate ? carry_lm_take(pass, arena, dtype, c->value_width) : (carry_tensor){0};
+    carry_tensor *const maps[MAPS] = {&back->dq_in, &back->dk_in, &back->dv_in, &back->dz,
+                                      &back->da,    &back->db,    &back->rest};
+    take_maps(pass, o, arena, joins(pass, o), maps);
+    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* used up by then */
     back->dq = carry_lm_take(pass, arena, dtype, c->key_width);
     back->dk = carry_lm_take(pass, arena, dtype, c->key_width);
     back->dv = carry_lm_take(pass, arena, dtype, c->value_width);
-    back->dq_in = carry_lm_take(pass, arena, dtype, c->key_width);
-    back->dk_in = carry_lm_take(pass, arena, dtype, c->key_width);
-    back->dv_in = back->dy; /* used up by then */
-    back->da = carry_lm_take(pass, arena, dtype, c->value_heads);
-    back->db = carry_lm_take(pass, arena, dtype, c->value_heads);
+    back->db = back->db.rank > 0 ? back->db : carry_lm_take(pass, arena, dtype, c->value_heads); /* nobody reads it */
+    back->zeros = back->rest.rank > 0 ? carry_lm_take(pass, arena, dtype, back->rest.shape[1]) : (carry_tensor){0};
     back->dbefore_key = take_before(pass, o, arena, c->key_width);
     back->dbefore_value = take_before(pass, o, arena, c->value_width);
     back->dA_log = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
     back->ddt_bias = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
 }
 
+/* The gradients of nothing. */
+static carry_status clear_rest(const carry_lm_pass *pass, const carry_lm_delta_back *back) {
+    const carry_tensor *q = &back->dq_in;
+    const int64_t into = ((char *)back->rest.data - (char *)q->data) / (int64_t)carry_dtype_size(q->dtype);
+    CARRY_TRY(carry_zero(pass->ctx, back->zeros));
+    return carry_copy_columns(pass->ctx, carry_reshape_2d(*q, pass->tokens, q->stride[0]), into, back->zeros, 0,
+                              back->zeros.shape[1]);
+}
+
 static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_delta *o = opened;
-    (void)args;
+    const carry_lm_delta_back *back = pass->mixer[CARRY_LM_LAYER_DELTA].back;
+    if (args->backward && back->rest.data != NULL) {
+        CARRY_TRY(clear_rest(pass, back));
+    }
     if (o->beta.data != NULL) {
         CARRY_TRY(carry_fill(pass->ctx, o->beta, pass->lm->config.allow_neg_eigval ? 2.0 : 1.0));
     }
@@ -256,12 +319,9 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta_rows *r = call->rows;
     const int64_t layer = call->layer;
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_Q_PROJ, r->q_in, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_K_PROJ, r->k_in, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_V_PROJ, r->v_in, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_A_PROJ, r->a, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_B_PROJ, r->b, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_G_PROJ, r->z, call->x));
+    const carry_tensor maps[] = {[CARRY_LM_Q_PROJ] = r->q_in, [CARRY_LM_K_PROJ] = r->k_in, [CARRY_LM_V_PROJ] = r->v_in,
+                                 [CARRY_LM_A_PROJ] = r->a,    [CARRY_LM_B_PROJ] = r->b,    [CARRY_LM_G_PROJ] = r->z};
+    CARRY_TRY(carry_lm_project_all(pass, layer, carry_lm_delta_maps(pass), maps, r->rest, call->x));
     CARRY_TRY(convolve(call, 0, r->q, r->q_in));
     CARRY_TRY(convolve(call, 1, r->k, r->k_in));
     CARRY_TRY(convolve(call, 2, r->v, r->v_in));
@@ -269,7 +329,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
                              carry_lm_w(pass, layer, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
-    return carry_linear(pass->ctx, call->out, r->y, carry_lm_product(pass, layer, CARRY_LM_O_PROJ), call->accumulate);
+    return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
 const carry_lm_layer_mixer carry_lm_layer_delta = {
@@ -279,6 +339,7 @@ const carry_lm_layer_mixer carry_lm_layer_delta = {
     .slots = CARRY_LM_DELTA_SLOTS,
     .key = carry_lm_delta_key,
     .describe = carry_lm_delta_describe,
+    .together = together,
     .state = carry_lm_delta_state,
     .open = open_delta,
     .close = close_delta,

@@ -39,6 +39,7 @@ typedef struct carry_lm_delta_rows {
     carry_tensor before[3];        /* what stands before them, with a halo */
     carry_tensor q, k, v, a, b;    /* the delta rule's inputs */
     carry_tensor z, o, y;          /* output gate, delta rule's output, after o_norm */
+    carry_tensor rest;             /* columns of zeros after what x is mapped to, on a GPU */
     void *kept;                    /* the method's */
 } carry_lm_delta_rows;
 
@@ -47,6 +48,7 @@ typedef struct carry_lm_delta_back {
     carry_tensor dq, dk, dv, dq_in, dk_in, dv_in, da, db;
     carry_tensor dbefore_key, dbefore_value;
     carry_tensor dA_log, ddt_bias;
+    carry_tensor rest, zeros; /* columns of zeros after dq_in to db, on a GPU; and where they come from */
 } carry_lm_delta_back;
 
 /* A tensor of rows as the delta rule sees it: [B, T, heads, width], or [B, T, heads] with width 0. */
@@ -55,6 +57,8 @@ carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_
 carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows);
 /* [tokens * HV, V]: one row a head. */
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows);
+/* The slots that map what enters the layer, as they lie in memory; the last is -1. */
+const int *carry_lm_delta_maps(const carry_lm_pass *pass);
 /* What a convolution does after its sum. */
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot);
 

@@ -93,10 +93,8 @@ carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call) {
     CARRY_TRY(convolve_backward(call, 0, back->dq_in, back->dq, r->q_in));
     CARRY_TRY(convolve_backward(call, 1, back->dk_in, back->dk, r->k_in));
     CARRY_TRY(convolve_backward(call, 2, back->dv_in, back->dv, r->v_in));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_Q_PROJ, call->dx, back->dq_in, call->x, false));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_K_PROJ, call->dx, back->dk_in, call->x, true));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_V_PROJ, call->dx, back->dv_in, call->x, true));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_A_PROJ, call->dx, back->da, call->x, true));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_B_PROJ, call->dx, back->db, call->x, true));
-    return carry_lm_project_backward(pass, layer, CARRY_LM_G_PROJ, call->dx, back->dz, call->x, true);
+    const carry_tensor maps[] = {
+        [CARRY_LM_Q_PROJ] = back->dq_in, [CARRY_LM_K_PROJ] = back->dk_in, [CARRY_LM_V_PROJ] = back->dv_in,
+        [CARRY_LM_A_PROJ] = back->da,    [CARRY_LM_B_PROJ] = back->db,    [CARRY_LM_G_PROJ] = back->dz};
+    return carry_lm_project_all_backward(pass, layer, carry_lm_delta_maps(pass), call->dx, maps, back->rest, call->x);
 }

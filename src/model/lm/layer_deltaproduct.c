@@ -322,8 +322,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     const carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
                              carry_lm_w(pass, call->layer, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
-    return carry_linear(pass->ctx, call->out, r->y, carry_lm_product(pass, call->layer, CARRY_LM_O_PROJ),
-                        call->accumulate);
+    return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
 static carry_status backward(const carry_lm_mixer_call *call) {

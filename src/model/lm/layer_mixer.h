@@ -44,7 +44,7 @@ typedef struct carry_lm_mixer_call {
     void *back;            /* gradients on their way, shared by the layers */
     carry_tensor x;        /* what enters: [tokens, hidden_size] */
     carry_tensor out;      /* forward: what leaves, like x; */
-    bool accumulate;       /* added to what is there */
+    carry_tensor base;     /* what it is added to, like out; absent: nothing */
     carry_tensor dout, dx; /* backward: the gradient of out; that of x, which is written */
 } carry_lm_mixer_call;
 
@@ -64,6 +64,9 @@ typedef struct carry_lm_layer_mixer {
        the same name, one after the other, are consecutive rows of one tensor. */
     const char *(*key)(const carry_lm_config *config, int slot);
     carry_lm_parameter (*describe)(const carry_lm_config *config, int slot);
+    /* Slots that map what enters, neighbours in the list: on a GPU they lie in memory in this order, so that one
+       product makes all of them, with zeros after them up to whole rows. The last is -1; NULL: as they are listed. */
+    const int *together;
     /* Its state; returns the number of parts. */
     int (*state)(const carry_lm_config *config, carry_lm_state_part *parts);
 

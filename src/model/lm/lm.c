@@ -54,6 +54,38 @@ static void list_slots(carry_lm *lm, int64_t layer, carry_lm_layer *l) {
     }
 }
 
+#define WHOLE 8 /* rows: products of 16 bits are several times slower where a size is no multiple of it */
+
+/* The places of a mixer's parameters in the order of `together`, and zeros after them up to whole rows. Their order in
+   the list, which others see, does not change. */
+static void put_together(carry_lm *lm, carry_lm_layer *l, int64_t listed) {
+    const int *slots = l->mixer->together;
+    carry_parameter *all = lm->own.parameter;
+    int64_t rows = 0;
+    int64_t at = INT64_MAX;
+    int64_t before = -1;
+    for (int i = 0; slots[i] >= 0; i++) {
+        const int64_t p = l->slot[slots[i]].parameter;
+        at = p >= 0 && all[p].offset < at ? all[p].offset : at;
+    }
+    for (int i = 0; slots[i] >= 0; i++) {
+        const int64_t p = l->slot[slots[i]].parameter;
+        if (p >= 0 && p != before) { /* slots may be rows of one tensor */
+            all[p].offset = at;
+            at += carry_parameters_room(all[p].count);
+            rows += all[p].shape[0];
+            before = p;
+        }
+    }
+    l->rest = at;
+    l->rest_rows = (WHOLE - rows % WHOLE) % WHOLE;
+    const int64_t room = carry_parameters_room(l->rest_rows * lm->config.hidden_size);
+    for (int64_t p = listed; p < lm->own.parameters; p++) {
+        all[p].offset += all[p].offset >= at ? room : 0;
+    }
+    lm->own.count += room;
+}
+
 static void list_layer(carry_lm *lm, int64_t layer) {
     static const char *const names[][2] = {
         {"attn_norm.weight", "mlp_norm.weight"},
@@ -66,7 +98,11 @@ static void list_layer(carry_lm *lm, int64_t layer) {
     l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_LAYER_ATTENTION;
     const int named = l->norms_after ? 2 : carry_lm_is_fla(c->kind) ? 0 : 1;
     l->norm[0] = add_to_layer(lm, layer, names[named][0], norm_of(c));
+    const int64_t listed = lm->own.parameters;
     list_slots(lm, layer, l);
+    if (lm->own.device != 0 && l->mixer->together != NULL) {
+        put_together(lm, l, listed);
+    }
     l->norm[1] = add_to_layer(lm, layer, names[named][1], norm_of(c));
     l->gate = add_to_layer(lm, layer, "mlp.gate_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));
     l->up = add_to_layer(lm, layer, "mlp.up_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));

@@ -26,6 +26,7 @@ typedef struct carry_lm_layer {
     bool norms_after;                /* h += norm(f(h)); otherwise h += f(norm(h)) */
     int64_t norm[2], gate, up, down; /* parameters: of the norms of mixer and MLP; of the MLP. norm[0] is the first */
     carry_lm_slot slot[CARRY_LM_SLOTS];
+    int64_t rest, rest_rows; /* on a GPU: rows of zeros after the mixer's maps, where they begin in the flat buffers */
 } carry_lm_layer;
 
 typedef struct carry_lm {

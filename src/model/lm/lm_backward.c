@@ -14,6 +14,25 @@ carry_status carry_lm_project_backward(carry_lm_pass *pass, int64_t layer, int s
     return carry_linear_backward(pass->ctx, dx, carry_lm_dw(pass, layer, slot), dy, x, W, accumulate);
 }
 
+carry_status carry_lm_project_all_backward(carry_lm_pass *pass, int64_t layer, const int *slots, carry_tensor dx,
+                                           const carry_tensor *dy, carry_tensor rest, carry_tensor x) {
+    carry_merged_linear_backward_args args = {.dx = dx, .x = x};
+    for (int i = 0; slots[i] >= 0; i++) {
+        const carry_tensor W = carry_lm_product(pass, layer, slots[i]);
+        if (W.data != NULL) {
+            args.W[args.maps] = W;
+            args.dW[args.maps] = carry_lm_dw(pass, layer, slots[i]);
+            args.dy[args.maps++] = dy[slots[i]];
+        }
+    }
+    if (rest.data != NULL) {
+        args.W[args.maps] = carry_lm_rest(pass, layer, false);
+        args.dW[args.maps] = carry_lm_rest(pass, layer, true);
+        args.dy[args.maps++] = rest;
+    }
+    return carry_merged_linear_backward(pass->ctx, &args);
+}
+
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate) {
     const float eps = (float)pass->lm->config.norm_eps;
@@ -60,8 +79,15 @@ static carry_status backward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_ro
     CARRY_TRY(enter(pass, l, 1, r->out2, &dout));
     CARRY_TRY(linear_backward(pass, l->down, back->dmiddle_wide, dout, r->activated, false));
     CARRY_TRY(carry_swiglu_backward(pass->ctx, r->gate, r->up, back->dmiddle_wide, r->gate, r->up));
-    CARRY_TRY(linear_backward(pass, l->gate, back->dx, r->gate, x, false));
-    CARRY_TRY(linear_backward(pass, l->up, back->dx, r->up, x, true));
+    const carry_parameters *own = &pass->lm->own;
+    CARRY_TRY(carry_merged_linear_backward(
+        pass->ctx, &(carry_merged_linear_backward_args){
+                       .dx = back->dx,
+                       .dW = {carry_lm_gradient(pass->lm, l->gate), carry_lm_gradient(pass->lm, l->up)},
+                       .dy = {r->gate, r->up},
+                       .x = x,
+                       .W = {carry_parameters_product(own, l->gate), carry_parameters_product(own, l->up)},
+                       .maps = 2}));
     return leave(pass, l, 1, r->middle);
 }
 

@@ -30,6 +30,41 @@ carry_status carry_lm_project(carry_lm_pass *pass, int64_t layer, int slot, carr
     return W.data != NULL ? carry_linear(pass->ctx, y, x, W, false) : CARRY_OK;
 }
 
+carry_tensor carry_lm_rest(const carry_lm_pass *pass, int64_t layer, bool gradient) {
+    const carry_lm_layer *l = &pass->lm->layer[layer];
+    const carry_parameters *own = &pass->lm->own;
+    const int64_t count = l->rest_rows * pass->lm->config.hidden_size;
+    const carry_tensor flat =
+        !gradient && own->low != NULL
+            ? carry_parameters_low(own, l->rest, count)
+            : carry_parameters_flat(own, gradient ? own->gradients : own->weights, l->rest, count);
+    return carry_reshape_2d(flat, l->rest_rows, pass->lm->config.hidden_size);
+}
+
+carry_status carry_lm_project_all(carry_lm_pass *pass, int64_t layer, const int *slots, const carry_tensor *y,
+                                  carry_tensor rest, carry_tensor x) {
+    carry_merged_linear_args args = {.x = x};
+    for (int i = 0; slots[i] >= 0; i++) {
+        const carry_tensor W = carry_lm_product(pass, layer, slots[i]);
+        if (W.data != NULL) {
+            args.W[args.maps] = W;
+            args.y[args.maps++] = y[slots[i]];
+        }
+    }
+    if (rest.data != NULL) {
+        args.W[args.maps] = carry_lm_rest(pass, layer, false);
+        args.y[args.maps++] = rest;
+    }
+    return carry_merged_linear(pass->ctx, &args);
+}
+
+carry_status carry_lm_project_out(const carry_lm_mixer_call *call, int slot, carry_tensor y) {
+    const carry_tensor W = carry_lm_product(call->pass, call->layer, slot);
+    carry_ctx *ctx = call->pass->ctx;
+    return call->base.data != NULL ? carry_linear_add(ctx, call->out, y, W, call->base)
+                                   : carry_linear(ctx, call->out, y, W, false);
+}
+
 carry_lm_rows *carry_lm_rows_of(const carry_lm_pass *pass, int64_t layer) {
     return &pass->layer[pass->shares ? pass->lm->config.layer[layer] : layer];
 }
@@ -69,10 +104,9 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
         return carry_elementwise(ctx, r->middle, h, r->middle, CARRY_ADD);
     }
     CARRY_TRY(carry_lm_norm(pass, r->x, h, w));
-    CARRY_TRY(carry_convert(ctx, r->middle, h));
     call.x = r->x;
     call.out = r->middle;
-    call.accumulate = true;
+    call.base = h;
     return l->mixer->forward(&call);
 }
 
@@ -87,8 +121,11 @@ static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_row
     if (!l->norms_after) {
         CARRY_TRY(carry_lm_norm(pass, r->x2, r->middle, w));
     }
-    CARRY_TRY(carry_linear(ctx, r->gate, x, carry_parameters_product(own, l->gate), false));
-    CARRY_TRY(carry_linear(ctx, r->up, x, carry_parameters_product(own, l->up), false));
+    CARRY_TRY(carry_merged_linear(ctx, &(carry_merged_linear_args){.y = {r->gate, r->up},
+                                                                   .x = x,
+                                                                   .W = {carry_parameters_product(own, l->gate),
+                                                                         carry_parameters_product(own, l->up)},
+                                                                   .maps = 2}));
     CARRY_TRY(carry_swiglu(ctx, r->activated, r->gate, r->up));
     if (l->norms_after) {
         CARRY_TRY(carry_linear(ctx, r->out2, r->activated, carry_parameters_product(own, l->down), false));
@@ -101,8 +138,7 @@ static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_row
     if (again) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_convert(ctx, h, r->middle));
-    return carry_linear(ctx, h, r->activated, carry_parameters_product(own, l->down), true);
+    return carry_linear_add(ctx, h, r->activated, carry_parameters_product(own, l->down), r->middle);
 }
 
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {

@@ -7,6 +7,32 @@ carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){pass->tokens, width});
 }
 
+#define ROW_OF 64 /* elements: rows of joined columns begin at whole lines of a cache */
+
+void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool joined, int count, const int64_t *width,
+                           carry_tensor *const *to) {
+    const carry_dtype dtype = pass->options.dtype;
+    int64_t row = 0;
+    for (int i = 0; i < count; i++) {
+        *to[i] = width[i] > 0 && !joined ? carry_lm_take(pass, arena, dtype, width[i]) : (carry_tensor){0};
+        row += width[i];
+    }
+    if (!joined) {
+        return;
+    }
+    row = (row + ROW_OF - 1) / ROW_OF * ROW_OF;
+    carry_tensor columns = carry_lm_take(pass, arena, dtype, row);
+    for (int i = 0; i < count; i++) {
+        if (width[i] > 0) {
+            columns.shape[1] = width[i];
+            *to[i] = columns;
+        }
+        if (columns.data != NULL) {
+            columns.data = (char *)columns.data + (size_t)width[i] * carry_dtype_size(dtype);
+        }
+    }
+}
+
 static carry_tensor take_1d(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t count) {
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 1, &count);
 }
@@ -21,8 +47,9 @@ static void take_common(const carry_lm_pass *pass, carry_arena *arena, carry_lm_
     r->out2 = after ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
     r->middle = carry_lm_take(pass, arena, dtype, c->hidden_size);
     r->x2 = before ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
-    r->gate = carry_lm_take(pass, arena, dtype, c->intermediate);
-    r->up = carry_lm_take(pass, arena, dtype, c->intermediate);
+    carry_lm_take_columns(pass, arena, pass->lm->own.device != 0, 2,
+                          (const int64_t[]){c->intermediate, c->intermediate},
+                          (carry_tensor *const[]){&r->gate, &r->up});
     r->activated = carry_lm_take(pass, arena, dtype, c->intermediate);
 }
 

@@ -67,6 +67,9 @@ struct carry_lm_state {
 void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena);
 /* One row a token of the pass. */
 carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_dtype dtype, int64_t width);
+/* Several of them, of width[i] (0: absent): as columns of one array where `joined`, else each its own. */
+void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool joined, int count, const int64_t *width,
+                           carry_tensor *const *to);
 
 /* h[layer] -> h[layer + 1]. again: in backward, up to what backward reads. */
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again);
@@ -84,6 +87,16 @@ carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, int slot
 carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, int slot);
 /* y = W x; dx (+)= dy W and dW += dy^T x. Nothing where the model has no such slot. */
 carry_status carry_lm_project(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor y, carry_tensor x);
+/* The same for several slots of one x, the last being -1; y and dy are by slot. dx is written. rest: the columns of
+   the zeros after them; absent: none. */
+carry_status carry_lm_project_all(carry_lm_pass *pass, int64_t layer, const int *slots, const carry_tensor *y,
+                                  carry_tensor rest, carry_tensor x);
+carry_status carry_lm_project_all_backward(carry_lm_pass *pass, int64_t layer, const int *slots, carry_tensor dx,
+                                           const carry_tensor *dy, carry_tensor rest, carry_tensor x);
+/* Those zeros: rows of the weights as products want them, or of the gradients. */
+carry_tensor carry_lm_rest(const carry_lm_pass *pass, int64_t layer, bool gradient);
+/* What leaves the mixer: call.out = call.base + W y. */
+carry_status carry_lm_project_out(const carry_lm_mixer_call *call, int slot, carry_tensor y);
 carry_status carry_lm_project_backward(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor dx, carry_tensor dy,
                                        carry_tensor x, bool accumulate);
 

@@ -120,11 +120,15 @@ typedef struct growing {
 } growing;
 
 static void append(growing *g, const char *bytes, size_t count) {
-    if (g->length + count + 1 > g->room) {
-        g->room = 2 * (g->length + count) + 64;
-        char *more = realloc(g->bytes, g->room);
-        g->failed = g->failed || more == NULL;
-        g->bytes = more != NULL ? more : g->bytes;
+    if (!g->failed && g->length + count + 1 > g->room) {
+        const size_t room = 2 * (g->length + count) + 64;
+        char *more = realloc(g->bytes, room);
+        if (more == NULL) {
+            g->failed = true;
+            return;
+        }
+        g->bytes = more;
+        g->room = room;
     }
     if (!g->failed) {
         memcpy(g->bytes + g->length, bytes, count);

@@ -40,7 +40,8 @@ static const int STREAMS = 8;
     X(cublasLtMatmulPreferenceCreate)       \
     X(cublasLtMatmulPreferenceDestroy)      \
     X(cublasLtMatmulPreferenceSetAttribute) \
-    X(cublasLtMatmulAlgoGetHeuristic)
+    X(cublasLtMatmulAlgoGetHeuristic)       \
+    X(cublasLtMatmulAlgoConfigGetAttribute)
 
 typedef struct functions {
 #define X(name) decltype(&::name) name;
@@ -206,6 +207,29 @@ static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_pr
            make_layout(lt, &made->c, p->c_type, p->m, p->n, p->c_row, p->c_next, p->count);
 }
 
+static const int RESULTS = 8;      /* that the heuristics are asked for */
+static const uint32_t SHARED = 4;  /* of a kernel's custom option: its two groups of warps share a tile */
+static const int64_t SHORT = 384;  /* terms of a sum for each byte that an element of c moves */
+
+/* The heuristics' first, but for short sums the first of the kernels whose two groups of warps each have a tile: one
+   group writes its tile while the other multiplies. On an H200 with cuBLASLt 13.0 the first is 10 to 20 % slower there
+   (docs/results/operators-gpu.md). By a fixed rule and not by measuring, so that a shape always gives the same bits. */
+static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *result, int results,
+                   const carry_device_product *p) {
+    const int64_t moved = (p->c_type == CARRY_F32 ? 4 : 2) * (p->accumulate ? 2 : 1);
+    for (int i = 0; p->type != CARRY_F32 && p->k <= SHORT * moved && i < results; i++) {
+        uint32_t custom = SHARED;
+        size_t written = 0;
+        if (result[i].state == CUBLAS_STATUS_SUCCESS &&
+            lt->call.cublasLtMatmulAlgoConfigGetAttribute(&result[i].algo, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &custom,
+                                                          sizeof custom, &written) == CUBLAS_STATUS_SUCCESS &&
+            (custom & SHARED) == 0) {
+            return i;
+        }
+    }
+    return 0;
+}
+
 static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, size_t workspace) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t which;
@@ -215,7 +239,7 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->c},
                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p->c}};
     cublasLtMatmulPreference_t preference = NULL;
-    cublasLtMatmulHeuristicResult_t result = {};
+    cublasLtMatmulHeuristicResult_t result[RESULTS] = {};
     int results = 0;
     if (lt->call.cublasLtMatmulPreferenceCreate(&preference) != CUBLAS_STATUS_SUCCESS) {
         return false;
@@ -234,11 +258,12 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
     }
     fine = fine &&
            lt->call.cublasLtMatmulAlgoGetHeuristic(lt->handles[p->ordinal], made->product, made->b, made->a, made->c,
-                                                   made->c, preference, 1, &result, &results) == CUBLAS_STATUS_SUCCESS;
+                                                   made->c, preference, RESULTS, result, &results) == CUBLAS_STATUS_SUCCESS;
     (void)lt->call.cublasLtMatmulPreferenceDestroy(preference);
-    made->algorithm = result.algo;
-    made->workspace = result.workspaceSize;
-    return fine && results > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    const int best = fine ? best_of(lt, result, results, p) : 0;
+    made->algorithm = result[best].algo;
+    made->workspace = result[best].workspaceSize;
+    return fine && results > 0 && result[best].state == CUBLAS_STATUS_SUCCESS;
 }
 
 /* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
@@ -263,11 +288,10 @@ static carry_device_product key_of(const carry_device_product *p, bool has_works
     key.c_type = p->c_type;
     key.a_transposed = p->a_transposed;
     key.b_transposed = p->b_transposed;
-    key.accumulate =
-        has_workspace; /* the sum with c is a factor, not a plan; what workspace there is decides instead */
+    key.accumulate = p->accumulate;
+    key.ordinal = has_workspace ? p->ordinal : -1 - p->ordinal;
     key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
     key.gelu = p->gelu;
-    key.ordinal = p->ordinal;
     return key;
 }
 
@@ -311,7 +335,7 @@ static bool can(const carry_device_product *p) {
     return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
            p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
            p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
-           !(p->gelu && p->accumulate);
+           !(p->gelu && p->accumulate) && (p->base == NULL || alignment(p->base) >= alignment(p->c));
 }
 
 extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {
@@ -337,8 +361,9 @@ extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_pro
     }
     const float one = 1.0f;
     const float before = p->accumulate ? 1.0f : 0.0f;
+    const void *base = p->base != NULL && p->accumulate ? p->base : p->c;
     status = lt->call.cublasLtMatmul(lt->handles[ordinal], found->product, &one, p->b, found->b, p->a, found->a,
-                                     &before, p->c, found->c, p->c, found->c, &found->algorithm, workspace,
+                                     &before, base, found->c, p->c, found->c, &found->algorithm, workspace,
                                      found->workspace, (cudaStream_t)p->stream);
     if (status != CUBLAS_STATUS_SUCCESS) {
         return refused(ctx, lt, status, "a product failed", ordinal);

@@ -13,7 +13,7 @@ constexpr int TOKENS = 16;    /* of a thread, forward */
 template <typename T>
 static __device__ __forceinline__ float seen(const conv_of<T> &a, const sequence &in, int64_t b, int64_t s, int64_t c) {
     if (s >= in.begin) {
-        return a.x.get((b * a.tokens + s) * a.channels + c);
+        return a.x.get((b * a.tokens + s) * a.x_row + c);
     }
     bool known = in.first && a.before != NULL && s < 0;
     return known ? a.before[(b * (a.width - 1) + s + a.width - 1) * a.channels + c] : 0.0f;
@@ -84,7 +84,7 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
         sequence in = sequence_of(a, first);
 #pragma unroll
         for (int i = 0; i < TOKENS; i++) { /* all before the first is needed, so that nobody waits for each */
-            x[i] = first + i < a.tokens ? a.x.get((b * a.tokens + first + i) * a.channels + c) : 0.0f;
+            x[i] = first + i < a.tokens ? a.x.get((b * a.tokens + first + i) * a.x_row + c) : 0.0f;
         }
         load_window<T, WIDTH>(a, window, in, b, first, c);
 #pragma unroll
@@ -136,11 +136,11 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
     for (int64_t t = start; t < last + a.width - 1; t++) { /* t enters the window, s = t - (width - 1) leaves it */
         float next = 0.0f;
         if (t >= 0 && t < a.tokens) {
-            const int64_t at = (b * a.tokens + t) * a.channels + c;
+            const int64_t at = b * a.tokens + t;
             if (t > first) {
-                move_on<T, WIDTH>(a, window, of_t, a.x.get(at), b, t, c);
+                move_on<T, WIDTH>(a, window, of_t, a.x.get(at * a.x_row + c), b, t, c);
             }
-            next = activate_back(a.dy.get(at), sum_of<WIDTH>(tap, window), a.activation);
+            next = activate_back(a.dy.get(at * a.channels + c), sum_of<WIDTH>(tap, window), a.activation);
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 sum[i] = t < last ? fmaf(next, window[i], sum[i]) : sum[i];
@@ -158,7 +158,7 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
             value = s + j >= 0 && s + j < of_s.end ? fmaf(turned[j], ds[j], value) : value;
         }
         if (s >= 0 && a.dx.here()) {
-            a.dx.put((b * a.tokens + s) * a.channels + c, value);
+            a.dx.put((b * a.tokens + s) * a.dx_row + c, value);
         } else if (s < 0 && a.dbefore != NULL) {
             a.dbefore[(b * (a.width - 1) + s + a.width - 1) * a.channels + c] = value;
         }
@@ -204,6 +204,7 @@ static void launch_backward(const carry_conv_backward_args *args, void *workspac
                             const place &at) {
     conv_of<T> a = common<T>(args->x, args->w, args->before, args->cu_seqlens, args->activation);
     a.dx = row<T>(args->dx);
+    a.dx_row = row_step(args->dx);
     a.dy = row<T>(args->dy);
     a.dbefore = (float *)args->dbefore.data;
     a.partial = args->dw.data != NULL ? (float *)workspace : NULL;

@@ -15,6 +15,7 @@ template <typename T> struct conv_of {
     float *after, *dbefore, *partial;
     const int64_t *borders;
     int64_t sequences, batch, tokens, channels, width, block;
+    int64_t x_row, dx_row; /* elements from token to token: rows may be further apart than channels */
     int activation;
 };
 
@@ -56,6 +57,7 @@ static conv_of<T> common(const carry_tensor &x, const carry_tensor &w, const car
     a.tokens = x.shape[1];
     a.channels = x.shape[2];
     a.width = w.shape[w.rank - 1];
+    a.x_row = row_step(x);
     a.activation = (int)activation;
     return a;
 }

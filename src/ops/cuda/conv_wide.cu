@@ -58,7 +58,7 @@ static __device__ __forceinline__ void load_past(const conv_of<T> &a, float (&pa
             past[i][v] = 0.0f;
         }
         if (s >= in.begin) {
-            widen_packed<T, V>(past[i], load_packed<T, V>(a.x.data + (b * a.tokens + s) * a.channels + c));
+            widen_packed<T, V>(past[i], load_packed<T, V>(a.x.data + (b * a.tokens + s) * a.x_row + c));
         } else if (in.first && a.before != NULL && s < 0 && row >= 0) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -128,7 +128,8 @@ static __device__ __forceinline__ void step(const conv_of<T> &a, typename T::sto
 /* RESIDENT: blocks of a multiprocessor, which bounds the registers of a thread. */
 template <typename T, int ACTIVATION, int V, int AHEAD, int RESIDENT>
 __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T> a, unsigned vectors, int each) {
-    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x, channels = (unsigned)a.channels;
+    const unsigned thread = blockIdx.x * FORWARD + threadIdx.x;
+    const unsigned channels = (unsigned)a.channels, x_row = (unsigned)a.x_row;
     const int tokens = (int)a.tokens, pieces = (tokens + each - 1) / each;
     const int64_t c = (int64_t)(thread % vectors) * V;
     const int b = (int)(thread / vectors) / pieces;
@@ -139,15 +140,15 @@ __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T>
     if (b >= a.batch) {
         return;
     }
-    const typename T::stored *from = a.x.data + b * a.tokens * a.channels + c;
+    const typename T::stored *from = a.x.data + b * a.tokens * a.x_row + c;
     typename T::stored *to = a.y.data + b * a.tokens * a.channels + c;
-    load_ahead<T, V, AHEAD>(now, from, first, tokens, channels);
+    load_ahead<T, V, AHEAD>(now, from, first, tokens, x_row);
     load_taps<T, V>(a, tap, c);
     span in = span_of(a, first);
     load_past<T, V>(a, past, in, b, first, c);
     for (int t0 = first; t0 < last; t0 += AHEAD) {
         if (t0 + AHEAD < last) {
-            load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, channels);
+            load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, x_row);
         }
         if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end in sight */
 #pragma unroll
@@ -178,7 +179,7 @@ template <typename T, int V>
 static __device__ __forceinline__ void put(const conv_of<T> &a, int b, int s, int64_t c, const float (&value)[V]) {
     if (s >= 0) {
         if (a.dx.here()) {
-            store_all<T, V>(a.dx.data + (b * a.tokens + s) * a.channels + c, value);
+            store_all<T, V>(a.dx.data + (b * a.tokens + s) * a.dx_row + c, value);
         }
     } else if (a.dbefore != NULL && s + a.width - 1 >= 0) {
 #pragma unroll
@@ -235,13 +236,13 @@ template <typename T, int ACTIVATION, int V, int AHEAD>
 static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&sum)[V][TAPS], int b, int first, int last,
                                                  int64_t c) {
     const int tokens = (int)a.tokens;
-    const unsigned channels = (unsigned)a.channels;
+    const unsigned channels = (unsigned)a.channels, x_row = (unsigned)a.x_row, dx_row = (unsigned)a.dx_row;
     float tap[V][TAPS], past[PAST][V], open[PAST][V], dx[V];
     packed<T, V> x_now[AHEAD], x_next[AHEAD], d_now[AHEAD], d_next[AHEAD];
-    const typename T::stored *x_from = a.x.data + b * a.tokens * a.channels + c;
+    const typename T::stored *x_from = a.x.data + b * a.tokens * a.x_row + c;
     const typename T::stored *d_from = a.dy.data + b * a.tokens * a.channels + c;
-    typename T::stored *to = a.dx.data + b * a.tokens * a.channels + c;
-    load_ahead<T, V, AHEAD>(x_now, x_from, first, tokens, channels);
+    typename T::stored *to = a.dx.data + b * a.tokens * a.dx_row + c;
+    load_ahead<T, V, AHEAD>(x_now, x_from, first, tokens, x_row);
     load_ahead<T, V, AHEAD>(d_now, d_from, first, tokens, channels);
     load_taps<T, V>(a, tap, c);
     span in = span_of(a, first);
@@ -254,7 +255,7 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
     }
     for (int t0 = first; t0 < last + PAST; t0 += AHEAD) {
         if (t0 + AHEAD < last + PAST) {
-            load_ahead<T, V, AHEAD>(x_next, x_from, t0 + AHEAD, tokens, channels);
+            load_ahead<T, V, AHEAD>(x_next, x_from, t0 + AHEAD, tokens, x_row);
             load_ahead<T, V, AHEAD>(d_next, d_from, t0 + AHEAD, tokens, channels);
         }
         const int oldest = t0 - PAST;
@@ -262,7 +263,7 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) { /* no end in sight */
                 step_back<T, ACTIVATION, V>(a, dx, sum, x_now[i], d_now[i], tap, past, open, true, true);
-                store_all<T, V>(to + (unsigned)(oldest + i) * channels, dx);
+                store_all<T, V>(to + (unsigned)(oldest + i) * dx_row, dx);
             }
         } else {
 #pragma unroll
@@ -343,7 +344,7 @@ static int64_t piece_of(const carry_tensor &x) {
 
 static bool is_wide(const carry_tensor &x, const carry_tensor &w) {
     const int64_t threads = x.shape[0] * ((x.shape[1] + LEAST - 1) / LEAST) * (x.shape[2] / V);
-    return w.shape[w.rank - 1] <= TAPS && x.shape[2] % ONCE == 0 && is_aligned(x.data) && is_aligned(w.data) &&
+    return w.shape[w.rank - 1] <= TAPS && x.shape[2] % ONCE == 0 && has_rows(x) && is_aligned(w.data) &&
            x.shape[1] < (1 << 30) && x.shape[1] * x.shape[2] < (1 << 30) && threads < (1 << 30);
 }
 
@@ -372,7 +373,7 @@ bool conv_wide(const carry_conv_args *args, cudaStream_t stream) {
 
 bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, int64_t *blocks, cudaStream_t stream) {
     const carry_tensor &x = args->x;
-    if (!is_wide(x, args->w) || !is_aligned(args->dx.data) || !is_aligned(args->dy.data)) {
+    if (!is_wide(x, args->w) || !has_rows(args->dx) || !is_aligned(args->dy.data)) {
         return false;
     }
     const int64_t share = (carry_token_block(x.shape[1]) + PIECES - 1) / PIECES; /* the workspace has no more rows */
@@ -381,6 +382,7 @@ bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, i
         using T = decltype(type);
         conv_of<T> a = common<T>(x, args->w, args->before, args->cu_seqlens, args->activation);
         a.dx = row<T>(args->dx);
+        a.dx_row = row_step(args->dx);
         a.dy = row<T>(args->dy);
         a.dbefore = (float *)args->dbefore.data;
         a.partial = args->dw.data != NULL ? (float *)workspace : NULL;

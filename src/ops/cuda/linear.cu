@@ -12,7 +12,7 @@ static __device__ __forceinline__ float element(const mixed &from, bool turned, 
 template <typename C>
 __global__ void __launch_bounds__(TILE *LINES)
     mixed_kernel(row_of<C> c, mixed a, mixed b, int64_t m, int64_t n, int64_t k, int64_t a_row, int64_t b_row,
-                 bool a_turned, bool b_turned, bool accumulate) {
+                 bool a_turned, bool b_turned, int64_t c_row, bool accumulate) {
     __shared__ float of_a[TILE][TILE + 1], of_b[TILE][TILE + 1];
     const int64_t row0 = (int64_t)blockIdx.y * TILE, column0 = (int64_t)blockIdx.x * TILE;
     const int x = (int)threadIdx.x, y = (int)threadIdx.y;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(TILE *LINES)
     for (int i = 0; i < TILE / LINES; i++) {
         const int64_t r = row0 + y + i * LINES;
         if (r < m && column0 + x < n) {
-            const int64_t at = r * n + column0 + x;
+            const int64_t at = r * c_row + column0 + x;
             c.put(at, accumulate ? c.get(at) + sum[i] : sum[i]);
         }
     }
@@ -49,6 +49,22 @@ __global__ void __launch_bounds__(TILE *LINES)
 
 carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, int64_t m, int64_t n, int64_t k,
                       matrix a, matrix b, bool accumulate) {
+    return multiply_into(ctx, device, matrix{c, c_type, n, false}, m, n, k, a, b, accumulate ? c : NULL);
+}
+
+static carry_status copy_base(carry_ctx *ctx, const place &at, const matrix &c, const void *from, int64_t m) {
+    const int ordinal = at.ordinal;
+    if (from != NULL && from != c.data) {
+        CARRY_CUDA_TRY(cudaMemcpyAsync((void *)c.data, from, (size_t)(m * c.row) * carry_dtype_size(c.type),
+                                       cudaMemcpyDeviceToDevice, at.stream),
+                       "what a product is added to cannot be copied");
+    }
+    return CARRY_OK;
+}
+
+carry_status multiply_into(carry_ctx *ctx, int device, matrix c, int64_t m, int64_t n, int64_t k, matrix a, matrix b,
+                           const void *base) {
+    const carry_dtype c_type = c.type;
     place at = {};
     CARRY_TRY(open_place(ctx, &at, device));
     if (m < 1 || n < 1) {
@@ -62,15 +78,16 @@ carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, i
         p.count = 1;
         p.a = a.data;
         p.b = b.data;
-        p.c = c;
+        p.c = (void *)c.data;
+        p.base = base;
         p.a_row = a.row;
         p.b_row = b.row;
-        p.c_row = n;
+        p.c_row = c.row;
         p.type = a.type;
         p.c_type = c_type;
         p.a_transposed = a.transposed;
         p.b_transposed = b.transposed;
-        p.accumulate = accumulate;
+        p.accumulate = base != NULL;
         p.ordinal = at.ordinal;
         p.stream = (carry_stream *)at.stream;
         return carry_cuda_product(ctx, &p, NULL);
@@ -81,17 +98,19 @@ carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, i
                           "a product of %s with %s of %lld x %lld on a GPU: at most %d rows, or both of one type",
                           carry_dtype_name(a.type), carry_dtype_name(b.type), (long long)m, (long long)n, 65535 * TILE);
     }
+    CARRY_TRY(copy_base(ctx, at, c, base, m));
     with_type(c_type, [&](auto type) {
         using C = decltype(type);
         mixed_kernel<C><<<dim3((unsigned)columns, (unsigned)rows), dim3(TILE, LINES), 0, at.stream>>>(
-            row_of<C>{(typename C::stored *)c}, mixed{a.data, (int)a.type}, mixed{b.data, (int)b.type}, m, n, k, a.row,
-            b.row, a.transposed, b.transposed, accumulate);
+            row_of<C>{(typename C::stored *)c.data}, mixed{a.data, (int)a.type}, mixed{b.data, (int)b.type}, m, n, k, a.row,
+            b.row, a.transposed, b.transposed, c.row, base != NULL);
     });
     return launched(ctx, at, "a product of two types cannot be launched");
 }
 
+/* Rows may be further apart than they are long. */
 static matrix matrix_of(const carry_tensor &tensor, bool transposed) {
-    return matrix{tensor.data, tensor.dtype, tensor.shape[1], transposed};
+    return matrix{tensor.data, tensor.dtype, tensor.shape[0] > 1 ? tensor.stride[0] : tensor.shape[1], transposed};
 }
 
 extern "C" carry_status carry_cuda_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
@@ -109,6 +128,62 @@ extern "C" carry_status carry_cuda_linear_backward(carry_ctx *ctx, carry_tensor 
     if (dW.data != NULL) {
         CARRY_TRY(multiply(ctx, dy.device, dW.data, CARRY_F32, W.shape[0], W.shape[1], x.shape[0], matrix_of(dy, true),
                            matrix_of(x, false), true));
+    }
+    return CARRY_OK;
+}
+
+extern "C" carry_status carry_cuda_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
+                                              carry_tensor base) {
+    return multiply_into(ctx, x.device, matrix_of(y, false), x.shape[0], y.shape[1], x.shape[1], matrix_of(x, false),
+                         matrix_of(W, true), base.data);
+}
+
+static bool follows(const carry_tensor &a, int64_t elements, const carry_tensor &b) {
+    return (const char *)a.data + elements * (int64_t)carry_dtype_size(a.dtype) == b.data && a.dtype == b.dtype;
+}
+
+/* How many maps from `first` on lie side by side: columns in y (or dy), rows in W, and in dW where that is wanted. */
+static int side_by_side(const carry_tensor *y, const carry_tensor *W, const carry_tensor *dW, int first, int maps) {
+    int i = first + 1;
+    for (; i < maps; i++) {
+        const carry_tensor &before = y[i - 1];
+        if (before.stride[0] != y[i].stride[0] || !follows(before, before.shape[1], y[i]) ||
+            !follows(W[i - 1], W[i - 1].shape[0] * W[i - 1].shape[1], W[i]) ||
+            (dW != NULL && !follows(dW[i - 1], dW[i - 1].shape[0] * dW[i - 1].shape[1], dW[i]))) {
+            break;
+        }
+    }
+    return i - first;
+}
+
+static carry_tensor joined(const carry_tensor *parts, int count, int along) {
+    carry_tensor all = parts[0];
+    for (int i = 1; i < count; i++) {
+        all.shape[along] += parts[i].shape[along];
+    }
+    return all;
+}
+
+extern "C" carry_status carry_cuda_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
+    for (int first = 0, count; first < args->maps; first += count) {
+        count = side_by_side(args->y, args->W, NULL, first, args->maps);
+        const carry_tensor y = joined(args->y + first, count, 1), W = joined(args->W + first, count, 0);
+        CARRY_TRY(multiply_into(ctx, args->x.device, matrix_of(y, false), y.shape[0], y.shape[1], args->x.shape[1],
+                                matrix_of(args->x, false), matrix_of(W, true), NULL));
+    }
+    return CARRY_OK;
+}
+
+extern "C" carry_status carry_cuda_merged_linear_backward(carry_ctx *ctx,
+                                                          const carry_merged_linear_backward_args *args) {
+    const bool weights = args->maps > 0 && args->dW[0].data != NULL;
+    bool accumulate = args->accumulate;
+    for (int first = 0, count; first < args->maps; first += count) {
+        count = side_by_side(args->dy, args->W, weights ? args->dW : NULL, first, args->maps);
+        const carry_tensor dy = joined(args->dy + first, count, 1), W = joined(args->W + first, count, 0);
+        const carry_tensor dW = joined(args->dW + first, count, 0);
+        CARRY_TRY(carry_cuda_linear_backward(ctx, args->dx, dW, dy, args->x, W, accumulate));
+        accumulate = true;
     }
     return CARRY_OK;
 }

@@ -359,6 +359,15 @@ static carry_status product_own(carry_ctx *ctx, const carry_device_product *p) {
     return CARRY_OK;
 }
 
+static carry_status copy_base(carry_ctx *ctx, const carry_device_product *p) {
+    const int ordinal = p->ordinal;
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaMemcpyAsync(p->c, p->base, (size_t)(p->m * p->n) * carry_dtype_size(p->c_type),
+                                   cudaMemcpyDeviceToDevice, (cudaStream_t)p->stream),
+                   "what a product is added to cannot be copied");
+    return CARRY_OK;
+}
+
 extern "C" const char *carry_cuda_product_choice(carry_ctx *ctx, const carry_device_product *p) {
     (void)ctx;
     bool more = p->bias != NULL || p->gelu;
@@ -382,6 +391,9 @@ extern "C" carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_pr
                           "a product with a bias or GELU in it goes through cuBLASLt, which is not here or does not "
                           "take [%lld, %lld] by [%lld, %lld]",
                           (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n);
+    }
+    if (!done && p->base != NULL && p->base != p->c) { /* Carry's own kernels add to c */
+        CARRY_TRY(copy_base(ctx, p));
     }
     return done ? CARRY_OK : product_own(ctx, p);
 }

@@ -77,6 +77,11 @@ template <typename T> static inline row_of<T> row(const carry_tensor &tensor) {
     return row_of<T>{(typename T::stored *)tensor.data};
 }
 
+/* Elements from row to row, of the last index; an index of extent 1 may have any stride. */
+static inline int64_t row_step(const carry_tensor &x) {
+    return x.rank < 1 ? 1 : x.rank < 2 || carry_tensor_is_packed(&x, 0) ? x.shape[x.rank - 1] : x.stride[x.rank - 2];
+}
+
 /* Over the 32 threads of a warp, in one order; all get the sum. */
 template <typename V> static __device__ __forceinline__ V warp_sum(V value) {
 #pragma unroll

@@ -36,10 +36,11 @@ template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) norm
             continue;
         }
         const float scale = 1.0f / sqrtf(squares / a.over + a.eps);
+        const int64_t z_row = z_at(a, row, a.z_row);
         for (int64_t i = lane; i < a.n; i += GROUP) {
             float value = a.x.get(row * a.n + i) * scale;
             value = a.w.here() ? value * a.w[i] : value;
-            value = a.z.here() ? value * silu_of(a.z.get(row * a.n + i)) : value;
+            value = a.z.here() ? value * silu_of(a.z.get(z_row + i)) : value;
             a.y.put(row * a.n + i, value);
         }
     }
@@ -50,12 +51,13 @@ template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) norm
 template <typename T, int GROUP>
 static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64_t row, int lane, float *parts,
                                                     float *dw) {
+    const int64_t z_row = z_at(a, row, a.z_row), dz_row = z_at(a, row, a.dz_row);
     float squares = 0.0f, dots = 0.0f;
     for (int64_t i = lane; i < a.n; i += GROUP) {
         int64_t at = row * a.n + i;
         float x = a.x.get(at);
         float g = a.w.here() ? a.dy.get(at) * a.w[i] : a.dy.get(at);
-        g = a.z.here() ? g * silu_of(a.z.get(at)) : g;
+        g = a.z.here() ? g * silu_of(a.z.get(z_row + i)) : g;
         squares = fmaf(x, x, squares);
         dots = fmaf(g, x, dots);
     }
@@ -68,7 +70,7 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
         float x = a.x.get(at);
         float dy = a.dy.get(at);
         float g = a.w.here() ? dy * a.w[i] : dy;
-        float z = a.z.here() ? a.z.get(at) : 1.0f;
+        float z = a.z.here() ? a.z.get(z_row + i) : 1.0f;
         float s = a.z.here() ? sigmoid_of(z) : 1.0f;
         if (dw != NULL) {
             dw[i] += dy * (x * scale) * (z * s);
@@ -78,7 +80,7 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
             a.dx.put(at, a.accumulate ? a.dx.get(at) + value : value);
         }
         if (a.dz.here()) {
-            a.dz.put(at, g * (x * scale) * silu_slope_of(z, s));
+            a.dz.put(dz_row + i, g * (x * scale) * silu_slope_of(z, s));
         }
     }
 }
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a
             const int64_t at = row * a.n + lane + 32 * j;
             x[j] = there ? a.x.get(at) : 0.0f;
             dy[j] = there ? a.dy.get(at) : 0.0f;
-            z[j] = there && a.z.here() ? a.z.get(at) : 0.0f;
+            z[j] = there && a.z.here() ? a.z.get(z_at(a, row, a.z_row) + lane + 32 * j) : 0.0f;
         }
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
@@ -144,7 +146,8 @@ __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a
                     a.dx.put(at, a.accumulate ? a.dx.get(at) + value : value);
                 }
                 if (a.dz.here()) {
-                    a.dz.put(at, g * (x[j] * scale) * silu_slope_of(z[j], s));
+                    a.dz.put(z_at(a, row, a.dz_row) + lane + 32 * j,
+                             g * (x[j] * scale) * silu_slope_of(z[j], s));
                 }
             }
         }
@@ -194,10 +197,10 @@ extern "C" carry_status carry_cuda_rms_norm(carry_ctx *ctx, carry_tensor y, carr
         norm_args<T> a = {};
         a.y = row<T>(y);
         a.x = row<T>(x);
-        a.z = row<T>(z);
         a.w = mixed_of(w);
         a.rows = x.shape[0];
         a.n = x.shape[1];
+        gate_of(a, z, carry_tensor{});
         a.over = (float)a.n;
         a.eps = eps;
         launch_rows(a, at);
@@ -257,14 +260,13 @@ extern "C" carry_status carry_cuda_rms_norm_backward(carry_ctx *ctx, carry_tenso
         using T = decltype(type);
         norm_args<T> a = {};
         a.dx = row<T>(dx);
-        a.dz = row<T>(dz);
         a.dy = row<T>(dy);
         a.x = row<T>(x);
-        a.z = row<T>(z);
         a.w = mixed_of(w);
         a.partial = dw.data != NULL ? (float *)workspace : NULL;
         a.rows = rows;
         a.n = n;
+        gate_of(a, z, dz);
         a.block = block;
         a.over = (float)n;
         a.eps = eps;

@@ -11,9 +11,26 @@ template <typename T> struct norm_args {
     float *sums;            /* [rows]: squares that are given, or wanted */
     float *partial;         /* [blocks, n] or NULL */
     int64_t rows, n, block; /* block: tokens of a block, backward */
+    unsigned z_heads;       /* rows of z and dz that follow each other; from the first of them to the next such: */
+    int64_t z_row, dz_row;
     float over, eps;        /* over: the length that squares are divided by */
     bool accumulate;
 };
+
+/* Where row `row` of z begins, and of dz. */
+template <typename T> static __device__ __forceinline__ int64_t z_at(const norm_args<T> &a, int64_t row, int64_t step) {
+    return a.z_heads <= 1 ? row * step
+                          : (int64_t)((unsigned)row / a.z_heads) * step + (unsigned)row % a.z_heads * (unsigned)a.n;
+}
+
+template <typename T>
+static void gate_of(norm_args<T> &a, const carry_tensor &z, const carry_tensor &dz) {
+    a.z = row<T>(z);
+    a.dz = row<T>(dz);
+    a.z_heads = z.rank == 3 ? (unsigned)z.shape[1] : 1;
+    a.z_row = z.rank == 3 ? z.stride[0] : a.n;
+    a.dz_row = dz.rank == 3 ? dz.stride[0] : a.n;
+}
 
 /* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements; false: not these, and nothing happened. *blocks: the
    rows of the workspace that may be written, and were. */

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
         packed<T, ONCE> x[VECS], z[VECS];
         load_row<T, GROUP, VECS>(x, a.x.data + row * a.n, n);
         if (GATED) {
-            load_row<T, GROUP, VECS>(z, a.z.data + row * a.n, n);
+            load_row<T, GROUP, VECS>(z, a.z.data + z_at(a, row, a.z_row), n);
         }
         float squares = 0.0f;
 #pragma unroll
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
     load_row<T, GROUP, VECS>(x, a.x.data + row * a.n, n);
     load_row<T, GROUP, VECS>(dy, a.dy.data + row * a.n, n);
     if (GATED) {
-        load_row<T, GROUP, VECS>(z, a.z.data + row * a.n, n);
+        load_row<T, GROUP, VECS>(z, a.z.data + z_at(a, row, a.z_row), n);
     } else if (a.accumulate) {
         load_row<T, GROUP, VECS>(old, a.dx.data + row * a.n, n);
     }
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
                 store_all<T, ONCE>(a.dx.data + row * a.n + at, dx);
             }
             if (GATED && a.dz.here()) {
-                store_all<T, ONCE>(a.dz.data + row * a.n + at, dz);
+                store_all<T, ONCE>(a.dz.data + z_at(a, row, a.dz_row) + at, dz);
             }
         }
     }
@@ -238,7 +238,8 @@ template <typename T> static bool fits(const norm_args<T> &a) {
             return false;
         }
     }
-    return a.n % ONCE == 0 && a.n > 0 && a.n <= WARP_ROW && a.sums == NULL;
+    return a.n % ONCE == 0 && a.n > 0 && a.n <= WARP_ROW && a.sums == NULL && a.z_row % ONCE == 0 &&
+           a.dz_row % ONCE == 0;
 }
 
 template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream) {

@@ -20,6 +20,11 @@ static inline bool is_aligned(const void *pointer) {
     return (uintptr_t)pointer % 16 == 0;
 }
 
+/* Rows of whole vectors, whose offsets fit 30 bits. */
+static inline bool has_rows(const carry_tensor &x) {
+    return is_aligned(x.data) && (x.data == NULL || (row_step(x) % ONCE == 0 && x.shape[1] * row_step(x) < (1 << 30)));
+}
+
 /* Numbers to and from f32; which NaN a NaN becomes does not matter here. */
 template <typename T> struct quick {
     static constexpr bool BY_PAIRS = false;

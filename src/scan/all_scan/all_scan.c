@@ -39,12 +39,13 @@ static carry_status make_room(carry_all_scan_plan *plan) {
     plan->sends = calloc(count, sizeof *plan->sends);
     plan->role_receives = calloc(plan->device > 0 ? count : 1, sizeof *plan->receives);
     plan->role_sends = calloc(plan->device > 0 ? count : 1, sizeof *plan->sends);
-    plan->roles_got = calloc(2 * count, 1);
+    plan->roles_got = calloc(2 * count + (size_t)plan->shape.ranks, 1);
     if (plan->receives == NULL || plan->sends == NULL || plan->role_receives == NULL || plan->role_sends == NULL ||
         plan->roles_got == NULL) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for %zu messages each way", count);
     }
     plan->roles_sent = plan->roles_got + count;
+    plan->walked = plan->roles_sent + count;
     return CARRY_OK;
 }
 
@@ -98,14 +99,11 @@ static carry_status check_state(const carry_all_scan_plan *plan, const char *ope
     return CARRY_OK;
 }
 
-carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
-                                        const carry_all_scan_problem *problem, const carry_all_scan_options *options,
-                                        const carry_all_scan_machine *machine) {
-    static const carry_all_scan_options defaults;
-    const carry_all_scan_options *o = options != NULL ? options : &defaults;
+carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan **plan,
+                                         const carry_all_scan_problem *problem, const carry_all_scan_options *o,
+                                         const carry_all_scan_machine *machine) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     *plan = NULL;
-    CARRY_TRY(carry_all_scan_agree(carry_comm_host(comm), problem, o));
     CARRY_TRY(carry_all_scan_check_problem(ctx, problem, o)); /* they agree: all refuse, or none */
     carry_all_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -121,7 +119,7 @@ carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **
     made->tag = o->tag;
     made->shape =
         (carry_all_scan_shape){.problem = *problem, .ranks = carry_comm_size(comm), .threads = carry_ctx_threads(ctx)};
-    if (made->device > 0) { /* a launch does all heads */
+    if (made->device > 0 || (machine != NULL && machine->start > 0)) { /* a launch does all heads */
         made->shape.threads = (int)(problem->heads < INT32_MAX ? problem->heads : INT32_MAX);
     }
     made->position = carry_all_scan_rank(made, carry_comm_rank(comm));
@@ -135,6 +133,16 @@ carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **
     }
     *plan = made;
     return CARRY_OK;
+}
+
+carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
+                                        const carry_all_scan_problem *problem, const carry_all_scan_options *options,
+                                        const carry_all_scan_machine *machine) {
+    static const carry_all_scan_options defaults;
+    const carry_all_scan_options *o = options != NULL ? options : &defaults;
+    *plan = NULL;
+    CARRY_TRY(carry_all_scan_agree(carry_comm_host(comm), problem, o));
+    return carry_all_scan_plan_new_for(comm, plan, problem, o, machine);
 }
 
 void carry_all_scan_set_arith(carry_all_scan_plan *plan, const carry_all_scan_arith *arith) {

@@ -28,6 +28,9 @@ typedef struct carry_all_scan_machine {
     double product;     /* seconds of M S for one head, V columns, on one thread */
     double compose;     /* seconds of M M for one head, likewise */
     double memory;      /* bytes a second, read and written, that one thread handles */
+    double start;       /* seconds of a launch that does nothing, on a GPU; 0: not known, or the CPU */
+    double step;        /* seconds of a position of a walk, of the heads that a rank takes; 0: a product's */
+    double message;     /* seconds by which one more message delays its sender; 0: not known */
     double speed, fork; /* what all threads of a rank are worth, and seconds to set them to work; 0: one thread */
 } carry_all_scan_machine;
 
@@ -53,6 +56,18 @@ typedef struct carry_all_scan_map {
     const float *M, *W, *Y, *gamma;
 } carry_all_scan_map;
 
+#define CARRY_ALL_SCAN_WALKED 512 /* K at most: a block keeps some columns of a state in shared memory */
+
+/* Positions 0..count-1 one after the other, for some heads: states[q] = M[q] states[q-1] + L[q] by its role; before the
+   first is zero. states, L: [count, heads, K, V]; M: [count, heads, map]. states must not be L. */
+typedef struct carry_all_scan_walk {
+    float *states;
+    const float *L, *M;
+    unsigned char *role; /* [count] */
+    int64_t heads;
+    int count;
+} carry_all_scan_walk;
+
 /* All of them for `heads` heads, which are the first ones of what they are given. */
 typedef struct carry_all_scan_arith {
     /* out = M S + L; L may be out. */
@@ -68,6 +83,7 @@ typedef struct carry_all_scan_arith {
                  int64_t columns);
     void (*unpack)(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
                    int64_t columns);
+    void (*walk)(carry_all_scan_plan *plan, const carry_all_scan_walk *walk); /* NULL: position by position */
     void (*clear)(carry_all_scan_plan *plan, void *bytes, size_t count); /* zero bytes, that no strange ones leave */
 } carry_all_scan_arith;
 
@@ -122,14 +138,16 @@ struct carry_all_scan_plan {
     /* The scan under way. */
     carry_all_scan_state state;
     carry_all_scan_args args;
-    void *area;                    /* the algorithm's part of the workspace */
-    float *scratch;                /* of factors: [threads, rows, value] */
-    int64_t next;                  /* block, position or round that is not done yet */
-    int64_t posted, sent;          /* sends */
-    carry_all_scan_role role;      /* of the pair so far (doubling) */
-    carry_all_scan_role sent_role; /* of the pair that is sent */
-    const float *M;                /* of it */
-    float *S;                      /* so far (gather) */
+    void *area;                     /* the algorithm's part of the workspace */
+    float *scratch;                 /* of factors: [threads, rows, value] */
+    int64_t next;                   /* block, position or round that is not done yet */
+    int64_t posted, sent;           /* sends */
+    carry_all_scan_role role;       /* of the pair so far (doubling) */
+    carry_all_scan_role sent_role;  /* of the pair that is sent */
+    carry_all_scan_role roles_seen; /* of this rank's own pair (heads) */
+    unsigned char *walked;          /* [ranks] (heads) */
+    const float *M;                 /* of it */
+    float *S;                       /* so far (gather) */
     carry_all_scan_counts counts;
 };
 
@@ -170,6 +188,10 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan);
 carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
                                         const carry_all_scan_problem *problem, const carry_all_scan_options *options,
                                         const carry_all_scan_machine *machine);
+/* The same without asking the other ranks, which are known to want the same. */
+carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan **plan,
+                                         const carry_all_scan_problem *problem, const carry_all_scan_options *options,
+                                         const carry_all_scan_machine *machine);
 void carry_all_scan_set_arith(carry_all_scan_plan *plan, const carry_all_scan_arith *arith);
 
 /* all_scan_check.c */
@@ -206,8 +228,9 @@ carry_status carry_all_scan_device_open(carry_all_scan_plan *plan);
 void carry_all_scan_device_close(carry_all_scan_plan *plan);
 carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins);
 carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
-/* Seconds of a product and a composition of all heads, and bytes a second of handling, of one launch. */
-carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate);
+/* Seconds of a product and a composition of all heads, of a byte's handling, and of a position of a walk. */
+carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
+                                           double *step);
 /* Seconds that the caller's stream waited for the scan at its end, by events; waits for it. 0 on the CPU. */
 carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds);
 
@@ -220,6 +243,8 @@ void carry_all_scan_apply(carry_all_scan_plan *plan, carry_all_scan_view out, co
                           carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns);
 void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *second, const float *first,
                             int64_t heads);
+/* By arith's own walk where it has one. */
+void carry_all_scan_walk_run(carry_all_scan_plan *plan, const carry_all_scan_walk *walk);
 /* What leaves this rank by its role, for a state S that enters it: into out. */
 void carry_all_scan_leave(carry_all_scan_plan *plan, carry_all_scan_view out, carry_all_scan_view S,
                           carry_all_scan_block block);

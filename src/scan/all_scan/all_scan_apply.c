@@ -293,6 +293,36 @@ void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *
     carry_span_work(plan->ctx, flops, 0);
 }
 
+/* One position of a walk, by its role. */
+static void walk_one(carry_all_scan_plan *plan, const carry_all_scan_walk *walk, int q) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t state = walk->heads * p->key * p->value, map = walk->heads * carry_all_scan_map_floats(p);
+    const carry_all_scan_view zero = {.head = p->key * p->value, .row = p->value};
+    const carry_all_scan_view before = q > 0 ? carry_all_scan_packed(p, walk->states + (q - 1) * state) : zero;
+    const carry_all_scan_view out = carry_all_scan_packed(p, walk->states + q * state);
+    const carry_all_scan_view L = carry_all_scan_packed(p, walk->L + q * state);
+    if (walk->role[q] == CARRY_ALL_SCAN_MAP && q > 0) {
+        const carry_all_scan_map M = {.kind = p->kind == CARRY_ALL_SCAN_DIAGONAL ? CARRY_ALL_SCAN_DIAGONAL
+                                                                                 : CARRY_ALL_SCAN_DENSE,
+                                      .M = walk->M + q * map};
+        carry_all_scan_apply(plan, out, &M, before, L, walk->heads, p->value);
+    } else {
+        plan->arith->copy(plan, out, walk->role[q] == CARRY_ALL_SCAN_PASS ? before : L, walk->heads, p->key, p->value);
+    }
+}
+
+void carry_all_scan_walk_run(carry_all_scan_plan *plan, const carry_all_scan_walk *walk) {
+    if (plan->arith->walk != NULL && plan->shape.problem.key <= CARRY_ALL_SCAN_WALKED) {
+        CARRY_SPAN(plan->ctx, "scan", "all_scan walk");
+        plan->arith->walk(plan, walk);
+        plan->counts.products += walk->heads * (walk->count - 1);
+        return;
+    }
+    for (int q = 0; q < walk->count; q++) {
+        walk_one(plan, walk, q);
+    }
+}
+
 void carry_all_scan_leave(carry_all_scan_plan *plan, carry_all_scan_view out, carry_all_scan_view S,
                           carry_all_scan_block block) {
     const carry_all_scan_problem *p = &plan->shape.problem;

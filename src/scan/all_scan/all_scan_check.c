@@ -52,9 +52,10 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
                           carry_dtype_name(problem->wire));
     }
     if (options->algorithm != NULL && carry_all_scan_find(options->algorithm) == NULL) {
-        return carry_fail(ctx, CARRY_ENOTFOUND,
-                          "there is no algorithm \"%.40s\": there are chain, doubling, gather (lasp2), serial (lasp1)",
-                          options->algorithm);
+        return carry_fail(
+            ctx, CARRY_ENOTFOUND,
+            "there is no algorithm \"%.40s\": there are chain, doubling, gather (lasp2), heads, serial (lasp1)",
+            options->algorithm);
     }
     if (options->blocks < 0 || options->blocks > problem->heads * problem->value) {
         return carry_fail(ctx, CARRY_EARGUMENT,

@@ -71,6 +71,34 @@ carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) 
     return CARRY_OK;
 }
 
+/* Seconds of a position of a walk over some, of the heads that a rank takes. */
+static carry_status time_walk(carry_all_scan_plan *plan, double *seconds) {
+    enum { FEW = 1, MANY = 9 };
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t heads = (p->heads + plan->shape.ranks - 1) / plan->shape.ranks;
+    const int64_t state = heads * p->key * p->value, map = heads * carry_all_scan_map_floats(p);
+    const size_t bytes = (size_t)(MANY * (2 * state + map)) * sizeof(float);
+    unsigned char role[MANY] = {CARRY_ALL_SCAN_CUT}; /* then maps */
+    double least[2] = {INFINITY, INFINITY};
+    void *data;
+    CARRY_TRY(carry_device_alloc(plan->ctx, &data, plan->device, bytes));
+    carry_status status = carry_device_fill(plan->ctx, data, plan->device, 0, bytes, plan->stream);
+    float *at = data;
+    carry_all_scan_walk walk = {.states = at, .L = at + MANY * state, .M = at + MANY * 2 * state, .heads = heads};
+    walk.role = role;
+    for (int i = 0; i < 2 * TRIES && status == CARRY_OK; i++) {
+        const double start = carry_seconds();
+        walk.count = i % 2 == 0 ? FEW : MANY;
+        carry_all_scan_walk_run(plan, &walk);
+        status = plan->broken != CARRY_OK ? plan->broken : carry_stream_wait(plan->ctx, plan->device, plan->stream);
+        const double spent = carry_seconds() - start;
+        least[i % 2] = spent < least[i % 2] ? spent : least[i % 2];
+    }
+    carry_device_free(plan->ctx, plan->device, data);
+    *seconds = least[1] > least[0] ? (least[1] - least[0]) / (MANY - FEW) : 1e-9;
+    return status;
+}
+
 /* Least seconds of one launch, with the wait for it. */
 static carry_status time_one(carry_all_scan_plan *plan, float *data, int which, double *seconds) {
     const carry_all_scan_problem *p = &plan->shape.problem;
@@ -97,7 +125,8 @@ static carry_status time_one(carry_all_scan_plan *plan, float *data, int which, 
     return CARRY_OK;
 }
 
-carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate) {
+carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
+                                           double *step) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t state = carry_all_scan_state_floats(p), map = p->heads * carry_all_scan_map_floats(p);
     const size_t bytes = (size_t)(2 * state + 2 * map) * sizeof(float);
@@ -110,6 +139,7 @@ carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *pr
         status = status == CARRY_OK ? time_one(plan, data, 0, product) : status;
         status = status == CARRY_OK ? time_one(plan, data, 1, compose) : status;
         status = status == CARRY_OK ? time_one(plan, data, 2, &handling) : status;
+        status = status == CARRY_OK ? time_walk(plan, step) : status;
         const carry_status left = carry_all_scan_exit(plan, false);
         status = status == CARRY_OK ? left : status;
     }

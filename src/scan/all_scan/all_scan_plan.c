@@ -164,14 +164,14 @@ void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_ra
 static carry_status measure_on_device(carry_all_scan_plan *plan) {
     const double heads = (double)plan->shape.problem.heads;
     carry_comm_rates messages;
-    double slowest[3] = {0};
-    carry_status status = carry_all_scan_device_measure(plan, &slowest[0], &slowest[1], &slowest[2]);
+    double slowest[4] = {0};
+    carry_status status = carry_all_scan_device_measure(plan, &slowest[0], &slowest[1], &slowest[2], &slowest[3]);
     if (status != CARRY_OK) {
         carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* the others are about to compare */
         return status;
     }
     CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));
-    CARRY_TRY(carry_all_reduce(plan->host, slowest, 3, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(plan->host, slowest, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
     plan->machine = (carry_all_scan_machine){.latency = messages.latency,
                                              .overhead = messages.overhead,
                                              .bandwidth = messages.bandwidth,
@@ -179,7 +179,9 @@ static carry_status measure_on_device(carry_all_scan_plan *plan) {
                                              .mean_bandwidth = messages.mean_bandwidth,
                                              .product = slowest[0] / heads,
                                              .compose = slowest[1] / heads,
-                                             .memory = 1.0 / slowest[2]};
+                                             .memory = 1.0 / slowest[2],
+                                             .step = slowest[3],
+                                             .message = messages.overhead};
     carry_all_scan_put_far(&plan->machine, &messages);
     return CARRY_OK;
 }
@@ -220,6 +222,7 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
                                              .product = slowest[0],
                                              .compose = slowest[1],
                                              .memory = 1.0 / slowest[2],
+                                             .message = messages.overhead,
                                              .speed = 1.0 / slowest[3],
                                              .fork = slowest[4]};
     carry_all_scan_put_far(&plan->machine, &messages);

@@ -4,13 +4,11 @@
 #include "scan/all_scan/all_scan.h"
 
 extern const carry_all_scan_algorithm carry_all_scan_chain, carry_all_scan_doubling, carry_all_scan_gather,
-    carry_all_scan_serial;
+    carry_all_scan_heads, carry_all_scan_serial;
 
 static const carry_all_scan_algorithm *const table[] = {
-    &carry_all_scan_chain,
-    &carry_all_scan_doubling,
-    &carry_all_scan_gather,
-    &carry_all_scan_serial,
+    &carry_all_scan_chain, &carry_all_scan_doubling, &carry_all_scan_gather,
+    &carry_all_scan_heads, &carry_all_scan_serial,
 };
 
 static const struct { const char *name, *meant; } other_names[] = {{"lasp2", "gather"}, {"lasp1", "serial"}};

@@ -1,6 +1,7 @@
 /* The arithmetic of All-Scan on a GPU: products of f32 in tiles of shared memory, copies and conversions. A state of 16
    heads of 128 x 128 is 1 MiB: what counts is that one launch does all heads. Sums go in the order of k, in f32. */
 #include <cuda_bf16.h>
+#include <string.h>
 
 #include "device/cuda.h"
 
@@ -119,6 +120,55 @@ __global__ void move(To *to, ptrdiff_t to_head, ptrdiff_t to_row, const From *fr
         const int64_t column = i % columns, row = i / columns % rows, head = i / columns / rows;
         const float x = from != NULL ? widened(from[head * from_head + row * from_row + column]) : 0.0f;
         narrow_to(to + head * to_head + row * to_row + column, x);
+    }
+}
+
+/* A walk: a block has WALKED columns of a head and keeps its state in shared memory from position to position. Threads
+   share rows and columns; M is read from memory, a row of it by the threads of a row. */
+constexpr int WALKED = 8, STEPS = 256;
+
+struct steps {
+    float *states;
+    const float *L, *M;
+    int64_t heads, key, value;
+    int first, count;
+    bool transposed, diagonal;
+    unsigned char role[STEPS];
+};
+
+__global__ __launch_bounds__(THREADS) void walk_steps(const __grid_constant__ steps w) {
+    extern __shared__ float memory[];
+    const int column = threadIdx.x % WALKED;
+    const int64_t head = blockIdx.y, at = (int64_t)blockIdx.x * WALKED + column, state = w.heads * w.key * w.value;
+    const int64_t map = w.diagonal ? w.key : w.key * w.key;
+    float *S = memory, *next = memory + w.key * WALKED;
+    for (int64_t r = threadIdx.x / WALKED; r < w.key; r += THREADS / WALKED) {
+        const float *before = w.states + (w.first - 1) * state + (head * w.key + r) * w.value;
+        S[r * WALKED + column] = w.first > 0 && at < w.value ? before[at] : 0.0f;
+    }
+    __syncthreads();
+    for (int q = 0; q < w.count; q++) {
+        const int role = w.role[q];
+        const float *M = w.M + ((w.first + q) * w.heads + head) * map;
+        for (int64_t r = threadIdx.x / WALKED; r < w.key; r += THREADS / WALKED) {
+            const int64_t place = (w.first + q) * state + (head * w.key + r) * w.value + at;
+            float sum = role != CARRY_ALL_SCAN_PASS && at < w.value ? w.L[place] : 0.0f;
+            if (role == CARRY_ALL_SCAN_PASS || (role == CARRY_ALL_SCAN_MAP && w.diagonal)) {
+                sum = fmaf(role == CARRY_ALL_SCAN_PASS ? 1.0f : M[r], S[r * WALKED + column], sum);
+            } else if (role == CARRY_ALL_SCAN_MAP && w.first + q > 0) {
+                for (int64_t k = 0; k < w.key; k++) {
+                    sum = fmaf(w.transposed ? M[k * w.key + r] : M[r * w.key + k], S[k * WALKED + column], sum);
+                }
+            }
+            next[r * WALKED + column] = sum;
+            if (at < w.value) {
+                w.states[place] = sum;
+            }
+        }
+        __syncthreads();
+        float *swap = S;
+        S = next;
+        next = swap;
     }
 }
 
@@ -304,6 +354,29 @@ void unpack(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire,
     finish(plan, "a state cannot be unpacked");
 }
 
+void walk(carry_all_scan_plan *plan, const carry_all_scan_walk *w) {
+    const carry_all_scan_problem *p = &plan->shape.problem;
+    const int64_t room = 2 * p->key * WALKED * (int64_t)sizeof(float);
+    prepare(plan);
+    for (int first = 0; first < w->count; first += STEPS) { /* roles are a parameter of the launch */
+        steps s = {};
+        s.states = w->states;
+        s.L = w->L;
+        s.M = w->M;
+        s.heads = w->heads;
+        s.key = p->key;
+        s.value = p->value;
+        s.first = first;
+        s.count = w->count - first < STEPS ? w->count - first : STEPS;
+        s.transposed = p->transposed;
+        s.diagonal = p->kind == CARRY_ALL_SCAN_DIAGONAL;
+        memcpy(s.role, w->role + first, (size_t)s.count);
+        const dim3 grid((unsigned)((p->value + WALKED - 1) / WALKED), (unsigned)w->heads);
+        walk_steps<<<grid, THREADS, (size_t)room, stream_of(plan)>>>(s);
+    }
+    finish(plan, "a walk over positions cannot be started");
+}
+
 void clear(carry_all_scan_plan *plan, void *bytes, size_t count) {
     prepare(plan);
     (void)cudaMemsetAsync(bytes, 0, count, stream_of(plan));
@@ -319,5 +392,6 @@ extern "C" const carry_all_scan_arith carry_all_scan_on_gpu = {
     .copy = copy,
     .pack = pack,
     .unpack = unpack,
+    .walk = walk,
     .clear = clear,
 };

@@ -173,23 +173,6 @@ template <typename E, int SIZE> struct product {
         }
     }
 
-    /* Zeros beyond n: there zeros have met what a factor has, which a NaN or an infinity does not leave zero. */
-    __device__ void cut(int n) {
-        int row = first_row() + (int)threadIdx.x % 32 / 4;
-        int column = first_column() + (int)threadIdx.x % 4 * 2;
-#pragma unroll
-        for (int i = 0; i < HIGH; i++) {
-#pragma unroll
-            for (int j = 0; j < WIDE; j++) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    bool outside = row + i * 16 + k / 2 * 8 >= n || column + j * 8 + k % 2 >= n;
-                    c[i][j][k] = outside ? 0.0f : c[i][j][k];
-                }
-            }
-        }
-    }
-
     __device__ static void put(__half *to, float x, float y) {
         *(__half2 *)to = __floats2half2_rn(x, y);
     }
@@ -197,13 +180,9 @@ template <typename E, int SIZE> struct product {
         *(__nv_bfloat162 *)to = __floats2bfloat162_rn(x, y);
     }
 
-    /* All of a slot, with zeros beyond n. */
-    __device__ void write(E *to, int n) {
+    __device__ void write(E *to) const {
         if (!takes_part()) {
             return;
-        }
-        if (n < SIZE) {
-            cut(n);
         }
         int lane = (int)threadIdx.x % 32;
         E *corner = to + (first_row() + lane / 4) * ROW + first_column() + lane % 4 * 2;
@@ -246,21 +225,7 @@ template <int SIZE> struct product<float, SIZE> {
         }
     }
 
-    __device__ void cut(int n) {
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-#pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                bool outside = (int)threadIdx.x / 16 + 16 * i >= n || (int)threadIdx.x % 16 + 16 * j >= n;
-                c[i][j] = outside ? 0.0f : c[i][j];
-            }
-        }
-    }
-
-    __device__ void write(float *to, int n) {
-        if (n < SIZE) {
-            cut(n);
-        }
+    __device__ void write(float *to) const {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
 #pragma unroll
@@ -379,7 +344,7 @@ __device__ void combine(const params &p, E *to, const E *later, const E *earlier
     c.multiply(p.transposed ? earlier : later, p.transposed ? later : earlier);
     apply<E, SIZE>(y, y, later, p.transposed, x, p.n, p.width);
     __syncthreads();
-    c.write(to, p.n);
+    c.write(to);
     __syncthreads();
 }
 
@@ -490,7 +455,8 @@ __device__ inline void load_state(float *state, const array &from, int64_t item,
     }
 }
 
-/* What is beyond n stays zero from here on: fetches and stores never touch it. */
+/* What is beyond n stays zero from here on: fetches and stores never touch it. Products do: there zeros meet what a
+   factor has, which a NaN or an infinity does not leave zero (clear_products). */
 template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_t bytes, int n) {
     if (n == SIZE) {
         return;
@@ -499,6 +465,11 @@ template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_
         ((uint4 *)shared)[i] = make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
+}
+
+/* `count` slots that had products, before matrices are fetched into them: else a NaN beyond n would reach all of those. */
+template <typename E, int SIZE> __device__ void clear_products(E *slots, int count, int n) {
+    clear_shared<E, SIZE>(slots, (size_t)count * slot<E, SIZE>::ELEMENTS * sizeof(E), n);
 }
 
 template <typename E> __device__ inline E *matrix(const matrices &from, int64_t item, int64_t element) {

@@ -183,6 +183,7 @@ template <typename E, int SIZE> struct chunks {
     __device__ void run() const {
         if (p.chunks > 1) {
             summaries();
+            clear_products<E, SIZE>(slots, 1, p.n);
             wait_for_grid();
             ranges ends = {p.spare[0], p.batch, 1, 1, p.chunks - 1, p.chunks - 1};
             walk(ends, p.turns[0], p.turns[1], p.turns[1], false);

@@ -81,7 +81,7 @@ template <typename E, int SIZE> struct reduction {
                 if (p.kept == 1) {
                     __syncthreads();
                 }
-                c.write(product_to(e), p.n);
+                c.write(product_to(e));
             } else {
                 apply<E, SIZE>(y, y, A, p.transposed, x, p.n, p.width);
             }
@@ -174,6 +174,7 @@ __global__ void __launch_bounds__(THREADS, SIZE == 128 ? 1 : 2)
         r.template pass<true>(k);
         wait_for_grid();
     }
+    clear_products<E, SIZE>(r.slots, p.kept, p.n);
     for (int k = p.levels - 1; k >= 0; k--) {
         r.template pass<false>(k);
     }

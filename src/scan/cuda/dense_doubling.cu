@@ -61,6 +61,7 @@ template <typename E, int SIZE> struct doubling {
         }
         int64_t low = first > halo ? first - halo : 0;
         int64_t high = first + wanted < length ? first + wanted : length;
+        clear_products<E, SIZE>(slots, (int)(high - low), p.n);
         for (int64_t i = low; i < high; i++) {
             fetch<E, SIZE>(slots + (i - low) * ELEMENTS, matrix<E>(now.A, item, i * next + r), p.n);
         }

@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(THREADS) dense_groups(const __grid_constant__ 
             wait_for_grid();
         }
     }
+    clear_products<E, SIZE>(g.slots, 1, p.n);
     for (int k = p.levels - 1; k >= 0; k--) {
         g.down(k);
     }

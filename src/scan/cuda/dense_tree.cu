@@ -232,6 +232,7 @@ __global__ void __launch_bounds__(THREADS) dense_tree(const __grid_constant__ pa
             wait_for_grid();
         }
     }
+    clear_products<E, SIZE>(t.slots, p.kept + 1, p.n);
     for (int k = p.levels - 1; k >= 0; k--) {
         t.down(k);
     }

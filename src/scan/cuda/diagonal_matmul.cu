@@ -309,7 +309,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
             state[m][1] = rooms[m].state[side][g + 8];
         }
         bool spread = w.enter(rooms, (int)side, along * UNITS, turn, state, has_state);
-        if (__any_sync(ALL, spread)) {
+        if (__builtin_expect(__any_sync(ALL, spread), 0)) {
             if (spread && inside) {
                 w.redo(rooms, (int)side, turn, state, a, d.A.step, b, d.b.step, left);
             }

@@ -110,6 +110,10 @@ function showRecording(recording) {
   at("recording").textContent = recording.error || note;
 }
 
+function secondsText(seconds) {
+  return seconds > 0 ? (seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`) : "–";
+}
+
 function takeState(news) {
   if (view.stream !== news.stream) { /* a server that was started anew counts from the start */
     Object.assign(view, { stream: news.stream, number: -1n, epoch: -1n, next: null });
@@ -121,6 +125,10 @@ function takeState(news) {
   else if (figures.state === "streaming" || figures.state === "") showStatus("live", "live");
   else showStatus("bad", figures.state);
   at("fact-fps").textContent = state.shown.toFixed(1);
+  at("fact-first").textContent = secondsText(figures.first_frame_seconds);
+  at("fact-prompt").textContent = secondsText(figures.prompt_seconds);
+  at("fact-gpu-box").hidden = !figures.gpu_total;
+  at("fact-gpu").textContent = figures.gpu_total ? `${(figures.gpu_used / 1e9).toFixed(1)} of ${(figures.gpu_total / 1e9).toFixed(0)} GB` : "–";
   at("fact-viewers").textContent = figures.viewers;
   at("fact-missed").textContent = view.missed;
   showRecording(state.recording);

@@ -30,6 +30,8 @@ typedef struct carry_stream_figures {
     carry_chunk_times last;
     double fps;                 /* frames shown a second, over the last seconds */
     double first_frame_seconds; /* from the start of the stream */
+    double prompt_seconds;      /* from the last change of prompts to the first frame of a chunk that has it; 0: none */
+    double gpu_used, gpu_total; /* bytes of its memory, of all processes; 0: no GPU */
     uint64_t chunks, frames, epoch, stale_dropped, cuts, restarts;
     int depth, under_way, decoded_waiting; /* queues: the limit, envelopes under way, results that wait */
     int mesh_ranks, viewers;

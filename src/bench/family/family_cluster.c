@@ -1,0 +1,173 @@
+/* The scan across ranks on a cluster that is not here: cluster:wy:bf16:h16:k128:v128:p1024. The library's own
+   algorithms are recorded and replayed (scan/all_scan/all_scan_simulate.h) in nodes of `node` GPUs; a run's time is the
+   simulated one, and nothing is computed that could be compared.
+
+   near, far: GB/s of a GPU inside a node and to others; nearlatency, farlatency: ns. The costs of products and memory
+   are an H200's (docs/results/ranks.md). */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "core/context.h"
+#include "bench/family/family.h"
+#include "scan/all_scan/all_scan_simulate.h"
+
+/* carry bench matmul:bf16:b1:n128:device=cuda takes 2.46 us, b16 3.14 us, b64 5.20 us: 2.4 us and 43 ns a product; its
+   memory copies 4.2 TB/s. A step of a walk waits for the one before: half a microsecond is assumed. */
+static const carry_all_scan_costs h200 = {.launch = 2.4e-6, .step = 0.5e-6, .product = 97e12, .memory = 4.2e12};
+
+typedef struct instance {
+    carry_ctx *ctx;
+    carry_all_scan_problem problem;
+    carry_all_scan_network network;
+    int ranks;
+    char only[CARRY_PROBLEM_WORD];
+    carry_all_scan_simulated result; /* of the method that was chosen */
+    char about[256];
+} instance;
+
+static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), node (GPUs of one), "
+                            "near and far (GB/s), nearlatency and farlatency (ns), algo=NAME, device=cpu";
+
+static carry_status parse(instance *it, carry_problem *problem) {
+    const bool dense = carry_problem_has(problem, "wy") || carry_problem_has(problem, "dense");
+    const bool diagonal = carry_problem_has(problem, "diagonal"), bf16 = carry_problem_has(problem, "bf16");
+    const char *algo = carry_problem_setting(problem, "algo");
+    (void)carry_problem_has(problem, "f32");
+    it->problem = (carry_all_scan_problem){.kind = diagonal ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE,
+                                           .heads = carry_problem_size(problem, "h", 16),
+                                           .key = carry_problem_size(problem, "k", 128),
+                                           .value = carry_problem_size(problem, "v", 128),
+                                           .wire = bf16 ? CARRY_BF16 : CARRY_F32};
+    const int64_t ranks = carry_problem_size(problem, "p", 8), node = carry_problem_size(problem, "node", 8);
+    it->network.bandwidth[0] = 1e9 * (double)carry_problem_size(problem, "near", 450);
+    it->network.bandwidth[1] = 1e9 * (double)carry_problem_size(problem, "far", 50);
+    it->network.latency[0] = 1e-9 * (double)carry_problem_size(problem, "nearlatency", 2000);
+    it->network.latency[1] = 1e-9 * (double)carry_problem_size(problem, "farlatency", 4000);
+    int device;
+    CARRY_TRY(carry_problem_device(it->ctx, &device, problem));
+    (void)snprintf(it->only, sizeof it->only, "%s", algo != NULL ? algo : "");
+    CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
+    if (dense == diagonal || device != 0) {
+        return carry_fail(it->ctx, CARRY_EARGUMENT, "'%s' must say one of wy (dense) and diagonal, on the CPU",
+                          problem->text);
+    }
+    if (ranks > CARRY_ALL_SCAN_SIMULATED || node > ranks * 4096) {
+        return carry_fail(it->ctx, CARRY_ESIZE, "'%s': there may be p1 to p%d ranks", problem->text,
+                          CARRY_ALL_SCAN_SIMULATED);
+    }
+    it->ranks = (int)ranks;
+    it->network.node = (int)node;
+    return CARRY_OK;
+}
+
+static void close_instance(void *given) {
+    free(given);
+}
+
+static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
+    (void)seed;
+    (void)copies;
+    *opened = NULL;
+    instance *it = calloc(1, sizeof *it);
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    }
+    it->ctx = ctx;
+    const carry_status status = parse(it, problem);
+    if (status != CARRY_OK) {
+        free(it);
+        return status;
+    }
+    *opened = it;
+    return CARRY_OK;
+}
+
+static carry_status choose(void *given, const char *method) {
+    instance *it = given;
+    char times[2][32];
+    CARRY_TRY(carry_all_scan_simulate(it->ctx, &it->result, &it->problem, it->ranks, method, &it->network, &h200));
+    (void)snprintf(it->about, sizeof it->about,
+                   "%s in %lld block%s over %d simulated ranks, nodes of %d: %s predicted, %s simulated, %.3g MB "
+                   "received by the busiest rank",
+                   it->result.algorithm, (long long)it->result.blocks, it->result.blocks == 1 ? "" : "s", it->ranks,
+                   it->network.node, carry_time_text(times[0], it->result.predicted),
+                   carry_time_text(times[1], it->result.seconds), 1e-6 * (double)it->result.received);
+    return CARRY_OK;
+}
+
+static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
+    (void)measure;
+    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
+    instance *it = *opened;
+    const carry_status status = choose(it, it->only[0] != '\0' ? it->only : NULL);
+    if (status != CARRY_OK) {
+        close_instance(it);
+        *opened = NULL;
+    }
+    return status;
+}
+
+static double bytes(const void *given) {
+    const carry_all_scan_problem *p = &((const instance *)given)->problem;
+    return (double)(p->heads * p->key * p->value) * (double)carry_dtype_size(p->wire);
+}
+
+static const char *chosen(const void *given) {
+    return ((const instance *)given)->result.algorithm;
+}
+
+static const char *about_plan(const void *given) {
+    return ((const instance *)given)->about;
+}
+
+static const char *only(const void *given) {
+    const instance *it = given;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+/* Every run is the same: it was simulated when its method was chosen. */
+static carry_status run(void *given) {
+    (void)given;
+    return CARRY_OK;
+}
+
+static carry_status time_run(void *given, double *seconds) {
+    *seconds = ((const instance *)given)->result.seconds;
+    return CARRY_OK;
+}
+
+static carry_counts counts(const void *given) {
+    const carry_all_scan_simulated *r = &((const instance *)given)->result;
+    return (carry_counts){.bytes = (double)r->received, .received = (double)r->received, .predicted = r->predicted};
+}
+
+static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
+    const instance *it = given;
+    *count = 0;
+    deviations[0] = (carry_deviation){0};
+    return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "nothing is computed on a simulated cluster: bench --unchecked");
+}
+
+const carry_family carry_family_cluster = {
+    .name = "cluster",
+    .about =
+        "the scan across p ranks of a cluster that is not here: its algorithms recorded and replayed, H200's costs",
+    .takes = takes,
+    .example = "cluster:wy:bf16:h16:k128:v128:p1024",
+    .support = {.cpu = "f32 bf16"},
+    .open = open_instance,
+    .plan = plan_instance,
+    .close = close_instance,
+    .bytes = bytes,
+    .method = carry_all_scan_name,
+    .choose = choose,
+    .chosen = chosen,
+    .about_plan = about_plan,
+    .only = only,
+    .run = run,
+    .time = time_run,
+    .counts = counts,
+    .compare = compare,
+};

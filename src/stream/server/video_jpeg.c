@@ -1,0 +1,113 @@
+/* JPEG to pictures. libjpeg ends the process on an error unless told otherwise: here it jumps back. */
+#include <setjmp.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <jpeglib.h>
+
+#include "stream/server/video_internal.h"
+
+#define SIDE 16384 /* pixels; larger ones are taken for damage */
+
+typedef struct reading {
+    struct jpeg_decompress_struct decompress;
+    struct jpeg_error_mgr errors;
+    jmp_buf back;
+    char why[JMSG_LENGTH_MAX];
+    unsigned char *rgb;
+} reading;
+
+static void jump_back(j_common_ptr common) {
+    reading *r = common->client_data;
+    common->err->format_message(common, r->why);
+    longjmp(r->back, 1);
+}
+
+/* A warning is data that ends early or is not what it should be: such a frame is not shown. */
+static void take_warning(j_common_ptr common, int level) {
+    if (level < 0) {
+        jump_back(common);
+    }
+}
+
+static void say_nothing(j_common_ptr common) {
+    (void)common;
+}
+
+/* Bilinear, pixel centres on each other. */
+static void scale(float *to, int width, int height, const unsigned char *rgb, int from_width, int from_height) {
+    const float by_x = (float)from_width / (float)width;
+    const float by_y = (float)from_height / (float)height;
+    for (int y = 0; y < height; y++) {
+        float fy = ((float)y + 0.5f) * by_y - 0.5f;
+        fy = fy < 0.0f ? 0.0f : fy;
+        const int y0 = (int)fy < from_height - 1 ? (int)fy : from_height - 1;
+        const int y1 = y0 + 1 < from_height ? y0 + 1 : y0;
+        const float dy = fy - (float)y0;
+        for (int x = 0; x < width; x++) {
+            float fx = ((float)x + 0.5f) * by_x - 0.5f;
+            fx = fx < 0.0f ? 0.0f : fx;
+            const int x0 = (int)fx < from_width - 1 ? (int)fx : from_width - 1;
+            const int x1 = x0 + 1 < from_width ? x0 + 1 : x0;
+            const float dx = fx - (float)x0;
+            for (int c = 0; c < 3; c++) {
+                const float a = (float)rgb[3 * (y0 * from_width + x0) + c];
+                const float b = (float)rgb[3 * (y0 * from_width + x1) + c];
+                const float d = (float)rgb[3 * (y1 * from_width + x0) + c];
+                const float e = (float)rgb[3 * (y1 * from_width + x1) + c];
+                const float top = a + dx * (b - a);
+                const float bottom = d + dx * (e - d);
+                to[(c * height + y) * width + x] = (top + dy * (bottom - top)) / 255.0f;
+            }
+        }
+    }
+}
+
+static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int width, int height) {
+    struct jpeg_decompress_struct *d = &r->decompress;
+    if (setjmp(r->back) != 0) {
+        return false;
+    }
+    jpeg_create_decompress(d);
+    d->client_data = r;
+    jpeg_mem_src(d, jpeg->bytes, (unsigned long)jpeg->size);
+    (void)jpeg_read_header(d, TRUE);
+    if (d->image_width > SIDE || d->image_height > SIDE) {
+        (void)snprintf(r->why, sizeof r->why, "a picture of %u x %u", d->image_width, d->image_height);
+        return false;
+    }
+    d->out_color_space = JCS_RGB;
+    (void)jpeg_start_decompress(d);
+    const size_t row = (size_t)d->output_width * 3;
+    r->rgb = malloc(row * d->output_height);
+    if (r->rgb == NULL) {
+        (void)snprintf(r->why, sizeof r->why, "no memory for %u x %u", d->output_width, d->output_height);
+        return false;
+    }
+    while (d->output_scanline < d->output_height) {
+        JSAMPROW at = r->rgb + row * d->output_scanline;
+        (void)jpeg_read_scanlines(d, &at, 1);
+    }
+    scale(pixels, width, height, r->rgb, (int)d->output_width, (int)d->output_height);
+    (void)jpeg_finish_decompress(d);
+    return true;
+}
+
+bool carry_jpeg_decode(const carry_jpeg_bytes *jpeg, float *pixels, int width, int height, char *why, size_t why_size) {
+    reading *r = calloc(1, sizeof *r);
+    if (r == NULL) {
+        (void)snprintf(why, why_size, "out of memory");
+        return false;
+    }
+    r->decompress.err = jpeg_std_error(&r->errors);
+    r->errors.error_exit = jump_back;
+    r->errors.emit_message = take_warning;
+    r->errors.output_message = say_nothing;
+    r->decompress.client_data = r;
+    const bool is_whole = jpeg->size > 0 && decode(r, jpeg, pixels, width, height);
+    (void)snprintf(why, why_size, "%s", is_whole ? "" : jpeg->size > 0 ? r->why : "empty");
+    jpeg_destroy_decompress(&r->decompress);
+    free(r->rgb);
+    free(r);
+    return is_whole;
+}

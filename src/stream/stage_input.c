@@ -1,0 +1,104 @@
+/* Video in: frames are encoded by the same autoencoder and noised to the level of the first step,
+
+       x = (1 - s) z + s noise,  s the sampler's sigma of that level,
+
+   so that what is denoised keeps of the video what the noise left (strength 1: nothing). The sigmas of the steps are
+   those of the model's levels, times the strength. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "stream/stage.h"
+
+/* Frames of the next chunk. An autoencoder whose first latent frame is one frame takes fewer then. */
+static int64_t frames_of(const carry_stage *s) {
+    const int64_t ratio = carry_codec_ratio(s->input_codec);
+    const int64_t all = s->options->chunk * ratio;
+    return carry_codec_latent_frames(s->input_codec, all) == s->options->chunk ? all : all - (ratio - 1);
+}
+
+carry_status carry_stage_open_input(carry_stage *s, const char *codec) {
+    const carry_pipeline_options *o = s->options;
+    const carry_codec_size size = {.height = o->height,
+                                   .width = o->width,
+                                   .most = o->chunk + 1,
+                                   .device = o->device,
+                                   .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32};
+    size_t pixels = 0;
+    size_t latents = 0;
+    CARRY_TRY(carry_codec_open(s->ctx, &s->input_codec, codec, &size));
+    const int64_t frames = o->chunk * carry_codec_ratio(s->input_codec);
+    const bool fits =
+        carry_size_product(&pixels, (const int64_t[]){frames, 3, o->height, o->width}, 4, sizeof(float)) &&
+        carry_size_product(&latents, (const int64_t[]){s->config.in_dim, o->chunk, s->frame}, 3, sizeof(float));
+    s->input = fits ? carry_aligned_new(pixels) : NULL;
+    s->encoded = fits ? carry_aligned_new(latents) : NULL;
+    return s->input != NULL && s->encoded != NULL
+               ? CARRY_OK
+               : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %lld frames of video", (long long)frames);
+}
+
+void carry_stage_close_input(carry_stage *s) {
+    carry_codec_free(s->input_codec);
+    free(s->input);
+    free(s->encoded);
+}
+
+bool carry_stage_input_is_ready(const carry_stage *s) {
+    return s->hooks->is_ready == NULL || s->hooks->is_ready(s->hooks->user, frames_of(s));
+}
+
+int carry_stage_weaken(carry_stage *s, int steps) {
+    const double shift = s->options->shift;
+    int kept = 0;
+    for (int i = 0; i < steps; i++) {
+        const double sigma = s->options->strength * carry_flow_sigma((double)s->step[i], shift);
+        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5); /* of that sigma */
+        level = level > 1 ? level : 1;
+        if (kept == 0 || level < s->step[kept - 1]) { /* levels fall */
+            s->step[kept++] = level;
+        }
+    }
+    return kept;
+}
+
+/* A chunk that the video does not fill ends with its last frame. */
+static carry_status read_frames(carry_stage *s, int64_t count, int64_t *got) {
+    const int64_t each = 3 * s->options->height * s->options->width;
+    const carry_tensor frames = carry_view_4d(s->input, CARRY_F32, count, 3, s->options->height, s->options->width);
+    CARRY_TRY(s->hooks->source(s->hooks->user, s->ctx, frames, got));
+    for (int64_t i = *got; *got > 0 && i < count; i++) {
+        memcpy(s->input + i * each, s->input + (*got - 1) * each, (size_t)each * sizeof *s->input);
+    }
+    s->has_ended = s->has_ended || *got < count;
+    return CARRY_OK;
+}
+
+carry_status carry_stage_start(carry_stage *s, carry_tensor latents, double level) {
+    const int64_t stream = (int64_t)carry_generator_stream(s->chunk_index, 0);
+    CARRY_TRY(carry_random_normal(s->ctx, latents, s->state.seed, (uint64_t)stream, 0.0f, 1.0f));
+    if (s->input_codec == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_SPAN(s->ctx, "stream", "encode");
+    const int64_t count = frames_of(s);
+    int64_t got = 0;
+    CARRY_TRY(read_frames(s, count, &got));
+    s->is_empty = got == 0;
+    if (s->is_empty) {
+        return CARRY_OK;
+    }
+    const carry_tensor z =
+        carry_view_4d(s->encoded, CARRY_F32, s->config.in_dim, s->options->chunk, s->height, s->width);
+    CARRY_TRY(carry_codec_encode(s->input_codec, z,
+                                 carry_view_4d(s->input, CARRY_F32, count, 3, s->options->height, s->options->width)));
+    const float sigma = (float)carry_flow_sigma(level, s->options->shift);
+    uint16_t *bits = latents.data;
+    for (int64_t i = 0; i < s->piece; i++) {
+        bits[i] = carry_bf16_from_f32((1.0f - sigma) * s->encoded[i] + sigma * carry_f32_from_bf16(bits[i]));
+    }
+    return CARRY_OK;
+}
