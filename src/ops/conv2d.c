@@ -64,13 +64,13 @@ static float weight(const float *taps, carry_conv2d_form form, int phase, int ro
     return (float)sum;
 }
 
-/* f32, and bf16 on a GPU. */
+/* f32 or bf16. */
 static carry_status expect_picture(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                    const int64_t *shape, carry_dtype dtype, int device) {
     CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, device));
-    if (tensor->dtype != dtype || (dtype != CARRY_F32 && (dtype != CARRY_BF16 || device == 0))) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: pictures and their weights are all f32, or all bf16 on a GPU",
-                          name, carry_dtype_name(tensor->dtype));
+    if (tensor->dtype != dtype || (dtype != CARRY_F32 && dtype != CARRY_BF16)) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: pictures and their weights are all f32, or all bf16", name,
+                          carry_dtype_name(tensor->dtype));
     }
     return CARRY_OK;
 }
@@ -100,9 +100,32 @@ carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor fro
     return operators->conv2d_pack(ctx, to, from, form, first);
 }
 
+/* bf16 is for comparing GPUs with: rows of all that an output channel sees, as they have them, and a plain loop. */
+static void pack_bf16(uint16_t *next, carry_tensor from, carry_conv2d_form form, int64_t first) {
+    const window *o = &windows[form];
+    const int64_t in = from.shape[1];
+    const int64_t area = from.shape[2] * from.shape[3];
+    for (int phase = 0; phase < (form == CARRY_CONV2D_DOUBLE ? 4 : 1); phase++) {
+        for (int64_t c = 0; c < from.shape[0]; c++) {
+            for (int which = 0; which < INPUTS; which++) {
+                const int64_t channels = channels_of(in, first, which);
+                for (int64_t k = 0; k < o->rows * o->columns * channels; k++) {
+                    const int pixel = (int)(k / channels);
+                    const float *taps = (const float *)from.data + (c * in + which * first + k % channels) * area;
+                    *next++ = carry_bf16_from_f32(weight(taps, form, phase, pixel / o->columns, pixel % o->columns));
+                }
+            }
+        }
+    }
+}
+
 carry_status carry_cpu_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form,
                                    int64_t first) {
     const carry_kernels *kernels;
+    if (to.dtype == CARRY_BF16) {
+        pack_bf16(to.data, from, form, first);
+        return CARRY_OK;
+    }
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     const int64_t out = from.shape[0];
     const int64_t in = from.shape[1];
@@ -268,7 +291,52 @@ carry_status carry_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
     return operators->conv2d(ctx, args);
 }
 
+/* Output channel c at (y, x), before what is added to it. */
+static float sum_bf16(const carry_conv2d_args *a, int64_t y, int64_t x, int64_t c) {
+    const carry_tensor *inputs[INPUTS] = {&a->x, &a->past, &a->older};
+    const window *o = &windows[a->form];
+    const bool twice = a->form == CARRY_CONV2D_DOUBLE;
+    const int64_t inside = a->form == CARRY_CONV2D_POINT || a->form == CARRY_CONV2D_AHEAD;
+    const int64_t row = twice ? y / 2 + y % 2 : y * o->step + inside;
+    const int64_t column = twice ? x / 2 + x % 2 : x * o->step + inside;
+    const int64_t phase = twice ? y % 2 * 2 + x % 2 : 0;
+    const uint16_t *w = (const uint16_t *)a->w.data + (phase * a->y.shape[2] + c) * o->rows * o->columns * a->in;
+    float sum = 0.0f;
+    for (int i = 0; i < INPUTS && carry_is_here(inputs[i]); i++) {
+        const int64_t channels = inputs[i]->shape[2];
+        for (int64_t k = 0; k < o->rows * o->columns * channels; k++) {
+            const int64_t pixel = k / channels;
+            const int64_t at = (row + pixel / o->columns) * inputs[i]->shape[1] + column + pixel % o->columns;
+            const uint16_t value = ((const uint16_t *)inputs[i]->data)[at * channels + k % channels];
+            sum += carry_f32_from_bf16(*w++) * carry_f32_from_bf16(value);
+        }
+    }
+    return sum;
+}
+
+static void run_rows_bf16(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const carry_conv2d_args *a = argument;
+    const int64_t out = a->y.shape[2];
+    const int64_t width = a->y.shape[1] - 2;
+    for (int64_t i = begin * width * out; i < end * width * out; i++) {
+        const int64_t y = i / out / width;
+        const int64_t x = i / out % width;
+        const int64_t at = ((y + 1) * (width + 2) + x + 1) * out + i % out;
+        float value = sum_bf16(a, y, x, i % out);
+        value += carry_is_here(&a->bias) ? ((const float *)a->bias.data)[i % out] : 0.0f;
+        value += carry_is_here(&a->add) ? carry_f32_from_bf16(((const uint16_t *)a->add.data)[at]) : 0.0f;
+        ((uint16_t *)a->y.data)[at] = carry_bf16_from_f32(a->relu && value < 0.0f ? 0.0f : value);
+    }
+}
+
 carry_status carry_cpu_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
+    if (args->y.dtype == CARRY_BF16) {
+        carry_conv2d_args a = *args;
+        CARRY_SPAN(ctx, "ops", "conv2d");
+        carry_parallel(ctx, a.y.shape[0] - 2, 1, run_rows_bf16, &a);
+        return CARRY_OK;
+    }
     job j = {.form = args->form, .window = windows[args->form], .relu = args->relu, .in = args->in};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     CARRY_SPAN(ctx, "ops", "conv2d");

@@ -1,7 +1,7 @@
 /* Convolutions of pictures, as matrix products that read a picture where it lies.
 
    A picture is a tensor [height + 2, width + 2, channels], packed: channels last, inside a frame of zeros one pixel
-   wide; f32, or on a GPU bf16. Three neighbouring pixels are then 3 x channels numbers in a row, the windows of a row
+   wide; f32, or bf16 (a plain loop on the CPU). Three neighbouring pixels are then 3 x channels numbers in a row, the windows of a row
    of pixels are a matrix whose rows overlap, and a 3 x 3 convolution is three products into the same sums, one a row of
    the window: nothing is copied beside the picture. A stride of 2 is a step of two pixels between the matrix's rows. A
    picture that is doubled first has only 2 x 2 different pixels in each window, so their weights are added beforehand,

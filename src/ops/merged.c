@@ -31,12 +31,11 @@ static carry_status expect_maps(carry_ctx *ctx, int maps) {
 static carry_status expect_map(carry_ctx *ctx, const char *name, const carry_tensor *y, const carry_tensor *x,
                                const carry_tensor *W) {
     carry_tensor like = *x;
-    carry_tensor packed = *y;
     CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
     CARRY_TRY(carry_expect_rank(ctx, name, y, 2));
     like.shape[1] = y->shape[1];
     CARRY_TRY(carry_expect_rows(ctx, name, y, &like));
-    packed = carry_reshape(*y, 2, y->shape);
+    const carry_tensor packed = carry_reshape(*y, 2, y->shape);
     return carry_expect_linear(ctx, name, &packed, x, W);
 }
 

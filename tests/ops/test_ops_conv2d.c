@@ -4,6 +4,7 @@
 #include <math.h>
 #include <stdbool.h>
 
+#include "core/tensor.h"
 #include "ops/conv2d.h"
 
 enum { CTXS = 4 };
@@ -179,6 +180,57 @@ static void test_every_form_matches_the_reference_for_every_size(void **state) {
     }
 }
 
+/* The same numbers in bf16: tensor t, f32 numbers that bf16 holds, and a copy of it in 16 bits. */
+static carry_tensor halved(carry_tensor t) {
+    const int64_t n = t.data != NULL ? carry_tensor_count(&t) : 0;
+    carry_tensor to = carry_view((uint16_t *)(void *)numbers(n / 2 + 1), CARRY_BF16, t.rank, t.shape);
+    for (int64_t i = 0; i < n; i++) {
+        ((uint16_t *)to.data)[i] = carry_bf16_from_f32(((float *)t.data)[i]);
+        ((float *)t.data)[i] = carry_f32_from_bf16(((uint16_t *)to.data)[i]);
+    }
+    return n > 0 ? to : (carry_tensor){0};
+}
+
+static void test_bf16_is_what_f32_gives_rounded(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    for (int form = CARRY_CONV2D_SAME; form <= CARRY_CONV2D_AHEAD; form++, (void)free_kept(NULL)) {
+        const int64_t side = form == CARRY_CONV2D_POINT ? 1 : 3;
+        const int64_t high = side_of((carry_conv2d_form)form, 5), wide = side_of((carry_conv2d_form)form, 6);
+        const int64_t packed = carry_conv2d_packed((carry_conv2d_form)form, 7, 12);
+        carry_conv2d_args a = {.x = picture(5, 6, 4, false),
+                               .past = picture(5, 6, 4, false),
+                               .older = picture(5, 6, 4, false),
+                               .add = picture(high, wide, 7, false),
+                               .bias = random_numbers(7),
+                               .y = picture(high, wide, 7, true),
+                               .w = random_numbers(packed),
+                               .form = (carry_conv2d_form)form,
+                               .in = 12,
+                               .relu = form == CARRY_CONV2D_HALF};
+        carry_conv2d_args b = a;
+        carry_tensor file = carry_view_4d(random_numbers(7 * 12 * side * side).data, CARRY_F32, 7, 12, side, side);
+        (void)halved(file);
+        b.x = halved(a.x);
+        b.past = halved(a.past);
+        b.older = halved(a.older);
+        b.add = halved(a.add);
+        b.y = halved(a.y);
+        b.w = halved(a.w);
+        assert_ok(ctx, carry_conv2d_pack(ctx, a.w, file, a.form, 4));
+        assert_ok(ctx, carry_conv2d_pack(ctx, b.w, file, b.form, 4));
+        assert_ok(ctx, carry_conv2d(ctx, &a));
+        assert_ok(ctx, carry_conv2d(ctx, &b));
+        for (int64_t i = 0; i < (high + 2) * (wide + 2) * 7; i++) {
+            /* Half a unit of the result; of a doubled picture 48 weights below 4 are rounded too. */
+            const double bound = form == CARRY_CONV2D_DOUBLE ? 0.1 : 1e-5;
+            const double want = ((const float *)a.y.data)[i];
+            const double have = (double)carry_f32_from_bf16(((const uint16_t *)b.y.data)[i]);
+            assert_true(fabs(have - want) <= fabs(want) * 0x1p-8 + bound);
+        }
+    }
+}
+
 /* Rows that are cut into strips: a picture whose rows are a quarter of a strip each. */
 static void test_strips_meet(void **state) {
     (void)state;
@@ -262,6 +314,7 @@ static void test_what_does_not_fit_is_refused_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_every_form_matches_the_reference_for_every_size, free_kept),
+        cmocka_unit_test_teardown(test_bf16_is_what_f32_gives_rounded, free_kept),
         cmocka_unit_test_teardown(test_strips_meet, free_kept),
         cmocka_unit_test_teardown(test_a_picture_is_added_to, free_kept),
         cmocka_unit_test_teardown(test_what_does_not_fit_is_refused_by_name, free_kept),

@@ -94,6 +94,23 @@ static void test_a_cut_drops_what_is_stale(void **state) {
     }
 }
 
+/* From the change to the first frame of a chunk that has it: none before it, and not longer than the stream. */
+static void test_the_time_to_show_a_prompt_is_told(void **state) {
+    (void)state;
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        static stream s;
+        s = (stream){.options = small_stream(), .ranks = ranks};
+        s.options.with_stage = ranks > 1;
+        run_or_fail(&s);
+        assert_true(s.figures.prompt_seconds == 0.0);
+        s = (stream){.options = small_stream(), .ranks = ranks, .prompt_at = 2};
+        s.options.with_stage = ranks > 1;
+        const double start = carry_seconds();
+        run_or_fail(&s);
+        assert_true(s.figures.prompt_seconds > 0.0 && s.figures.prompt_seconds < carry_seconds() - start);
+    }
+}
+
 /* 1024 frames have a position: then the stream cuts by itself, when all that was under way has been shown, and goes
    on. */
 static void test_positions_run_out(void **state) {
@@ -304,6 +321,7 @@ int main(void) {
         cmocka_unit_test(test_a_stage_of_its_own_gives_the_same_pictures),
         cmocka_unit_test(test_the_depth_of_queues_changes_nothing_but_time),
         cmocka_unit_test(test_a_cut_drops_what_is_stale),
+        cmocka_unit_test(test_the_time_to_show_a_prompt_is_told),
         cmocka_unit_test(test_positions_run_out),
         cmocka_unit_test(test_a_pace_that_outlasts_the_deadline_is_refused),
         cmocka_unit_test(test_it_stops_between_chunks),

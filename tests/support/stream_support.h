@@ -46,7 +46,7 @@ typedef struct stream {
     carry_stream_figures figures;
     int ranks;
     double deadline;
-    int64_t cut_at, stop_at, fail_at, pause_at; /* chunks that have been shown before it happens; 0: never */
+    int64_t cut_at, stop_at, fail_at, pause_at, prompt_at; /* chunks that have been shown before it happens; 0: never */
     /* seen */
     int64_t digest[CHUNKS];
     uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
@@ -95,6 +95,9 @@ static inline void see_chunk(void *user, const carry_chunk_times *times) {
     s->under_way_most = times->depth > s->under_way_most ? times->depth : s->under_way_most;
     if (s->shown == s->cut_at) {
         ask(s->controls, "{\"cut\": true}");
+    }
+    if (s->shown == s->prompt_at) {
+        ask(s->controls, "{\"prompt\": \"another\"}");
     }
     if (s->shown == s->pause_at) {
         ask(s->controls, "{\"pause\": true}");

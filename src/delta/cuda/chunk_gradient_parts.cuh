@@ -223,17 +223,19 @@ static __device__ __forceinline__ void finish_values(const gradient_args &a, con
     }
 }
 
-/* S . dS of this warp; 128 threads. */
+/* S . dS, by the 96 threads that have nothing else to do. */
+constexpr int INNER_WARPS = 3;
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
                                                      int thread) {
     float sum = 0.0f;
-#pragma unroll 4
-    for (int i = 0; i < STATE_BYTES / 16 / 128; i++) {
-        uint4 w = *(const uint4 *)(s + (thread + 128 * i) * 16), x = *(const uint4 *)(ds + (thread + 128 * i) * 16);
+#pragma unroll 2
+    for (int i = thread; i < STATE_BYTES / 16; i += 32 * INNER_WARPS) {
+        uint4 w = *(const uint4 *)(s + i * 16), x = *(const uint4 *)(ds + i * 16);
         const uint32_t sw[4] = {w.x, w.y, w.z, w.w}, xw[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            sum += low_half(sw[j]) * low_half(xw[j]) + high_half(sw[j]) * high_half(xw[j]);
+            sum = fmaf(low_half(sw[j]), low_half(xw[j]), sum);
+            sum = fmaf(high_half(sw[j]), high_half(xw[j]), sum);
         }
     }
 #pragma unroll
@@ -269,7 +271,7 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
     if (lane == 31) {
         float inner = 0.0f;
-        for (int w = 0; w < 4; w++) {
+        for (int w = 0; w < INNER_WARPS; w++) {
             inner += sums.inner[w];
         }
         x[1] += lefts + inner * fade_of(n, C - 1);

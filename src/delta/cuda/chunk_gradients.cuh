@@ -87,6 +87,29 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
     }
 }
 
+/* Warps beside the one that copies: S . dS of every value head, which the first warp of dq's warpgroup waits for. */
+static __device__ __forceinline__ void inner_items(const gradient_args &a, const gradient_places &p,
+                                                   gradient_numbers *sums, int thread) {
+    using namespace hopper;
+    int group = a.in.s.value_heads / a.in.s.heads, n = 0;
+    for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
+        if (item_of(a, item).at.length <= 0) {
+            continue;
+        }
+        for (int e = 0; e < group; e++, n++) {
+            barrier_wait(p.full(DS_TILE), n % 2);
+            barrier_wait(p.full(S_TILE), n % 2);
+            inner_product(sums[n % 2], p.data + GS, p.data + GDS, thread);
+            __syncwarp();
+            if (thread % 32 == 0) {
+                barrier_arrive(p.empty(DS_TILE));
+                barrier_arrive(p.empty(S_TILE));
+            }
+            group_sync(6, 32 * (INNER_WARPS + 1));
+        }
+    }
+}
+
 /* A warpgroup: QUERIES makes dq, the other dk. */
 struct gradient_worker {
     const gradient_args &a;
@@ -113,11 +136,9 @@ struct gradient_worker {
         float x[64];
         hopper::barrier_wait(p.full(which), n % 2);
         state_product(x, from, p.start + (which == S_TILE ? GS : GDS));
-        if (!queries) {
-            arrive(p.empty(which));
-            if (which == DS_TILE) {
-                arrive(p.empty(V_TILE));
-            }
+        arrive(p.empty(which));
+        if (which == DS_TILE) {
+            arrive(p.empty(V_TILE));
         }
         add_rows(sum, x, factor, more, norm, mine, dot, row, warp, lane);
     }
@@ -136,7 +157,7 @@ struct gradient_worker {
         }
         weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
     }
-    /* dO S, and S . dS; or V' dS and Y S. dO has been read then, and the squares take its place. */
+    /* dO S; or V' dS and Y S. dO has been read then, and the squares take its place. */
     __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
         using namespace hopper;
 #pragma unroll 1 /* one copy of the code for all three: instructions have to be fetched too */
@@ -158,10 +179,6 @@ struct gradient_worker {
             group_sync(2, 128); /* dO has been read */
             store_square(left, packed, warp, lane);
             group_arrive(5, 256);
-            barrier_wait(p.full(DS_TILE), n % 2);
-            inner_product(sums, p.data + GS, p.data + GDS, thread);
-            arrive(p.empty(DS_TILE));
-            arrive(p.empty(S_TILE));
         } else {
             small_betas(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
             group_sync(5, 256);
@@ -207,6 +224,7 @@ struct gradient_worker {
             products_commit();
             finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
         } else if (warp == 0) {
+            group_sync(6, 32 * (INNER_WARPS + 1));
             finish_numbers(a, numbers, sums, at, slot, value_head, lane);
         }
         products_wait<0>();
@@ -283,18 +301,20 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
         }
         for (int i = 0; i < 3; i++) {
             barrier_init(p.full((single)i), 1);
-            barrier_init(p.empty((single)i), 8);
+            barrier_init(p.empty((single)i), i == V_TILE ? 8 : i == S_TILE ? 8 + INNER_WARPS : 4 + INNER_WARPS);
         }
         fence_async();
     }
     __syncthreads();
     if (thread >= 256) {
-        registers_give<24>();
+        registers_give<40>();
         if (thread == 256) {
             copy_items(a, p);
+        } else if (thread >= 288) {
+            inner_items(a, p, sums, thread - 288);
         }
     } else {
-        registers_take<240>();
+        registers_take<232>();
         int warp = thread % 128 / 32, lane = thread % 32;
         gradient_worker me = {a, p, sums, thread < 128, warp, lane};
         me.row = 16 * warp + lane / 4;

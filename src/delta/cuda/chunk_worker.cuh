@@ -2,18 +2,9 @@
 #ifndef CARRY_DELTA_CHUNK_WORKER_CUH
 #define CARRY_DELTA_CHUNK_WORKER_CUH
 
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk_worker_parts.cuh"
 
 namespace DELTA_CHUNK {
-
-/* A thread's elements of a state in f32: its sums are 16 times (2 rows of values, 8 apart) x (2 keys), 8 keys apart. */
-struct state_place {
-    float *first;
-    int by_value, by_key;
-    __device__ __forceinline__ float *at(int i) const {
-        return first + i % 4 / 2 * 8 * by_value + (i / 4 * 8 + i % 2) * by_key;
-    }
-};
 
 /* 64 values of one value head. */
 template <typename Shape> struct scan_worker {
@@ -102,52 +93,66 @@ template <typename Shape> struct scan_worker {
             hopper::barrier_arrive(p.state);
         }
     }
-    __device__ __forceinline__ int first_bad(const uint32_t (&r)[16]) const {
-        int first = C;
-#pragma unroll
-        for (int i = 7; i >= 0; i--) {
-            int token = 8 * i + lane % 4 * 2;
-            float low = low_half(r[2 * i]) * 0.0f + low_half(r[2 * i + 1]) * 0.0f;
-            float high = high_half(r[2 * i]) * 0.0f + high_half(r[2 * i + 1]) * 0.0f;
-            first = low != 0.0f ? token : high != 0.0f ? token + 1 : first;
-        }
-        return __reduce_min_sync(0xffffffffu, first);
-    }
-    __device__ __forceinline__ void cut(uint32_t (&r)[16], int first) const {
-#pragma unroll
-        for (int i = 0; i < 16; i++) {
-            int token = i / 2 * 8 + lane % 4 * 2;
-            r[i] = token >= first ? 0 : token + 1 >= first ? r[i] & 0xffffu : r[i];
-        }
-    }
     __device__ __forceinline__ void put_from(int first, float x) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             X[i] = i / 4 * 8 + lane % 4 * 2 + i % 2 >= first ? x : X[i];
         }
     }
-    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of T or P.
-       In a product with T it makes all of a row NaN: then this warp's values from the first such token on are left out of
-       it, and are NaN. The new values once more, by the warp alone; returned: that token. */
-    __device__ __forceinline__ int mend(uint32_t (&r)[16], uint32_t t) {
-        int first = first_bad(r);
-        cut(r, first);
+    /* [16 values, 16 tokens from 16 n] = or += a times rows of tokens in a tile of 64 columns. */
+    __device__ __forceinline__ void add_tokens(float (&x)[8], const uint32_t *a, uint32_t tile, int n, int column) {
+        uint32_t b[4];
+        load_matrices(b, swizzled(tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * column + (lane / 8 & 1)));
+        product_of_warp(x, a, b[0], b[1]);
+        product_of_warp(x + 4, a, b[2], b[3]);
+    }
+    /* beta (V - fade X) of this warp once more, from the state in shared memory. */
+    __device__ __forceinline__ void rest_again(uint32_t (&r)[16], uint32_t k, uint32_t v, const float *numbers) {
+        uint32_t state = p.start + Shape::STATE;
+        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
-            float *x = X + 8 * n;
-#pragma unroll
+            float x[8] = {};
+            uint32_t a[4], w[4];
+#pragma unroll 1
             for (int i = 0; i < 8; i++) {
-                x[i] = 0.0f;
+                load_matrices(a, swizzled(state + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16));
+                add_tokens(x, a, k + i / 4 * BAND, n, i % 4);
             }
+            load_matrices_across(w, values_at(v, n));
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                uint32_t b[4]; /* T of 16 tokens, 16 before them */
-                load_matrices(b, swizzled(t, 16 * n + lane / 16 * 8 + lane % 8, 2 * k + (lane / 8 & 1)));
-                product_of_warp(x, r + 4 * k, b[0], b[1]);
-                product_of_warp(x + 4, r + 4 * k, b[2], b[3]);
+            for (int i = 0; i < 2; i++) {
+                float2 fade = *(const float2 *)(numbers + FADE_K + 16 * n + 8 * i);
+                float2 beta = *(const float2 *)(numbers + BETA + 16 * n + 8 * i);
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    r[4 * n + 2 * i + j] = pack(beta.x * low_half(w[2 * i + j]) - fade.x * x[4 * i + 2 * j],
+                                                beta.y * high_half(w[2 * i + j]) - fade.y * x[4 * i + 2 * j + 1]);
+                }
             }
         }
-        put_from(first, __int_as_float(0x7fffffff));
+    }
+    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of T or P.
+       In the product with T it has made all of a row NaN, which is right for the state. The new values once more, by the
+       warp alone, from the first such token on zeros; returned: that token. The state's product goes on meanwhile. */
+    __device__ __forceinline__ int mend(uint32_t k, uint32_t v, uint32_t t, const float *numbers) {
+        uint32_t r[16];
+        rest_again(r, k, v, numbers);
+        int first = first_bad(r, lane);
+        cut(r, first, lane);
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            float x[8] = {};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                add_tokens(x, r + 4 * i, t, n, i);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                X[8 * n + i] = x[i];
+            }
+        }
+        put_from(first, 0.0f);
         return first;
     }
     /* One chunk; S on return is what enters the next one. */
@@ -182,7 +187,7 @@ template <typename Shape> struct scan_worker {
             beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
         }
         if (!Shape::LOCAL) {
-            show_state(n); /* before the state fades, for which ptxas waits for all products */
+            show_state(n);
         }
         float end = fade_of(p.numbers(n), C - 1);
         products_wait<0>();
@@ -211,10 +216,6 @@ template <typename Shape> struct scan_worker {
         }
         products_wait<0>();
         keep_below(X);
-        int first = C;
-        if (Shape::KIND == FORWARD && __any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
-            first = mend(r, t);
-        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             r[2 * i] = pack(fade[i].x * X[4 * i], fade[i].y * X[4 * i + 1]);
@@ -227,8 +228,9 @@ template <typename Shape> struct scan_worker {
         }
         products_commit();
         if (Shape::KIND == FORWARD) {
-            if (first < C) {
-                put_from(first, 0.0f);
+            int first = C;
+            if (__any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
+                first = mend(k, v, t, p.numbers(n) + lane % 4 * 2);
             }
             if (lane == 0) {
                 p.first_bad(n)[4 * group + warp] = first;
@@ -246,6 +248,18 @@ template <typename Shape> struct scan_worker {
     /* V' or dv of a chunk, in the place of v, for the warps that store or use it. */
     __device__ __forceinline__ void show_values(uint32_t v, int n) {
         uint32_t values[16];
+        if (Shape::REVERSE) {
+            const float *beta = p.numbers(n) + BETA + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float2 by = *(const float2 *)(beta + 8 * i);
+                by = {told_beta(by.x), told_beta(by.y)};
+                X[4 * i] *= by.x;
+                X[4 * i + 1] *= by.y;
+                X[4 * i + 2] *= by.x;
+                X[4 * i + 3] *= by.y;
+            }
+        }
         pack_all(values, X);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -327,12 +341,6 @@ template <typename Shape> struct scan_worker {
             product_right(S, d + 4 * i, describe(q + i * 2048, BAND), 1);
         }
         products_commit();
-        float2 beta[8];
-#pragma unroll
-        for (int i = 0; i < 8 && !Shape::LOCAL; i++) {
-            beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
-            beta[i] = {told_beta(beta[i].x), told_beta(beta[i].y)};
-        }
         products_wait<1>();
         keep_below(X);
         uint32_t y[16];
@@ -349,13 +357,6 @@ template <typename Shape> struct scan_worker {
         }
         products_commit();
         if (!Shape::LOCAL) {
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                X[4 * i] *= beta[i].x;
-                X[4 * i + 1] *= beta[i].y;
-                X[4 * i + 2] *= beta[i].x;
-                X[4 * i + 3] *= beta[i].y;
-            }
             show_values(v, n);
         }
         products_wait<0>();

@@ -321,7 +321,12 @@ carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, siz
                                   int64_t width) {
     if (device != 0) {
         CARRY_TRY(carry_device_alloc(ctx, memory, device, bytes));
-        return carry_device_fill(ctx, *memory, device, 0, bytes, carry_ctx_stream(ctx, device));
+        const carry_status status = carry_device_fill(ctx, *memory, device, 0, bytes, carry_ctx_stream(ctx, device));
+        if (status != CARRY_OK) {
+            carry_device_free(ctx, device, *memory);
+            *memory = NULL;
+        }
+        return status;
     }
     *memory = calloc(bytes, 1);
     if (*memory == NULL) {

@@ -71,7 +71,7 @@ static void put_together(carry_lm *lm, carry_lm_layer *l, int64_t listed) {
     for (int i = 0; slots[i] >= 0; i++) {
         const int64_t p = l->slot[slots[i]].parameter;
         if (p >= 0 && p != before) { /* slots may be rows of one tensor */
-            all[p].offset = at;
+            all[p].offset = all[p].wide = at;
             at += carry_parameters_room(all[p].count);
             rows += all[p].shape[0];
             before = p;
@@ -82,6 +82,7 @@ static void put_together(carry_lm *lm, carry_lm_layer *l, int64_t listed) {
     const int64_t room = carry_parameters_room(l->rest_rows * lm->config.hidden_size);
     for (int64_t p = listed; p < lm->own.parameters; p++) {
         all[p].offset += all[p].offset >= at ? room : 0;
+        all[p].wide = all[p].offset;
     }
     lm->own.count += room;
 }

@@ -74,11 +74,6 @@ carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const pl
     if (job.out <= 96) {
         return launch<wide_96>(ctx, job, at);
     }
-    const double wide = cost<wide_192>(job, units, 1.0);
-    const double flat = cost<flat_192>(job, units, 0.9);
-    const double narrow = cost<flat_128>(job, units, 0.8);
-    if (wide <= flat && wide <= narrow) {
-        return launch<wide_192>(ctx, job, at);
-    }
-    return flat <= narrow ? launch<flat_192>(ctx, job, at) : launch<flat_128>(ctx, job, at);
+    const bool wide = cost<flat_192>(job, units, 1.0) <= cost<flat_128>(job, units, 0.85);
+    return wide ? launch<flat_192>(ctx, job, at) : launch<flat_128>(ctx, job, at);
 }

@@ -11,13 +11,12 @@ bool works(int ordinal) {
               cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
               minor == 0;
     /* The kernels are empty but in code for sm_90a, which a build may be without: then they need few registers. */
-    is = is && cudaFuncGetAttributes(&attributes, conv2d_hopper_kernel<wide_192>) == cudaSuccess &&
+    is = is && cudaFuncGetAttributes(&attributes, conv2d_hopper_kernel<flat_192>) == cudaSuccess &&
          attributes.numRegs > 64;
     (void)cudaGetLastError();
     return is;
 }
 
-CONV2D_SHAPE(, wide_192)
 CONV2D_SHAPE(, flat_192)
 
 } // namespace conv2d_hopper

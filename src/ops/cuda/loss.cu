@@ -8,6 +8,7 @@
 #include <math.h>
 
 #include "ops/cuda/linear.cuh"
+#include "ops/cuda/wide.cuh"
 
 constexpr int64_t LEFT_OUT = -100;
 
@@ -46,14 +47,14 @@ static __device__ __forceinline__ running join_block(running r, running *parts) 
     return all;
 }
 
-/* ONCE neighbours, 4 elements or 1: by one access where there are 4. */
-template <typename T, int ONCE> struct __align__(ONCE * sizeof(typename T::stored)) piece {
-    typename T::stored value[ONCE];
+/* EACH neighbours, 4 elements or 1: by one access where there are 4. */
+template <typename T, int EACH> struct __align__(EACH * sizeof(typename T::stored)) piece {
+    typename T::stored value[EACH];
 };
 
 /* Rows of logits are `row` elements apart, those of the gradient d_row of theirs; the gradient may lie over the logits
    when it starts at the same byte and its elements are no larger. A target that is not in the vocabulary gives NaN. */
-template <typename L, typename D, int ONCE>
+template <typename L, typename D, int EACH>
 __global__ void __launch_bounds__(ROW_THREADS)
     loss_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row, const int64_t *targets,
                 int64_t tokens, int64_t vocabulary, float scale) {
@@ -64,16 +65,16 @@ __global__ void __launch_bounds__(ROW_THREADS)
         const bool known = target >= 0 && target < vocabulary;
         const typename L::stored *from = logits.data + t * row;
         running r = {-INFINITY, 0.0f};
-        for (int64_t i = threadIdx.x * ONCE; counts && i < vocabulary; i += ROW_THREADS * ONCE) {
-            const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+        for (int64_t i = threadIdx.x * EACH; counts && i < vocabulary; i += ROW_THREADS * EACH) {
+            const piece<L, EACH> p = *(const piece<L, EACH> *)(from + i);
             float largest = r.largest, sum = 0.0f;
 #pragma unroll
-            for (int j = 0; j < ONCE; j++) {
+            for (int j = 0; j < EACH; j++) {
                 largest = fmaxf(largest, L::widen(p.value[j]));
             }
             const float base = base_of(largest);
 #pragma unroll
-            for (int j = 0; j < ONCE; j++) {
+            for (int j = 0; j < EACH; j++) {
                 sum += expf(L::widen(p.value[j]) - base);
             }
             r = running{largest, fmaf(r.sum, expf(base_of(r.largest) - base), sum)};
@@ -90,13 +91,13 @@ __global__ void __launch_bounds__(ROW_THREADS)
         }
         const float share = scale / sum;
         const float at_one = (float)((double)scale * (exp((double)at_target - (double)largest) / (double)sum - 1.0));
-        for (int64_t first = 0; first < vocabulary; first += ROW_THREADS * ONCE) {
-            const int64_t i = first + threadIdx.x * ONCE;
-            piece<D, ONCE> d = {};
+        for (int64_t first = 0; first < vocabulary; first += ROW_THREADS * EACH) {
+            const int64_t i = first + threadIdx.x * EACH;
+            piece<D, EACH> d = {};
             if (counts && i < vocabulary) {
-                const piece<L, ONCE> p = *(const piece<L, ONCE> *)(from + i);
+                const piece<L, EACH> p = *(const piece<L, EACH> *)(from + i);
 #pragma unroll
-                for (int j = 0; j < ONCE; j++) {
+                for (int j = 0; j < EACH; j++) {
                     const float value = expf(L::widen(p.value[j]) - largest) * share;
                     d.value[j] = D::narrow(i + j == target ? at_one : value);
                 }
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
                 __syncthreads(); /* all of this piece is read: it may be written over */
             }
             if (i < vocabulary) {
-                *(piece<D, ONCE> *)(dlogits.data + t * d_row + i) = d;
+                *(piece<D, EACH> *)(dlogits.data + t * d_row + i) = d;
             }
         }
     }
@@ -180,13 +181,13 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         const float base = base_of(largest);
 #pragma unroll
         for (int k = 0; k < FOURS; k++) {
-            const int i = 4 * ((int)threadIdx.x + k * WIDE_THREADS);
+            const int at = place - 4 * ((int)threadIdx.x + k * WIDE_THREADS);
+            if ((unsigned)at < 4u) { /* once a row */
+                at_target = at == 0 ? v[k][0] : at == 1 ? v[k][1] : at == 2 ? v[k][2] : v[k][3];
+            }
 #pragma unroll
             for (int j = 0; j < 4; j++) {
-                if (i + j == place) {
-                    at_target = v[k][j];
-                }
-                v[k][j] = exponential(v[k][j] - base);
+                v[k][j] = counts ? exponential(v[k][j] - base) : 0.0f;
                 sum += v[k][j];
             }
         }
@@ -200,13 +201,18 @@ __global__ void __launch_bounds__(WIDE_THREADS)
         for (int k = 0; k < FOURS; k++) {
             const int64_t i = 4 * ((int64_t)threadIdx.x + k * WIDE_THREADS);
             if (dlogits.here() && i < vocabulary) {
-                piece<D, 4> d;
+                const int at = place - (int)i;
+                if ((unsigned)at < 4u && counts) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        v[k][j] -= at == j ? sum : 0.0f;
+                    }
+                }
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float e = counts ? v[k][j] - ((int)i + j == place ? sum : 0.0f) : 0.0f;
-                    d.value[j] = D::narrow(e * share);
+                    v[k][j] *= share;
                 }
-                *(piece<D, 4> *)(dlogits.data + t * d_row + i) = d;
+                store_all<D, 4>(dlogits.data + t * d_row + i, v[k]);
             }
             if (t + gridDim.x < tokens) {
                 load_four<L>(v[k], logits.data + (t + gridDim.x) * row, i, vocabulary);

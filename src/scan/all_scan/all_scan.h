@@ -280,7 +280,7 @@ static inline int64_t carry_all_scan_map_floats(const carry_all_scan_problem *p)
 }
 
 static inline carry_all_scan_block carry_all_scan_whole(const carry_all_scan_problem *p) {
-    return (carry_all_scan_block){.heads = p->heads, .columns = p->value};
+    return (carry_all_scan_block){.head = 0, .heads = p->heads, .column = 0, .columns = p->value};
 }
 
 /* Of a whole state, and of a block in it. */
@@ -296,13 +296,17 @@ static inline carry_all_scan_view carry_all_scan_view_at(carry_all_scan_view vie
 static inline carry_all_scan_map carry_all_scan_own_map(const carry_all_scan_plan *plan, int64_t head) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_all_scan_args *a = &plan->args;
+    carry_all_scan_map map;
+    memset(&map, 0, sizeof map);
+    map.kind = p->kind;
     if (p->kind == CARRY_ALL_SCAN_FACTORS) {
-        return (carry_all_scan_map){.kind = p->kind,
-                                    .W = (const float *)a->W.data + head * p->rows * p->key,
-                                    .Y = (const float *)a->Y.data + head * p->rows * p->key,
-                                    .gamma = (const float *)a->gamma.data + head};
+        map.W = (const float *)a->W.data + head * p->rows * p->key;
+        map.Y = (const float *)a->Y.data + head * p->rows * p->key;
+        map.gamma = (const float *)a->gamma.data + head;
+    } else {
+        map.M = (const float *)a->M.data + head * carry_all_scan_map_floats(p);
     }
-    return (carry_all_scan_map){.kind = p->kind, .M = (const float *)a->M.data + head * carry_all_scan_map_floats(p)};
+    return map;
 }
 
 #endif
