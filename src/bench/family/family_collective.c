@@ -321,8 +321,11 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     CARRY_TRY(run(it));
     CARRY_TRY(carry_device_copy(ctx, it->host, 0, in_place ? it->from : it->to, it->device, bytes, NULL));
     double *reference = calloc((size_t)results, sizeof *reference);
-    CARRY_TRY(carry_collective_agree(
-        it->base.comm, reference != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a reference")));
+    const carry_status status = carry_collective_agree(it->base.comm, reference != NULL ? CARRY_OK : CARRY_EMEMORY);
+    if (status != CARRY_OK || reference == NULL) {
+        free(reference);
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a reference of %lld numbers", (long long)results);
+    }
     for (int64_t i = 0; i < results; i++) {
         reference[i] = wanted(it, i);
     }
@@ -341,10 +344,10 @@ static int device_of(const void *given) {
 
 #define FAMILY(which, words, about_text, example_text)                           \
     const carry_family carry_family_##which = {                                  \
-        .name = words,                                                           \
-        .about = about_text,                                                     \
+        .name = (words),                                                         \
+        .about = (about_text),                                                   \
         .takes = takes,                                                          \
-        .example = example_text,                                                 \
+        .example = (example_text),                                               \
         .support = {.cpu = "f32 bf16", .cuda = "f32 bf16", .ranks = "cpu cuda"}, \
         .ranks = carry_ranks_family_size,                                        \
         .open = open_instance,                                                   \

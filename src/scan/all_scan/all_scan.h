@@ -9,6 +9,8 @@
 #ifndef CARRY_SCAN_ALL_SCAN_H
 #define CARRY_SCAN_ALL_SCAN_H
 
+#include <string.h>
+
 #include "carry/all_scan.h"
 #include "carry/device.h"
 #include "comm/rates.h"
