@@ -119,6 +119,9 @@ static bool step(world *w, int r) {
         break;
     case CARRY_STEP_SENT:
         q = &w->queues[(size_t)r * (size_t)w->ranks + (size_t)s->peer];
+        if (q->gone == NULL || q->sent_waited == q->count) {
+            return false; /* it was never sent: no trace is like that */
+        }
         me->clock = larger(me->clock, q->gone[q->sent_waited++]);
         break;
     case CARRY_STEP_RECEIVED:
