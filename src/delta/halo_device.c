@@ -104,7 +104,7 @@ static carry_status exchange_gradients(carry_halo *h) {
 }
 
 carry_status carry_halo_device_tokens(carry_halo *h) {
-    void *memory;
+    void *memory = NULL;
     CARRY_TRY(take(h, &memory));
     carry_status status = move(h, message(h, h->mine), tail_of(h), h->tail, 0);
     status = status == CARRY_OK ? clear(h, h->others, h->window) : status;
@@ -115,7 +115,7 @@ carry_status carry_halo_device_tokens(carry_halo *h) {
 }
 
 carry_status carry_halo_device_gradients(carry_halo *h) {
-    void *memory;
+    void *memory = NULL;
     CARRY_TRY(take(h, &memory));
     carry_status status = move(h, message(h, h->others), before_of(h), h->window, 0);
     status = status == CARRY_OK ? clear(h, h->mine, h->tail) : status;
