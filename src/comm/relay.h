@@ -2,7 +2,7 @@
    of: "peer" sends addresses and events, "staged" the bytes themselves through pinned memory.
 
    A request is an item of a list, in the order of posting, and stays there until the host messages behind it are done.
-   Whoever waits moves all items on, so that two ranks that wait for each other's acknowledgement both go on. Items
+   A rank that waits moves all items on, so that two ranks that wait for each other's acknowledgement both go on. Items
    between the same ranks with the same tag, one way, go on in order. Work on the device is put into the stream that the
    context had when the request was posted. */
 #ifndef CARRY_COMM_RELAY_H

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
         const float clean = x[i] - sigma * velocity[i];
         if (bad != NULL && !isfinite(clean)) {
-            *bad = 1.0f; /* whoever writes it writes the same */
+            *bad = 1.0f; /* all that write it write the same */
         }
         if (noise != NULL) {
             x[i] = keep * clean + scale * noise[i];
