@@ -13,14 +13,15 @@
        L, state, initial, leaving: [heads, K, V]
 
    all packed f32 in memory of the communicator's device; what travels is f32 or bf16, sums are f32. On a GPU (a
-   communicator "peer", "staged" or "nccl", comm.h) begin starts after what the context's stream has been given, work and
-   messages are on a stream of the plan's own, and what the context's stream is given after end comes after them.
+   communicator "peer", "staged" or "nccl", comm.h) begin starts after what the context's stream has been given, work
+   and messages are on a stream of the plan's own, and what the context's stream is given after end comes after them.
 
    Algorithms. "chain" hands S on, pipelined in blocks of columns: M never leaves its rank, and a rank receives heads K
    V numbers whatever the number of ranks is. "doubling" combines pairs (M, L) in log2 P rounds. "gather" is LASP-2's
    all-gather, with transitions: every rank receives the pairs of all those before it. "heads" has each rank take
-   some heads through all ranks' pairs, in two exchanges of all with all. "serial" is the chain in one piece, LASP-1's. carry_all_scan_plan_new picks by the communicator's measured latency and bandwidth and this
-   machine's rate of products; all ranks get the same plan.
+   some heads through all ranks' pairs, in two exchanges of all with all. "serial" is the chain in one piece, LASP-1's.
+   carry_all_scan_plan_new picks by the communicator's measured latency and bandwidth and this machine's rate of
+   products; all ranks get the same plan.
 
    A scan is begun, polled between other work, and ended, so that states travel while the rank computes; several plans
    may be under way at once on one communicator, each with a tag of its own. Nothing is allocated between plan and free.

@@ -219,7 +219,8 @@ static int choose_device(dit_desk *desk) {
 /* What only --eval heeds: within its bounds, and not without it. */
 static int check_exam(dit_desk *desk) {
     if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->second_prompt || desk->show != NULL)) {
-        return cli_refuse("--forms, --stream, --second-prompt and --show are options of an evaluation: give --eval too");
+        return cli_refuse(
+            "--forms, --stream, --second-prompt and --show are options of an evaluation: give --eval too");
     }
     desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
     desk->chunks = desk->chunks >= 0 ? desk->chunks : CHUNKS;

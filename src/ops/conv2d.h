@@ -1,11 +1,12 @@
 /* Convolutions of pictures, as matrix products that read a picture where it lies.
 
    A picture is a tensor [height + 2, width + 2, channels], packed: channels last, inside a frame of zeros one pixel
-   wide; f32, or bf16 (a plain loop on the CPU). Three neighbouring pixels are then 3 x channels numbers in a row, the windows of a row
-   of pixels are a matrix whose rows overlap, and a 3 x 3 convolution is three products into the same sums, one a row of
-   the window: nothing is copied beside the picture. A stride of 2 is a step of two pixels between the matrix's rows. A
-   picture that is doubled first has only 2 x 2 different pixels in each window, so their weights are added beforehand,
-   one set for each of the four places of an output pixel: 4 products of 9, and no doubled picture.
+   wide; f32, or bf16 (a plain loop on the CPU). Three neighbouring pixels are then 3 x channels numbers in a row, the
+   windows of a row of pixels are a matrix whose rows overlap, and a 3 x 3 convolution is three products into the same
+   sums, one a row of the window: nothing is copied beside the picture. A stride of 2 is a step of two pixels between
+   the matrix's rows. A picture that is doubled first has only 2 x 2 different pixels in each window, so their weights
+   are added beforehand, one set for each of the four places of an output pixel: 4 products of 9, and no doubled
+   picture.
 
    A convolution over time as well, of three frames, is one of three pictures whose channels lie side by side: the
    frame, the one before it (past) and the one before that (older).

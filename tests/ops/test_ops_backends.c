@@ -338,7 +338,7 @@ static void case_linear_cross_entropy(carry_dtype type) {
     one_linear_cross_entropy(type, type, 33, 17, 259);
     one_linear_cross_entropy(type, type, 70, 64, 1000);
     one_linear_cross_entropy(type, CARRY_F32, 33, 17, 259);
-    one_linear_cross_entropy(type, type, 19, 32, 8200);  /* rows in registers */
+    one_linear_cross_entropy(type, type, 19, 32, 8200); /* rows in registers */
 }
 
 static void case_many_ids(carry_dtype type) {

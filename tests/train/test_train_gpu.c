@@ -115,10 +115,8 @@ int main(void) {
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32_heads_of_16),
-        cmocka_unit_test(test_bf16_heads_of_32),
-        cmocka_unit_test(test_bf16_heads_of_128),
-        cmocka_unit_test(test_bf16_heads_of_128_short),
+        cmocka_unit_test(test_f32_heads_of_16),     cmocka_unit_test(test_bf16_heads_of_32),
+        cmocka_unit_test(test_bf16_heads_of_128),   cmocka_unit_test(test_bf16_heads_of_128_short),
         cmocka_unit_test(test_a_video_transformer),
     };
     if (getenv("CARRY_CASE") != NULL) {

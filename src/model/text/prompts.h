@@ -24,7 +24,7 @@ carry_status carry_prompts_open(carry_ctx *ctx, carry_prompts **made, const carr
 void carry_prompts_free(carry_prompts *prompts);
 
 /* As carry_words_encode (model/dit/words.h): all of conditioning is written, [text_len, text_dim] f32 on the CPU;
-   *rows: tokens there, </s> among them; *left_out: tokens that did not fit. */
+ *rows: tokens there, </s> among them; *left_out: tokens that did not fit. */
 carry_status carry_prompts_encode(carry_prompts *prompts, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
                                   const char *prompt, size_t length);
 

@@ -77,15 +77,20 @@ static double larger(double a, double b) {
     return a > b ? a : b;
 }
 
+static bool grow(double **numbers, int64_t room) {
+    double *grown = realloc(*numbers, (size_t)room * sizeof *grown);
+    if (grown == NULL) {
+        return false;
+    }
+    *numbers = grown;
+    return true;
+}
+
 static bool send(world *w, int from, int to, double bytes) {
     queue *q = &w->queues[(size_t)from * (size_t)w->ranks + (size_t)to];
     if (q->count == q->room) {
         const int64_t room = q->room > 0 ? 2 * q->room : 2;
-        double *arrival = realloc(q->arrival, (size_t)room * sizeof *arrival);
-        q->arrival = arrival != NULL ? arrival : q->arrival;
-        double *gone = realloc(q->gone, (size_t)room * sizeof *gone);
-        q->gone = gone != NULL ? gone : q->gone;
-        if (arrival == NULL || gone == NULL) {
+        if (!grow(&q->arrival, room) || !grow(&q->gone, room)) {
             return false;
         }
         q->room = room;
