@@ -103,7 +103,7 @@ static void report(const char *name, double bytes, int calls, double *seconds) {
                 must(call);                                                    \
             }                                                                  \
             must(carry_event_record(ctx, 1, to_, stream));                     \
-            must(carry_event_elapsed(ctx, 1, &seconds_[repeat_], from_, to_)); \
+            must(carry_event_elapsed(ctx, &seconds_[repeat_], 1, from_, to_)); \
             seconds_[repeat_] /= CALLS;                                        \
         }                                                                      \
         report(name, bytes, calls, seconds_);                                  \

@@ -93,7 +93,7 @@ CARRY_API carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device); /* N
 CARRY_API carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device);
 CARRY_API carry_status carry_event_record(carry_ctx *ctx, int device, carry_event *event, carry_stream *stream);
 CARRY_API carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event *event);
-CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from,
+CARRY_API carry_status carry_event_elapsed(carry_ctx *ctx, double *seconds, int device, carry_event *from,
                                            carry_event *to);
 CARRY_API void carry_event_free(carry_ctx *ctx, int device, carry_event *event);
 /* What the stream of `device` is given from now on starts after the last record of the event, which may be of another

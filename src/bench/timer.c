@@ -63,7 +63,7 @@ static carry_status record(carry_timer *t, carry_status (*run)(void *user), void
     CARRY_TRY(carry_event_record(t->ctx, t->device, t->from, t->stream));
     CARRY_TRY(run(user));
     CARRY_TRY(carry_event_record(t->ctx, t->device, t->to, t->stream));
-    CARRY_TRY(carry_event_elapsed(t->ctx, t->device, &once, t->from, t->to));
+    CARRY_TRY(carry_event_elapsed(t->ctx, &once, t->device, t->from, t->to));
     t->runs = (int)fmin(MOST_RUNS, fmax(1.0, ceil(GRAPH_SECONDS / fmax(once, 1e-7))));
     CARRY_TRY(carry_graph_begin(t->ctx, t->device, t->stream));
     carry_status status = CARRY_OK;
@@ -82,7 +82,7 @@ carry_status carry_timer_time(carry_timer *t, double *seconds, carry_status (*ru
     CARRY_TRY(carry_event_record(t->ctx, t->device, t->from, t->stream));
     CARRY_TRY(carry_graph_launch(t->ctx, t->device, t->graph, t->stream));
     CARRY_TRY(carry_event_record(t->ctx, t->device, t->to, t->stream));
-    CARRY_TRY(carry_event_elapsed(t->ctx, t->device, seconds, t->from, t->to));
+    CARRY_TRY(carry_event_elapsed(t->ctx, seconds, t->device, t->from, t->to));
     *seconds /= t->runs;
     return CARRY_OK;
 }

@@ -384,7 +384,7 @@ carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, con
 /* By events, once the call has happened. */
 void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan) {
     double exposed = 0.0;
-    (void)carry_event_elapsed(plan->ctx, plan->problem.device, &plan->seconds, plan->started, plan->stopped);
+    (void)carry_event_elapsed(plan->ctx, &plan->seconds, plan->problem.device, plan->started, plan->stopped);
     if (plan->last_scan != NULL) {
         (void)carry_all_scan_exposed(plan->last_scan, &exposed);
     }

@@ -243,7 +243,7 @@ carry_status carry_event_wait(carry_ctx *ctx, int device, carry_event *event) {
     return at.backend != NULL ? at.backend->event_wait(ctx, at.ordinal, event) : no_such(ctx, device);
 }
 
-carry_status carry_event_elapsed(carry_ctx *ctx, int device, double *seconds, carry_event *from, carry_event *to) {
+carry_status carry_event_elapsed(carry_ctx *ctx, double *seconds, int device, carry_event *from, carry_event *to) {
     place at = find(device);
     return at.backend != NULL ? at.backend->event_elapsed(ctx, at.ordinal, seconds, from, to) : no_such(ctx, device);
 }

@@ -109,7 +109,7 @@ static carry_status time_once(carry_scan_plan *plan, const carry_scan_trial *t, 
         CARRY_TRY(run(plan, t, workspace));
     }
     CARRY_TRY(carry_event_record(ctx, device, t->to, queue));
-    CARRY_TRY(carry_event_elapsed(ctx, device, seconds, t->from, t->to));
+    CARRY_TRY(carry_event_elapsed(ctx, seconds, device, t->from, t->to));
     *seconds /= GPU_RUNS;
     return CARRY_OK;
 }

@@ -179,9 +179,9 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     }
     f->has_cleaned = with_clean;
     CARRY_TRY(carry_event_wait(g->ctx, device, f->ready[now]));
-    CARRY_TRY(carry_event_elapsed(g->ctx, device, &times->denoise, f->began, f->denoised));
+    CARRY_TRY(carry_event_elapsed(g->ctx, &times->denoise, device, f->began, f->denoised));
     if (had_clean) { /* nothing is waited for: it was before this chunk in the stream */
-        CARRY_TRY(carry_event_elapsed(g->ctx, device, &times->clean, f->ready[before], f->cleaned[before]));
+        CARRY_TRY(carry_event_elapsed(g->ctx, &times->clean, device, f->ready[before], f->cleaned[before]));
     }
     return check_finite(g, e->num_denoise_steps);
 }

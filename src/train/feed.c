@@ -68,7 +68,7 @@ static carry_status make(carry_feed *feed, carry_batches *batches) {
         carry_check_targets(ctx, &counted, carry_view_1d(batch->label, CARRY_I64, feed->count), feed->vocabulary));
     if (slot->was_used) {
         double none;
-        CARRY_TRY(carry_event_elapsed(ctx, feed->device, &none, slot->used, slot->used)); /* waits for it */
+        CARRY_TRY(carry_event_elapsed(ctx, &none, feed->device, slot->used, slot->used)); /* waits for it */
     }
     memcpy(slot->pinned, batch->input, bytes);
     memcpy(slot->pinned + feed->count, batch->label, bytes);

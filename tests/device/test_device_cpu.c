@@ -141,9 +141,9 @@ static void test_time_between_events_does_not_run_backwards(void **state) {
         assert_ok(ctx, carry_event_record(ctx, 0, after, stream));
         assert_ok(ctx, carry_stream_wait(ctx, 0, stream));
         assert_int_equal(data[63], 7);
-        assert_ok(ctx, carry_event_elapsed(ctx, 0, &seconds, before, after));
+        assert_ok(ctx, carry_event_elapsed(ctx, &seconds, 0, before, after));
         assert_true(seconds >= 0.0 && seconds < 60.0);
-        assert_ok(ctx, carry_event_elapsed(ctx, 0, &seconds, before, before));
+        assert_ok(ctx, carry_event_elapsed(ctx, &seconds, 0, before, before));
         assert_true(seconds == 0.0);
     }
     carry_event_free(ctx, 0, before);
@@ -171,7 +171,7 @@ static void expect_no_device(carry_ctx *ctx, int device, const char *number) {
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_stream_wait(ctx, device, NULL));
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_event_new(ctx, &event, device));
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_event_record(ctx, device, NULL, NULL));
-    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_event_elapsed(ctx, device, &seconds, NULL, NULL));
+    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_event_elapsed(ctx, &seconds, device, NULL, NULL));
     assert_null(stream);
     assert_null(event);
     assert_true(seconds == -1.0);

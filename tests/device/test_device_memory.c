@@ -34,7 +34,7 @@ static void check_device(carry_ctx *ctx, int device) {
         assert_int_equal(back[i], 0x5a);
     }
     double seconds = -1.0;
-    assert_ok(ctx, carry_event_elapsed(ctx, device, &seconds, from, to));
+    assert_ok(ctx, carry_event_elapsed(ctx, &seconds, device, from, to));
     assert_true(seconds >= 0.0 && seconds < 60.0);
     carry_event_free(ctx, device, from);
     carry_event_free(ctx, device, to);

@@ -1,6 +1,6 @@
 /* What an emulated GPU does not have: cuBLASLt, CUPTI, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
-#include "delta/cuda/chunk_cuda.h"
+#include "delta/cuda/chunk/chunk_cuda.h"
 #include "device/cuda.h"
 #include "ops/cuda/conv2d.cuh"
 #include "scan/cuda/dense_hopper.cuh"

@@ -6,7 +6,7 @@ set(emulate ${CMAKE_SOURCE_DIR}/tests/emulate)
 set(emulated ${CMAKE_BINARY_DIR}/emulated)
 file(GLOB_RECURSE cuda_files RELATIVE ${CMAKE_SOURCE_DIR} CONFIGURE_DEPENDS src/device/*.cu src/ops/*.cu src/comm/*.cu src/scan/*.cu
      src/delta/*.cu src/attention/*.cu src/device/*.cuh src/ops/*.cuh src/scan/*.cuh src/delta/*.cuh src/attention/*.cuh)
-list(FILTER cuda_files EXCLUDE REGEX "hopper|delta/cuda/chunk_|ops/cuda/blaslt|device/(cuda_activity|gpu)\\.cu$")
+list(FILTER cuda_files EXCLUDE REGEX "hopper|delta/cuda/chunk/chunk_|ops/cuda/blaslt|device/(cuda_activity|gpu)\\.cu$")
 foreach(file ${cuda_files})
   string(REGEX REPLACE "\\.cu$" ".cpp" made ${emulated}/${file})
   get_filename_component(folder ${made} DIRECTORY)

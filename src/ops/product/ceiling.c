@@ -180,7 +180,7 @@ static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const car
         }
         CARRY_TRY(carry_event_record(ctx, device, r->to, r->stream));
         CARRY_TRY(carry_stream_wait(ctx, device, r->stream));
-        CARRY_TRY(carry_event_elapsed(ctx, device, &spent, r->from, r->to));
+        CARRY_TRY(carry_event_elapsed(ctx, &spent, device, r->from, r->to));
         *seconds = i > 0 ? fmin(*seconds, spent / GPU_EACH) : *seconds;
     }
     return CARRY_OK;

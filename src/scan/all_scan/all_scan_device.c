@@ -66,7 +66,7 @@ carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) 
     if (plan->device == 0) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_event_elapsed(plan->ctx, plan->device, seconds, plan->reached, plan->after));
+    CARRY_TRY(carry_event_elapsed(plan->ctx, seconds, plan->device, plan->reached, plan->after));
     *seconds = *seconds > 0.0 ? *seconds : 0.0;
     return CARRY_OK;
 }

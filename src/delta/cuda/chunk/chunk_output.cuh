@@ -2,7 +2,7 @@
 #ifndef CARRY_DELTA_CHUNK_OUTPUT_CUH
 #define CARRY_DELTA_CHUNK_OUTPUT_CUH
 
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk/chunk_scan_parts.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -2,7 +2,7 @@
 #ifndef CARRY_DELTA_CHUNK_WORKER_CUH
 #define CARRY_DELTA_CHUNK_WORKER_CUH
 
-#include "delta/cuda/chunk_worker_parts.cuh"
+#include "delta/cuda/chunk/chunk_worker_parts.cuh"
 
 namespace DELTA_CHUNK {
 

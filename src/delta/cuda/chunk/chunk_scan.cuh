@@ -23,8 +23,8 @@
 #ifndef CARRY_DELTA_CHUNK_SCAN_CUH
 #define CARRY_DELTA_CHUNK_SCAN_CUH
 
-#include "delta/cuda/chunk_output.cuh"
-#include "delta/cuda/chunk_worker.cuh"
+#include "delta/cuda/chunk/chunk_output.cuh"
+#include "delta/cuda/chunk/chunk_worker.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -1,5 +1,5 @@
 /* A scan: backward, 128 values a block. */
-#include "delta/cuda/chunk_host.cuh"
+#include "delta/cuda/chunk/chunk_host.cuh"
 
 namespace DELTA_CHUNK {
 

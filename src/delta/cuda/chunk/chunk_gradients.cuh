@@ -9,7 +9,7 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENTS_CUH
 
-#include "delta/cuda/chunk_gradient_parts.cuh"
+#include "delta/cuda/chunk/chunk_gradient_parts.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -4,8 +4,8 @@
    So that the workspace stays below one and a half times the inputs: where half of the heads fill the GPU, they are done
    first and then the others, in the same workspace; else segments are, some of them at a time, or the walks go by parts
    (ring, chunk_device.cuh). */
-#include "delta/cuda/chunk_gradient_args.cuh"
-#include "delta/cuda/chunk_host.cuh"
+#include "delta/cuda/chunk/chunk_gradient_args.cuh"
+#include "delta/cuda/chunk/chunk_host.cuh"
 
 using namespace DELTA_CHUNK;
 

@@ -2,7 +2,7 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 
-#include "delta/cuda/chunk_gradient_args.cuh"
+#include "delta/cuda/chunk/chunk_gradient_args.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -20,7 +20,7 @@
 #define DELTA_CHUNK delta_chunk
 #endif
 
-#include "delta/cuda/chunk_cuda.h"
+#include "delta/cuda/chunk/chunk_cuda.h"
 #include "device/hopper.cuh"
 
 namespace DELTA_CHUNK {

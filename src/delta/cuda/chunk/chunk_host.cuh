@@ -4,8 +4,8 @@
 
 #include "device/cuda.h"
 
-#include "delta/cuda/chunk_prepare.cuh"
-#include "delta/cuda/chunk_scan.cuh"
+#include "delta/cuda/chunk/chunk_prepare.cuh"
+#include "delta/cuda/chunk/chunk_scan.cuh"
 
 namespace DELTA_CHUNK {
 

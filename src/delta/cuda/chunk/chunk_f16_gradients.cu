@@ -1,3 +1,3 @@
 /* chunk_gradients.cu for f16. */
 #define CARRY_DELTA_F16
-#include "delta/cuda/chunk_gradients.cu"
+#include "delta/cuda/chunk/chunk_gradients.cu"

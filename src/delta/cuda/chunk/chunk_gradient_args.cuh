@@ -2,8 +2,8 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 
-#include "delta/cuda/chunk_prepare.cuh"
-#include "delta/cuda/chunk_scan_parts.cuh"
+#include "delta/cuda/chunk/chunk_prepare.cuh"
+#include "delta/cuda/chunk/chunk_scan_parts.cuh"
 
 namespace DELTA_CHUNK {
 

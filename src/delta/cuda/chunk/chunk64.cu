@@ -1,6 +1,6 @@
 /* The method "chunk64" of Hopper GPUs: the entries of the table over the kernels of chunk_cuda.h. Single tokens and
    ranges are the plain method's. */
-#include "delta/cuda/chunk_cuda.h"
+#include "delta/cuda/chunk/chunk_cuda.h"
 #include "delta/cuda/cuda.h"
 
 #include <stdio.h>

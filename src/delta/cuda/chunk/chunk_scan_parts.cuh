@@ -3,7 +3,7 @@
 #ifndef CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
 #define CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
 
-#include "delta/cuda/chunk_device.cuh"
+#include "delta/cuda/chunk/chunk_device.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -1,5 +1,5 @@
 /* A scan: backward, the segments' pairs. */
-#include "delta/cuda/chunk_host.cuh"
+#include "delta/cuda/chunk/chunk_host.cuh"
 
 namespace DELTA_CHUNK {
 

@@ -1,6 +1,6 @@
 /* Backward's last kernel: its launch. */
-#include "delta/cuda/chunk_gradients.cuh"
-#include "delta/cuda/chunk_host.cuh"
+#include "delta/cuda/chunk/chunk_gradients.cuh"
+#include "delta/cuda/chunk/chunk_host.cuh"
 
 namespace DELTA_CHUNK {
 

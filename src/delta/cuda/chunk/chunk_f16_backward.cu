@@ -1,3 +1,3 @@
 /* chunk_backward.cu for f16. */
 #define CARRY_DELTA_F16
-#include "delta/cuda/chunk_backward.cu"
+#include "delta/cuda/chunk/chunk_backward.cu"

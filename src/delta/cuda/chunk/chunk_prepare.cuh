@@ -8,7 +8,7 @@
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
-#include "delta/cuda/chunk_device.cuh"
+#include "delta/cuda/chunk/chunk_device.cuh"
 
 namespace DELTA_CHUNK {
 

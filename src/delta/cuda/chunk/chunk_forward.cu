@@ -1,5 +1,5 @@
 /* Forward: the launches, and the kernel prepare. */
-#include "delta/cuda/chunk_host.cuh"
+#include "delta/cuda/chunk/chunk_host.cuh"
 
 namespace DELTA_CHUNK {
 
