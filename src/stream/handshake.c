@@ -12,7 +12,7 @@
 #include "stream/envelope.h"
 
 #define TEXT 64
-#define SENTENCE 480 /* what a context keeps of it */
+#define MESSAGE_BYTES 480 /* what a context keeps of it */
 
 /* Travels as it is: opening has compared the order of bytes and the compiler. */
 typedef struct record {
@@ -112,7 +112,7 @@ static bool is_same(const item *i, const record *a, const record *b) {
 typedef struct verdict {
     int differences, told;
     size_t used;
-    char text[SENTENCE];
+    char text[MESSAGE_BYTES];
 } verdict;
 
 /* A difference that does not fit any more is counted. */

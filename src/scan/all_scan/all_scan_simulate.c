@@ -15,7 +15,7 @@ typedef struct recorder {
     const carry_all_scan_costs *costs;
 } recorder;
 
-static void add(carry_all_scan_trace *t, int kind, int peer, double amount) {
+static void add(carry_all_scan_trace *t, carry_all_scan_step_kind kind, int peer, double amount) {
     if (t->count == t->room) {
         const int64_t room = t->room > 0 ? 2 * t->room : 256;
         carry_all_scan_step *more = realloc(t->steps, (size_t)room * sizeof *more);

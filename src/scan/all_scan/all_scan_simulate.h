@@ -41,8 +41,15 @@ carry_status carry_all_scan_simulate(carry_ctx *ctx, carry_all_scan_simulated *r
                                      const carry_all_scan_network *network, const carry_all_scan_costs *costs);
 
 /* Between record and replay. */
+typedef enum carry_all_scan_step_kind {
+    CARRY_STEP_COMPUTE,
+    CARRY_STEP_SEND,
+    CARRY_STEP_SENT,
+    CARRY_STEP_RECEIVED,
+} carry_all_scan_step_kind;
+
 typedef struct carry_all_scan_step {
-    enum { CARRY_STEP_COMPUTE, CARRY_STEP_SEND, CARRY_STEP_SENT, CARRY_STEP_RECEIVED } kind;
+    carry_all_scan_step_kind kind;
     int peer;
     double amount; /* seconds, or bytes */
 } carry_all_scan_step;

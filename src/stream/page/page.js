@@ -87,9 +87,9 @@ function shownRate() {
 
 /* ---- the state of the server ---- */
 
-function complain(sentence) {
+function complain(message) {
   const place = at("problem");
-  place.querySelector("span").textContent = sentence;
+  place.querySelector("span").textContent = message;
   place.hidden = false;
 }
 
@@ -154,7 +154,7 @@ function takeText(text) {
 
 /* ---- the connection ---- */
 
-function lose(sentence) {
+function lose(message) {
   const wait = Math.min(8, 0.5 * 2 ** link.tries) * (0.75 + 0.5 * Math.random());
   const until = performance.now() + 1000 * wait;
   link.tries++;
@@ -165,7 +165,7 @@ function lose(sentence) {
   clearInterval(link.timer);
   const tell = () => {
     const left = Math.ceil((until - performance.now()) / 1000);
-    at("lost-text").textContent = left > 0 ? `${sentence} Trying again in ${left} s.` : `${sentence} Trying again.`;
+    at("lost-text").textContent = left > 0 ? `${message} Trying again in ${left} s.` : `${message} Trying again.`;
     if (left <= 0) connect();
   };
   link.timer = setInterval(tell, 250);

@@ -225,7 +225,7 @@ carry_status carry_video_read(carry_ctx *ctx, carry_video *v, carry_tensor frame
             ++*got;
             continue;
         }
-        carry_log(ctx, CARRY_LOG_WARNING, "%s: a damaged frame is passed over: %s", v->path, why);
+        carry_log(ctx, CARRY_LOG_WARNING, "%s: a damaged frame is skipped: %s", v->path, why);
         if (++v->damaged >= CARRY_VIDEO_DAMAGED) {
             v->has_ended = true;
             (void)snprintf(v->end, sizeof v->end, "%d frames in a row are damaged", v->damaged);

@@ -2,7 +2,7 @@
 
    A source that is live, a camera or a file that plays at its own rate, is read by a thread that keeps the newest
    frames: who is slower than the source gets those, and older ones are dropped and counted. Any other source gives
-   every frame. A frame that is damaged is passed over with a warning, and so is what follows the last whole frame of a
+   every frame. A frame that is damaged is skipped with a warning, and so is what follows the last whole frame of a
    file; many damaged ones in a row end the video. */
 #ifndef CARRY_STREAM_VIDEO_H
 #define CARRY_STREAM_VIDEO_H
