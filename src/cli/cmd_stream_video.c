@@ -11,15 +11,15 @@
 
 int stream_video_check(const stream_desk *desk) {
     const stream_wish *w = &desk->wish;
+    if (!(w->strength > 0.0 && w->strength <= 1.0)) {
+        return cli_refuse("--strength %g: above 0 (the video as it is) up to 1 (nothing of it is left)", w->strength);
+    }
     if (w->input == NULL) {
         return CLI_DONE;
     }
 #ifndef CARRY_HAVE_PAGE
     return cli_refuse("--input %.200s: this carry was built without libjpeg, which video in needs", w->input);
 #else
-    if (!(w->strength > 0.0 && w->strength <= 1.0)) {
-        return cli_refuse("--strength %g: above 0 (the video as it is) up to 1 (nothing of it is left)", w->strength);
-    }
     return w->batch > 0 ? cli_refuse("--input and --batch: a stream batch starts from noise") : CLI_DONE;
 #endif
 }

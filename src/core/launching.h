@@ -18,7 +18,7 @@ typedef struct carry_launcher {
 
 void carry_launching_at(const char *name, const char *place);
 #define carry_launching_set(name) carry_launching_at(name, CARRY_PLACE)
-carry_launcher carry_launching(void); /* its name is NULL where there is none yet */
+carry_launcher carry_launching(void); /* name is NULL before the first operator */
 
 #ifdef __cplusplus
 }

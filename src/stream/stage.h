@@ -111,7 +111,7 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOO
    the mesh would miss stage 0. */
 carry_status carry_stage_remind(carry_stage *stage);
 carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
-/* stage_input.c: the next chunk's latents from video in, noised to `level`; or from noise alone where there is none. */
+/* stage_input.c: the next chunk's latents from video in, noised to `level`; or noise alone without video. */
 carry_status carry_stage_open_input(carry_stage *stage, const char *codec);
 void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);

@@ -73,7 +73,7 @@ __device__ __forceinline__ void right_side(float (&h)[8][4], const prepared &s, 
     }
 }
 
-/* The first token of block b whose rest is no number in any lane; C: there is none. */
+/* The first token of block b with a remainder that is NaN in any lane; C if no token has one. */
 __device__ __forceinline__ int first_bad(const float (&rest)[8][4], int b) {
     float sum = 0.0f;
 #pragma unroll
