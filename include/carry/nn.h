@@ -268,12 +268,15 @@ CARRY_API carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, car
    carry_clip_factor as a rule; absent, it is 1. Where it is NaN nothing is changed, so that a step whose gradients are
    not finite can be refused when that is known on the host. factors, where present, replace rate, b1, b2, eps, decay,
    factor and step: what carry_adamw_factors wrote, on the device of w, so that a recorded step (carry_graph_begin) may
-   be replayed at another rate. */
+   be replayed at another rate. spared, where present, holds pairs first, end: elements [first, end)
+   do not decay; pairs ascend, and their numbers are multiples of 4 (the last end may be the count). So all parameters
+   of a model that lie side by side take one call, which is one launch on a GPU. */
 typedef struct carry_adamw {
     double rate, b1, b2, eps, decay, factor;
     int64_t step;
     carry_tensor clip;    /* [1], f32, or absent */
     carry_tensor factors; /* [CARRY_ADAMW_FACTORS], f32, or absent */
+    carry_tensor spared;  /* [2 n], i64, on the device of w, or absent */
 } carry_adamw;
 
 #define CARRY_ADAMW_FACTORS 9
