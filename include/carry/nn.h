@@ -162,6 +162,20 @@ typedef struct carry_qk_norm_rotary_args {
 } carry_qk_norm_rotary_args;
 CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args);
 
+/* How much each query takes of each of a few keys: attention without its sum over values. With
+       u[t] = q[t] / sqrt(mean square + eps) * w where there is w, else q[t],
+       p[t, h, j] = softmax over j < keys of (u[t, h] . k[j, h] / sqrt(D) + last at j = keys - 1), 0 from keys on.
+   The sums over values and a linear map of them are then one product, of p with the map's image of the values. */
+typedef struct carry_key_weights_args {
+    carry_tensor p; /* [T, heads * S], S at least keys; all of one type */
+    carry_tensor q; /* [T, heads * D] */
+    carry_tensor k; /* [keys or more, heads * D] */
+    carry_tensor w; /* [heads * D], f32, or absent */
+    int64_t heads, keys;
+    float last, eps;
+} carry_key_weights_args;
+CARRY_API carry_status carry_key_weights(carry_ctx *ctx, const carry_key_weights_args *args);
+
 /* Attention whose bias depends on the distance of query and key alone, as T5's does:
        p[h, t, j] = softmax over j < keys of (scores[h, t, j] + bias[h, j - t + T - 1]), and 0 from keys on
    scores [H, T, S], f32; bias [H, T + S - 1], f32; p [H, T, S]. p may be scores where it is f32. */
