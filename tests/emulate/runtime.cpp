@@ -52,14 +52,14 @@ cudaError_t keep(cudaError_t error) {
 }
 
 /* Device memory may be touched while one of these lives. */
-struct access {
+struct touching {
     std::lock_guard<std::recursive_mutex> held;
-    access() : held(lock) {
+    touching() : held(lock) {
         if (opened++ == 0 && high > 0) {
             (void)mprotect(range, high, PROT_READ | PROT_WRITE);
         }
     }
-    ~access() {
+    ~touching() {
         if (--opened == 0 && high > 0) {
             (void)mprotect(range, high, PROT_NONE);
         }
@@ -70,7 +70,7 @@ void run(cudaStream_t stream, std::function<void()> work) {
     if ((uintptr_t)stream > 2 && stream->recorded != NULL) {
         stream->recorded->push_back(std::move(work));
     } else {
-        access a;
+        touching a;
         work();
     }
 }
@@ -220,7 +220,7 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 
 /* The first gap that is large enough, with one more line on either side that belongs to nobody. */
 cudaError_t cudaMalloc(void **data, size_t bytes) {
-    access a;
+    touching a;
     *data = NULL;
     if (bytes > TOTAL - used) {
         return keep(cudaErrorMemoryAllocation);
@@ -258,7 +258,7 @@ cudaError_t cudaMalloc(void **data, size_t bytes) {
 }
 
 cudaError_t cudaFree(void *data) {
-    access a;
+    touching a;
     if (data == NULL) {
         return cudaSuccess;
     }
