@@ -4,12 +4,13 @@
    bf16 on tensor cores by mma.sync, S as two numbers of bf16 (its first 16 bits); other types in f32. Tiles of 64 tokens
    by 64 columns, K in steps. */
 #include "device/cuda.h"
-#include "ops/cuda/types.cuh"
-#include "scan/cuda/value.cuh"
 
 extern "C" {
 #include "delta/ranks.h"
 }
+
+#include "ops/cuda/types.cuh"
+#include "scan/cuda/value.cuh"
 
 namespace {
 
