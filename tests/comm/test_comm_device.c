@@ -34,12 +34,12 @@ static carry_status all_of_it(void *user, carry_comm *comm) {
 
 static void run_both(int ranks, carry_status (*function)(void *, carry_comm *), carry_status expected,
                      const char *words) {
-    static const char *const kinds[] = {"peer", "staged"};
-    const char *processes = getenv("OMPI_COMM_WORLD_SIZE"); /* which have no addresses in common */
-    if (is_under_mpi() && (processes == NULL || atoi(processes) != ranks)) {
+    static const char *const of_threads[] = {"peer", "staged"}, *const of_processes[] = {"ipc", "staged"};
+    const char *const *kinds = is_under_mpi() ? of_processes : of_threads;
+    if (is_under_mpi() && process_count() != ranks) {
         return;
     }
-    for (int i = is_under_mpi(); i < 2; i++) {
+    for (int i = is_under_mpi() && shared_device() == 0; i < 2; i++) { /* memory of the CPU has no IPC */
         char sentence[512];
         work w = {.kind = kinds[i], .device = shared_device()};
         const carry_status status = run_ranks(ranks, &(carry_comm_options){.deadline = 60}, function, &w, sentence);
