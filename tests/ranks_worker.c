@@ -1,6 +1,7 @@
 /* What kill_ranks.sh disturbs: a rank that goes through every operation until one ends it. Says its process first and
    in the end what it was told, with the seconds since the operation that failed had begun.
-   Usage: mpirun -n N ranks_worker DEADLINE [gpu]: with gpu, buffers are in memory of the first GPU, which all share. */
+   Usage: mpirun -n N ranks_worker DEADLINE [gpu [KIND]]: with gpu, buffers are in memory of the first GPU, which all
+   share, and KIND moves them (ipc, staged; else what fits). Without mpirun: CARRY_MEET (kill_processes.py). */
 #include "comm_support.h"
 
 #include <unistd.h>
@@ -23,6 +24,7 @@ typedef struct buffers {
 typedef struct worker {
     buffers *at; /* in memory of device */
     int device;
+    const char *kind;
     double began; /* the operation under way */
 } worker;
 
@@ -105,7 +107,7 @@ static carry_status work(void *user, carry_comm *comm) {
     TRY(carry_device_alloc(ctx, (void **)&w->at, w->device, sizeof *w->at));
     TRY(carry_device_fill(ctx, w->at, w->device, 0, sizeof *w->at, NULL));
     if (w->device > 0) {
-        TRY(carry_comm_open_device(comm, &gpus, w->device, NULL));
+        TRY(carry_comm_open_device(comm, &gpus, w->device, w->kind));
         TRY(carry_comm_set_deadline(gpus, deadline));
     }
     TRY(carry_comm_set_deadline(comm, deadline));
@@ -119,7 +121,8 @@ int main(int count, char **arguments) {
     char message[512];
     const double deadline = count > 1 ? strtod(arguments[1], NULL) : 2;
     w.device = count > 2 && strcmp(arguments[2], "gpu") == 0;
-    if (!is_under_mpi() || carry_comm_kind_name(2, NULL) == NULL) {
+    w.kind = count > 3 ? arguments[3] : NULL;
+    if (!is_under_mpi()) {
         (void)fprintf(stderr, "ranks_worker: start it with mpirun, in a build with MPI\n");
         return 77;
     }

@@ -46,17 +46,21 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     }
     CARRY_TRY(carry_problem_parse(ctx, &problem, out));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
+    if (carry_collective_ranks(ctx, out) > 0) { /* its ranks plan it, when they are there */
+        return CARRY_OK;
+    }
     CARRY_TRY(family->plan(ctx, &instance, &problem, false));
     family->close(instance);
     return CARRY_OK;
 }
 
-/* One that names no device, is no problem of several ranks, and is of a family that runs there. */
-static bool may_move(carry_ctx *ctx, const char *text) {
+/* One that names no device and is of a family that runs there. A problem of several ranks moves when it is told to:
+   ranks of a GPU share it, and are no faster. */
+static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
     carry_problem problem;
     const carry_family *family;
     return carry_problem_parse(ctx, &problem, text) == CARRY_OK &&
-           carry_family_of(ctx, &family, &problem) == CARRY_OK && carry_collective_ranks(ctx, text) == 0 &&
+           carry_family_of(ctx, &family, &problem) == CARRY_OK && (wanted || carry_collective_ranks(ctx, text) == 0) &&
            family->support.cuda != NULL;
 }
 
@@ -65,7 +69,7 @@ static int move_problem(carry_ctx *ctx, char *text, char **problems, int index, 
     if (strstr(problems[index], ":device=") != NULL) {
         return CLI_DONE;
     }
-    if (!may_move(ctx, problems[index])) {
+    if (!may_move(ctx, problems[index], wanted)) {
         return wanted ? cli_refuse("--device: '%s' runs on the CPU only", problems[index]) : CLI_DONE;
     }
     if (with_device(ctx, text, problems[index], device) != CARRY_OK) {

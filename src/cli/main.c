@@ -55,22 +55,30 @@ static bool needs_train(const char *name) {
 }
 #endif
 
-/* --ranks N or --ranks=N before the verb: how many arguments that took, or -1 after a message. */
+static int processes; /* --processes, or 0 */
+
+/* --ranks N, --processes N or either with = before the verb: how many arguments that took, or -1 after a message. */
 static int parse_ranks(int count, char **arguments) {
     const char *text = arguments[0];
-    if (strncmp(text, "--ranks", 7) != 0 || (text[7] != '\0' && text[7] != '=')) {
+    const bool apart = strncmp(text, "--processes", 11) == 0;
+    const size_t length = apart ? 11 : 7;
+    if ((!apart && strncmp(text, "--ranks", 7) != 0) || (text[length] != '\0' && text[length] != '=')) {
         return 0;
     }
-    const char *value = text[7] == '=' ? text + 8 : count > 1 ? arguments[1] : "";
+    const char *value = text[length] == '=' ? text + length + 1 : count > 1 ? arguments[1] : "";
     char *end;
     long ranks = strtol(value, &end, 10);
     if (end == value || *end != '\0' || ranks < 1 || ranks > CARRY_RANKS) {
         char shown[64];
-        (void)cli_refuse("--ranks needs a number from 1 to %d, not '%s'", CARRY_RANKS, cli_shown(shown, value));
+        (void)cli_refuse("%.*s needs a number from 1 to %d, not '%s'", (int)length, text, CARRY_RANKS,
+                         cli_shown(shown, value));
         return -1;
     }
-    cli_set_ranks((int)ranks);
-    return text[7] == '=' ? 1 : 2;
+    processes = apart ? (int)ranks : processes;
+    if (!apart) {
+        cli_set_ranks((int)ranks);
+    }
+    return text[length] == '=' ? 1 : 2;
 }
 
 static void print_usage(FILE *to) {
@@ -82,6 +90,7 @@ static void print_usage(FILE *to) {
                       "  --threads N, --json, --seed N, --wisdom FILE, --kernels NAME, --verbose, --help\n"
                       "Before the verb only:\n"
                       "  --ranks N  on N ranks, threads of this process (mpirun -n N carry VERB: processes)\n"
+                      "  --processes N  on N ranks, processes of this machine that carry starts, without MPI\n"
                       "  --version  print the version\n"
                       "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
@@ -149,6 +158,7 @@ static int take_ranks(int *count, char **arguments) {
             const int next = i + taken <= *count ? i + taken : *count;
             memmove(arguments + i, arguments + next, (size_t)(*count - next) * sizeof *arguments);
             *count -= next - i;
+            arguments[*count] = NULL;
             return *count > 1 ? CLI_DONE
                               : cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
         }
@@ -170,6 +180,10 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     const char *name = arguments[1];
+    if (processes > 0 && cli_process_rank() < 0) {
+        return cli_ranks_asked() > 0 ? cli_refuse("--ranks and --processes both say how many ranks there are: give one")
+                                     : cli_processes_run(processes, arguments);
+    }
     if (cli_common_takes(name) > 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);
         return cli_finish(CLI_DONE);

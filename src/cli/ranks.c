@@ -21,6 +21,7 @@ static const struct {
     const char *launcher, *rank, *size, *here;
     const char *needs; /* another that is there, or NULL */
 } launchers[] = {
+    {"carry --processes", "CARRY_RANK", "CARRY_RANKS", "CARRY_RANKS", "CARRY_MEET"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
     {"srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", NULL},
     {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_TASKS_PER_NODE", "SLURM_STEP_ID"},
@@ -52,7 +53,8 @@ cli_launch cli_launch_find(void) {
         const int here = number(launchers[i].here, 1, true);
         const bool has_rest = launchers[i].needs == NULL || getenv(launchers[i].needs) != NULL;
         if (has_rest && rank >= 0 && size >= 0 && (size == 0 || rank < size)) {
-            return (cli_launch){.launcher = launchers[i].launcher, .rank = rank, .size = size, .here = here};
+            return (cli_launch){
+                .launcher = launchers[i].launcher, .rank = rank, .size = size, .here = here, .meets = i == 0};
         }
     }
     return (cli_launch){.size = 1};
@@ -155,13 +157,13 @@ int cli_ranks_check(const cli_verb *verb) {
         return cli_refuse("--ranks %d, but %s started %d: leave --ranks out, or start carry without %s", asked,
                           launch.launcher, launch.size, launch.launcher);
     }
-    if (kind == CLI_RANKS_MPI && !has_mpi()) {
+    if (kind == CLI_RANKS_MPI && !launch.meets && !has_mpi()) {
         char of[32] = "several";
         if (launch.size > 0) {
             (void)snprintf(of, sizeof of, "%d", launch.size);
         }
         return cli_refuse("carry was started by %s as one of %s processes, but this build has no MPI: install MPI and "
-                          "build again, or let carry --ranks N have threads for ranks",
+                          "build again, or let carry have threads (--ranks N) or processes (--processes N) for ranks",
                           launch.launcher, of);
     }
     return CLI_DONE;
@@ -232,7 +234,8 @@ static carry_status on_process(const cli_common *common, const carry_comm_option
         return CARRY_EUNSUPPORTED;
     }
     carry_comm *comm = NULL;
-    carry_status status = carry_comm_open(ctx, &comm, cli_process_rank() >= 0 ? "mpi" : "self", options);
+    const char *kind = cli_process_rank() < 0 ? "self" : launch.meets ? "processes" : "mpi";
+    carry_status status = carry_comm_open(ctx, &comm, kind, options);
     if (status == CARRY_OK) {
         status = check_size(ctx, comm);
         status = status == CARRY_OK ? work(user, comm) : status;

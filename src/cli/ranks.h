@@ -1,5 +1,5 @@
 /* The ranks that a verb's work runs on, found out without a flag: this process alone, threads of it (carry --ranks N),
-   or the processes that mpirun or srun started, of which this is one. */
+   or the processes that mpirun, srun or carry --processes N started, of which this is one. */
 #ifndef CARRY_CLI_RANKS_H
 #define CARRY_CLI_RANKS_H
 
@@ -12,6 +12,7 @@ typedef struct cli_launch {
     const char *launcher; /* "mpirun", "srun", ...; NULL: there is none */
     int rank, size;       /* of this process and of all; size 0: more are possible, the launcher does not say */
     int here;             /* processes on this machine, or 0 */
+    bool meets;           /* they are kind "processes": no MPI */
 } cli_launch;
 
 cli_launch cli_launch_find(void);
@@ -24,6 +25,10 @@ int cli_ranks(void);           /* 1 when alone, 0 when the launcher does not say
 int cli_ranks_asked(void);     /* --ranks; 0: not typed */
 int cli_process_rank(void);    /* -1 unless the ranks are processes */
 void cli_set_ranks(int ranks); /* --ranks N */
+
+/* Starts this program again as so many processes, with these arguments and a folder to meet in, and waits for them: the
+   exit code, the worst of theirs. */
+int cli_processes_run(int processes, char **arguments);
 
 /* Threads for a rank's context: its share of the machine, or of --threads where the ranks are threads. 0: all. */
 int cli_threads_of_rank(const cli_common *common, int rank);

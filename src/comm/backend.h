@@ -91,8 +91,8 @@ struct carry_comm {
     const char *barred;      /* why there are no collectives now (rates.h), or NULL; the caller's */
 };
 
-extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_nccl, carry_comm_peer,
-    carry_comm_staged;
+extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_processes,
+    carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_staged;
 
 /* NULL: there is none of this name in this build. */
 const carry_comm_kind *carry_comm_find(const char *name);

@@ -109,6 +109,7 @@ static carry_relay_item *take_item(carry_relay *relay) {
         const carry_relay_item old = *item;
         *item = (carry_relay_item){.ready = old.ready, .taken = old.taken};
         item->pinned = old.pinned;
+        item->exchange = old.exchange;
         item->pinned_bytes = old.pinned_bytes;
         return item;
     }
@@ -206,7 +207,11 @@ static void free_relay(carry_relay *relay) {
         carry_event_free(relay->ctx, relay->device, item->ready);
         carry_event_free(relay->ctx, relay->device, item->taken);
         carry_host_free(relay->ctx, item->pinned);
+        carry_exchange_give(item->exchange);
         free(item);
+    }
+    if (relay->way->close != NULL) {
+        relay->way->close(relay);
     }
     carry_comm_free(relay->forth);
     carry_comm_free(relay->back);
@@ -283,6 +288,7 @@ carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm
     relay->ctx = ctx;
     relay->way = way;
     relay->device = options->device;
+    relay->rank = wire->rank;
     const carry_status status = meet(relay, options);
     if (status != CARRY_OK) {
         free_relay(relay);

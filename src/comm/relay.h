@@ -1,5 +1,6 @@
 /* Communicators for memory of a device that are opened over another one, whose messages of host memory they are made
-   of: "peer" sends addresses and events, "staged" the bytes themselves through pinned memory.
+   of: "peer" sends addresses and events, "ipc" names of memory that processes can open, "staged" the bytes themselves
+   through pinned memory.
 
    A request is an item of a list, in the order of posting, and stays there until the host messages behind it are done.
    A rank that waits moves all items on, so that two ranks that wait for each other's acknowledgement both go on. Items
@@ -10,6 +11,7 @@
 
 #include "carry/device.h"
 #include "comm/backend.h"
+#include "device/exchange.h"
 
 /* What travels with "peer": where the bytes are, and what they and their reader are marked by. */
 typedef struct carry_relay_words {
@@ -17,6 +19,13 @@ typedef struct carry_relay_words {
     carry_event *ready, *taken; /* of the sender: recorded by it, and by the receiver */
     uint64_t bytes;
 } carry_relay_words;
+
+/* What travels with "ipc". */
+typedef struct carry_relay_piece {
+    carry_exchange_name name;
+    uint64_t offset, bytes;
+    const void *local; /* where it is in the sender's process */
+} carry_relay_piece;
 
 typedef struct carry_relay_item {
     struct carry_relay_item *next;
@@ -30,18 +39,21 @@ typedef struct carry_relay_item {
     int stage;                  /* of the way, from 0 */
     carry_request forth, back;  /* on the communicators `forth` and `back` */
     carry_relay_words words;    /* sent or received */
+    carry_relay_piece piece;    /* sent or received */
     uint64_t answer;            /* bytes that the receiver has asked for */
     carry_event *ready, *taken; /* its own */
     void *pinned;
     size_t pinned_bytes;
+    carry_exchange *exchange;
 } carry_relay_item;
 
 typedef struct carry_relay {
     carry_ctx *ctx;
     const struct carry_relay_way *way;
     carry_comm *forth, *back; /* split off the one that it was opened over */
-    int device;
-    int *devices; /* of every rank */
+    int device, rank;
+    int *devices;           /* of every rank */
+    struct region *regions; /* of other processes: ipc.c's */
     carry_relay_item *first, *spare;
 } carry_relay;
 
@@ -51,6 +63,7 @@ typedef struct carry_relay {
 typedef struct carry_relay_way {
     carry_status (*post)(carry_relay *relay, carry_relay_item *item);
     carry_status (*advance)(carry_relay *relay, carry_relay_item *item, bool *moved);
+    void (*close)(carry_relay *relay); /* NULL: there is nothing of its own */
 } carry_relay_way;
 
 carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options,

@@ -7,11 +7,11 @@
 #include "core/context.h"
 
 static const carry_comm_kind *const kinds[] = {
-    &carry_comm_self, &carry_comm_kind_threads,
+    &carry_comm_self,      &carry_comm_kind_threads,
 #ifdef CARRY_HAVE_MPI
     &carry_comm_mpi,
 #endif
-    &carry_comm_peer, &carry_comm_staged,
+    &carry_comm_processes, &carry_comm_peer,         &carry_comm_ipc, &carry_comm_staged,
 #ifdef CARRY_HAVE_NCCL
     &carry_comm_nccl,
 #endif

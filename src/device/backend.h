@@ -10,6 +10,7 @@
 #include "device/gpu.h"
 
 struct carry_activity_log;
+struct carry_exchange_name;
 
 typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_COPY_WITHIN } carry_copy_way;
 
@@ -60,6 +61,13 @@ typedef struct carry_backend {
     /* What all devices of this backend do, from start to stop (device/activity.h). Both NULL: it cannot be told. */
     carry_status (*activity_start)(carry_ctx *ctx, struct carry_activity_log *log);
     carry_status (*activity_stop)(carry_ctx *ctx, struct carry_activity_log *log);
+    /* Memory that other processes read from (device/exchange.h), kept until the process ends. All three NULL: none can.
+     */
+    carry_status (*give_name)(carry_ctx *ctx, void **data, struct carry_exchange_name *name, int ordinal, size_t bytes);
+    carry_status (*open_name)(carry_ctx *ctx, void **data, int ordinal, const struct carry_exchange_name *name);
+    void (*close_name)(carry_ctx *ctx, int ordinal, void *data);
+    /* Which one it is, for all processes of the machine: CARRY_DEVICE_IDENTITY bytes. NULL: its number. */
+    carry_status (*identity)(carry_ctx *ctx, char *identity, int ordinal);
 } carry_backend;
 
 /* The backend of a device and the device's ordinal in it; NULL when there is no such device. */

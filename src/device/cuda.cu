@@ -277,4 +277,8 @@ const carry_backend carry_backend_cuda = {
     .graph_free = carry_cuda_graph_free,
     .activity_start = carry_cuda_activity_start,
     .activity_stop = carry_cuda_activity_stop,
+    .give_name = carry_cuda_export,
+    .open_name = carry_cuda_import,
+    .close_name = carry_cuda_import_end,
+    .identity = carry_cuda_identity,
 };

@@ -6,12 +6,14 @@
 
    For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment memory of the process counts as managed
    memory, which kernels may read. */
+#include <fcntl.h>
 #include <map>
 #include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 #include <vector>
 
 #include "runtime.h"
@@ -36,10 +38,12 @@ constexpr int UNITS = 4; /* so that work is split; they work one after another *
 
 std::recursive_mutex lock;
 char *range;
+int range_file = -1; /* its memory, which other processes map to read from it (IPC) */
 size_t high; /* bytes of the range that were ever used */
 size_t used;
 int opened;
 std::map<size_t, size_t> pieces; /* offset to bytes */
+std::map<char *, size_t> opened_pieces; /* of other processes, mapped for reading: address to bytes */
 thread_local cudaError_t last_error;
 
 cudaError_t keep(cudaError_t error) {
@@ -48,14 +52,14 @@ cudaError_t keep(cudaError_t error) {
 }
 
 /* Device memory may be touched while one of these lives. */
-struct access {
+struct touching {
     std::lock_guard<std::recursive_mutex> held;
-    access() : held(lock) {
+    touching() : held(lock) {
         if (opened++ == 0 && high > 0) {
             (void)mprotect(range, high, PROT_READ | PROT_WRITE);
         }
     }
-    ~access() {
+    ~touching() {
         if (--opened == 0 && high > 0) {
             (void)mprotect(range, high, PROT_NONE);
         }
@@ -66,7 +70,7 @@ void run(cudaStream_t stream, std::function<void()> work) {
     if ((uintptr_t)stream > 2 && stream->recorded != NULL) {
         stream->recorded->push_back(std::move(work));
     } else {
-        access a;
+        touching a;
         work();
     }
 }
@@ -75,6 +79,12 @@ double now() {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+bool is_opened(const void *pointer) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    auto next = opened_pieces.upper_bound((char *)pointer);
+    return next != opened_pieces.begin() && (--next, (char *)pointer < next->first + next->second);
 }
 
 bool is_device(const void *pointer) {
@@ -213,13 +223,16 @@ cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
 
 /* The first gap that is large enough, with one more line on either side that belongs to nobody. */
 cudaError_t cudaMalloc(void **data, size_t bytes) {
-    access a;
+    touching a;
     *data = NULL;
     if (bytes > TOTAL - used) {
         return keep(cudaErrorMemoryAllocation);
     }
     if (range == NULL) {
-        range = (char *)mmap(NULL, RANGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        range_file = memfd_create("emulated GPU", MFD_CLOEXEC);
+        const bool is_shared = range_file >= 0 && ftruncate(range_file, (off_t)RANGE) == 0;
+        range = (char *)mmap(NULL, RANGE, PROT_NONE, (is_shared ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS) | MAP_NORESERVE,
+                             is_shared ? range_file : -1, 0);
         if (range == MAP_FAILED) {
             range = NULL;
             return keep(cudaErrorMemoryAllocation);
@@ -248,7 +261,7 @@ cudaError_t cudaMalloc(void **data, size_t bytes) {
 }
 
 cudaError_t cudaFree(void *data) {
-    access a;
+    touching a;
     if (data == NULL) {
         return cudaSuccess;
     }
@@ -260,6 +273,65 @@ cudaError_t cudaFree(void *data) {
     used -= piece->second;
     pieces.erase(piece);
     return cudaSuccess;
+}
+
+/* A handle says where the memory is mapped from: process, file and place in it. */
+struct handle_words {
+    long process;
+    int file;
+    size_t at, bytes;
+};
+
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *data) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    const auto piece = is_device(data) ? pieces.find((size_t)((char *)data - range)) : pieces.end();
+    if (piece == pieces.end() || range_file < 0 || getenv("CARRY_EMULATE_NO_IPC") != NULL) {
+        return keep(cudaErrorInvalidValue);
+    }
+    const handle_words words = {(long)getpid(), range_file, piece->first, piece->second};
+    memcpy(handle, &words, sizeof words);
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcOpenMemHandle(void **data, cudaIpcMemHandle_t handle, unsigned) {
+    handle_words words;
+    char path[64];
+    memcpy(&words, &handle, sizeof words);
+    if (words.process == (long)getpid()) { /* as CUDA */
+        return keep(cudaErrorInvalidValue);
+    }
+    (void)snprintf(path, sizeof path, "/proc/%ld/fd/%d", words.process, words.file);
+    const int file = open(path, O_RDONLY | O_CLOEXEC);
+    const size_t before = words.at % (size_t)sysconf(_SC_PAGESIZE);
+    char *mapped = file < 0 ? (char *)MAP_FAILED
+                            : (char *)mmap(NULL, before + words.bytes, PROT_READ, MAP_SHARED, file, (off_t)(words.at - before));
+    if (file >= 0) {
+        (void)close(file);
+    }
+    if (mapped == (char *)MAP_FAILED) {
+        return keep(cudaErrorInvalidValue);
+    }
+    std::lock_guard<std::recursive_mutex> held(lock);
+    opened_pieces[mapped + before] = words.bytes;
+    *data = mapped + before;
+    return cudaSuccess;
+}
+
+cudaError_t cudaIpcCloseMemHandle(void *data) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    const auto piece = opened_pieces.find((char *)data);
+    if (piece == opened_pieces.end()) {
+        return keep(cudaErrorInvalidValue);
+    }
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), before = (uintptr_t)data % page;
+    (void)munmap((char *)data - before, before + piece->second);
+    opened_pieces.erase(piece);
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int device) {
+    (void)snprintf(text, (size_t)bytes, "emulated %d", device);
+    return device == 0 ? cudaSuccess : keep(cudaErrorInvalidDevice);
 }
 
 cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned) {
@@ -304,7 +376,7 @@ cudaError_t cudaFreeAsync(void *data, cudaStream_t) {
 }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
-    attributes->type = is_device(pointer)  ? cudaMemoryTypeDevice
+    attributes->type = is_device(pointer) || is_opened(pointer) ? cudaMemoryTypeDevice
                        : host_is_managed() ? cudaMemoryTypeManaged
                                            : cudaMemoryTypeUnregistered;
     attributes->device = 0;

@@ -1,5 +1,6 @@
 /* What the tests of communicators share: running a function on ranks of every kind, and a ring of messages. Under
-   mpirun the ranks are those that it started, kind "mpi", instead of threads (test_mpi.sh). */
+   mpirun the ranks are those that it started, kind "mpi", instead of threads (test_mpi.sh), and with CARRY_MEET in the
+   environment kind "processes" (test_processes.sh). */
 #ifndef CARRY_TESTS_COMM_SUPPORT_H
 #define CARRY_TESTS_COMM_SUPPORT_H
 
@@ -15,8 +16,19 @@ enum { RANKS = 16 }; /* that there is room for */
 static const int sizes[] = {1, 2, 3, 4, 5, 8};
 static const carry_comm_options world = {.deadline = 20};
 
+static inline bool meets(void) {
+    return getenv("CARRY_MEET") != NULL;
+}
+
+/* The ranks are processes. */
 static inline bool is_under_mpi(void) {
-    return getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_RANK") != NULL;
+    return meets() || getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_RANK") != NULL;
+}
+
+/* Processes, or 0. */
+static inline int process_count(void) {
+    const char *size = getenv(meets() ? "CARRY_RANKS" : "OMPI_COMM_WORLD_SIZE");
+    return size != NULL ? atoi(size) : 0;
 }
 
 /* One test of a program alone, which cmocka does not take from the environment. */
@@ -69,7 +81,7 @@ static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm
     carry_status status;
     if (is_under_mpi() || ranks == 1) {
         carry_comm *comm;
-        status = carry_comm_open(ctxs[0], &comm, is_under_mpi() ? "mpi" : "self", options);
+        status = carry_comm_open(ctxs[0], &comm, meets() ? "processes" : is_under_mpi() ? "mpi" : "self", options);
         if (status == CARRY_OK) {
             status = function(user, comm);
             if (status != CARRY_OK) {

@@ -369,10 +369,9 @@ static inline carry_status run_split_apart(void *user, carry_comm *comm) {
     return merge(comm, s->w->heads, RANKS * 2 * s->w->p.value_heads);
 }
 
-/* More ranks than mpirun has started are left out. */
+/* More ranks than there are processes are left out. */
 static inline bool has_ranks(int ranks) {
-    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
-    return !is_under_mpi() || (size != NULL && atoi(size) >= ranks);
+    return !is_under_mpi() || process_count() >= ranks;
 }
 
 static double worst_seen; /* over a whole program, for its last line */

@@ -188,6 +188,16 @@ static carry_status predict(instance *it) {
     return CARRY_OK;
 }
 
+static bool is_of_cpu(const char *kind) {
+    static const char *const kinds[] = {"self", "threads", "mpi", "processes"};
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        if (strcmp(kind, kinds[i]) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 /* The same refusal on every rank: it depends on names alone. */
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
@@ -196,14 +206,10 @@ static carry_status make_plan(void *given, const char *method) {
     it->moving = NULL;
     if (it->device == 0) {
         if (method != NULL && strcmp(method, below) != 0) {
-            return carry_fail(
-                it->base.ctx, CARRY_EUNSUPPORTED, "these ranks are \"%s\" and not \"%s\"%s", below, method,
-                strcmp(method, "self") == 0 || strcmp(method, "threads") == 0 || strcmp(method, "mpi") == 0
-                    ? ""
-                    : ", which moves memory of GPUs: device=cuda");
+            return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "these ranks are \"%s\" and not \"%s\"%s", below,
+                              method, is_of_cpu(method) ? "" : ", which moves memory of GPUs: device=cuda");
         }
-    } else if (method != NULL &&
-               (strcmp(method, "self") == 0 || strcmp(method, "threads") == 0 || strcmp(method, "mpi") == 0)) {
+    } else if (method != NULL && is_of_cpu(method)) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "\"%s\" moves memory of the CPU: device=cpu", method);
     } else {
         CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->device, method));

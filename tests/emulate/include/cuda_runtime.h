@@ -78,6 +78,10 @@ typedef struct emulated_graph *cudaGraphExec_t;
 typedef struct emulated_pool *cudaMemPool_t;
 
 #define cudaStreamPerThread ((cudaStream_t)2)
+typedef struct cudaIpcMemHandle_st {
+    char reserved[64];
+} cudaIpcMemHandle_t;
+enum { cudaIpcMemLazyEnablePeerAccess = 1 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaHostAllocPortable = 1 };
 typedef enum cudaMemcpyKind {
     cudaMemcpyHostToHost,
@@ -153,6 +157,10 @@ cudaError_t cudaRuntimeGetVersion(int *version);
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total);
 cudaError_t cudaMalloc(void **data, size_t bytes);
 cudaError_t cudaFree(void *data);
+cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *data);
+cudaError_t cudaIpcOpenMemHandle(void **data, cudaIpcMemHandle_t handle, unsigned flags);
+cudaError_t cudaIpcCloseMemHandle(void *data);
+cudaError_t cudaDeviceGetPCIBusId(char *text, int bytes, int device);
 cudaError_t cudaHostAlloc(void **data, size_t bytes, unsigned flags);
 cudaError_t cudaFreeHost(void *data);
 cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *properties);

@@ -1,0 +1,164 @@
+/* A rank listens at a socket of its own name, calls all ranks below it, and waits for the calls of those above. */
+#include "comm/meeting.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/ranks.h"
+#include "core/clock.h"
+#include "core/error.h"
+
+static int joined; /* of this process: the next meeting's number */
+
+static int number_of(const char *name, int least, int most) {
+    const char *text = getenv(name);
+    char *end = NULL;
+    const long value = text != NULL ? strtol(text, &end, 10) : -1;
+    return text != NULL && end != text && *end == '\0' && value >= least && value <= most ? (int)value : -1;
+}
+
+carry_status carry_meeting_find(carry_ctx *ctx, int *rank, int *size) {
+    *size = number_of("CARRY_RANKS", 1, CARRY_RANKS);
+    *rank = number_of("CARRY_RANK", 0, *size - 1);
+    if (*size < 0 || *rank < 0 || getenv("CARRY_MEET") == NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "\"processes\" needs CARRY_RANK, CARRY_RANKS (1 to %d) and CARRY_MEET, a folder, in the "
+                          "environment: carry --ranks N --processes sets them",
+                          CARRY_RANKS);
+    }
+    return CARRY_OK;
+}
+
+static carry_status address_of(carry_ctx *ctx, struct sockaddr_un *address, int meeting, int rank) {
+    *address = (struct sockaddr_un){.sun_family = AF_UNIX};
+    const int length =
+        snprintf(address->sun_path, sizeof address->sun_path, "%s/%d.%d", getenv("CARRY_MEET"), meeting, rank);
+    if (length < 0 || (size_t)length >= sizeof address->sun_path) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "CARRY_MEET: the folder's name has %d characters too many: '%s'",
+                          length + 1 - (int)sizeof address->sun_path, getenv("CARRY_MEET"));
+    }
+    return CARRY_OK;
+}
+
+static carry_status failed(carry_ctx *ctx, const char *what) {
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "processes cannot meet in '%s': %s: %s", getenv("CARRY_MEET"), what,
+                      strerror(errno));
+}
+
+static carry_status missing(carry_ctx *ctx, int rank, double deadline) {
+    return carry_fail(ctx, CARRY_ETIMEOUT, "open: rank %d did not come within the deadline (%.3f s waited)", rank,
+                      deadline);
+}
+
+/* Until it listens. */
+static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int peer, double until, double deadline) {
+    struct sockaddr_un address;
+    const int32_t self = rank;
+    CARRY_TRY(address_of(ctx, &address, meeting, peer));
+    *line = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (*line < 0) {
+        return failed(ctx, "no socket");
+    }
+    while (connect(*line, (struct sockaddr *)&address, sizeof address) != 0) {
+        if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
+            return failed(ctx, "a rank cannot be called");
+        }
+        if (carry_seconds() > until) {
+            return missing(ctx, peer, deadline);
+        }
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return send(*line, &self, sizeof self, MSG_NOSIGNAL) == (ssize_t)sizeof self ? CARRY_OK
+                                                                                 : failed(ctx, "a rank hung up");
+}
+
+static bool is_ready(int line, double until) {
+    for (;;) {
+        const double left = until - carry_seconds();
+        struct pollfd polled = {.fd = line, .events = POLLIN};
+        const int count = poll(&polled, 1, left > 0 ? (left < 1e3 ? (int)(1e3 * left) + 1 : 1000000) : 0);
+        if (count > 0 || (left <= 0 && errno != EINTR)) {
+            return count > 0;
+        }
+    }
+}
+
+/* A rank above this one calls; anybody else is hung up on. */
+static carry_status answer(carry_ctx *ctx, int listening, int *sockets, int rank, int size, double until) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    int32_t peer = -1;
+    const int line = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+    if (line < 0) {
+        return errno == EINTR || errno == ECONNABORTED ? CARRY_OK : failed(ctx, "a call cannot be answered");
+    }
+    const bool is_ours = getsockopt(line, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
+    if (!is_ours || !is_ready(line, until) || recv(line, &peer, sizeof peer, MSG_DONTWAIT) != (ssize_t)sizeof peer ||
+        peer <= rank || peer >= size || sockets[peer] >= 0) {
+        (void)close(line);
+        return CARRY_OK;
+    }
+    sockets[peer] = line;
+    return CARRY_OK;
+}
+
+static int first_missing(const int *sockets, int rank, int size) {
+    for (int i = rank + 1; i < size; i++) {
+        if (sockets[i] < 0) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static carry_status meet(carry_ctx *ctx, int listening, int *sockets, int rank, int size, double deadline) {
+    const double until = carry_seconds() + deadline;
+    for (int peer = 0; peer < rank; peer++) {
+        CARRY_TRY(call(ctx, &sockets[peer], joined, rank, peer, until, deadline));
+    }
+    for (int peer = first_missing(sockets, rank, size); peer >= 0; peer = first_missing(sockets, rank, size)) {
+        if (!is_ready(listening, until)) {
+            return missing(ctx, peer, deadline);
+        }
+        CARRY_TRY(answer(ctx, listening, sockets, rank, size, until));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {
+    int rank, size;
+    struct sockaddr_un address;
+    CARRY_TRY(carry_meeting_find(ctx, &rank, &size));
+    CARRY_TRY(address_of(ctx, &address, joined, rank));
+    for (int i = 0; i < size; i++) {
+        sockets[i] = -1;
+    }
+    const int listening = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (listening < 0) {
+        return failed(ctx, "no socket");
+    }
+    carry_status status = CARRY_OK;
+    if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0 || listen(listening, size) != 0) {
+        status = failed(ctx, "this rank has no socket of its name");
+    } else {
+        status = meet(ctx, listening, sockets, rank, size, deadline);
+        (void)unlink(address.sun_path);
+    }
+    (void)close(listening);
+    joined++;
+    for (int i = 0; i < size && status != CARRY_OK; i++) {
+        if (sockets[i] >= 0) {
+            (void)close(sockets[i]);
+        }
+    }
+    return status;
+}

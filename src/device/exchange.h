@@ -1,0 +1,38 @@
+/* Memory of a GPU that other processes of this machine read from (CUDA IPC). Memory of a context's pool cannot be
+   exported, so it is memory of its own, in pieces of regions. A region is kept by the process until it ends: a process
+   that still reads from it never sees it go. */
+#ifndef CARRY_DEVICE_EXCHANGE_H
+#define CARRY_DEVICE_EXCHANGE_H
+
+#include <stdint.h>
+
+#include "carry/device.h"
+
+/* What a region is called in other processes. */
+typedef struct carry_exchange_name {
+    unsigned char bytes[64];
+} carry_exchange_name;
+
+typedef struct carry_exchange {
+    struct carry_exchange *next; /* exchange.c's */
+    void *data;
+    size_t bytes; /* at least what was asked for */
+    int device;
+    carry_exchange_name name; /* of its region */
+    uint64_t offset;          /* in it */
+} carry_exchange;
+
+/* CARRY_EUNSUPPORTED: this device's memory cannot be exported. Work of earlier users has ended. */
+carry_status carry_exchange_take(carry_ctx *ctx, carry_exchange **piece, int device, size_t bytes);
+/* NULL is fine. */
+void carry_exchange_give(carry_exchange *piece);
+
+/* A region of another process, until it is closed. */
+carry_status carry_exchange_open(carry_ctx *ctx, void **data, int device, const carry_exchange_name *name);
+void carry_exchange_close(carry_ctx *ctx, int device, void *data);
+
+/* Which GPU it is, whatever number it has in this process: "0000:65:00.0". */
+#define CARRY_DEVICE_IDENTITY 32
+carry_status carry_device_identity(carry_ctx *ctx, char identity[CARRY_DEVICE_IDENTITY], int device);
+
+#endif
