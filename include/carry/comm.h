@@ -1,10 +1,12 @@
 /* Communicators: ranks that work on one thing and send each other bytes.
 
    Kinds. "self" is one rank alone; "threads" are ranks that are threads of one process (carry_comm_threads starts
-   them); "mpi" are processes that mpirun or srun started. What is written over a communicator does not know its kind.
-   "peer", "staged" and "nccl" move memory of GPUs and are opened over a communicator of one of those kinds, with the
-   same ranks: "peer" between threads of one process, which may share a GPU; "staged" through pinned memory, over any
-   kind; "nccl" with a GPU for each rank. They differ, see below.
+   them); "mpi" are processes that mpirun or srun started; "processes" are processes of one machine, without MPI: who
+   starts them sets CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder of their own (carry --processes N does). What is
+   written over a communicator does not know its kind. "peer", "ipc", "staged" and "nccl" move memory of GPUs and are
+   opened over a communicator of one of those kinds, with the same ranks: "peer" between threads of one process, "ipc"
+   between processes of one machine (CUDA IPC), either of which may share a GPU; "staged" through pinned memory, over
+   any kind; "nccl" with a GPU for each rank. They differ, see below.
 
    Ownership. A communicator is used by the one thread that opened it, with the context it was opened with, which
    outlives it. Buffers and requests are the caller's; from the start of an operation until it has been waited for they
@@ -25,10 +27,11 @@
    message. (A process that was killed cannot tell: the others then end at their deadline.) An argument that is refused
    (CARRY_EARGUMENT) ends nothing.
 
-   Peer and staged. An operation starts after what the context's stream of that GPU has been given when it is posted,
-   and when it has been waited for its result is there for what that stream is given next: streams are ordered by
-   events, and the CPU waits for the other rank's CPU, not for GPUs. Tags, sizes, deadlines and the order of sums are
-   those of the kind below. They cannot be split.
+   Peer, ipc and staged. An operation starts after what the context's stream of that GPU has been given when it is
+   posted, and when it has been waited for its result is there for what that stream is given next: streams are ordered
+   by events, and the CPU waits for the other rank's CPU, not for GPUs. Tags, sizes, deadlines and the order of sums are
+   those of the kind below. They cannot be split. What "ipc" exchanges goes through memory of its own, as much as is
+   under way at once, which the process keeps until it ends.
 
    NCCL. Operations start after what the context's stream of that GPU has been given, and have happened when they have
    been waited for. NCCL has no tags and does not compare sizes: messages between two ranks are matched in the order
@@ -59,7 +62,7 @@ struct carry_rank; /* one rank of carry_comm_threads; the library's */
 typedef struct carry_comm_options {
     double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
     const char *agreement;         /* what must be the same on all ranks (shapes, type, algorithm); NULL: nothing */
-    int device;                    /* where buffers are: a GPU for "peer", "staged" and "nccl"; other kinds: 0 */
+    int device;                    /* where buffers are: a GPU for "peer", "ipc", "staged", "nccl"; else 0 */
     const struct carry_rank *rank; /* "threads": which one this is; other kinds: NULL */
     carry_comm *over;              /* kinds of GPUs: of the same ranks and context, and outlives the new one; "nccl":
                                       used while opening, NULL: one rank alone */

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "core/context.h"
+#include "core/span.h"
 #include "core/threads.h"
 #include "ops/product/rates.h"
 
@@ -39,7 +40,8 @@ static carry_status new_context(carry_ctx *ctx, carry_ctx **made, int rank, int 
         return carry_fail(ctx, status != CARRY_OK ? status : CARRY_EMEMORY, "no context for rank %d of %d: %s", rank,
                           ranks, *made != NULL ? carry_ctx_error(*made) : "no memory");
     }
-    return CARRY_OK;
+    carry_recorder *recorder = carry_recorder_of(ctx); /* a profile shows every rank, and what it waits for */
+    return recorder != NULL ? carry_recorder_attach(recorder, *made, rank) : CARRY_OK;
 }
 
 static carry_status on_threads(carry_ctx *ctx, double deadline, int ranks, carry_comm_function work, void *user) {

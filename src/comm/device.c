@@ -61,20 +61,46 @@ int carry_comm_device(const carry_comm *comm) {
     return comm->wire->device;
 }
 
+/* Did all ranks open it? Where one did not, none has it afterwards, and the reasons are in the log. */
+static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status own, bool *opened) {
+    int64_t worst = (int64_t)own;
+    if (own != CARRY_OK) {
+        carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "NCCL is gone around: %s",
+                  carry_ctx_error(over->ctx));
+    }
+    const carry_status status = carry_all_reduce(over, &worst, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
+    *opened = status == CARRY_OK && worst == CARRY_OK;
+    if (!*opened) {
+        carry_comm_free(*comm);
+        *comm = NULL;
+    }
+    return status;
+}
+
 carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int device, const char *way) {
     carry_comm_options options = {.deadline = carry_comm_deadline(over), .device = device, .over = over};
     const char *kind = carry_comm_name(over);
     const bool threads = strcmp(kind, "threads") == 0 || strcmp(kind, "self") == 0;
+    const bool is_nccl = way != NULL && strcmp(way, "nccl") == 0;
     *comm = NULL;
-    if (way != NULL) {
+    if (way != NULL && !is_nccl) {
         return carry_comm_open(over->ctx, comm, way, &options);
     }
-    bool differ = false;
+    bool differ = false, opened = false;
     CARRY_TRY(all_differ(over, device, &differ));
+    if (is_nccl && !differ) {
+        return carry_fail(over->ctx, CARRY_EUNSUPPORTED,
+                          "\"nccl\" needs a GPU for every rank, and some of %d ranks share one: use \"%s\"",
+                          carry_comm_size(over), threads ? "peer" : "ipc");
+    }
+    if (is_nccl) {
+        return carry_comm_open(over->ctx, comm, "nccl", &options);
+    }
     if (differ && carry_comm_size(over) > 1 && carry_comm_find("nccl") != NULL) {
         const carry_status status = carry_comm_open(over->ctx, comm, "nccl", &options);
-        if (status != CARRY_EUNSUPPORTED) { /* which every rank says: it is not installed */
-            return status;
+        CARRY_TRY(all_opened(over, comm, status, &opened)); /* it may not be installed, or fail at its start */
+        if (opened) {
+            return CARRY_OK;
         }
     }
     if (!threads) {

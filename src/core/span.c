@@ -254,6 +254,10 @@ carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int
     return CARRY_OK;
 }
 
+carry_recorder *carry_recorder_of(const carry_ctx *ctx) {
+    return ctx->recording != NULL ? ctx->recording->recorder : NULL;
+}
+
 void carry_recording_free(struct carry_recording *recording) {
     if (recording == NULL) {
         return;

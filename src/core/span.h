@@ -81,6 +81,9 @@ void carry_recorder_free(carry_recorder *recorder);
    on. Any thread may attach its own context. */
 carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int rank);
 
+/* What the context records to, or NULL. */
+carry_recorder *carry_recorder_of(const carry_ctx *ctx);
+
 /* Tracks in the order in which they were made; NULL past the end. The contexts are at rest or freed. */
 const carry_track *carry_recorder_track(const carry_recorder *recorder, int index);
 

@@ -75,6 +75,22 @@ carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, con
                                                void *workspace, size_t bytes);
 void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan); /* sets seconds and exposed; waits */
 
+/* o += response state, head by head: [batch, tokens, heads, K] by [batch, heads, K, V] (cuda/correct.cu). */
+typedef struct carry_delta_correction {
+    void *o;
+    const void *response;
+    const float *state;
+    int dtype; /* of o and response */
+    int64_t batch, tokens, heads;
+    int key, value;
+} carry_delta_correction;
+
+carry_status carry_delta_correct(carry_ctx *ctx, int device, const carry_delta_correction *correction);
+
+/* ranks_correct.c: the outputs of a pass from zero, with what the state that came adds to them. */
+carry_status carry_delta_ranks_correct(const carry_delta_ranks_plan *plan, void *o, const void *response,
+                                       const float *state);
+
 /* The parts of sequences that this rank has tokens of, in their order; how many. Room for those of plan->inner. */
 int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64_t *borders,
                                  carry_delta_sequence *table);

@@ -1,7 +1,9 @@
 /* The delta rule over ranks on a GPU: calls of the one-rank plan with the states that come and go between ranks.
 
    All heads go together: a GPU wants them at once. L is the state that a forward pass from zero ends with, M the one
-   that it ends with from the identity when no values come in: a forward pass of K columns whose v is zero. Backward, L
+   that it ends with from the identity when no values come in: a forward pass of K columns whose v is zero. The outputs
+   of that pass, times the state that enters, are what is missing in those of the first: a product instead of a third
+   pass, unless backward wants what only a pass from the right state keeps. Backward, L
    is the gradient that a pass with none arriving gives to the state that entered; its other results are written again
    by the pass that follows. Passes are on the context's stream, the exchange on one of its own (scan/all_scan).
 
@@ -305,7 +307,9 @@ static carry_status run_forward(call *c, float *M) {
     if (c->entered >= 0) {
         CARRY_TRY(put_chain(c, c->at.entering, c->entered, c->at.state));
     }
-    if (!done) {
+    if (c->role == CARRY_ALL_SCAN_MAP && kept == NULL && carry_tensor_is_packed(&c->forward->o, 0)) {
+        CARRY_TRY(carry_delta_ranks_correct(plan, c->forward->o.data, c->at.o, c->at.state));
+    } else if (!done) {
         CARRY_TRY(forward_pass(c, kept));
     }
     if (kept != NULL) {

@@ -146,6 +146,69 @@ static void test_failures_end_all_ranks_with_their_reason(void **state) {
     run_both(3, leaver, CARRY_EFORMAT, NULL);
 }
 
+/* Rank 1 wants more memory than there is. */
+static carry_status one_wants_too_much(carry_comm *gpus, void *data, int rank) {
+    void *more;
+    return rank == 1 ? carry_device_alloc(carry_comm_ctx(gpus), &more, carry_comm_device(gpus), (size_t)1 << 50)
+                     : carry_recv(gpus, data, 64, 1, 0);
+}
+
+static carry_status greedy(void *user, carry_comm *comm) {
+    return with_buffer(comm, user, 60, one_wants_too_much);
+}
+
+static carry_status by_nccl(void *user, carry_comm *comm) {
+    const work *w = user;
+    carry_comm *gpus;
+    return carry_comm_open_device(comm, &gpus, w->device, "nccl");
+}
+
+/* Rank 0 has the CPU for a device. */
+static carry_status on_another(void *user, carry_comm *comm) {
+    const work *w = user;
+    carry_comm *gpus;
+    const carry_comm_options options = {.device = carry_comm_rank(comm) > 0 ? w->device : 0, .over = comm};
+    return carry_comm_open(carry_comm_ctx(comm), &gpus, w->kind, &options);
+}
+
+static void test_ranks_that_do_not_fit_a_gpu_are_refused(void **state) {
+    (void)state;
+    if (is_under_mpi()) {
+        skip();
+    }
+    run_both(2, by_nccl, CARRY_EUNSUPPORTED, "some of 2 ranks share one: use \"peer\"");
+    if (shared_device() > 0) {
+        run_both(2, on_another, CARRY_EARGUMENT, "the ranks differ: rank 0 has a");
+        run_both(2, greedy, CARRY_EMEMORY, "bytes asked for");
+    }
+}
+
+/* First of all: what is exported stays so. */
+static carry_status by_what_fits(void *user, carry_comm *comm) {
+    const bool *without = user;
+    carry_comm *gpus;
+    TRY(carry_comm_open_device(comm, &gpus, shared_device(), NULL));
+    const char *wanted = *without ? "staged" : "ipc";
+    EXPECT(comm, strcmp(carry_comm_name(gpus), wanted) == 0, "%s", carry_comm_name(gpus));
+    carry_comm_free(gpus);
+    return CARRY_OK;
+}
+
+static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
+    (void)state;
+    char sentence[512];
+    if (!is_under_mpi() || shared_device() == 0) {
+        skip();
+    }
+    for (int i = most <= 1025 ? 0 : 1; i < 2; i++) { /* the emulated GPU can be told to have none */
+        bool without = i == 0;
+        (void)(without ? setenv("CARRY_EMULATE_NO_IPC", "1", 1) : unsetenv("CARRY_EMULATE_NO_IPC"));
+        if (run_ranks(1, &world, by_what_fits, &without, sentence) != CARRY_OK) {
+            fail_msg("%s", sentence);
+        }
+    }
+}
+
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     if (is_under_mpi()) {
@@ -161,6 +224,9 @@ static void test_what_cannot_be_is_refused(void **state) {
         carry_comm_open(ctx, &gpu, "staged", &(carry_comm_options){.deadline = 5, .device = 99, .over = self}),
         CARRY_OK);
     assert_non_null(strstr(carry_ctx_error(ctx), "99"));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "not for \"self\": use \"peer\"",
+                   carry_comm_open(ctx, &gpu, "ipc", &(carry_comm_options){.device = device, .over = self}));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "CARRY_MEET", carry_comm_open(ctx, &gpu, "processes", NULL));
     assert_ok(ctx, carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){.device = device, .over = self}));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "split", carry_comm_split(gpu, &part, 0, 0));
     assert_refused(ctx, CARRY_EARGUMENT, "host memory",
@@ -176,9 +242,11 @@ static void test_what_cannot_be_is_refused(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_processes_without_ipc_go_through_pinned_memory),
         cmocka_unit_test(test_collectives_and_messages_match_plain_loops),
         cmocka_unit_test(test_messages_arrive_in_order),
         cmocka_unit_test(test_failures_end_all_ranks_with_their_reason),
+        cmocka_unit_test(test_ranks_that_do_not_fit_a_gpu_are_refused),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -49,9 +49,9 @@ static void test_what_cannot_be_is_refused(void **state) {
     int64_t here[2] = {0};
     void *there;
     assert_ok(ctx, carry_comm_open(ctx, &self, "self", NULL));
-    assert_refused(ctx, CARRY_EARGUMENT, "device 0 is none",
+    assert_refused(ctx, CARRY_EARGUMENT, "device 0 is not a GPU",
                    carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5}));
-    assert_refused(ctx, CARRY_EARGUMENT, "is none",
+    assert_refused(ctx, CARRY_EARGUMENT, "is not a GPU",
                    carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5, .device = 99}));
     assert_refused(ctx, CARRY_EARGUMENT, "not opened over",
                    carry_comm_open(ctx, &gpu, "self", &(carry_comm_options){.deadline = 5, .over = self}));

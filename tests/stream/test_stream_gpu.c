@@ -52,7 +52,7 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
                             .steps = carry_view_1d(steps, CARRY_I64, count)};
 }
 
-/* Heads of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs (dit_few.c).
+/* A head of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs (dit_few.c).
  */
 static bool has_long_text;
 
@@ -73,8 +73,8 @@ static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_d
                                              .dtype = dtype,
                                              .no_graphs = no_graphs};
     if (has_long_text) {
-        config.dim = 256;
-        config.num_heads = 2;
+        config.dim = 128;
+        config.num_heads = 1;
         config.text_len = 64;
     }
     CARRY_TRY(carry_dit_new_for(ctx, &dit, &config, mesh, device, NULL, narrow ? dtype : CARRY_F32));
@@ -142,9 +142,18 @@ static void test_streams_equal_the_cpu(void **state) {
 }
 
 static void test_streams_of_a_short_prompt_in_a_long_text_equal_the_cpu(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
     has_long_text = true;
-    test_streams_equal_the_cpu(state);
+    run(ctx, 0, CARRY_F32, false, false, here);
+    for (int device = 1; device < carry_device_count(); device++) {
+        run(ctx, device, CARRY_BF16, false, false, there);
+        const double bf16 = distance(there, here);
+        (void)printf("device %d, a short prompt: bf16 %.2g\n", device, bf16);
+        assert_true(bf16 < 0.08);
+    }
     has_long_text = false;
+    carry_ctx_free(ctx);
 }
 
 static void test_replayed_graphs_give_the_same_bits(void **state) {

@@ -143,7 +143,7 @@ static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint1
 
 /* Row `row` and those 1, 2 and 3 times `apart` after it; beyond the last row: the last one again, whose sums are not
    kept. */
-static void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f, int64_t row, int64_t apart) {
+BF16_INLINE void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f, int64_t row, int64_t apart) {
     for (int r = 0; r < FEW_ROWS; r++) {
         w[r] = f->w + (row + r * apart < f->rows ? row + r * apart : f->rows - 1) * f->w_row;
     }
@@ -155,7 +155,7 @@ BF16_INLINE float32x4_t dots(float32x4_t sum, const uint16_t *w, bfloat16x8_t x)
 
 /* One token, by BFDOT: the fewer instructions a line takes, the more lines the core has in flight (42 GB/s of a weight,
    by BFMMLA 37 to 40). x is as it lies. */
-static void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
+BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
     const uint16_t *w[FEW_ROWS];
     float32x4_t sum[FEW_ROWS][2];
     find_rows(w, f, row, apart);
@@ -177,16 +177,25 @@ static void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
     }
     float32x4_t both[FEW_ROWS];
     float total[FEW_ROWS];
+    float *y = f->y + row;
     UNROLL
     for (int r = 0; r < FEW_ROWS; r++) {
         both[r] = vaddq_f32(sum[r][0], sum[r][1]);
     }
-    vst1q_f32(total, vpaddq_f32(vpaddq_f32(both[0], both[1]), vpaddq_f32(both[2], both[3])));
+    const float32x4_t all = vpaddq_f32(vpaddq_f32(both[0], both[1]), vpaddq_f32(both[2], both[3]));
+    if (l == f->k && row + (FEW_ROWS - 1) * apart < f->rows) {
+        vst1q_lane_f32(y, all, 0);
+        vst1q_lane_f32(y + apart, all, 1);
+        vst1q_lane_f32(y + 2 * apart, all, 2);
+        vst1q_lane_f32(y + 3 * apart, all, 3);
+        return;
+    }
+    vst1q_f32(total, all);
     for (int r = 0; r < FEW_ROWS && row + r * apart < f->rows; r++) {
         for (int64_t i = l; i < f->k; i++) {
             total[r] += widened(f->x[i]) * widened(w[r][i]);
         }
-        f->y[row + r * apart] = total[r];
+        y[r * apart] = total[r];
     }
 }
 
@@ -271,10 +280,11 @@ static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tok
    need not find its way again at every row (20 GB/s with four neighbours). */
 static void few(const carry_bf16_few *f) {
     const int64_t apart = (f->rows + FEW_ROWS - 1) / FEW_ROWS;
-    for (int64_t row = 0; row < apart; row++) {
-        if (f->tokens == 1) {
-            one_token(f, row, apart);
-        } else if (f->tokens <= 2) {
+    for (int64_t row = 0; row < apart && f->tokens == 1; row++) {
+        one_token(f, row, apart);
+    }
+    for (int64_t row = 0; row < apart && f->tokens > 1; row++) {
+        if (f->tokens <= 2) {
             few_rows(1, 4, f, row, apart);
         } else if (f->tokens <= 4) {
             few_rows(2, 4, f, row, apart);
