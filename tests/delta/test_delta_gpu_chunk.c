@@ -69,8 +69,8 @@ static carry_tensor shape_of(const problem *d, int which) {
     case DDT_BIAS:
         return carry_view_1d(NULL, CARRY_F32, p->value_heads);
     default:
-        return carry_view_4d(NULL, CARRY_F32, p->sequences > 0 ? p->sequences : p->batch, p->value_heads, p->key,
-                             p->value);
+        return carry_view_4d(NULL, CARRY_F32, p->sequences > 0 ? p->sequences : p->batch, p->value_heads,
+                             p->state_transposed ? p->value : p->key, p->state_transposed ? p->key : p->value);
     }
 }
 

@@ -1,5 +1,5 @@
-/* What the kernels of single tokens share (step.cu, ring.cu): a thread has four columns, 16 bytes, of eight rows of a state;
-   FOURS threads beside each other have a row's. */
+/* What the kernels of single tokens share (step.cu, ring.cu): a thread has four columns, 16 bytes, of eight rows of a
+   state; FOURS threads beside each other have a row's. */
 #ifndef CARRY_DELTA_STEP_FOURS_CUH
 #define CARRY_DELTA_STEP_FOURS_CUH
 

@@ -1,11 +1,15 @@
 /* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
 
-   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T as 64 x 64 bf16 in the copy
-   engine's 128-byte swizzle, so that one plain copy brings them ready for products, then 64 numbers each of
+   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
+   numbers each of
 
        fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
 
    beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm).
+
+   Both are zero above the diagonal: of the 64 x 64 the 32 columns on the left are kept, then those on the right of the
+   lower rows, as rows of 64 bytes in a swizzle that products understand. In shared memory the place between them has
+   zeros from the start.
 
    The scores P are kept times T, since P V' = W (beta (V - fade X)) cancels where keys are alike: with P and V' rounded
    to bf16 outputs are off by 6.5e-3 there, with W and what it multiplies by 2.5e-3. */
@@ -31,7 +35,8 @@ namespace DELTA_CHUNK {
 constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;      /* bytes of 64 columns */
 constexpr int TILE = 2 * BAND;     /* of q or k */
-constexpr int NUMBERS_AT = 2 * BAND; /* T, W, then numbers */
+constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER; /* of T or W: 32 columns, 32 rows of them */
+constexpr int NUMBERS_AT = 2 * KEPT;
 constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
 constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
@@ -132,6 +137,17 @@ static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot)
 
 static inline int64_t slots_of(const carry_delta_chunk_job *job) {
     return job->cu_seqlens == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
+}
+
+/* 16 bytes `part` of a row of T or W as they are kept; there are none of parts from 4 in rows above 32. */
+static __device__ __forceinline__ uint32_t kept_part(uint32_t tile, int row, int part) {
+    return tile + (uint32_t)((part < 4 ? row * 64 : HALF - QUARTER + row * 64) + ((part % 4 ^ (row >> 1 & 3)) << 4));
+}
+
+/* What a product is told of an operand in bands of 32 columns, rows of 64 bytes with the swizzle that goes with them. */
+static __device__ __forceinline__ uint64_t describe_half(uint32_t address, int band) {
+    return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(512 >> 4) << 32 |
+           (uint64_t)2 << 62;
 }
 
 /* 16 bytes `part` of a row of 128 in a swizzled tile. */

@@ -28,17 +28,21 @@ static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare
     float *triangles = (float *)(data + 2 * CHUNK_BYTES);
     int warp = thread / 32, lane = thread % 32;
     for (int e = 0; e < heads; e++) {
-        weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, (float4 *)(data + e * CHUNK_BYTES) + thread, warp, lane);
+        weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, scores_of(data + e * CHUNK_BYTES, warp, lane), warp, lane);
     }
     __syncthreads();
     invert(triangles, warp, lane);
     __syncthreads();
     for (int e = 0; e < heads; e++) {
-        float W[8][4] = {};
-        apply_inverse(W, (const float4 *)(data + e * CHUNK_BYTES) + thread, triangles + e * TRIANGLE, warp, lane);
-        __syncthreads(); /* everyone has read the scores */
-        store_weights(start + e * CHUNK_BYTES + BAND, W, warp, lane);
-        finish(a, n, e, triangles + e * TRIANGLE, start + e * CHUNK_BYTES, data + e * CHUNK_BYTES, thread);
+        uint32_t T = start + e * CHUNK_BYTES, P[32];
+        float W[32];
+        load_scores(P, scores_of(data + e * CHUNK_BYTES, warp, lane), warp);
+        __syncthreads(); /* everyone has read them */
+        finish(a, n, e, triangles + e * TRIANGLE, T, data + e * CHUNK_BYTES, thread);
+        hopper::fence_async();
+        __syncthreads();
+        apply_inverse(W, P, T);
+        store_weights(T + KEPT, W, warp, lane);
     }
     hopper::fence_async();
     __syncthreads();

@@ -107,7 +107,8 @@ template <typename Shape> struct scan_output {
             products_begin();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                product_across(O, describe(k + Shape::W + i * 32, 0), describe(v + i * 2048, BAND), 1);
+                product_across(O, describe_half(k + Shape::W + i / 2 * HALF + i % 2 * 32, 0),
+                               describe(v + i * 2048, BAND), 1);
             }
             products_commit();
             int first = first_bad(n);

@@ -150,10 +150,16 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float
     }
 }
 
-/* A (below the diagonal, else 0) into the triangle, of one value head, and P into `scores`, this thread's. */
+/* Where a warp's 16 rows of P are in shared memory until the inverse is there: of every 16 columns up to the diagonal a
+   left operand, and one of what rounding left of it. */
+static __device__ __forceinline__ uint4 *scores_of(char *place, int warp, int lane) {
+    return (uint4 *)place + warp * (warp + 1) * 32 + lane;
+}
+
+/* A (below the diagonal, else 0) into the triangle, of one value head, and P into `scores`. */
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e,
                                              const float (&kk)[32], const float (&qk)[32], float *triangle,
-                                             float4 *scores, int warp, int lane) {
+                                             uint4 *scores, int warp, int lane) {
     int row = 16 * warp + lane / 4;
     float high[2], low[2], by_k[2], by_q[2];
 #pragma unroll
@@ -164,30 +170,36 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         by_k[r] = n.beta[e][i] * n.inverse_norm[0][i];
         by_q[r] = a.scale * n.inverse_norm[1][i];
     }
+    uint32_t P[4], rest[4];
     float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
 #pragma unroll
     for (int block = 0; block < 8; block++) {
         int column = 8 * block + lane % 4 * 2;
-        float P[4];
         float2 h = *(const float2 *)&n.high[e][column], l = *(const float2 *)&n.low[e][column];
         float2 w = *(const float2 *)&n.inverse_norm[0][column];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int i = row + 8 * r;
             float2 A = {0.0f, 0.0f};
-            P[2 * r] = P[2 * r + 1] = 0.0f;
+            float p0 = 0.0f, p1 = 0.0f;
             if (8 * block <= 16 * warp + 15) {
                 float d0 = w.x * power_of_two((high[r] - h.x) + (low[r] - l.x));
                 float d1 = w.y * power_of_two((high[r] - h.y) + (low[r] - l.y));
                 A.x = column < i ? by_k[r] * d0 * kk[4 * block + 2 * r] : 0.0f;
                 A.y = column + 1 < i ? by_k[r] * d1 * kk[4 * block + 2 * r + 1] : 0.0f;
-                P[2 * r] = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
-                P[2 * r + 1] = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
+                p0 = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
+                p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
             }
             *(float2 *)(triangle + i * ROW + column) = A;
             sum += A.x + A.y;
+            uint32_t rounded = pack(p0, p1);
+            P[block % 2 * 2 + r] = rounded;
+            rest[block % 2 * 2 + r] = pack(p0 - low_half(rounded), p1 - high_half(rounded));
         }
-        scores[block * 128] = {P[0], P[1], P[2], P[3]};
+        if (block % 2 == 1 && block / 2 <= warp) {
+            scores[(block - 1) * 32] = {P[0], P[1], P[2], P[3]};
+            scores[block * 32] = {rest[0], rest[1], rest[2], rest[3]};
+        }
     }
     if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
         mark_bad(n, e, triangle, row, lane);
@@ -294,39 +306,61 @@ static __device__ __forceinline__ void invert(float *triangles, int warp, int la
     store_negative<4>(strip, z, lane);
 }
 
-/* W = P (I + A)^-1 of a warp's 16 rows, in f32 by tf32: scores as weigh left them, which are a left operand as the sums
-   in triple are. */
-static __device__ __forceinline__ void apply_inverse(float (&W)[8][4], const float4 *scores, const float *triangle,
-                                                     int warp, int lane) {
-    int g = lane / 4, t = lane % 4;
+static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint4 *scores, int warp) {
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
-        if (k < 2 * warp + 2) { /* P is zero behind */
-            float4 P = scores[k * 128];
-            uint32_t a[4] = {tf32(P.x), tf32(P.z), tf32(P.y), tf32(P.w)};
-            const float *row = triangle + (8 * k + 2 * t) * ROW + g;
-#pragma unroll
-            for (int n = 0; n <= k; n++) {
-                product_tf32(W[n], a, tf32(row[8 * n]), tf32(row[8 * n + ROW]));
-            }
-        }
+    for (int i = 0; i < 8; i++) {
+        uint4 x = i / 2 <= warp ? scores[i * 32] : make_uint4(0, 0, 0, 0);
+        P[4 * i] = x.x;
+        P[4 * i + 1] = x.y;
+        P[4 * i + 2] = x.z;
+        P[4 * i + 3] = x.w;
     }
 }
 
+/* Columns up to 32 of d += a b. */
+static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint32_t *a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32" HOPPER_K16
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, "
+                 "1, 1, 1, 1;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]),
+                   "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* W = P T, P as load_scores has it, T as it is kept: the first 32 rows have 32 columns. */
+static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T) {
+    hopper::products_begin();
+#pragma unroll
+    for (int i = 7; i >= 0; i--) {
+        uint64_t rows = describe_half(T + i / 2 * 1024, QUARTER);
+        if (i < 4) {
+            add_left_half(W, P + 4 * i, rows);
+        } else {
+            hopper::product_right(W, P + 4 * i, rows, i < 7);
+        }
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::keep_below(W);
+}
+
 /* Into its tile, zeros above the diagonal. */
-static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[8][4], int warp, int lane) {
+static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[32], int warp, int lane) {
     int row = 16 * warp + lane / 4;
     uint32_t packed[16];
 #pragma unroll
     for (int i = 0; i < 16; i++) {
         int column = i / 2 * 8 + lane % 4 * 2, at = row + i % 2 * 8;
-        packed[i] = pack(column <= at ? W[i / 2][i % 2 * 2] : 0.0f, column < at ? W[i / 2][i % 2 * 2 + 1] : 0.0f);
+        packed[i] = pack(column <= at ? W[2 * i] : 0.0f, column < at ? W[2 * i + 1] : 0.0f);
     }
 #pragma unroll
     for (int block = 0; block < 8; block += 2) {
         int to = 16 * warp + (lane & 8) + lane % 8;
-        store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
-                       packed[2 * block + 2], packed[2 * block + 3]);
+        if (block < 4 || warp > 1) {
+            store_matrices(kept_part(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
+                           packed[2 * block + 2], packed[2 * block + 3]);
+        }
     }
 }
 
@@ -344,9 +378,11 @@ static __device__ __forceinline__ void finish(const prepare_args &a, const prepa
         for (int c = 0; c < 4; c++) {
             w[c] = pack(j + 2 * c <= i ? x[2 * c] : 0.0f, j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f);
         }
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(swizzled(tile, i, thread % 8)), "r"(w[0]),
-                     "r"(w[1]), "r"(w[2]), "r"(w[3])
-                     : "memory");
+        if (thread % 8 < 4 || i >= 32) {
+            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(kept_part(tile, i, thread % 8)), "r"(w[0]),
+                         "r"(w[1]), "r"(w[2]), "r"(w[3])
+                         : "memory");
+        }
     }
     if (thread < C) {
         float *numbers = (float *)(tile_data + NUMBERS_AT);

@@ -104,6 +104,11 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
     if (second ? idle<Second>(l.second, item) : idle<First>(l.first, item)) {
         return;
     }
+    if (second) {
+        clear_triangles(p2, (int)threadIdx.x);
+    } else {
+        clear_triangles(p, (int)threadIdx.x);
+    }
     if (threadIdx.x == 0) {
         if (second) {
             init_barriers(p2);

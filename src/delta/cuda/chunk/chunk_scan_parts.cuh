@@ -39,6 +39,7 @@ template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape
     static constexpr int THREADS = 128 * (GROUPS + 2);
     static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
+    static constexpr int COPIED = STAGE - (OUTPUTS ? 2 : 1) * QUARTER; /* but the zeros of T and W */
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * STATE_BAND;
     static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
@@ -119,6 +120,17 @@ template <typename Shape> struct scan_places {
     }
 };
 
+/* The zeros of T and W, which nobody writes to afterwards; all threads. */
+template <typename Shape>
+static __device__ __forceinline__ void clear_triangles(const scan_places<Shape> &p, int thread) {
+    constexpr int PARTS = QUARTER / 16, TILES = Shape::OUTPUTS ? 2 : 1;
+    for (int i = thread; i < Shape::STAGES * TILES * PARTS; i += Shape::THREADS) {
+        uint32_t to = p.stage(i / (TILES * PARTS)) + Shape::T + i / PARTS % TILES * BAND + HALF + i % PARTS * 16;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+    hopper::fence_async();
+}
+
 template <typename Shape>
 static __device__ __forceinline__ void copy_chunks(const scan_args &a, const scan_item &item,
                                                    const scan_places<Shape> &p) {
@@ -127,7 +139,7 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
         int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
-        barrier_expect(barrier, Shape::STAGE);
+        barrier_expect(barrier, Shape::COPIED);
         copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
@@ -135,11 +147,13 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         }
         int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
         const char *from = a.tiles + tile * CHUNK_BYTES;
+        copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {
-            copy_bytes(to + Shape::T, from, CHUNK_BYTES, barrier);
+            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER + HALF, barrier);
+            copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF, QUARTER + NUMBERS_BYTES, barrier);
             copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
         } else {
-            copy_bytes(to + Shape::T, from, BAND, barrier);
+            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
             copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
         }
     }

@@ -109,7 +109,6 @@ template <typename Shape> struct scan_worker {
         for (int i = 0; i < 4; i++) {
             store_matrices_across(values_at(v, i), r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
         }
-        hopper::fence_async();
     }
     /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of W.
        In the product with T it has made all of a row NaN, which is right for the state. What outputs are made of gets
@@ -155,6 +154,15 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             hopper::product_right(to, left + 4 * i, hopper::describe(tile + i * 2048, band), add || i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* The same with T or W. */
+    __device__ __forceinline__ void times_triangle(float (&to)[32], const uint32_t *left, uint32_t tile, int add) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            hopper::product_right(to, left + 4 * i, describe_half(tile + i * 1024, HALF), add || i > 0);
         }
         hopper::products_commit();
     }
@@ -213,14 +221,14 @@ template <typename Shape> struct scan_worker {
         products_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
+            product_along(X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0), i > 0);
         }
         products_commit();
+        load_eight(fade, numbers + LEFT_K); /* before the stores, which they would wait for */
         if (Shape::KIND == FORWARD) {
             put_rest(v, r);
         }
         fade_state(end);
-        load_eight(fade, numbers + LEFT_K);
         products_wait<0>();
         keep_below(X);
         pack_by(r, X, fade);
@@ -233,6 +241,7 @@ template <typename Shape> struct scan_worker {
             if (lane == 0) {
                 p.first_bad(n)[4 * group + warp] = first;
             }
+            fence_async(); /* not where it is written: the next product would wait for it */
             told_values(n);
         } else if (!Shape::LOCAL) {
             show_values(v, n);
@@ -290,12 +299,12 @@ template <typename Shape> struct scan_worker {
             show_state(n);
         }
         fade_state(fade_of(p.numbers(n), C - 1));
-        times_tokens(X, &w[0][0], t + BAND, 0, 0);
+        times_triangle(X, &w[0][0], t + BAND, 0);
         products_wait<1>();
         keep_below(U);
         load_eight(by, numbers + LEFT_K);
         pack_by(r, U, by);
-        times_tokens(X, r, t, 0, 1);
+        times_triangle(X, r, t, 1);
         uint32_t d[16];
         load_eight(by, numbers + FADE_Q);
 #pragma unroll
