@@ -14,8 +14,9 @@
    type for all; scores and sums are f32. lse [H, T], f32: the logarithm of the sum of exp(score), less the largest bias
    of a run that is seen, so that a bias that all keys have takes no digits from it; backward needs it; absent (data
    NULL) when not wanted. o does not overlap the inputs. D from 1 to 256. On the CPU, or all on one GPU: bf16 with D of
-   64 or 128, HK = H, no causal mask, a scale above 0, and rows and heads a multiple of 8 elements apart, forwards, from
-   16 bytes on, is fast there; the rest goes through plain kernels.
+   64 or 128, or of 256 without runs, a scale above 0, and rows and heads a multiple of 8 elements apart, forwards, from
+   16 bytes on, is fast there, with a causal mask or HK < H where there are no runs; the rest goes through plain
+   kernels.
 
    Nothing is allocated: workspace is carry_attention_workspace(args) bytes, of the same device
    (CARRY_EWORKSPACE, CARRY_EALIGN); fewer queries may need more than many. Results do not depend on the number of

@@ -162,6 +162,20 @@ typedef struct carry_qk_norm_rotary_args {
 } carry_qk_norm_rotary_args;
 CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args);
 
+/* How much each query takes of each of a few keys: attention without its sum over values. With
+       u[t] = q[t] / sqrt(mean square + eps) * w where there is w, else q[t],
+       p[t, h, j] = softmax over j < keys of (u[t, h] . k[j, h] / sqrt(D) + last at j = keys - 1), 0 from keys on.
+   The sums over values and a linear map of them are then one product, of p with the map's image of the values. */
+typedef struct carry_key_weights_args {
+    carry_tensor p; /* [T, heads * S], S at least keys; all of one type */
+    carry_tensor q; /* [T, heads * D] */
+    carry_tensor k; /* [keys or more, heads * D] */
+    carry_tensor w; /* [heads * D], f32, or absent */
+    int64_t heads, keys;
+    float last, eps;
+} carry_key_weights_args;
+CARRY_API carry_status carry_key_weights(carry_ctx *ctx, const carry_key_weights_args *args);
+
 /* Attention whose bias depends on the distance of query and key alone, as T5's does:
        p[h, t, j] = softmax over j < keys of (scores[h, t, j] + bias[h, j - t + T - 1]), and 0 from keys on
    scores [H, T, S], f32; bias [H, T + S - 1], f32; p [H, T, S]. p may be scores where it is f32. */
@@ -268,12 +282,15 @@ CARRY_API carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, car
    carry_clip_factor as a rule; absent, it is 1. Where it is NaN nothing is changed, so that a step whose gradients are
    not finite can be refused when that is known on the host. factors, where present, replace rate, b1, b2, eps, decay,
    factor and step: what carry_adamw_factors wrote, on the device of w, so that a recorded step (carry_graph_begin) may
-   be replayed at another rate. */
+   be replayed at another rate. spared, where present, holds pairs first, end: elements [first, end)
+   do not decay; pairs ascend, and their numbers are multiples of 4 (the last end may be the count). So all parameters
+   of a model that lie side by side take one call, which is one launch on a GPU. */
 typedef struct carry_adamw {
     double rate, b1, b2, eps, decay, factor;
     int64_t step;
     carry_tensor clip;    /* [1], f32, or absent */
     carry_tensor factors; /* [CARRY_ADAMW_FACTORS], f32, or absent */
+    carry_tensor spared;  /* [2 n], i64, on the device of w, or absent */
 } carry_adamw;
 
 #define CARRY_ADAMW_FACTORS 9

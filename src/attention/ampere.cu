@@ -6,6 +6,7 @@
 #include "device/cuda.h"
 
 #include "attention/rows.cuh"
+#include "attention/tensor_cores.cuh"
 
 namespace {
 
@@ -32,26 +33,6 @@ __device__ __forceinline__ void copy_rows(uint32_t to, const attention_rows &fro
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place<D>(to, row, piece)), "l"(source),
                      "r"(bytes));
     }
-}
-
-template <bool TRANSPOSED> __device__ __forceinline__ void load_matrices(uint32_t (&b)[4], uint32_t from) {
-    if (TRANSPOSED) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                     : "r"(from));
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
-                     : "r"(from));
-    }
-}
-
-/* d[16, 8] += a[16, 16] b[16, 8] */
-__device__ __forceinline__ void multiply(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 template <int D>

@@ -1,6 +1,7 @@
 /* Attention on CUDA devices: the entry of the table. In bf16, with D of 64 or 128, a call's arguments become a job
-   (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. What
-   they do not take, and the backward pass, goes through plain.cu. */
+   (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. Causal
+   calls, grouped heads and D of 256 go to grouped.cu. What none of them takes, and the backward pass, goes through
+   plain.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -13,6 +14,7 @@ extern const carry_attention_device carry_attention_cuda;
 }
 
 #include "attention/combine.cuh"
+#include "attention/grouped.cuh"
 #include "attention/plain.cuh"
 
 namespace {
@@ -21,7 +23,13 @@ constexpr float LOG2_E = 1.4426950408889634f;
 
 bool is_typical(const carry_attention_args *args) {
     const int64_t D = args->q.shape[2];
-    return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128);
+    return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256);
+}
+
+/* What a kernel of the video transformer does not do. A causal call of one query without a window masks nothing. */
+bool is_grouped(const carry_attention_args *args) {
+    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
+    return masks || args->k.shape[1] != args->q.shape[1] || args->q.shape[2] == 256;
 }
 
 /* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
@@ -39,9 +47,7 @@ bool is_fast(const carry_attention_args *args) {
     const int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
     const bool is_small = args->q.shape[0] <= INT_MAX / 2 && args->k.shape[0] <= INT_MAX / 2 &&
                           (tiles == 0 || args->q.shape[1] <= INT_MAX / 4 / tiles);
-    /* A causal call of one query without a window masks nothing. */
-    const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
-    return is_typical(args) && !masks && args->k.shape[1] == args->q.shape[1] && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
+    return is_typical(args) && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
            (args->k.shape[0] == 0 || (fits(&args->k) && fits(&args->v)));
 }
 
@@ -96,6 +102,9 @@ size_t workspace(const carry_attention_args *args) {
         return 0;
     }
     int blocks = blocks_of(ordinal);
+    if (is_grouped(args)) {
+        return attention_grouped_workspace(args, blocks);
+    }
     int64_t pieces = query_tiles(args) % blocks * CARRY_ATTENTION_PIECES;
     int64_t most = (int64_t)CARRY_ATTENTION_ROUNDS * blocks;
     return (size_t)(pieces < most ? pieces : most) * CARRY_ATTENTION_ROWS * (size_t)(args->q.shape[2] + 2) *
@@ -126,10 +135,14 @@ carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordin
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     const attention_way *way =
         carry_attention_hopper.works(ordinal) ? &carry_attention_hopper : &carry_attention_ampere;
-    if (!is_fast(args) || !way->works(ordinal)) {
+    const bool grouped = is_grouped(args);
+    if (!is_fast(args) || !(grouped ? attention_grouped_takes(args, ordinal) : way->works(ordinal))) {
         return attention_plain_forward(ctx, args);
     }
     int blocks = blocks_of(ordinal);
+    if (grouped) {
+        return attention_grouped_forward(ctx, args, ordinal, blocks, stream, memory);
+    }
     make_job(&job, args);
     cut->rows = CARRY_ATTENTION_ROWS;
     cut->columns = way->columns(&job, D);
@@ -143,7 +156,23 @@ carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordin
     return cut->rest > 0 ? combine(ctx, &job, D, ordinal, (cudaStream_t)stream) : CARRY_OK;
 }
 
+size_t step_workspace(const carry_attention_step_args *args, int ordinal) {
+    return attention_grouped_step_workspace(args, blocks_of(ordinal));
+}
+
+carry_status step(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, carry_stream *stream,
+                  void *memory) {
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    return attention_grouped_step(ctx, args, ordinal, blocks_of(ordinal), stream, memory);
+}
+
 } // namespace
 
-const carry_attention_device carry_attention_cuda = {"cuda", workspace, forward, attention_plain_backward_workspace,
-                                                     attention_plain_backward};
+const carry_attention_device carry_attention_cuda = {"cuda",
+                                                     workspace,
+                                                     forward,
+                                                     attention_plain_backward_workspace,
+                                                     attention_plain_backward,
+                                                     attention_grouped_steps,
+                                                     step_workspace,
+                                                     step};

@@ -26,6 +26,22 @@ void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *
 int64_t carry_attention_key_head(const carry_attention_args *args, int64_t head);
 float carry_attention_scale(const carry_attention_args *args);
 
+/* One token of each of B sequences on a device, which nothing of the host's state is in, so that it can be recorded: k
+   and v [B, HK, D] are put behind the lengths[b] rows that sequence b has in the caches, and q sees all of those, of
+   the last `window` where that is not 0.
+
+   q, o: [B, H, D]; keys, values: [B, room, HK, D], packed; lengths: [B], i64, on the device, each below room. Scale
+   D^-1/2. */
+typedef struct carry_attention_step_args {
+    carry_tensor o, q, k, v;
+    carry_tensor keys, values, lengths;
+    int64_t window;
+} carry_attention_step_args;
+/* Whether the device has a kernel for it: data need not be there yet. */
+bool carry_attention_steps(const carry_attention_step_args *args);
+size_t carry_attention_step_workspace(const carry_attention_step_args *args); /* whatever the room */
+carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_args *args, void *workspace, size_t bytes);
+
 /* The specification, in float64 and without blocks: o [T, H, D], lse [H, T] (or NULL), packed. */
 carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args);
 /* dq [T, H, D]; dk and dv [S, HK, D]: what backward adds, zero in rows that are not seen. Of args->forward it reads

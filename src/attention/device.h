@@ -6,7 +6,7 @@
 #ifndef CARRY_ATTENTION_DEVICE_H
 #define CARRY_ATTENTION_DEVICE_H
 
-#include "carry/attention.h"
+#include "attention/attention.h"
 #include "carry/device.h"
 
 #ifdef __cplusplus
@@ -20,6 +20,11 @@ typedef struct carry_attention_device {
                             void *workspace, size_t bytes);
     size_t (*backward_workspace)(const carry_attention_backward_args *args);
     carry_status (*backward)(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace);
+    /* A step of generation (attention.h). */
+    bool (*steps)(const carry_attention_step_args *args, int ordinal);
+    size_t (*step_workspace)(const carry_attention_step_args *args, int ordinal);
+    carry_status (*step)(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, carry_stream *stream,
+                         void *workspace);
 } carry_attention_device;
 
 /* NULL when there is no such device or attention has no entry for it. */

@@ -145,9 +145,7 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "backward state");
     for (int64_t i = 0; i < K; i++) {
-        for (int64_t j = 0; j < V; j++) {
-            dS[i * V + j] *= s->heads.end[i];
-        }
+        plan->kernels->rows->scale(dS + i * V, s->heads.end[i], V);
     }
     product(plan, (carry_product){.m = K,
                                   .n = V,

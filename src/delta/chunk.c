@@ -90,13 +90,11 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
     head->after_q = carry_arena_take(arena, BLOCK * keys, sizeof(float));
 }
 
-static void normalise(float *rows, float *norms, int64_t tokens, int64_t size) {
+static void normalise(const carry_delta_plan *plan, float *rows, float *norms, int64_t tokens, int64_t size) {
     for (int64_t i = 0; i < tokens; i++) {
         float sum = NORM_EPSILON + carry_delta_dot(rows + i * size, rows + i * size, size);
         norms[i] = 1.0f / sqrtf(sum);
-        for (int64_t j = 0; j < size; j++) {
-            rows[i * size + j] *= norms[i];
-        }
+        plan->kernels->rows->scale(rows + i * size, norms[i], size);
     }
 }
 
@@ -124,14 +122,14 @@ static void load_rows(const carry_delta_plan *plan, const carry_delta_inputs *in
     rows->tokens = tokens;
     carry_delta_load(plan, rows->k, in->k, batch, first, head, tokens, 0, K);
     if (plan->problem.l2norm) {
-        normalise(rows->k, rows->k_norm, tokens, K);
+        normalise(plan, rows->k, rows->k_norm, tokens, K);
     }
     if (!rows->with_q) {
         return;
     }
     carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
     if (plan->problem.l2norm) {
-        normalise(rows->q, rows->q_norm, tokens, K);
+        normalise(plan, rows->q, rows->q_norm, tokens, K);
     }
 }
 
@@ -320,8 +318,12 @@ void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float
     bool keys = by_key(plan);
     for (int64_t i = 0; i < tokens; i++) {
         float scale = constant * (factor != NULL ? factor[i] : 1.0f) * (keys ? 1.0f : by[i]);
+        if (!keys) {
+            plan->kernels->rows->norm(to + i * K, from + i * K, NULL, NULL, scale, K);
+            continue;
+        }
         for (int64_t j = 0; j < K; j++) {
-            to[i * K + j] = keys ? scale * by[i * K + j] * from[i * K + j] : scale * from[i * K + j];
+            to[i * K + j] = scale * by[i * K + j] * from[i * K + j];
         }
     }
 }

@@ -97,9 +97,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
                          u->values);
     }
     for (int64_t i = 0; i < tokens; i++) {
-        for (int64_t j = 0; j < u->values; j++) {
-            s->X[i * u->columns + j] = s->heads.beta[i] * v[i * u->values + j];
-        }
+        plan->kernels->rows->norm(s->X + i * u->columns, v + i * u->values, NULL, NULL, s->heads.beta[i], u->values);
         memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
     }
     carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
@@ -143,9 +141,7 @@ static void advance(const unit *u, int64_t tokens, float *S) {
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "state");
     for (int64_t i = 0; i < K && plan->problem.gate != CARRY_DELTA_NO_GATE; i++) {
-        for (int64_t j = 0; j < u->columns; j++) {
-            S[i * u->columns + j] *= s->heads.end[i];
-        }
+        plan->kernels->rows->scale(S + i * u->columns, s->heads.end[i], u->columns);
     }
     carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
     plan->kernels->product(&(carry_product){.m = K,

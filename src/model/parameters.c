@@ -181,6 +181,42 @@ carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index
     return view;
 }
 
+static int64_t find_spared(const carry_parameters *own, int64_t first, int64_t count, int64_t *ranges) {
+    int64_t found = 0;
+    for (int64_t i = 0, next; i < own->parameters; i = next) { /* neighbours that decay alike are one range */
+        for (next = i + 1; next < own->parameters && own->parameter[next].decays == own->parameter[i].decays; next++) {
+        }
+        int64_t from = own->parameter[i].offset - first;
+        int64_t end = (next < own->parameters ? own->parameter[next].offset : own->count) - first;
+        from = from > 0 ? from : 0;
+        end = end < count ? end : count;
+        if (!own->parameter[i].decays && end > from) {
+            if (ranges != NULL) {
+                ranges[found] = from;
+                ranges[found + 1] = end;
+            }
+            found += 2;
+        }
+    }
+    return found;
+}
+
+int64_t carry_parameters_spared(const carry_parameters *own, int64_t first, int64_t count) {
+    return find_spared(own, first, count, NULL);
+}
+
+carry_status carry_parameters_put_spared(const carry_parameters *own, carry_tensor to, int64_t first, int64_t count) {
+    const int64_t numbers = find_spared(own, first, count, NULL);
+    int64_t *ranges = calloc((size_t)numbers + 1, sizeof *ranges);
+    if (ranges == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " numbers", numbers);
+    }
+    find_spared(own, first, count, ranges);
+    carry_status status = numbers > 0 ? carry_copy(own->ctx, to, carry_view_1d(ranges, CARRY_I64, numbers)) : CARRY_OK;
+    free(ranges);
+    return status;
+}
+
 const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name) {
     for (int64_t i = 0; i < own->parameters; i++) {
         if (strcmp(own->parameter[i].name, name) == 0) {

@@ -79,6 +79,10 @@ carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, i
 carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, int64_t count);
 /* The weight as products want it: its copy in 16 bits where there are any, else as it is. */
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index);
+/* Where weight decay does not reach in elements [first, first + count), as carry_adamw.spared wants it: how many
+   numbers that are, counted from `first`, and a tensor of as many on the model's device that gets them. */
+int64_t carry_parameters_spared(const carry_parameters *own, int64_t first, int64_t count);
+carry_status carry_parameters_put_spared(const carry_parameters *own, carry_tensor to, int64_t first, int64_t count);
 const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name); /* NULL: none */
 
 /* This rank's part of parameter `index`, from the whole tensor in host memory, packed; the copies in 16 bits wait for

@@ -56,6 +56,7 @@ const carry_operators carry_operators_cpu = {
     .affine = carry_cpu_affine,
     .add_layer_norm = carry_cpu_add_layer_norm,
     .qk_norm_rotary = carry_cpu_qk_norm_rotary,
+    .key_weights = carry_cpu_key_weights,
     .relative_softmax = carry_cpu_relative_softmax,
     .matmul_types = "f32",
 };

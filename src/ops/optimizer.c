@@ -21,7 +21,7 @@ typedef struct job {
     const carry_kernels *kernels;
     carry_tensor w, m, v, low, g;
     carry_adam_factors factors;
-    int64_t first, count; /* elements from the first on */
+    int64_t first, count; /* elements from the first on; of AdamW, those whose factors are the same */
     double *sums;
 } job;
 
@@ -32,7 +32,8 @@ static void adamw_range(void *argument, int64_t begin, int64_t end, int worker) 
     float *m = j->m.data;
     float *v = j->v.data;
     const float *g = j->g.data;
-    for (int64_t at = begin; at < end; at += CARRY_PIECE) {
+    end += j->first;
+    for (int64_t at = j->first + begin; at < end; at += CARRY_PIECE) {
         int64_t count = carry_piece(at, end);
         j->kernels->rows->adamw(w + at, m + at, v + at, g + at, &j->factors, count);
         if (carry_is_here(&j->low) && j->low.dtype == CARRY_F32) {
@@ -144,6 +145,10 @@ carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, ca
         CARRY_TRY(
             carry_expect_f32(ctx, "factors", &options->factors, 1, (const int64_t[]){CARRY_ADAMW_FACTORS}, w.device));
     }
+    if (carry_is_here(&options->spared)) {
+        const int64_t pairs = options->spared.shape[0] / 2;
+        CARRY_TRY(carry_expect_i64(ctx, "spared", &options->spared, 2 * pairs, w.device));
+    }
     if (!has_factors && options->step < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", options->step);
     }
@@ -168,6 +173,15 @@ void carry_adamw_factors(float factors[CARRY_ADAMW_FACTORS], const carry_adamw *
     memcpy(factors, &f, sizeof f);
 }
 
+/* Elements from the first on, up to `end`, which is the first afterwards. */
+static void adamw_until(carry_ctx *ctx, job *j, int64_t end, float decay) {
+    if (end > j->first) {
+        j->factors.decay = decay;
+        carry_parallel(ctx, end - j->first, GRAIN, adamw_range, j);
+        j->first = end;
+    }
+}
+
 carry_status carry_cpu_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                                   carry_tensor g, const carry_adamw *options) {
     const double clip = carry_is_here(&options->clip) ? (double)*(const float *)options->clip.data : 1.0;
@@ -177,8 +191,21 @@ carry_status carry_cpu_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m
         j.factors.factor = (float)((double)j.factors.factor * clip);
     }
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    const int64_t *spared = options->spared.data;
+    const int64_t ends = carry_is_here(&options->spared) ? options->spared.shape[0] : 0;
+    const int64_t count = carry_tensor_count(&w);
+    for (int64_t i = 0; i < ends; i++) {
+        if (spared[i] < (i > 0 ? spared[i - 1] : 0) || spared[i] > count) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "spared[%" PRId64 "] is %" PRId64 ": it ascends from 0 to %" PRId64,
+                              i, spared[i], count);
+        }
+    }
+    const float decay = j.factors.decay;
+    for (int64_t i = 0; i < ends && !isnan(clip); i++) {
+        adamw_until(ctx, &j, spared[i], i % 2 == 0 ? decay : 0.0f);
+    }
     if (!isnan(clip)) {
-        carry_parallel(ctx, carry_tensor_count(&w), GRAIN, adamw_range, &j);
+        adamw_until(ctx, &j, count, decay);
     }
     return CARRY_OK;
 }

@@ -109,6 +109,7 @@ extern "C" {
       (carry_ctx * ctx, carry_tensor h, carry_tensor x, carry_tensor y, carry_tensor g, carry_tensor w,                \
        carry_tensor b, float plus, float eps))                                                                         \
     X(qk_norm_rotary, CARRY_REAL, (carry_ctx * ctx, const carry_qk_norm_rotary_args *args))                            \
+    X(key_weights, CARRY_REAL, (carry_ctx * ctx, const carry_key_weights_args *args))                                  \
     X(relative_softmax, CARRY_REAL,                                                                                    \
       (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))
 

@@ -36,7 +36,11 @@ static void place(carry_optimizer *o, carry_arena *arena) {
     o->clip = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
     o->bad = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
     if (device != 0) {
-        o->factors = carry_arena_tensor(arena, device, CARRY_F32, 2, (const int64_t[]){2, CARRY_ADAMW_FACTORS});
+        o->factors = carry_arena_tensor(arena, device, CARRY_F32, 1, (const int64_t[]){CARRY_ADAMW_FACTORS});
+    }
+    const int64_t numbers = carry_parameters_spared(o->model, o->first, o->count);
+    if (numbers > 0) {
+        o->spared = carry_arena_tensor(arena, device, CARRY_I64, 1, &numbers);
     }
 }
 
@@ -70,10 +74,11 @@ static carry_status make_room(carry_optimizer *o) {
     place(o, &arena);
     if (device != 0) {
         void *pinned;
-        CARRY_TRY(carry_host_alloc(ctx, &pinned, CARRY_OPTIMIZER_AHEAD * 2 * CARRY_ADAMW_FACTORS * sizeof(float)));
+        CARRY_TRY(carry_host_alloc(ctx, &pinned, CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS * sizeof(float)));
         o->uploaded = pinned;
     }
     CARRY_TRY(carry_device_fill(ctx, o->memory, device, 0, bytes, carry_ctx_stream(ctx, device)));
+    CARRY_TRY(carry_parameters_put_spared(o->model, o->spared, o->first, o->count));
     return carry_fill(ctx, o->clip, 1.0);
 }
 
@@ -210,28 +215,17 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
     return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
 }
 
-/* Elements [from, end) of the flat buffers, all of which decay or none. */
-static carry_status update(carry_optimizer *o, int64_t from, int64_t end, const carry_adamw *options) {
-    const carry_parameters *model = o->model;
-    const int64_t n = end - from;
-    if (n <= 0) {
-        return CARRY_OK;
-    }
-    return carry_adamw_step(
-        o->ctx, carry_parameters_flat(model, model->weights, from, n),
-        carry_parameters_flat(model, o->m, from - o->first, n), carry_parameters_flat(model, o->v, from - o->first, n),
-        carry_parameters_low(model, from, n), carry_parameters_flat(model, model->gradients, from, n), options);
-}
-
-static carry_adamw adamw_of(const carry_optimizer *o, bool decays) {
+static carry_adamw adamw_of(const carry_optimizer *o) {
     return (carry_adamw){.rate = o->rate,
                          .b1 = o->options.b1,
                          .b2 = o->options.b2,
                          .eps = o->options.eps,
-                         .decay = decays ? o->options.decay : 0.0,
+                         .decay = o->options.decay,
                          .factor = 1.0,
                          .step = o->step,
-                         .clip = o->clip};
+                         .clip = o->clip,
+                         .factors = o->factors,
+                         .spared = o->spared};
 }
 
 carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) {
@@ -240,12 +234,10 @@ carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) 
     if (o->uploaded == NULL) {
         return CARRY_OK;
     }
-    float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * 2 * CARRY_ADAMW_FACTORS;
-    for (int i = 0; i < 2; i++) {
-        const carry_adamw options = adamw_of(o, i == 0);
-        carry_adamw_factors(row + (ptrdiff_t)i * CARRY_ADAMW_FACTORS, &options);
-    }
-    return carry_copy(o->ctx, o->factors, carry_view_2d(row, CARRY_F32, 2, CARRY_ADAMW_FACTORS));
+    float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS;
+    const carry_adamw options = adamw_of(o);
+    carry_adamw_factors(row, &options);
+    return carry_copy(o->ctx, o->factors, carry_view_1d(row, CARRY_F32, CARRY_ADAMW_FACTORS));
 }
 
 static carry_status gather_weights(carry_optimizer *o) {
@@ -272,21 +264,14 @@ carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
     CARRY_SPAN(o->ctx, "train", "optimizer");
     CARRY_TRY(carry_clip_factor(o->ctx, o->clip, squares, o->options.clip));
     CARRY_TRY(carry_skip_guard(o->ctx, o->clip, o->bad, o->options.skips));
-    const int64_t end = o->first + o->count;
-    int64_t from = o->first;
-    for (int64_t i = 0; i < o->model->parameters && from < end; i++) { /* neighbours that decay alike are one run */
-        const carry_parameter *p = &o->model->parameter[i];
-        const bool goes_on = i + 1 < o->model->parameters && o->model->parameter[i + 1].decays == p->decays;
-        int64_t until = i + 1 < o->model->parameters ? o->model->parameter[i + 1].offset : o->model->count;
-        until = until < end ? until : end;
-        if ((!goes_on || until == end) && until > from) {
-            carry_adamw options = adamw_of(o, p->decays);
-            if (o->uploaded != NULL) {
-                options.factors = carry_reshape_1d(carry_slice(o->factors, p->decays ? 0 : 1, 1), CARRY_ADAMW_FACTORS);
-            }
-            CARRY_TRY(update(o, from, until, &options));
-            from = until;
-        }
+    const carry_parameters *model = o->model;
+    const carry_adamw options = adamw_of(o);
+    if (o->count > 0) {
+        CARRY_TRY(carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, o->first, o->count),
+                                   carry_parameters_flat(model, o->m, 0, o->count),
+                                   carry_parameters_flat(model, o->v, 0, o->count),
+                                   carry_parameters_low(model, o->first, o->count),
+                                   carry_parameters_flat(model, model->gradients, o->first, o->count), &options));
     }
     return o->ranks > 1 ? gather_weights(o) : CARRY_OK;
 }

@@ -34,8 +34,9 @@ typedef struct carry_optimizer {
     float *m, *v;             /* [count], on the model's device */
     float *received;          /* [ranks - 1][count]: the slice's gradients of the other ranks */
     carry_tensor clip, bad;   /* [1], f32: the factor of gradients; steps in a row that were not finite */
-    carry_tensor factors;     /* [2, CARRY_ADAMW_FACTORS]: of what decays and what does not, on a GPU; else absent */
-    float *uploaded;          /* the same in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
+    carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
+    carry_tensor spared;      /* elements of the slice that do not decay (carry_adamw); absent where all do */
+    float *uploaded;          /* factors in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
     void *memory, *workspace; /* of all that is on the device; of sums */
     size_t workspace_bytes;
     carry_request *request;

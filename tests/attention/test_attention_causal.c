@@ -2,6 +2,7 @@
    queries of a longer row see what they saw in it. On a GPU, where there is one, the same. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "support.h"
 
@@ -89,7 +90,7 @@ static void run(carry_ctx *ctx, const problem *p) {
 
 /* The tensor's memory on a device, filled; back: what the device has, into p, and freed. */
 static void send(carry_ctx *ctx, carry_tensor *t, int device) {
-    const size_t bytes = (size_t)carry_tensor_count(t) * sizeof(float);
+    const size_t bytes = (size_t)carry_tensor_count(t) * carry_dtype_size(t->dtype);
     void *there;
     assert_ok(ctx, carry_device_alloc(ctx, &there, device, bytes));
     assert_ok(ctx, carry_device_copy(ctx, there, device, t->data, 0, bytes, NULL));
@@ -98,7 +99,7 @@ static void send(carry_ctx *ctx, carry_tensor *t, int device) {
 }
 
 static void take_back(carry_ctx *ctx, float *to, const carry_tensor *t) {
-    const size_t bytes = (size_t)carry_tensor_count(t) * sizeof(float);
+    const size_t bytes = (size_t)carry_tensor_count(t) * carry_dtype_size(t->dtype);
     assert_ok(ctx, carry_device_copy(ctx, to, 0, t->data, t->device, bytes, NULL));
     assert_ok(ctx, carry_stream_wait(ctx, t->device, NULL));
     carry_device_free(ctx, t->device, t->data);
@@ -175,6 +176,84 @@ static void causal_attention_on_a_gpu_equals_the_reference(void **unused) {
     check_all(1);
 }
 
+/* Numbers as bf16 has them, into their first half. */
+static void round_bf16(float *numbers_in, int64_t count) {
+    uint16_t *to = (uint16_t *)(void *)numbers_in;
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, numbers_in + i, sizeof bits);
+        to[i] = (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
+    }
+}
+
+static float from_bf16(uint16_t bits) {
+    const uint32_t wide = (uint32_t)bits << 16;
+    float number;
+    memcpy(&number, &wide, sizeof number);
+    return number;
+}
+
+/* Forward in bf16 on a GPU against the float64 reference of the same numbers on the host. Probabilities are rounded to
+   bf16 (2^-9 of each, values below 1), and so is the result. */
+static void check_bf16(carry_ctx *ctx, const int64_t size[6], int device) {
+    problem p = make(size[0], size[1], size[2], size[3], size[4], size[5]);
+    const int64_t queries = p.T * p.H * p.D;
+    const int64_t counts[] = {queries, p.S * p.HK * p.D, p.S * p.HK * p.D, queries};
+    float *const data[] = {p.q, p.k, p.v, p.o};
+    carry_attention_args args = args_of(&p).forward;
+    carry_tensor *const tensor[] = {&args.q, &args.k, &args.v, &args.o};
+    double *wanted = calloc((size_t)(queries + p.T * p.H), sizeof *wanted);
+    void *workspace;
+    assert_non_null(wanted);
+    for (int i = 0; i < 4; i++) {
+        round_bf16(data[i], counts[i]);
+        tensor[i]->dtype = CARRY_BF16;
+    }
+    assert_ok(ctx, carry_attention_reference(ctx, wanted, wanted + queries, &args));
+    for (int i = 0; i < 4; i++) {
+        send(ctx, tensor[i], device);
+    }
+    send(ctx, &args.lse, device);
+    const size_t bytes = carry_attention_workspace(&args);
+    assert_ok(ctx, carry_device_alloc(ctx, &workspace, device, bytes + 64));
+    assert_ok(ctx, carry_attention(ctx, &args, workspace, bytes));
+    take_back(ctx, p.o, &args.o);
+    take_back(ctx, p.lse, &args.lse);
+    for (int i = 0; i < 3; i++) {
+        carry_device_free(ctx, device, tensor[i]->data);
+    }
+    carry_device_free(ctx, device, workspace);
+    compare("lse", p.lse, wanted + queries, p.T * p.H);
+    for (int64_t i = 0; i < queries; i++) {
+        const double got = (double)from_bf16(((const uint16_t *)(const void *)p.o)[i]);
+        if (!(fabs(got - wanted[i]) <= 0.004 + 0.008 * fabs(wanted[i]))) {
+            fail_msg("T %lld, S %lld, D %lld: o[%lld] is %g and should be %g", (long long)p.T, (long long)p.S,
+                     (long long)p.D, (long long)i, got, wanted[i]);
+        }
+    }
+    free(wanted);
+    drop(&p);
+}
+
+static void bf16_on_a_gpu_equals_the_reference(void **unused) {
+    (void)unused;
+    static const int64_t sizes[][6] = {/* T, S, H, HK, D, window */
+                                       {1, 1, 8, 2, 256, 0},      {1, 65, 8, 2, 256, 0},    {1, 700, 4, 1, 256, 0},
+                                       {33, 33, 4, 1, 256, 0},    {70, 129, 8, 2, 256, 0},  {64, 64, 2, 2, 128, 0},
+                                       {130, 131, 6, 2, 128, 64}, {200, 520, 3, 1, 64, 70}, {129, 129, 4, 4, 64, 0},
+                                       {17, 300, 12, 4, 128, 1}};
+    int ordinal;
+    if (carry_device_count() < 2 || carry_attention_device_of(1, &ordinal) == NULL) {
+        (void)printf("skipped: there is no GPU here, or this build has no attention for it\n");
+        return;
+    }
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_bf16(ctx, sizes[i], 1);
+    }
+    carry_ctx_free(ctx);
+}
+
 static void the_last_queries_of_a_row_see_the_same(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -220,6 +299,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(causal_attention_equals_the_reference),
         cmocka_unit_test(causal_attention_on_a_gpu_equals_the_reference),
+        cmocka_unit_test(bf16_on_a_gpu_equals_the_reference),
         cmocka_unit_test(the_last_queries_of_a_row_see_the_same),
         cmocka_unit_test(calls_that_do_not_fit_are_refused),
     };

@@ -1,6 +1,6 @@
 /* The chunk kernels of Hopper GPUs against the token-by-token ones of the same GPU, at sizes where their launches
-   differ: segments, rings of chunks, rounds of heads, parts prepared ahead, packed sequences; betas of zero, deep
-   gates. The same bits in every run. Without such a GPU all of it is skipped. */
+   differ: segments, rings of chunks, rounds of heads, packed sequences; other sizes of heads; betas of zero, deep
+   gates, keys that are alike. The same bits in every run. Without such a GPU all of it is skipped. */
 #include <math.h>
 
 #include "core/tensor.h"
@@ -19,7 +19,7 @@ typedef struct problem {
     carry_ctx *ctx;
     carry_delta_problem p;
     carry_tensor t[ALL], cu_seqlens;
-    bool small_betas, deep_gates;
+    bool small_betas, deep_gates, alike; /* alike: keys that lie close together, and no gates */
 } problem;
 
 static bool no_chunks(void) {
@@ -82,7 +82,7 @@ static void set_numbers(const problem *d, int which, float *x, int64_t count) {
             x[i] = 1.0f / (1.0f + expf(-x[i]));
             x[i] *= !d->small_betas || token % 3 == 0 ? 1.0f : token % 3 == 1 ? 0.0f : 1e-4f;
         } else if (which == G && !d->p.gate_inside) {
-            x[i] = d->deep_gates && token % 7 == 3 ? deep[token % 3] : -0.1f * fabsf(x[i]);
+            x[i] = d->alike ? 0.0f : d->deep_gates && token % 7 == 3 ? deep[token % 3] : -0.1f * fabsf(x[i]);
         }
     }
 }
@@ -98,6 +98,9 @@ static void make(problem *d) {
         float spread = i == INITIAL || i == DFINAL ? 0.3f : i == A_LOG || i == DT_BIAS ? 0.5f : 1.0f;
         spread = (i == Q || i == KEY) && !d->p.l2norm ? 1.0f / sqrtf((float)d->p.key) : spread;
         assert_ok(d->ctx, carry_random_normal(d->ctx, here, 11, (uint64_t)i, 0.0f, spread));
+        if (d->alike && (i == Q || i == KEY || i == V)) {
+            assert_ok(d->ctx, carry_random_uniform(d->ctx, here, 11, (uint64_t)i, 0.0f, 1.0f));
+        }
         if (i == BETA || i == G) {
             set_numbers(d, i, here.data, carry_tensor_count(&here));
         }
@@ -172,10 +175,12 @@ static void compare(const problem *d, int which, void *got, void *wanted) {
         error += (x - y) * (x - y);
         size += y * y;
     }
-    if (!(sqrt(error) <= 0x1p-6 * sqrt(size))) {
-        fail_msg("%s differs by %g of its size (%lld x %lld tokens, heads %lld/%lld, packed %lld)", names[which],
-                 sqrt(error / size), (long long)d->p.batch, (long long)d->p.tokens, (long long)d->p.heads,
-                 (long long)d->p.value_heads, (long long)d->p.sequences);
+    double most = which == DBETA || which == DG ? 2e-2 : which <= FINAL ? 5e-3 : 8e-3; /* that library's */
+    most = d->alike ? most : 0x1p-6;
+    if (!(sqrt(error) <= most * sqrt(size))) {
+        fail_msg("%s differs by %g of its size (%lld x %lld tokens, heads %lld/%lld, K %lld, V %lld, packed %lld)",
+                 names[which], sqrt(error / size), (long long)d->p.batch, (long long)d->p.tokens, (long long)d->p.heads,
+                 (long long)d->p.value_heads, (long long)d->p.key, (long long)d->p.value, (long long)d->p.sequences);
     }
 }
 
@@ -184,7 +189,8 @@ static void check(problem d) {
     void *first[ALL];
     void *again[ALL];
     d.ctx = support_ctx(2, NULL, NULL);
-    d.p.key = d.p.value = 128;
+    d.p.key = d.p.key > 0 ? d.p.key : 128;
+    d.p.value = d.p.value > 0 ? d.p.value : 128;
     d.p.dtype = CARRY_BF16;
     d.p.gate = CARRY_DELTA_HEAD_GATE;
     make(&d);
@@ -248,11 +254,73 @@ static void betas_of_zero_and_deep_gates(void **unused) {
         (problem){.p = {.batch = 1, .tokens = 500, .heads = 2, .value_heads = 4, .l2norm = true}, .deep_gates = true});
 }
 
+/* flash-linear-attention's own tolerances, on what it draws for its tests of chunk_delta_rule. */
+static void keys_that_are_alike(void **unused) {
+    (void)unused;
+    check((problem){.p = {.batch = 2, .tokens = 1024, .heads = 4, .value_heads = 4, .l2norm = true, .scale = 1.0f},
+                    .alike = true});
+    check((problem){.p = {.batch = 2, .tokens = 700, .heads = 2, .value_heads = 4, .l2norm = true}, .alike = true});
+}
+
+static void other_sizes(void **unused) {
+    (void)unused;
+    static int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 430, 1000};
+    static const int64_t sizes[][2] = {{64, 64}, {64, 128}, {64, 256}, {128, 64}, {128, 256}};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 2, .key = sizes[i][0], .value = sizes[i][1]};
+        p.l2norm = true;
+        p.tokens = 4000; /* in segments */
+        check((problem){.p = p});
+        p.tokens = 1000;
+        p.sequences = 8;
+        check((problem){.p = p, .cu_seqlens = carry_view_1d(borders, CARRY_I64, 9), .deep_gates = true});
+        p.sequences = 0;
+        p.heads = p.value_heads = 6;
+        p.batch = 20;
+        p.tokens = 300;
+        p.state_transposed = true;
+        p.gate_inside = p.beta_sigmoid = i % 2 == 0;
+        check((problem){.p = p, .small_betas = true});
+    }
+}
+
+/* At most one and a half times q, k, v and do, where it is more than 32 MB: of four heads and more, in sequences of 64
+   tokens and more. */
+static void workspace_is_bounded(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (int i = 0; i < 1000; i++) {
+        carry_delta_problem p = {.batch = 1 + i % 3 * 4, .tokens = 64 << i % 10, .heads = 4 << i % 3, .device = GPU};
+        p.value_heads = p.heads << i % 4;
+        p.key = i % 7 == 0 ? 64 : 128;
+        p.value = i % 11 == 0 ? 64 : i % 11 == 1 ? 256 : 128;
+        p.sequences = i % 13 == 0 && p.tokens >= 512 ? 7 : 0;
+        p.batch = p.sequences > 0 ? 1 : p.batch;
+        p.dtype = CARRY_BF16;
+        carry_delta_plan *plan;
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}));
+        double bytes = (double)carry_delta_backward_workspace(plan);
+        double inputs = (double)(p.batch * p.tokens * 4 * (p.heads * p.key + p.value_heads * p.value));
+        if (bytes > 1.5 * inputs && bytes > 32e6 + 4096.0) {
+            fail_msg("%g of %g bytes of inputs (%lld x %lld tokens, heads %lld/%lld, K %lld, V %lld, packed %lld)",
+                     bytes, inputs, (long long)p.batch, (long long)p.tokens, (long long)p.heads,
+                     (long long)p.value_heads, (long long)p.key, (long long)p.value, (long long)p.sequences);
+        }
+        carry_delta_plan_free(plan);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(few_heads_in_segments),        cmocka_unit_test(long_walks_in_rings),
-        cmocka_unit_test(many_heads_in_rounds),         cmocka_unit_test(packed_sequences),
+        cmocka_unit_test(few_heads_in_segments),
+        cmocka_unit_test(long_walks_in_rings),
+        cmocka_unit_test(many_heads_in_rounds),
+        cmocka_unit_test(packed_sequences),
         cmocka_unit_test(betas_of_zero_and_deep_gates),
+        cmocka_unit_test(keys_that_are_alike),
+        cmocka_unit_test(other_sizes),
+        cmocka_unit_test(workspace_is_bounded),
     };
     if (no_chunks()) {
         return 77;

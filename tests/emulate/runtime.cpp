@@ -173,6 +173,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMultiProcessorCount:
         *value = UNITS;
         break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin:
+        *value = 227 << 10;
+        break;
     case cudaDevAttrMemoryPoolsSupported:
         *value = 1;
         break;

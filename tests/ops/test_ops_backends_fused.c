@@ -101,6 +101,30 @@ static void case_squared_error(carry_dtype type) {
     compare("total", &total, 0x1p-38);
 }
 
+/* Heads of 128 and strides of whole eights go through the fast kernel: as many warps as heads, more and fewer. */
+static void case_key_weights(carry_dtype type) {
+    static const int64_t sizes[][5] = {{1, 1, 128, 1, 8},     {17, 3, 128, 6, 8},    {33, 40, 128, 21, 24},
+                                       {16, 48, 128, 48, 48}, {5, 2, 128, 9, 12},    {7, 3, 10, 4, 5},
+                                       {40, 12, 128, 31, 40}, {19, 49, 128, 13, 16}, {18, 17, 128, 32, 32}};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        for (int normed = 0; normed < 2; normed++, free_operands()) {
+            const int64_t T = sizes[s][0], heads = sizes[s][1], n = heads * sizes[s][2], keys = sizes[s][3];
+            operand q = given(type, 2, SHAPE(T, n), -1, 1), k = given(type, 2, SHAPE(keys, n), -1, 1);
+            operand w = given(CARRY_F32, 1, &n, 0.5f, 1.5f), p = wanted(type, 2, SHAPE(T, heads * sizes[s][4]));
+            EACH_SIDE CALL(carry_key_weights(ctx, &(carry_key_weights_args){.p = p.t[side],
+                                                                            .q = q.t[side],
+                                                                            .k = k.t[side],
+                                                                            .w = normed ? w.t[side] : missing().t[side],
+                                                                            .heads = heads,
+                                                                            .keys = keys,
+                                                                            .last = 1.5f,
+                                                                            .eps = 0.01f}));
+            /* Keys times weights are rounded once more on the GPU: scores of up to 4 move by as many units. */
+            compare("p", &p, steps(type, 8.0, 1.0));
+        }
+    }
+}
+
 static void case_relative_softmax(carry_dtype type) {
     const int64_t shape[][4] = {{1, 1, 1, 1}, {3, 5, 7, 6}, {2, 33, 70, 70}};
     for (size_t s = 0; s < sizeof shape / sizeof *shape; s++, free_operands()) {
@@ -176,6 +200,7 @@ static void test_fused_operators_equal_the_cpu(void **state) {
         run_case("add_layer_norm", case_add_layer_norm, 3);
         run_case("qk_norm_rotary", case_qk_norm_rotary, 3);
         run_case("squared_error", case_squared_error, 3);
+        run_case("key_weights", case_key_weights, 3);
         run_case("relative_softmax", case_relative_softmax, 3);
         run_case("patchify", case_patchify, 1);
         run_case("flow_step", case_flow_step, 1);

@@ -193,6 +193,59 @@ static void test_rotary_matches_float64_and_turns_back(void **state) {
     }
 }
 
+/* Weights of the keys of one query and head, in float64. */
+static void weigh(double *p, const array *q, const array *k, const array *w, int64_t t, int64_t h, int64_t heads,
+                  int64_t keys) {
+    const int64_t n = q->t.shape[1], width = n / heads;
+    double squares = 0.0, sum = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+        squares += q->v[t * n + i] * q->v[t * n + i];
+    }
+    const double over = w != NULL ? 1.0 / sqrt(squares / (double)n + 1e-2) : 1.0;
+    for (int64_t j = 0; j < keys; j++) {
+        double score = j == keys - 1 ? 1.5 : 0.0;
+        for (int64_t i = h * width; i < (h + 1) * width; i++) {
+            score += q->v[t * n + i] * over * (w != NULL ? w->v[i] : 1.0) * k->v[j * n + i] / sqrt((double)width);
+        }
+        p[j] = exp(score);
+        sum += p[j];
+    }
+    for (int64_t j = 0; j < keys; j++) {
+        p[j] /= sum;
+    }
+}
+
+static void test_key_weights_match_float64(void **state) {
+    static const int64_t sizes[][5] = {{1, 1, 1, 1, 1}, {3, 2, 5, 4, 7}, {9, 6, 16, 21, 24}}; /* T, heads, D, keys, S */
+    (void)state;
+    for (int c = 0; c < 3 * 3 * 2; c++) {
+        const int64_t *s = sizes[c % 3], n = s[1] * s[2];
+        const carry_dtype type = types[c / 3 % 3];
+        array q = random_array(type, 2, SHAPE(s[0], n), -1, 1), k = random_array(type, 2, SHAPE(s[4], n), -1, 1);
+        array w = random_array(CARRY_F32, 1, &n, 0.5f, 1.5f), p = poisoned(type, 2, SHAPE(s[0], s[1] * s[4]));
+        const bool normed = c / 9 == 1;
+        double *want = keep(calloc((size_t)p.count, sizeof *want));
+        for (int64_t i = 0; i < s[0] * s[1]; i++) {
+            weigh(want + i * s[4], &q, &k, normed ? &w : NULL, i / s[1], i % s[1], s[1], s[3]);
+        }
+        assert_ok(ctxs[1], carry_key_weights(ctxs[1], &(carry_key_weights_args){.p = p.t,
+                                                                                .q = q.t,
+                                                                                .k = k.t,
+                                                                                .w = normed ? w.t : absent,
+                                                                                .heads = s[1],
+                                                                                .keys = s[3],
+                                                                                .last = 1.5f,
+                                                                                .eps = 1e-2f}));
+        assert_near("key weights", &p, want, 0x1p-20);
+        (void)free_kept(NULL);
+    }
+    array q = random_array(CARRY_F32, 2, SHAPE(2, 6), -1, 1), p = poisoned(CARRY_F32, 2, SHAPE(2, 4));
+    carry_key_weights_args args = {.p = p.t, .q = q.t, .k = q.t, .heads = 2, .keys = 3};
+    assert_int_equal(carry_key_weights(ctxs[0], &args), CARRY_ERANGE); /* p has room for two, k has two */
+    args.heads = 4;
+    assert_int_equal(carry_key_weights(ctxs[0], &args), CARRY_ESHAPE);
+}
+
 /* Far from zero the sigmoid inside is 0 or 1 for certain, and nothing overflows into NaN. */
 static void test_gelu_stands_large_values(void **state) {
     (void)state;
@@ -229,6 +282,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_bias_and_gate_match_float64, free_kept),
         cmocka_unit_test_teardown(test_norm_of_spread_rows_is_that_of_the_whole, free_kept),
         cmocka_unit_test_teardown(test_rotary_matches_float64_and_turns_back, free_kept),
+        cmocka_unit_test_teardown(test_key_weights_match_float64, free_kept),
         cmocka_unit_test(test_gelu_stands_large_values),
         cmocka_unit_test(test_wrong_tensors_are_named),
     };

@@ -435,6 +435,31 @@ static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
     assert_true(fabsf(w[0][2] - w[1][2]) < 1e-6f);
 }
 
+/* Without gradients, what decays is multiplied, and what is spared stays. */
+static void test_adamw_spares_what_it_is_told_to(void **state) {
+    (void)state;
+    carry_ctx *ctx = ctxs[0];
+    float w[13], m[13] = {0}, v[13] = {0}, g[13] = {0};
+    int64_t spared[] = {0, 4, 8, 12};
+    carry_tensor tw = carry_view_1d(w, CARRY_F32, 13), tm = carry_view_1d(m, CARRY_F32, 13),
+                 tv = carry_view_1d(v, CARRY_F32, 13), tg = carry_view_1d(g, CARRY_F32, 13);
+    carry_adamw o = {.rate = 0.5, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.5, .factor = 1.0, .step = 1};
+    for (int i = 0; i < 13; i++) {
+        w[i] = 4.0f;
+    }
+    o.spared = carry_view_1d(spared, CARRY_I64, 4);
+    assert_ok(ctx, carry_adamw_step(ctx, tw, tm, tv, absent, tg, &o));
+    for (int i = 0; i < 13; i++) {
+        assert_true(w[i] == (i < 4 || (i >= 8 && i < 12) ? 4.0f : 3.0f));
+    }
+    spared[3] = 14;
+    assert_refused(ctx, CARRY_EARGUMENT, "spared[3] is 14", carry_adamw_step(ctx, tw, tm, tv, absent, tg, &o));
+    spared[3] = 7;
+    assert_refused(ctx, CARRY_EARGUMENT, "spared[3] is 7", carry_adamw_step(ctx, tw, tm, tv, absent, tg, &o));
+    o.spared = carry_view_1d(spared, CARRY_I64, 3);
+    assert_refused(ctx, CARRY_ESHAPE, "spared", carry_adamw_step(ctx, tw, tm, tv, absent, tg, &o));
+}
+
 /* The factor and the step that it scales are those of the same factor given as a number. */
 static void test_clipping_by_a_number_on_the_device(void **state) {
     (void)state;
@@ -486,6 +511,7 @@ int main(void) {
         TEST(test_sum_of_squares_is_that_of_float64),
         TEST(test_the_guard_counts_bad_steps_in_a_row),
         TEST(test_adamw_by_factors_is_adamw_by_numbers),
+        TEST(test_adamw_spares_what_it_is_told_to),
         TEST(test_clipping_by_a_number_on_the_device),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

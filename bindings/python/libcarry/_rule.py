@@ -108,7 +108,7 @@ def _call(context: Context, function: Any, plan: Plan, arguments: Any, size: int
     call(context, function, plan, arguments, size, like)
 
 
-_INCOMING = ("grad_o", "dfinal_state")
+_INCOMING = ("d_o", "dfinal_state")
 _GRADIENTS = tuple(f"d{name}" for name in Inputs._fields[:-1])
 
 

@@ -8,6 +8,8 @@ Carry never unpickles: this does, with ``torch.load(weights_only=True)``, which 
 file is, is told by its names: the generator of a training (``generator_ema`` before ``generator``), Wan's text encoder,
 whose names become those of transformers, or anything else, whose names stay. A target that ends in ``.safetensors`` is
 that file; any other is a folder, which gets ``model.safetensors`` and, where shapes tell it, ``config.json``.
+
+Without the library, ``python3 bindings/python/libcarry/convert.py`` does the same: it needs PyTorch alone.
 """
 
 import argparse
@@ -99,15 +101,33 @@ def write_safetensors(path, entries):
     os.replace(temporary, path)
 
 
+def _load(path):
+    """torch.load, mapped where the file allows it; ValueError: what it says of a file that it does not load."""
+    import pickle
+
+    import torch
+
+    with open(path, "rb") as file:
+        is_zip = file.read(2) == b"PK"  # files of before PyTorch 1.6 are not, and cannot be mapped
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"Unsupported \w+: GLOBAL \S+", str(error))
+        raise ValueError("it holds more than tensors, or is damaged: %s"
+                         % (found.group(0) if found else str(error).split("\n")[0])) from None
+    except Exception as error:  # of damaged bytes anything may come: KeyError, EOFError, RuntimeError
+        raise ValueError("not a PyTorch checkpoint, or a damaged one: %s" % str(error).split("\n")[0][:200]) from None
+    if not isinstance(loaded, dict):
+        raise ValueError("a %s, where a dictionary of tensors is needed" % type(loaded).__name__)
+    return loaded
+
+
 def convert(source, target, load=None):
     """Writes target and returns the number of tensors. load: a stand-in for torch.load, for tests."""
     if load is None:
         import torch
 
-        def load(path):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-
-        is_tensor = torch.is_tensor
+        load, is_tensor = _load, torch.is_tensor
     else:
         def is_tensor(value):
             return hasattr(value, "shape")

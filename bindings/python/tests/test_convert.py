@@ -71,3 +71,38 @@ def test_what_is_no_checkpoint_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match="torch.int64"):
         convert.convert("x.pt", str(tmp_path / "c.safetensors"), load=lambda path: {"a": whole})
     assert not list(tmp_path.glob("*.safetensors"))
+
+
+def saved(torch, path, **how):
+    """As Self-Forcing saves a generator, a view of a larger tensor and one that is not contiguous among them."""
+    whole = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    torch.save({"generator": {"model.a": torch.zeros(1)}, "step": 600,
+                "generator_ema": {"model.a": whole[1:3], "model._fsdp_wrapped_module.b": whole.t(),
+                                  "model.c": torch.nn.Parameter(whole[0].to(torch.bfloat16))}}, path, **how)
+
+
+@pytest.mark.parametrize("is_zip", [True, False])
+def test_a_file_of_torch_keeps_its_bytes(tmp_path, is_zip):
+    torch = pytest.importorskip("torch")
+    source, target = tmp_path / "x.pt", tmp_path / "x.safetensors"
+    saved(torch, source, _use_new_zipfile_serialization=is_zip)
+    assert convert.convert(str(source), str(target)) == 3
+    header, data = read(target)
+    part = {name: data[slice(*entry["data_offsets"])] for name, entry in header.items()}
+    assert struct.unpack("<12f", part["a"]) == tuple(float(i) for i in range(6, 18))
+    assert struct.unpack("<24f", part["b"])[:5] == (0.0, 6.0, 12.0, 18.0, 1.0) and header["b"]["shape"] == [6, 4]
+    assert header["c"]["dtype"] == "BF16" and part["c"][2:4] == b"\x80\x3f"
+
+
+def test_files_that_torch_does_not_load_are_refused_with_a_sentence(tmp_path, capsys):
+    torch = pytest.importorskip("torch")
+    source, target = tmp_path / "x.pt", str(tmp_path / "y.safetensors")
+    saved(torch, source)
+    whole = source.read_bytes()
+    for data in (b"", b"hello", whole[: len(whole) // 2], b"PK" + bytes(100)):
+        source.write_bytes(data)
+        assert convert.main([str(source), target]) == 2
+        assert "damaged" in capsys.readouterr().err
+    torch.save({"generator_ema": {"a": torch.zeros(1)}, "args": Tensor(1)}, source)
+    assert convert.main([str(source), target]) == 2
+    assert "more than tensors" in capsys.readouterr().err and not (tmp_path / "y.safetensors").exists()

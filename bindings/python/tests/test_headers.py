@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import libcarry
-from libcarry import _library, _structs
+from libcarry import _library, _rule, _structs
 
 HEADERS = Path(__file__).resolve().parents[3] / "include" / "carry"
 pytestmark = pytest.mark.skipif(not HEADERS.is_dir(), reason="the headers are not here: this is not a checkout")
@@ -79,3 +79,10 @@ def test_enumerators_are_the_headers():
     assert re.search(r"CARRY_SCAN_DIAGONAL, CARRY_SCAN_DENSE", header("scan.h"))
     gates = re.findall(r"CARRY_DELTA_(\w+_GATE)\b,", header("delta.h"))
     assert [getattr(_structs, gate) for gate in gates] == [0, 1, 2]
+
+
+def test_prepared_calls_name_fields_that_are_there():
+    """Calls on torch tensors are prepared by these names; without torch nothing else would see a wrong one."""
+    names = (*_rule.Inputs._fields, *_rule._INCOMING, *_rule._GRADIENTS)
+    assert {*names} <= {name for name, _ in _structs.DeltaBackwardArgs._fields_}
+    assert {*_rule.Inputs._fields, "o", "final_state"} <= {name for name, _ in _structs.DeltaForwardArgs._fields_}

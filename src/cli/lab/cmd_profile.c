@@ -48,9 +48,9 @@ typedef struct session {
 
 static const cli_verb *find_verb(const char *name) {
     static const cli_verb *const verbs[] = {
-        &cli_plan,  &cli_check, &cli_bench, &cli_run, &cli_stream,
+        &cli_plan,  &cli_check,    &cli_bench, &cli_run, &cli_stream,
 #ifdef CARRY_HAVE_TRAIN
-        &cli_train,
+        &cli_train, &cli_generate, &cli_eval,
 #endif
     };
     for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
@@ -368,10 +368,10 @@ static int run_wish(wish *w, int count, char **arguments) {
     }
     if (w->verb == NULL) {
         char shown[64];
-        return words > 0
-                   ? cli_refuse("profile runs plan, check, bench, run, train or stream, or compares (diff), not '%s'",
-                                cli_shown(shown, w->own[0]))
-                   : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
+        return words > 0 ? cli_refuse("profile runs plan, check, bench, run, train, generate, eval or stream, or "
+                                      "compares (diff), not '%s'",
+                                      cli_shown(shown, w->own[0]))
+                         : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
     }
     if ((w->from >= 0 || w->steps >= 0) && strcmp(w->verb->name, "train") != 0) {
         return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", w->verb->name);
@@ -403,7 +403,8 @@ const cli_verb cli_profile = {
     .arguments = "VERB ... | diff A B",
     .summary = "a profiled run: Perfetto trace and hotspots",
     .details =
-        "Runs plan, check, bench, run, train or stream here while every thread records its spans. Writes a trace that\n"
+        "Runs plan, check, bench, run, train, generate, eval or stream here while every thread records its spans. "
+        "Writes a trace that\n"
         "ui.perfetto.dev opens: ranks as processes, threads as tracks, counters for resident memory and for the "
         "pieces\n"
         "of work that wait in a pool's queue. Prints hotspots after the verb's own output, by category and by place:\n"

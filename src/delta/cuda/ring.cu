@@ -4,7 +4,7 @@
    the same launch reads. */
 #include <cuda_pipeline.h>
 
-#include "delta/cuda/rows.cuh"
+#include "delta/cuda/step_fours.cuh"
 
 extern "C" {
 #include "core/context.h"
@@ -15,9 +15,6 @@ extern "C" {
 
 namespace {
 
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 8; /* of a thread */
 constexpr int MOST = CARRY_DELTA_RING_MOST;
 static_assert(MOST <= WARPS, "a warp weighs a token");
 
@@ -35,44 +32,6 @@ struct ring_job {
     carry_delta_job job;
     carry_delta_ring ring;
 };
-
-__device__ __forceinline__ float over_warp(float x) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) {
-        x += __shfl_xor_sync(WARP, x, far);
-    }
-    return x;
-}
-
-__device__ __forceinline__ float4 add_four(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-__device__ __forceinline__ void fma_four(float4 &to, float4 a, float b) {
-    to.x = fmaf(a.x, b, to.x);
-    to.y = fmaf(a.y, b, to.y);
-    to.z = fmaf(a.z, b, to.z);
-    to.w = fmaf(a.w, b, to.w);
-}
-
-/* The sum over the rows of a warp, then over warps. */
-template <int FOURS> __device__ __forceinline__ float4 over_rows(float4 a) {
-#pragma unroll
-    for (int far = FOURS; far < 32; far *= 2) {
-        a = add_four(a, make_float4(__shfl_xor_sync(WARP, a.x, far), __shfl_xor_sync(WARP, a.y, far),
-                                    __shfl_xor_sync(WARP, a.z, far), __shfl_xor_sync(WARP, a.w, far)));
-    }
-    return a;
-}
-
-template <int FOURS> __device__ __forceinline__ float4 over_warps(const float4 (&parts)[WARPS][FOURS]) {
-    float4 sum = parts[0][threadIdx.x % FOURS];
-#pragma unroll
-    for (int w = 1; w < WARPS; w++) {
-        sum = add_four(sum, parts[w][threadIdx.x % FOURS]);
-    }
-    return sum;
-}
 
 /* A piece of work, and the bits of what is small in it, which are asked for one piece ahead. */
 template <int FOURS> struct piece {
@@ -153,6 +112,34 @@ __device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s,
     return decay;
 }
 
+/* The ring's tokens and this one go into the state. */
+template <int FOURS>
+__device__ __forceinline__ void write_state(const ring_job &r, const ring_memory<FOURS> &s, const piece<FOURS> &now,
+                                            float4 u, float k_norm, int side) {
+    const carry_delta_job &job = r.job;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) {
+        int row = i * (THREADS / FOURS) + (int)threadIdx.x / FOURS;
+        if (row < job.key && now.column < job.value) {
+            float4 S = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            fma_four(S, s.state[side][i][threadIdx.x], s.base[row]);
+            for (int j = 0; j < now.waiting; j++) {
+                fma_four(S, *now.u(r, j), s.keys[j][row]);
+            }
+            fma_four(S, u, s.k[row] * k_norm);
+            *reinterpret_cast<float4 *>(now.state(job) + row * job.value) = S;
+        }
+    }
+}
+
+__device__ __forceinline__ void write_output(const carry_delta_job &job, int64_t unit, int column, float4 out) {
+    const int64_t at = at_of(job.o, unit / job.value_heads, 0, unit % job.value_heads) + column;
+    carry_store_any(job.o.data, job.o.dtype, at, job.scale * out.x);
+    carry_store_any(job.o.data, job.o.dtype, at + 1, job.scale * out.y);
+    carry_store_any(job.o.data, job.o.dtype, at + 2, job.scale * out.z);
+    carry_store_any(job.o.data, job.o.dtype, at + 3, job.scale * out.w);
+}
+
 template <int FOURS>
 __device__ void do_piece(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now, int side) {
     const carry_delta_job &job = r.job;
@@ -209,20 +196,9 @@ __device__ void do_piece(const ring_job &r, ring_memory<FOURS> &s, const piece<F
         beta * (value_of(job.v, now.v[0]) - seen.x), beta * (value_of(job.v, now.v[1]) - seen.y),
         beta * (value_of(job.v, now.v[2]) - seen.z), beta * (value_of(job.v, now.v[3]) - seen.w));
     const bool fills = now.waiting + 1 >= r.ring.length;
-#pragma unroll
-    for (int i = 0; i < ROWS && fills; i++) {
-        int row = i * (THREADS / FOURS) + group;
-        if (row < job.key && inside) {
-            float4 S = none;
-            fma_four(S, s.state[side][i][threadIdx.x], s.base[row]);
-            for (int j = 0; j < now.waiting; j++) {
-                fma_four(S, *now.u(r, j), s.keys[j][row]);
-            }
-            fma_four(S, u, s.k[row] * k_norm);
-            *reinterpret_cast<float4 *>(now.state(job) + row * job.value) = S;
-        }
-    }
-    if (!fills && now.block == 0 && (int)threadIdx.x < job.key) {
+    if (fills) {
+        write_state<FOURS>(r, s, now, u, k_norm, side);
+    } else if (now.block == 0 && (int)threadIdx.x < job.key) {
         const int64_t at = now.unit * r.ring.length + now.waiting;
         r.ring.k[at * job.key + threadIdx.x] = s.k[threadIdx.x] * k_norm;
         if ((int)threadIdx.x < r.ring.decays) {
@@ -235,11 +211,7 @@ __device__ void do_piece(const ring_job &r, ring_memory<FOURS> &s, const piece<F
         }
         out = over_warps<FOURS>(s.out);
         fma_four(out, u, kq);
-        const int64_t at = at_of(job.o, now.unit / job.value_heads, 0, now.unit % job.value_heads) + now.column;
-        carry_store_any(job.o.data, job.o.dtype, at, job.scale * out.x);
-        carry_store_any(job.o.data, job.o.dtype, at + 1, job.scale * out.y);
-        carry_store_any(job.o.data, job.o.dtype, at + 2, job.scale * out.z);
-        carry_store_any(job.o.data, job.o.dtype, at + 3, job.scale * out.w);
+        write_output(job, now.unit, now.column, out);
     }
     if (threadIdx.x == 0) {
         r.ring.counts[now.unit * CARRY_DELTA_RING_COUNTS + now.block] = fills ? 0 : now.waiting + 1;

@@ -7,13 +7,10 @@
        seen = (e^g S)^T k;   u = beta (v - seen);   o = scale ((e^g S)^T q + (k.q) u);   S <- e^g S + k u^T */
 #include <cuda_pipeline.h>
 
-#include "delta/cuda/rows.cuh"
+#include "delta/cuda/step_fours.cuh"
 
 namespace {
 
-constexpr int THREADS = 256;
-constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 8; /* of a thread */
 constexpr int BLOCKS = 3; /* of a multiprocessor */
 
 /* FOURS: pieces of 16 bytes of a row that a block takes; THREADS / FOURS rows at a time, 8 times that in all. */
@@ -22,44 +19,6 @@ template <int FOURS> struct step_memory {
     float k[2][CARRY_DELTA_MAX_DIM], q[2][CARRY_DELTA_MAX_DIM], decay[2][CARRY_DELTA_MAX_DIM];
     float4 seen[WARPS][FOURS], out[WARPS][FOURS];
 };
-
-__device__ __forceinline__ float over_warp(float x) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) {
-        x += __shfl_xor_sync(WARP, x, far);
-    }
-    return x;
-}
-
-__device__ __forceinline__ float4 add_four(float4 a, float4 b) {
-    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
-}
-
-/* The sum over the rows of a warp. */
-template <int FOURS> __device__ __forceinline__ float4 over_rows(float4 a) {
-#pragma unroll
-    for (int far = FOURS; far < 32; far *= 2) {
-        a = add_four(a, make_float4(__shfl_xor_sync(WARP, a.x, far), __shfl_xor_sync(WARP, a.y, far),
-                                    __shfl_xor_sync(WARP, a.z, far), __shfl_xor_sync(WARP, a.w, far)));
-    }
-    return a;
-}
-
-template <int FOURS> __device__ __forceinline__ float4 over_warps(const float4 (&parts)[WARPS][FOURS]) {
-    float4 sum = parts[0][threadIdx.x % FOURS];
-#pragma unroll
-    for (int w = 1; w < WARPS; w++) {
-        sum = add_four(sum, parts[w][threadIdx.x % FOURS]);
-    }
-    return sum;
-}
-
-__device__ __forceinline__ void fma_four(float4 &to, float4 a, float b) {
-    to.x = fmaf(a.x, b, to.x);
-    to.y = fmaf(a.y, b, to.y);
-    to.z = fmaf(a.z, b, to.z);
-    to.w = fmaf(a.w, b, to.w);
-}
 
 __device__ __forceinline__ float4 faded(float4 a, float d) {
     return make_float4(a.x * d, a.y * d, a.z * d, a.w * d);

@@ -329,9 +329,12 @@ static carry_status cross_attention(const carry_dit_call *call, int64_t block, c
     CARRY_SPAN(dit->ctx, "dit", "cross-attention");
     CARRY_TRY(affine(call, block, CARRY_DIT_CROSS_Q, r->cq_in, dit->config.cross_attn_norm ? r->h3 : r->x1,
                      CARRY_NO_ACTIVATION, false));
+    CARRY_TRY(r->x2.data != r->x1.data ? carry_convert(dit->ctx, r->x2, r->x1) : CARRY_OK);
+    if (call->few.keys > 0) {
+        return carry_dit_attend_few(call, block, r);
+    }
     CARRY_TRY(norm_whole(dit, r->cq, r->cq_in, carry_dit_block_weight(dit, block, CARRY_DIT_CROSS_NORM_Q)));
     CARRY_TRY(carry_dit_each(call, call->cross_groups, attend_group, &cross));
-    CARRY_TRY(r->x2.data != r->x1.data ? carry_convert(dit->ctx, r->x2, r->x1) : CARRY_OK);
     return affine(call, block, CARRY_DIT_CROSS_O, r->x2, r->co, CARRY_NO_ACTIVATION, true);
 }
 

@@ -34,6 +34,16 @@ typedef struct carry_dit_rows {
     carry_tensor next_m;
 } carry_dit_rows;
 
+/* Cross-attention over a few keys: its sum over values and the product that follows are one map of the keys' weights
+   (carry_key_weights), `out`, which is a function of the text alone. */
+#define CARRY_DIT_FEW 48 /* keys at most: above, the product is not much smaller than it was */
+typedef struct carry_dit_few {
+    int64_t keys, stride; /* stride: columns of a head, a multiple of 8 */
+    float last;           /* added to the last key's score */
+    carry_tensor k,
+        out; /* of all blocks: [blocks text_len, dim]; [blocks, dim, heads stride] and room for CARRY_DIT_FEW */
+} carry_dit_few;
+
 typedef struct carry_dit_call carry_dit_call;
 /* The call of attention of a group, but for its scratch. */
 typedef carry_attention_args (*carry_dit_sees)(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
@@ -55,6 +65,7 @@ struct carry_dit_call {
                      carry_tensor *v);
     int64_t cross_groups;
     carry_dit_sees cross;
+    carry_dit_few few;      /* keys 0: cross-attention by `cross` */
     unsigned char *scratch; /* of carry_dit_call_threads, scratch_bytes each */
     size_t scratch_bytes;
 };
@@ -67,6 +78,11 @@ carry_status carry_dit_block_keys(const carry_dit_call *call, int64_t block, con
 
 /* Keys and values of the text for a block's cross-attention: ck and cv, and ck_in, which may be ck. */
 carry_status carry_dit_text_keys(carry_dit *dit, int64_t block, carry_tensor text, const carry_dit_rows *r);
+
+/* out of a block, from the values that carry_dit_text_keys made. */
+carry_status carry_dit_text_out(carry_dit *dit, int64_t block, const carry_dit_few *few, carry_tensor cv);
+/* x2 += cross-attention of cq_in, by call->few. co is overwritten. */
+carry_status carry_dit_attend_few(const carry_dit_call *call, int64_t block, const carry_dit_rows *r);
 
 /* Memory of a block that keeps nothing: x and h [most, dim], wide [most, widest]; and the views of some rows of it. */
 typedef struct carry_dit_room {

@@ -4,6 +4,7 @@
 #include "model/dit/dit_cache.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "carry/device.h"
@@ -64,6 +65,14 @@ static carry_tensor beside(const carry_dit_cache *cache, carry_arena *arena, car
     return device == 0 ? host : carry_arena_tensor(arena, device, host.dtype, host.rank, host.shape);
 }
 
+/* What carry_key_weights is fast for. A mesh counts its all-reduces, and the CPU keeps the order of its sums. */
+static bool takes_few(const carry_dit_cache *cache) {
+    const carry_dit *dit = cache->dit;
+    return dit->own.device != 0 && dit->mesh == NULL && cache->options.dtype == CARRY_BF16 &&
+           carry_dit_head(dit) == 128 && dit->config.num_heads <= CARRY_DIT_FEW &&
+           dit->config.text_len >= CARRY_DIT_FEW;
+}
+
 static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     const carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
@@ -76,6 +85,9 @@ static void lay_out(carry_dit_cache *cache, carry_arena *arena) {
     cache->values = TAKE(arena, device, dtype, c->num_layers * keys, width);
     cache->text_keys = TAKE(arena, device, dtype, c->num_layers * c->text_len, c->dim);
     cache->text_values = TAKE(arena, device, dtype, c->num_layers * c->text_len, c->dim);
+    if (takes_few(cache)) {
+        cache->few.out = TAKE(arena, device, dtype, c->num_layers * c->dim, c->num_heads * CARRY_DIT_FEW);
+    }
     carry_dit_room_take(&cache->room, dit, arena, dtype, cache->tokens);
     cache->sums = TAKE(arena, device, CARRY_F32, 2 * cache->tokens);
     cache->table = beside(cache, arena, cache->host_table);
@@ -248,6 +260,18 @@ static carry_status embed_text(carry_dit_cache *cache, carry_tensor conditioning
     return carry_dit_outer_affine(dit, cache->text_embedded, hidden, CARRY_DIT_TEXT_2, CARRY_NO_ACTIVATION);
 }
 
+/* The prompt's rows, and one for all that follow, which are alike: it counts as often as there are of them. */
+static void set_few(carry_dit_cache *cache) {
+    const int64_t keys = cache->text_rows + 1;
+    cache->few.keys = 0;
+    if (takes_few(cache) && keys <= CARRY_DIT_FEW) {
+        cache->few.keys = keys;
+        cache->few.stride = (keys + 7) / 8 * 8;
+        cache->few.last = logf((float)(cache->dit->config.text_len - cache->text_rows));
+        cache->few.k = cache->text_keys;
+    }
+}
+
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning) {
     carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
@@ -262,12 +286,14 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
     cache->has_text = false; /* until all of it is there */
     const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
     cache->text_rows = (given + 3) / 4 * 4 < c->text_len ? (given + 3) / 4 * 4 : c->text_len; /* fewer graphs */
+    set_few(cache);
     CARRY_TRY(embed_text(cache, conditioning));
     for (int64_t block = 0; block < c->num_layers; block++) {
         const carry_tensor k = carry_slice(cache->text_keys, block * c->text_len, c->text_len);
         const carry_dit_rows rows = {
             .ck_in = k, .ck = k, .cv = carry_slice(cache->text_values, block * c->text_len, c->text_len)};
         CARRY_TRY(carry_dit_text_keys(dit, block, cache->text_embedded, &rows));
+        CARRY_TRY(cache->few.keys > 0 ? carry_dit_text_out(dit, block, &cache->few, rows.cv) : CARRY_OK);
     }
     cache->has_text = true;
     return CARRY_OK;

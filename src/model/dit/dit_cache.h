@@ -22,6 +22,7 @@ struct carry_dit_cache {
     int64_t next, top;                /* frames seen now, and ever since the cut: what is below top - ring is gone */
     bool has_text;
     int64_t text_rows; /* of the text's rows, those before the ones that are all alike */
+    carry_dit_few few; /* of this text; keys 0: too many, or not on this device */
     void *memory;      /* of the device */
     size_t bytes;
     float *positions; /* carry_dit_positions */

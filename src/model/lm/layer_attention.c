@@ -2,7 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "carry/attention.h"
+#include "attention/attention.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
@@ -48,6 +48,23 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
         .causal = true,
         .window = c->attn_window,
     };
+}
+
+/* A step of a batch; rows and caches are given when it is run. */
+static carry_attention_step_args step_of(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
+    const carry_lm_config *c = &lm->config;
+    const int64_t q[] = {batch, c->attn_heads, c->attn_head_dim};
+    const int64_t k[] = {batch, c->attn_kv_heads, c->attn_head_dim};
+    const int64_t cache[] = {batch, 1, c->attn_kv_heads, c->attn_head_dim};
+    return (carry_attention_step_args){.q = carry_view_on(lm->own.device, NULL, dtype, 3, q),
+                                       .k = carry_view_on(lm->own.device, NULL, dtype, 3, k),
+                                       .keys = carry_view_on(lm->own.device, NULL, dtype, 4, cache),
+                                       .window = c->attn_window};
+}
+
+bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
+    const carry_attention_step_args step = step_of(lm, batch, dtype);
+    return carry_attention_steps(&step);
 }
 
 static void close_attention(void *opened) {
@@ -116,6 +133,13 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
     }
     set_rates(o, c);
     o->scratch = workspace_of(pass);
+    o->steps = pass->options.forward_only && pass->options.tokens == 1 && pass->options.sequences == 0 &&
+               carry_lm_attention_records(pass->lm, pass->options.batch, pass->options.dtype);
+    if (o->steps) {
+        const carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
+        const size_t needed = carry_attention_step_workspace(&step);
+        o->scratch = needed > o->scratch ? needed : o->scratch;
+    }
     *opened = o;
     return CARRY_OK;
 }
@@ -147,6 +171,8 @@ static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *aren
         o->table = pass->lm->own.device != 0 ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape)
                                              : carry_view(o->turns, CARRY_F32, 3, shape);
     }
+    o->lengths = o->steps ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_I64, 1, &pass->options.batch)
+                          : (carry_tensor){0};
 }
 
 static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
@@ -207,6 +233,10 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
             }
         }
     }
+    if (o->steps && args->state != NULL) {
+        CARRY_TRY(
+            carry_copy(pass->ctx, o->lengths, carry_view(args->state->length, CARRY_I64, 1, &pass->options.batch)));
+    }
     return half > 0 && pass->lm->own.device != 0
                ? carry_copy(pass->ctx, o->table, carry_view(o->turns, CARRY_F32, 3, o->table.shape))
                : CARRY_OK;
@@ -243,11 +273,28 @@ static carry_status extend(const carry_lm_mixer_call *call, int64_t sequence, ca
     return CARRY_OK;
 }
 
+static carry_status attend_step(const carry_lm_mixer_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention_rows *r = call->rows;
+    carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
+    step.o = carry_lm_attention_heads(pass, r->o);
+    step.q = carry_lm_attention_heads(pass, r->q);
+    step.k = carry_lm_attention_heads(pass, r->k);
+    step.v = carry_lm_attention_heads(pass, r->v);
+    step.keys = call->args->state->part[call->layer][0];
+    step.values = call->args->state->part[call->layer][1];
+    step.lengths = ((const carry_lm_attention *)call->opened)->lengths;
+    return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
+}
+
 static carry_status attend(const carry_lm_mixer_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     int64_t first;
     int64_t count;
+    if (((const carry_lm_attention *)call->opened)->steps && call->args->state != NULL) {
+        return attend_step(call);
+    }
     for (int64_t i = 0; carry_lm_attention_document(pass, call->args, i, &first, &count); i++) {
         carry_attention_args attention = carry_lm_attention_args(pass, r, first, count);
         if (count == 0) {

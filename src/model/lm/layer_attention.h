@@ -25,6 +25,8 @@ typedef struct carry_lm_attention {
     float *turns;       /* in host memory: [tokens, rotary / 2, 2] */
     carry_tensor table; /* the same, where the work is done */
     float *rates;       /* [rotary / 2]: radians a position */
+    bool steps;         /* a pass of one token on a device that has steps of attention: nothing in it depends on how */
+    carry_tensor lengths; /* many tokens were read, which is in these, [batch], on the device */
     size_t scratch;
 } carry_lm_attention;
 
@@ -46,6 +48,8 @@ carry_tensor carry_lm_attention_norm_rows(const carry_lm_pass *pass, carry_tenso
 /* Document `index` of a call: its first row and number of rows; false past the last. */
 bool carry_lm_attention_document(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, int64_t *first,
                                  int64_t *count);
+/* Can a step of generation on the model's device be recorded? */
+bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype);
 /* What attention is called with for rows first.. of a call. */
 carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const carry_lm_attention_rows *rows,
                                              int64_t first, int64_t count);

@@ -11,7 +11,7 @@ typedef struct carry_llm_training {
     void *memory;
     int64_t batch, tokens, steps;
     void *room; /* of what follows, on the model's device */
-    carry_tensor m, v, squares, clip;
+    carry_tensor m, v, squares, clip, spared;
     void *workspace;
     size_t workspace_bytes;
 } carry_llm_training;

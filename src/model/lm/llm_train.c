@@ -33,6 +33,10 @@ static void place(const carry_llm *model, carry_llm_training *t, carry_arena *ar
     t->clip = carry_arena_tensor(arena, device, CARRY_F32, 1, &one);
     t->workspace_bytes = carry_sum_squares_workspace(model->lm->own.count);
     t->workspace = carry_arena_take(arena, t->workspace_bytes, 1);
+    const int64_t numbers = carry_parameters_spared(&model->lm->own, 0, model->lm->own.count);
+    if (numbers > 0) {
+        t->spared = carry_arena_tensor(arena, device, CARRY_I64, 1, &numbers);
+    }
 }
 
 static carry_status make_moments(carry_llm *model) {
@@ -47,7 +51,8 @@ static carry_status make_moments(carry_llm *model) {
     }
     arena = carry_arena_over(t->room, bytes);
     place(model, t, &arena);
-    return carry_device_fill(model->ctx, t->room, device, 0, bytes, carry_ctx_stream(model->ctx, device));
+    CARRY_TRY(carry_device_fill(model->ctx, t->room, device, 0, bytes, carry_ctx_stream(model->ctx, device)));
+    return carry_parameters_put_spared(&model->lm->own, t->spared, 0, model->lm->own.count);
 }
 
 static carry_status plan_batch(carry_llm *model, const carry_llm_batch *b) {
@@ -85,30 +90,21 @@ static carry_status check(const carry_llm *model, const carry_llm_batch *b) {
     return CARRY_OK;
 }
 
-/* AdamW over runs of parameters that all decay, or none. */
 static carry_status update(carry_llm *model, const carry_llm_batch *b) {
     const carry_parameters *own = &model->lm->own;
     carry_llm_training *t = &model->training;
-    carry_adamw options = {.rate = b->rate,
-                           .b1 = b->b1 > 0.0 ? b->b1 : 0.9,
-                           .b2 = b->b2 > 0.0 ? b->b2 : 0.95,
-                           .eps = b->eps > 0.0 ? b->eps : 1e-8,
-                           .factor = 1.0,
-                           .step = t->steps,
-                           .clip = t->clip};
-    for (int64_t i = 0, next; i < own->parameters; i = next) {
-        const carry_parameter *first = &own->parameter[i];
-        for (next = i + 1; next < own->parameters && own->parameter[next].decays == first->decays; next++) {
-        }
-        const int64_t end = next < own->parameters ? own->parameter[next].offset : own->count;
-        const int64_t n = end - first->offset;
-        options.decay = first->decays ? b->decay : 0.0;
-        CARRY_TRY(carry_adamw_step(model->ctx, carry_parameters_flat(own, own->weights, first->offset, n),
-                                   carry_slice(t->m, first->offset, n), carry_slice(t->v, first->offset, n),
-                                   carry_parameters_low(own, first->offset, n),
-                                   carry_parameters_flat(own, own->gradients, first->offset, n), &options));
-    }
-    return CARRY_OK;
+    const carry_adamw options = {.rate = b->rate,
+                                 .b1 = b->b1 > 0.0 ? b->b1 : 0.9,
+                                 .b2 = b->b2 > 0.0 ? b->b2 : 0.95,
+                                 .eps = b->eps > 0.0 ? b->eps : 1e-8,
+                                 .decay = b->decay,
+                                 .factor = 1.0,
+                                 .step = t->steps,
+                                 .clip = t->clip,
+                                 .spared = t->spared};
+    return carry_adamw_step(model->ctx, carry_parameters_flat(own, own->weights, 0, own->count), t->m, t->v,
+                            carry_parameters_low(own, 0, own->count),
+                            carry_parameters_flat(own, own->gradients, 0, own->count), &options);
 }
 
 carry_status carry_llm_train_step(carry_llm *model, const carry_llm_batch *b, double *loss) {

@@ -114,11 +114,16 @@ typedef struct carry_lm_args {
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */
     carry_status (*ready)(void *user, int64_t first, int64_t count);
     void *user;
+    bool begun; /* carry_lm_begin was called: nothing of this call reads host memory, so it can be recorded */
 } carry_lm_args;
 
 /* Forward and, if asked for, backward. memory: carry_lm_pass_memory bytes of any alignment; nothing in it is needed
    afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
+
+/* What a call begins with: room in the caches, and what the host tells the device. For a call with `begun`, after an
+   earlier call of the pass with the same memory. */
+carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 
 /* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
    each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'

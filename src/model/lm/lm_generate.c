@@ -2,7 +2,8 @@
    states.
 
    On a GPU a step is recorded at its second call and replayed: ids go up and logits come back through pinned memory,
-   and the host waits once a token. Models with attention, whose caches grow, launch every step anew. */
+   and the host waits once a token. With attention, positions and lengths go up before each step, and a step is recorded
+   anew when its caches have moved; where the device has no steps of attention (f32), every step is launched anew. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +15,12 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
+#include "model/lm/layer_attention.h"
 #include "model/lm/lm_pass.h"
 
-#define PIECE 512 /* tokens of a prompt at a time: bounds the memory that a long one takes */
+/* Tokens of a prompt at a time: bounds the memory that a long one takes. A GPU is not filled by fewer. */
+#define PIECE 512
+#define PIECE_GPU 4096
 
 struct carry_lm_generator {
     carry_lm *lm;
@@ -29,13 +33,14 @@ struct carry_lm_generator {
     void *room;          /* of the logits */
     carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
     carry_tensor wide;   /* and in f32 */
-    /* On a GPU, without attention: */
+    /* On a GPU: */
     carry_tensor ids;     /* [batch, 1], there */
     int64_t *pinned_ids;  /* and in pinned memory; NULL: steps are not recorded */
     float *pinned_logits; /* [batch, vocabulary] */
     carry_stream *stream; /* made for the context; NULL: it had one */
     carry_graph *graph;
-    bool has_run; /* a step, so that all is set up */
+    bool has_run;       /* a step, so that all is set up */
+    int64_t cache_room; /* of the caches when it was recorded */
 };
 
 static void close_recording(carry_lm_generator *g) {
@@ -60,7 +65,8 @@ static carry_status open_recording(carry_lm_generator *g) {
     const int64_t sizes[] = {g->batch, g->lm->config.vocab_size};
     size_t logits;
     void *pinned;
-    if (device == 0 || g->lm->config.has_attention || !carry_size_product(&logits, sizes, 2, sizeof(float))) {
+    const bool records = !g->lm->config.has_attention || carry_lm_attention_records(g->lm, g->batch, g->dtype);
+    if (device == 0 || !records || !carry_size_product(&logits, sizes, 2, sizeof(float))) {
         return CARRY_OK;
     }
     const size_t ids = (size_t)g->batch * sizeof(int64_t);
@@ -176,8 +182,9 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
     if (g->one != NULL) {
         CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
     }
-    for (int64_t at = 0; at < count; at += PIECE) {
-        int64_t some = count - at < PIECE ? count - at : PIECE;
+    const int64_t piece = g->lm->own.device != 0 ? PIECE_GPU : PIECE;
+    for (int64_t at = 0; at < count; at += piece) {
+        int64_t some = count - at < piece ? count - at : piece;
         CARRY_TRY(read_piece(g, ids + at, some, at + some == count));
     }
     if (g->one != NULL) {
@@ -186,9 +193,10 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
     return read_logits(g, logits, 1);
 }
 
-/* A step from ids on the device to logits in f32 there. */
-static carry_status enqueue_step(carry_lm_generator *g) {
-    const carry_lm_args args = {.ids = g->ids, .logits = g->logits, .last_logits = true, .state = g->state};
+/* A step from ids on the device to logits in f32 there. begun: carry_lm_begin was called. */
+static carry_status enqueue_step(carry_lm_generator *g, bool begun) {
+    const carry_lm_args args = {
+        .ids = g->ids, .logits = g->logits, .last_logits = true, .state = g->state, .begun = begun};
     CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
     return g->dtype != CARRY_F32 ? carry_convert(g->lm->ctx, g->wide, g->logits) : CARRY_OK;
 }
@@ -199,16 +207,29 @@ static carry_status record_step(carry_lm_generator *g) {
     const int device = g->lm->own.device;
     carry_stream *stream = carry_ctx_stream(ctx, device);
     if (carry_graph_begin(ctx, device, stream) != CARRY_OK) {
-        return enqueue_step(g);
+        return enqueue_step(g, true);
     }
-    const carry_status status = enqueue_step(g);
+    const carry_status status = enqueue_step(g, true);
     const carry_status ended = carry_graph_end(ctx, &g->graph, device, stream);
     carry_lm_state_advance(g->state, -1); /* nothing has run yet */
     if (status != CARRY_OK || ended != CARRY_OK) {
         carry_graph_free(ctx, device, g->graph);
         g->graph = NULL;
         g->has_run = false;
-        return enqueue_step(g);
+        return enqueue_step(g, true);
+    }
+    g->cache_room = g->state->room;
+    return CARRY_OK;
+}
+
+/* Before a step that was or will be recorded. Caches that were moved are not those of the record. */
+static carry_status begin_step(carry_lm_generator *g) {
+    const carry_lm_args args = {.state = g->state};
+    CARRY_TRY(carry_lm_begin(g->step, &args));
+    if (g->graph != NULL && g->state->room != g->cache_room) {
+        CARRY_TRY(carry_stream_wait(g->lm->ctx, g->lm->own.device, carry_ctx_stream(g->lm->ctx, g->lm->own.device)));
+        carry_graph_free(g->lm->ctx, g->lm->own.device, g->graph);
+        g->graph = NULL;
     }
     return CARRY_OK;
 }
@@ -222,10 +243,13 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
     memcpy(g->pinned_ids, ids, (size_t)g->batch * sizeof *ids);
     CARRY_TRY(carry_check_ids(ctx, given, vocabulary));
     CARRY_TRY(carry_copy(ctx, g->ids, given));
+    if (g->has_run) {
+        CARRY_TRY(begin_step(g));
+    }
     if (g->graph == NULL && g->has_run) {
         CARRY_TRY(record_step(g));
     } else if (g->graph == NULL) {
-        CARRY_TRY(enqueue_step(g));
+        CARRY_TRY(enqueue_step(g, false));
         g->has_run = true;
     }
     if (g->graph != NULL) {

@@ -314,13 +314,9 @@ static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *a
     return args->ready(args->user, first, count);
 }
 
-/* Before the layers: room in the caches, and what a mixer has once a call. */
-static carry_status begin(carry_lm_pass *pass, const carry_lm_args *args) {
+carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args) {
     if (args->state != NULL) {
         CARRY_TRY(carry_lm_state_reserve(args->state, pass->options.tokens, pass->options.dtype));
-    }
-    if (pass->ones.data != NULL) {
-        CARRY_TRY(carry_fill(pass->ctx, pass->ones, 1.0));
     }
     for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->begin != NULL) {
@@ -344,7 +340,10 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     carry_lm_pass_lay_out(pass, &arena);
     int64_t counted = 0;
     CARRY_TRY(bring_all(pass, args, &counted));
-    CARRY_TRY(begin(pass, args));
+    CARRY_TRY(args->begun ? CARRY_OK : carry_lm_begin(pass, args));
+    if (pass->ones.data != NULL) {
+        CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
+    }
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));

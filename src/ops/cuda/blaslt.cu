@@ -17,6 +17,9 @@ extern "C" {
 
 #include "device/cuda.h"
 
+#include "ops/cuda/blaslt_key.cuh"
+#include "ops/cuda/blaslt_tiles.cuh"
+
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 #define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
@@ -41,7 +44,9 @@ static const int STREAMS = 8;
     X(cublasLtMatmulPreferenceDestroy)      \
     X(cublasLtMatmulPreferenceSetAttribute) \
     X(cublasLtMatmulAlgoGetHeuristic)       \
-    X(cublasLtMatmulAlgoConfigGetAttribute)
+    X(cublasLtMatmulAlgoConfigGetAttribute) \
+    X(cublasLtMatmulAlgoConfigSetAttribute) \
+    X(cublasLtMatmulAlgoCheck)
 
 typedef struct functions {
 #define X(name) decltype(&::name) name;
@@ -154,15 +159,6 @@ static cudaDataType data_type(carry_dtype dtype) {
     return dtype == CARRY_BF16 ? CUDA_R_16BF : dtype == CARRY_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* 256 is the most that an algorithm asks for. */
-static uint32_t alignment(const void *pointer) {
-    uint32_t of = 256;
-    while ((uintptr_t)pointer % of != 0) {
-        of /= 2;
-    }
-    return of;
-}
-
 /* A row-major array of rows x columns, that is column-major of columns x rows. */
 static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, carry_dtype dtype, int64_t rows,
                         int64_t columns, int64_t row, int64_t next, int64_t count) {
@@ -230,6 +226,41 @@ static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *resu
     return 0;
 }
 
+static uint32_t setting(const blaslt *lt, const cublasLtMatmulAlgo_t *algorithm,
+                        cublasLtMatmulAlgoConfigAttributes_t which) {
+    uint32_t value = 0; /* some are of 16 bits */
+    size_t written = 0;
+    (void)lt->call.cublasLtMatmulAlgoConfigGetAttribute(algorithm, which, &value,
+                                                        which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ? 2 : sizeof value,
+                                                        &written);
+    return value;
+}
+
+/* Products of transformers, with their bias, in the tile that fills the GPU best (blaslt_tiles.cuh). */
+static void fit_tile(const blaslt *lt, plan *made, const carry_device_product *p) {
+    int major = 0, units = 0;
+    if (p->bias == NULL || p->count != 1 || p->type == CARRY_F32 || p->a_transposed || !p->b_transposed ||
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, p->ordinal) != cudaSuccess || major != 9 ||
+        cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, p->ordinal) != cudaSuccess || units < 1) {
+        return;
+    }
+    const uint32_t cluster = setting(lt, &made->algorithm, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID);
+    const product_tile *tile =
+        better_tile(setting(lt, &made->algorithm, CUBLASLT_ALGO_CONFIG_TILE_ID), p, units,
+                    cluster == CUBLASLT_CLUSTER_SHAPE_2x1x1 ? 2 : 1, cluster == CUBLASLT_CLUSTER_SHAPE_1x2x1 ? 2 : 1);
+    cublasLtMatmulAlgo_t other = made->algorithm;
+    cublasLtMatmulHeuristicResult_t checked = {};
+    if (tile != NULL &&
+        lt->call.cublasLtMatmulAlgoConfigSetAttribute(&other, CUBLASLT_ALGO_CONFIG_TILE_ID, &tile->id,
+                                                      sizeof tile->id) == CUBLAS_STATUS_SUCCESS &&
+        lt->call.cublasLtMatmulAlgoCheck(lt->handles[p->ordinal], made->product, made->b, made->a, made->c, made->c,
+                                         &other, &checked) == CUBLAS_STATUS_SUCCESS &&
+        checked.workspaceSize <= made->workspace) {
+        made->algorithm = other;
+        made->workspace = checked.workspaceSize;
+    }
+}
+
 static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, size_t workspace) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t which;
@@ -263,36 +294,11 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
     const int best = fine ? best_of(lt, result, results, p) : 0;
     made->algorithm = result[best].algo;
     made->workspace = result[best].workspaceSize;
-    return fine && results > 0 && result[best].state == CUBLAS_STATUS_SUCCESS;
-}
-
-/* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
- */
-static carry_device_product key_of(const carry_device_product *p, bool has_workspace) {
-    carry_device_product key;
-    memset(&key, 0, sizeof key);
-    key.m = p->m;
-    key.n = p->n;
-    key.k = p->k;
-    key.count = p->count;
-    key.a = (const void *)(uintptr_t)alignment(p->a);
-    key.b = (const void *)(uintptr_t)alignment(p->b);
-    key.c = (void *)(uintptr_t)alignment(p->c);
-    key.a_row = p->a_row;
-    key.b_row = p->b_row;
-    key.c_row = p->c_row;
-    key.a_next = p->a_next;
-    key.b_next = p->b_next;
-    key.c_next = p->c_next;
-    key.type = p->type;
-    key.c_type = p->c_type;
-    key.a_transposed = p->a_transposed;
-    key.b_transposed = p->b_transposed;
-    key.accumulate = p->accumulate;
-    key.ordinal = has_workspace ? p->ordinal : -1 - p->ordinal;
-    key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
-    key.gelu = p->gelu;
-    return key;
+    fine = fine && results > 0 && result[best].state == CUBLAS_STATUS_SUCCESS;
+    if (fine) {
+        fit_tile(lt, made, p);
+    }
+    return fine;
 }
 
 static plan *plan_of(blaslt *lt, const carry_device_product *p, bool has_workspace) {

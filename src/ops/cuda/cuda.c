@@ -87,6 +87,7 @@ const carry_operators carry_operators_cuda = {
     .affine = carry_cuda_affine,
     .add_layer_norm = carry_cuda_add_layer_norm,
     .qk_norm_rotary = carry_cuda_qk_norm_rotary,
+    .key_weights = carry_cuda_key_weights,
     .relative_softmax = carry_cuda_relative_softmax,
     .matmul_types = CARRY_REAL,
     .ways = carry_cuda_ways,

@@ -39,21 +39,7 @@ struct qk_job {
 
 constexpr int ONCE = 8, VECTORS = 2; /* elements of 16 bytes, and how many of those a thread has */
 constexpr int EACH = ONCE * VECTORS;
-constexpr int64_t MOST = 1024 * EACH; /* elements of a row */
-
-__device__ __forceinline__ void load(float (&v)[EACH], const uint16_t *row, int n) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
-        uint4 bits = at < n ? *(const uint4 *)(row + at) : make_uint4(0, 0, 0, 0);
-        const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            v[ONCE * i + 2 * j] = __uint_as_float(words[j] << 16);
-            v[ONCE * i + 2 * j + 1] = __uint_as_float(words[j] & 0xffff0000u);
-        }
-    }
-}
+constexpr int64_t MOST = 1024 * EACH, HALF = 512 * EACH; /* elements of a row */
 
 /* By the GPU's own conversion: which NaN a NaN becomes does not matter here. */
 __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -62,29 +48,40 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
     return packed;
 }
 
-__device__ __forceinline__ void store(uint16_t *row, const float (&v)[EACH], int n) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
-        uint32_t words[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            words[j] = type_bf16::narrow(v[ONCE * i + 2 * j]) | (uint32_t)type_bf16::narrow(v[ONCE * i + 2 * j + 1])
-                                                                    << 16;
-        }
-        if (at < n) {
-            *(uint4 *)(row + at) = make_uint4(words[0], words[1], words[2], words[3]);
-        }
-    }
+__device__ __forceinline__ float low_of(uint32_t both) {
+    return __uint_as_float(both << 16);
 }
 
-/* What they will be when they are read again. */
-__device__ __forceinline__ void round_all(float (&v)[EACH]) {
+__device__ __forceinline__ float high_of(uint32_t both) {
+    return __uint_as_float(both & 0xffff0000u);
+}
+
+/* A thread's elements of a row, as they are in memory: half the registers of floats, so that more rows are under way. */
+struct row_part {
+    uint32_t word[EACH / 2];
+};
+
+__device__ __forceinline__ row_part load(const uint16_t *row, int n) {
+    row_part v;
 #pragma unroll
-    for (int i = 0; i < EACH; i += 2) {
-        uint32_t both = pack(v[i], v[i + 1]);
-        v[i] = __uint_as_float(both << 16);
-        v[i + 1] = __uint_as_float(both & 0xffff0000u);
+    for (int i = 0; i < VECTORS; i++) {
+        const int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
+        const uint4 bits = at < n ? *(const uint4 *)(row + at) : make_uint4(0, 0, 0, 0);
+        v.word[4 * i] = bits.x;
+        v.word[4 * i + 1] = bits.y;
+        v.word[4 * i + 2] = bits.z;
+        v.word[4 * i + 3] = bits.w;
+    }
+    return v;
+}
+
+__device__ __forceinline__ void store(uint16_t *row, const row_part &v, int n) {
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        const int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
+        if (at < n) {
+            *(uint4 *)(row + at) = make_uint4(v.word[4 * i], v.word[4 * i + 1], v.word[4 * i + 2], v.word[4 * i + 3]);
+        }
     }
 }
 
@@ -95,114 +92,139 @@ __device__ __forceinline__ float4 shared_by_all(const float *from, int i, int n,
                                   : make_float4(otherwise, otherwise, otherwise, otherwise);
 }
 
-/* Over the block, in one order. */
-__device__ __forceinline__ float add_up(float value, float *parts) {
+/* Over a warp, in one order. */
+__device__ __forceinline__ float add_warp(float value) {
     for (int step = 16; step > 0; step /= 2) {
         value += __shfl_xor_sync(0xffffffffu, value, step);
     }
-    __syncthreads(); /* parts may still be read */
-    if (threadIdx.x % 32 == 0) {
+    return value;
+}
+
+/* Elements of a row that this warp has. */
+__device__ __forceinline__ int warp_count(int n) {
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < VECTORS; i++) {
+        int left = n - ONCE * (int)(threadIdx.x / 32 * 32 + i * blockDim.x);
+        count += left < 0 ? 0 : left < 32 * ONCE ? left : 32 * ONCE;
+    }
+    return count;
+}
+
+struct spread {
+    float mean, squares; /* squares: the sum of what is off the mean, squared */
+};
+
+/* Of the row whose elements the block has. Each warp measures its own around its own mean, and the warps' results are
+   put together: one barrier, and squares never of large numbers that differ little. */
+__device__ __forceinline__ spread measure(const row_part &x, int n) {
+    __shared__ float4 parts[32];
+    const int lane = (int)threadIdx.x % 32;
+    const float count = (float)warp_count(n);
+    float sum = 0.0f, squares = 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH / 2; i++) {
+        sum += low_of(x.word[i]) + high_of(x.word[i]);
+    }
+    sum = add_warp(sum);
+    const float mine = count > 0.0f ? sum / count : 0.0f;
+#pragma unroll
+    for (int i = 0; i < EACH / 2; i++) {
+        if (ONCE * (int)(threadIdx.x + i / 4 * blockDim.x) < n) {
+            const float low = low_of(x.word[i]) - mine, high = high_of(x.word[i]) - mine;
+            squares = fmaf(low, low, fmaf(high, high, squares));
+        }
+    }
+    squares = add_warp(squares);
+    if (lane == 0) {
+        parts[threadIdx.x / 32] = make_float4(sum, mine, squares, count);
+    }
+    __syncthreads();
+    const float4 part = lane < (int)(blockDim.x / 32) ? parts[lane] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    const float mean = add_warp(part.x) / (float)n;
+    const float off = part.y - mean;
+    return {mean, add_warp(fmaf(part.w * off, off, part.z))};
+}
+
+/* The sum over the block, in one order. */
+__device__ __forceinline__ float add_up(float value) {
+    __shared__ float parts[32];
+    const int lane = (int)threadIdx.x % 32;
+    value = add_warp(value);
+    if (lane == 0) {
         parts[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    float sum = 0.0f;
-    for (unsigned i = 0; i < blockDim.x / 32; i++) {
-        sum += parts[i];
-    }
-    return sum;
+    return add_warp(lane < (int)(blockDim.x / 32) ? parts[lane] : 0.0f);
 }
 
-__global__ void norm_kernel(norm_job a) {
-    __shared__ float parts[32];
-    float x[EACH];
-    int n = (int)a.n;
-    int64_t t = blockIdx.x;
-    load(x, (const uint16_t *)a.x + t * a.n, n);
+/* THREADS: the most that a block has; BLOCKS: of that size on a multiprocessor, for which registers are kept. */
+template <int THREADS, int BLOCKS> __global__ void __launch_bounds__(THREADS, BLOCKS) norm_kernel(norm_job a) {
+    const int n = (int)a.n;
+    const int64_t t = blockIdx.x;
+    row_part x = load((const uint16_t *)a.x + t * a.n, n);
     if (a.y != NULL) {
-        float y[EACH];
-        load(y, (const uint16_t *)a.y + t * a.n, n);
+        const row_part y = load((const uint16_t *)a.y + t * a.n, n);
 #pragma unroll
-        for (int i = 0; i < EACH; i += 4) {
-            float4 gate = shared_by_all(a.gate, i, n, 1.0f);
-            x[i] = fmaf(gate.x, y[i], x[i]);
-            x[i + 1] = fmaf(gate.y, y[i + 1], x[i + 1]);
-            x[i + 2] = fmaf(gate.z, y[i + 2], x[i + 2]);
-            x[i + 3] = fmaf(gate.w, y[i + 3], x[i + 3]);
+        for (int i = 0; i < EACH / 2; i += 2) {
+            const float4 gate = shared_by_all(a.gate, 2 * i, n, 1.0f);
+            x.word[i] = pack(fmaf(gate.x, low_of(y.word[i]), low_of(x.word[i])),
+                             fmaf(gate.y, high_of(y.word[i]), high_of(x.word[i])));
+            x.word[i + 1] = pack(fmaf(gate.z, low_of(y.word[i + 1]), low_of(x.word[i + 1])),
+                                 fmaf(gate.w, high_of(y.word[i + 1]), high_of(x.word[i + 1])));
         }
         store((uint16_t *)a.x + t * a.n, x, n);
-        round_all(x);
     }
     if (a.h == NULL) {
         return;
     }
-    float sum = 0.0f, squares = 0.0f;
+    const spread s = measure(x, n);
+    const float over = rsqrtf(s.squares / (float)n + a.eps);
 #pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        sum += x[i];
-    }
-    float mean = add_up(sum, parts) / (float)n;
-#pragma unroll
-    for (int i = 0; i < EACH; i++) {
-        bool there = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) < n;
-        x[i] = there ? x[i] - mean : 0.0f;
-        squares = fmaf(x[i], x[i], squares);
-    }
-    float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
-#pragma unroll
-    for (int i = 0; i < EACH; i += 4) {
-        float4 w = shared_by_all(a.w, i, n, 1.0f - a.plus), b = shared_by_all(a.b, i, n, 0.0f);
-        x[i] = fmaf(x[i] * over, w.x + a.plus, b.x);
-        x[i + 1] = fmaf(x[i + 1] * over, w.y + a.plus, b.y);
-        x[i + 2] = fmaf(x[i + 2] * over, w.z + a.plus, b.z);
-        x[i + 3] = fmaf(x[i + 3] * over, w.w + a.plus, b.w);
+    for (int i = 0; i < EACH / 2; i += 2) {
+        const float4 w = shared_by_all(a.w, 2 * i, n, 1.0f - a.plus), b = shared_by_all(a.b, 2 * i, n, 0.0f);
+        x.word[i] = pack(fmaf((low_of(x.word[i]) - s.mean) * over, w.x + a.plus, b.x),
+                         fmaf((high_of(x.word[i]) - s.mean) * over, w.y + a.plus, b.y));
+        x.word[i + 1] = pack(fmaf((low_of(x.word[i + 1]) - s.mean) * over, w.z + a.plus, b.z),
+                             fmaf((high_of(x.word[i + 1]) - s.mean) * over, w.w + a.plus, b.w));
     }
     store((uint16_t *)a.h + t * a.n, x, n);
 }
 
-/* Pairs lie together, so a thread has both of each. */
-__device__ __forceinline__ void rotate(float (&x)[EACH], const float *table, int head, int n) {
-#pragma unroll
-    for (int i = 0; i < VECTORS; i++) {
-        int at = ONCE * (int)(threadIdx.x + i * blockDim.x);
-        const float4 *from = (const float4 *)(table + (at < n ? at % head : 0));
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float4 two = from[j]; /* cosine and sine, of two pairs */
-            float *v = x + ONCE * i + 4 * j;
-            float first = v[0], second = v[2];
-            v[0] = first * two.x - v[1] * two.y;
-            v[1] = first * two.y + v[1] * two.x;
-            v[2] = second * two.z - v[3] * two.w;
-            v[3] = second * two.w + v[3] * two.z;
-        }
-    }
+/* Two pairs by two angles, cosine and sine of each. Pairs lie together, so a thread has both of each. */
+__device__ __forceinline__ float4 turned(float4 v, float4 by) {
+    return make_float4(v.x * by.x - v.y * by.y, v.x * by.y + v.y * by.x, v.z * by.z - v.w * by.w,
+                       v.z * by.w + v.w * by.z);
 }
 
-__global__ void qk_norm_rotary_kernel(qk_job a) {
-    __shared__ float parts[32];
-    float x[EACH];
-    int n = (int)a.n;
-    int64_t t = blockIdx.x;
+template <int THREADS, int BLOCKS> __global__ void __launch_bounds__(THREADS, BLOCKS) qk_norm_rotary_kernel(qk_job a) {
+    const int n = (int)a.n;
+    const int64_t t = blockIdx.x;
     const qk_part &part = a.part[blockIdx.y];
-    load(x, (const uint16_t *)part.from + t * part.from_row, n);
+    row_part x = load((const uint16_t *)part.from + t * part.from_row, n);
+    float over = 1.0f;
     if (part.w != NULL) {
         float squares = 0.0f;
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            squares = fmaf(x[i], x[i], squares);
+        for (int i = 0; i < EACH / 2; i++) {
+            squares = fmaf(low_of(x.word[i]), low_of(x.word[i]), squares);
+            squares = fmaf(high_of(x.word[i]), high_of(x.word[i]), squares);
         }
-        float over = rsqrtf(add_up(squares, parts) / (float)n + a.eps);
-#pragma unroll
-        for (int i = 0; i < EACH; i += 4) {
-            float4 w = shared_by_all(part.w, i, n, 1.0f);
-            x[i] *= over * w.x;
-            x[i + 1] *= over * w.y;
-            x[i + 2] *= over * w.z;
-            x[i + 3] *= over * w.w;
-        }
+        over = rsqrtf(add_up(squares) / (float)n + a.eps);
     }
-    if (part.table != NULL) {
-        rotate(x, part.table + t * a.head, (int)a.head, n);
+    if (part.w != NULL || part.table != NULL) {
+#pragma unroll
+        for (int i = 0; i < EACH / 2; i += 2) {
+            const int at = ONCE * (int)(threadIdx.x + i / 4 * blockDim.x) + i % 4 * 2;
+            const float4 w = shared_by_all(part.w, 2 * i, n, 1.0f);
+            float4 v = make_float4(low_of(x.word[i]) * (over * w.x), high_of(x.word[i]) * (over * w.y),
+                                   low_of(x.word[i + 1]) * (over * w.z), high_of(x.word[i + 1]) * (over * w.w));
+            if (part.table != NULL) {
+                v = turned(v, *(const float4 *)(part.table + t * a.head + (at < n ? at % (int)a.head : 0)));
+            }
+            x.word[i] = pack(v.x, v.y);
+            x.word[i + 1] = pack(v.z, v.w);
+        }
     }
     store((uint16_t *)part.to + t * part.to_row, x, n);
 }
@@ -320,7 +342,11 @@ extern "C" carry_status carry_cuda_add_layer_norm(carry_ctx *ctx, carry_tensor h
                           (const float *)b.data,
                           plus,
                           eps};
-    norm_kernel<<<(unsigned)job.rows, threads_of(job.n), 0, at.stream>>>(job);
+    if (job.n <= HALF) {
+        norm_kernel<512, 3><<<(unsigned)job.rows, threads_of(job.n), 0, at.stream>>>(job);
+    } else {
+        norm_kernel<1024, 1><<<(unsigned)job.rows, threads_of(job.n), 0, at.stream>>>(job);
+    }
     return launched(ctx, at, "a norm cannot be launched");
 }
 
@@ -354,7 +380,11 @@ extern "C" carry_status carry_cuda_qk_norm_rotary(carry_ctx *ctx, const carry_qk
     }
     const dim3 grid((unsigned)job.rows, (unsigned)args->parts);
     if (parts_fit(args)) {
-        qk_norm_rotary_kernel<<<grid, threads_of(job.n), 0, at.stream>>>(job);
+        if (job.n <= HALF) {
+            qk_norm_rotary_kernel<512, 3><<<grid, threads_of(job.n), 0, at.stream>>>(job);
+        } else {
+            qk_norm_rotary_kernel<1024, 1><<<grid, threads_of(job.n), 0, at.stream>>>(job);
+        }
     } else {
         with_type(x.dtype, [&](auto type) { plain_qk_kernel<decltype(type)><<<grid, THREADS, 0, at.stream>>>(job); });
     }

@@ -17,12 +17,33 @@ static __device__ __forceinline__ float update(float &m, float &v, float w, floa
     return w - (f.rate * m / (sqrtf(v) * f.unbias_v + f.eps) + f.decay * w);
 }
 
+/* Elements that do not decay: [first, end), ascending. A thread asks for elements that ascend too, so it looks at every
+   range once. */
+struct spared_elements {
+    const int64_t *pair;
+    int64_t left; /* of them */
+    int64_t first, end;
+    __device__ __forceinline__ void start() {
+        first = left > 0 ? pair[0] : INT64_MAX;
+        end = left > 0 ? pair[1] : INT64_MAX;
+    }
+    __device__ __forceinline__ bool has(int64_t element) {
+        while (element >= end) {
+            left--;
+            pair += 2;
+            start();
+        }
+        return element >= first;
+    }
+};
+
 /* Where the factor of clipping is NaN, nothing is changed: all threads see the same. fours: groups of EACH that may be
    read at once, from the first element on. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     adamw_kernel(float *w, float *m, float *v, const float *g, row_of<T> low, carry_adam_factors f,
-                 const carry_adam_factors *given, double factor, const float *clip, int64_t count, int64_t fours) {
+                 const carry_adam_factors *given, double factor, const float *clip, spared_elements spared,
+                 int64_t count, int64_t fours) {
     if (clip != NULL && isnan(*clip)) {
         return;
     }
@@ -32,7 +53,10 @@ __global__ void __launch_bounds__(THREADS)
     }
     f.factor = (float)(clip != NULL ? factor * (double)*clip : factor);
     const int64_t step = (int64_t)gridDim.x * THREADS, first = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const float decay = f.decay;
+    spared.start();
     for (int64_t i = first; i < fours; i += step) {
+        f.decay = spared.has(i * EACH) ? 0.0f : decay;
         float4 weight = ((const float4 *)w)[i], mean = ((const float4 *)m)[i], square = ((const float4 *)v)[i];
         const float4 slope = ((const float4 *)g)[i];
         weight.x = update(mean.x, square.x, weight.x, slope.x, f);
@@ -48,6 +72,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     for (int64_t i = fours * EACH + first; i < count; i += step) {
+        f.decay = spared.has(i) ? 0.0f : decay;
         const float weight = update(m[i], v[i], w[i], g[i], f);
         w[i] = weight;
         if (low.here()) {
@@ -63,6 +88,8 @@ extern "C" carry_status carry_cuda_adamw_step(carry_ctx *ctx, carry_tensor w, ca
     const int64_t count = carry_tensor_count(&w);
     const carry_adam_factors *given = (const carry_adam_factors *)options->factors.data;
     const carry_adam_factors factors = given == NULL ? carry_adam_factors_of(options, 1.0) : carry_adam_factors{};
+    const bool has_spared = options->spared.data != NULL;
+    const spared_elements spared = {(const int64_t *)options->spared.data, has_spared ? options->spared.shape[0] / 2 : 0, 0, 0};
     if (count == 0) {
         return CARRY_OK;
     }
@@ -72,7 +99,7 @@ extern "C" carry_status carry_cuda_adamw_step(carry_ctx *ctx, carry_tensor w, ca
                           is_aligned(low.data);
         adamw_kernel<T><<<blocks_for(count, wide ? THREADS * EACH : THREADS), THREADS, 0, at.stream>>>(
             (float *)w.data, (float *)m.data, (float *)v.data, (const float *)g.data, row<T>(low), factors, given,
-            options->factor, (const float *)options->clip.data, count, wide ? count / EACH : 0);
+            options->factor, (const float *)options->clip.data, spared, count, wide ? count / EACH : 0);
     });
     return launched(ctx, at, "adamw_step cannot be launched");
 }

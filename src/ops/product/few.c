@@ -9,12 +9,13 @@
 #include "ops/product/packed.h"
 
 /* Tokens done at once. Where the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done in such
-   parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against 140. Rows
-   of the weight done at a time; weights worth handing to a thread: some 10 us of reading. */
+   parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against 140. Sums
+   held at a time: of one token 2048 rows of the weight, since each part ends what is fetched ahead. Weights worth
+   handing to a thread: some 25 us of reading. */
 #define FEW_TOKENS 8
 #define MORE_TOKENS 24
-#define FEW_ROWS 256
-#define FEW_PIECE ((int64_t)1 << 17)
+#define FEW_SUMS 2048
+#define FEW_PIECE ((int64_t)1 << 19)
 
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -34,14 +35,15 @@ static void few_rows(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const few_job *j = argument;
     const size_t size = carry_dtype_size(j->y.dtype);
-    float sums[FEW_TOKENS * FEW_ROWS];
-    float old[FEW_ROWS];
-    for (int64_t row = begin; row < end; row += FEW_ROWS) {
+    const int64_t rows = FEW_SUMS / j->dots.tokens;
+    float sums[FEW_SUMS];
+    float old[FEW_SUMS];
+    for (int64_t row = begin; row < end; row += rows) {
         carry_half_dots d = j->dots;
-        d.rows = least(end - row, FEW_ROWS);
+        d.rows = least(end - row, rows);
         d.w += row * d.w_row;
         d.y = sums;
-        d.y_row = FEW_ROWS;
+        d.y_row = rows;
         if (j->bf16 != NULL) {
             j->bf16->few(&(carry_bf16_few){.rows = d.rows,
                                            .tokens = d.tokens,
@@ -50,7 +52,7 @@ static void few_rows(void *argument, int64_t begin, int64_t end, int worker) {
                                            .w = d.w,
                                            .y = sums,
                                            .w_row = d.w_row,
-                                           .y_row = FEW_ROWS});
+                                           .y_row = rows});
         } else {
             j->kernels->half_dots(&d);
         }
@@ -60,9 +62,9 @@ static void few_rows(void *argument, int64_t begin, int64_t end, int worker) {
                 carry_widen(j->kernels, old, to, j->y.dtype, d.rows);
             }
             for (int64_t r = 0; j->accumulate && r < d.rows; r++) {
-                sums[t * FEW_ROWS + r] += old[r];
+                sums[t * rows + r] += old[r];
             }
-            carry_narrow(j->kernels, to, sums + t * FEW_ROWS, j->y.dtype, d.rows);
+            carry_narrow(j->kernels, to, sums + t * rows, j->y.dtype, d.rows);
         }
     }
 }

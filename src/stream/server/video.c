@@ -116,7 +116,7 @@ carry_status carry_video_open(carry_ctx *ctx, carry_video **made, const char *pa
                               const carry_video_options *options) {
     struct stat about;
     *made = NULL;
-    if (stat(path, &about) != 0) {
+    if (options->camera == NULL && stat(path, &about) != 0) {
         return carry_fail(ctx, CARRY_ENOTFOUND, "there is no video %s: a .avi file, a folder of JPEGs or a camera",
                           path);
     }
@@ -127,10 +127,14 @@ carry_status carry_video_open(carry_ctx *ctx, carry_video **made, const char *pa
     v->options = *options;
     v->options.fps = options->fps > 0.0 ? options->fps : FPS;
     (void)snprintf(v->path, sizeof v->path, "%s", path);
-    carry_status status = S_ISCHR(about.st_mode)
-                              ? carry_video_open_camera(ctx, &v->source, path, options->width, options->height)
-                          : S_ISDIR(about.st_mode) ? carry_video_open_folder(ctx, &v->source, path)
-                                                   : carry_video_open_avi(ctx, &v->source, path);
+    carry_status status;
+    if (options->camera != NULL || S_ISCHR(about.st_mode)) {
+        status = carry_video_open_camera(ctx, &v->source, path, options->width, options->height, options->camera);
+    } else if (S_ISDIR(about.st_mode)) {
+        status = carry_video_open_folder(ctx, &v->source, path);
+    } else {
+        status = carry_video_open_avi(ctx, &v->source, path);
+    }
     if (status == CARRY_OK && (options->is_live || v->source.is_live)) {
         status = start_thread(ctx, v);
     }
@@ -206,6 +210,13 @@ static carry_status next(carry_ctx *ctx, carry_video *v, bool *has_one) {
     return CARRY_OK;
 }
 
+static bool decode(const carry_video *v, float *pixels, char *why, size_t why_size) {
+    const int width = v->options.width;
+    const int height = v->options.height;
+    return v->source.yuyv.width > 0 ? carry_yuyv_decode(&v->held, &v->source.yuyv, pixels, width, height, why, why_size)
+                                    : carry_jpeg_decode(&v->held, pixels, width, height, why, why_size);
+}
+
 carry_status carry_video_read(carry_ctx *ctx, carry_video *v, carry_tensor frames, int64_t *got, bool (*stop)(void)) {
     const int64_t n = frames.shape[0];
     const int64_t shape[] = {n, 3, v->options.height, v->options.width};
@@ -219,8 +230,7 @@ carry_status carry_video_read(carry_ctx *ctx, carry_video *v, carry_tensor frame
         if (!has_one) {
             continue;
         }
-        if (carry_jpeg_decode(&v->held, (float *)frames.data + *got * each, v->options.width, v->options.height, why,
-                              sizeof why)) {
+        if (decode(v, (float *)frames.data + *got * each, why, sizeof why)) {
             v->damaged = 0;
             ++*got;
             continue;

@@ -1,4 +1,5 @@
-/* Video in: a Motion JPEG file (.avi), a folder of JPEGs in the order of their names, or a camera (/dev/videoN, V4L2).
+/* Video in: a Motion JPEG file (.avi), a folder of JPEGs in the order of their names, or a camera (/dev/videoN, V4L2,
+   which gives Motion JPEG or YUYV).
 
    A source that is live, a camera or a file that plays at its own rate, is read by a thread that keeps the newest
    frames: who is slower than the source gets those, and older ones are dropped and counted. Any other source gives
@@ -8,16 +9,29 @@
 #define CARRY_STREAM_VIDEO_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "carry/tensor.h"
 
 #define CARRY_VIDEO_DAMAGED 30 /* frames in a row that end a video */
 
+/* What a camera is used through: open, close, ioctl and poll as in POSIX; map and unmap a buffer of it, NULL: refused.
+   Tests have a camera of their own. */
+typedef struct carry_camera_calls {
+    int (*open)(const char *path);
+    int (*close)(int file);
+    int (*ioctl)(int file, unsigned long request, void *argument);
+    int (*poll)(int file, int milliseconds, short *events); /* above 0: something happened, events says what */
+    void *(*map)(int file, size_t length, unsigned offset);
+    void (*unmap)(void *data, size_t length);
+} carry_camera_calls;
+
 typedef struct carry_video_options {
-    int width, height; /* that frames are scaled to */
-    int keep;          /* of a live source: the newest frames that are kept */
-    bool is_live;      /* of a file or folder; cameras always are */
-    double fps;        /* of a live folder; 0: 16. Files have their own. */
+    int width, height;                /* that frames are scaled to */
+    int keep;                         /* of a live source: the newest frames that are kept */
+    bool is_live;                     /* of a file or folder; cameras always are */
+    double fps;                       /* of a live folder; 0: 16. Files have their own. */
+    const carry_camera_calls *camera; /* NULL: the system's. Otherwise the path is a camera, whatever is there. */
 } carry_video_options;
 
 typedef struct carry_video carry_video;

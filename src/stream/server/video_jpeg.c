@@ -34,35 +34,6 @@ static void say_nothing(j_common_ptr common) {
     (void)common;
 }
 
-/* Bilinear, pixel centres on each other. */
-static void scale(float *to, int width, int height, const unsigned char *rgb, int from_width, int from_height) {
-    const float by_x = (float)from_width / (float)width;
-    const float by_y = (float)from_height / (float)height;
-    for (int y = 0; y < height; y++) {
-        float fy = ((float)y + 0.5f) * by_y - 0.5f;
-        fy = fy < 0.0f ? 0.0f : fy;
-        const int y0 = (int)fy < from_height - 1 ? (int)fy : from_height - 1;
-        const int y1 = y0 + 1 < from_height ? y0 + 1 : y0;
-        const float dy = fy - (float)y0;
-        for (int x = 0; x < width; x++) {
-            float fx = ((float)x + 0.5f) * by_x - 0.5f;
-            fx = fx < 0.0f ? 0.0f : fx;
-            const int x0 = (int)fx < from_width - 1 ? (int)fx : from_width - 1;
-            const int x1 = x0 + 1 < from_width ? x0 + 1 : x0;
-            const float dx = fx - (float)x0;
-            for (int c = 0; c < 3; c++) {
-                const float a = (float)rgb[3 * (y0 * from_width + x0) + c];
-                const float b = (float)rgb[3 * (y0 * from_width + x1) + c];
-                const float d = (float)rgb[3 * (y1 * from_width + x0) + c];
-                const float e = (float)rgb[3 * (y1 * from_width + x1) + c];
-                const float top = a + dx * (b - a);
-                const float bottom = d + dx * (e - d);
-                to[(c * height + y) * width + x] = (top + dy * (bottom - top)) / 255.0f;
-            }
-        }
-    }
-}
-
 static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int width, int height) {
     struct jpeg_decompress_struct *d = &r->decompress;
     if (setjmp(r->back) != 0) {
@@ -88,7 +59,7 @@ static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int 
         JSAMPROW at = r->rgb + row * d->output_scanline;
         (void)jpeg_read_scanlines(d, &at, 1);
     }
-    scale(pixels, width, height, r->rgb, (int)d->output_width, (int)d->output_height);
+    carry_video_scale(pixels, width, height, r->rgb, (int)d->output_width, (int)d->output_height);
     (void)jpeg_finish_decompress(d);
     return true;
 }

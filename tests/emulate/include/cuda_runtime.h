@@ -112,7 +112,8 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrGlobalMemoryBusWidth,
     cudaDevAttrComputeCapabilityMajor,
     cudaDevAttrComputeCapabilityMinor,
-    cudaDevAttrMemoryPoolsSupported
+    cudaDevAttrMemoryPoolsSupported,
+    cudaDevAttrMaxSharedMemoryPerBlockOptin
 } cudaDeviceAttr;
 typedef enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize } cudaFuncAttribute;
 typedef enum cudaMemPoolAttr {

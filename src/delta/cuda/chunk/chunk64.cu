@@ -15,18 +15,29 @@ extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_chu
 
 namespace {
 
-constexpr int64_t SIZE = 128, CHUNK = 64;
+constexpr int64_t CHUNK = 64;
+
+bool has_size(int64_t key, int64_t value) {
+    return (key == 64 || key == 128) && (value == 64 || value == 128 || value == 256);
+}
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
-    const char *reason = p->dtype == CARRY_F32                                ? "it is for bf16 and f16"
-                         : p->key != SIZE || p->value != SIZE                 ? "it is for K = V = 128"
-                         : p->gate == CARRY_DELTA_KEY_GATE                    ? "it has no gates by key channel"
-                         : p->snapshot_every > 0 || p->snapshot_last > 0      ? "it makes no snapshots"
-                         : (double)(p->batch * p->tokens + CHUNK * plan->sequences) * (double)p->value_heads >
-                                   2147483647.0 * CHUNK / 2.0                 ? "there are too many chunks"
-                         : !carry_delta_chunk_works(plan->ordinal)            ? "it is for GPUs of sm_90a"
-                                                                              : NULL;
+    double chunks = (double)(p->batch * p->tokens) / CHUNK + (double)plan->sequences;
+    const char *reason = NULL;
+    if (p->dtype == CARRY_F32) {
+        reason = "it is for bf16 and f16";
+    } else if (!has_size(p->key, p->value)) {
+        reason = "it is for K of 64 or 128 and V of 64, 128 or 256";
+    } else if (p->gate == CARRY_DELTA_KEY_GATE) {
+        reason = "it has no gates by key channel";
+    } else if (p->snapshot_every > 0 || p->snapshot_last > 0) {
+        reason = "it makes no snapshots";
+    } else if (chunks * (double)(p->value_heads * p->value / 64) > 2147483647.0) {
+        reason = "there are too many chunks";
+    } else if (!carry_delta_chunk_works(plan->ordinal)) {
+        reason = "it is for GPUs of sm_90a";
+    }
     if (reason != NULL) {
         (void)snprintf(why, why_size, "%s", reason);
     }
@@ -39,7 +50,7 @@ double cost(const carry_delta_plan *plan) {
     double units = plan->gpu.units > 0 ? plan->gpu.units : 1;
     double lanes = (double)plan->sequences * (double)p->value_heads;
     double length = (double)p->batch * (double)p->tokens / (double)plan->sequences;
-    double steps = (double)(int64_t)((length + CHUNK - 1) / CHUNK), rounds = lanes * 2.0 / units;
+    double steps = (double)(int64_t)((length + CHUNK - 1) / CHUNK), rounds = lanes * (double)(p->value / 64) / units;
     double chunks = steps * (double)plan->sequences * (double)p->heads;
     return 8e-6 + chunks * (18e-9 + 11e-9 * (double)plan->group) * 132.0 / units +
            steps * 1.2e-6 * (rounds > 1.0 ? rounds : 1.0);
@@ -53,6 +64,8 @@ carry_delta_chunk_job job_of(const carry_delta_plan *plan) {
     job.tokens = p->tokens;
     job.heads = p->heads;
     job.value_heads = p->value_heads;
+    job.key = p->key;
+    job.value = p->value;
     job.sequences = plan->sequences;
     job.scale = plan->scale;
     job.state_transposed = p->state_transposed;
@@ -127,7 +140,7 @@ template <typename Args> void set_inputs(carry_delta_chunk_job *job, const Args 
 void told(carry_delta_plan *plan, double factor) {
     const carry_delta_problem *p = &plan->problem;
     double tokens = (double)(p->batch * p->tokens);
-    plan->flops = factor * tokens * (double)p->value_heads * (double)(SIZE * SIZE);
+    plan->flops = factor * tokens * (double)p->value_heads * (double)(p->key * p->value);
     carry_span_work(plan->ctx, plan->flops, tokens);
 }
 
@@ -185,7 +198,7 @@ carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_te
 
 extern "C" const carry_delta_method carry_delta_cuda_chunk64 = {
     .name = "chunk64",
-    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16 and f16, K = V = 128",
+    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16 and f16, K of 64 or 128, V of 64, 128 or 256",
     .chunk = CHUNK,
     .applies = applies,
     .cost = cost,

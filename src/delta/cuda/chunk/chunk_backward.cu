@@ -3,7 +3,7 @@
 
    So that the workspace stays below one and a half times the inputs: where half of the heads fill the GPU, they are done
    first and then the others, in the same workspace; else segments are, some of them at a time, or the walks go by parts
-   (ring, chunk_device.cuh). */
+   (ring, chunk_device.cuh). Where that is not enough (packed sequences that are short), a few heads at a time. */
 #include "delta/cuda/chunk/chunk_gradient_args.cuh"
 #include "delta/cuda/chunk/chunk_host.cuh"
 
@@ -15,7 +15,8 @@ struct layout {
     size_t states, values, dstates, between, partial, pairs, bytes;
 };
 
-/* The workspace is to be at most MOST times q, k, v and do, if it is large at all (LARGE bytes). */
+/* The workspace is to be at most 1.5 times q, k, v and do, if it is large at all (LARGE bytes); rooms are counted with
+   a little less. */
 constexpr double MOST = 1.495, LARGE = 32e6;
 constexpr int LEAST = 8; /* chunks of a ring's part */
 
@@ -26,26 +27,41 @@ shape segmented(const carry_delta_chunk_job *job, int units) {
 }
 
 double walks_of(const carry_delta_chunk_job *job, const shape &s) {
-    return (double)(job->sequences * s.segments * job->value_heads);
+    return (double)(job->sequences * s.segments * walked_heads(job));
+}
+
+double inputs_of(const carry_delta_chunk_job *job) {
+    return (double)(job->batch * job->tokens) * 4.0 *
+           (double)(job->heads * job->key + job->value_heads * job->value);
+}
+
+/* What the walks keep of one chunk of a value head that is walked. */
+size_t state_bytes_of(const carry_delta_chunk_job *job) {
+    return (size_t)(job->key / 64 * (part_size(job) / 64)) * BAND;
+}
+size_t value_bytes_of(const carry_delta_chunk_job *job) {
+    return (size_t)(part_size(job) / 64) * BAND;
+}
+double room_bytes(const carry_delta_chunk_job *job) {
+    return (double)(2 * state_bytes_of(job) + value_bytes_of(job));
 }
 
 /* How many chunks of value heads there is room for, of both walks. */
 double rooms_of(const carry_delta_chunk_job *job, int units) {
     double tiles = (double)(slots_of(job) * job->value_heads);
-    double inputs = (double)slots_of(job) * 2.0 * (double)(job->heads + job->value_heads) * TILE;
     double rounds = job->state_heads > 0 ? (double)(job->state_heads / job->value_heads) : 1.0;
     double others = tiles * (CHUNK_BYTES + 8) + (double)pair_bytes(job, units, true);
-    double most = MOST * inputs * rounds;
-    return ((most > LARGE ? most : LARGE) - others) / (2.0 * STATE_BYTES + TILE);
+    double most = MOST * inputs_of(job) * rounds;
+    return ((most > LARGE ? most : LARGE) - others) / room_bytes(job);
 }
 
 bool all_fit(const carry_delta_chunk_job *job, double rooms) {
-    return rooms >= (double)(slots_of(job) * job->value_heads);
+    return rooms >= (double)(slots_of(job) * walked_heads(job));
 }
 
 /* How many segments of a sequence there is room for, so that rounds of them are as long; 0: none. */
 int segments_at_once(const carry_delta_chunk_job *job, const shape &s, double rooms) {
-    int most = (int)(rooms / ((double)(job->sequences * job->value_heads) * (double)s.segment_chunks));
+    int most = (int)(rooms / ((double)(job->sequences * walked_heads(job)) * (double)s.segment_chunks));
     int rounds = most > 0 ? (s.segments + most - 1) / most : 0;
     return rounds > 0 && rounds <= 3 ? (s.segments + rounds - 1) / rounds : 0;
 }
@@ -62,24 +78,13 @@ ring ring_of(const carry_delta_chunk_job *job, const shape &s, int units) {
         r.rooms[0] = r.rooms[1] = s.segment_chunks;
         return r;
     }
-    rooms = rooms / walks_of(job, s) - 2.0 * D * D * sizeof(float) / (2.0 * STATE_BYTES + TILE);
+    rooms = rooms / walks_of(job, s) - 2.0 * D * D * sizeof(float) / room_bytes(job);
     r.half = (s.segment_chunks + 1) / 2;
     int most = rooms - r.half > LEAST ? (int)(rooms - r.half) : LEAST, parts = (r.half + most - 1) / most;
     r.each = (r.half + parts - 1) / parts;
     r.rooms[0] = r.half + r.each;
     r.rooms[1] = s.segment_chunks - r.half + r.each;
     return r;
-}
-
-/* The heads in two rounds, where half of them fill the GPU (two bands, two walks) or a ring would be too small. */
-int rounds_of(const carry_delta_chunk_job *job, int units) {
-    shape s = segmented(job, units);
-    double rooms = rooms_of(job, units);
-    bool many = 2 * job->sequences * job->value_heads * 20 >= (int64_t)units * 19;
-    bool small = job->cu_seqlens != NULL ||
-                 (rooms < walks_of(job, s) * (double)((s.segment_chunks + 1) / 2 + LEAST + 2) &&
-                  (s.segments == 1 || segments_at_once(job, s, rooms) == 0));
-    return job->heads % 2 == 0 && !all_fit(job, rooms) && (many || small) ? 2 : 1;
 }
 
 carry_delta_view part_of(carry_delta_view view, int64_t first) {
@@ -107,7 +112,7 @@ carry_delta_chunk_job round_of(const carry_delta_chunk_job &job, int rounds, int
     part.g = part_of(job.g, value_head);
     part.A_log = part_of(job.A_log, value_head);
     part.dt_bias = part_of(job.dt_bias, value_head);
-    part.initial_state = part_of(job.initial_state, value_head * D * D);
+    part.initial_state = part_of(job.initial_state, value_head * job.key * job.value);
     return part;
 }
 
@@ -121,8 +126,8 @@ carry_delta_chunk_back round_of(const carry_delta_chunk_back &b, int rounds, int
     part.dv = part_of(b.dv, value_head);
     part.dbeta = part_of(b.dbeta, value_head);
     part.dg = part_of(b.dg, value_head);
-    part.dfinal_state = part_of(b.dfinal_state, value_head * D * D);
-    part.dinitial_state = part_of(b.dinitial_state, value_head * D * D);
+    part.dfinal_state = part_of(b.dfinal_state, value_head * b.job.key * b.job.value);
+    part.dinitial_state = part_of(b.dinitial_state, value_head * b.job.key * b.job.value);
     part.dA_log = part_of(b.dA_log, value_head);
     part.ddt_bias = part_of(b.ddt_bias, value_head);
     return part;
@@ -132,8 +137,8 @@ carry_delta_chunk_back round_of(const carry_delta_chunk_back &b, int rounds, int
 layout layout_of(const carry_delta_chunk_job *job, int units) {
     shape s = segmented(job, units);
     ring r = ring_of(job, s, units);
-    size_t tiles = (size_t)(slots_of(job) * job->value_heads), kept = tiles, back = tiles;
-    size_t walks = (size_t)(job->sequences * s.segments * job->value_heads);
+    size_t tiles = (size_t)(slots_of(job) * job->value_heads), kept = tiles << s.shift, back = kept;
+    size_t walks = (size_t)(job->sequences * s.segments * walked_heads(job));
     if (r.each > 0 || r.count > 0) {
         size_t lanes = r.count > 0 ? walks / (size_t)s.segments * (size_t)r.count : walks;
         kept = lanes * (size_t)r.rooms[0];
@@ -141,23 +146,40 @@ layout layout_of(const carry_delta_chunk_job *job, int units) {
     }
     layout l;
     l.states = tiles * CHUNK_BYTES;
-    l.values = l.states + kept * STATE_BYTES;
-    l.dstates = l.values + kept * TILE;
-    l.between = l.dstates + back * STATE_BYTES;
+    l.values = l.states + kept * state_bytes_of(job);
+    l.dstates = l.values + kept * value_bytes_of(job);
+    l.between = l.dstates + back * state_bytes_of(job);
     l.partial = l.between + (r.each > 0 ? 2 * walks * D * D * sizeof(float) : 0);
     l.pairs = l.partial + (tiles * 2 * sizeof(float) + 15) / 16 * 16;
     l.bytes = l.pairs + pair_bytes(job, units, true);
     return l;
 }
 
+/* The heads in so many rounds, as few as have room: two at least where half of them fill the GPU and all of them have no
+   room without a ring. */
+int rounds_of(const carry_delta_chunk_job *job, int units) {
+    double most = 1.5 * inputs_of(job);
+    bool many = part_size(job) / 64 * job->sequences * walked_heads(job) * 20 >= (int64_t)units * 19;
+    int64_t rounds = many && !all_fit(job, rooms_of(job, units)) && job->heads % 2 == 0 ? 2 : 1;
+    for (; rounds < job->heads; rounds++) {
+        if (job->heads % rounds == 0) {
+            carry_delta_chunk_job part = round_of(*job, (int)rounds, 0);
+            if ((double)layout_of(&part, units).bytes <= (most > LARGE ? most : LARGE)) {
+                break;
+            }
+        }
+    }
+    return (int)rounds;
+}
+
 carry_status check(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal) {
     CARRY_TRY(check_view(ctx, "q", &b->job.q, ordinal));
     CARRY_TRY(check_view(ctx, "k", &b->job.k, ordinal));
-    CARRY_TRY(check_view(ctx, "v", &b->job.v, ordinal));
-    CARRY_TRY(check_view(ctx, "do", &b->grad_o, ordinal));
+    CARRY_TRY(check_values(ctx, "v", &b->job.v, &b->job, ordinal));
+    CARRY_TRY(check_values(ctx, "do", &b->grad_o, &b->job, ordinal));
     CARRY_TRY(check_view(ctx, "dq", &b->dq, ordinal));
     CARRY_TRY(check_view(ctx, "dk", &b->dk, ordinal));
-    return check_view(ctx, "dv", &b->dv, ordinal);
+    return check_values(ctx, "dv", &b->dv, &b->job, ordinal);
 }
 
 /* The last kernel's, but for where its tensors are described. */
@@ -165,10 +187,10 @@ void set_gradients(gradient_args *last, const carry_delta_chunk_back *b, const l
     const carry_delta_chunk_job *job = &b->job;
     char *memory = (char *)job->workspace;
     last->items = (int)(slots_of(job) * job->heads);
-    last->v = job->v;
+    last->v = parts_of(&job->v, job);
     last->dq = b->dq;
     last->dk = b->dk;
-    last->dv = b->dv;
+    last->dv = parts_of(&b->dv, job);
     last->dbeta = b->dbeta;
     last->dg = b->dg;
     last->states = memory + l.states;
@@ -215,13 +237,13 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode
     scan_launch both = {};
     scan_args &a = both.first, &back = both.second;
     gradient_args last = {};
-    CARRY_TRY(make_map(ctx, encode, &a.q, "q", &job->q, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.k, "k", &job->k, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.v, "v", &job->v, job, job->value_heads, 1, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &last.grad_o, "do", &b->grad_o, job, job->value_heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &last.grad_q, "dq", &b->dq, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &last.grad_k, "dk", &b->dk, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &last.grad_v, "dv", &b->dv, job, job->value_heads, 2, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &a.q, "q", &job->q, job, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &a.k, "k", &job->k, job, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &a.v, "v", &job->v, job, 1, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &last.grad_o, "do", &b->grad_o, job, 2, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &last.grad_q, "dq", &b->dq, job, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &last.grad_k, "dk", &b->dk, job, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &last.grad_v, "dv", &b->dv, job, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
     CARRY_TRY(launch_prepare(ctx, job, last.in, ordinal, stream));
     a.s = last.in.s = segmented(job, units);
@@ -233,10 +255,10 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode
     a.pairs = (float *)(memory + l.pairs);
     a.between = (float *)(memory + l.between);
     back = a;
-    back.between += (size_t)(job->sequences * a.s.segments * job->value_heads) * D * D;
-    CARRY_TRY(make_map(ctx, encode, &back.v, "do", &b->grad_o, job, job->value_heads, 1, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &back.o, "dv", &b->dv, job, job->value_heads, 1, ordinal));
-    back.out = b->dv;
+    back.between += (size_t)(job->sequences * a.s.segments * walked_heads(job)) * D * D;
+    CARRY_TRY(map_values(ctx, encode, &back.v, "do", &b->grad_o, job, 1, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &back.o, "dv", &b->dv, job, 1, ordinal));
+    back.out = parts_of(&b->dv, job);
     back.initial_state = b->dfinal_state;
     back.final_state = b->dinitial_state;
     back.states = memory + l.dstates;

@@ -1,7 +1,9 @@
-/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K = V = 128: plain descriptions and launchers.
+/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K of 64 or 128, V of 64, 128 or 256: plain
+   descriptions and launchers. The kernels are for K = 128 and 64 or 128 values: of a K of 64 the other half is zeros
+   that the copy engine puts there, and a V of 256 is walked as two value heads that share what prepare makes.
 
    Forward is two kernels. prepare makes of every chunk and value head what does not depend on the state: the inverse
-   triangle times beta, the masked and gated scores, and the decays. scan walks the chunks of a sequence with the state
+   triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a sequence with the state
    in registers. Work for the host: nothing but the launches. */
 #ifndef CARRY_DELTA_CHUNK_CUDA_H
 #define CARRY_DELTA_CHUNK_CUDA_H
@@ -26,7 +28,7 @@ typedef struct carry_delta_view {
 } carry_delta_view;
 
 typedef struct carry_delta_chunk_job {
-    int64_t batch, tokens, heads, value_heads;
+    int64_t batch, tokens, heads, value_heads, key, value;
     int64_t state_heads;       /* of a sequence's states in memory, of which these are some; 0: value_heads */
     int64_t sequences;         /* batch, or the packed ones */
     const int64_t *cu_seqlens; /* in device memory; NULL: not packed */
@@ -54,7 +56,7 @@ bool carry_delta_chunk_works(int ordinal);
 /* units: multiprocessors of the GPU. */
 size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units);
 /* Enqueued; the job is not read afterwards. CARRY_EUNSUPPORTED names a tensor whose place the copy engine cannot take:
-   starts and strides of q, k, v and o are multiples of 16 bytes. */
+   starts and strides of q, k, v and o are multiples of 16 bytes, and heads of 256 values lie one after the other. */
 carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
 carry_status carry_delta_chunk_forward_f16(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream);
 size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units);

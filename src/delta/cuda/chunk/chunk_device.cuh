@@ -1,11 +1,14 @@
 /* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
 
-   A chunk of a value head takes CHUNK_BYTES of the workspace: T[i, j] and P[i, j] as 64 x 64 bf16 in the copy engine's
-   128-byte swizzle, so that one plain copy brings them ready for products, then 64 numbers each of
+   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T as 64 x 64 bf16 in the copy
+   engine's 128-byte swizzle, so that one plain copy brings them ready for products, then 64 numbers each of
 
        fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
 
-   beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm). */
+   beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm).
+
+   The scores P are kept times T, since P V' = W (beta (V - fade X)) cancels where keys are alike: with P and V' rounded
+   to bf16 outputs are off by 6.5e-3 there, with W and what it multiplies by 2.5e-3. */
 #ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
 #define CARRY_DELTA_CHUNK_DEVICE_CUH
 
@@ -28,16 +31,29 @@ namespace DELTA_CHUNK {
 constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;      /* bytes of 64 columns */
 constexpr int TILE = 2 * BAND;     /* of q or k */
-constexpr int NUMBERS_AT = 2 * BAND; /* T, P, then numbers */
+constexpr int NUMBERS_AT = 2 * BAND; /* T, W, then numbers */
 constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
 constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 
+/* value_heads: those walked, 1 << shift of each value head, of `bands` times 64 values. */
 struct shape {
-    int batch, tokens, heads, value_heads, state_heads, sequences;
+    int batch, tokens, heads, value_heads, state_heads, sequences, shift, bands, key_bands;
     const int64_t *cu_seqlens;
     int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
 };
+
+/* Of a chunk and a value head that is walked: which tile has what prepare made of it; and bytes of a kept state (bands
+   of keys, values in rows) and of kept values. */
+static __device__ __forceinline__ int64_t tile_of(const shape &s, int64_t slot, int value_head) {
+    return slot * (s.value_heads >> s.shift) + (value_head >> s.shift);
+}
+static __device__ __forceinline__ int state_bytes(const shape &s) {
+    return s.key_bands * s.bands * BAND;
+}
+static __device__ __forceinline__ int value_bytes(const shape &s) {
+    return s.bands * BAND;
+}
 
 /* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
    segment), then on by parts of `each` chunks, after each of which the gradients of the chunks that both have seen are

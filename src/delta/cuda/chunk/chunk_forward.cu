@@ -3,6 +3,47 @@
 
 namespace DELTA_CHUNK {
 
+/* q k and k k of a chunk, as sums of 64 rows. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t q, uint32_t k) {
+    using namespace hopper;
+    products_begin();
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        uint32_t along = i / 4 * BAND + i % 4 * 32;
+        product_both(kk, describe(k + along, 0), describe(k + along, 0), i > 0);
+        product_both(qk, describe(q + along, 0), describe(k + along, 0), i > 0);
+    }
+    products_commit();
+    products_wait<0>();
+    keep_below(kk);
+    keep_below(qk);
+    __syncthreads();
+}
+
+/* The tiles of `heads` (1 or 2) value heads, whose numbers are there, into their places at `data`, where the scores are
+   put before. */
+static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare_numbers &n, const float (&kk)[32],
+                                                  const float (&qk)[32], uint32_t start, char *data, int heads,
+                                                  int thread) {
+    float *triangles = (float *)(data + 2 * CHUNK_BYTES);
+    int warp = thread / 32, lane = thread % 32;
+    for (int e = 0; e < heads; e++) {
+        weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, (float4 *)(data + e * CHUNK_BYTES) + thread, warp, lane);
+    }
+    __syncthreads();
+    invert(triangles, warp, lane);
+    __syncthreads();
+    for (int e = 0; e < heads; e++) {
+        float W[8][4] = {};
+        apply_inverse(W, (const float4 *)(data + e * CHUNK_BYTES) + thread, triangles + e * TRIANGLE, warp, lane);
+        __syncthreads(); /* everyone has read the scores */
+        store_weights(start + e * CHUNK_BYTES + BAND, W, warp, lane);
+        finish(a, n, e, triangles + e * TRIANGLE, start + e * CHUNK_BYTES, data + e * CHUNK_BYTES, thread);
+    }
+    hopper::fence_async();
+    __syncthreads();
+}
+
 __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepare_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
@@ -16,7 +57,6 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
     int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
     uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
     char *data = memory + (start - shared_address(memory));
-    float *triangles = (float *)(data + 2 * CHUNK_BYTES);
     uint32_t full = shared_address(&n.full), q = start, k = start + TILE;
     if (thread == 0) {
         barrier_init(full, 1);
@@ -25,8 +65,7 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
         copy_tile(q, &a.q, at.first, 0, head, at.batch, full);
         copy_tile(k, &a.k, at.first, 0, head, at.batch, full);
     }
-    int group = a.s.value_heads / a.s.heads;
-    int value_head = head * group;
+    int group = (a.s.value_heads >> a.s.shift) / a.s.heads, value_head = head * group;
     __syncthreads();
     if (warp < 2) { /* the first pair's numbers come while the tiles do */
         load_numbers(a, at, value_head + min(warp, group - 1), n, warp, lane);
@@ -40,18 +79,7 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
     }
     n.inverse_norm[thread / C][thread % C] = a.l2norm ? inverse_norm(thread < C ? k : q, thread % C) : 1.0f;
     float kk[32], qk[32];
-    products_begin();
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        uint32_t along = i / 4 * BAND + i % 4 * 32;
-        product_both(kk, describe(k + along, 0), describe(k + along, 0), i > 0);
-        product_both(qk, describe(q + along, 0), describe(k + along, 0), i > 0);
-    }
-    products_commit();
-    products_wait<0>();
-    keep_below(kk);
-    keep_below(qk);
-    __syncthreads();
+    multiply(kk, qk, q, k);
     for (int pair = 0; pair < group; pair += 2) {
         int heads = min(2, group - pair);
         if (pair > 0) {
@@ -63,21 +91,14 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
             }
             __syncthreads();
         }
-        for (int e = 0; e < heads; e++) {
-            weigh(a, n, e, kk, qk, triangles + e * TRIANGLE, start + e * CHUNK_BYTES + BAND, warp, lane);
-        }
-        __syncthreads();
-        invert(triangles, warp, lane);
-        __syncthreads();
-        for (int e = 0; e < heads; e++) {
-            finish(a, n, e, triangles + e * TRIANGLE, start + e * CHUNK_BYTES, data + e * CHUNK_BYTES, thread);
-        }
-        fence_async();
-        __syncthreads();
+        make_tiles(a, n, kk, qk, start, data, heads, thread);
         if (thread == 0) {
             for (int e = 0; e < heads; e++) {
-                int64_t to = (int64_t)slot * a.s.value_heads + value_head + pair + e;
-                store_bytes(a.tiles + to * CHUNK_BYTES, start + e * CHUNK_BYTES, CHUNK_BYTES);
+                /* In two parts: initcheck of CUDA 13.0 sees the first 16 KiB of such a store. */
+                int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + value_head + pair + e;
+                char *to = a.tiles + tile * CHUNK_BYTES;
+                store_bytes(to, start + e * CHUNK_BYTES, NUMBERS_AT);
+                store_bytes(to + NUMBERS_AT, start + e * CHUNK_BYTES + NUMBERS_AT, NUMBERS_BYTES);
             }
             stores_commit();
         }
@@ -110,9 +131,13 @@ static cuuint64_t stride_of(int64_t elements, int64_t count) {
     return count > 1 ? (cuuint64_t)elements * 2 : 256; /* a stride over one element is nobody's, but must look like one */
 }
 
-carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                      const carry_delta_chunk_job *job, int64_t heads, int bands, int ordinal) {
-    const cuuint64_t sizes[] = {64, (cuuint64_t)job->tokens, D / 64, (cuuint64_t)heads, (cuuint64_t)job->batch};
+/* [batch, heads, bands of 64, tokens, 64], of which a tile is 64 tokens of one head, `bands` bands: those behind the
+   head's size come as zeros and are not stored. */
+static carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name,
+                             const carry_delta_view *of, const carry_delta_chunk_job *job, int64_t heads, int64_t size,
+                             int bands, int ordinal) {
+    const cuuint64_t sizes[] = {64, (cuuint64_t)job->tokens, (cuuint64_t)(size / 64), (cuuint64_t)heads,
+                                (cuuint64_t)job->batch};
     const cuuint64_t strides[] = {stride_of(of->token, job->tokens), 128, stride_of(of->head, heads),
                                   stride_of(of->batch, job->batch)};
     const cuuint32_t tile[] = {64, C, (cuuint32_t)bands, 1, 1};
@@ -135,13 +160,38 @@ carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view
     return CARRY_OK;
 }
 
+carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_view *view,
+                          const carry_delta_chunk_job *job, int ordinal) {
+    CARRY_TRY(check_view(ctx, name, view, ordinal));
+    if (shift_of(job) > 0 && job->value_heads > 1 && view->head != job->value) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "CUDA device %d: heads of %s are %lld elements apart, where 256 are accepted", ordinal, name,
+                          (long long)view->head);
+    }
+    return CARRY_OK;
+}
+
+carry_status map_keys(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                      const carry_delta_chunk_job *job, int ordinal) {
+    return make_map(ctx, encode, map, name, of, job, job->heads, job->key, 2, ordinal);
+}
+
+carry_status map_values(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                        const carry_delta_chunk_job *job, int bands, int ordinal) {
+    carry_delta_view parts = parts_of(of, job);
+    return make_map(ctx, encode, map, name, &parts, job, walked_heads(job), part_size(job), bands, ordinal);
+}
+
 shape shape_of(const carry_delta_chunk_job *job) {
     return {(int)job->batch,
             (int)job->tokens,
             (int)job->heads,
-            (int)job->value_heads,
+            (int)walked_heads(job),
             (int)(job->state_heads > 0 ? job->state_heads : job->value_heads),
             (int)job->sequences,
+            shift_of(job),
+            (int)part_size(job) / 64,
+            (int)job->key / 64,
             job->cu_seqlens,
             1,
             (int)((job->tokens + C - 1) / C)};
@@ -151,7 +201,7 @@ shape shape_of(const carry_delta_chunk_job *job) {
    beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
    2.5 us. What many blocks ask of memory takes longer: from 0.8 of the multiprocessors on, backward from 0.64. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
-    int64_t chunks = (job->tokens + C - 1) / C, lanes = 2 * job->sequences * job->value_heads;
+    int64_t chunks = (job->tokens + C - 1) / C, lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     int64_t walks = backward ? 2 : 1;
     int best = 1;
     double least = 1.2 * (double)chunks;
@@ -175,7 +225,7 @@ int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
 
 size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t segments = segments_of(job, units, backward), parts = backward ? 3 : 2;
-    return segments > 1 ? (size_t)(job->sequences * job->value_heads * segments * parts) * D * D * sizeof(float) : 0;
+    return segments > 1 ? (size_t)(job->sequences * walked_heads(job) * segments * parts) * D * D * sizeof(float) : 0;
 }
 
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k) {
@@ -236,15 +286,15 @@ extern "C" carry_status FORWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_job
     scan_args &a = l.first;
     CARRY_TRY(check_view(ctx, "q", &job->q, ordinal));
     CARRY_TRY(check_view(ctx, "k", &job->k, ordinal));
-    CARRY_TRY(check_view(ctx, "v", &job->v, ordinal));
-    CARRY_TRY(check_view(ctx, "o", &job->o, ordinal));
+    CARRY_TRY(check_values(ctx, "v", &job->v, job, ordinal));
+    CARRY_TRY(check_values(ctx, "o", &job->o, job, ordinal));
     CARRY_TRY(find_encoder(ctx, &encode, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.q, "q", &job->q, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.k, "k", &job->k, job, job->heads, 2, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.v, "v", &job->v, job, job->value_heads, 1, ordinal));
-    CARRY_TRY(make_map(ctx, encode, &a.o, "o", &job->o, job, job->value_heads, 1, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &a.q, "q", &job->q, job, ordinal));
+    CARRY_TRY(map_keys(ctx, encode, &a.k, "k", &job->k, job, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &a.v, "v", &job->v, job, 1, ordinal));
+    CARRY_TRY(map_values(ctx, encode, &a.o, "o", &job->o, job, 1, ordinal));
     a.s = shape_of(job);
-    a.out = job->o;
+    a.out = parts_of(&job->o, job);
     a.tiles = (const char *)job->workspace;
     a.pairs = (float *)((char *)job->workspace + (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES);
     a.initial_state = job->initial_state;

@@ -17,6 +17,7 @@ struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C]; /* sums of dP P and M D kk; of the columns, by warp */
     float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4]; /* S . dS, by warp */
+    float held[2][C]; /* of the first part of a head's values: of the gates, of beta */
 };
 
 /* full: it was copied; empty: it was read. Of (q, k), of (dO, Y, numbers), of V', S and dS. */
@@ -167,62 +168,6 @@ static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_
     hopper::fence_async();
 }
 
-/* Y . v of rows whose beta is too small to divide by; 128 threads, 16 a row. */
-static __device__ __forceinline__ void small_betas(const gradient_args &a, const float *n, gradient_numbers &sums,
-                                                   const chunk_place &at, int head, const char *y, int thread) {
-    int lane = thread % 32, part = thread % 16;
-    float beta = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
-    if (!__any_sync(0xffffffffu, tiny(beta))) {
-        return;
-    }
-#pragma unroll 1
-    for (int row = thread / 16; row < C; row += 8) {
-        float dot = 0.0f;
-        if (row < at.length) {
-            uint4 yw = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
-            uint4 vw = *(const uint4 *)((const __nv_bfloat16 *)a.v.data + at.batch * a.v.batch +
-                                        (int64_t)(at.first + row) * a.v.token + head * a.v.head + part * 8);
-            const uint32_t ys[4] = {yw.x, yw.y, yw.z, yw.w}, vs[4] = {vw.x, vw.y, vw.z, vw.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                dot += low_half(ys[i]) * low_half(vs[i]) + high_half(ys[i]) * high_half(vs[i]);
-            }
-        }
-#pragma unroll
-        for (int step = 1; step < 16; step *= 2) {
-            dot += __shfl_xor_sync(0xffffffffu, dot, step);
-        }
-        if (part == 0) {
-            sums.y_value[row] = dot;
-        }
-    }
-}
-
-static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
-    return pack(by * low_half(pair), by * high_half(pair));
-}
-
-/* dv of rows that have Y in its place; 128 threads, 16 a row. */
-static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, const chunk_place &at,
-                                                     int head, const char *y, int thread) {
-    int lane = thread % 32, part = thread % 16;
-    float least = fminf(fabsf(n[BETA + lane]), fabsf(n[BETA + lane + 32]));
-    if (!__any_sync(0xffffffffu, tiny(least))) {
-        return;
-    }
-    __nv_bfloat16 *to = (__nv_bfloat16 *)a.dv.data + at.batch * a.dv.batch + (int64_t)at.first * a.dv.token +
-                        head * a.dv.head + part * 8;
-#pragma unroll 1
-    for (int row = thread / 16; row < at.length; row += 8) {
-        float beta = n[BETA + row];
-        if (tiny(beta)) {
-            uint4 w = *(const uint4 *)(y + part / 8 * BAND + row * 128 + ((part % 8 ^ (row & 7)) << 4));
-            *(uint4 *)(to + row * a.dv.token) = {pack_times(beta, w.x), pack_times(beta, w.y), pack_times(beta, w.z),
-                                                 pack_times(beta, w.w)};
-        }
-    }
-}
-
 /* S . dS, by the 96 threads that have nothing else to do. */
 constexpr int INNER_WARPS = 3;
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
@@ -247,10 +192,27 @@ static __device__ __forceinline__ void inner_product(gradient_numbers &sums, con
     }
 }
 
+/* What the two halves of a value head of 256 give: whether it is all there. */
+static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2], float (&dbeta)[2], bool last,
+                                                 int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int t = 2 * lane + i;
+        if (last) {
+            dg[i] += held[0][t];
+            dbeta[i] += held[1][t];
+        } else {
+            held[0][t] = dg[i];
+            held[1][t] = dbeta[i];
+        }
+    }
+    return last;
+}
+
 /* Gates and beta of one value head: a warp, two tokens a lane. */
 static __device__ __forceinline__ void finish_numbers(const gradient_args &a, const float *n,
-                                                      const gradient_numbers &sums, const chunk_place &at, int slot,
-                                                      int head, int lane) {
+                                                      const gradient_numbers &sums, float (*held)[C],
+                                                      const chunk_place &at, int slot, int value_head, int lane) {
     float x[2], dbeta[2], lefts = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -286,6 +248,10 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
     float after = sum - (x[0] + x[1]);
     float dg[2] = {sum, after + x[1]};
+    int head = value_head >> a.in.s.shift;
+    if (a.in.s.shift > 0 && !add_parts(held, dg, dbeta, value_head % 2 == 1, lane)) {
+        return;
+    }
     float rates = 0.0f, biases = 0.0f;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -316,7 +282,7 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
             biases += __shfl_xor_sync(0xffffffffu, biases, step);
         }
         if (lane == 0) {
-            float *to = a.partial + ((int64_t)slot * a.in.s.value_heads + head) * 2;
+            float *to = a.partial + tile_of(a.in.s, slot, value_head) * 2;
             to[0] = rates;
             to[1] = biases;
         }
@@ -327,8 +293,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
    its first thread's stores are. */
 static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
                                                   uint32_t tile, const float (&norm)[2], bool l2norm,
-                                                  const chunk_place &at, int head, uint32_t to, int barrier, int warp,
-                                                  int lane) {
+                                                  const chunk_place &at, int head, uint32_t to, int barrier, int parts,
+                                                  int warp, int lane) {
     using namespace hopper;
     float dot[2] = {0.0f, 0.0f};
     uint32_t t[4];
@@ -369,8 +335,8 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
     }
     __nv_bfloat16 *out = (__nv_bfloat16 *)view.data + at.batch * view.batch + (int64_t)at.first * view.token +
                          head * view.head;
-    for (int i = thread; i < at.length * 16; i += 128) {
-        int token = i / 16, part = i % 16;
+    for (int i = thread; i < at.length * parts; i += 128) {
+        int token = i / parts, part = i % parts;
         uint4 w;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                      : "=r"(w.x), "=r"(w.y), "=r"(w.z), "=r"(w.w)

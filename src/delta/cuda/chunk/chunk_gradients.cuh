@@ -9,7 +9,7 @@
 #ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENTS_CUH
 
-#include "delta/cuda/chunk/chunk_gradient_parts.cuh"
+#include "delta/cuda/chunk/chunk_gradient_betas.cuh"
 
 namespace DELTA_CHUNK {
 
@@ -45,6 +45,24 @@ struct gradient_places {
     }
 };
 
+static __device__ __forceinline__ void copy_state(const shape &s, uint32_t to, const char *from, uint32_t barrier) {
+    hopper::barrier_expect(barrier, state_bytes(s));
+    for (int band = 0; band < s.key_bands; band++) {
+        hopper::copy_bytes(to + band * 2 * BAND, from + band * value_bytes(s), value_bytes(s), barrier);
+    }
+}
+
+/* Zeros where tiles of values and states are smaller than their place: nobody else writes there. */
+static __device__ __forceinline__ void clear_places(const shape &s, uint32_t start, int thread) {
+    if (s.bands + s.key_bands == 4) {
+        return;
+    }
+    for (int at = GV + thread * 16; at < GN; at += GRADIENT_THREADS * 16) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(start + (uint32_t)at), "r"(0) : "memory");
+    }
+    hopper::fence_async();
+}
+
 /* One thread: all tiles of this block's chunks, as soon as there is room. */
 static __device__ __forceinline__ void copy_items(const gradient_args &a, const gradient_places &p) {
     using namespace hopper;
@@ -65,7 +83,7 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
         done++;
         for (int e = 0; e < group; e++, n++) {
             int value_head = head * group + e;
-            int64_t tile = (int64_t)one.slot * s.value_heads + value_head;
+            int64_t tile = tile_of(s, one.slot, value_head);
             int64_t kept = one.kept * s.value_heads + value_head, back = one.back * s.value_heads + value_head;
             uint32_t rows = p.start + p.rows(n), full = p.row_full(n);
             barrier_wait(p.row_empty(n), n / 2 % 2 ^ 1);
@@ -75,14 +93,12 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
             copy_tile(rows, &a.grad_o, at.first, 0, value_head, at.batch, full);
             copy_tile(rows + TILE, &a.grad_v, at.first, 0, value_head, at.batch, full);
             barrier_wait(p.empty(V_TILE), n % 2 ^ 1);
-            barrier_expect(p.full(V_TILE), TILE);
-            copy_bytes(p.start + GV, a.values + kept * TILE, TILE, p.full(V_TILE));
+            barrier_expect(p.full(V_TILE), value_bytes(s));
+            copy_bytes(p.start + GV, a.values + kept * value_bytes(s), value_bytes(s), p.full(V_TILE));
             barrier_wait(p.empty(DS_TILE), n % 2 ^ 1);
-            barrier_expect(p.full(DS_TILE), STATE_BYTES);
-            copy_bytes(p.start + GDS, a.dstates + back * STATE_BYTES, STATE_BYTES, p.full(DS_TILE));
+            copy_state(s, p.start + GDS, a.dstates + back * state_bytes(s), p.full(DS_TILE));
             barrier_wait(p.empty(S_TILE), n % 2 ^ 1);
-            barrier_expect(p.full(S_TILE), STATE_BYTES);
-            copy_bytes(p.start + GS, a.states + kept * STATE_BYTES, STATE_BYTES, p.full(S_TILE));
+            copy_state(s, p.start + GS, a.states + kept * state_bytes(s), p.full(S_TILE));
         }
     }
 }
@@ -225,7 +241,7 @@ struct gradient_worker {
             finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
         } else if (warp == 0) {
             group_sync(6, 32 * (INNER_WARPS + 1));
-            finish_numbers(a, numbers, sums, at, slot, value_head, lane);
+            finish_numbers(a, numbers, sums, all->held, at, slot, value_head, lane);
         }
         products_wait<0>();
         keep_below(sum);
@@ -255,7 +271,7 @@ struct gradient_worker {
             group_arrive(4, 256);
         }
         store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine, norm, a.in.l2norm, at, head,
-                   left, queries ? 2 : 3, warp, lane);
+                   left, queries ? 2 : 3, 8 * a.in.s.key_bands, warp, lane);
         arrive(p.qk_empty(item_index));
         if (thread == 0) {
             stores_wait_read();
@@ -273,8 +289,8 @@ struct gradient_worker {
             if (at.length > 0) {
                 one_item(one.slot, one.head);
             } else if (queries && a.partial != nullptr && a.r.each == 0 && a.r.count == 0) {
-                for (int i = thread; i < 2 * group; i += 128) {
-                    a.partial[((int64_t)one.slot * s.value_heads + one.head * group) * 2 + i] = 0.0f;
+                for (int i = thread; i < 2 * (group >> s.shift); i += 128) {
+                    a.partial[tile_of(s, one.slot, one.head * group) * 2 + i] = 0.0f;
                 }
             }
         }
@@ -305,6 +321,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
         }
         fence_async();
     }
+    clear_places(a.in.s, p.start, thread);
     __syncthreads();
     if (thread >= 256) {
         registers_give<40>();

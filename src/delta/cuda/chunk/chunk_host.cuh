@@ -13,10 +13,30 @@ typedef decltype(&cuTensorMapEncodeTiled) encoder;
 
 /* chunk_forward.cu */
 carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal);
-/* [batch, heads, D / 64, tokens, 64], of which a tile is 64 tokens of one head, `bands` bands. */
-carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                      const carry_delta_chunk_job *job, int64_t heads, int bands, int ordinal);
+/* Tensor maps of q, k and their gradients (tiles of two bands), of v, o and theirs. */
+carry_status map_keys(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                      const carry_delta_chunk_job *job, int ordinal);
+carry_status map_values(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
+                        const carry_delta_chunk_job *job, int bands, int ordinal);
 carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view *view, int ordinal);
+carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_view *view,
+                          const carry_delta_chunk_job *job, int ordinal);
+
+/* A value head of more than D values is walked as 1 << shift heads; v, o and their gradients are looked at that way. */
+static inline int shift_of(const carry_delta_chunk_job *job) {
+    return job->value > D ? 1 : 0;
+}
+static inline int64_t walked_heads(const carry_delta_chunk_job *job) {
+    return job->value_heads << shift_of(job);
+}
+static inline int64_t part_size(const carry_delta_chunk_job *job) {
+    return job->value >> shift_of(job);
+}
+static inline carry_delta_view parts_of(const carry_delta_view *of, const carry_delta_chunk_job *job) {
+    carry_delta_view view = *of;
+    view.head = shift_of(job) > 0 ? D : view.head;
+    return view;
+}
 shape shape_of(const carry_delta_chunk_job *job); /* in one segment */
 /* How many segments a sequence is best walked in on so many multiprocessors; backward two walks go on at once. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward);
@@ -36,8 +56,9 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
     static_assert(SHARED <= 232448 - 256, "what a block can have");
     CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
                    "no shared memory for the delta rule");
-    l.blocks = (unsigned)(lanes * 2 / GROUPS);
-    kernel<<<l.blocks + (unsigned)(second_lanes * 2 / GROUPS), first::THREADS, SHARED, stream>>>(l);
+    l.blocks = (unsigned)lanes * blocks_of<GROUPS, KIND>(l.first.s);
+    unsigned others = (unsigned)second_lanes * blocks_of<GROUPS, SECOND>(l.first.s);
+    kernel<<<l.blocks + others, first::THREADS, SHARED, stream>>>(l);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
@@ -65,11 +86,11 @@ template <bool BOTH>
 static carry_status make_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int ordinal,
                                cudaStream_t stream) {
     const shape &s = l.first.s;
-    int64_t lanes = job->sequences * job->value_heads * s.segments;
+    int64_t lanes = job->sequences * walked_heads(job) * s.segments;
     l.first.parts = l.second.parts = BOTH ? 3 : 2;
     CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal, stream)));
-    fix_up<<<dim3(D / 16, (unsigned)(job->sequences * job->value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
-        l.first.pairs, l.first.parts, s.segments, (int)job->value_heads);
+    fix_up<<<dim3((unsigned)s.bands * 4, (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }
@@ -79,8 +100,8 @@ template <scan_kind KIND, scan_kind SECOND>
 static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int units, int ordinal,
                              cudaStream_t stream) {
     int64_t segments = l.first.r.count > 0 ? l.first.r.count : l.first.s.segments;
-    int64_t lanes = job->sequences * job->value_heads * segments, second = KIND != SECOND ? lanes : 0;
-    return l.first.s.segments == 1 && lanes * 2 > units * 3 / 2
+    int64_t lanes = job->sequences * walked_heads(job) * segments, second = KIND != SECOND ? lanes : 0;
+    return l.first.s.segments == 1 && l.first.s.bands == 2 && lanes * 2 > units * 3 / 2
                ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
                : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
 }

@@ -6,7 +6,7 @@
 
 namespace DELTA_CHUNK {
 
-/* O = fade Q S^T + P V' of every chunk: 64 tokens in rows, all of this block's values. */
+/* O = fade Q S^T + W R of every chunk: 64 tokens in rows, all of this block's values. */
 template <typename Shape> struct scan_output {
     static constexpr int N = 64 * Shape::GROUPS;
     const scan_args &a;
@@ -107,7 +107,7 @@ template <typename Shape> struct scan_output {
             products_begin();
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                product_across(O, describe(k + Shape::P + i * 32, 0), describe(v + i * 2048, BAND), 1);
+                product_across(O, describe(k + Shape::W + i * 32, 0), describe(v + i * 2048, BAND), 1);
             }
             products_commit();
             int first = first_bad(n);
@@ -164,8 +164,10 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
         barrier_wait(p.state, n % 2);
         for (int i = 0; i < 2 * Shape::GROUPS; i++) {
             int band = i / Shape::GROUPS, group = i % Shape::GROUPS;
-            store_bytes(a.states + tile * STATE_BYTES + band * 2 * BAND + (item.band + group) * BAND,
-                        p.start + Shape::STATE + band * Shape::STATE_BAND + group * BAND, BAND);
+            if (band < a.s.key_bands) {
+                store_bytes(a.states + tile * state_bytes(a.s) + (band * a.s.bands + item.band + group) * BAND,
+                            p.start + Shape::STATE + band * Shape::STATE_BAND + group * BAND, BAND);
+            }
         }
         stores_commit();
         stores_wait_read();
@@ -174,7 +176,7 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
         for (int i = 0; i < Shape::GROUPS; i++) {
             uint32_t from = p.stage(n) + Shape::V + i * BAND;
             if (!Shape::REVERSE) {
-                store_bytes(a.values + tile * TILE + (item.band + i) * BAND, from, BAND);
+                store_bytes(a.values + tile * value_bytes(a.s) + (item.band + i) * BAND, from, BAND);
             } else if (left >= C) {
                 store_tile(&a.o, from, first, item.band + i, item.value_head, item.at.batch);
             }

@@ -150,10 +150,10 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float
     }
 }
 
-/* A (below the diagonal, else 0) into the triangle and P into its tile, of one value head. */
+/* A (below the diagonal, else 0) into the triangle, of one value head, and P into `scores`, this thread's. */
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e,
                                              const float (&kk)[32], const float (&qk)[32], float *triangle,
-                                             uint32_t tile, int warp, int lane) {
+                                             float4 *scores, int warp, int lane) {
     int row = 16 * warp + lane / 4;
     float high[2], low[2], by_k[2], by_q[2];
 #pragma unroll
@@ -164,36 +164,30 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         by_k[r] = n.beta[e][i] * n.inverse_norm[0][i];
         by_q[r] = a.scale * n.inverse_norm[1][i];
     }
-    uint32_t packed[16];
     float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
 #pragma unroll
     for (int block = 0; block < 8; block++) {
         int column = 8 * block + lane % 4 * 2;
+        float P[4];
         float2 h = *(const float2 *)&n.high[e][column], l = *(const float2 *)&n.low[e][column];
         float2 w = *(const float2 *)&n.inverse_norm[0][column];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             int i = row + 8 * r;
             float2 A = {0.0f, 0.0f};
-            float p0 = 0.0f, p1 = 0.0f;
+            P[2 * r] = P[2 * r + 1] = 0.0f;
             if (8 * block <= 16 * warp + 15) {
                 float d0 = w.x * power_of_two((high[r] - h.x) + (low[r] - l.x));
                 float d1 = w.y * power_of_two((high[r] - h.y) + (low[r] - l.y));
                 A.x = column < i ? by_k[r] * d0 * kk[4 * block + 2 * r] : 0.0f;
                 A.y = column + 1 < i ? by_k[r] * d1 * kk[4 * block + 2 * r + 1] : 0.0f;
-                p0 = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
-                p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
+                P[2 * r] = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
+                P[2 * r + 1] = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
             }
             *(float2 *)(triangle + i * ROW + column) = A;
             sum += A.x + A.y;
-            packed[2 * block + r] = pack(p0, p1);
         }
-    }
-#pragma unroll
-    for (int block = 0; block < 8; block += 2) {
-        int to = 16 * warp + (lane & 8) + lane % 8;
-        store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
-                       packed[2 * block + 2], packed[2 * block + 3]);
+        scores[block * 128] = {P[0], P[1], P[2], P[3]};
     }
     if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
         mark_bad(n, e, triangle, row, lane);
@@ -298,6 +292,42 @@ static __device__ __forceinline__ void invert(float *triangles, int warp, int la
     triple<4>(z, strip + 32, below, mine, lane);
     __syncthreads();
     store_negative<4>(strip, z, lane);
+}
+
+/* W = P (I + A)^-1 of a warp's 16 rows, in f32 by tf32: scores as weigh left them, which are a left operand as the sums
+   in triple are. */
+static __device__ __forceinline__ void apply_inverse(float (&W)[8][4], const float4 *scores, const float *triangle,
+                                                     int warp, int lane) {
+    int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        if (k < 2 * warp + 2) { /* P is zero behind */
+            float4 P = scores[k * 128];
+            uint32_t a[4] = {tf32(P.x), tf32(P.z), tf32(P.y), tf32(P.w)};
+            const float *row = triangle + (8 * k + 2 * t) * ROW + g;
+#pragma unroll
+            for (int n = 0; n <= k; n++) {
+                product_tf32(W[n], a, tf32(row[8 * n]), tf32(row[8 * n + ROW]));
+            }
+        }
+    }
+}
+
+/* Into its tile, zeros above the diagonal. */
+static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[8][4], int warp, int lane) {
+    int row = 16 * warp + lane / 4;
+    uint32_t packed[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int column = i / 2 * 8 + lane % 4 * 2, at = row + i % 2 * 8;
+        packed[i] = pack(column <= at ? W[i / 2][i % 2 * 2] : 0.0f, column < at ? W[i / 2][i % 2 * 2 + 1] : 0.0f);
+    }
+#pragma unroll
+    for (int block = 0; block < 8; block += 2) {
+        int to = 16 * warp + (lane & 8) + lane % 8;
+        store_matrices(swizzled(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
+                       packed[2 * block + 2], packed[2 * block + 3]);
+    }
 }
 
 /* T as bf16, and the numbers. */

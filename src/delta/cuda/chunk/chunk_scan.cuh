@@ -3,16 +3,16 @@
    A working warpgroup has the transposed state [64 values x 128 keys] in registers, where it is both a sum and (rounded)
    the left operand. With the chunk's tokens in columns it does, one after the other,
 
-       X = S K^T;   V' = beta (V - fade X) T^T;   S = end S + (left V') K
+       X = S K^T;   R = beta (V - fade X);   V' = R T^T;   S = end S + (left V') K
 
-   and leaves the rounded state and V' in shared memory. One more warpgroup makes of them, beside it,
-   O = fade Q S^T + P V', tokens in rows, and stores it. One thread asks the copy engine for tiles, STAGES ahead. GROUPS
+   and leaves the rounded state and R in shared memory. One more warpgroup makes of them, beside it,
+   O = fade Q S^T + W R, tokens in rows, and stores it. One thread asks the copy engine for tiles, STAGES ahead. GROUPS
    working warpgroups have 64 values each of one value head.
 
    For the backward pass the same kernel has two more kinds. KEEP stores the state that enters every chunk and V'
    instead of making outputs. BACK walks the chunks from the last to the first with the state's gradient dS:
 
-       dV' = left (dS K^T) + dO P;   Y = dV' T;   dS = end dS + (fade dO) Q - (fade Y) K
+       Y = (left (dS K^T)) T + dO W;   dS = end dS + (fade dO) Q - (fade Y) K
 
    and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
 
@@ -39,6 +39,7 @@ struct scan_launch {
 template <typename Shape> static __device__ __forceinline__ bool idle(const scan_args &a, const scan_item &item) {
     const shape &s = a.s;
     return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0) ||
+           (Shape::KIND == PAIR && item.band >= (item.map ? s.key_bands : s.bands)) ||
            (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
 }
 
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
 
 /* The state that enters every segment, in the place of the L before it: S' = M S + L, segment after segment. Blocks of
    z = 1: dS' = M^T dS + c, from the last segment. 16 rows of values a block, a thread for each key. */
-static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, int segments, int value_heads) {
+static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, int segments, int value_heads, int keys) {
     __shared__ float S[D][16 + 4]; /* [key][row] */
     int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
     int row = (int)blockIdx.x * 16;
@@ -159,7 +160,7 @@ static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, in
         }
         if (i > 0) {
 #pragma unroll 8
-            for (int c = 0; c < D; c++) {
+            for (int c = 0; c < keys; c++) {
                 float m = M[c * by_sum];
                 const float4 *s = (const float4 *)S[c];
 #pragma unroll

@@ -29,21 +29,21 @@ struct scan_args {
 
 enum pair_part { PART_L, PART_M, PART_C };
 
-/* A stage in shared memory: k, q, v by bands (which becomes V'), the prepared tiles. Kinds that ask for neither q nor P
-   have smaller stages, and more of them. */
+/* A stage in shared memory: k, q, v by bands (which becomes R, V' or dv), the prepared tiles. Kinds that ask for neither
+   q nor W have smaller stages, and more of them. */
 template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
     static constexpr scan_kind KIND = KIND_;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
-    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and P are asked for */
+    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are asked for */
     static constexpr int GROUPS = GROUPS_, STAGES = OUTPUTS ? STAGES_ : 5 - GROUPS_ / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
-    static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, P = T + BAND;
-    static constexpr int NUMBERS = OUTPUTS ? P + BAND : P, STAGE = NUMBERS + NUMBERS_BYTES;
+    static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * STATE_BAND;
     static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
     static constexpr int WORK_REGISTERS = GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
-    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 40;
+    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
 struct scan_item {
@@ -57,16 +57,22 @@ struct scan_item {
     }
 };
 
-/* full: a stage was copied; empty: it was read. state, values: the rounded state, V' of a chunk are there; state_read:
-   the state may be overwritten. */
+/* full: a stage was copied; empty: it was read. state, values: the rounded state, R (V', dv) of a chunk are there;
+   state_read: the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
     int4 first_bad[STAGES][2]; /* FORWARD: of every warp that works, the first token that is no number */
 };
 
+/* Of one lane. PAIR: of L and of M, as many as the larger one has. */
+template <int GROUPS, scan_kind KIND> static __host__ __device__ __forceinline__ unsigned blocks_of(const shape &s) {
+    int bands = KIND == PAIR && s.key_bands > s.bands ? s.key_bands : s.bands;
+    return (unsigned)(bands / GROUPS);
+}
+
 template <typename Shape>
 static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &r, unsigned block) {
-    constexpr unsigned parts = 2 / Shape::GROUPS;
+    unsigned parts = blocks_of<Shape::GROUPS, Shape::KIND>(s);
     unsigned at = block / parts;
     scan_item item;
     item.map = false;
@@ -127,7 +133,7 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
         }
-        int64_t tile = (int64_t)(item.at.slot + chunk) * a.s.value_heads + item.value_head;
+        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
         const char *from = a.tiles + tile * CHUNK_BYTES;
         if (Shape::OUTPUTS) {
             copy_bytes(to + Shape::T, from, CHUNK_BYTES, barrier);

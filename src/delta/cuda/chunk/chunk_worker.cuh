@@ -18,8 +18,10 @@ template <typename Shape> struct scan_worker {
 
     /* Where this thread's part of a state is: of a whole sequence, or of a segment's pair. */
     __device__ __forceinline__ state_place place_of(const float *states) const {
-        int64_t from = ((int64_t)(item.sequence / a.s.segments) * a.s.state_heads + item.value_head) * D * D;
-        return begin(states + from, a.state_transposed ? D : 1, a.state_transposed ? 1 : D);
+        int keys = 64 * a.s.key_bands, values = 64 * a.s.bands << a.s.shift, by_value = a.state_transposed ? keys : 1;
+        int64_t head = (int64_t)(item.sequence / a.s.segments) * a.s.state_heads + (item.value_head >> a.s.shift);
+        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* which part of the head */
+        return begin(states + head * (keys * values) + first * D * by_value, by_value, a.state_transposed ? 1 : values);
     }
     __device__ __forceinline__ state_place place_of(int segment, pair_part part) const {
         int64_t from = (((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part) * D * D;
@@ -48,8 +50,14 @@ template <typename Shape> struct scan_worker {
                            : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)  /* of the next segment, fixed up */
                                             : place_of(item.sequence - 1, PART_L); /* of the last one */
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < 32; i++) {
             S[i] = *from.at(i);
+        }
+        if (a.s.key_bands > 1) {
+#pragma unroll
+            for (int i = 32; i < 64; i++) {
+                S[i] = *from.at(i);
+            }
         }
     }
     __device__ __forceinline__ state_place between() const {
@@ -61,7 +69,9 @@ template <typename Shape> struct scan_worker {
                              : place_of(a.final_state);
 #pragma unroll
         for (int i = 0; i < 64; i++) {
-            *to.at(i) = S[i];
+            if (i < 32 || a.s.key_bands > 1) {
+                *to.at(i) = S[i];
+            }
         }
     }
     __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
@@ -93,67 +103,80 @@ template <typename Shape> struct scan_worker {
             hopper::barrier_arrive(p.state);
         }
     }
-    __device__ __forceinline__ void put_from(int first, float x) {
+    /* beta (V - fade X) in the place of v, for the warpgroup that makes outputs. */
+    __device__ __forceinline__ void put_rest(uint32_t v, const uint32_t (&r)[16]) {
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            X[i] = i / 4 * 8 + lane % 4 * 2 + i % 2 >= first ? x : X[i];
+        for (int i = 0; i < 4; i++) {
+            store_matrices_across(values_at(v, i), r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
         }
+        hopper::fence_async();
     }
-    /* [16 values, 16 tokens from 16 n] = or += a times rows of tokens in a tile of 64 columns. */
-    __device__ __forceinline__ void add_tokens(float (&x)[8], const uint32_t *a, uint32_t tile, int n, int column) {
-        uint32_t b[4];
-        load_matrices(b, swizzled(tile, 16 * n + lane / 16 * 8 + lane % 8, 2 * column + (lane / 8 & 1)));
-        product_of_warp(x, a, b[0], b[1]);
-        product_of_warp(x + 4, a, b[2], b[3]);
-    }
-    /* beta (V - fade X) of this warp once more, from the state in shared memory. */
-    __device__ __forceinline__ void rest_again(uint32_t (&r)[16], uint32_t k, uint32_t v, const float *numbers) {
-        uint32_t state = p.start + Shape::STATE;
-        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
+    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of W.
+       In the product with T it has made all of a row NaN, which is right for the state. What outputs are made of gets
+       zeros from the first such token on; returned: that token. The state's product goes on meanwhile. */
+    __device__ __forceinline__ int mend(uint32_t v) {
+        uint32_t r[16], part[4];
+        __syncwarp();
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float x[8] = {};
-            uint32_t a[4], w[4];
-#pragma unroll 1
-            for (int i = 0; i < 8; i++) {
-                load_matrices(a, swizzled(state + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16));
-                add_tokens(x, a, k + i / 4 * BAND, n, i % 4);
+        for (int i = 0; i < 16; i++) {
+            if (i % 4 == 0) {
+                load_matrices_across(part, values_at(v, i / 4));
             }
-            load_matrices_across(w, values_at(v, n));
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                float2 fade = *(const float2 *)(numbers + FADE_K + 16 * n + 8 * i);
-                float2 beta = *(const float2 *)(numbers + BETA + 16 * n + 8 * i);
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    r[4 * n + 2 * i + j] = pack(beta.x * low_half(w[2 * i + j]) - fade.x * x[4 * i + 2 * j],
-                                                beta.y * high_half(w[2 * i + j]) - fade.y * x[4 * i + 2 * j + 1]);
-                }
-            }
+            r[i] = part[i % 4];
         }
-    }
-    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of T or P.
-       In the product with T it has made all of a row NaN, which is right for the state. The new values once more, by the
-       warp alone, from the first such token on zeros; returned: that token. The state's product goes on meanwhile. */
-    __device__ __forceinline__ int mend(uint32_t k, uint32_t v, uint32_t t, const float *numbers) {
-        uint32_t r[16];
-        rest_again(r, k, v, numbers);
         int first = first_bad(r, lane);
         cut(r, first, lane);
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            float x[8] = {};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                add_tokens(x, r + 4 * i, t, n, i);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                X[8 * n + i] = x[i];
-            }
-        }
-        put_from(first, 0.0f);
+        put_rest(v, r);
         return first;
+    }
+    /* The state rounded, once the chunk's tiles are there; left: its tokens. */
+    __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
+        pack_all(Sb, S);
+        hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
+        int left = item.at.length - item.chunk<Shape>(n) * C;
+        if (left < C) {
+            clear(k, v, left);
+        }
+    }
+    /* to = S K^T. */
+    __device__ __forceinline__ void times_keys(float (&to)[32], uint32_t k) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            hopper::product_along(to, Sb + 4 * i, hopper::describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* to = or += left times a tile of 64 tokens, whose bands are `band` bytes apart. */
+    template <int N>
+    __device__ __forceinline__ void times_tokens(float (&to)[N], const uint32_t *left, uint32_t tile, int band,
+                                                 int add) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            hopper::product_right(to, left + 4 * i, hopper::describe(tile + i * 2048, band), add || i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* As a left operand, tokens times numbers. */
+    __device__ __forceinline__ void pack_by(uint32_t (&to)[16], const float (&x)[32], const float2 (&by)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            to[2 * i] = pack(by[i].x * x[4 * i], by[i].y * x[4 * i + 1]);
+            to[2 * i + 1] = pack(by[i].x * x[4 * i + 2], by[i].y * x[4 * i + 3]);
+        }
+    }
+    static __device__ __forceinline__ void load_eight(float2 (&to)[8], const float *numbers) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            to[i] = *(const float2 *)(numbers + 8 * i);
+        }
+    }
+    __device__ __forceinline__ void fade_state(float by) {
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            S[i] *= by;
+        }
     }
     /* One chunk; S on return is what enters the next one. */
     __device__ __forceinline__ void step(int n) {
@@ -162,18 +185,8 @@ template <typename Shape> struct scan_worker {
         const float *numbers = p.numbers(n) + lane % 4 * 2;
         uint32_t w[4][4], r[16];
         float2 fade[8], beta[8];
-        pack_all(Sb, S);
-        barrier_wait(p.barrier(p.full, n), p.parity(n));
-        int left = item.at.length - item.chunk<Shape>(n) * C;
-        if (left < C) {
-            clear(k, v, left);
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            product_along(X, Sb + 4 * i, describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
-        }
-        products_commit();
+        begin_chunk(n, k, v);
+        times_keys(X, k);
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             load_matrices_across(w[i], values_at(v, i));
@@ -181,11 +194,8 @@ template <typename Shape> struct scan_worker {
                 w[i][0] = w[i][1] = w[i][2] = w[i][3] = 0;
             }
         }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            fade[i] = *(const float2 *)(numbers + FADE_K + 8 * i);
-            beta[i] = *(const float2 *)(numbers + BETA + 8 * i);
-        }
+        load_eight(fade, numbers + FADE_K);
+        load_eight(beta, numbers + BETA);
         if (!Shape::LOCAL) {
             show_state(n);
         }
@@ -206,37 +216,25 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe(t + i * 32, 0), i > 0);
         }
         products_commit();
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            S[i] *= end;
+        if (Shape::KIND == FORWARD) {
+            put_rest(v, r);
         }
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            fade[i] = *(const float2 *)(numbers + LEFT_K + 8 * i);
-        }
+        fade_state(end);
+        load_eight(fade, numbers + LEFT_K);
         products_wait<0>();
         keep_below(X);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            r[2 * i] = pack(fade[i].x * X[4 * i], fade[i].y * X[4 * i + 1]);
-            r[2 * i + 1] = pack(fade[i].x * X[4 * i + 2], fade[i].y * X[4 * i + 3]);
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            product_right(S, r + 4 * i, describe(k + i * 2048, BAND), 1);
-        }
-        products_commit();
+        pack_by(r, X, fade);
+        times_tokens(S, r, k, BAND, 1);
         if (Shape::KIND == FORWARD) {
             int first = C;
             if (__any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
-                first = mend(k, v, t, p.numbers(n) + lane % 4 * 2);
+                first = mend(v);
             }
             if (lane == 0) {
                 p.first_bad(n)[4 * group + warp] = first;
             }
-        }
-        if (!Shape::LOCAL) {
+            told_values(n);
+        } else if (!Shape::LOCAL) {
             show_values(v, n);
         }
         products_wait<0>();
@@ -267,6 +265,9 @@ template <typename Shape> struct scan_worker {
                                   values[4 * i + 3]);
         }
         hopper::fence_async();
+        told_values(n);
+    }
+    __device__ __forceinline__ void told_values(int n) {
         __syncwarp();
         if (lane == 0) {
             hopper::barrier_arrive(p.barrier(p.values, n));
@@ -277,18 +278,10 @@ template <typename Shape> struct scan_worker {
         uint32_t k = p.stage(n), q = k + Shape::Q, v = k + Shape::V + group * BAND, t = k + Shape::T;
         const float *numbers = p.numbers(n) + lane % 4 * 2;
         uint32_t w[4][4], r[16];
-        pack_all(Sb, S);
-        barrier_wait(p.barrier(p.full, n), p.parity(n));
-        int left = item.at.length - item.chunk<Shape>(n) * C;
-        if (left < C) {
-            clear(k, v, left);
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            product_along(X, Sb + 4 * i, describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
-        }
-        products_commit();
+        float U[32];
+        float2 by[8];
+        begin_chunk(n, k, v);
+        times_keys(U, k);
 #pragma unroll
         for (int i = 0; i < 4; i++) { /* dO with values in rows is a left operand as it comes */
             load_matrices_across(w[i], values_at(v, i));
@@ -296,66 +289,31 @@ template <typename Shape> struct scan_worker {
         if (!Shape::LOCAL) {
             show_state(n);
         }
-        float end = fade_of(p.numbers(n), C - 1);
-#pragma unroll
-        for (int i = 0; i < 64; i++) {
-            S[i] *= end;
-        }
-        products_wait<0>();
-        keep_below(X);
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float2 by = *(const float2 *)(numbers + LEFT_K + 8 * i);
-            X[4 * i] *= by.x;
-            X[4 * i + 1] *= by.y;
-            X[4 * i + 2] *= by.x;
-            X[4 * i + 3] *= by.y;
-        }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            product_right(X, w[i], describe(t + BAND + i * 2048, 0), 1);
-        }
-        products_commit();
+        fade_state(fade_of(p.numbers(n), C - 1));
+        times_tokens(X, &w[0][0], t + BAND, 0, 0);
+        products_wait<1>();
+        keep_below(U);
+        load_eight(by, numbers + LEFT_K);
+        pack_by(r, U, by);
+        times_tokens(X, r, t, 0, 1);
         uint32_t d[16];
+        load_eight(by, numbers + FADE_Q);
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            float2 by = *(const float2 *)(numbers + FADE_Q + 8 * i);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                uint32_t pair = w[i / 2][i % 2 * 2 + j];
-                d[2 * i + j] = pack(by.x * low_half(pair), by.y * high_half(pair));
-            }
+        for (int i = 0; i < 16; i++) {
+            uint32_t pair = w[i / 4][i % 4];
+            d[i] = pack(by[i / 2].x * low_half(pair), by[i / 2].y * high_half(pair));
         }
-        products_wait<0>();
-        keep_below(X);
-        pack_all(r, X);
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            product_right(X, r + 4 * i, describe(t + i * 2048, 0), i > 0);
-        }
-        products_commit();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            product_right(S, d + 4 * i, describe(q + i * 2048, BAND), 1);
-        }
-        products_commit();
+        times_tokens(S, d, q, BAND, 1);
         products_wait<1>();
         keep_below(X);
         uint32_t y[16];
+        load_eight(by, numbers + FADE_K);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            float2 by = *(const float2 *)(numbers + FADE_K + 8 * i);
-            y[2 * i] = pack(-by.x * X[4 * i], -by.y * X[4 * i + 1]);
-            y[2 * i + 1] = pack(-by.x * X[4 * i + 2], -by.y * X[4 * i + 3]);
+            by[i] = {-by[i].x, -by[i].y};
         }
-        products_begin();
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            product_right(S, y + 4 * i, describe(k + i * 2048, BAND), 1);
-        }
-        products_commit();
+        pack_by(y, X, by);
+        times_tokens(S, y, k, BAND, 1);
         if (!Shape::LOCAL) {
             show_values(v, n);
         }

@@ -1,0 +1,48 @@
+/* What a plan of cuBLASLt is a function of. */
+#ifndef CARRY_OPS_BLASLT_KEY_CUH
+#define CARRY_OPS_BLASLT_KEY_CUH
+
+#include <stdint.h>
+#include <string.h>
+
+#include "ops/device.h"
+
+/* 256 is the most that an algorithm asks for. */
+static uint32_t alignment(const void *pointer) {
+    uint32_t of = 256;
+    while ((uintptr_t)pointer % of != 0) {
+        of /= 2;
+    }
+    return of;
+}
+
+/* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
+ */
+static carry_device_product key_of(const carry_device_product *p, bool has_workspace) {
+    carry_device_product key;
+    memset(&key, 0, sizeof key);
+    key.m = p->m;
+    key.n = p->n;
+    key.k = p->k;
+    key.count = p->count;
+    key.a = (const void *)(uintptr_t)alignment(p->a);
+    key.b = (const void *)(uintptr_t)alignment(p->b);
+    key.c = (void *)(uintptr_t)alignment(p->c);
+    key.a_row = p->a_row;
+    key.b_row = p->b_row;
+    key.c_row = p->c_row;
+    key.a_next = p->a_next;
+    key.b_next = p->b_next;
+    key.c_next = p->c_next;
+    key.type = p->type;
+    key.c_type = p->c_type;
+    key.a_transposed = p->a_transposed;
+    key.b_transposed = p->b_transposed;
+    key.accumulate = p->accumulate;
+    key.ordinal = has_workspace ? p->ordinal : -1 - p->ordinal;
+    key.bias = p->bias != NULL ? (const void *)(uintptr_t)alignment(p->bias) : NULL;
+    key.gelu = p->gelu;
+    return key;
+}
+
+#endif
