@@ -1,4 +1,4 @@
-/* Attention of language models on tensor cores (grouped_kernel.cuh): which kernel, in how many pieces, and its launch. */
+/* Attention of language models on tensor cores (grouped_kernel.cuh): which kernel, how many pieces, and its launch. */
 #include <limits.h>
 #include <math.h>
 
@@ -126,7 +126,8 @@ size_t attention_grouped_step_workspace(const carry_attention_step_args *args, i
 bool attention_grouped_steps(const carry_attention_step_args *args, int ordinal) {
     const int64_t D = args->q.shape[2];
     return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) &&
-           args->q.shape[1] <= ROWS * args->k.shape[1] && args->q.shape[0] <= 65535 && args->keys.shape[1] <= INT_MAX / 2;
+           args->q.shape[1] <= ROWS * args->k.shape[1] && args->q.shape[0] <= 65535 &&
+           args->keys.shape[1] <= INT_MAX / 2;
 }
 
 carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, int blocks,

@@ -254,6 +254,96 @@ static void bf16_on_a_gpu_equals_the_reference(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Room for as many rows as a sequence gets, and more, which nobody may read: NaN. */
+static void check_step(carry_ctx *ctx, const int64_t size[6], int device) {
+    enum { SEQUENCES = 3 };
+    const int64_t H = size[2];
+    const int64_t HK = size[3];
+    const int64_t D = size[4];
+    const int64_t room = size[1] + 70;
+    const int64_t lengths[SEQUENCES] = {size[1] - 1, 0, size[1] / 2};
+    const int64_t cache[] = {SEQUENCES, room, HK, D};
+    problem p = make(SEQUENCES, SEQUENCES * room, H, HK, D, size[5]);
+    problem added = make(1, SEQUENCES, H, HK, D, 0);
+    float *const data[] = {p.q, p.o, added.k, added.v, p.k, p.v};
+    const int64_t counts[] = {SEQUENCES * H * D,  SEQUENCES * H * D,         SEQUENCES * HK * D,
+                              SEQUENCES * HK * D, SEQUENCES * room * HK * D, SEQUENCES * room * HK * D};
+    for (int i = 0; i < 6; i++) {
+        round_bf16(data[i], counts[i]);
+    }
+    carry_attention_step_args args = {.o = carry_view_3d(p.o, CARRY_BF16, SEQUENCES, H, D),
+                                      .q = carry_view_3d(p.q, CARRY_BF16, SEQUENCES, H, D),
+                                      .k = carry_view_3d(added.k, CARRY_BF16, SEQUENCES, HK, D),
+                                      .v = carry_view_3d(added.v, CARRY_BF16, SEQUENCES, HK, D),
+                                      .keys = carry_view(p.k, CARRY_BF16, 4, cache),
+                                      .values = carry_view(p.v, CARRY_BF16, 4, cache),
+                                      .lengths = carry_view_1d((void *)(uintptr_t)lengths, CARRY_I64, SEQUENCES),
+                                      .window = size[5]};
+    double *wanted = calloc((size_t)(SEQUENCES * H * D), sizeof *wanted);
+    assert_non_null(wanted);
+    for (int b = 0; b < SEQUENCES; b++) {
+        const int64_t first = b * room * HK * D;
+        const int64_t row = HK * D;
+        for (int c = 0; c < 2; c++) {
+            uint16_t *to = (uint16_t *)(void *)(c == 0 ? p.k : p.v) + first + lengths[b] * row;
+            const uint16_t *from = (const uint16_t *)(const void *)(c == 0 ? added.k : added.v) + b * row;
+            memcpy(to, from, (size_t)row * sizeof *to); /* for the reference */
+        }
+        const carry_attention_args one = {
+            .o = carry_slice(args.o, b, 1),
+            .q = carry_slice(args.q, b, 1),
+            .k = carry_view_3d((uint16_t *)(void *)p.k + first, CARRY_BF16, lengths[b] + 1, HK, D),
+            .v = carry_view_3d((uint16_t *)(void *)p.v + first, CARRY_BF16, lengths[b] + 1, HK, D),
+            .causal = true,
+            .window = size[5]};
+        assert_ok(ctx, carry_attention_reference(ctx, wanted + b * H * D, NULL, &one));
+        for (int c = 0; c < 2; c++) { /* what the step itself has to put there */
+            uint16_t *to = (uint16_t *)(void *)(c == 0 ? p.k : p.v) + first + lengths[b] * row;
+            memset(to, 0xff, (size_t)((room - lengths[b]) * row) * sizeof *to);
+        }
+    }
+    carry_tensor *const tensor[] = {&args.o, &args.q, &args.k, &args.v, &args.keys, &args.values, &args.lengths};
+    for (int i = 0; i < 7; i++) {
+        send(ctx, tensor[i], device);
+    }
+    assert_true(carry_attention_steps(&args));
+    const size_t bytes = carry_attention_step_workspace(&args);
+    void *workspace;
+    assert_ok(ctx, carry_device_alloc(ctx, &workspace, device, bytes + 64));
+    assert_ok(ctx, carry_attention_step(ctx, &args, workspace, bytes));
+    take_back(ctx, p.o, &args.o);
+    for (int i = 1; i < 7; i++) {
+        carry_device_free(ctx, device, tensor[i]->data);
+    }
+    carry_device_free(ctx, device, workspace);
+    for (int64_t i = 0; i < SEQUENCES * H * D; i++) {
+        const double got = (double)from_bf16(((const uint16_t *)(const void *)p.o)[i]);
+        if (!(fabs(got - wanted[i]) <= 0.004 + 0.008 * fabs(wanted[i]))) {
+            fail_msg("S %lld, D %lld: o[%lld] is %g and should be %g", (long long)size[1], (long long)D, (long long)i,
+                     got, wanted[i]);
+        }
+    }
+    free(wanted);
+    drop(&p);
+    drop(&added);
+}
+
+static void a_step_on_a_gpu_equals_the_reference(void **unused) {
+    (void)unused;
+    static const int64_t sizes[][6] = {
+        {1, 1, 8, 2, 256, 0}, {1, 64, 4, 4, 64, 0}, {1, 300, 8, 2, 256, 0}, {1, 131, 6, 2, 128, 40}};
+    int ordinal;
+    if (carry_device_count() < 2 || carry_attention_device_of(1, &ordinal) == NULL) {
+        (void)printf("skipped: there is no GPU here, or this build has no attention for it\n");
+        return;
+    }
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        check_step(ctx, sizes[i], 1);
+    }
+    carry_ctx_free(ctx);
+}
+
 static void the_last_queries_of_a_row_see_the_same(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -300,6 +390,7 @@ int main(void) {
         cmocka_unit_test(causal_attention_equals_the_reference),
         cmocka_unit_test(causal_attention_on_a_gpu_equals_the_reference),
         cmocka_unit_test(bf16_on_a_gpu_equals_the_reference),
+        cmocka_unit_test(a_step_on_a_gpu_equals_the_reference),
         cmocka_unit_test(the_last_queries_of_a_row_see_the_same),
         cmocka_unit_test(calls_that_do_not_fit_are_refused),
     };

@@ -12,6 +12,7 @@
 #define PACK_ROWS 14
 #define PACK_VECTORS 2
 #define PACK_DEPTH 256
+#define PACK_AHEAD 8
 #define SQUARE 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

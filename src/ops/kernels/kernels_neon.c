@@ -13,6 +13,7 @@
 #define PACK_ROWS 8
 #define PACK_VECTORS 3
 #define PACK_DEPTH 512
+#define PACK_AHEAD 0
 #define SQUARE 4
 
 typedef float vec __attribute__((vector_size(LANES * 4)));

@@ -6,6 +6,7 @@
        PAIR_ROWS        rows of tiles of two vectors
        ONE_ROWS         rows of tiles of one
        DOT_AHEAD        floats that a matrix times a vector is fetched ahead; 0: not
+       PACK_AHEAD       k that panels are fetched ahead into the first cache; 0: not
        PACK_ROWS, PACK_VECTORS: the tile of packed products; PACK_DEPTH: k of a block
        SQUARE           side of the squares that packing transposes in registers, 4 or 8
        TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit

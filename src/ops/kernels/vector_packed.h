@@ -69,20 +69,86 @@ typedef struct packed_place {
     const float *a, *b, *base;
     float *c;
     ptrdiff_t base_row, c_row;
+    const float *next; /* rows of base to fetch for the tile after this one; NULL: none */
+    ptrdiff_t next_row;
 } packed_place;
+
+/* The sums begin with what is in base: the next tile's is brought into the second cache while this one is computed. Not
+   into the first, where rows 4 KiB apart displace each other; and a row at a time, every so many k: all of them at once
+   would occupy the buffers through which a and b come. */
+INLINE void fetch_row(const float *from) {
+    for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
+        __builtin_prefetch(from + j, 0, 2);
+    }
+    __builtin_prefetch(from + PACK_COLUMNS - 1, 0, 2);
+}
+
+/* As tile (vector_product.h), over panels. */
+INLINE void packed_sums(const int rows, const int vectors, const packed_place *o) {
+    vec sum[16][4];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            sum[r][v] = o->base != NULL ? load(o->base + r * o->base_row + v * LANES) : (vec){0};
+        }
+    }
+    const float *a = o->a;
+    const float *b = o->b;
+    const float *end = o->a + o->k * PACK_STRIDE;
+    const float *next = o->next;
+    ptrdiff_t step = (next != NULL ? (o->k + PACK_ROWS) / (PACK_ROWS + 1) : o->k) * PACK_STRIDE;
+    const float *until = a + step;
+    for (;;) {
+        for (; a < until; a += PACK_STRIDE, b += PACK_COLUMNS) {
+            vec row[4];
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                row[v] = load(b + v * LANES);
+                if (PACK_AHEAD > 0) {
+                    __builtin_prefetch(b + PACK_AHEAD * PACK_COLUMNS + v * LANES, 0, 3);
+                }
+            }
+            if (PACK_AHEAD > 0) {
+                __builtin_prefetch(a + PACK_AHEAD * PACK_STRIDE, 0, 3);
+            }
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                float scalar = a[r];
+                UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    sum[r][v] += scalar * row[v];
+                }
+            }
+        }
+        if (until == end) {
+            break;
+        }
+        fetch_row(next);
+        next += o->next_row;
+        until = end - until <= step ? end : until + step;
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(o->c + r * o->c_row + v * LANES, sum[r][v]);
+        }
+    }
+}
 
 INLINE void packed_rows(const int rows, int vectors, const packed_place *o) {
     switch (vectors) {
     case 1:
-        tile(rows, 1, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+        packed_sums(rows, 1, o);
         break;
 #if PACK_VECTORS > 2
     case 2:
-        tile(rows, 2, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+        packed_sums(rows, 2, o);
         break;
 #endif
     default:
-        tile(rows, PACK_VECTORS, o->k, o->a, 1, PACK_STRIDE, o->b, PACK_COLUMNS, o->base, o->base_row, o->c, o->c_row);
+        packed_sums(rows, PACK_VECTORS, o);
     }
 }
 
@@ -154,17 +220,6 @@ static void packed_edge(int64_t rows, int64_t columns, const packed_place *o) {
     }
 }
 
-/* The sums begin with what is in base: the next tile's is brought into the second cache while this one is computed. Not
-   into the first, where rows 4 KiB apart displace each other. */
-INLINE void fetch_rows(const float *from, ptrdiff_t row, int64_t rows) {
-    for (int64_t r = 0; from != NULL && r < rows; r++) {
-        for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
-            __builtin_prefetch(from + r * row + j, 0, 2);
-        }
-        __builtin_prefetch(from + r * row + PACK_COLUMNS - 1, 0, 2);
-    }
-}
-
 static void packed_tile(const carry_packed_tile *t) {
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
         int64_t j = q * PACK_COLUMNS;
@@ -180,8 +235,8 @@ static void packed_tile(const carry_packed_tile *t) {
                               .base_row = t->base_row,
                               .c_row = t->c_row};
             if (p + 1 < t->row_panels_end && columns == PACK_COLUMNS) {
-                fetch_rows(o.base != NULL ? o.base + rows * t->base_row : o.c + rows * t->c_row,
-                           o.base != NULL ? t->base_row : t->c_row, PACK_ROWS);
+                o.next_row = o.base != NULL ? t->base_row : t->c_row;
+                o.next = (o.base != NULL ? o.base : o.c) + rows * o.next_row;
             }
             if (columns % LANES == 0) {
                 packed_registers(rows, (int)(columns / LANES), &o);
