@@ -11,7 +11,7 @@ CARRY_WISDOM=none
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 TMPDIR=$folder
 export CARRY_WISDOM ASAN_OPTIONS TMPDIR
-unset OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMIX_RANK SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS
+unset CARRY_RANK CARRY_RANKS CARRY_MEET OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_RANK PMI_RANK PMI_SIZE PMIX_RANK SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_NTASKS
 . "$tests/support.sh"
 quick="--seconds 0.01 scan:dense:t32:n4"
 "$carry" list collectives > collectives || fail "list collectives"
@@ -26,6 +26,16 @@ refused "positive number, not '-1'" bench --deadline -1 $quick
 refused "positive number, not 'soon'" --ranks 2 bench --deadline soon $quick
 refused "at most 1e8" bench --deadline 1e300 $quick
 refused "no option '--deadline" list --deadline 3 scans
+
+# Processes without MPI: rank 0 alone prints, what differs or cannot be is said once, and no folder is left.
+expect 0 '"ranks": 2' --processes 2 bench --json --deadline 60 $quick
+[ "$(grep -c sequential out)" = 1 ] || fail "not rank 0 alone printed"
+expect 0 "right, 0 wrong" --processes 3 check --deadline 60 delta:f32:t40:h2:k8:v8:p3
+refused "give one" --ranks 2 --processes 2 bench $quick
+refused "--processes needs a number from 1 to" --processes 0 bench $quick
+refused "is for 4 ranks, and there are 2" --processes 2 check allscan:wy:f32:h2:k8:v8:p4
+refused "list does not run on ranks" --processes 2 list scans
+if ls -d "$folder"/carry-* > /dev/null 2>&1; then fail "a folder of processes is left"; fi
 
 # with VALUES WORD ARGUMENTS...: expect or refused, in an environment that has those values.
 with() {

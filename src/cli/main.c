@@ -159,8 +159,10 @@ static int take_ranks(int *count, char **arguments) {
             memmove(arguments + i, arguments + next, (size_t)(*count - next) * sizeof *arguments);
             *count -= next - i;
             arguments[*count] = NULL;
-            return *count > 1 ? CLI_DONE
-                              : cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
+            if (*count <= 1) {
+                return cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
+            }
+            continue;
         }
         const int skipped = cli_common_takes(arguments[i]);
         if (skipped == 0) {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "comm/backend.h"
@@ -18,7 +19,7 @@
 #include "core/error.h"
 
 #define LOOKS 50  /* before the processor is given away */
-#define PAUSE 100 /* milliseconds that one sleep may take */
+#define PAUSE 0.1 /* seconds that one sleep may take */
 
 typedef struct header {
     uint64_t bytes;
@@ -234,13 +235,14 @@ static bool read_some(carry_wire *wire, peer *p) {
 }
 
 /* One look at all peers, which sleeps for this long at most if there is nothing. */
-static void look(carry_wire *wire, int milliseconds) {
+static void look(carry_wire *wire, double seconds) {
     hall *h = wire->state;
     for (int i = 0; i < h->size; i++) {
         const peer *p = &h->peers[i];
         h->polled[i] = (struct pollfd){.fd = p->socket, .events = (short)(POLLIN | (p->sends != NULL ? POLLOUT : 0))};
     }
-    if (poll(h->polled, (nfds_t)h->size, milliseconds) <= 0) {
+    const struct timespec most = {.tv_nsec = (long)(1e9 * seconds)};
+    if (ppoll(h->polled, (nfds_t)h->size, &most, NULL) <= 0) {
         return;
     }
     for (int i = 0; i < h->size; i++) {
@@ -340,9 +342,8 @@ static void give_up(carry_wire *wire, carry_request *request) {
 
 static void progress(carry_wire *wire, carry_request *request, double until) {
     for (int looks = 0; is_open(request); looks++) {
-        const double left = until - carry_seconds();
-        const int most = left > 1e-3 * PAUSE ? PAUSE : left > 0 ? (int)(1e3 * left) + 1 : 0;
-        look(wire, looks > LOOKS && until > 0 ? most : 0);
+        const double left = looks > LOOKS && until > 0 ? until - carry_seconds() : 0.0;
+        look(wire, left > PAUSE ? PAUSE : left > 0.0 ? left : 0.0);
         if (is_open(request)) {
             give_up(wire, request);
         }

@@ -1,8 +1,8 @@
 /* What the state that enters a rank adds to its outputs: o += R S, where R is what the tokens' queries see of the
    identity. A product for every head: [tokens, K] by [K, V].
 
-   bf16 on tensor cores by mma.sync, S as two numbers of bf16 (its first 16 bits); other types in f32. Tiles of 64 tokens
-   by 64 columns, K in steps. */
+   bf16 with K up to 128, K a multiple of 16 and V even: on tensor cores by mma.sync, S as two numbers of bf16 (its first
+   16 bits) in shared memory, for 512 tokens a block. All else in f32, tiles of 64 tokens by 64 columns. */
 #include "device/cuda.h"
 
 extern "C" {
@@ -14,8 +14,9 @@ extern "C" {
 
 namespace {
 
-constexpr int TILE = 64, STEP = 64, LD = STEP + 8; /* rows of shared memory start in other banks */
-constexpr int NARROW = 16;                         /* K in a step of the f32 kernel */
+constexpr int TILE = 64, KEYS = 128, LD = KEYS + 8; /* rows of shared memory start in other banks */
+constexpr int ROUNDS = 4;                           /* of 128 tokens, in a block */
+constexpr int NARROW = 16;                          /* K in a step of the f32 kernel */
 
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -33,50 +34,64 @@ __device__ __forceinline__ int64_t row_of(const carry_delta_correction &c, int64
     return ((int64_t)(blockIdx.z / c.heads) * c.tokens + token) * c.heads + blockIdx.z % c.heads;
 }
 
-__global__ void __launch_bounds__(128) correct_bf16(carry_delta_correction c) {
-    __shared__ uint16_t left[TILE * LD], high[TILE * LD], low[TILE * LD]; /* [token][k], [column][k] */
-    const int64_t first = (int64_t)blockIdx.x * TILE;
-    const int column = (int)blockIdx.y * TILE, warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
-    const int group = lane / 4, pair = lane % 4 * 2;
+/* The state's columns of this block, as two numbers each: [column][k]. */
+__device__ __forceinline__ void load_state(const carry_delta_correction &c, int column, uint16_t *high, uint16_t *low) {
     const float *S = c.state + (int64_t)blockIdx.z * c.key * c.value;
-    const uint16_t *R = (const uint16_t *)c.response;
-    float sum[TILE / 8][4] = {};
-    for (int k0 = 0; k0 < c.key; k0 += STEP) {
-        for (int i = (int)threadIdx.x; i < TILE * STEP; i += 128) {
-            const int k = i % STEP;
-            const int64_t token = first + i / STEP;
-            left[i / STEP * LD + k] = token < c.tokens && k0 + k < c.key ? R[row_of(c, token) * c.key + k0 + k] : 0;
-        }
-        for (int i = (int)threadIdx.x; i < TILE * STEP; i += 128) {
-            const int n = i % TILE, k = i / TILE;
-            const float s = k0 + k < c.key && column + n < c.value ? S[(k0 + k) * c.value + column + n] : 0.0f;
-            const uint16_t first_bits = type_bf16::narrow(s);
-            high[n * LD + k] = first_bits;
-            low[n * LD + k] = type_bf16::narrow(s - type_bf16::widen(first_bits));
-        }
-        __syncthreads();
-        for (int k = 0; k < STEP; k += 16) {
-            const uint16_t *at = left + (warp * 16 + group) * LD + k + pair;
-            const unsigned a[4] = {two(at), two(at + 8 * LD), two(at + 8), two(at + 8 * LD + 8)};
+    for (int i = (int)threadIdx.x; i < TILE * KEYS; i += 128) {
+        const int n = i % TILE, k = i / TILE;
+        const float s = k < c.key && column + n < c.value ? S[k * c.value + column + n] : 0.0f;
+        const uint16_t first_bits = type_bf16::narrow(s);
+        high[n * LD + k] = first_bits;
+        low[n * LD + k] = type_bf16::narrow(s - type_bf16::widen(first_bits));
+    }
+    __syncthreads();
+}
+
+/* Two numbers of R, k even. */
+__device__ __forceinline__ unsigned left_of(const carry_delta_correction &c, int64_t token, int k) {
+    return token < c.tokens && k < c.key ? two((const uint16_t *)c.response + row_of(c, token) * c.key + k) : 0u;
+}
+
+__device__ __forceinline__ void add_two(const carry_delta_correction &c, int64_t token, int at, float x, float y) {
+    if (token < c.tokens && at < c.value) { /* V is even */
+        unsigned *to = (unsigned *)((uint16_t *)c.o + row_of(c, token) * c.value + at);
+        const unsigned old = *to;
+        const unsigned first = type_bf16::narrow(type_bf16::widen((uint16_t)old) + x);
+        const unsigned second = type_bf16::narrow(type_bf16::widen((uint16_t)(old >> 16)) + y);
+        *to = first | second << 16;
+    }
+}
+
+/* Warps of 32 tokens by 64 columns, one after the other. */
+__global__ void __launch_bounds__(128) correct_bf16(carry_delta_correction c) {
+    __shared__ uint16_t high[TILE * LD], low[TILE * LD];
+    const int column = (int)blockIdx.y * TILE, lane = (int)threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
+    load_state(c, column, high, low);
+    int64_t token = ((int64_t)blockIdx.x * ROUNDS * 4 + threadIdx.x / 32) * 32 + group;
+    for (int round = 0; round < ROUNDS; round++, token += 4 * 32) {
+        float sum[2][TILE / 8][4] = {};
+        for (int k = pair; k < c.key; k += 16) {
+            unsigned a[2][4];
+#pragma unroll
+            for (int i = 0; i < 8; i++) { /* rows group and group + 8, k and k + 8 */
+                a[i / 4][i % 4] = left_of(c, token + i / 4 * 16 + i % 2 * 8, k + i % 4 / 2 * 8);
+            }
 #pragma unroll
             for (int n = 0; n < TILE / 8; n++) {
-                const int right = (n * 8 + group) * LD + k + pair;
-                multiply(sum[n], a, two(high + right), two(high + right + 8));
-                multiply(sum[n], a, two(low + right), two(low + right + 8));
+                const uint16_t *h = high + (n * 8 + group) * LD + k, *l = low + (n * 8 + group) * LD + k;
+                const unsigned b[4] = {two(h), two(h + 8), two(l), two(l + 8)};
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    multiply(sum[i][n], a[i], b[0], b[1]);
+                    multiply(sum[i][n], a[i], b[2], b[3]);
+                }
             }
         }
-        __syncthreads();
-    }
-    uint16_t *o = (uint16_t *)c.o;
 #pragma unroll
-    for (int n = 0; n < TILE / 8; n++) {
-        for (int i = 0; i < 4; i++) {
-            const int64_t token = first + warp * 16 + group + i / 2 * 8;
-            const int at = column + n * 8 + pair + i % 2;
-            if (token < c.tokens && at < c.value) {
-                uint16_t *to = o + row_of(c, token) * c.value + at;
-                *to = type_bf16::narrow(type_bf16::widen(*to) + sum[n][i]);
-            }
+        for (int i = 0; i < 2 * TILE / 8; i++) {
+            const float(&d)[4] = sum[i % 2][i / 2];
+            add_two(c, token + i % 2 * 16, column + i / 2 * 8 + pair, d[0], d[1]);
+            add_two(c, token + i % 2 * 16 + 8, column + i / 2 * 8 + pair, d[2], d[3]);
         }
     }
 }
@@ -120,11 +135,14 @@ __global__ void __launch_bounds__(256) correct_f32(carry_delta_correction c) {
 extern "C" carry_status carry_delta_correct(carry_ctx *ctx, int device, const carry_delta_correction *c) {
     int ordinal = 0;
     (void)carry_backend_of(device, &ordinal);
-    const dim3 grid((unsigned)((c->tokens + TILE - 1) / TILE), (unsigned)((c->value + TILE - 1) / TILE),
+    const bool matrix = c->dtype == CARRY_BF16 && c->key <= KEYS && c->key % 16 == 0 && c->value % 2 == 0 &&
+                        (uintptr_t)c->o % 4 == 0;
+    const int64_t tokens = matrix ? ROUNDS * 128 : TILE;
+    const dim3 grid((unsigned)((c->tokens + tokens - 1) / tokens), (unsigned)((c->value + TILE - 1) / TILE),
                     (unsigned)(c->batch * c->heads));
     const cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, device);
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    if (c->dtype == CARRY_BF16) {
+    if (matrix) {
         correct_bf16<<<grid, 128, 0, stream>>>(*c);
     } else {
         correct_f32<<<grid, 256, 0, stream>>>(*c);

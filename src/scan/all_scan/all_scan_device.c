@@ -44,6 +44,8 @@ carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins) {
     if (begins) {
         CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->before, plan->callers));
         CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->stream, plan->before));
+    } else { /* what the caller has done meanwhile: the last of these, before the CPU waits for other ranks, counts */
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->reached, plan->callers));
     }
     return carry_ctx_set_stream(plan->ctx, plan->device, plan->stream);
 }
@@ -54,7 +56,6 @@ carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends) {
     }
     CARRY_TRY(carry_ctx_set_stream(plan->ctx, plan->device, plan->callers));
     if (ends) {
-        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->reached, plan->callers));
         CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->after, plan->stream));
         CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->callers, plan->after));
     }
