@@ -31,7 +31,8 @@ void carry_cuda_graph_free(carry_ctx *ctx, int ordinal, carry_graph *graph);
 carry_status carry_cuda_activity_start(carry_ctx *ctx, struct carry_activity_log *log);
 carry_status carry_cuda_activity_stop(carry_ctx *ctx, struct carry_activity_log *log);
 
-carry_status carry_cuda_export(carry_ctx *ctx, void **data, struct carry_exchange_name *name, int ordinal, size_t bytes);
+carry_status carry_cuda_export(carry_ctx *ctx, void **data, struct carry_exchange_name *name, int ordinal,
+                               size_t bytes);
 carry_status carry_cuda_import(carry_ctx *ctx, void **data, int ordinal, const struct carry_exchange_name *name);
 void carry_cuda_import_end(carry_ctx *ctx, int ordinal, void *data);
 carry_status carry_cuda_identity(carry_ctx *ctx, char *identity, int ordinal);
