@@ -76,7 +76,8 @@ disturb() {
     : > "$codes"
     # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
     # shellcheck disable=SC2016,SC2086
-    timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
+    # Over TCP by the loopback alone: a connection to a dead rank is refused there, on another interface Open MPI may wait for it.
+    timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none --mca btl_tcp_if_include lo \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
         sh -c '"$0" "$1" "$3"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" "$where" > "$log" 2>&1 &
     launcher=$!

@@ -119,7 +119,7 @@ static bool set_format(camera *c, unsigned pixels, int width, int height) {
     format.fmt.pix.pixelformat = pixels;
     format.fmt.pix.field = V4L2_FIELD_ANY;
     if (ask(c, VIDIOC_S_FMT, &format) < 0) {
-        (void)snprintf(c->refused, sizeof c->refused, "no format can be set: %s", strerror(errno));
+        (void)snprintf(c->refused, sizeof c->refused, "it does not capture video: %s", strerror(errno));
         return false;
     }
     const struct v4l2_pix_format *pix = &format.fmt.pix;
