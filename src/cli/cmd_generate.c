@@ -296,6 +296,6 @@ const cli_verb cli_generate = {
         "--chat puts the prompt into the chat template of the folder, ChatML as Qwen has it; another template is\n"
         "refused. --ids takes prompts as numbers (-p '1 2 3') and prints numbers.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
-    .support = {.cpu = "f32 bf16 f16", .cuda = "f32"},
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16"},
     .run = run,
 };

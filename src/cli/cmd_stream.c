@@ -256,7 +256,7 @@ const cli_verb cli_stream = {
         "between\n"
         "chunks. At the end: where a chunk's time went, its period beside the predicted one, the overlap score.",
     .example = "carry --ranks 2 stream --demo --serve --prompt \"red circle moving left\"",
-    .support = {.cpu = "f32", .cuda = "bf16", .ranks = "cpu"},
+    .support = {.cpu = "f32", .cuda = "bf16", .ranks = "cpu cuda"},
     .run = run,
     .on_ranks = true,
 };

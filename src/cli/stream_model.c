@@ -72,8 +72,17 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
         }
         struct stat about;
         if (stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) && !carry_weights_is_file(folder)) {
-            return carry_fail(ctx, CARRY_EARGUMENT,
-                              "%s is not a folder: a model is one, with config.json and its weights", folder);
+            const char *end = strrchr(folder, '.');
+            const bool is_pickled = end != NULL && (strcmp(end, ".pt") == 0 || strcmp(end, ".pth") == 0 ||
+                                                    strcmp(end, ".ckpt") == 0 || strcmp(end, ".bin") == 0);
+            return is_pickled
+                       ? carry_fail(
+                             ctx, CARRY_EARGUMENT,
+                             "%s is a file of PyTorch, which is not read here: python3 -m libcarry.convert makes "
+                             "a .safetensors file of it (docs/streaming.md)",
+                             folder)
+                       : carry_fail(ctx, CARRY_EARGUMENT,
+                                    "%s is not a folder: a model is one, with config.json and its weights", folder);
         }
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {

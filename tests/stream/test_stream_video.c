@@ -170,6 +170,63 @@ static void test_damaged_files_are_refused_or_end(void **state) {
     free(bytes);
 }
 
+/* The position after the n-th place where `name` is written. */
+static size_t after(const char *bytes, size_t length, const char *name, int n) {
+    for (size_t at = 0; at + 4 <= length; at++) {
+        if (memcmp(bytes + at, name, 4) == 0 && n-- == 0) {
+            return at + 4;
+        }
+    }
+    fail_msg("there is no %s", name);
+    return 0;
+}
+
+/* One frame is a JPEG that starts after three others: its head is spoilt in several ways. */
+static void test_what_ends_too_early_is_said_to_be_damaged(void **state) {
+    (void)state;
+    static const struct {
+        int from; /* relative to the head's name */
+        const char *bytes;
+        size_t count;
+    } spoilt[] = {{0, "\xff\xff\xff\x7f", 4}, {-4, "zzzz\xff\xff\xff\x7f", 8}, {-4, "\0\0\0\0\0\0\1\0", 8}};
+    const carry_video_options options = {.width = W, .height = H};
+    record("e.avi", 16.0);
+    for (size_t i = 0; i < sizeof spoilt / sizeof *spoilt; i++) {
+        char *bytes;
+        size_t length;
+        carry_video *v;
+        assert_ok(ctx, carry_file_read(ctx, &bytes, &length, in_folder("e.avi"), 1 << 20));
+        const size_t at = (size_t)((ptrdiff_t)after(bytes, length, "00dc", 3) + spoilt[i].from);
+        memcpy(bytes + at, spoilt[i].bytes, spoilt[i].count);
+        write_file("g.avi", bytes, length);
+        assert_ok(ctx, carry_video_open(ctx, &v, in_folder("g.avi"), &options));
+        assert_int_equal(read_greys(v, FRAMES, 0, W, H), 3);
+        if (strstr(carry_video_end(v), "damaged") == NULL) {
+            fail_msg("the end of a spoilt video %zu is: %s", i, carry_video_end(v));
+        }
+        carry_video_free(v);
+        free(bytes);
+    }
+}
+
+static void test_other_codecs_and_pipes_are_refused(void **state) {
+    (void)state;
+    char *bytes;
+    size_t length;
+    carry_video *v;
+    const carry_video_options options = {.width = W, .height = H};
+    record("f.avi", 16.0);
+    assert_ok(ctx, carry_file_read(ctx, &bytes, &length, in_folder("f.avi"), 1 << 20));
+    memcpy(bytes + after(bytes, length, "vids", 0), "H264", 4);
+    write_file("f.avi", bytes, length);
+    free(bytes);
+    assert_refused(ctx, CARRY_EFORMAT, "are H264, and Motion JPEG is read",
+                   carry_video_open(ctx, &v, in_folder("f.avi"), &options));
+    assert_int_equal(mkfifo(in_folder("pipe"), 0600), 0);
+    assert_refused(ctx, CARRY_EARGUMENT, "a pipe cannot be read",
+                   carry_video_open(ctx, &v, in_folder("pipe"), &options));
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_was_recorded_is_read_back, open_folder, close_folder),
@@ -177,6 +234,8 @@ int main(void) {
                                         open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_of_a_live_source_the_newest_frames_are_kept, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_damaged_files_are_refused_or_end, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_what_ends_too_early_is_said_to_be_damaged, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_other_codecs_and_pipes_are_refused, open_folder, close_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -26,13 +26,20 @@ carry_status carry_video_room(carry_ctx *ctx, carry_jpeg_bytes *to, size_t size)
 /* RIFF: chunks of a name, a size and data; LIST chunks hold others. */
 typedef struct avi {
     FILE *file;
-    long end; /* of the frames */
+    long size;             /* of the file */
+    long end;              /* of the frames */
+    uint32_t told, frames; /* how many the header says, 0: not known; how many were read */
+    char codec[5];         /* of its frames; empty: not said */
 } avi;
 
 typedef struct chunk {
     char name[5];
     uint32_t size;
 } chunk;
+
+static uint32_t number(const unsigned char *b) {
+    return (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
+}
 
 static bool take_chunk(FILE *file, chunk *c) {
     unsigned char b[8];
@@ -41,12 +48,22 @@ static bool take_chunk(FILE *file, chunk *c) {
     }
     memcpy(c->name, b, 4);
     c->name[4] = '\0';
-    c->size = (uint32_t)b[4] | (uint32_t)b[5] << 8 | (uint32_t)b[6] << 16 | (uint32_t)b[7] << 24;
+    c->size = number(b + 4);
     return true;
 }
 
-static bool skip(FILE *file, uint32_t size) {
-    return fseek(file, (long)size + (long)(size & 1), SEEK_CUR) == 0;
+/* A position beyond the file's end can be set, but nothing is there. */
+static bool skip(const avi *a, uint32_t size) {
+    const long to = ftell(a->file) + (long)size;
+    return to <= a->size && fseek(a->file, to + (long)(size & 1), SEEK_SET) == 0;
+}
+
+static void say_end(const avi *a, char *why, size_t why_size) {
+    if (a->frames < a->told) {
+        (void)snprintf(why, why_size, "the video is damaged: it has ended after %u of %u frames", a->frames, a->told);
+    } else {
+        (void)snprintf(why, why_size, "the video has ended");
+    }
 }
 
 static void close_avi(void *opened) {
@@ -62,7 +79,7 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
     *ended = true;
     for (;;) {
         if (ftell(a->file) >= a->end || !take_chunk(a->file, &c)) {
-            (void)snprintf(why, why_size, "the video has ended");
+            say_end(a, why, why_size);
             return CARRY_OK;
         }
         if (strcmp(c.name, "LIST") == 0) { /* "rec ": frames are in it */
@@ -77,8 +94,9 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
         if (is_frame && c.size <= JPEG_MOST) {
             break;
         }
-        if (!skip(a->file, c.size)) {
-            (void)snprintf(why, why_size, "the video is damaged: a part of %u bytes", c.size);
+        if (!skip(a, c.size)) {
+            (void)snprintf(why, why_size, "the video is damaged: a part of %u bytes after %u frames", c.size,
+                           a->frames);
             return CARRY_OK;
         }
     }
@@ -89,11 +107,31 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
         return CARRY_OK;
     }
     (void)fseek(a->file, (long)(c.size & 1), SEEK_CUR);
+    a->frames++;
     *ended = false;
     return CARRY_OK;
 }
 
-/* Up to the list of frames; the header's rate on the way. */
+/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are passed over. */
+static bool take_header(avi *a, const chunk *c, double *fps) {
+    unsigned char b[20] = {0};
+    const bool is_main = strcmp(c->name, "avih") == 0;
+    if ((!is_main && strcmp(c->name, "strh") != 0) || c->size < sizeof b) {
+        return skip(a, c->size);
+    }
+    if (fread(b, 1, sizeof b, a->file) != sizeof b) {
+        return false;
+    }
+    if (is_main) {
+        *fps = number(b) > 0 ? 1e6 / (double)number(b) : 0.0;
+        a->told = number(b + 16);
+    } else if (memcmp(b, "vids", 4) == 0) {
+        memcpy(a->codec, b + 4, 4);
+    }
+    return skip(a, c->size - (uint32_t)sizeof b);
+}
+
+/* Up to the list of frames. */
 static bool find_frames(avi *a, double *fps) {
     chunk c;
     char kind[5] = "";
@@ -102,36 +140,35 @@ static bool find_frames(avi *a, double *fps) {
         return false;
     }
     while (take_chunk(a->file, &c)) {
-        if (strcmp(c.name, "LIST") == 0) {
-            const long start = ftell(a->file);
-            if (fread(kind, 1, 4, a->file) != 4) {
+        if (strcmp(c.name, "LIST") != 0) {
+            if (!take_header(a, &c, fps)) {
                 return false;
             }
-            if (strcmp(kind, "movi") == 0) { /* a size of 0 is of a file that was not closed */
-                a->end = c.size > 4 && c.size < 0x7FFFFFFFu ? start + (long)c.size : 0x7FFFFFFFL;
-                return true;
-            }
-            if (strcmp(kind, "hdrl") == 0) {
-                continue; /* the header's parts follow */
-            }
-            if (fseek(a->file, start, SEEK_SET) != 0 || !skip(a->file, c.size)) {
-                return false;
-            }
-        } else if (strcmp(c.name, "avih") == 0 && c.size >= 4) {
-            unsigned char b[4];
-            if (fread(b, 1, sizeof b, a->file) != sizeof b) {
-                return false;
-            }
-            const uint32_t each = (uint32_t)b[0] | (uint32_t)b[1] << 8 | (uint32_t)b[2] << 16 | (uint32_t)b[3] << 24;
-            *fps = each > 0 ? 1e6 / (double)each : 0.0;
-            if (!skip(a->file, c.size - 4)) {
-                return false;
-            }
-        } else if (!skip(a->file, c.size)) {
+            continue;
+        }
+        const long start = ftell(a->file);
+        if (fread(kind, 1, 4, a->file) != 4) {
+            return false;
+        }
+        if (strcmp(kind, "movi") == 0) { /* a size of 0 is of a file that was not closed */
+            a->end = c.size > 4 && c.size < 0x7FFFFFFFu ? start + (long)c.size : 0x7FFFFFFFL;
+            return true;
+        }
+        const bool is_header = strcmp(kind, "hdrl") == 0 || strcmp(kind, "strl") == 0; /* its parts follow */
+        if (!is_header && (fseek(a->file, start, SEEK_SET) != 0 || !skip(a, c.size))) {
             return false;
         }
     }
     return false;
+}
+
+static bool is_motion_jpeg(const char *codec) {
+    return codec[0] == '\0' || strcasecmp(codec, "MJPG") == 0 || strcasecmp(codec, "JPEG") == 0 ||
+           strcasecmp(codec, "AVRN") == 0 || strcasecmp(codec, "dmb1") == 0;
+}
+
+static bool find_size(avi *a) {
+    return fseek(a->file, 0, SEEK_END) == 0 && (a->size = ftell(a->file)) >= 0 && fseek(a->file, 0, SEEK_SET) == 0;
 }
 
 carry_status carry_video_open_avi(carry_ctx *ctx, carry_video_source *source, const char *path) {
@@ -145,13 +182,25 @@ carry_status carry_video_open_avi(carry_ctx *ctx, carry_video_source *source, co
         return carry_fail(ctx, CARRY_ENOTFOUND, "the video %s cannot be opened", path);
     }
     *source = (carry_video_source){.opened = a, .next = next_of_avi, .close = close_avi};
-    if (!find_frames(a, &source->fps)) {
+    if (!find_size(a) || !find_frames(a, &source->fps)) {
         close_avi(a);
         *source = (carry_video_source){0};
         return carry_fail(ctx, CARRY_EFORMAT,
                           "%s is not an AVI file of Motion JPEG, or its header is damaged: ffmpeg -i %s -c:v mjpeg -an "
                           "out.avi makes one",
                           path, path);
+    }
+    if (!is_motion_jpeg(a->codec)) {
+        char codec[5];
+        for (int i = 0; i < 5; i++) {
+            codec[i] = (char)(a->codec[i] == '\0' || (a->codec[i] >= ' ' && a->codec[i] <= '~') ? a->codec[i] : '?');
+        }
+        close_avi(a);
+        *source = (carry_video_source){0};
+        return carry_fail(
+            ctx, CARRY_EFORMAT,
+            "the frames of %s are %s, and Motion JPEG is read: ffmpeg -i %s -c:v mjpeg -an out.avi makes it", path,
+            codec, path);
     }
     return CARRY_OK;
 }
