@@ -112,6 +112,24 @@ if [ -e run/latest ]; then
     interrupted INT /dev/null eval run long.txt --threads 1
     interrupted TERM /dev/null train --task mqar --steps 100000 --no-store --out more --threads 1 --hidden 32 --layers 1 --head-dim 16 \
         --batch 8 --eval-every 1 --eval-batches 100000
+    # Ranks that are processes are told once, by the one that was typed: the step is finished and saved, and no folder is left.
+    mkdir tmp
+    TMPDIR=$folder/tmp "$carry" --processes 2 train --device cpu --task copy --vocab 64 --hidden 32 --layers 1 --batch 2 --length 32 \
+        --steps 1000000 --eval-every 0 --save-every 1000000 --log-every 5 --no-store --threads 1 --out two > two.log 2>&1 &
+    process=$!
+    waited=0
+    while ! grep -q '^step ' two.log && [ $waited -lt 600 ]; do
+        sleep 0.1
+        waited=$((waited + 1))
+    done
+    kill -TERM $process
+    wait $process
+    code=$?
+    process=
+    if [ $code != 2 ] || [ ! -e two/latest ] || [ -n "$(ls tmp)" ]; then
+        fail "two processes: exit $code, $(ls two), $(ls tmp)"
+        cat two.log
+    fi
 fi
 cat > long.yaml << 'END'
 name: long

@@ -160,7 +160,8 @@ static int take_ranks(int *count, char **arguments) {
             *count -= next - i;
             arguments[*count] = NULL;
             if (*count <= 1) {
-                return cli_refuse("--ranks needs a verb to run: carry --ranks 2 bench scan:dense:t1024:n32");
+                return cli_refuse("%s needs a verb to run: carry %s 2 bench scan:dense:t1024:n32",
+                                  processes > 0 ? "--processes" : "--ranks", processes > 0 ? "--processes" : "--ranks");
             }
             continue;
         }

@@ -1,6 +1,8 @@
 /* carry --processes N: this program again, N times, as ranks that meet in a folder of their own. */
+#include <dirent.h>
 #include <errno.h>
 #include <signal.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,13 +13,45 @@
 #include "cli/ranks.h"
 #include "comm/ranks.h"
 
+static pid_t started[CARRY_RANKS];
+static volatile sig_atomic_t running;
+
+/* Ranks have process groups of their own: each signal reaches them once, from here. A second ends them at once. */
+static void pass_on(int signal_number) {
+    const int before = errno;
+    for (int r = 0; r < running; r++) {
+        if (started[r] > 0) {
+            (void)kill(started[r], signal_number);
+        }
+    }
+    errno = before;
+}
+
+static void pass_signals(void) {
+    static const int passed[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction action = {.sa_handler = pass_on, .sa_flags = SA_RESTART}, before;
+    (void)sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof passed / sizeof passed[0]; i++) {
+        if (sigaction(passed[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN) {
+            (void)sigaction(passed[i], &action, NULL);
+        }
+    }
+    (void)signal(SIGCHLD, SIG_DFL); /* ignored, as some callers leave it, wait has no codes */
+}
+
 /* In the new process; does not come back. */
-static void become(int rank, int size, const char *folder, char **arguments) {
+static void become(int rank, int size, const char *folder, char **arguments, pid_t parent, const sigset_t *mask) {
     char number[16], count[16];
     (void)snprintf(number, sizeof number, "%d", rank);
     (void)snprintf(count, sizeof count, "%d", size);
+    (void)setpgid(0, 0);
     (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* they do not outlive the one that was typed */
-    if (setenv("CARRY_RANK", number, 1) == 0 && setenv("CARRY_RANKS", count, 1) == 0 &&
+    (void)sigprocmask(SIG_SETMASK, mask, NULL);
+    const int nothing = rank > 0 ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
+    if (nothing >= 0) {
+        (void)dup2(nothing, STDIN_FILENO);
+    }
+    if (getppid() == parent && setenv("CARRY_RANK", number, 1) == 0 && setenv("CARRY_RANKS", count, 1) == 0 &&
         setenv("CARRY_MEET", folder, 1) == 0) {
         (void)execv("/proc/self/exe", arguments);
     }
@@ -30,7 +64,7 @@ static int code_of(int status) {
 }
 
 /* One that was ended by a signal says nothing itself. */
-static int wait_for(const pid_t *started, int count) {
+static int wait_for(int count) {
     int worst = CLI_DONE;
     for (int left = count; left > 0; left--) {
         int status = 0;
@@ -39,29 +73,53 @@ static int wait_for(const pid_t *started, int count) {
             left++;
             continue;
         }
+        if (which < 0) {
+            return CLI_IMPOSSIBLE;
+        }
         for (int r = 0; r < count; r++) {
             if (started[r] == which && WIFSIGNALED(status)) {
                 (void)fprintf(stderr, "carry: rank %d was ended by signal %d\n", r, WTERMSIG(status));
             }
+            started[r] = started[r] == which ? 0 : started[r]; /* its number may be another's soon */
         }
         worst = code_of(status) > worst ? code_of(status) : worst;
     }
     return worst;
 }
 
+/* With the sockets of ranks that were killed. */
+static void remove_folder(const char *folder) {
+    DIR *open = opendir(folder);
+    for (const struct dirent *entry; open != NULL && (entry = readdir(open)) != NULL;) {
+        (void)unlinkat(dirfd(open), entry->d_name, 0); /* neither . nor .. goes */
+    }
+    if (open != NULL) {
+        (void)closedir(open);
+    }
+    (void)rmdir(folder);
+}
+
 int cli_processes_run(int processes, char **arguments) {
-    static pid_t started[CARRY_RANKS];
+    const pid_t self = getpid();
+    sigset_t all, mask;
     const char *parent = getenv("TMPDIR");
     char folder[80];
-    (void)snprintf(folder, sizeof folder, "%.60s/carry-XXXXXX", parent != NULL && parent[0] != '\0' ? parent : "/tmp");
+    parent = parent != NULL && parent[0] != '\0' ? parent : "/tmp";
+    if ((size_t)snprintf(folder, sizeof folder, "%s/carry-XXXXXX", parent) >= sizeof folder) {
+        return cli_refuse("TMPDIR has %zu characters: at most %zu fit into the name of a socket", strlen(parent),
+                          sizeof folder - sizeof "/carry-XXXXXX");
+    }
+    pass_signals();
     if (mkdtemp(folder) == NULL) {
         return cli_refuse("no folder for processes to meet in: '%s': %s", folder, strerror(errno));
     }
     int count = 0, code = CLI_DONE;
+    (void)sigfillset(&all);
+    (void)sigprocmask(SIG_BLOCK, &all, &mask);
     while (count < processes && code == CLI_DONE) {
         const pid_t id = fork();
         if (id == 0) {
-            become(count, processes, folder, arguments);
+            become(count, processes, folder, arguments, self, &mask);
         }
         if (id < 0) {
             code = cli_refuse("rank %d of %d cannot be started: %s", count, processes, strerror(errno));
@@ -72,7 +130,9 @@ int cli_processes_run(int processes, char **arguments) {
     for (int r = 0; r < count && code != CLI_DONE; r++) {
         (void)kill(started[r], SIGTERM);
     }
-    const int worst = wait_for(started, count);
-    (void)rmdir(folder);
+    running = count;
+    (void)sigprocmask(SIG_SETMASK, &mask, NULL);
+    const int worst = wait_for(count);
+    remove_folder(folder);
     return worst > code ? worst : code;
 }

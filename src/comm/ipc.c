@@ -108,6 +108,10 @@ static carry_status find_region(carry_relay *relay, const carry_exchange_name *n
     return CARRY_OK;
 }
 
+static carry_status outside(carry_relay *relay, int peer) {
+    return carry_fail(relay->ctx, CARRY_EPEER, "rank %d names memory outside of its region", peer);
+}
+
 /* From this rank itself there is nothing to open. */
 static carry_status copy(carry_relay *relay, const carry_relay_item *item) {
     const void *from = item->piece.local;
@@ -116,6 +120,9 @@ static carry_status copy(carry_relay *relay, const carry_relay_item *item) {
     }
     if (item->peer != relay->rank) {
         region *where;
+        if (!carry_exchange_fits(item->piece.offset, item->bytes)) {
+            return outside(relay, item->peer);
+        }
         CARRY_TRY(find_region(relay, &item->piece.name, &where));
         from = (const char *)where->data + item->piece.offset;
     }
@@ -209,6 +216,9 @@ static carry_status fill_piece(carry_relay *relay, carry_exchange **piece, trial
 static carry_status read_piece(carry_relay *relay, const trial *theirs, int peer) {
     region *where;
     unsigned char got = 0;
+    if (!carry_exchange_fits(theirs->offset, 1)) {
+        return outside(relay, peer);
+    }
     CARRY_TRY(find_region(relay, &theirs->name, &where));
     CARRY_TRY(
         carry_device_copy(relay->ctx, &got, 0, (const char *)where->data + theirs->offset, relay->device, 1, NULL));

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ carry_status carry_meeting_find(carry_ctx *ctx, int *rank, int *size) {
     if (*size < 0 || *rank < 0 || getenv("CARRY_MEET") == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "\"processes\" needs CARRY_RANK, CARRY_RANKS (1 to %d) and CARRY_MEET, a folder, in the "
-                          "environment: carry --ranks N --processes sets them",
+                          "environment: carry --processes N sets them",
                           CARRY_RANKS);
     }
     return CARRY_OK;
@@ -59,12 +60,19 @@ static carry_status missing(carry_ctx *ctx, int rank, double deadline) {
                       deadline);
 }
 
-/* Until it listens. */
+/* Is the other side a process of this user? */
+static bool is_ours(int line) {
+    struct ucred who;
+    socklen_t length = sizeof who;
+    return getsockopt(line, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
+}
+
+/* Until it listens. Where it has no room for the call, connect must not wait. */
 static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int peer, double until, double deadline) {
     struct sockaddr_un address;
     const int32_t self = rank;
     CARRY_TRY(address_of(ctx, &address, meeting, peer));
-    *line = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    *line = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (*line < 0) {
         return failed(ctx, "no socket");
     }
@@ -77,6 +85,10 @@ static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int p
         }
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
+    if (!is_ours(*line)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "processes cannot meet in '%s': rank %d is of another user",
+                          getenv("CARRY_MEET"), peer);
+    }
     return send(*line, &self, sizeof self, MSG_NOSIGNAL) == (ssize_t)sizeof self ? CARRY_OK
                                                                                  : failed(ctx, "a rank hung up");
 }
@@ -86,7 +98,7 @@ static bool is_ready(int line, double until) {
         const double left = until - carry_seconds();
         struct pollfd polled = {.fd = line, .events = POLLIN};
         const int count = poll(&polled, 1, left > 0 ? (left < 1e3 ? (int)(1e3 * left) + 1 : 1000000) : 0);
-        if (count > 0 || (left <= 0 && errno != EINTR)) {
+        if (count > 0 || left <= 0) {
             return count > 0;
         }
     }
@@ -94,16 +106,14 @@ static bool is_ready(int line, double until) {
 
 /* A rank above this one calls; anybody else is hung up on. */
 static carry_status answer(carry_ctx *ctx, int listening, int *sockets, int rank, int size, double until) {
-    struct ucred who;
-    socklen_t length = sizeof who;
     int32_t peer = -1;
     const int line = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
     if (line < 0) {
         return errno == EINTR || errno == ECONNABORTED ? CARRY_OK : failed(ctx, "a call cannot be answered");
     }
-    const bool is_ours = getsockopt(line, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
-    if (!is_ours || !is_ready(line, until) || recv(line, &peer, sizeof peer, MSG_DONTWAIT) != (ssize_t)sizeof peer ||
-        peer <= rank || peer >= size || sockets[peer] >= 0) {
+    if (!is_ours(line) || !is_ready(line, until) ||
+        recv(line, &peer, sizeof peer, MSG_DONTWAIT) != (ssize_t)sizeof peer || peer <= rank || peer >= size ||
+        sockets[peer] >= 0) {
         (void)close(line);
         return CARRY_OK;
     }
@@ -147,10 +157,12 @@ carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {
         return failed(ctx, "no socket");
     }
     carry_status status = CARRY_OK;
-    if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0 || listen(listening, size) != 0) {
+    (void)fchmod(listening, S_IRUSR | S_IWUSR); /* what bind gives the name */
+    if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0) {
         status = failed(ctx, "this rank has no socket of its name");
     } else {
-        status = meet(ctx, listening, sockets, rank, size, deadline);
+        status = listen(listening, size) == 0 ? meet(ctx, listening, sockets, rank, size, deadline)
+                                              : failed(ctx, "this rank cannot listen");
         (void)unlink(address.sun_path);
     }
     (void)close(listening);

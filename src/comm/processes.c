@@ -20,6 +20,7 @@
 
 #define LOOKS 50  /* before the processor is given away */
 #define PAUSE 0.1 /* seconds that one sleep may take */
+#define READS 256 /* of one peer before the others and the deadline are looked at */
 
 typedef struct header {
     uint64_t bytes;
@@ -127,7 +128,8 @@ static bool write_some(peer *p) {
     const size_t left = in_head ? sizeof head - p->written : request->bytes + sizeof head - p->written;
     const ssize_t count = left > 0 ? send(p->socket, from, left, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     if (count < 0) {
-        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+        /* One that has left may have said why: what it sent is read first, and then its end. */
+        if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != EPIPE && errno != ECONNRESET) {
             hang_up(p);
         }
         return false;
@@ -146,8 +148,20 @@ static void write_all(peer *p) {
     }
 }
 
+/* Lengths that wrap around, and a notice that is not one, come from no build of this program. */
+static bool is_sound(const header *head) {
+    return head->reserved == 0 && head->bytes <= (uint64_t)PTRDIFF_MAX - sizeof(parcel) - sizeof *head &&
+           (head->tag != CARRY_TAG_NOTICE || head->bytes == CARRY_COMM_REASON);
+}
+
 /* The header is there: where do its bytes go? */
 static void open_message(carry_wire *wire, peer *p) {
+    if (!is_sound(&p->head)) {
+        (void)snprintf(wire->reason, sizeof wire->reason, "it sent a message of tag %d and %llu bytes, which is none",
+                       (int)p->head.tag, (unsigned long long)p->head.bytes);
+        hang_up(p);
+        return;
+    }
     carry_request *request = p->head.tag == CARRY_TAG_NOTICE ? NULL : find(p->receives, p->head.tag);
     if (request == NULL) {
         p->aside = new_parcel(p->head.tag, (size_t)p->head.bytes);
@@ -228,7 +242,7 @@ static bool read_some(carry_wire *wire, peer *p) {
     if (p->read == sizeof p->head && count > 0) {
         open_message(wire, p);
     }
-    if (p->read >= sizeof p->head && p->read == sizeof p->head + p->head.bytes) {
+    if (p->socket >= 0 && p->read >= sizeof p->head && p->read - sizeof p->head == p->head.bytes) {
         close_message(wire, p);
     }
     return p->socket >= 0 && (size_t)count == left;
@@ -249,7 +263,7 @@ static void look(carry_wire *wire, double seconds) {
         peer *p = &h->peers[i];
         const short happened = h->polled[i].revents;
         if (p->socket >= 0 && (happened & (POLLIN | POLLHUP | POLLERR)) != 0) {
-            while (read_some(wire, p)) {
+            for (int reads = 0; reads < READS && read_some(wire, p); reads++) {
             }
         }
         if ((happened & POLLOUT) != 0) {
@@ -336,7 +350,7 @@ static void give_up(carry_wire *wire, carry_request *request) {
         request->state = CARRY_REQUEST_ENDED;
     } else if (request->world != wire->rank && h->peers[request->world].socket < 0) {
         cancel(wire, request);
-        request->state = CARRY_REQUEST_GONE;
+        request->state = wire->reason[0] != '\0' ? CARRY_REQUEST_BROKEN : CARRY_REQUEST_GONE;
     }
 }
 

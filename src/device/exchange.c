@@ -23,12 +23,18 @@ static carry_status cannot(carry_ctx *ctx, int device) {
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "memory of device %d cannot be read by other processes", device);
 }
 
+/* 0: too many. */
 static size_t round_up(size_t bytes) {
     size_t size = PIECE;
-    while (size < bytes) {
+    while (size < bytes && size <= SIZE_MAX / 4) {
         size *= 2;
     }
-    return size;
+    return size < bytes ? 0 : size;
+}
+
+bool carry_exchange_fits(uint64_t offset, size_t bytes) {
+    const size_t size = round_up(bytes);
+    return size >= REGION ? offset == 0 : size > 0 && offset % size == 0 && offset <= REGION - size;
 }
 
 static carry_exchange *take_spare(int device, size_t bytes) {
@@ -72,6 +78,10 @@ static carry_status add_region(carry_ctx *ctx, int device, size_t piece) {
 carry_status carry_exchange_take(carry_ctx *ctx, carry_exchange **piece, int device, size_t bytes) {
     const size_t size = round_up(bytes);
     carry_status status = CARRY_OK;
+    *piece = NULL;
+    if (size == 0) {
+        return carry_fail(ctx, CARRY_ESIZE, "%zu bytes are more than can be exchanged", bytes);
+    }
     pthread_mutex_lock(&lock);
     *piece = take_spare(device, size);
     if (*piece == NULL) {

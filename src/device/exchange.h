@@ -24,6 +24,8 @@ typedef struct carry_exchange {
 
 /* CARRY_EUNSUPPORTED: this device's memory cannot be exported. Work of earlier users has ended. */
 carry_status carry_exchange_take(carry_ctx *ctx, carry_exchange **piece, int device, size_t bytes);
+/* May a piece of this many bytes begin there in its region? What another process says is asked for that. */
+bool carry_exchange_fits(uint64_t offset, size_t bytes);
 /* NULL is fine. */
 void carry_exchange_give(carry_exchange *piece);
 
