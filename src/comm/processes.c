@@ -148,7 +148,8 @@ static void write_all(peer *p) {
     }
 }
 
-/* Lengths that wrap around, and a notice that is not one, come from no build of this program. */
+/* A length that would overflow, or a notice of the wrong size, cannot come from a build of this program: the peer is
+   broken or hostile, and is cut off before anything is allocated. */
 static bool is_sound(const header *head) {
     return head->reserved == 0 && head->bytes <= (uint64_t)PTRDIFF_MAX - sizeof(parcel) - sizeof *head &&
            (head->tag != CARRY_TAG_NOTICE || head->bytes == CARRY_COMM_REASON);
@@ -157,7 +158,7 @@ static bool is_sound(const header *head) {
 /* The header is there: where do its bytes go? */
 static void open_message(carry_wire *wire, peer *p) {
     if (!is_sound(&p->head)) {
-        (void)snprintf(wire->reason, sizeof wire->reason, "it sent a message of tag %d and %llu bytes, which is none",
+        (void)snprintf(wire->reason, sizeof wire->reason, "it sent a malformed header: tag %d, %llu bytes",
                        (int)p->head.tag, (unsigned long long)p->head.bytes);
         hang_up(p);
         return;

@@ -11,8 +11,9 @@ typedef struct carry_yuyv {
     int width, height, row;
 } carry_yuyv;
 
-/* A source of JPEGs, or where yuyv.width is not 0 of such frames. next: the next one; *ended with a reason in why when
-   there is none. It may wait, up to a tenth of a second: then size is 0 and nothing has ended. */
+/* A source of JPEGs, or of YUYV frames where yuyv.width is not 0. next gives the next frame; at the end of the video it
+   sets *ended and writes the reason to why. It waits at most a tenth of a second: a size of 0 without *ended means that
+   no frame has arrived yet. */
 typedef struct carry_video_source {
     void *opened;
     double fps;   /* of a file; 0: unknown */
