@@ -235,8 +235,8 @@ CARRY_API carry_status carry_cross_entropy(carry_ctx *ctx, carry_tensor losses, 
                                            carry_tensor logits, carry_tensor targets, float scale);
 /* The same with logits = W x, computed in blocks of tokens, so that all logits are never in memory at once. dx is
    overwritten and dW accumulated, as in carry_linear_backward; either may be absent. On a GPU the
-   workspace determines the block size, the number of tokens whose f32 logits fit: a workspace larger than the minimum is
-   faster, up to a few thousand tokens. There dlogits have the type of x and W. */
+   workspace determines the block size, the number of tokens whose f32 logits fit: a workspace larger than the minimum
+   is faster, up to a few thousand tokens. There dlogits have the type of x and W. */
 typedef struct carry_linear_cross_entropy_args {
     carry_tensor losses, dx, dW;
     carry_tensor x, W, targets;
