@@ -162,6 +162,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     }
     s->cuts_seen = s->state.cuts;
     s->prompts_sent = s->state.prompt_version;
+    s->changed_seen = hooks->controls != NULL ? carry_controls_prompts_changed(hooks->controls) : 0.0;
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(check_pace(s));
@@ -261,6 +262,7 @@ static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *r
     carry_status status = receive(s, CARRY_MESSAGE_ABOUT, &message);
     if (status == CARRY_OK && message.size == sizeof *about) {
         memcpy(about, message.bytes, sizeof *about);
+        s->texts_known = about->texts;
     }
     status = status == CARRY_OK ? receive(s, CARRY_MESSAGE_RESULT, &message) : status;
     status = status == CARRY_OK ? carry_result_decode(s->ctx, result, message.bytes, message.size) : status;
@@ -268,6 +270,7 @@ static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *r
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
     }
+    s->unanswered--;
     *is_stale = flight->cache_epoch != s->epoch;
     if (*is_stale) {
         char text[CARRY_CALL_TEXT];
@@ -314,8 +317,8 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     }
     flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
     carry_stage_keep(s, &result);
-    if (!is_ending) {
-        CARRY_TRY(send_all(s)); /* mode latent: before this one is decoded */
+    if (!is_ending) { /* before this one is decoded */
+        CARRY_TRY(carry_stage_send_due(s, s->options->chunk * carry_codec_ratio(s->codec)));
     }
     const carry_call call = {.group = "stage0",
                              .call_id = flight.call_id,
