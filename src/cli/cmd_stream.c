@@ -79,7 +79,10 @@ static int stream(stream_desk *desk) {
     if (cli_process_rank() <= 0) {
         stream_show_start(desk);
     }
-    if (cli_on_ranks(&desk->common, stream_rank, desk) != CARRY_OK) {
+    struct stream_change *change = stream_change_start(desk->controls, desk->wish.change);
+    const carry_status status = cli_on_ranks(&desk->common, stream_rank, desk);
+    stream_change_end(change);
+    if (status != CARRY_OK) {
         return CLI_IMPOSSIBLE;
     }
     const bool is_below = desk->wish.gate && desk->has_ended && !desk->figures.overlap.passes;
@@ -176,6 +179,7 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"headless", 0, CLI_FLAG, &w->headless, NULL, "without a page (the default)"},
         {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "add work to stage 0, for experiments"},
         {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "add work to stage 1"},
+        {"change-prompt", 0, CLI_REAL, &w->change, "S", "change the prompt about every S seconds, to measure"},
         CLI_DEVICE_OPTION(&w->device),
         {"no-graphs", 0, CLI_FLAG, &w->no_graphs, NULL, "on a GPU, launch kernels one by one, for measurements"},
         {"gate", 0, CLI_FLAG, &w->gate, NULL, "exit with 1 when the overlap score is below 0.30"},

@@ -14,7 +14,7 @@ typedef struct stream_wish {
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
     int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
-    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1;
+    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
 } stream_wish;
 
 struct stream_page;
@@ -63,6 +63,10 @@ void stream_show_clear(stream_desk *desk);                  /* what is printed n
 void stream_show_line(stream_desk *desk, const char *line); /* on a line of its own */
 void stream_show_chunk(stream_desk *desk, const carry_chunk_times *times);
 void stream_show_end(stream_desk *desk);
+
+/* cmd_stream_change.c: changes the prompt about every so many seconds, until the end; NULL: it does not. */
+struct stream_change *stream_change_start(carry_controls *controls, double seconds);
+void stream_change_end(struct stream_change *change);
 
 /* cmd_stream_supervise.c: a child that is started again. */
 int stream_supervise(const stream_desk *desk, int count, char **arguments);

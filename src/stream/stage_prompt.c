@@ -92,6 +92,7 @@ void carry_stage_shows(carry_stage *s, const carry_about *about) {
     carry_stream_figures *f = &s->figures;
     const double now = carry_seconds();
     int left = 0;
+    f->prompt_steps_again += about->is_again;
     for (int i = 0; i < s->changes; i++) {
         carry_stage_change *c = &s->change[i];
         if (c->text > about->texts) {
@@ -103,7 +104,6 @@ void carry_stage_shows(carry_stage *s, const carry_about *about) {
         f->prompt_seconds = now - c->when;
         f->prompt_chunks = period > 0.0 ? f->prompt_seconds / period : 0.0;
         f->prompt_between = (uint64_t)c->chunks;
-        f->prompt_again = about->is_again;
         f->prompt_changes++;
         f->prompt_sum += f->prompt_seconds;
         f->prompt_chunks_sum += f->prompt_chunks;

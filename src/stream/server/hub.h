@@ -33,7 +33,7 @@ typedef struct carry_stream_figures {
     /* From the arrival of a change of prompts to the first frame that was made with it: of the last change; 0: none */
     double prompt_seconds, prompt_chunks; /* the same in periods of a chunk, as viewers see them */
     uint64_t prompt_between;              /* chunks that began to be shown in between, without it */
-    bool prompt_again;                    /* the last step of its chunk was done again for it */
+    uint64_t prompt_steps_again;          /* last steps of a chunk that were done again for one that came during them */
     uint64_t prompt_changes;              /* that have been shown; of all of them: */
     double prompt_sum, prompt_most, prompt_chunks_sum, prompt_chunks_most;
     uint64_t prompt_between_most;
