@@ -2,6 +2,8 @@
 #ifndef CARRY_CLI_CMD_STREAM_H
 #define CARRY_CLI_CMD_STREAM_H
 
+#include <stdatomic.h>
+
 #include "cli/ranks.h"
 #include "cli/stream_model.h"
 
@@ -13,7 +15,8 @@ typedef struct stream_wish {
     const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
-    int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
+    int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
+        quality;
     double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
 } stream_wish;
 
@@ -37,6 +40,7 @@ typedef struct stream_desk {
     bool has_forgotten;   /* one could not be written */
     char unsaved[640];    /* what of --record and --out was not, in an error message; "": all was */
     bool has_ended;
+    atomic_bool has_run_out; /* a rank had no more memory */
 } stream_desk;
 
 /* cmd_stream_options.c: from words to options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */

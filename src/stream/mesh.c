@@ -256,6 +256,9 @@ static void rest(double seconds) {
 
 static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times, carry_envelope *e) {
     CARRY_SPAN(mesh->ctx, "stream", "call");
+    if (mesh->options.fail_at > 0 && e->chunk_index == (uint64_t)mesh->options.fail_at) {
+        return carry_fail(mesh->ctx, CARRY_EMEMORY, "out of memory, as was asked for");
+    }
     memcpy(mesh->step, e->steps.data, (size_t)e->num_denoise_steps * sizeof *mesh->step);
     e->steps.data = mesh->step;
     if (e->reset_cross_cache) {

@@ -23,6 +23,7 @@ typedef struct carry_mesh_options {
     int64_t text_len, text_dim;
     size_t envelope_most; /* bytes */
     double slow;          /* seconds added to each call, as work */
+    int64_t fail_at;      /* for tests: the chunk in which memory runs out; 0: none */
     /* Stage 0 and the leader are one rank: called before the leader looks for a prompt; NULL: stage 0 sends by itself
      */
     carry_status (*look)(void *user);

@@ -171,6 +171,7 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                      .text_dim = p->config.text_dim,
                                      .envelope_most = envelope_most,
                                      .slow = o->slow_stage1,
+                                     .fail_at = o->fail_memory,
                                      .look = p->is_stage ? look_late : NULL,
                                      .user = p};
     carry_comm *comm;
@@ -209,7 +210,10 @@ static carry_status open_part(part *p) {
                                    carry_comm_deadline(p->groups.world)));
         p->stage->figures.mesh_ranks = p->mesh_ranks;
     }
-    return CARRY_OK;
+    if (p->options->text_encoder != NULL && p->options->device != 0) {
+        CARRY_TRY(carry_barrier(p->groups.world)); /* generators have their memory: what is free now stays free */
+    }
+    return p->is_stage ? carry_stage_open_text(p->stage) : CARRY_OK;
 }
 
 static void close_part(part *p) {

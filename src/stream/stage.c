@@ -10,6 +10,8 @@
 #include "core/file.h"
 #include "core/memory.h"
 
+#define SPARE_BYTES ((size_t)2 << 30) /* of a GPU, that graphs and kernels take when they are first used */
+
 /* Pinned where a GPU copies from and to it. */
 static carry_status host_memory(carry_stage *s, float **to, size_t bytes) {
     void *made = NULL;
@@ -99,27 +101,15 @@ static carry_status check_pace(const carry_stage *s) {
     return CARRY_OK;
 }
 
-/* Where the generator is on the same GPU, it needs its weights, the cache and the rows of a chunk: all in 16 bits. */
-static size_t generator_bytes(const carry_stage *s) {
-    const carry_dit_config *c = &s->config;
+carry_status carry_stage_open_text(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
-    const double dim = (double)c->dim;
-    const double weights = (double)c->num_layers * (8.0 * dim * dim + 2.0 * dim * (double)c->ffn_dim);
-    const double tokens = (double)(s->frame / (c->patch[1] * c->patch[2]));
-    const double cache = 2.0 * (double)(o->window * c->num_layers) * tokens * dim;
-    const double rows = (double)o->chunk * tokens * (6.0 * dim + (double)c->ffn_dim);
-    return (size_t)(2.2 * (weights + cache + rows)) + ((size_t)4 << 30);
-}
-
-static carry_status open_prompts(carry_stage *s) {
-    const carry_pipeline_options *o = s->options;
-    return o->text_encoder == NULL ? CARRY_OK
-                                   : carry_prompts_open(s->ctx, &s->prompts,
-                                                        &(carry_prompts_options){.folder = o->text_encoder,
-                                                                                 .text_len = s->config.text_len,
-                                                                                 .text_dim = s->config.text_dim,
-                                                                                 .device = o->device,
-                                                                                 .spare = generator_bytes(s)});
+    const carry_prompts_options prompts = {.folder = o->text_encoder,
+                                           .text_len = s->config.text_len,
+                                           .text_dim = s->config.text_dim,
+                                           .device = o->device,
+                                           .spare = SPARE_BYTES};
+    CARRY_TRY(o->text_encoder != NULL ? carry_prompts_open(s->ctx, &s->prompts, &prompts) : CARRY_OK);
+    return carry_conditioning_new(s->ctx, &s->conditioning, s->config.text_len, s->config.text_dim, s->prompts);
 }
 
 /* How many chunks the stages can have between them at once: what the period is predicted by. */
@@ -167,9 +157,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(check_pace(s));
     CARRY_TRY(allocate(s));
-    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
-    CARRY_TRY(open_prompts(s));
-    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim, s->prompts);
+    return carry_overlap_new(ctx, &s->overlap, batches(s, is_apart));
 }
 
 void carry_stage_close(carry_stage *s) {

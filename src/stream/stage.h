@@ -111,10 +111,13 @@ typedef struct carry_stage {
     int64_t shown_count;
 } carry_stage;
 
-/* Everything that a chunk needs is allocated here. The link is borrowed. is_apart: the mesh is of other ranks. */
+/* Everything that a chunk needs is allocated here, but the text encoder, which carry_stage_open_text opens: on a GPU
+   where there is room for it when all the rest has its memory. The link is borrowed. is_apart: the mesh is of other
+   ranks. */
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
                               bool is_apart, double deadline);
+carry_status carry_stage_open_text(carry_stage *stage);
 void carry_stage_close(carry_stage *stage);
 
 /* Until chunks have been shown, or stop returns true; then SHUTDOWN, and the link is closed. */
