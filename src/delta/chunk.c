@@ -15,13 +15,13 @@ static bool by_key(const carry_delta_plan *plan) {
     return plan->problem.gate == CARRY_DELTA_KEY_GATE;
 }
 
-static const char *place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head) {
+void *carry_delta_place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head) {
     ptrdiff_t at = batch * tensor->stride[0] + token * tensor->stride[1] + head * tensor->stride[2];
-    return (const char *)tensor->data + at * (ptrdiff_t)carry_dtype_size(tensor->dtype);
+    return (char *)tensor->data + at * (ptrdiff_t)carry_dtype_size(tensor->dtype);
 }
 
 float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head) {
-    const void *at = place(from, batch, token, head);
+    const void *at = carry_delta_place(from, batch, token, head);
     if (from->dtype == CARRY_F32) {
         return *(const float *)at;
     }
@@ -30,7 +30,7 @@ float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token,
 }
 
 void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value) {
-    void *at = (void *)(uintptr_t)place(to, batch, token, head);
+    void *at = carry_delta_place(to, batch, token, head);
     if (to->dtype == CARRY_F32) {
         *(float *)at = value;
     } else {
@@ -42,7 +42,7 @@ void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tenso
                       int64_t head, int64_t tokens, int64_t offset, int64_t size) {
     size_t item = carry_dtype_size(from->dtype);
     for (int64_t i = 0; i < tokens; i++) {
-        const char *row = place(from, batch, first + i, head) + (size_t)offset * item;
+        const char *row = (const char *)carry_delta_place(from, batch, first + i, head) + (size_t)offset * item;
         carry_widen(plan->kernels, to + i * size, row, from->dtype, size);
     }
 }
@@ -51,7 +51,7 @@ void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, con
                        int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size) {
     size_t item = carry_dtype_size(to->dtype);
     for (int64_t i = 0; i < tokens; i++) {
-        char *row = (char *)(uintptr_t)place(to, batch, first + i, head) + (size_t)offset * item;
+        char *row = (char *)carry_delta_place(to, batch, first + i, head) + (size_t)offset * item;
         carry_narrow(plan->kernels, row, from + i * size, to->dtype, size);
     }
 }
@@ -92,7 +92,7 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
 
 static void normalise(const carry_delta_plan *plan, float *rows, float *norms, int64_t tokens, int64_t size) {
     for (int64_t i = 0; i < tokens; i++) {
-        float sum = NORM_EPSILON + carry_delta_dot(rows + i * size, rows + i * size, size);
+        float sum = NORM_EPSILON + plan->kernels->rows->sum_squares(rows + i * size, size);
         norms[i] = 1.0f / sqrtf(sum);
         plan->kernels->rows->scale(rows + i * size, norms[i], size);
     }
@@ -168,6 +168,17 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
+/* to = factor decay from, of the first `count` columns of a row. */
+static void triangle_row(float *restrict to, const float *restrict from, const float *restrict decay, float factor,
+                         int64_t count) {
+    for (int64_t j = 0; decay != NULL && j < count; j++) {
+        to[j] = factor * decay[j] * from[j];
+    }
+    for (int64_t j = 0; decay == NULL && j < count; j++) {
+        to[j] = factor * from[j];
+    }
+}
+
 static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
     int64_t C = plan->chunk;
     bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
@@ -175,28 +186,19 @@ static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows 
         carry_delta_gate_decays(plan, head, rows->tokens);
     }
     for (int64_t i = 0; i < rows->tokens; i++) {
-        const float *kk = rows->kk + i * C;
-        const float *qk = (rows->with_q ? rows->qk : rows->kk) + i * C; /* without q nobody reads P */
-        const float *D = head->D + i * C;
-        float *nA = head->nA + i * C;
-        float *P = head->P + i * C;
         int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
-        for (int64_t j = 0; j < i; j++) {
-            float decay = gated ? D[j] : 1.0f;
-            nA[j] = -head->beta[i] * decay * kk[j];
-            P[j] = plan->scale * decay * qk[j];
-        }
-        nA[i] = 0.0f;
-        P[i] = plan->scale * qk[i];
-        for (int64_t j = i + 1; j < end; j++) {
-            nA[j] = 0.0f;
-            P[j] = 0.0f;
+        triangle_row(head->nA + i * C, rows->kk + i * C, gated ? head->D + i * C : NULL, -head->beta[i], i);
+        memset(head->nA + i * C + i, 0, (size_t)(end - i) * sizeof(float));
+        if (rows->with_q) { /* without q nobody reads P */
+            triangle_row(head->P + i * C, rows->qk + i * C, gated ? head->D + i * C : NULL, plan->scale, i);
+            head->P[i * C + i] = plan->scale * rows->qk[i * C + i];
+            memset(head->P + i * C + i + 1, 0, (size_t)(end - i - 1) * sizeof(float));
         }
     }
 }
 
 /* Row i of an inverse, where a factor is NaN or infinite: times the zeros right of a row's end it would spread. */
-static void careful_row(float row[BLOCK], const float *factors, const float *inverse, int64_t i) {
+static void careful_row(float *row, const float *factors, const float *inverse, int64_t i) {
     memset(row, 0, BLOCK * sizeof *row);
     row[i] = 1.0f;
     for (int64_t j = 0; j < i; j++) {
@@ -206,24 +208,20 @@ static void careful_row(float row[BLOCK], const float *factors, const float *inv
     }
 }
 
-/* The inverse of every diagonal block I + A: row i is e_i plus the rows above it by -A[i, j]. */
+/* The inverse of every diagonal block I + A. */
 static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens) {
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        const float *below = head->nA + block * plan->chunk + block;
         float *inverse = head->inverse + block * BLOCK;
+        plan->kernels->rows->unit_inverse(inverse, below, plan->chunk, size);
+        if (carry_all_finite(inverse, size * BLOCK)) {
+            continue;
+        }
         for (int64_t i = 0; i < size; i++) {
-            const float *factors = head->nA + (block + i) * plan->chunk + block;
-            float row[BLOCK] = {0};
-            row[i] = 1.0f;
-            for (int64_t j = 0; j < i; j++) {
-                for (int64_t c = 0; c < BLOCK; c++) {
-                    row[c] += factors[j] * inverse[j * BLOCK + c];
-                }
+            if (!carry_all_finite(inverse + i * BLOCK, BLOCK)) {
+                careful_row(inverse + i * BLOCK, below + i * plan->chunk, inverse, i);
             }
-            if (!carry_all_finite(row, BLOCK)) {
-                careful_row(row, factors, inverse, i);
-            }
-            memcpy(inverse + i * BLOCK, row, sizeof row);
         }
     }
 }

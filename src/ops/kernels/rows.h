@@ -8,6 +8,7 @@
 #include "carry/nn.h"
 
 #define CARRY_CONV_WIDTHS 16
+#define CARRY_UNIT_ROWS 16
 
 typedef struct carry_adam_factors {
     float b1, c1, b2, c2;                     /* c = 1 - b, rounded once */
@@ -71,6 +72,9 @@ typedef struct carry_rows {
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
     void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
     void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
+    /* inverse[i][c], rows of 16, of the lower triangle I + A with `size` rows, at most 16; below holds -A, `stride`
+       from row to row. Where a number is not finite, its zeros may become NaN. */
+    void (*unit_inverse)(float *inverse, const float *below, int64_t stride, int64_t size);
 } carry_rows;
 
 #endif
