@@ -94,6 +94,10 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     if (r->counts.slower_stage > 0.0) {
         cli_json_number("overlap", r->counts.overlap);
         cli_json_number("slower_stage_s", r->counts.slower_stage);
+        cli_json_number("denoise_s", r->counts.denoise > 0.0 ? r->counts.denoise : NAN);
+        cli_json_number("recompute_s", r->counts.recompute > 0.0 ? r->counts.recompute : NAN);
+        cli_json_number("clean_s", r->counts.clean > 0.0 ? r->counts.clean : NAN);
+        cli_json_number("decode_s", r->counts.decode > 0.0 ? r->counts.decode : NAN);
     }
     cli_json_close();
 }

@@ -104,7 +104,7 @@ static void print_json_prompts(const carry_stream_figures *f) {
     cli_json_integer("prompt_changes", (int64_t)f->prompt_changes);
     cli_json_number("prompt_mean_s", n > 0.0 ? f->prompt_sum / n : NAN);
     cli_json_number("prompt_most_s", n > 0.0 ? f->prompt_most : NAN);
-    cli_json_number("prompt_mean_chunks", n > 0.0 ? f->prompt_chunks_sum / n : NAN);
+    cli_json_number("prompt_mean_chunks", f->prompt_chunks_sum / (double)f->prompt_timed);
     cli_json_number("prompt_most_chunks", n > 0.0 ? f->prompt_chunks_most : NAN);
     cli_json_integer("prompt_between_most", (int64_t)f->prompt_between_most);
     cli_json_integer("prompt_steps_again", (int64_t)f->prompt_steps_again);
@@ -176,8 +176,8 @@ static void print_table(const stream_desk *desk) {
         (void)printf("%llu change%s of the prompt shown after %s (%.2f chunks), at most %s (%.2f)\n",
                      (unsigned long long)f->prompt_changes, f->prompt_changes == 1 ? "" : "s",
                      carry_time_text(a, f->prompt_sum / (double)f->prompt_changes),
-                     f->prompt_chunks_sum / (double)f->prompt_changes, carry_time_text(b, f->prompt_most),
-                     f->prompt_chunks_most);
+                     f->prompt_timed > 0 ? f->prompt_chunks_sum / (double)f->prompt_timed : 0.0,
+                     carry_time_text(b, f->prompt_most), f->prompt_chunks_most);
     }
     if (!(period > 0.0)) {
         return;

@@ -91,11 +91,13 @@ typedef struct carry_stage {
     uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
     uint16_t *context; /* [channels, context, height, width] bf16 */
     uint16_t *noise;   /* a chunk, bf16 */
-    float *latents;    /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
-    float *pixels;     /* the frames of one latent frame */
-    float *input;      /* the frames of a chunk of video in */
-    float *encoded;    /* and its latents */
-    float *first;      /* the first frame of a chunk, to be encoded again */
+    bool has_noise;    /* of noise_seed and chunk noise_of */
+    uint64_t noise_of, noise_seed;
+    float *latents; /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
+    float *pixels;  /* the frames of one latent frame */
+    float *input;   /* the frames of a chunk of video in */
+    float *encoded; /* and its latents */
+    float *first;   /* the first frame of a chunk, to be encoded again */
 
     /* What is shown. */
     carry_stream_figures figures;
@@ -140,8 +142,9 @@ void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);
 int carry_stage_weaken(carry_stage *stage,
                        int steps); /* the levels of stage->step, to the strength: how many are left */
-carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level);
-void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
+carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level); /* latents: stage->noise */
+carry_status carry_stage_prepare(carry_stage *stage);    /* the noise of that, while there is nothing else to do */
+void carry_stage_cut(carry_stage *stage, bool is_asked); /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
 
 /* stage_prompt.c */

@@ -12,7 +12,7 @@
 
 double carry_stage_spare(const carry_stage *s, int64_t frames) {
     double longest = 0.0;
-    if (!(s->options->fps > 0.0) || !s->is_apart || s->input_codec != NULL || s->figures.chunks < CARRY_STAGE_RECENT) {
+    if (!(s->options->fps > 0.0) || !s->is_apart || s->input_codec != NULL || s->figures.chunks < 2) {
         return 0.0;
     }
     for (int i = 0; i < CARRY_STAGE_RECENT; i++) {
@@ -106,6 +106,7 @@ void carry_stage_shows(carry_stage *s, const carry_about *about) {
         f->prompt_between = (uint64_t)c->chunks;
         f->prompt_changes++;
         f->prompt_sum += f->prompt_seconds;
+        f->prompt_timed += period > 0.0;
         f->prompt_chunks_sum += f->prompt_chunks;
         f->prompt_most = fmax(f->prompt_most, f->prompt_seconds);
         f->prompt_chunks_most = fmax(f->prompt_chunks_most, f->prompt_chunks);

@@ -34,7 +34,7 @@ typedef struct carry_stream_figures {
     double prompt_seconds, prompt_chunks; /* the same in periods of a chunk, as viewers see them */
     uint64_t prompt_between;              /* chunks that began to be shown in between, without it */
     uint64_t prompt_steps_again;          /* last steps of a chunk that were done again for one that came during them */
-    uint64_t prompt_changes;              /* that have been shown; of all of them: */
+    uint64_t prompt_changes, prompt_timed; /* that have been shown, and of these when a period was known; of all: */
     double prompt_sum, prompt_most, prompt_chunks_sum, prompt_chunks_most;
     uint64_t prompt_between_most;
     double gpu_used, gpu_total; /* bytes of its memory, of all processes; 0: no GPU */
