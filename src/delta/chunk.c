@@ -90,14 +90,6 @@ void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, car
     head->after_q = carry_arena_take(arena, BLOCK * keys, sizeof(float));
 }
 
-static void normalise(const carry_delta_plan *plan, float *rows, float *norms, int64_t tokens, int64_t size) {
-    for (int64_t i = 0; i < tokens; i++) {
-        float sum = NORM_EPSILON + plan->kernels->rows->sum_squares(rows + i * size, size);
-        norms[i] = 1.0f / sqrtf(sum);
-        plan->kernels->rows->scale(rows + i * size, norms[i], size);
-    }
-}
-
 /* to[i, j] = rows[i] . k[j] for j up to the end of i's block: the rest of the square is never read. */
 static void lower_products(const carry_delta_plan *plan, const carry_delta_rows *rows, float *to, const float *from) {
     int64_t K = plan->problem.key;
@@ -116,20 +108,26 @@ static void lower_products(const carry_delta_plan *plan, const carry_delta_rows 
     }
 }
 
+/* Rows of q or k, divided by their norms where that is asked for. */
+static void load_side(const carry_delta_plan *plan, float *to, float *norms, const carry_tensor *from, int64_t batch,
+                      int64_t first, int64_t head, int64_t tokens) {
+    int64_t K = plan->problem.key;
+    bool direct = plan->problem.l2norm && from->dtype == CARRY_F32;
+    if (!direct) {
+        carry_delta_load(plan, to, from, batch, first, head, tokens, 0, K);
+    }
+    if (plan->problem.l2norm) {
+        const float *rows = direct ? carry_delta_place(from, batch, first, head) : to;
+        plan->kernels->rows->unit_rows(to, rows, direct ? from->stride[1] : K, norms, NORM_EPSILON, tokens, K);
+    }
+}
+
 static void load_rows(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                       int64_t head, int64_t tokens, carry_delta_rows *rows) {
-    int64_t K = plan->problem.key;
     rows->tokens = tokens;
-    carry_delta_load(plan, rows->k, in->k, batch, first, head, tokens, 0, K);
-    if (plan->problem.l2norm) {
-        normalise(plan, rows->k, rows->k_norm, tokens, K);
-    }
-    if (!rows->with_q) {
-        return;
-    }
-    carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
-    if (plan->problem.l2norm) {
-        normalise(plan, rows->q, rows->q_norm, tokens, K);
+    load_side(plan, rows->k, rows->k_norm, in->k, batch, first, head, tokens);
+    if (rows->with_q) {
+        load_side(plan, rows->q, rows->q_norm, in->q, batch, first, head, tokens);
     }
 }
 
@@ -164,35 +162,6 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
         beta[i] = carry_delta_scalar(in->beta, batch, first + i, value_head);
         if (plan->problem.beta_sigmoid) {
             beta[i] = factor * sigmoid(beta[i]);
-        }
-    }
-}
-
-/* to = factor decay from, of the first `count` columns of a row. */
-static void triangle_row(float *restrict to, const float *restrict from, const float *restrict decay, float factor,
-                         int64_t count) {
-    for (int64_t j = 0; decay != NULL && j < count; j++) {
-        to[j] = factor * decay[j] * from[j];
-    }
-    for (int64_t j = 0; decay == NULL && j < count; j++) {
-        to[j] = factor * from[j];
-    }
-}
-
-static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
-    int64_t C = plan->chunk;
-    bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
-    if (gated) {
-        carry_delta_gate_decays(plan, head, rows->tokens);
-    }
-    for (int64_t i = 0; i < rows->tokens; i++) {
-        int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
-        triangle_row(head->nA + i * C, rows->kk + i * C, gated ? head->D + i * C : NULL, -head->beta[i], i);
-        memset(head->nA + i * C + i, 0, (size_t)(end - i) * sizeof(float));
-        if (rows->with_q) { /* without q nobody reads P */
-            triangle_row(head->P + i * C, rows->qk + i * C, gated ? head->D + i * C : NULL, plan->scale, i);
-            head->P[i * C + i] = plan->scale * rows->qk[i * C + i];
-            memset(head->P + i * C + i + 1, 0, (size_t)(end - i - 1) * sizeof(float));
         }
     }
 }
@@ -242,7 +211,17 @@ void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_input
     if (by_key(plan)) {
         carry_delta_key_triangles(plan, rows, head);
     } else {
-        head_triangles(plan, rows, head);
+        plan->kernels->rows->triangles(
+            &(carry_triangles){.tokens = rows->tokens,
+                               .stride = plan->chunk,
+                               .G = plan->problem.gate != CARRY_DELTA_NO_GATE ? head->G : NULL,
+                               .kk = rows->kk,
+                               .qk = rows->with_q ? rows->qk : NULL, /* without q nobody reads P */
+                               .beta = head->beta,
+                               .scale = plan->scale,
+                               .D = head->D,
+                               .nA = head->nA,
+                               .P = head->P});
     }
     invert_blocks(plan, head, rows->tokens);
 }
@@ -313,15 +292,17 @@ void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delt
 void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
                             const float *factor, float constant, int64_t tokens) {
     int64_t K = plan->problem.key;
-    bool keys = by_key(plan);
+    float scales[CARRY_DELTA_MAX_CHUNK];
     for (int64_t i = 0; i < tokens; i++) {
-        float scale = constant * (factor != NULL ? factor[i] : 1.0f) * (keys ? 1.0f : by[i]);
-        if (!keys) {
-            plan->kernels->rows->norm(to + i * K, from + i * K, NULL, NULL, scale, K);
-            continue;
-        }
+        scales[i] = constant * (factor != NULL ? factor[i] : 1.0f) * (by_key(plan) ? 1.0f : by[i]);
+    }
+    if (!by_key(plan)) {
+        plan->kernels->rows->scale_rows(to, K, from, K, scales, tokens, K);
+        return;
+    }
+    for (int64_t i = 0; i < tokens; i++) {
         for (int64_t j = 0; j < K; j++) {
-            to[i * K + j] = scale * by[i * K + j] * from[i * K + j];
+            to[i * K + j] = scales[i] * by[i * K + j] * from[i * K + j];
         }
     }
 }

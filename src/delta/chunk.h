@@ -78,13 +78,11 @@ void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
 
-/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end); D.
- */
+/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end). */
 void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, int64_t tokens, float *g);
 void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g);
 void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
-void carry_delta_gate_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
 /* With a key gate: nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} of all channels.
  */
 void carry_delta_key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head);

@@ -63,18 +63,19 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     const carry_delta_plan *plan = run->plan;
     carry_delta_scratch *s = u->scratch;
     CARRY_SPAN(plan->ctx, "delta", "residual");
-    for (int64_t i = 0; i < tokens; i++) {
-        float *row = s->X + i * u->columns;
-        const float *v = row;
-        if (u->values > 0 && run->in.v->dtype == CARRY_F32) {
-            v = (const float *)carry_delta_place(run->in.v, u->sequence->batch, u->sequence->start + t + i, value_head);
-            v += u->first;
-        } else if (u->values > 0) {
-            carry_delta_load(plan, row, run->in.v, u->sequence->batch, u->sequence->start + t + i, value_head, 1,
-                             u->first, u->values);
-        }
-        plan->kernels->rows->norm(row, v, NULL, NULL, s->heads.beta[i], u->values);
-        memset(row + u->values, 0, (size_t)(u->columns - u->values) * sizeof *row);
+    const carry_tensor *v = run->in.v;
+    int64_t first = u->sequence->start + t;
+    const float *from = s->O; /* it is free */
+    ptrdiff_t row = u->values;
+    if (u->values > 0 && v->dtype == CARRY_F32) {
+        from = (const float *)carry_delta_place(v, u->sequence->batch, first, value_head) + u->first;
+        row = v->stride[1];
+    } else if (u->values > 0) {
+        carry_delta_load(plan, s->O, v, u->sequence->batch, first, value_head, tokens, u->first, u->values);
+    }
+    plan->kernels->rows->scale_rows(s->X, u->columns, from, row, s->heads.beta, tokens, u->values);
+    for (int64_t i = 0; i < tokens && u->values < u->columns; i++) {
+        memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
     }
     state_product(u, t, tokens, s->fade_k, S, s->X, s->X, run->in.k);
 }
@@ -123,8 +124,8 @@ static void advance(const unit *u, int64_t tokens, float *S) {
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "state");
-    for (int64_t i = 0; i < K && plan->problem.gate != CARRY_DELTA_NO_GATE; i++) {
-        plan->kernels->rows->scale(S + i * u->columns, s->heads.end[i], u->columns);
+    if (plan->problem.gate != CARRY_DELTA_NO_GATE) {
+        plan->kernels->rows->scale_rows(S, u->columns, S, u->columns, s->heads.end, K, u->columns);
     }
     plan->kernels->product(&(carry_product){.m = K,
                                             .n = u->columns,

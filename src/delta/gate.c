@@ -75,46 +75,6 @@ void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, 
     }
 }
 
-/* Decays between the tokens of one diagonal block; 1 above the diagonal, where nobody reads. */
-static void corner_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t block, int64_t end) {
-    float square[BLOCK * BLOCK];
-    int64_t size = end - block;
-    for (int64_t i = 0; i < size; i++) {
-        for (int64_t j = 0; j < BLOCK; j++) {
-            square[i * BLOCK + j] = j < i ? (float)(head->G[block + i] - head->G[block + j]) : 0.0f;
-        }
-    }
-    decays(plan, square, size * BLOCK);
-    for (int64_t i = 0; i < size; i++) {
-        memcpy(head->D + (block + i) * plan->chunk + block, square + i * BLOCK, (size_t)size * sizeof *square);
-    }
-}
-
-/* Off the diagonal blocks a decay is a product of two factors, both <= 1, around the first token of i's block: C^2/16
-   exponentials instead of C^2/2. */
-void carry_delta_gate_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
-    int64_t C = plan->chunk;
-    for (int64_t block = 0; block < tokens; block += BLOCK) {
-        int64_t end = block + BLOCK < tokens ? block + BLOCK : tokens;
-        float before[CARRY_DELTA_MAX_CHUNK];
-        float after[BLOCK];
-        for (int64_t j = 0; j < block; j++) {
-            before[j] = (float)(head->G[block] - head->G[j]);
-        }
-        for (int64_t i = block; i < end; i++) {
-            after[i - block] = (float)(head->G[i] - head->G[block]);
-        }
-        decays(plan, before, block);
-        decays(plan, after, end - block);
-        for (int64_t i = block; i < end; i++) {
-            for (int64_t j = 0; j < block; j++) {
-                head->D[i * C + j] = after[i - block] * before[j];
-            }
-        }
-        corner_decays(plan, head, block, end);
-    }
-}
-
 void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head,
                              int64_t block, int64_t size) {
     int64_t K = plan->problem.key;
