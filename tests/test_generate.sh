@@ -145,6 +145,7 @@ python "lines[0]['tokens'] == lines[0]['bytes'] == 404 and abs(lines[0]['perplex
 expect 0 '"tokens": 404' eval bytes text --json
 expect 0 '"tokens": 405' eval model text --start --json
 expect 0 '"length": 64' eval model text --length 64 --json
+expect 0 '"dtype": "bf16"' eval model text --dtype bf16 --json
 expect 0 '"words": 12' eval model wiki.some.tokens --json
 python "abs(__import__('math').log(lines[0]['word_perplexity']) * 12 / lines[0]['tokens'] - lines[0]['loss']) < 1e-4"
 expect 0 'perplexity per word' eval model wiki.some.tokens
@@ -194,6 +195,7 @@ refused 'gone cannot be read' generate model --file gone
 refused 'standard input can be read once' generate model -p - -p -
 refused 'element 0 of model.norm.weight is nan' generate nan -p x
 refused 'needs a model' eval model
+refused "dtype 'f8': expected f32, bf16 or f16" eval model text --dtype f8
 refused 'gone' eval gone text
 refused 'empty is empty' eval model empty
 refused 'zero' eval model zero

@@ -366,8 +366,32 @@ given_up() {
     grep -q 'died 6 times within a minute' "$err" || fail "$(cat "$err")"
 }
 
+# Memory that runs out in the middle: the stream goes on with a smaller window, and what was shown is kept.
+memory_runs_out() {
+    for ranks in 1 2; do
+        kept=$folder/kept-$ranks
+        $limited "$carry" --ranks $ranks stream $small --window 21 --chunks 24 --fail-memory 9 --out "$kept" --json \
+            > "$out" 2> "$err" || fail "a stream on $ranks ranks whose memory runs out: $(cat "$err")"
+        grep -q 'window of 21 frames: the stream goes on with 12' "$err" || fail "no smaller window: $(cat "$err")"
+        grep -q 'window of 12 frames: the stream goes on with 6' "$err" || fail "no smaller window: $(cat "$err")"
+        [ "$(grep -c '"chunk":' "$out")" = 24 ] || fail "$(grep -c '"chunk":' "$out") chunks were shown, not 24"
+        [ "$(find "$kept" -name 'frame-*' | wc -l)" -ge 72 ] || fail "frames of 24 chunks were not all kept"
+        tail -n 1 "$out" | grep -q '"restarts": [23],' || fail "restarts are not told: $(tail -n 1 "$out")"
+    done
+    $limited "$carry" stream $small --window 9 --chunks 9 --fail-memory 5 --record "$folder/full.avi" > "$out" 2> "$err"
+    if ! grep -q 'without' "$err"; then
+        frames=$(awk '/ frames in /{ n += $1 } END { print n + 0 }' "$out")
+        [ "$frames" -ge 27 ] || fail "$frames frames were recorded of 27: $(cat "$out" "$err")"
+        [ -s "$folder/full.avi" ] && [ -s "$folder/full-restart-1.avi" ] || fail "a recording is missing"
+    fi
+    $limited "$carry" stream $small --window 3 --chunks 9 --fail-memory 5 > "$out" 2> "$err"
+    [ $? = 2 ] || fail "memory that runs out at the smallest window does not end the stream"
+    grep -q 'a window of 3 frames cannot be smaller' "$err" || fail "no reason: $(cat "$err")"
+}
+
 what_it_prints
 what_it_refuses
+memory_runs_out
 same_pictures
 pages
 full_disk

@@ -15,7 +15,7 @@
 #include "bench/collective.h"
 
 typedef struct carry_ceilings {
-    double gemm_gflops;   /* the best large product: in f32 on all threads of the CPU, or of a type on a GPU */
+    double gemm_gflops;   /* the best large product of a type, on all threads of the CPU or on a GPU */
     double copy_gbytes_s; /* a copy far beyond the caches, bytes read and written */
 } carry_ceilings;
 

@@ -96,6 +96,10 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     if (r->counts.slower_stage > 0.0) {
         cli_json_number("overlap", r->counts.overlap);
         cli_json_number("slower_stage_s", r->counts.slower_stage);
+        cli_json_number("denoise_s", r->counts.denoise > 0.0 ? r->counts.denoise : NAN);
+        cli_json_number("recompute_s", r->counts.recompute > 0.0 ? r->counts.recompute : NAN);
+        cli_json_number("clean_s", r->counts.clean > 0.0 ? r->counts.clean : NAN);
+        cli_json_number("decode_s", r->counts.decode > 0.0 ? r->counts.decode : NAN);
     }
     cli_json_close();
 }
@@ -172,13 +176,13 @@ static void print_note(const carry_bench_result *results, int count) {
     }
 }
 
-/* Of a GPU, where it is not the CPU's that shares are of. */
-static void print_gpu_ceilings(const show *s, const carry_bench_result *results, int count) {
+/* Where shares are not of the CPU's product in f32. */
+static void print_other_ceilings(const show *s, const carry_bench_result *results, int count) {
     int i = 0;
-    while (i < count && results[i].device == 0) {
+    while (i < count && (results[i].reason[0] != '\0' || (results[i].device == 0 && results[i].type == CARRY_F32))) {
         i++;
     }
-    if (i == count) {
+    if (i == count || isnan(results[i].share)) {
         return;
     }
     const carry_bench_result *r = &results[i];
@@ -198,7 +202,7 @@ static void print_results(const show *s, const char *problem, const carry_bench_
                      "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
         print_note(results, count);
     }
-    print_gpu_ceilings(s, results, count);
+    print_other_ceilings(s, results, count);
     for (int i = 0; i < count; i++) {
         const carry_bench_result *r = &results[i];
         if (s->json) {

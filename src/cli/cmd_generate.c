@@ -243,7 +243,7 @@ static int run(int count, char **arguments) {
          "make tokens less likely that already occurred (1: off)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; may be repeated"},
-        {"dtype", 0, CLI_TEXT, &d.dtype_name, "TYPE", "to compute in: f32, bf16 or f16 (f32)"},
+        CLI_DTYPE_OPTION(&d.dtype_name),
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are token ids; needs no tokenizer"},
         {"state-save", 0, CLI_TEXT, &d.state_save, "FILE",
          "save the state after the prompt; with -n 0, generate nothing"},
@@ -274,9 +274,8 @@ static int run(int count, char **arguments) {
     } else if (words > 1) {
         (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
                          cli_shown(shown, arguments[1]));
-    } else if (words == 1 && d.dtype_name != NULL &&
-               (carry_dtype_parse(&d.dtype, d.dtype_name) != CARRY_OK || !carry_dtype_is_real(d.dtype))) {
-        (void)cli_refuse("--dtype '%s': expected f32, bf16 or f16", cli_shown(shown, d.dtype_name));
+    } else if (words == 1 && cli_dtype(d.dtype_name, &d.dtype) != CLI_DONE) {
+        code = CLI_IMPOSSIBLE;
     } else if (words == 1 && d.tokens == 0 && d.state_save == NULL) {
         (void)cli_refuse("-n 0: expected 1 or more");
     } else if (words == 1 && cli_generate_check(&d)) {

@@ -35,11 +35,18 @@ static void on_chunk(void *user, const carry_chunk_times *times) {
     stream_show_chunk(user, times);
 }
 
+static carry_status note_memory(stream_desk *desk, carry_status status) {
+    if (status == CARRY_EMEMORY) {
+        atomic_store(&desk->has_run_out, true);
+    }
+    return status;
+}
+
 static carry_status stream_rank(void *user, carry_comm *comm) {
     stream_desk *desk = user;
     const carry_pipeline_hooks none = {0};
     if (carry_comm_rank(comm) > 0) {
-        return carry_pipeline_run(comm, &desk->options, &none, NULL);
+        return note_memory(desk, carry_pipeline_run(comm, &desk->options, &none, NULL));
     }
     const carry_pipeline_hooks hooks = {.controls = desk->controls,
                                         .stop = cli_interrupted,
@@ -52,7 +59,8 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
                                         .user = desk};
     carry_status status = stream_page_open(desk, carry_comm_ctx(comm));
     status = status == CARRY_OK ? stream_video_open(desk, carry_comm_ctx(comm)) : status;
-    status = status == CARRY_OK ? carry_pipeline_run(comm, &desk->options, &hooks, &desk->figures) : status;
+    status = status == CARRY_OK ? note_memory(desk, carry_pipeline_run(comm, &desk->options, &hooks, &desk->figures))
+                                : status;
     stream_page_close(desk);
     stream_video_close(desk);
     if (status == CARRY_OK) {
@@ -68,6 +76,36 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     return status;
 }
 
+/* Memory ran out after it had streamed: all of it is given back, and the stream goes on at a hard cut with a window of
+   two thirds. Frames that were recorded are in their files, and recordings continue in another. Not where it cannot be
+   smaller, where ranks are processes, and with video in, which would begin again. */
+static bool goes_on_smaller(stream_desk *desk) {
+    carry_pipeline_options *o = &desk->options;
+    carry_dit_config config;
+    const int64_t before = o->window;
+    const int64_t chunks = (o->window - o->sink) * 2 / 3 / o->chunk;
+    const bool was_asked_to_end = cli_interrupted() || (o->chunks > 0 && (int64_t)desk->figures.chunks >= o->chunks);
+    if (!atomic_load(&desk->has_run_out) || desk->figures.chunks == 0 || was_asked_to_end || cli_process_rank() >= 0 ||
+        desk->wish.input != NULL) {
+        return false;
+    }
+    o->window = o->sink + (chunks > 1 ? chunks : 1) * o->chunk;
+    if (o->window >= before || carry_pipeline_check(desk->ctx, o, &config, cli_ranks()) != CARRY_OK) {
+        (void)fprintf(stderr, "carry: memory has run out, and a window of %lld frames cannot be smaller\n",
+                      (long long)before);
+        return false;
+    }
+    (void)fprintf(stderr,
+                  "carry: memory has run out with a window of %lld frames: the stream goes on with %lld, at a "
+                  "hard cut\n",
+                  (long long)before, (long long)o->window);
+    o->chunks -= o->chunks > 0 ? (int64_t)desk->figures.chunks : 0;
+    o->first_epoch = desk->figures.epoch + 1;
+    o->restarts++;
+    desk->figures = (carry_stream_figures){0};
+    return true;
+}
+
 static int stream(stream_desk *desk) {
     int code = stream_prepare(desk);
     code = code == CLI_DONE ? stream_state_read(desk) : code;
@@ -79,7 +117,14 @@ static int stream(stream_desk *desk) {
     if (cli_process_rank() <= 0) {
         stream_show_start(desk);
     }
-    if (cli_on_ranks(&desk->common, stream_rank, desk) != CARRY_OK) {
+    struct stream_change *change = stream_change_start(desk->controls, desk->wish.change);
+    carry_status status = CARRY_OK;
+    do {
+        atomic_store(&desk->has_run_out, false);
+        status = cli_on_ranks(&desk->common, stream_rank, desk);
+    } while (status != CARRY_OK && goes_on_smaller(desk));
+    stream_change_end(change);
+    if (status != CARRY_OK) {
         return CLI_IMPOSSIBLE;
     }
     const bool is_below = desk->wish.gate && desk->has_ended && !desk->figures.overlap.passes;
@@ -177,6 +222,8 @@ static int parse(stream_desk *desk, int count, char **arguments) {
         {"headless", 0, CLI_FLAG, &w->headless, NULL, "no page (the default)"},
         {"slow-stage0", 0, CLI_REAL, &w->slow_stage0, "MS", "slow stage 0 down, for experiments"},
         {"slow-stage1", 0, CLI_REAL, &w->slow_stage1, "MS", "slow stage 1 down, for experiments"},
+        {"fail-memory", 0, CLI_NUMBER, &w->fail_memory, "N", "for tests: run out of memory in chunk N"},
+        {"change-prompt", 0, CLI_REAL, &w->change, "S", "change the prompt about every S seconds, for measurements"},
         CLI_DEVICE_OPTION(&w->device),
         {"no-graphs", 0, CLI_FLAG, &w->no_graphs, NULL, "on a GPU, launch kernels one by one, for measurements"},
         {"gate", 0, CLI_FLAG, &w->gate, NULL, "exit with 1 if the overlap score is below 0.30"},

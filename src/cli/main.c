@@ -182,9 +182,14 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     const char *name = arguments[1];
+    if (processes > 0 && cli_ranks_asked() > 0) {
+        return cli_refuse("--ranks and --processes both say how many ranks there are: give one");
+    }
     if (processes > 0 && cli_process_rank() < 0) {
-        return cli_ranks_asked() > 0 ? cli_refuse("--ranks and --processes both say how many ranks there are: give one")
-                                     : cli_processes_run(processes, arguments);
+        return cli_processes_run(processes, arguments);
+    }
+    if (processes > 0 && cli_processes_check(processes) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     if (cli_common_takes(name) > 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);

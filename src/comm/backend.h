@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "carry/comm.h"
+#include "carry/device.h"
 #include "comm/rates.h"
 
 #define CARRY_COMM_REASON 256
@@ -92,7 +93,7 @@ struct carry_comm {
 };
 
 extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_processes,
-    carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_staged;
+    carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_aware, carry_comm_staged;
 
 /* NULL: there is none of this name in this build. */
 const carry_comm_kind *carry_comm_find(const char *name);
@@ -142,6 +143,14 @@ void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_red
    stream. */
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
                                            carry_reduce_type type, carry_reduce reduce);
+
+/* cuda/reduce.cu: a copy inside a GPU, by its multiprocessors: work before and behind it starts sooner than with a copy
+   engine, which is what counts of few bytes. */
+carry_status carry_comm_copy_on_gpu(carry_ctx *ctx, int device, void *to, const void *from, size_t bytes,
+                                    carry_stream *stream);
+
+/* mpi.c, once MPI has started: does it take memory of GPUs? which: "Open MPI v4.1.4 (UCX)". */
+bool carry_mpi_takes_gpus(char *which, size_t size);
 
 /* Compares version, build and agreement string. */
 carry_status carry_comm_handshake(carry_comm *comm, const char *agreement);

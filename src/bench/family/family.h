@@ -16,8 +16,9 @@ typedef struct carry_counts {
     double tokens;     /* 0 where there are none */
     double perplexity; /* of a model that was trained to its end, else 0 */
     /* Of a stream, whose runs' time is the period of its chunks: */
-    double overlap;      /* the score; NaN where there is none */
-    double slower_stage; /* seconds of the slower stage a chunk; 0: it is no stream */
+    double overlap;                           /* the score; NaN where there is none */
+    double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */
+    double denoise, recompute, clean, decode; /* seconds of its blocks a chunk; 0: it has none */
     /* Of problems of several ranks: */
     double received;  /* bytes that a rank got from others, of the rank that got most */
     double waited;    /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */

@@ -70,6 +70,10 @@ static void print_outcome_json(const carry_outcome *o) {
         if (o->slower_stage > 0.0) {
             cli_json_number("overlap", o->overlap);
             cli_json_number("slower_stage_s", o->slower_stage);
+            cli_json_number("denoise_s", o->denoise > 0.0 ? o->denoise : NAN);
+            cli_json_number("recompute_s", o->recompute > 0.0 ? o->recompute : NAN);
+            cli_json_number("clean_s", o->clean > 0.0 ? o->clean : NAN);
+            cli_json_number("decode_s", o->decode > 0.0 ? o->decode : NAN);
         }
     }
     cli_json_close();
@@ -328,7 +332,8 @@ const cli_verb cli_run = {
     .details =
         "The file has a hypothesis, a grid of problems, methods, and criteria, which compare (>= > <= < ==)\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A), each with filters\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A)  denoise(A)\n"
+        "  recompute(A)  clean(A)  decode(A), each with filters\n"
         "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * /\n"
         "docs/experiments.md describes the format. The whole file is checked before anything runs. If several\n"
         "problems match a criterion, the worst case counts; the time of a wrong result counts as not measured. Each\n"

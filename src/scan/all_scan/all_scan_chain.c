@@ -211,10 +211,13 @@ static carry_status poll_blocks(carry_all_scan_plan *plan, bool wait, bool *done
                                     p->key, block.columns);
             }
         }
+        if (plan->next + 1 == plan->blocks) {
+            CARRY_TRY(carry_all_scan_mark(plan)); /* what is passed on comes behind it */
+        }
         CARRY_TRY(pass_on(plan, &l, block, plan->next));
     }
     for (; plan->sent < plan->posted; plan->sent++) {
-        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait, &here));
+        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait && !plan->arriving, &here));
         if (!here) {
             return CARRY_OK;
         }
