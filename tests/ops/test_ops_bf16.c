@@ -139,6 +139,18 @@ static void test_bf16_products_match_float64_for_long_sums(void **state) {
     }
 }
 
+/* More panels than a tile has, down and across, and k of more than one block. */
+static void test_bf16_products_match_float64_over_several_tiles(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        for (int form = 0; by->missing() == NULL && form < 8; form += 3) {
+            check_size(by, 270, 50, 300, form % 2 == 0 ? CARRY_F32 : CARRY_BF16, form);
+            check_size(by, 40, 290, 270, form % 2 == 0 ? CARRY_BF16 : CARRY_F32, form);
+        }
+    }
+}
+
 /* More of m and n than the buffers of panels hold. */
 static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     (void)state;

@@ -149,12 +149,12 @@ BF16_INLINE void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f,
     }
 }
 
-BF16_INLINE float32x4_t dots(float32x4_t sum, const uint16_t *w, bfloat16x8_t x) {
-    return vbfdotq_f32(sum, vreinterpretq_bf16_u16(vld1q_u16(w)), x);
+BF16_INLINE float32x4_t dots(float32x4_t sum, uint16x8_t w, uint16x8_t x) {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(x));
 }
 
 /* One token, by BFDOT: the fewer instructions a line takes, the more lines the core has in flight (42 GB/s of a weight,
-   by BFMMLA 37 to 40). x is as it lies. */
+   by BFMMLA 37 to 40; two vectors a load: 3 to 5 % more). x is as it lies. */
 BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
     const uint16_t *w[FEW_ROWS];
     float32x4_t sum[FEW_ROWS][2];
@@ -167,11 +167,13 @@ BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) 
     for (; l + LINE <= f->k; l += LINE) {
         fetch(w, l);
         UNROLL
-        for (int i = 0; i < LINE; i += 8) {
-            const bfloat16x8_t x = vreinterpretq_bf16_u16(vld1q_u16(f->x + l + i));
+        for (int i = 0; i < LINE; i += 16) {
+            const uint16x8x2_t x = vld1q_u16_x2(f->x + l + i);
             UNROLL
             for (int r = 0; r < FEW_ROWS; r++) {
-                sum[r][i / 8 % 2] = dots(sum[r][i / 8 % 2], w[r] + l + i, x);
+                const uint16x8x2_t y = vld1q_u16_x2(w[r] + l + i);
+                sum[r][0] = dots(sum[r][0], y.val[0], x.val[0]);
+                sum[r][1] = dots(sum[r][1], y.val[1], x.val[1]);
             }
         }
     }
