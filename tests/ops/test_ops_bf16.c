@@ -382,6 +382,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_bf16_products_match_float64_for_every_entry_size_and_form),
         TEST(test_bf16_products_match_float64_for_long_sums),
+        TEST(test_bf16_products_match_float64_over_several_tiles),
         TEST(test_bf16_products_match_float64_beyond_the_buffer),
         TEST(test_instructions_agree_with_their_emulation),
         TEST(test_linear_cross_entropy_in_bf16_has_the_gradients_of_f32),
