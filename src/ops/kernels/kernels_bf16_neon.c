@@ -35,14 +35,32 @@ static void across(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_
     }
 }
 
+/* Two lines of two groups at a time. */
+BF16_INLINE void along(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t groups) {
+    for (int64_t g = 0; g < groups; g += 2) {
+        UNROLL
+        for (int line = 0; line < panel; line += 2) {
+            const uint64x2_t first = vreinterpretq_u64_u16(vld1q_u16(from + line * row + g * GROUP));
+            const uint64x2_t second = vreinterpretq_u64_u16(vld1q_u16(from + (line + 1) * row + g * GROUP));
+            uint16_t *here = to + (g * panel + line) * GROUP;
+            vst1q_u16(here, vreinterpretq_u16_u64(vtrn1q_u64(first, second)));
+            vst1q_u16(here + panel * GROUP, vreinterpretq_u16_u64(vtrn2q_u64(first, second)));
+        }
+    }
+}
+
 BF16_INLINE void pack(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_t row, bool turned, int64_t lines,
                       int64_t k) {
     int64_t done = 0;
     if (turned && lines == panel) {
         done = k / GROUP * GROUP;
         across(panel, to, from, row, done / GROUP);
+    } else if (lines == panel) {
+        done = k / (2 * GROUP) * (2 * GROUP);
+        along(panel, to, from, row, done / GROUP);
     }
-    bf16_pack(GROUP, panel, GROUP, to + done * panel, from + done * row, row, turned, lines, k - done);
+    bf16_pack(GROUP, panel, GROUP, to + done * panel, from + (turned ? done * row : done), row, turned, lines,
+              k - done);
 }
 
 static void pack_a(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool turned, int64_t lines, int64_t k) {
