@@ -147,6 +147,7 @@ static void test_bf16_products_match_float64_over_several_tiles(void **state) {
         for (int form = 0; by->missing() == NULL && form < 8; form += 3) {
             check_size(by, 270, 50, 300, form % 2 == 0 ? CARRY_F32 : CARRY_BF16, form);
             check_size(by, 40, 290, 270, form % 2 == 0 ? CARRY_BF16 : CARRY_F32, form);
+            check_size(by, 64, 96, 320, CARRY_F32, form); /* whole panels */
         }
     }
 }

@@ -35,6 +35,8 @@ typedef struct carry_bf16_tile {
     const float *base;
     float *c;
     ptrdiff_t base_row, c_row;
+    float *out; /* of an entry that writes whole panels: where the sums go in the end; NULL: they stay in c */
+    ptrdiff_t out_row;
 } carry_bf16_tile;
 
 /* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart

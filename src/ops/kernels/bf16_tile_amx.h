@@ -93,19 +93,20 @@ typedef struct amx_pair {
     int64_t k;
     const float *base; /* NULL: zero */
     float *c;
-    ptrdiff_t row; /* of base and c */
+    ptrdiff_t base_row, c_row;
 } amx_pair;
 
 /* Both halves of a's rows. */
 static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
     (void)tiles;
-    const ptrdiff_t bytes = p->row * 4;
+    const ptrdiff_t base_bytes = p->base_row * 4;
+    const ptrdiff_t bytes = p->c_row * 4;
     if (p->base != NULL) {
-        const float *below = p->base + AMX_HALF * p->row;
-        TILE_LOAD(0, p->base, bytes);
-        TILE_LOAD(1, p->base + AMX_HALF, bytes);
-        TILE_LOAD(2, below, bytes);
-        TILE_LOAD(3, below + AMX_HALF, bytes);
+        const float *below = p->base + AMX_HALF * p->base_row;
+        TILE_LOAD(0, p->base, base_bytes);
+        TILE_LOAD(1, p->base + AMX_HALF, base_bytes);
+        TILE_LOAD(2, below, base_bytes);
+        TILE_LOAD(3, below + AMX_HALF, base_bytes);
     } else {
         TILE_ZERO(0);
         TILE_ZERO(1);
@@ -126,7 +127,7 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
         a += AMX_LINES * AMX_UNIT;
         b += AMX_LINES * AMX_UNIT;
     }
-    float *below = p->c + AMX_HALF * p->row;
+    float *below = p->c + AMX_HALF * p->c_row;
     TILE_STORE(0, p->c, bytes);
     TILE_STORE(1, p->c + AMX_HALF, bytes);
     TILE_STORE(2, below, bytes);
@@ -136,10 +137,11 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
 /* The first half alone, for 16 rows and fewer. */
 static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
     (void)tiles;
-    const ptrdiff_t bytes = p->row * 4;
+    const ptrdiff_t base_bytes = p->base_row * 4;
+    const ptrdiff_t bytes = p->c_row * 4;
     if (p->base != NULL) {
-        TILE_LOAD(0, p->base, bytes);
-        TILE_LOAD(1, p->base + AMX_HALF, bytes);
+        TILE_LOAD(0, p->base, base_bytes);
+        TILE_LOAD(1, p->base + AMX_HALF, base_bytes);
     } else {
         TILE_ZERO(0);
         TILE_ZERO(1);
@@ -164,17 +166,20 @@ static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
 
 static void amx_block(const carry_bf16_tile *t, int64_t l, int64_t depth) {
     amx_tiles tiles;
+    const float *base = l > 0 ? t->c : t->base;
+    const ptrdiff_t base_row = l > 0 ? t->c_row : t->base_row;
+    const bool leaves = t->out != NULL && l + depth == t->k;
+    float *c = leaves ? t->out : t->c;
+    const ptrdiff_t c_row = leaves ? t->out_row : t->c_row;
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
         for (int64_t r = t->row_panel; r < t->row_panels_end; r++) {
-            const ptrdiff_t at = (r * t->c_row + q) * AMX_LINES;
-            const amx_pair pair = {.a = t->a + r * AMX_LINES * t->k + l * AMX_LINES,
-                                   .b = t->b + q * AMX_LINES * t->k + l * AMX_LINES,
+            const amx_pair pair = {.a = t->a + (r * t->k + l) * AMX_LINES,
+                                   .b = t->b + (q * t->k + l) * AMX_LINES,
                                    .k = depth,
-                                   .base = l > 0             ? t->c + at
-                                           : t->base != NULL ? t->base + at
-                                                             : NULL,
-                                   .c = t->c + at,
-                                   .row = t->c_row};
+                                   .base = base != NULL ? base + (r * base_row + q) * AMX_LINES : NULL,
+                                   .c = c + (r * c_row + q) * AMX_LINES,
+                                   .base_row = base_row,
+                                   .c_row = c_row};
             (t->m - r * AMX_LINES <= AMX_HALF ? amx_upper : amx_whole)(&tiles, &pair);
         }
     }

@@ -75,7 +75,8 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Panels of a tile, with their sums in `sums`, whose rows are an odd number of lines of a cache apart. */
+/* Panels of a tile, with their sums in `sums`, whose rows are an odd number of lines of a cache apart. Where c is f32
+   and all panels are whole, sums begin and end in c itself. */
 static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     const carry_mixed_product *p = j->p;
     const bool adds = p->accumulate || j->l > 0;
@@ -94,6 +95,13 @@ static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     tile.c_row = tile.base_row = row;
     tile.base = adds ? sums : NULL;
     char *to = (char *)p->c + (size_t)((j->i + i) * p->c_row + j->j + at) * size;
+    if (p->c_dtype == CARRY_F32 && tile.m % j->by->rows == 0 && tile.n % j->by->columns == 0) {
+        tile.out = (float *)(void *)to;
+        tile.base = adds ? tile.out : NULL;
+        tile.out_row = tile.base_row = p->c_row;
+        j->by->tile(&tile);
+        return;
+    }
     for (int64_t r = 0; adds && r < tile.m; r++) {
         carry_widen(j->kernels, sums + r * row, to + (size_t)(r * p->c_row) * size, p->c_dtype, tile.n);
     }
