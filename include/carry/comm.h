@@ -1,7 +1,7 @@
 /* Communicators: groups of ranks that exchange messages.
 
    Kinds. "self" is a single rank. "threads": the ranks are threads of one process, started by carry_comm_threads.
-   "mpi": processes started by mpirun or srun. "processes": processes on one machine, without MPI; whoever starts them
+   "mpi": processes started by mpirun or srun. "processes": processes on one machine, without MPI; their launcher
    sets CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder used by these ranks only (carry --processes N does this). Code
    that uses a communicator does not depend on its kind. "peer", "ipc", "staged" and "nccl" move GPU memory; they are
    opened on top of a communicator of one of the kinds above, with the same ranks: "peer" between threads of one

@@ -93,9 +93,8 @@ CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
 /* Outputs first. Strides over B, T and heads may be any (elements of outputs must not overlap); the last index of
    tensors with four indices is contiguous; states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed.
    The caller must ensure that o overlaps no input. final_state may be initial_state. CARRY_ESHAPE and similar errors
-   name the tensor and the sizes, before anything is written. A NaN in the input reaches the outputs of its token and of
-   later tokens, never of earlier ones; the exception are the tensor core methods on a GPU (chunk64, tiles64), where it
-   also reaches earlier tokens of its chunk. */
+   name the tensor and the sizes, before anything is written. A NaN or infinity in the input of a token reaches the
+   outputs of that token and of later ones, never of earlier ones. */
 typedef struct carry_delta_forward_args {
     carry_tensor o;
     carry_tensor final_state;

@@ -88,8 +88,8 @@ CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* additions and
    Batch and T may have any strides (steps of h must not overlap); each step must be packed. h may be b; otherwise
    nothing may overlap h. Overlap is checked if all tensors are packed; with interleaved views it is up to the caller.
    All checks come before the first write. CARRY_ERANGE: the algorithm (matmul_log) is not valid for these values; h is
-   then unspecified. A NaN or infinity in b reaches later steps; with matmul4, 8 and 16 on a GPU it also reaches some
-   earlier steps, because it is multiplied by zeros of a triangular matrix. */
+   then unspecified. A NaN or infinity in b reaches later steps, never earlier ones or other
+   sequences. */
 typedef struct carry_scan_args {
     carry_tensor h;
     carry_tensor A, b, h0;

@@ -1,4 +1,4 @@
-/* What the verbs share: options, the context, printing. A verb parses, calls the floors below and prints; nothing else.
+/* What the verbs share: options, the context, printing. A verb parses, calls the layers below and prints; nothing else.
  */
 #ifndef CARRY_CLI_CLI_H
 #define CARRY_CLI_CLI_H

@@ -1,5 +1,5 @@
-/* The ranks that a verb's work runs on, found out without a flag: this process alone, threads of it (carry --ranks N),
-   or the processes that mpirun, srun or carry --processes N started, of which this is one. */
+/* The ranks that a verb runs on, detected without an option: this process alone, its threads (carry --ranks N), or
+   the processes that mpirun, srun or carry --processes N started, of which this is one. */
 #ifndef CARRY_CLI_RANKS_H
 #define CARRY_CLI_RANKS_H
 

@@ -1,5 +1,5 @@
-/* What families of problems of several ranks share: how an instance is opened and planned, over ranks or for a look at
-   the problem alone. */
+/* What families of problems for several ranks share: opening and planning an instance, on ranks or only to describe
+   the problem. */
 #ifndef CARRY_LAB_FAMILY_RANKS_H
 #define CARRY_LAB_FAMILY_RANKS_H
 

@@ -228,7 +228,7 @@ static carry_status poll_blocks(carry_all_scan_plan *plan, bool wait, bool *done
 
 const carry_all_scan_algorithm carry_all_scan_chain = {
     .name = "chain",
-    .about = "each rank hands the state on, pipelined in blocks of columns; M never travels",
+    .about = "each rank passes the state on, pipelined in blocks of columns; M is never sent",
     .span = CARRY_SPAN_SITE("scan", "all_scan chain"),
     .cuts = true,
     .applies = applies,
@@ -241,7 +241,7 @@ const carry_all_scan_algorithm carry_all_scan_chain = {
 
 const carry_all_scan_algorithm carry_all_scan_serial = {
     .name = "serial",
-    .about = "the chain in one piece, LASP-1's",
+    .about = "the chain in one block, as in LASP-1",
     .span = CARRY_SPAN_SITE("scan", "all_scan serial"),
     .applies = applies,
     .cost = cost,
