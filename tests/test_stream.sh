@@ -109,8 +109,8 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
-    expect 2 '--processes needs --supervise' stream $small --chunks 1 --processes 3
-    expect 2 '--context needs --recompute' stream $small --chunks 1 --context 3
+    expect 2 'processes needs --supervise' stream $small --chunks 1 --processes 3
+    expect 2 'context needs --recompute' stream $small --chunks 1 --context 3
     expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
     for option in address token token-file record-to; do
         expect 2 "^carry: --$option needs --serve" stream $small --chunks 1 --$option x
