@@ -78,7 +78,7 @@ static void time_both(const bench *b, int threads, double seconds, double rate[2
             ratios[pairs] = blas / own;
             spent += blas * calls;
             if (threads > 1) {
-                (void)nanosleep(&(struct timespec){.tv_nsec = 60000000}, NULL);
+                (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
             }
         }
     }

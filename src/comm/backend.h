@@ -7,7 +7,6 @@
 #include <stdbool.h>
 
 #include "carry/comm.h"
-#include "carry/device.h"
 #include "comm/rates.h"
 
 #define CARRY_COMM_REASON 256
@@ -143,11 +142,6 @@ void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_red
    stream. */
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
                                            carry_reduce_type type, carry_reduce reduce);
-
-/* cuda/reduce.cu: a copy inside a GPU, by its multiprocessors: work before and behind it starts sooner than with a copy
-   engine, which is what counts of few bytes. */
-carry_status carry_comm_copy_on_gpu(carry_ctx *ctx, int device, void *to, const void *from, size_t bytes,
-                                    carry_stream *stream);
 
 /* mpi.c, once MPI has started: does it take memory of GPUs? which: "Open MPI v4.1.4 (UCX)". */
 bool carry_mpi_takes_gpus(char *which, size_t size);

@@ -59,13 +59,6 @@ carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *row
 }
 #endif
 
-#ifndef CARRY_HAVE_CUDA
-carry_status carry_comm_copy_on_gpu(carry_ctx *ctx, int device, void *to, const void *from, size_t bytes,
-                                    carry_stream *stream) {
-    return carry_device_copy(ctx, to, device, from, device, bytes, stream);
-}
-#endif
-
 carry_comm *carry_comm_host(carry_comm *comm) {
     return comm->over != NULL ? comm->over : comm;
 }

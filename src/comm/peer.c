@@ -15,8 +15,6 @@
 
 #include "core/context.h"
 
-#define KERNEL ((size_t)4 << 20) /* bytes that a kernel copies inside a GPU */
-
 enum { WAITING, ANSWERED, OVER = -1 };
 
 static carry_status post(carry_relay *relay, carry_relay_item *item) {
@@ -49,10 +47,8 @@ static carry_status copy(carry_relay *relay, const carry_relay_item *item) {
     const int device = relay->device;
     if (item->bytes > 0) {
         CARRY_TRY(carry_stream_after(ctx, device, item->stream, item->words.ready));
-        const bool here = device > 0 && relay->devices[item->peer] == device && item->bytes <= KERNEL;
-        CARRY_TRY(here ? carry_comm_copy_on_gpu(ctx, device, item->to, item->words.from, item->bytes, item->stream)
-                       : carry_device_copy(ctx, item->to, device, item->words.from, relay->devices[item->peer],
-                                           item->bytes, item->stream));
+        CARRY_TRY(carry_device_copy(ctx, item->to, device, item->words.from, relay->devices[item->peer], item->bytes,
+                                    item->stream));
     }
     return carry_event_record(ctx, device, item->words.taken, item->stream);
 }

@@ -13,7 +13,6 @@
 
 #define SMALL 8
 #define LARGE ((size_t)1 << 20)
-#define LARGE_ON_GPU ((size_t)8 << 20) /* a megabyte takes there what a byte takes, nearly */
 #define SMALL_TRIPS 15
 #define LARGE_TRIPS 3
 #define FAR_TRIPS 3
@@ -31,10 +30,6 @@ typedef struct game {
 static carry_status let_happen(const carry_comm *comm) {
     const int device = comm->wire->device;
     return device > 0 ? carry_stream_wait(comm->ctx, device, carry_ctx_stream(comm->ctx, device)) : CARRY_OK;
-}
-
-static size_t large_of(const carry_comm *comm) {
-    return comm->wire->device > 0 ? LARGE_ON_GPU : LARGE;
 }
 
 static carry_status move(const game *g, bool sends, size_t bytes) {
@@ -125,7 +120,7 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[2], dou
         const game g = {.comm = comm, .data = data, .peer = peer, .serves = serves};
         double small, large;
         CARRY_TRY(play(&g, SMALL, SMALL_TRIPS, &small));
-        CARRY_TRY(play(&g, large_of(comm), LARGE_TRIPS, &large));
+        CARRY_TRY(play(&g, LARGE, LARGE_TRIPS, &large));
         slowest[0] = small > slowest[0] ? small : slowest[0];
         slowest[1] = large > slowest[1] ? large : slowest[1];
         sum[0] += serves ? small : 0;
@@ -136,14 +131,14 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[2], dou
 }
 
 /* Where a small message takes nearly as long as a large one, their difference says nothing. */
-static double bandwidth_of(const carry_comm *comm, double small, double large) {
-    return (double)large_of(comm) / (large - small > 0.1 * large ? large - small : large);
+static double bandwidth_of(double small, double large) {
+    return (double)LARGE / (large - small > 0.1 * large ? large - small : large);
 }
 
 /* Ranks that are 2^i apart, those on one side and then those on the other, as neighbours do: some of them are near each
    other and some are not. */
 static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *rates) {
-    double times[CARRY_COMM_FAR][2] = {{rates->latency, (double)large_of(comm) / rates->bandwidth + rates->latency}};
+    double times[CARRY_COMM_FAR][2] = {{rates->latency, (double)LARGE / rates->bandwidth + rates->latency}};
     for (int i = 1, distance = 2; i < CARRY_COMM_FAR && distance < comm->size; i++, distance *= 2) {
         for (int side = 0; side < 2; side++) {
             const bool serves = comm->rank / distance % 2 == side;
@@ -154,7 +149,7 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
             const game g = {.comm = comm, .data = data, .peer = peer, .serves = serves};
             double small, large;
             CARRY_TRY(play(&g, SMALL, FAR_TRIPS, &small));
-            CARRY_TRY(play(&g, large_of(comm), FAR_TRIPS, &large));
+            CARRY_TRY(play(&g, LARGE, FAR_TRIPS, &large));
             times[i][0] = small > times[i][0] ? small : times[i][0];
             times[i][1] = large > times[i][1] ? large : times[i][1];
         }
@@ -163,7 +158,7 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
                                CARRY_REDUCE_MAX));
     for (int i = 0; i < CARRY_COMM_FAR && times[i][1] > 0; i++) {
         rates->far_latency[i] = times[i][0] > 1e-9 ? times[i][0] : 1e-9;
-        rates->far_bandwidth[i] = bandwidth_of(comm, times[i][0], times[i][1]);
+        rates->far_bandwidth[i] = bandwidth_of(times[i][0], times[i][1]);
     }
     return CARRY_OK;
 }
@@ -175,9 +170,9 @@ static carry_status fill_rates(carry_comm *comm, char *data, carry_comm_rates *r
     CARRY_TRY(measure_relay(comm, data, &overhead));
     *rates = (carry_comm_rates){.latency = slowest[0],
                                 .overhead = overhead,
-                                .bandwidth = bandwidth_of(comm, slowest[0], slowest[1]),
+                                .bandwidth = bandwidth_of(slowest[0], slowest[1]),
                                 .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
-                                .mean_bandwidth = bandwidth_of(comm, sum[0] / pairs, sum[1] / pairs)};
+                                .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};
     return measure_far(comm, data, rates);
 }
 
@@ -191,12 +186,11 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
         carry_comm_rates measured = {0};
         void *data = NULL;
         const int device = comm->wire->device;
-        const size_t bytes = large_of(comm);
-        if (carry_device_alloc(comm->ctx, &data, device, bytes) != CARRY_OK ||
-            carry_device_fill(comm->ctx, data, device, 0, bytes, carry_ctx_stream(comm->ctx, device)) != CARRY_OK) {
+        if (carry_device_alloc(comm->ctx, &data, device, LARGE) != CARRY_OK ||
+            carry_device_fill(comm->ctx, data, device, 0, LARGE, carry_ctx_stream(comm->ctx, device)) != CARRY_OK) {
             carry_device_free(comm->ctx, device, data);
             const carry_status status =
-                carry_fail(comm->ctx, CARRY_EMEMORY, "no memory to measure a communicator's rates (%zu bytes)", bytes);
+                carry_fail(comm->ctx, CARRY_EMEMORY, "no memory to measure a communicator's rates (%zu bytes)", LARGE);
             carry_comm_abort(comm, carry_ctx_error(comm->ctx));
             return status;
         }

@@ -59,35 +59,35 @@ void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, con
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows) {
     size_t C = (size_t)plan->chunk;
     size_t K = (size_t)plan->problem.key;
-    rows->q = carry_arena_take(arena, C * K, sizeof(float));
-    rows->k = carry_arena_take(arena, C * K, sizeof(float));
-    rows->k_across = carry_arena_take(arena, C * K, sizeof(float));
-    rows->q_norm = carry_arena_take(arena, C, sizeof(float));
-    rows->k_norm = carry_arena_take(arena, C, sizeof(float));
-    rows->kk = carry_arena_take(arena, C * C, sizeof(float));
-    rows->qk = carry_arena_take(arena, C * C, sizeof(float));
+    rows->q = carry_delta_floats(arena, C * K);
+    rows->k = carry_delta_floats(arena, C * K);
+    rows->k_across = carry_delta_floats(arena, C * K);
+    rows->q_norm = carry_delta_floats(arena, C);
+    rows->k_norm = carry_delta_floats(arena, C);
+    rows->kk = carry_delta_floats(arena, C * C);
+    rows->qk = carry_delta_floats(arena, C * C);
 }
 
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head) {
     size_t C = (size_t)plan->chunk;
     size_t K = (size_t)plan->problem.key;
     size_t numbers = by_key(plan) ? C * K : C;
-    head->g = carry_arena_take(arena, numbers, sizeof(float));
+    head->g = carry_delta_floats(arena, numbers);
     head->G = carry_arena_take(arena, numbers, sizeof(double));
-    head->fade = carry_arena_take(arena, numbers, sizeof(float));
-    head->left = carry_arena_take(arena, numbers, sizeof(float));
-    head->end = carry_arena_take(arena, K, sizeof(float));
-    head->beta = carry_arena_take(arena, C, sizeof(float));
-    head->nA = carry_arena_take(arena, C * C, sizeof(float));
-    head->P = carry_arena_take(arena, C * C, sizeof(float));
-    head->inverse = carry_arena_take(arena, C * BLOCK, sizeof(float));
-    head->D = carry_arena_take(arena, C * C, sizeof(float));
+    head->fade = carry_delta_floats(arena, numbers);
+    head->left = carry_delta_floats(arena, numbers);
+    head->end = carry_delta_floats(arena, K);
+    head->beta = carry_delta_floats(arena, C);
+    head->nA = carry_delta_floats(arena, C * C);
+    head->P = carry_delta_floats(arena, C * C);
+    head->inverse = carry_delta_floats(arena, C * BLOCK);
+    head->D = carry_delta_floats(arena, C * C);
     size_t keys = by_key(plan) ? K : 0;
-    head->before = carry_arena_take(arena, C * keys, sizeof(float));
-    head->before_k = carry_arena_take(arena, C * keys, sizeof(float));
-    head->after = carry_arena_take(arena, BLOCK * keys, sizeof(float));
-    head->after_k = carry_arena_take(arena, BLOCK * keys, sizeof(float));
-    head->after_q = carry_arena_take(arena, BLOCK * keys, sizeof(float));
+    head->before = carry_delta_floats(arena, C * keys);
+    head->before_k = carry_delta_floats(arena, C * keys);
+    head->after = carry_delta_floats(arena, BLOCK * keys);
+    head->after_k = carry_delta_floats(arena, BLOCK * keys);
+    head->after_q = carry_delta_floats(arena, BLOCK * keys);
 }
 
 /* to[i, j] = rows[i] . k[j] for j up to the end of i's block: the rest of the square is never read. */

@@ -173,13 +173,13 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     size_t W = (size_t)width;
     carry_delta_rows_take(plan, arena, &s->rows);
     carry_delta_head_take(plan, arena, &s->heads);
-    s->fade_k = carry_arena_take(arena, C * K, sizeof(float));
-    s->fade_q = carry_arena_take(arena, C * K, sizeof(float));
-    s->left_k = carry_arena_take(arena, C * K, sizeof(float));
-    s->X = carry_arena_take(arena, C * W, sizeof(float));
-    s->O = carry_arena_take(arena, C * W, sizeof(float));
-    s->made = carry_arena_take(arena, C * W, sizeof(float));
-    s->beside = carry_arena_take(arena, CARRY_DELTA_BLOCK * W, sizeof(float));
+    s->fade_k = carry_delta_floats(arena, C * K);
+    s->fade_q = carry_delta_floats(arena, C * K);
+    s->left_k = carry_delta_floats(arena, C * K);
+    s->X = carry_delta_floats(arena, C * W);
+    s->O = carry_delta_floats(arena, C * W);
+    s->made = carry_delta_floats(arena, C * W);
+    s->beside = carry_delta_floats(arena, CARRY_DELTA_BLOCK * W);
     s->S = carry_arena_take(arena, (size_t)plan->group * K, W * sizeof(float));
 }
 

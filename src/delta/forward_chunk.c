@@ -42,6 +42,19 @@ static void fetch(const unit *u, const carry_tensor *x, int64_t head, int64_t fr
     }
 }
 
+/* Rows of the output that are written soon: a store to memory that no cache holds waits for it. */
+static void fetch_output(const unit *u, int64_t from, int64_t to) {
+    const carry_tensor *o = u->run->o;
+    int64_t head = u->head * u->run->plan->group + u->member;
+    int64_t size = (int64_t)carry_dtype_size(o->dtype);
+    for (int64_t t = from; t < to; t++) {
+        const char *row = (const char *)carry_delta_place(o, u->sequence->batch, u->sequence->start + t, head);
+        for (int64_t at = u->first * size; at < (u->first + u->columns) * size; at += LINE) {
+            __builtin_prefetch(row + at, 1, 2);
+        }
+    }
+}
+
 /* c = a S + base of all tokens, some at a time, and with them this panel's share of the next chunk's rows. */
 static void state_product(const unit *u, int64_t t, int64_t tokens, const float *a, const float *S, const float *base,
                           float *c, const carry_tensor *next) {
@@ -52,6 +65,9 @@ static void state_product(const unit *u, int64_t t, int64_t tokens, const float 
         int64_t m = tokens - i < STEP ? tokens - i : STEP;
         fetch(u, next, u->head, t + tokens + i + m * done / whole, t + tokens + i + m * (done + u->columns) / whole, 0,
               K);
+        if (u->run->o != NULL && base != NULL) {
+            fetch_output(u, t + i, t + i + m);
+        }
         product(u->run->plan, m, u->columns, K, a + i * K, K, S, base != NULL ? base + i * u->columns : NULL,
                 c + i * u->columns);
     }

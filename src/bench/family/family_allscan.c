@@ -43,7 +43,7 @@ typedef struct instance {
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
     "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu "
-    "or cuda, comm=NAME (peer, ipc, staged, nccl)";
+    "or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");

@@ -42,7 +42,7 @@ typedef struct instance {
 static const char takes[] =
     "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
     "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
-    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, ipc, staged, nccl)";
+    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");

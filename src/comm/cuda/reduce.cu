@@ -43,28 +43,7 @@ template <typename T> void launch(void *rows, int size, int64_t count, bool adds
     reduce_rows<T><<<(unsigned)(blocks < 2048 ? blocks : 2048), THREADS, 0, stream>>>((T *)rows, size, count, adds);
 }
 
-__global__ void copy_words(uint4 *to, const uint4 *from, int64_t count) {
-    for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
-        to[i] = from[i];
-    }
-}
-
 } // namespace
-
-extern "C" carry_status carry_comm_copy_on_gpu(carry_ctx *ctx, int device, void *to, const void *from, size_t bytes,
-                                               carry_stream *stream) {
-    int ordinal = 0;
-    const int64_t count = (int64_t)(bytes / sizeof(uint4)), blocks = (count + THREADS - 1) / THREADS;
-    (void)carry_backend_of(device, &ordinal);
-    if (bytes % sizeof(uint4) != 0 || ((uintptr_t)to | (uintptr_t)from) % sizeof(uint4) != 0) {
-        return carry_device_copy(ctx, to, device, from, device, bytes, stream);
-    }
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    copy_words<<<(unsigned)(blocks < 264 ? blocks : 264), THREADS, 0, (cudaStream_t)stream>>>((uint4 *)to,
-                                                                                             (const uint4 *)from, count);
-    CARRY_CUDA_TRY(cudaGetLastError(), "a message could not be copied");
-    return CARRY_OK;
-}
 
 extern "C" carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
                                                       carry_reduce_type type, carry_reduce reduce) {

@@ -23,20 +23,18 @@ static void rows_unit_rows(float *to, const float *from, int64_t from_row, float
     rows_scale_rows(to, size, from, from_row, norms, rows, size);
 }
 
+/* Sixteen lanes, whatever the processor has. Loops over arrays of them were made vectors across rows by gcc. */
+typedef float sixteen __attribute__((vector_size(CARRY_UNIT_ROWS * 4), aligned(4), may_alias));
+
 /* Row i of the inverse is e_i plus the rows above it by -A[i, j], whose columns from i on are zeros. */
 static void rows_unit_inverse(float *inverse, const float *below, int64_t stride, int64_t size) {
+    static const float units[2 * CARRY_UNIT_ROWS] = {[CARRY_UNIT_ROWS] = 1.0f};
     for (int64_t i = 0; i < size; i++) {
-        float row[CARRY_UNIT_ROWS] = {0};
+        sixteen row = *(const sixteen *)(units + CARRY_UNIT_ROWS - i);
         for (int64_t j = 0; j < i; j++) {
-            float by = below[i * stride + j];
-            for (int c = 0; c < CARRY_UNIT_ROWS; c++) {
-                row[c] += by * inverse[j * CARRY_UNIT_ROWS + c];
-            }
+            row += below[i * stride + j] * *(const sixteen *)(inverse + j * CARRY_UNIT_ROWS);
         }
-        for (int c = 0; c < CARRY_UNIT_ROWS; c++) {
-            inverse[i * CARRY_UNIT_ROWS + c] = row[c];
-        }
-        inverse[i * CARRY_UNIT_ROWS + i] = 1.0f;
+        *(sixteen *)(inverse + i * CARRY_UNIT_ROWS) = row;
     }
 }
 
@@ -61,28 +59,37 @@ INLINE_ROWS void triangle_row(const carry_triangles *t, int64_t i, int64_t count
     }
 }
 
-/* Columns of its diagonal block, all 16 of them: what is right of the diagonal is zero whatever lies in kk and qk. */
+/* Columns of its diagonal block, all 16 of them: what is right of the diagonal is zero whatever lies in G, kk and qk.
+ */
 INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t i, int64_t block) {
     const int at = (int)(i - block);
     const int64_t from = i * t->stride + block;
-    float decay[CARRY_UNIT_ROWS];
+    float decay[CARRY_UNIT_ROWS] = {0};
+    if (t->G != NULL) {
+        const double *G = t->G + block;
+        const double here = G[at];
+        for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
+            decay[j] = (float)(here - G[j]);
+        }
+        for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
+            decay[j] = j < at ? decay[j] : 0.0f;
+        }
+    }
+    exponentials(decay, decay, 1.0f, CARRY_UNIT_ROWS);
+    float below[CARRY_UNIT_ROWS];
+    weigh_row(below, t->kk + from, decay, -t->beta[i], CARRY_UNIT_ROWS);
     for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        decay[j] = t->G != NULL && j < at ? (float)(t->G[i] - t->G[block + j]) : 0.0f;
+        t->nA[from + j] = j < at ? below[j] : 0.0f;
     }
     for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        decay[j] = carry_exp(decay[j]);
-    }
-    for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        float below = -t->beta[i] * decay[j] * t->kk[from + j];
-        t->nA[from + j] = j < at ? below : 0.0f;
         t->D[from + j] = decay[j];
     }
     if (t->qk == NULL) {
         return;
     }
+    weigh_row(below, t->qk + from, decay, t->scale, CARRY_UNIT_ROWS);
     for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        float value = t->scale * decay[j] * t->qk[from + j];
-        t->P[from + j] = j <= at ? value : 0.0f;
+        t->P[from + j] = j <= at ? below[j] : 0.0f;
     }
 }
 

@@ -203,13 +203,13 @@ shape shape_of(const carry_delta_chunk_job *job) {
 
 /* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
    beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
-   2.5 us (in two calls 6, for all pairs are joined too). What many blocks ask of memory takes longer: from 0.8 of the
+   2.5 us (in two calls 12, for all pairs are joined too). What many blocks ask of memory takes longer: from 0.8 of the
    multiprocessors on, backward from 0.64. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t chunks = (job->tokens + C - 1) / C, lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     int64_t walks = backward ? 2 : 1;
     int best = 1, least_segments = job->split > 0 ? 1 : 2;
-    double least = job->split > 0 ? 1e30 : 1.2 * (double)chunks, each = job->split > 0 ? 6.0 : 2.5;
+    double least = job->split > 0 ? 1e30 : 1.2 * (double)chunks, each = job->split > 0 ? 12.0 : 2.5;
     if (job->cu_seqlens != NULL || (job->split == 0 && lanes * 3 > units)) {
         return 1;
     }
