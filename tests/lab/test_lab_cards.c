@@ -238,7 +238,7 @@ static const struct {
     {"broken-id", "'nobody'", "library/cards/b.md",
      "---\nid: b\ntitle: T\nsource: B.\ntype: p\ntier: 1\ntopics: [t]\npriority: 2\nwhy: w\nclaims: [{text: a, "
      "evidence: e}]\nrelated: [nobody]\n---\n"},
-    {"broken-id", "no card", "library/findings/f.md",
+    {"broken-id", "not a card", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/x.md}]\ncards: [t]\n---\n"},
     {"broken-id", "no topic", "library/findings/f.md",

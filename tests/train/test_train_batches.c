@@ -157,7 +157,7 @@ static void test_a_position_is_all_that_resuming_needs(void **state) {
     assert_true(last.epoch >= 1); /* across windows and epochs */
     carry_batches_seek(batches, (carry_position){0, 0, -5});
     const carry_batch *none;
-    assert_refused(ctx, CARRY_ERANGE, "no position", carry_batches_next(ctx, batches, &none));
+    assert_refused(ctx, CARRY_ERANGE, "not a position", carry_batches_next(ctx, batches, &none));
     carry_batches_seek(batches, (carry_position){0, 99, 0});
     assert_refused(ctx, CARRY_ERANGE, "windows", carry_batches_next(ctx, batches, &none));
     carry_batches_free(batches);
@@ -262,7 +262,7 @@ static void test_splits_that_do_not_divide_are_refused(void **state) {
     assert_refused(ctx, CARRY_EARGUMENT, "no such rank",
                    carry_batches_new(ctx, &batches, &source,
                                      &(carry_batches_options){.rows = 8, .length = 16, .rank = 2, .ranks = 2}));
-    assert_refused(ctx, CARRY_EARGUMENT, "is none",
+    assert_refused(ctx, CARRY_EARGUMENT, "must be at least 1",
                    carry_batches_new(ctx, &batches, &source, &(carry_batches_options){.rows = 0, .length = 16}));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "end-of-text",
                    carry_batches_new(ctx, &batches, &source,
