@@ -258,6 +258,17 @@ extern "C" carry_status carry_cuda_cross_entropy(carry_ctx *ctx, carry_tensor lo
     return launched(ctx, at, "cross_entropy cannot be launched");
 }
 
+/* Tokens of a block, `most` at most: blocks of about one size, in whole tiles of products. Logits of 2,340 tokens at a
+   time take 216 us, of 2,304 164 (H200, 768 x 32000). */
+static int64_t even_block(int64_t tokens, int64_t most) {
+    constexpr int64_t WHOLE = 256;
+    if (most >= tokens || most < WHOLE) {
+        return most < tokens ? most : tokens;
+    }
+    const int64_t whole = most / WHOLE * WHOLE, blocks = (tokens + whole - 1) / whole;
+    return ((tokens + blocks - 1) / blocks + WHOLE - 1) / WHOLE * WHOLE;
+}
+
 extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx,
                                                         carry_tensor dW, carry_tensor x, carry_tensor W,
                                                         carry_tensor targets, float scale, void *workspace,
@@ -268,8 +279,7 @@ extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_te
     if (tokens == 0 || vocabulary == 0) {
         return CARRY_OK;
     }
-    const int64_t most = (int64_t)(workspace_bytes / sizeof(float)) / vocabulary;
-    const int64_t block = most < tokens ? most : tokens;
+    const int64_t block = even_block(tokens, (int64_t)(workspace_bytes / sizeof(float)) / vocabulary);
     const bool back = dx.data != NULL || dW.data != NULL;
     const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* of the gradient */
     const int64_t d_row = vocabulary * (int64_t)(sizeof(float) / carry_dtype_size(type));
