@@ -301,7 +301,7 @@ static void rates_of_gpus_are_plausible_and_measured_once(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     const carry_gpu *gpu;
     assert_refused(ctx, CARRY_EUNSUPPORTED, "device 0 is not a GPU", carry_gpu_of(ctx, &gpu, 0));
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "device 99 is no GPU", carry_gpu_of(ctx, &gpu, 99));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "device 99 is not a GPU", carry_gpu_of(ctx, &gpu, 99));
     for (int device = 1; device < carry_device_count() && device < CARRY_STREAM_DEVICES; device++) {
         const carry_gpu *again;
         assert_ok(ctx, carry_gpu_of(ctx, &gpu, device));

@@ -241,7 +241,7 @@ static const struct {
     {"broken-id", "not a card", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/x.md}]\ncards: [t]\n---\n"},
-    {"broken-id", "no topic", "library/findings/f.md",
+    {"broken-id", "not a topic", "library/findings/f.md",
      "---\nid: f\ntitle: F\nmeasured: m\nwhere: w\nfigures: [{value: 6.2, unit: u, what: x, source: "
      "docs/results/x.md}]\ncards: [a]\ntopics: [a]\n---\n"},
     {"topic-mismatch", "does not list", "library/topics/t.md",
