@@ -378,11 +378,11 @@ memory_runs_out() {
         [ "$(find "$kept" -name 'frame-*' | wc -l)" -ge 72 ] || fail "frames of 24 chunks were not all kept"
         tail -n 1 "$out" | grep -q '"restarts": [23],' || fail "restarts are not told: $(tail -n 1 "$out")"
     done
-    $limited "$carry" stream $small --window 9 --chunks 9 --fail-memory 5 --record "$folder/full.avi" > "$out" 2> "$err"
+    $limited "$carry" stream $small --window 9 --chunks 9 --fail-memory 5 --record "$folder/memory.avi" > "$out" 2> "$err"
     if ! grep -q 'without' "$err"; then
         frames=$(awk '/ frames in /{ n += $1 } END { print n + 0 }' "$out")
         [ "$frames" -ge 27 ] || fail "$frames frames were recorded of 27: $(cat "$out" "$err")"
-        [ -s "$folder/full.avi" ] && [ -s "$folder/full-restart-1.avi" ] || fail "a recording is missing"
+        [ -s "$folder/memory.avi" ] && [ -s "$folder/memory-restart-1.avi" ] || fail "a recording is missing"
     fi
     $limited "$carry" stream $small --window 3 --chunks 9 --fail-memory 5 > "$out" 2> "$err"
     [ $? = 2 ] || fail "memory that runs out at the smallest window does not end the stream"
