@@ -109,11 +109,11 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
-    expect 2 'is of --supervise' stream $small --chunks 1 --processes 3
-    expect 2 'is of a recompute' stream $small --chunks 1 --context 3
+    expect 2 'processes needs --supervise' stream $small --chunks 1 --processes 3
+    expect 2 'context needs --recompute' stream $small --chunks 1 --context 3
     expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
     for option in address token token-file record-to; do
-        expect 2 "^carry: --$option is of the page" stream $small --chunks 1 --$option x
+        expect 2 "^carry: --$option needs --serve" stream $small --chunks 1 --$option x
     done
     expect 2 'of which a trace has nothing\|without the lab' stream $small --chunks 1 --supervise --trace "$folder/trace"
     echo 'notes of mine' > "$folder/notes"
@@ -352,7 +352,7 @@ two_lives() {
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
     timeout 60 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null
-    grep -q 'nobody reads' "$err" || fail "output that nobody reads: $(cat "$err")"
+    grep -q 'has no reader any more' "$err" || fail "output that nobody reads: $(cat "$err")"
     : > "$folder/log"
     $limited "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!

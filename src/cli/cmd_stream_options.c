@@ -199,18 +199,18 @@ static int take_options(stream_desk *desk) {
 /* What would be of no effect was meant for something. */
 static int refuse_idle(const stream_wish *w) {
     if (w->processes > 0 && !w->supervise) {
-        return cli_refuse("--processes is of --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
+        return cli_refuse("--processes needs --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
                           (long long)w->processes);
     }
     if (w->context > 0 && strcmp(w->recompute, "off") == 0) {
-        return cli_refuse("--context is of a recompute: give --recompute latent or anchor with it");
+        return cli_refuse("--context needs --recompute latent or anchor");
     }
     const char *of_page = w->address != NULL      ? "address"
                           : w->token != NULL      ? "token"
                           : w->token_file != NULL ? "token-file"
                           : w->record_to != NULL  ? "record-to"
                                                   : NULL;
-    return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s is of the page: give --serve with it", of_page);
+    return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s needs --serve", of_page);
 }
 
 /* --token, else the first line of --token-file, else CARRY_TOKEN, which like a file is hidden from other users. */

@@ -106,7 +106,7 @@ static carry_status read_recompute(carry_ctx *ctx, carry_pipeline_options *o, ca
                           problem->text);
     }
     if (mode == CARRY_RECOMPUTE_OFF && context > 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "context%lld in '%s': without a recompute there is none",
+        return carry_fail(ctx, CARRY_EARGUMENT, "context%lld in '%s': it needs recompute=latent or anchor",
                           (long long)context, problem->text);
     }
     stream_set_recompute(o, (carry_recompute)mode, context);

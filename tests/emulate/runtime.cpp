@@ -424,6 +424,15 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     return cudaSuccess;
 }
 
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most) {
+    *least = *most = 0;
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     delete stream->recorded;
     delete stream;

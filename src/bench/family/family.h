@@ -1,6 +1,6 @@
-/* A family of problems: what bench, check and plan need of it. One const struct per family; family_table.c is the only
-   list, and a new family appears in every verb by adding one file and one line. What the lab may not know of, because
-   it stands beside it or above, is registered by the program when it starts. */
+/* A problem family: what bench, check and plan need to know about it. There is one const struct per family;
+   family_table.c is the only list, and a new family appears in every verb by adding one file and one line. Families
+   that use folders beside or above this one are registered by the program when it starts. */
 #ifndef CARRY_LAB_FAMILY_H
 #define CARRY_LAB_FAMILY_H
 

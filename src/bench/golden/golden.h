@@ -14,6 +14,7 @@ typedef struct carry_golden_line {
     const char *tensor;
     carry_dtype dtype;
     double error, bound;
+    double moves; /* how far the last bits of the weights move it, by the same measure; 0: not looked at */
     int column; /* the widest tensor's name, for a table; 0: 15 */
 } carry_golden_line;
 
