@@ -273,6 +273,7 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
     }
     CARRY_TRY(prepare_text(g, e));
     if (e->do_recompute && g->options.batch == 0) {
+        CARRY_TRY(carry_generator_device_rebuild(g));
         CARRY_TRY(recompute(g, e));
         times->recompute = since(&mark);
     }

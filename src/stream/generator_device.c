@@ -57,6 +57,7 @@ carry_status carry_generator_device_open(carry_generator *g) {
     lay_out(g, &arena);
     CARRY_TRY(carry_upload_open(g->ctx, &f->upload, device, latents, 2));
     CARRY_TRY(carry_host_alloc(g->ctx, &f->host, latents + CARRY_ENVELOPE_STEPS * sizeof(float)));
+    CARRY_TRY(carry_event_new(g->ctx, &f->rebuilt, device));
     CARRY_TRY(carry_event_new(g->ctx, &f->began, device));
     CARRY_TRY(carry_event_new(g->ctx, &f->denoised, device));
     for (int i = 0; i < 2; i++) {
@@ -78,6 +79,7 @@ void carry_generator_device_close(carry_generator *g) {
     if (f->host != NULL) {
         carry_host_free(g->ctx, f->host);
     }
+    carry_event_free(g->ctx, device, f->rebuilt);
     carry_event_free(g->ctx, device, f->began);
     carry_event_free(g->ctx, device, f->denoised);
     for (int i = 0; i < 2; i++) {
@@ -96,6 +98,10 @@ void carry_generator_device_close(carry_generator *g) {
 static carry_status mark(carry_generator *g, carry_event *event) {
     const int device = g->dit->own.device;
     return carry_event_record(g->ctx, device, event, carry_ctx_stream(g->ctx, device));
+}
+
+carry_status carry_generator_device_rebuild(carry_generator *g) {
+    return g->dit->own.device != 0 ? mark(g, g->far.rebuilt) : CARRY_OK;
 }
 
 static carry_status upload(carry_generator *g, const carry_envelope *e) {
@@ -201,6 +207,9 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     f->has_cleaned = with_clean;
     CARRY_TRY(carry_event_wait(g->ctx, device, f->ready[now]));
     CARRY_TRY(carry_event_elapsed(g->ctx, &times->denoise, device, f->began, f->denoised));
+    if (e->do_recompute) { /* the host was done with it long before the GPU */
+        CARRY_TRY(carry_event_elapsed(g->ctx, &times->recompute, device, f->rebuilt, f->began));
+    }
     if (had_clean) { /* nothing is waited for: it was before this chunk in the stream */
         CARRY_TRY(carry_event_elapsed(g->ctx, &times->clean, device, f->ready[before], f->cleaned[before]));
     }

@@ -23,6 +23,7 @@ typedef struct carry_generator_device {
     carry_tensor bits, bad;              /* latents as bf16; [steps] f32: which were not finite */
     carry_upload upload;                 /* of latents */
     void *host;                          /* pinned: the result's latents, then bad */
+    carry_event *rebuilt;                /* when the cache began to be rebuilt before this chunk */
     carry_event *began, *denoised;
     carry_event *stepped[2];            /* the last two steps, where a prompt may come between them */
     carry_event *ready[2], *cleaned[2]; /* of this chunk and of the one before, in turn */
@@ -66,6 +67,7 @@ carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e);
 /* generator_device.c: as denoise and clean in generator.c, for a device with memory of its own. The result is there on
    return, in g->far.host; the clean pass is under way, and times->clean is of the chunk before. */
 carry_status carry_generator_device_open(carry_generator *g);
+carry_status carry_generator_device_rebuild(carry_generator *g); /* before a recompute: times->recompute is from here */
 void carry_generator_device_close(carry_generator *g);
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times);

@@ -29,7 +29,7 @@
 #define CARRY_STAGE_PROMPTS 0.004 /* and at the prompts */
 #define CARRY_STAGE_RATES 64      /* chunks that the frames a second are over, at most */
 #define CARRY_STAGE_CHANGES 8
-#define CARRY_STAGE_RECENT 16 /* chunks whose times say how long the next will take */
+#define CARRY_STAGE_RECENT 6 /* chunks whose times say how long the next will take */
 
 /* A chunk that has been sent. */
 typedef struct carry_flight {

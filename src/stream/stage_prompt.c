@@ -7,7 +7,7 @@
 #include "core/span.h"
 #include "stream/stage.h"
 
-#define SPARE 1.5       /* of the longest of the last chunks: how much earlier than needed the next one is begun */
+#define SPARE 1.25      /* of the longest of the last chunks: how much earlier than needed the next one is begun */
 #define SPARE_MORE 0.05 /* and seconds beside it */
 
 double carry_stage_spare(const carry_stage *s, int64_t frames) {
