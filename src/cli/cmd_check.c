@@ -207,9 +207,9 @@ static int run(int count, char **arguments) {
     wish w = {.problems = arguments};
     const cli_option own[] = {
         {"golden", 0, CLI_TEXT, &w.golden, "PATH",
-         "compare with vectors made elsewhere: a .safetensors of delta-rule cases, or a model's folder"},
+         "compare with vectors made elsewhere: a .safetensors file of delta-rule cases, or a model folder"},
         {"device", 0, CLI_TEXT, &w.device, "NAME",
-         "of --golden and of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
+         "for --golden and problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_check, count, arguments, own, &w.common);
@@ -252,11 +252,10 @@ const cli_verb cli_check = {
     .arguments = "PROBLEM...",
     .summary = "compare every applicable algorithm with the float64 reference",
     .details =
-        "The error is the largest difference over the reference's largest magnitude; the bound follows from the\n"
-        "element type and the length (the arithmetic is in src/bench/family_*.c). Exit 1 when one is exceeded. A "
-        "problem of\n"
-        "several ranks (allscan:...:p8, delta:...:p4) is checked by the ranks of --ranks or mpirun, else by threads;\n"
-        "its error is that of the rank that is farthest off.",
+        "The error is the largest difference divided by the largest magnitude of the reference. The bound follows\n"
+        "from the element type and the length (see src/bench/family/family_*.c). Exits with 1 if an error exceeds\n"
+        "its bound. A problem for several ranks (allscan:...:p8, delta:...:p4) is checked by the ranks of --ranks or\n"
+        "mpirun, else by threads; its error is the largest of any rank.",
     .example = "carry check scan:diagonal:bf16:t1000:n16:w64 scan:dense:t257:n33:backward",
     .run = run,
     .on_ranks = true,
