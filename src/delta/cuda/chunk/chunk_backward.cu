@@ -49,6 +49,9 @@ double room_bytes(const carry_delta_chunk_job *job) {
 /* How many chunks of value heads there is room for, of both walks. */
 double rooms_of(const carry_delta_chunk_job *job, int units) {
     double tiles = (double)(slots_of(job) * job->value_heads);
+    if (job->split > 0) { /* others wait for it: all at once */
+        return tiles * (1 << shift_of(job));
+    }
     double rounds = job->state_heads > 0 ? (double)(job->state_heads / job->value_heads) : 1.0;
     double others = tiles * (CHUNK_BYTES + 8) + (double)pair_bytes(job, units, true);
     double most = MOST * inputs_of(job) * rounds;
@@ -199,15 +202,12 @@ void set_gradients(gradient_args *last, const carry_delta_chunk_back *b, const l
     last->partial = job->gate_inside ? (float *)(memory + l.partial) : NULL;
 }
 
-/* Both walks, then the gradients; of a ring part by part. */
+/* Both walks, then the gradients; of a ring part by part. What enters segments is known. */
 carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &both, gradient_args &last, int units,
                   int ordinal, cudaStream_t stream) {
     const carry_delta_chunk_job *job = &b->job;
     const shape &s = both.first.s;
     ring r = ring_of(job, s, units);
-    if (s.segments > 1) {
-        CARRY_TRY(make_pairs<true>(ctx, job, both, ordinal, stream));
-    }
     for (int count = r.count; r.count > 0 && r.from < s.segments; r.from += count) {
         r.count = s.segments - r.from < count ? s.segments - r.from : count;
         both.first.r = both.second.r = last.r = r;
@@ -229,14 +229,13 @@ carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &
     return CARRY_OK;
 }
 
-carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode, int units, int ordinal,
-                 cudaStream_t stream) {
+/* All that the kernels are told. */
+carry_status describe_back(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode, scan_launch &both,
+                           gradient_args &last, int units, int ordinal) {
     const carry_delta_chunk_job *job = &b->job;
     layout l = layout_of(job, units);
     char *memory = (char *)job->workspace;
-    scan_launch both = {};
     scan_args &a = both.first, &back = both.second;
-    gradient_args last = {};
     CARRY_TRY(map_keys(ctx, encode, &a.q, "q", &job->q, job, ordinal));
     CARRY_TRY(map_keys(ctx, encode, &a.k, "k", &job->k, job, ordinal));
     CARRY_TRY(map_values(ctx, encode, &a.v, "v", &job->v, job, 1, ordinal));
@@ -245,7 +244,6 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode
     CARRY_TRY(map_keys(ctx, encode, &last.grad_k, "dk", &b->dk, job, ordinal));
     CARRY_TRY(map_values(ctx, encode, &last.grad_v, "dv", &b->dv, job, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
-    CARRY_TRY(launch_prepare(ctx, job, last.in, ordinal, stream));
     a.s = last.in.s = segmented(job, units);
     a.tiles = memory;
     a.state_transposed = job->state_transposed;
@@ -263,18 +261,40 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode
     back.final_state = b->dinitial_state;
     back.states = memory + l.dstates;
     set_gradients(&last, b, l);
+    return CARRY_OK;
+}
+
+carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder encode, int units, int ordinal,
+                 cudaStream_t stream) {
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(describe_back(ctx, b, encode, both, last, units, ordinal));
+    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, stream));
+    if (both.first.s.segments > 1) {
+        CARRY_TRY(make_pairs<true>(ctx, &b->job, both, ordinal, stream));
+    }
     return walk(ctx, b, both, last, units, ordinal, stream);
+}
+
+carry_status begin_back(carry_ctx *ctx, const carry_delta_chunk_back *b, encoder *encode, int *units, int ordinal) {
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+    CARRY_TRY(check(ctx, b, ordinal));
+    return find_encoder(ctx, encode, ordinal);
 }
 
 } // namespace
 
 #ifdef CARRY_DELTA_F16
 #define BACKWARD_NAME carry_delta_chunk_backward_f16
+#define PAIR_NAME carry_delta_chunk_back_pair_f16
+#define REST_NAME carry_delta_chunk_back_rest_f16
 #else
 #define BACKWARD_NAME carry_delta_chunk_backward
+#define PAIR_NAME carry_delta_chunk_back_pair
+#define REST_NAME carry_delta_chunk_back_rest
 
 extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units) {
-    carry_delta_chunk_job part = round_of(*job, rounds_of(job, units), 0);
+    carry_delta_chunk_job part = job->split > 0 ? *job : round_of(*job, rounds_of(job, units), 0);
     return layout_of(&part, units).bytes;
 }
 #endif
@@ -282,13 +302,39 @@ extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job,
 extern "C" carry_status BACKWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal, void *on) {
     int units = 0;
     encoder encode = NULL;
-    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
-    CARRY_TRY(check(ctx, b, ordinal));
-    CARRY_TRY(find_encoder(ctx, &encode, ordinal));
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
     int rounds = rounds_of(&b->job, units);
     for (int round = 0; round < rounds; round++) {
         carry_delta_chunk_back part = round_of(*b, rounds, round);
         CARRY_TRY(run(ctx, &part, encode, units, ordinal, (cudaStream_t)on));
     }
     return CARRY_OK;
+}
+
+extern "C" carry_status PAIR_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, float *L, int ordinal, void *on) {
+    int units = 0;
+    encoder encode = NULL;
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
+    CARRY_TRY(describe_back(ctx, b, encode, both, last, units, ordinal));
+    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, (cudaStream_t)on));
+    return join_pairs<true>(ctx, &b->job, both, L, NULL, ordinal, (cudaStream_t)on);
+}
+
+extern "C" carry_status REST_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, const float *arrived, int ordinal,
+                                  void *on) {
+    int units = 0;
+    encoder encode = NULL;
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
+    CARRY_TRY(describe_back(ctx, b, encode, both, last, units, ordinal));
+    const shape &s = both.first.s;
+    both.second.initial_state = arrived != NULL ? arrived : b->dfinal_state;
+    if (s.segments > 1) {
+        arrived_states late = {arrived, true, s.state_heads, 64 * s.bands};
+        CARRY_TRY(enter_segments<true>(ctx, &b->job, both, late, ordinal, (cudaStream_t)on));
+    }
+    return walk(ctx, b, both, last, units, ordinal, (cudaStream_t)on);
 }
