@@ -6,18 +6,18 @@ JOBS ?= 2
 .PHONY: help demo test check check-fast check-packages packages claims simulate attack format lint install clean
 
 help:
-	@echo "make demo        build, show what Carry does, write a report to open (./demo.sh)"
-	@echo "make test        install what is missing, build every preset, run every test (./test.sh)"
+	@echo "make demo        build Carry, demonstrate it, and write a report (./demo.sh)"
+	@echo "make test        install missing packages, build every preset, run every test (./test.sh)"
 	@echo "make check       the same without installing anything"
-	@echo "make check-fast  one build, its quick tests"
+	@echo "make check-fast  one build and its quick tests"
 	@echo "make format      rewrite the sources in the project's format"
-	@echo "make lint        format, layers of includes, clang-tidy, cppcheck; check has the analyzer look less deep"
-	@echo "make claims      measure what the README claims, and fail where it does not hold here (minutes, on a quiet machine)"
-	@echo "make simulate    All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
+	@echo "make lint        check the format, include layers, clang-tidy and cppcheck (make check uses a shallower analyzer)"
+	@echo "make claims      measure what the README claims, and fail if a claim does not hold (minutes, on a quiet machine)"
+	@echo "make simulate    run All-Scan on simulated clusters of up to 1024 ranks (SimGrid; minutes)"
 	@echo "make attack      kill ranks, burst WebSockets, damage files (tools/attack; some forty minutes, builds dev and asan)"
-	@echo "make install     headers, libraries, program, man page to PREFIX ($(PREFIX))"
-	@echo "make packages    Debian packages in build/package: library, dev, program, Python"
-	@echo "make check-packages  the packages and the wheel, installed and used on a bare Debian (debootstrap, root; minutes)"
+	@echo "make install     install headers, libraries, program and man page to PREFIX ($(PREFIX))"
+	@echo "make packages    build Debian packages in build/package: library, dev, program, Python"
+	@echo "make check-packages  install and use the packages and the wheel on a bare Debian (debootstrap, root; minutes)"
 	@echo "make clean       remove build/"
 	@echo
 	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda emulate (HACKING.md)"

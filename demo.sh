@@ -40,10 +40,10 @@ loss_at() { # STEP FILE
 }
 
 if has train; then
-    say "A Gated DeltaNet of 2 M parameters learns this project's own pages, each batch shared by two ranks"
+    say "Training a Gated DeltaNet of 2 M parameters on this project's documents, with each batch divided between two ranks"
     train model 120 2
 
-    say "Do two ranks learn what one learns? The loss of step 10: on one rank, rows shared by two, each row split over two"
+    say "Do two ranks give the same result as one? The loss of step 10: on one rank, rows divided between two, each row split over two"
     train one 10 1 --json --no-store > build/demo/one.json
     train rows 10 2 --json --no-store > build/demo/rows.json
     train split 10 2 --sequence-ranks 2 --json --no-store > build/demo/split.json
@@ -52,39 +52,39 @@ if has train; then
                if (NF != 3 || ($1 - $2) ^ 2 > most ^ 2 || ($1 - $3) ^ 2 > most ^ 2) { print "they differ"; exit 1 }
                print "they agree to a thousandth" }'
 
-    say "What it writes after these minutes"
+    say "Text it generates after this training"
     "$carry" generate build/demo/model -p "The scan" -n 60 --seed 3
-    say "How well it knows a page it has read"
+    say "How well it predicts a page it was trained on"
     "$carry" eval build/demo/model README.md
 else
-    say "Training is left out: this build has none (HACKING.md says what it needs)"
+    say "Training is skipped: this build does not include it (HACKING.md lists what it needs)"
 fi
 
-say "A causal video transformer streams what its prompt says: encode and decode on one rank, the generator on another"
+say "A causal video transformer streams video for a prompt: encoding and decoding on one rank, the generator on another"
 film=build/demo/shapes.avi
 prompt="red circle moving left"
 "$carry" --ranks 2 stream --demo --chunks 24 --prompt "$prompt" --record $film ||
     "$carry" --ranks 2 stream --demo --chunks 24 --prompt "$prompt" # a build without pictures has no films
 
-say "What is here: the algorithms for h[t] = A[t] h[t-1] + b[t], and where they can run"
+say "The algorithms for h[t] = A[t] h[t-1] + b[t], and where they can run"
 "$carry" list scans
 echo
 "$carry" list devices
 
-say "Are they right? Every algorithm against the float64 recurrence, decays down to e^-40 and exactly zero among them"
+say "Are they correct? Every algorithm against the float64 recurrence, with decays down to e^-40 and exactly zero"
 "$carry" check scan:diagonal:t1000:n16:w64:initial scan:diagonal:deep:t256:n16:w64 scan:dense:bf16:t257:n33:w5 \
     scan:dense:t100:n16:w8:backward delta:t200:h2:hv4:k64:v64:initial
 
-say "Which is fastest? Experiment 026's shape: cyclic reduction against doubling, and both against the plain loop"
+say "Which is fastest? The shape of experiment 026: cyclic reduction against doubling, and both against the plain loop"
 "$carry" bench scan:dense:f32:t1024:n32:w1
 
-say "Experiment 044's shape, alone and in a batch that fills the machine"
+say "The shape of experiment 044, alone and in a batch that fills the machine"
 "$carry" bench scan:diagonal:f32:t256:n16:w64 scan:diagonal:f32:b64:t1024:n16:w64
 
 say "The gated delta rule: 8 heads of 128, forward, backward and one token"
 "$carry" bench delta:t1024:h8:k128:v128 delta:t1024:h8:k128:v128:backward delta:step:h32:k128:v128
 
-say "Which algorithm wins where (the planner's choice beside it)"
+say "Which algorithm is fastest for which shape (with the planner's choice)"
 printf '%-36s %-14s %-14s\n' problem fastest planned
 for problem in scan:diagonal:t64:n16:w64 scan:diagonal:t8192:n4 scan:diagonal:b64:t256:n16:w64 scan:dense:t1024:n4 \
     scan:dense:t1024:n32 scan:dense:b8:t256:n16:w64 scan:dense:t256:n64:w64 delta:t256:h4:k64:v64 delta:t8:h4:k64:v64 \
@@ -109,26 +109,26 @@ if has report; then
     say "Where the time goes"
     "$carry" profile --top 8 -o build/demo/trace.json.gz bench --seconds 0.2 scan:dense:t1024:n32:algo=cyclic
 
-    say "What is known of it, and what was measured here"
+    say "The reference library: what is known, and what was measured"
     "$carry" cards find --most 3 cyclic reduction
 
     say "The report"
     "$carry" report demo README -o build/demo/report.html
 else
-    say "Experiments, profiles and reports are left out: this build has no lab (HACKING.md says what it needs)"
+    say "Experiments, profiles and reports are skipped: this build has no lab (HACKING.md lists what it needs)"
 fi
 
-say "Where to go on"
+say "Further reading"
 line() { printf '  %-44s  %s\n' "$1" "$2"; }
 line "$carry --help" "the verbs"
 line "$carry list problems" "the problem grammar"
-line "$carry --ranks 2 stream --serve" "live pictures in a browser, and prompts to steer them"
-line "$carry bench --grid" "the planner's exam: 60 shapes, its choice against the best (two minutes)"
-line "make claims" "what the documents claim, measured here"
+line "$carry --ranks 2 stream --serve" "live video in a browser, controlled by prompts"
+line "$carry bench --grid" "evaluate the planner: its choice against the best for 60 shapes (two minutes)"
+line "make claims" "measure what the documents claim"
 line "docs/reading-order.md" "ten files that explain the code"
 if [ -e build/demo/report.html ]; then
     say "Open these"
-    if [ -e $film ]; then line "$film" "in a video player: what was streamed"; fi
+    if [ -e $film ]; then line "$film" "in a video player: the streamed video"; fi
     line "build/demo/report.html" "in a browser: the experiment's verdicts, tables and plots"
     line "build/demo/trace.json.gz" "in ui.perfetto.dev: the profile"
 fi

@@ -1,5 +1,6 @@
 /* Large products side by side: Carry's packed ones and those of a BLAS that is opened at run time, both with their own
-   threads. Prints GFLOP/s of the best repeat.
+   threads. Prints GFLOP/s of the best repeat, their ratio, and the median of the ratios of two neighbouring repeats,
+   which a processor that changes its speed does not move.
 
        bench_products LIBRARY THREADS SECONDS [SIZE...]      LIBRARY is a libopenblas.so, or "none"
 
@@ -9,12 +10,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "carry/carry.h"
 #include "core/clock.h"
 #include "core/memory.h"
 #include "ops/kernels/kernels.h"
 #include "ops/product/matmul.h"
+
+#define MOST_PAIRS 4096
 
 enum { ROW_MAJOR = 101, PLAIN = 111, TRANSPOSED = 112 };
 
@@ -40,26 +44,51 @@ static void run_blas(const bench *b) {
              1.0f, p->a, p->a_row, p->b, p->b_row, 0.0f, p->c, p->c_row);
 }
 
-/* Seconds of the best repeat within the time given; the two take turns, so that both see the same noise. */
-static void time_both(const bench *b, double seconds, double best[2]) {
-    double flops = 2.0 * (double)b->p.m * (double)b->p.n * (double)b->p.k;
-    int calls = flops < 5e7 ? (int)(5e7 / flops) + 1 : 1;
-    best[0] = best[1] = INFINITY;
-    double until = carry_seconds() + seconds;
-    for (int i = 0; i < 4 || carry_seconds() < until; i++) {
-        int which = b->sgemm != NULL ? i % 2 : 0;
-        double start = carry_seconds();
-        for (int call = 0; call < calls; call++) {
-            (which == 0 ? run_own : run_blas)(b);
-        }
-        double spent = (carry_seconds() - start) / calls;
-        best[which] = spent < best[which] ? spent : best[which];
+static double seconds_of(const bench *b, bool own, int calls) {
+    double start = carry_seconds();
+    for (int call = 0; call < calls; call++) {
+        (own ? run_own : run_blas)(b);
     }
-    best[0] = 1e-9 * flops / best[0];
-    best[1] = b->sgemm != NULL ? 1e-9 * flops / best[1] : 0.0;
+    return (carry_seconds() - start) / calls;
 }
 
-static void one_size(bench *b, int64_t n, double seconds) {
+static int by_size(const void *a, const void *b) {
+    double x = *(const double *)a;
+    double y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* GFLOP/s of both, and the median ratio. The two take turns, so that both see the same noise. A BLAS with threads lets
+   them wait busily for some 30 ms after a product: they would take our threads' cores, so they are given time to sleep.
+ */
+static void time_both(const bench *b, int threads, double seconds, double rate[2], double *ratio) {
+    static double ratios[MOST_PAIRS];
+    double flops = 2.0 * (double)b->p.m * (double)b->p.n * (double)b->p.k;
+    int calls = flops < 5e7 ? (int)(5e7 / flops) + 1 : 1;
+    double best[2] = {INFINITY, INFINITY};
+    int pairs = 0;
+    double spent = 0.0;
+    for (; pairs < 3 || (spent < seconds && pairs < MOST_PAIRS); pairs++) {
+        double own = seconds_of(b, true, calls);
+        best[0] = own < best[0] ? own : best[0];
+        spent += own * calls;
+        if (b->sgemm != NULL) {
+            double blas = seconds_of(b, false, calls);
+            best[1] = blas < best[1] ? blas : best[1];
+            ratios[pairs] = blas / own;
+            spent += blas * calls;
+            if (threads > 1) {
+                (void)nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+            }
+        }
+    }
+    qsort(ratios, (size_t)pairs, sizeof *ratios, by_size);
+    rate[0] = 1e-9 * flops / best[0];
+    rate[1] = b->sgemm != NULL ? 1e-9 * flops / best[1] : 0.0;
+    *ratio = b->sgemm != NULL ? ratios[pairs / 2] : 0.0;
+}
+
+static void one_size(bench *b, int64_t n, int threads, double seconds) {
     static const char *const forms[] = {"nn", "tn", "nt", "tt"};
     float *floats = carry_aligned_new((size_t)(3 * n * n) * sizeof(float));
     for (int64_t i = 0; floats != NULL && i < 3 * n * n; i++) {
@@ -73,9 +102,10 @@ static void one_size(bench *b, int64_t n, double seconds) {
         b->p.a_transposed = (form & 1) != 0;
         b->p.b_transposed = (form & 2) != 0;
         double rate[2];
-        time_both(b, seconds, rate);
-        printf("%5d %s %7.1f %7.1f %5.2f\n", (int)n, forms[form], rate[0], rate[1],
-               rate[1] > 0.0 ? rate[0] / rate[1] : 0.0);
+        double ratio;
+        time_both(b, threads, seconds, rate, &ratio);
+        printf("%5d %s %7.1f %7.1f %5.2f %6.2f\n", (int)n, forms[form], rate[0], rate[1],
+               rate[1] > 0.0 ? rate[0] / rate[1] : 0.0, ratio);
     }
     free(floats);
 }
@@ -121,9 +151,10 @@ int main(int count, char **word) {
         (void)fprintf(stderr, "no context\n");
         return 2;
     }
-    printf("%s, %d threads; BLAS's core type %s\n size ab    own    blas  ratio\n", b.kernels->name, threads, core);
+    printf("%s, %d threads; BLAS's core type %s\n size ab    own    blas ratio median\n", b.kernels->name, threads,
+           core);
     for (int i = 4; i < count; i++) {
-        one_size(&b, atoi(word[i]), atof(word[3]));
+        one_size(&b, atoi(word[i]), threads, atof(word[3]));
     }
     carry_ctx_free(b.ctx);
     return 0;

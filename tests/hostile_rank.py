@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
 """A rank that speaks nonsense: this script plays rank 1 of two and sends headers that no build of Carry would send. Rank 0
-must end with an error message, not by a signal and not by its deadline. Usage: hostile_rank.py RANKS_WORKER"""
+must end with an error message, not by a signal and not by its deadline. A caller that says nothing does not keep ranks
+from meeting. A rank that is stopped does not outlive the process that started it. Usage: hostile_rank.py RANKS_WORKER CARRY"""
 import os
+import signal
 import socket
 import struct
 import subprocess
@@ -16,19 +18,79 @@ HEADERS = {
 }
 
 
+def connected(folder):
+    """A line to rank 0, once it listens."""
+    line = socket.socket(socket.AF_UNIX)
+    started = time.monotonic()
+    while time.monotonic() < started + 30:
+        try:
+            line.connect(folder + "/0.0")
+            break
+        except OSError:
+            time.sleep(0.01)
+    return line
+
+
+def try_silence(worker):
+    """Three callers say nothing, then rank 1 comes: what is wrong, or None."""
+    with tempfile.TemporaryDirectory() as folder:
+        ranks, lines = [], []
+        for rank in range(2):
+            environment = dict(os.environ, CARRY_RANK=str(rank), CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
+            ranks.append(subprocess.Popen([worker, "60"], env=environment, stdout=subprocess.PIPE,
+                                          stderr=subprocess.STDOUT, text=True))
+            if rank == 0:
+                lines = [connected(folder) for _ in range(3)]
+        started = time.monotonic()
+        said = ranks[0].stdout.readline()  # once they have met
+        took = time.monotonic() - started
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+        for line in lines:
+            line.close()
+        return None if "is process" in said and took < 50 else f"after {took:.1f} s rank 0 said '{said}'"
+
+
+def is_running(process):
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8") as stat:
+            return stat.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def try_stopped(carry, how):
+    """A rank is stopped, then the process that was typed gets a signal: what is wrong, or None."""
+    typed = subprocess.Popen([carry, "--processes", "2", "bench", "--seconds", "600", "scan:dense:t32:n4"],
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ, CARRY_WISDOM="none"))
+    ranks = []
+    started = time.monotonic()
+    while len(ranks) < 2 and time.monotonic() < started + 30:
+        with open(f"/proc/{typed.pid}/task/{typed.pid}/children", encoding="utf-8") as children:
+            ranks = [int(child) for child in children.read().split()]
+        time.sleep(0.05)
+    time.sleep(1.0)  # until they run carry
+    os.kill(ranks[-1], signal.SIGSTOP)
+    typed.send_signal(how)
+    started = time.monotonic()
+    while any(is_running(process) for process in ranks + [typed.pid]) and time.monotonic() < started + 60:
+        typed.poll()
+        time.sleep(0.05)
+    left = [process for process in ranks if is_running(process)]
+    for process in left:
+        os.kill(process, signal.SIGKILL)
+    typed.kill()
+    typed.wait()
+    return f"{len(left)} of {len(ranks)} ranks are left" if left or len(ranks) != 2 else None
+
+
 def try_header(worker, header):
     """What rank 0 printed and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
         rank0 = subprocess.Popen([worker, "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        line = socket.socket(socket.AF_UNIX)
-        started = time.monotonic()
-        while time.monotonic() < started + 30:
-            try:
-                line.connect(folder + "/0.0")
-                break
-            except OSError:
-                time.sleep(0.01)
+        line = connected(folder)
         line.sendall(struct.pack("=i", 1) + header + b"\0" * 65536)
         try:
             return rank0.communicate(timeout=30)[0], rank0.returncode
@@ -45,6 +107,12 @@ def main():
         printed, code = try_header(sys.argv[1], header)
         if code != 1 or "malformed header" not in printed:
             print(f"FAILED: {name}: exit {code}: {printed}")
+            bad += 1
+    for name, wrong in (("a silent caller", try_silence(sys.argv[1])),
+                        ("a stopped rank, its parent killed", try_stopped(sys.argv[2], signal.SIGKILL)),
+                        ("a stopped rank, its parent told to end", try_stopped(sys.argv[2], signal.SIGTERM))):
+        if wrong is not None:
+            print(f"FAILED: {name}: {wrong}")
             bad += 1
     sys.exit(bad > 0)
 

@@ -216,7 +216,7 @@ refused "no page 'cats?'" --library "$library" show "cats$(printf '\033')"
 refused "needs one id" --library "$library" show
 refused "needs one id" --library "$library" show a b
 refused "one of find" --library "$library"
-refused "cannot 'fly'" fly
+refused "has no 'fly'" fly
 refused "is not a library" --library "$folder" list
 refused "needs a value" list --library
 
@@ -233,7 +233,7 @@ sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
 expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
 expect 1 "6.3 is not in 'docs/results/scan.md'" --library "$own" check
 rm "$own/cards/gpipe.md"
-expect 1 "'gpipe', which is no card" --library "$own" check
+expect 1 "'gpipe', which is not a card" --library "$own" check
 expect 1 '"rule": "broken-id"' --library "$own" check --json
 printf -- '---\nid: odd\n  title: bad\n---\n' > "$own/cards/odd.md"
 expect 1 "cards/odd.md:" --library "$own" check

@@ -77,9 +77,9 @@ refused "needs a whole number" bench --repeats many scan:dense
 refused "needs a positive number" bench --seconds -1 scan:dense
 refused "needs a whole number" bench scan:dense --threads
 refused "not 'a?b'" bench scan:dense --repeats "$(printf 'a\nb')"
-refused "more than the 1024" check --threads 5000 scan:dense
+refused "expected at most 1024" check --threads 5000 scan:dense
 refused "no kernels named 'mmx'" check --kernels mmx scan:dense
-refused "give none" bench --grid scan:dense
+refused "takes no problem" bench --grid scan:dense
 
 # Results, for people and for programs.
 expect 0 "0 wrong" check scan:dense:t33:n5:w2 scan:diagonal:bf16:t20:n3:w4:initial

@@ -103,7 +103,7 @@ expect 0 '"ids": ' generate other -p '1, 2 999' --ids -n 5 --temperature 0 --jso
 python "len(lines[0]['ids']) == lines[0]['tokens'] and lines[0]['prompt_tokens'] == 3 and max(lines[0]['ids']) < 1000"
 expect 0 '' generate other -p '1 2 999' --ids -n 5 --temperature 0
 grep -Eq '^[0-9]+( [0-9]+)*$' out || fail "no numbers: $(cat out)"
-refused 'is no part of a token' generate other --ids -p '1 x'
+refused 'is not part of a token id' generate other --ids -p '1 x'
 refused 'token 0 of the prompt is 1000' generate other --ids -p 1000
 refused 'do not go with it' generate other --ids -p 1 --stop x
 
@@ -145,6 +145,7 @@ python "lines[0]['tokens'] == lines[0]['bytes'] == 404 and abs(lines[0]['perplex
 expect 0 '"tokens": 404' eval bytes text --json
 expect 0 '"tokens": 405' eval model text --start --json
 expect 0 '"length": 64' eval model text --length 64 --json
+expect 0 '"dtype": "bf16"' eval model text --dtype bf16 --json
 expect 0 '"words": 12' eval model wiki.some.tokens --json
 python "abs(__import__('math').log(lines[0]['word_perplexity']) * 12 / lines[0]['tokens'] - lines[0]['loss']) < 1e-4"
 expect 0 'perplexity per word' eval model wiki.some.tokens
@@ -194,6 +195,7 @@ refused 'gone cannot be read' generate model --file gone
 refused 'standard input can be read once' generate model -p - -p -
 refused 'element 0 of model.norm.weight is nan' generate nan -p x
 refused 'needs a model' eval model
+refused "dtype 'f8': expected f32, bf16 or f16" eval model text --dtype f8
 refused 'gone' eval gone text
 refused 'empty is empty' eval model empty
 refused 'zero' eval model zero

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Ranks that are processes: the tests of collectives, of All-Scan and of the delta rule under mpirun, and a rank that is killed.
-# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES PATH-OF-TEST_SCAN_ALL_SCAN PATH-OF-TEST_DELTA_RANKS...
+# Usage: test_mpi.sh PATH-OF-TEST_COMM_COLLECTIVES PATH-OF-TEST_COMM_FAILURES PATH-OF-TEST_SCAN_ALL_SCAN PATH-OF-TEST_DELTA_RANKS
+#   PATH-OF-TEST_DELTA_RANKS_GOLDEN PATH-OF-TEST_COMM_DEVICE
 set -u
 command -v mpirun > /dev/null || { echo "skipped: mpirun is not here"; exit 77; }
 if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
@@ -23,7 +24,7 @@ launch() {
 }
 
 for ranks in 2 3; do
-    for program in "$1" "$2" "$3"; do
+    for program in "$1" "$2" "$3" "$6"; do
         if launch 120 $ranks "$program" > "$folder/log" 2>&1; then
             echo "${program##*/} on $ranks processes: ok"
         else

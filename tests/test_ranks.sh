@@ -77,6 +77,8 @@ for values in "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=" "PMI_SIZE=4 PMI_RAN
     with "${values}2" silent list scans
 done
 with "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0" refused "mpirun started 4: leave --ranks out" --ranks 3 bench $quick
+with "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0" refused "leave --processes out" --processes 4 bench $quick
+with "SLURM_STEP_NUM_TASKS=3 SLURM_PROCID=0" refused "srun has started this process as a rank" --processes 3 bench $quick
 if [ $has_mpi = 0 ]; then
     with "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=0" \
         refused "started by mpirun as one of 4 processes, but this build has no MPI" bench $quick

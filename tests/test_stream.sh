@@ -109,11 +109,11 @@ what_it_refuses() {
     expect 2 'at most 4096' stream --config shapes --prompt "$(head -c 5000 /dev/zero | tr '\0' x)"
     expect 2 'not UTF-8' stream --config shapes --prompt "$(printf 'blue \377 square')"
     expect 2 'leave --state out' stream --config shapes --supervise --state "$folder/x"
-    expect 2 'is of --supervise' stream $small --chunks 1 --processes 3
-    expect 2 'is of a recompute' stream $small --chunks 1 --context 3
+    expect 2 'processes needs --supervise' stream $small --chunks 1 --processes 3
+    expect 2 'context needs --recompute' stream $small --chunks 1 --context 3
     expect 2 'a shift of 0' stream $small --chunks 1 --shift 0
     for option in address token token-file record-to; do
-        expect 2 "^carry: --$option is of the page" stream $small --chunks 1 --$option x
+        expect 2 "^carry: --$option needs --serve" stream $small --chunks 1 --$option x
     done
     expect 2 'of which a trace has nothing\|without the lab' stream $small --chunks 1 --supervise --trace "$folder/trace"
     echo 'notes of mine' > "$folder/notes"
@@ -352,7 +352,7 @@ two_lives() {
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
     timeout 60 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null
-    grep -q 'nobody reads' "$err" || fail "output that nobody reads: $(cat "$err")"
+    grep -q 'has no reader any more' "$err" || fail "output that nobody reads: $(cat "$err")"
     : > "$folder/log"
     $limited "$carry" stream $small --supervise --json --prompt "supervised-$$" > "$folder/log" 2> "$err" &
     supervisor=$!
@@ -366,8 +366,32 @@ given_up() {
     grep -q 'died 6 times within a minute' "$err" || fail "$(cat "$err")"
 }
 
+# Memory that runs out in the middle: the stream goes on with a smaller window, and what was shown is kept.
+memory_runs_out() {
+    for ranks in 1 2; do
+        kept=$folder/kept-$ranks
+        $limited "$carry" --ranks $ranks stream $small --window 21 --chunks 24 --fail-memory 9 --out "$kept" --json \
+            > "$out" 2> "$err" || fail "a stream on $ranks ranks whose memory runs out: $(cat "$err")"
+        grep -q 'window of 21 frames: the stream goes on with 12' "$err" || fail "no smaller window: $(cat "$err")"
+        grep -q 'window of 12 frames: the stream goes on with 6' "$err" || fail "no smaller window: $(cat "$err")"
+        [ "$(grep -c '"chunk":' "$out")" = 24 ] || fail "$(grep -c '"chunk":' "$out") chunks were shown, not 24"
+        [ "$(find "$kept" -name 'frame-*' | wc -l)" -ge 72 ] || fail "frames of 24 chunks were not all kept"
+        tail -n 1 "$out" | grep -q '"restarts": [23],' || fail "restarts are not told: $(tail -n 1 "$out")"
+    done
+    $limited "$carry" stream $small --window 9 --chunks 9 --fail-memory 5 --record "$folder/full.avi" > "$out" 2> "$err"
+    if ! grep -q 'without' "$err"; then
+        frames=$(awk '/ frames in /{ n += $1 } END { print n + 0 }' "$out")
+        [ "$frames" -ge 27 ] || fail "$frames frames were recorded of 27: $(cat "$out" "$err")"
+        [ -s "$folder/full.avi" ] && [ -s "$folder/full-restart-1.avi" ] || fail "a recording is missing"
+    fi
+    $limited "$carry" stream $small --window 3 --chunks 9 --fail-memory 5 > "$out" 2> "$err"
+    [ $? = 2 ] || fail "memory that runs out at the smallest window does not end the stream"
+    grep -q 'a window of 3 frames cannot be smaller' "$err" || fail "no reason: $(cat "$err")"
+}
+
 what_it_prints
 what_it_refuses
+memory_runs_out
 same_pictures
 pages
 full_disk

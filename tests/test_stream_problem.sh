@@ -78,7 +78,7 @@ refused "at most 1023 ranks" plan $small:mesh5000
 refused "48 x 32 is the nearest that works" plan stream:config=shapes:size=41x32
 refused "a width and a height in pixels" plan stream:config=shapes:size=wide
 refused "off, anchor or latent" plan $small:recompute=often
-refused "without a recompute there is none" plan $small:context3
+refused "it needs recompute=latent or anchor" plan $small:context3
 refused "a recompute of 4 frames" plan $small:recompute=anchor:context4
 refused "milliseconds, or match" plan $small:slow0=fast
 refused "it is milliseconds" plan $small:slow1=match

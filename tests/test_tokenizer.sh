@@ -53,9 +53,9 @@ many=$(i=100; while [ $i -lt 165 ]; do printf '%s,' "$i"; i=$((i + 1)); done)
 refuses 'more than 64' "$carry" tokenizer train --bytes --added "$many" -o "$work/many"
 refuses 'takes the tokenizer and --text alone' "$carry" tokenizer encode "$work/b" -t abc nowhere.txt
 refuses 'takes the tokenizer alone' "$carry" tokenizer show "$work/b" more
-refuses 'no use for --vocab' "$carry" tokenizer encode "$work/b" -t abc --vocab 300
-refuses 'are of tokenizer encode' "$carry" tokenizer decode "$work/b" 66 --as-text
-refuses 'is of tokenizer decode' "$carry" tokenizer encode "$work/b" -t abc --keep-special
+refuses 'does not take --vocab' "$carry" tokenizer encode "$work/b" -t abc --vocab 300
+refuses 'are options of tokenizer encode' "$carry" tokenizer decode "$work/b" 66 --as-text
+refuses 'is an option of tokenizer decode' "$carry" tokenizer encode "$work/b" -t abc --keep-special
 refuses 'learns nothing' "$carry" tokenizer train --bytes --vocab 300 -o "$work/many"
 refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$work/many"
 [ ! -e "$work/many" ] || fails "a refused tokenizer was written"

@@ -63,6 +63,8 @@ if command -v gnuplot > /dev/null; then
     grep -q "> held out<" report.html && grep -q "> training<" report.html || fail "the losses are not named in one plot"
     grep -q "eval_loss over steps" report.html && fail "the held-out loss has a plot of its own"
     [ "$(grep -c ">loss over steps<" report.html)" -ge 1 ] || fail "no plot of the loss"
+    expect 0 "report" report 1 3 -o report.html
+    grep -q "> run 1, [^<]*, chunk<" report.html || fail "the legend of two trainings does not name their method"
 else
     echo "skipped: without gnuplot there are no plots"
 fi

@@ -1,5 +1,5 @@
-/* Carry: sequence models whose state is carried along the sequence. This header includes all the others; read them in
-   this order. */
+/* Carry: sequence models whose state is carried along the sequence. This header includes all the others, in the order
+   in which to read them. */
 #ifndef CARRY_H
 #define CARRY_H
 

@@ -1,22 +1,24 @@
 /* The gated delta rule over ranks: one long sequence, or a packed row of sequences, split along its tokens.
 
    Rank p holds tokens first[p]..first[p]+n[p]-1 of every sequence of the batch (or of the packed row); n[p] may differ
-   from rank to rank and may be 0. Outputs and gradients are those of one rank that holds all of them, within rounding.
+   between ranks and may be 0. Outputs and gradients equal those of a single rank that holds all tokens, within
+   rounding.
 
-   Per head, the rank's own tokens do S -> M S + L to the state (local pass); All-Scan gives the state that enters
-   (all_scan.h); the forward pass then runs with it. Heads are done in groups: while the states of one group travel, the
-   next group's local pass and the last one's forward pass run, so that little of the exchange is seen
-   (carry_delta_ranks_exposed). Backward is the same from the last rank to the first, with M^T.
+   For each head, a local pass computes the effect S -> M S + L of the rank's own tokens; All-Scan (all_scan.h) then
+   gives the state at the start of the rank's tokens, and the forward pass starts from it. Heads are processed in
+   groups: while the states of one group travel, the local pass of the next group and the forward pass of the previous
+   one run, which hides most of the exchange (carry_delta_ranks_exposed measures the rest). Backward does the same from
+   the last rank to the first, with M^T.
 
-   Packed sequences: cu_seqlens is that of the whole row, the same on every rank. A sequence that starts inside a rank
-   cuts the chain. initial_state is [N, HV, K, V] for all N sequences, read where a sequence starts; final_state is
-   written where one ends and left alone elsewhere; of their gradients likewise. Not packed: the batch's sequences all
-   start in the first rank that has tokens and end in the last one. A sequence that has no tokens starts and ends in
-   the rank where its first token would be (behind all tokens: the last rank that has any; rank 0 when there are none at
-   all).
+   Packed sequences: cu_seqlens describes the whole row and is the same on every rank. A sequence that starts inside a
+   rank cuts the chain. initial_state is [N, HV, K, V] for all N sequences and is read on the rank where a sequence
+   starts; final_state is written on the rank where a sequence ends and not touched elsewhere; the same holds for their
+   gradients. Without packing, all sequences of the batch start on the first rank that has tokens and end on the last. A
+   sequence without tokens starts and ends on the rank where its first token would be (past the last token: the last
+   rank that has tokens, or rank 0 if none has).
 
-   On a GPU the problem's device is the communicator's ("peer", "staged" or "nccl", comm.h), all heads are one group,
-   and calls return when their work is in the context's stream, except that they wait for other ranks' CPUs. */
+   On a GPU the problem's device must be that of the communicator ("peer", "staged" or "nccl", comm.h). All heads form
+   one group. Calls return once their work is in the context's stream, but they wait for the CPUs of other ranks. */
 #ifndef CARRY_DELTA_RANKS_H
 #define CARRY_DELTA_RANKS_H
 
@@ -28,43 +30,43 @@ extern "C" {
 #endif
 
 typedef struct carry_delta_ranks_options {
-    const char *method;    /* of the delta rule; NULL: the planner's choice */
-    const char *algorithm; /* of All-Scan; NULL: its planner's */
-    carry_dtype wire;      /* f32 (0) or bf16 */
-    int64_t groups;        /* of heads; 0: its own choice */
-    int first_tag;         /* it uses up to 34 tags from here */
+    const char *method;    /* of the delta rule; NULL: chosen by the planner */
+    const char *algorithm; /* of All-Scan; NULL: chosen by its planner */
+    carry_dtype wire;      /* type of messages: f32 (0) or bf16 */
+    int64_t groups;        /* of heads; 0: chosen automatically */
+    int first_tag;         /* the plan uses up to 34 tags, from this one on */
 } carry_delta_ranks_options;
 
 typedef struct carry_delta_ranks_plan carry_delta_ranks_plan;
 
-/* A collective. problem is this rank's: tokens may be 0 and differ, all else is compared. Not for transposed
-   states or snapshots. options NULL: all of them chosen. */
+/* A collective call. problem describes this rank: tokens may be 0 and may differ between ranks; everything else must be
+   equal and is compared. Transposed states and snapshots are not supported. options NULL: the defaults. */
 CARRY_API carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan **plan,
                                                   const carry_delta_problem *problem,
                                                   const carry_delta_ranks_options *options);
 CARRY_API void carry_delta_ranks_plan_free(carry_delta_ranks_plan *plan);
 CARRY_API const char *carry_delta_ranks_plan_about(const carry_delta_ranks_plan *plan);
-CARRY_API size_t carry_delta_ranks_workspace(const carry_delta_ranks_plan *plan); /* of forward and of backward */
-CARRY_API size_t carry_delta_ranks_kept(const carry_delta_ranks_plan *plan);      /* from forward for backward */
+CARRY_API size_t carry_delta_ranks_workspace(const carry_delta_ranks_plan *plan); /* for forward and for backward */
+CARRY_API size_t carry_delta_ranks_kept(const carry_delta_ranks_plan *plan);      /* from forward to backward */
 
-/* Collectives, with the tensors of this rank's tokens (carry_delta_forward_args: [B, n, ...]). kept is
-   carry_delta_ranks_kept bytes; backward needs what forward kept. dA_log and ddt_bias are of this rank's
-   tokens: their sum over ranks is the gradient. */
+/* Collective calls, with the tensors of this rank's tokens (carry_delta_forward_args: [B, n, ...]). kept has
+   carry_delta_ranks_kept bytes, and backward requires it. dA_log and ddt_bias cover the tokens of this rank only: add
+   them over ranks for the gradient. */
 CARRY_API carry_status carry_delta_ranks_forward(carry_delta_ranks_plan *plan, const carry_delta_forward_args *args,
                                                  void *workspace, size_t workspace_bytes);
 CARRY_API carry_status carry_delta_ranks_backward(carry_delta_ranks_plan *plan, const carry_delta_backward_args *args,
                                                   void *workspace, size_t workspace_bytes);
 
-/* Seconds of the last call, and of those the ones in which this rank waited for others and had nothing to do. On a GPU
-   both are of its stream, by events, and wait for it. */
+/* Duration of the last call in seconds, and the part of it in which this rank only waited for others. On a GPU both are
+   measured with events on the stream, and these functions wait for the stream. */
 CARRY_API double carry_delta_ranks_seconds(carry_delta_ranks_plan *plan);
 CARRY_API double carry_delta_ranks_exposed(carry_delta_ranks_plan *plan);
 
-/* The halo of a causal convolution of width W: `before` ([B, W-1, channels], packed, f32) gets the last W-1 tokens
-   before this rank's, over as many ranks as that takes, zeros before the beginning; x is [B, n, channels]. Packed
-   sequences need no other halo: the convolution itself stops at a sequence's start. Backward: dbefore is what this
-   rank's outputs give to those tokens; it is added to dx of the ranks that hold them. Collectives, both, with the last
-   tag. */
+/* The halo of a causal convolution of width W: `before` ([B, W-1, channels], packed, f32) receives the W-1 tokens
+   before the first token of this rank, from as many ranks as necessary, with zeros before the start of the sequence. x
+   is [B, n, channels]. Packed sequences use the same halo: the convolution itself stops at the start of a sequence.
+   Backward: dbefore is the gradient of those tokens from this rank's outputs; it is added to dx on the ranks that hold
+   them. Both are collective calls and use the last tag. */
 CARRY_API carry_status carry_halo_forward(carry_comm *comm, carry_tensor before, carry_tensor x);
 CARRY_API carry_status carry_halo_backward(carry_comm *comm, carry_tensor dx, carry_tensor dbefore);
 

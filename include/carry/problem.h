@@ -1,8 +1,8 @@
-/* Problems as text, and what would run for them: the grammar of the program's plan, check and bench.
+/* Problems as text, and what would run for them, as in carry plan, check and bench.
 
        family[:word]...[:letters number]...[:key=value]...      scan:dense:f32:t1024:n32:w1, delta:bf16:t4096:h16:k128
 
-   carry list problems has the families; carry bench --help the rest. */
+   carry list problems prints the families, carry bench --help the rest of the grammar. */
 #ifndef CARRY_PROBLEM_H
 #define CARRY_PROBLEM_H
 
@@ -15,12 +15,12 @@
 extern "C" {
 #endif
 
-/* What would run for the problem and why, on one line without its newline, cut to size bytes with the terminating NUL.
-   measure: time every algorithm that applies instead of asking the cost model, where the family has several.
-   CARRY_EFORMAT, CARRY_EARGUMENT, CARRY_ENOTFOUND and CARRY_ESIZE name the part of the text that is refused. */
+/* Writes what would run for the problem and why: one line without a newline, truncated to size bytes including the
+   terminating NUL. measure: if the family has several algorithms, time all that apply instead of using the cost model.
+   CARRY_EFORMAT, CARRY_EARGUMENT, CARRY_ENOTFOUND and CARRY_ESIZE name the part of the text that is not accepted. */
 CARRY_API carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure);
 
-/* Families of problems and what each takes (about, takes may be NULL); NULL past the end. */
+/* Problem families, and the parameters that each accepts (about and takes may be NULL); NULL past the end. */
 CARRY_API const char *carry_problem_family(int index, const char **about, const char **takes);
 
 #ifdef __cplusplus

@@ -3,13 +3,13 @@
        h[t] = A[t] h[t-1] + b[t],   t = 0..T-1,   h[-1] = h0          (forward)
        h[t] = A[t] h[t+1] + b[t],   t = T-1..0,   h[T]  = h0          (reversed)
 
-   A[t] is diagonal (a vector a[t] of n) or dense (n x n); h[t] and b[t] are n x w. Two neighbouring steps combine to
-   one,
+   A[t] is diagonal (a vector a[t] of n) or dense (n x n); h[t] and b[t] are n x w. Two neighbouring steps combine into
+   one:
 
-       (A2, b2) o (A1, b1) = (A2 A1, A2 b1 + b2),
+       (A2, b2) o (A1, b1) = (A2 A1, A2 b1 + b2)
 
-   and this operator, combined in different orders, gives every algorithm here: step after step (sequential), by
-   doubling (hillis_steele), up and down a tree (blelloch, cyclic, matmul4/8/16), or chunk by chunk (chunkwise).
+   The algorithms apply this operator in different orders: step by step (sequential), by doubling (hillis_steele), up
+   and down a tree (blelloch, cyclic, matmul4/8/16), or chunk by chunk (chunkwise).
 
    A problem is planned once and run many times:
 
@@ -20,8 +20,8 @@
        carry_scan_run(plan, &(carry_scan_args){.h = h, .A = A, .b = b}, workspace, carry_scan_workspace(plan));
        carry_scan_plan_free(plan);
 
-   Sums are in f32 whatever the storage type; what is below the smallest normal f32 (1.2e-38) may become zero. For a
-   fixed plan results do not depend on the number of threads. */
+   Sums are f32 for every storage type; values below the smallest normal f32 (1.2e-38) may become zero. For a fixed
+   plan, results do not depend on the number of threads. */
 #ifndef CARRY_SCAN_H
 #define CARRY_SCAN_H
 
@@ -39,35 +39,35 @@ typedef struct carry_scan_problem {
     carry_scan_kind kind;
     int64_t batch, steps, n, width; /* each at least 1 */
     carry_dtype dtype;              /* of A, b and h0: f32, bf16 or f16 */
-    bool f32_result;                /* h is f32 whatever dtype says */
+    bool f32_result;                /* h is f32 instead of dtype */
     bool reversed;
     bool backward; /* plan for carry_scan_backward instead of carry_scan_run */
-    int device;    /* 0: the CPU; tensors and workspace are there, and work goes to the context's stream of it */
+    int device;    /* 0: the CPU; else a GPU, which holds tensors and workspace; work goes to the context's stream */
 } carry_scan_problem;
 
-/* The list of algorithms of the CPU; NULL past the end. */
+/* The algorithms for the CPU; NULL past the end. */
 CARRY_API const char *carry_scan_name(int index);
 CARRY_API const char *carry_scan_about(int index);
-/* Those of any device: a GPU has one more, lookback, and lacks matmul_log. */
+/* The algorithms for a given device. GPUs have lookback in addition, but not matmul_log. */
 CARRY_API const char *carry_scan_name_on(int device, int index);
 CARRY_API const char *carry_scan_about_on(int device, int index);
 
 typedef struct carry_scan_plan carry_scan_plan;
 
 typedef enum carry_plan_effort {
-    CARRY_PLAN_ESTIMATE, /* by the cost model, fed with the machine's measured rates */
-    CARRY_PLAN_MEASURE,  /* time every algorithm that applies, and remember the fastest in the wisdom */
+    CARRY_PLAN_ESTIMATE, /* use the cost model, with the measured rates of this machine */
+    CARRY_PLAN_MEASURE,  /* time every algorithm that applies, and store the fastest in the wisdom file */
 } carry_plan_effort;
 
 typedef struct carry_scan_options {
     carry_plan_effort effort;
-    const char *algorithm; /* NULL: the planner's choice */
-    int64_t chunk;         /* steps a chunk for chunkwise; 0: its own choice */
+    const char *algorithm; /* NULL: chosen by the planner */
+    int64_t chunk;         /* steps per chunk, for chunkwise; 0: chosen automatically */
 } carry_scan_options;
 
-/* options may be NULL. The plan uses ctx, so it is freed first.
-   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: it does not apply to this problem, for the reason in the
-   message. CARRY_ESIZE: a size is below 1 or their product overflows. */
+/* options may be NULL. Free the plan before ctx.
+   CARRY_ENOTFOUND: no such algorithm. CARRY_EUNSUPPORTED: the algorithm does not apply to this problem; the message
+   gives the reason. CARRY_ESIZE: a size is below 1, or the product of sizes overflows. */
 CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
                                            const carry_scan_options *options);
 CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);
@@ -77,19 +77,19 @@ CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
 CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
 CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */
 
-/* Bytes that run and backward need; 0 is possible. The caller owns the workspace. */
+/* Bytes of workspace for run and backward; may be 0. The caller owns the workspace. */
 CARRY_API size_t carry_scan_workspace(const carry_scan_plan *plan);
 
-/* n x n products (dense), or products of n-vectors (diagonal), done by the last run: A2 A1 and A b count one each. */
+/* Number of n x n products (dense) or n-vector products (diagonal) in the last run; A2 A1 and A b count as one each. */
 CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
-CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* its additions and multiplications */
+CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* additions and multiplications in the last run */
 
 /* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w], absent: zero.
-   The strides over batch and T are free (steps of h do not overlap), those inside a step must be packed. h may be b;
-   otherwise nothing overlaps h, which is checked where all is packed and the caller's duty where views interleave.
-   Nothing is written before all of this is checked. CARRY_ERANGE: the algorithm (matmul_log) does not hold for these
-   values; h is then unspecified. A NaN or infinity in b reaches the steps after it; with matmul4, 8 and 16 on a GPU
-   also some before it, since zeros of the triangle multiply it. */
+   Batch and T may have any strides (steps of h must not overlap); each step must be packed. h may be b; otherwise
+   nothing may overlap h. Overlap is checked if all tensors are packed; with interleaved views it is up to the caller.
+   All checks come before the first write. CARRY_ERANGE: the algorithm (matmul_log) is not valid for these values; h is
+   then unspecified. A NaN or infinity in b reaches later steps, never earlier ones or other
+   sequences. */
 typedef struct carry_scan_args {
     carry_tensor h;
     carry_tensor A, b, h0;
@@ -100,27 +100,27 @@ CARRY_API carry_status carry_scan_run(carry_scan_plan *plan, const carry_scan_ar
 
 /* Given dh = dL/dh for every step:
        l[t] = dh[t] + A[t+1]^T l[t+1];   db[t] = l[t];   dA[t] = l[t] h[t-1]^T;   dh0 = A[0]^T l[0]
-   (with t+1 and t-1 exchanged, and the last step for step 0, when the problem is reversed). A diagonal dA[t] keeps the
-   diagonal of that product. h is the result of the run; db may be dh; dA and dh0 may be absent. Nothing else
-   overlaps what is written. */
+   For a reversed problem, t+1 and t-1 are exchanged and the last step takes the place of step 0. For a diagonal A,
+   dA[t] is the diagonal of that product. h is the result of the run. db may be dh; otherwise outputs must not overlap
+   other tensors. dA and dh0 may be absent. */
 typedef struct carry_scan_backward_args {
-    carry_tensor db; /* as b; of b's type, or f32 */
-    carry_tensor dA; /* as A; of A's type, or f32 */
+    carry_tensor db; /* shaped as b; of the same type, or f32 */
+    carry_tensor dA; /* shaped as A; of the same type, or f32 */
     carry_tensor dh0;
     carry_tensor dh;
-    carry_tensor A, h, h0; /* A and h0 as given to the run */
+    carry_tensor A, h, h0; /* A and h0 as passed to carry_scan_run */
 } carry_scan_backward_args;
 
 CARRY_API carry_status carry_scan_backward(carry_scan_plan *plan, const carry_scan_backward_args *args, void *workspace,
                                            size_t workspace_bytes);
 
-/* The specification: the sequential recurrence in float64, from A, b and h0 as they are stored to h, packed
-   [batch, T, n, w]; h of the arguments is not read. Slow and simple; what every algorithm is compared with. */
+/* The specification: the sequential recurrence in float64, from A, b and h0 as stored. h is packed [batch, T, n, w];
+   args->h is not used. Slow and simple; every algorithm is compared with it. */
 CARRY_API carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_problem *problem,
                                             const carry_scan_args *args);
 
-/* Its gradients in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h is the
-   reference's; of the arguments A, dh and h0 are read. */
+/* The gradients of the reference in float64, packed: dA [batch, T, n(, n)], db [batch, T, n, w], dh0 [batch, n, w]. h
+   is the result of carry_scan_reference. Of args, only A, dh and h0 are read. */
 CARRY_API carry_status carry_scan_reference_backward(carry_ctx *ctx, double *dA, double *db, double *dh0,
                                                      const carry_scan_problem *problem,
                                                      const carry_scan_backward_args *args, const double *h);

@@ -1,7 +1,7 @@
-/* What every fallible function of Carry returns.
+/* The result of every function that can fail.
 
-   0 is success. The context keeps, beside the status, one error message with the names and numbers that a person needs
-   (carry_ctx_error) and the place in the source that refused (carry_ctx_error_place). */
+   0 is success. On failure the context also keeps an error message with the names and numbers concerned
+   (carry_ctx_error) and the place in the source that reported it (carry_ctx_error_place). */
 #ifndef CARRY_STATUS_H
 #define CARRY_STATUS_H
 
@@ -15,21 +15,21 @@
 extern "C" {
 #endif
 
-/* X(name, text): the one list that gives the enum, the names and the texts. New entries go last: the numbers are ABI.
- */
+/* X(name, text): the enum, the names and the texts come from this list. Add new entries at the end: the numbers are
+   part of the ABI. */
 #define CARRY_STATUS_LIST(X)                                                \
     X(OK, "done")                                                           \
-    X(EARGUMENT, "an argument is not acceptable")                           \
+    X(EARGUMENT, "invalid argument")                                        \
     X(ESHAPE, "a tensor has the wrong shape")                               \
     X(EDTYPE, "a tensor has the wrong element type")                        \
-    X(ESTRIDE, "a tensor has strides that this function does not take")     \
+    X(ESTRIDE, "a tensor has strides that this function does not accept")   \
     X(EALIGN, "data is not aligned to its element type")                    \
     X(ESIZE, "a size overflows or exceeds a limit")                         \
     X(EMEMORY, "out of memory")                                             \
     X(EWORKSPACE, "the workspace is too small")                             \
-    X(ERANGE, "values leave the range in which the algorithm holds")        \
+    X(ERANGE, "a value is out of range")                                    \
     X(EUNSUPPORTED, "not available in this build or on this machine")       \
-    X(ENOTFOUND, "no such thing")                                           \
+    X(ENOTFOUND, "not found")                                               \
     X(EFORMAT, "a file or a text is damaged or not in the expected format") \
     X(EIO, "reading or writing failed")                                     \
     X(EDEVICE, "the device reported an error")                              \
@@ -43,7 +43,7 @@ typedef enum carry_status {
 #undef X
 } carry_status;
 
-/* "ESHAPE" and "a tensor has the wrong shape"; never NULL, also for a number that is no status. */
+/* "ESHAPE" and "a tensor has the wrong shape"; never NULL, even for a number that is not a status. */
 CARRY_API const char *carry_status_name(carry_status status);
 CARRY_API const char *carry_status_text(carry_status status);
 

@@ -11,6 +11,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "bench/sample.h"
+#include "ops/product/ceiling.h"
 
 #define LEAST_RUNS 5
 #define MOST_RUNS 2000
@@ -23,7 +24,8 @@ typedef struct session {
     carry_ctx *ctx;
     const carry_family *family;
     void *instance;
-    carry_dtype type; /* of its products */
+    carry_dtype type;        /* of its products */
+    carry_ceilings ceilings; /* of that type and the device, once they are measured */
     const carry_bench_options *options;
     carry_comm *comm; /* of the ranks that work on it together, or NULL */
     int cores;        /* that those have */
@@ -196,16 +198,25 @@ static int device_of(const session *s) {
     return s->family->device != NULL && s->instance != NULL ? s->family->device(s->instance) : 0;
 }
 
-/* Of the device that the problem runs on. */
-static carry_ceilings ceilings_of(const session *s, const carry_ceilings *cpu) {
-    carry_ceilings gpu;
-    if (device_of(s) == 0) {
+/* Of the device that the problem runs on and of its type; those of the CPU in f32 were measured before. */
+static carry_ceilings ceilings_of(session *s, const carry_ceilings *cpu) {
+    const int device = device_of(s);
+    if (device == 0 && s->type == CARRY_F32) {
         return *cpu;
     }
-    if (carry_ceilings_measure_on(s->ctx, device_of(s), s->type, &gpu) != CARRY_OK) {
-        return (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
+    carry_ceilings *known = &s->ceilings;
+    if (known->gemm_gflops != 0.0) {
+        return *known;
     }
-    return gpu;
+    double flops_s = 0.0;
+    const carry_status status = device == 0 ? carry_ceiling_product(s->ctx, device, s->type, &flops_s)
+                                            : carry_ceilings_measure_on(s->ctx, device, s->type, known);
+    if (status != CARRY_OK) {
+        *known = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
+    } else if (device == 0) {
+        *known = (carry_ceilings){.gemm_gflops = 1e-9 * flops_s, .copy_gbytes_s = cpu->copy_gbytes_s};
+    }
+    return *known;
 }
 
 static double median_of(session *s, const double *values, int count) {

@@ -1,14 +1,13 @@
-/* Timing methods on a problem, so that it can be believed.
+/* Timing methods on a problem reliably.
 
-   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to exceed
-   the last cache (or one set when hot), one run warms up, then runs are timed one by one until there are enough; the
-   median and the spread (the distance of the quartiles over the median) are reported. The methods of a problem take
-   turns run by run, so that what disturbs the machine disturbs all of them alike. Ceilings are measured in the same
+   A method is compared with the float64 reference before it is timed. Inputs are rotated through enough sets to
+   exceed the last-level cache (or one set, if hot). After one warm-up run, runs are timed one by one until there are
+   enough; the median and the spread (the interquartile range over the median) are reported. The methods of a problem
+   take turns run by run, so that a disturbance of the machine affects all of them. Ceilings are measured in the same
    process.
 
-   A problem of several ranks is timed by all of them together: they start at a barrier, and a run takes as long as the
-   rank that took longest. Every rank goes by these seconds, none by a clock of its own, so that all make as many
-   runs. */
+   A problem for several ranks is timed by all of them together: they start at a barrier, and a run takes as long as
+   its slowest rank. All ranks use these times and not their own clocks, so that all make the same number of runs. */
 #ifndef CARRY_LAB_BENCH_H
 #define CARRY_LAB_BENCH_H
 
@@ -16,7 +15,7 @@
 #include "bench/collective.h"
 
 typedef struct carry_ceilings {
-    double gemm_gflops;   /* the best large product: in f32 on all threads of the CPU, or of a type on a GPU */
+    double gemm_gflops;   /* the best large product of a type, on all threads of the CPU or on a GPU */
     double copy_gbytes_s; /* a copy far beyond the caches, bytes read and written */
 } carry_ceilings;
 

@@ -1,8 +1,8 @@
-/* A bench on the ranks of a communicator at once: the same problem, each rank on its own context. A method's figures
-   are those of the rank that was slowest at it, since a program that waits for all ranks waits for that one.
+/* A bench on all ranks of a communicator at once: the same problem, each rank with its own context. The figures of a
+   method are those of its slowest rank, since a program that waits for all ranks waits for that one.
 
-   Both are collectives: all ranks call them with the same arguments and get the same figures. A rank that fails does
-   not end the communicator: it gets its own status, and the others CARRY_EPEER with its message. */
+   Both functions are collective: all ranks call them with the same arguments and get the same figures. A rank that
+   fails does not end the communicator: it gets its own status, and the others get CARRY_EPEER with its message. */
 #ifndef CARRY_LAB_BENCH_RANKS_H
 #define CARRY_LAB_BENCH_RANKS_H
 

@@ -1,8 +1,8 @@
-/* Problems that several ranks work on together: what bench, check, plan and run need for that.
+/* Problems that several ranks solve together: what bench, check, plan and run need for them.
 
-   The ranks are those that there are (carry --ranks N, mpirun), of which the first p work and the rest wait; or, for a
-   process alone, p threads with a context each. All of them go through the same calls in the same order, so whatever
-   decides what comes next is agreed on first. */
+   The ranks are the existing ones (carry --ranks N, mpirun), of which the first p work and the others wait; or, in a
+   single process, p threads, each with a context. All of them make the same calls in the same order, so they first
+   agree on everything that decides what comes next. */
 #ifndef CARRY_LAB_COLLECTIVE_H
 #define CARRY_LAB_COLLECTIVE_H
 

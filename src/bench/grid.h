@@ -1,4 +1,4 @@
-/* The planner's evaluation: shapes over both kinds, T 1..8192, n 4..128, batch 1..64, w 1..128. */
+/* The evaluation of the planner: shapes of both kinds, T 1..8192, n 4..128, batch 1..64, w 1..128. */
 #ifndef CARRY_LAB_GRID_H
 #define CARRY_LAB_GRID_H
 

@@ -1,4 +1,4 @@
-/* Samples of a time: medians, and whether two sets of them differ. */
+/* Samples of a duration: medians, and whether two sets of samples differ. */
 #ifndef CARRY_LAB_SAMPLE_H
 #define CARRY_LAB_SAMPLE_H
 

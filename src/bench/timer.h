@@ -12,7 +12,8 @@ carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device);
 void carry_timer_free(carry_timer *timer);
 /* What run does has changed: it is recorded anew next time. NULL is allowed. */
 void carry_timer_reset(carry_timer *timer);
-/* Seconds of one run: the mean over a graph of as many as take about two milliseconds, 500 at most. */
+/* Seconds of one run: the mean over a graph of as many as take about two milliseconds, 500 at most. A timer of NULL is
+   the CPU's: the clock before and after one run. */
 carry_status carry_timer_time(carry_timer *timer, double *seconds, carry_status (*run)(void *user), void *user);
 
 #endif

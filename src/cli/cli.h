@@ -1,4 +1,4 @@
-/* What the verbs share: options, the context, printing. A verb parses, calls the floors below and prints; nothing else.
+/* What the verbs share: options, the context, printing. A verb parses, calls the layers below and prints; nothing else.
  */
 #ifndef CARRY_CLI_CLI_H
 #define CARRY_CLI_CLI_H
@@ -81,7 +81,11 @@ int cli_device(carry_ctx *ctx, const char *text, int *device);
 #define CLI_DEVICE 128
 const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device);
 #define CLI_DEVICE_OPTION(target) \
-    { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU where there is one)" }
+    { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU if there is one)" }
+/* The type of --dtype to compute in; NULL leaves it as it is. CLI_DONE, or after a message CLI_IMPOSSIBLE. */
+int cli_dtype(const char *text, carry_dtype *dtype);
+#define CLI_DTYPE_OPTION(target) \
+    { "dtype", 0, CLI_TEXT, target, "TYPE", "type to compute in: f32, bf16 or f16 (f32)" }
 /* Puts problems that name no device on that of --device, NULL as above: then those that can be planned there. The texts
    that stand in problems afterwards are in *memory, for the caller to free. CLI_DONE, or after a message
    CLI_IMPOSSIBLE. */

@@ -51,13 +51,15 @@ static void print_ceilings(show *s) {
     }
     (void)printf(
         "%sceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (CPU, %d threads, %s)\n"
-        "method: checked first; %s; one warm-up; methods take turns; median, and the distance\n"
-        "of the quartiles as spread; share = of the ceiling that binds, arithmetic or movement%s\n%s",
+        "method: checked first; %s; one warm-up; methods take turns; median; spread is the\n"
+        "interquartile range over the median; share is that of the limiting ceiling, arithmetic or memory%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
         carry_ctx_kernels(s->ctx),
-        s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last cache", cli_plain(),
-        s->ranks > 1 ? "on several ranks at once: threads and ceilings are one rank's, times the slowest rank's\n"
-                     : "");
+        s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last-level cache",
+        cli_plain(),
+        s->ranks > 1
+            ? "on several ranks at once: threads and ceilings are those of one rank, times those of the slowest\n"
+            : "");
 }
 
 static void print_result_json(const show *s, const char *problem, const carry_bench_result *r) {
@@ -94,6 +96,10 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     if (r->counts.slower_stage > 0.0) {
         cli_json_number("overlap", r->counts.overlap);
         cli_json_number("slower_stage_s", r->counts.slower_stage);
+        cli_json_number("denoise_s", r->counts.denoise > 0.0 ? r->counts.denoise : NAN);
+        cli_json_number("recompute_s", r->counts.recompute > 0.0 ? r->counts.recompute : NAN);
+        cli_json_number("clean_s", r->counts.clean > 0.0 ? r->counts.clean : NAN);
+        cli_json_number("decode_s", r->counts.decode > 0.0 ? r->counts.decode : NAN);
     }
     cli_json_close();
 }
@@ -170,13 +176,13 @@ static void print_note(const carry_bench_result *results, int count) {
     }
 }
 
-/* Of a GPU, where it is not the CPU's that shares are of. */
-static void print_gpu_ceilings(const show *s, const carry_bench_result *results, int count) {
+/* Where shares are not of the CPU's product in f32. */
+static void print_other_ceilings(const show *s, const carry_bench_result *results, int count) {
     int i = 0;
-    while (i < count && results[i].device == 0) {
+    while (i < count && (results[i].reason[0] != '\0' || (results[i].device == 0 && results[i].type == CARRY_F32))) {
         i++;
     }
-    if (i == count) {
+    if (i == count || isnan(results[i].share)) {
         return;
     }
     const carry_bench_result *r = &results[i];
@@ -196,7 +202,7 @@ static void print_results(const show *s, const char *problem, const carry_bench_
                      "algorithm", "median", "spread", "runs", "products", "GFLOP/s", "GB/s", "share", "error");
         print_note(results, count);
     }
-    print_gpu_ceilings(s, results, count);
+    print_other_ceilings(s, results, count);
     for (int i = 0; i < count; i++) {
         const carry_bench_result *r = &results[i];
         if (s->json) {
@@ -367,12 +373,12 @@ static int run(int count, char **arguments) {
     const cli_option own[] = {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
         {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S", "seconds per algorithm (0.3)"},
-        {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "one set of inputs, in cache where it fits, instead of rotating"},
+        {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "use one set of inputs, in cache if it fits, instead of rotating"},
         {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},
-        {"grid", 0, CLI_FLAG, &w.grid, NULL, "the planner's test: 60 shapes, its choice against the best"},
+        {"grid", 0, CLI_FLAG, &w.grid, NULL, "evaluate the planner: its choice against the best, 60 shapes"},
         {"device", 0, CLI_TEXT, &device, "NAME",
-         "of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
+         "for problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_bench, count, arguments, own, &w.common);
@@ -380,11 +386,11 @@ static int run(int count, char **arguments) {
         return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (w.grid == (w.words > 0)) {
-        return cli_refuse(w.grid ? "bench --grid has its own problems: give none"
+        return cli_refuse(w.grid ? "bench --grid takes no problem"
                                  : "bench needs a problem, for example scan:dense:t1024:n32");
     }
     if (repeats > 2000) {
-        return cli_refuse("--repeats %lld is more than 2000", (long long)repeats);
+        return cli_refuse("--repeats %lld: expected at most 2000", (long long)repeats);
     }
     int code = refuse_bad_problems(&w);
     code = code == CLI_DONE ? cli_device_problems(&w.common, device, w.words, w.problems, &texts) : code;
@@ -402,18 +408,17 @@ static int run(int count, char **arguments) {
 const cli_verb cli_bench = {
     .name = "bench",
     .arguments = "PROBLEM...",
-    .summary = "time every applicable algorithm, beside the machine's measured ceilings",
+    .summary = "time every applicable algorithm, next to the measured ceilings of the machine",
     .details =
-        "For each algorithm: median and spread of its runs, matrix products done, GFLOP/s, GB/s (inputs and outputs\n"
-        "once), the share of the ceiling that binds, and the error against float64. carry list problems shows the\n"
-        "problem grammar; :algo=NAME times one algorithm.\n"
+        "For each algorithm, prints the median and spread of its runs, the number of matrix products, GFLOP/s, GB/s\n"
+        "(inputs and outputs counted once), the share of the limiting ceiling, and the error against float64. carry\n"
+        "list problems shows the problem grammar; :algo=NAME times one algorithm.\n"
         "\n"
-        "carry --ranks N bench ... and mpirun -n N carry bench ... bench on N ranks at once, each with its share of\n"
-        "the threads; the figures of an algorithm are those of the rank that was slowest at it, and --json says\n"
-        "which (ranks, rank). Ceilings are what the least of the ranks gets while all measure. A problem of several\n"
-        "ranks (allscan:...:p8, delta:...:p4) is worked on by the first p of them together, and by threads when carry\n"
-        "is one process alone; the figures are then those of the rank that had most to do, the bytes those that it\n"
-        "received.",
+        "carry --ranks N bench ... and mpirun -n N carry bench ... measure on N ranks at once, each with its share\n"
+        "of the threads. The figures of an algorithm are those of its slowest rank, which --json names (ranks,\n"
+        "rank). A ceiling is the smallest of any rank, measured on all at once. The first p ranks work together on a\n"
+        "problem for p ranks (allscan:...:p8, delta:...:p4); if carry runs as a single process, the ranks are\n"
+        "threads. The figures are then those of the rank with the most work, and the bytes those that it received.",
     .example = "carry bench scan:dense:f32:t1024:n32:w1 matmul:b4096:n32",
     .run = run,
     .on_ranks = true,

@@ -39,6 +39,7 @@ static void print_json(const desk *d, const char *name, const carry_evaluation *
     }
     cli_json_integer("tokens", e->tokens);
     cli_json_integer("bytes", e->bytes);
+    cli_json_text("dtype", carry_dtype_name(d->options.dtype));
     cli_json_integer("length", d->options.length);
     cli_json_bool("start", d->options.from_start);
     cli_json_number("seconds", e->seconds);
@@ -98,12 +99,14 @@ static int evaluate(desk *d, int count, char **files) {
 }
 
 static int run(int count, char **arguments) {
-    desk d = {.options = {.progress = on_progress}};
+    desk d = {.options = {.progress = on_progress, .dtype = CARRY_F32}};
+    const char *dtype = NULL;
     const cli_option own[] = {
         {"length", 0, CLI_NUMBER, &d.options.length, "N", "windows of N tokens on their own (0: one text to its end)"},
         {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
          "predict the first token too, from the model's start or end-of-text token"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "take files that do not look like text"},
+        CLI_DTYPE_OPTION(&dtype),
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };
@@ -114,6 +117,9 @@ static int run(int count, char **arguments) {
     }
     if (words < 2) {
         return cli_refuse("eval needs a model's folder and a text: carry eval MODEL FILE...");
+    }
+    if (cli_dtype(dtype, &d.options.dtype) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     cli_catch_interrupt();
     d.ctx = cli_open(&d.common);
@@ -150,6 +156,6 @@ const cli_verb cli_eval = {
         "With --length the first token of a window is predicted from the one before it, which they leave out.\n\n"
         "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
     .example = "carry eval model wiki.test.tokens",
-    .support = {.cpu = "f32", .cuda = "f32"},
+    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16"},
     .run = run,
 };

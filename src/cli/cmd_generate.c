@@ -230,24 +230,26 @@ static int run(int count, char **arguments) {
     desk d = {.tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "text to continue; repeat for more; -: standard input"},
-        {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one a line"},
+        {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one per line"},
         {"tokens", 'n', CLI_NUMBER, &d.tokens, "N", "tokens for each prompt, at most (128)"},
         {"temperature", 0, CLI_REAL, &d.sampling.temperature, "T",
-         "0: always the likeliest token; 1: as the model has it (0.8)"},
-        {"top-k", 0, CLI_NUMBER, &d.sampling.top_k, "K", "only from the K likeliest tokens (0: all)"},
+         "0: always the likeliest token; 1: the probabilities of the model (0.8)"},
+        {"top-k", 0, CLI_NUMBER, &d.sampling.top_k, "K", "sample from the K likeliest tokens (0: all)"},
         {"top-p", 0, CLI_REAL, &d.sampling.top_p, "P",
-         "only from the likeliest that together have probability P (0.95)"},
-        {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P", "only tokens with P times the likeliest's probability (0: all)"},
+         "sample from the likeliest tokens whose probabilities add up to P (0.95)"},
+        {"min-p", 0, CLI_REAL, &d.sampling.min_p, "P",
+         "sample from tokens at least P times as probable as the likeliest (0: all)"},
         {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
-         "makes tokens that were seen less likely (1: not)"},
+         "make tokens less likely that already occurred (1: off)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
-        {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; again for more"},
-        {"dtype", 0, CLI_TEXT, &d.dtype_name, "TYPE", "to compute in: f32, bf16 or f16 (f32)"},
-        {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are tokens' numbers; needs no tokenizer"},
-        {"state-save", 0, CLI_TEXT, &d.state_save, "FILE", "keep the state after the prompt; -n 0 does nothing else"},
+        {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; may be repeated"},
+        CLI_DTYPE_OPTION(&d.dtype_name),
+        {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are token ids; needs no tokenizer"},
+        {"state-save", 0, CLI_TEXT, &d.state_save, "FILE",
+         "save the state after the prompt; with -n 0, generate nothing"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
-         "prompts go on from this state: what it has read is not read again"},
-        {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "a prompt is the user's message, by the model's chat template"},
+         "continue from this state, without reading its tokens again"},
+        {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
         {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content}"},
         {"think", 0, CLI_FLAG, &d.thinks, NULL, "chat: think before the answer"},
@@ -268,15 +270,14 @@ static int run(int count, char **arguments) {
     if (words >= 0 && d.common.help) {
         code = CLI_DONE;
     } else if (words == 0) {
-        (void)cli_refuse("generate needs a model's folder: carry generate MODEL -p TEXT");
+        (void)cli_refuse("generate needs a model folder: carry generate MODEL -p TEXT");
     } else if (words > 1) {
         (void)cli_refuse("generate takes one model; is '%s' a prompt? It goes after -p",
                          cli_shown(shown, arguments[1]));
-    } else if (words == 1 && d.dtype_name != NULL &&
-               (carry_dtype_parse(&d.dtype, d.dtype_name) != CARRY_OK || !carry_dtype_is_real(d.dtype))) {
-        (void)cli_refuse("--dtype '%s': expected f32, bf16 or f16", cli_shown(shown, d.dtype_name));
+    } else if (words == 1 && cli_dtype(d.dtype_name, &d.dtype) != CLI_DONE) {
+        code = CLI_IMPOSSIBLE;
     } else if (words == 1 && d.tokens == 0 && d.state_save == NULL) {
-        (void)cli_refuse("-n 0 asks for no tokens: 1 or more is needed");
+        (void)cli_refuse("-n 0: expected 1 or more");
     } else if (words == 1 && cli_generate_check(&d)) {
         code = open_and_generate(&d, arguments[0]);
     }
@@ -287,14 +288,16 @@ static int run(int count, char **arguments) {
 const cli_verb cli_generate = {
     .name = "generate",
     .arguments = "MODEL -p TEXT ...",
-    .summary = "let a language model continue prompts",
+    .summary = "continue prompts with a language model",
     .details =
-        "MODEL is a folder as Hugging Face has it (config.json, model.safetensors, tokenizer.json), or a folder\n"
-        "of carry train, of which the newest whole step is taken. Text is printed as it comes, the prompt first;\n"
-        "with several prompts one text after the other, while all are generated at once. A text ends at the\n"
-        "model's end-of-text token, before --stop, or after -n tokens. The same --seed gives the same text.\n\n"
-        "--chat puts the prompt into the chat template of the folder, ChatML as Qwen has it; another template is\n"
-        "refused. --ids takes prompts as numbers (-p '1 2 3') and prints numbers.",
+        "MODEL is a folder in the format of Hugging Face (config.json, model.safetensors, tokenizer.json), or a\n"
+        "folder written by carry train, of which the newest complete step is used. Text is printed as it is\n"
+        "generated, after its prompt. Several prompts are generated together, and their texts are printed one after\n"
+        "another. A text ends at the end-of-text token of the model, before --stop, or after -n tokens. The same\n"
+        "--seed gives the same text.\n"
+        "\n"
+        "--chat applies the chat template of the folder to the prompt: ChatML as in Qwen; other templates are\n"
+        "refused. --ids takes prompts as token ids (-p '1 2 3') and prints token ids.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16"},
     .run = run,

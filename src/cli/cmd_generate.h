@@ -1,4 +1,4 @@
-/* carry generate: what its files share. */
+/* What the files of carry generate share. */
 #ifndef CARRY_CLI_CMD_GENERATE_H
 #define CARRY_CLI_CMD_GENERATE_H
 

@@ -83,7 +83,7 @@ static bool add_lines(cli_generating *d, const char *path) {
         at = end + 1;
     }
     if (d->count == before) {
-        (void)cli_refuse("%s has no prompt: one is expected in each line", path);
+        (void)cli_refuse("%s has no prompt: expected one per line", path);
     }
     return d->count > before;
 }
@@ -106,7 +106,7 @@ static bool gather_texts(cli_generating *d) {
         return false;
     }
     if (d->count == 0 && d->messages == NULL) {
-        (void)cli_refuse("generate needs a prompt: -p TEXT, -p - for standard input, or --file with one a line");
+        (void)cli_refuse("generate needs a prompt: -p TEXT, -p - for standard input, or --file with one per line");
     }
     return d->count > 0 || d->messages != NULL;
 }
@@ -132,7 +132,7 @@ static bool take_ids(cli_generating *d, carry_prompt *prompt) {
             number = 10 * number + (uint64_t)(prompt->text[at] - '0');
         }
         if (at == start || number > UINT32_MAX) {
-            (void)cli_refuse("--ids: byte %zu of a prompt is no part of a token's number: expected '1 2 3'", at);
+            (void)cli_refuse("--ids: byte %zu of a prompt is not part of a token id: expected '1 2 3'", at);
             return false;
         }
         ids[prompt->id_count++] = (uint32_t)number;
@@ -152,7 +152,7 @@ static carry_message *read_messages(const cli_generating *d, carry_json **root, 
     int64_t listed = *root != NULL && (*root)->kind == CARRY_JSON_ARRAY ? (*root)->as.inside.count : 0;
     carry_message *messages = calloc((size_t)listed + 2, sizeof *messages);
     if (messages == NULL || (*root != NULL && (*root)->kind != CARRY_JSON_ARRAY)) {
-        (void)cli_refuse(messages == NULL ? "out of memory: %s" : "%s is no list of messages",
+        (void)cli_refuse(messages == NULL ? "out of memory: %s" : "%s is not a list of messages",
                          d->messages != NULL ? d->messages : "messages");
         free(messages);
         return NULL;

@@ -287,7 +287,7 @@ static const struct {
 static int run(int count, char **arguments) {
     cli_common common = {0};
     const cli_option own[] = {
-        {"again", 0, CLI_FLAG, &measure_again, NULL, "rates: measure them anew instead of reading the wisdom"},
+        {"again", 0, CLI_FLAG, &measure_again, NULL, "rates: measure them again instead of reading the wisdom file"},
         {0},
     };
     int words = cli_parse(&cli_list, count, arguments, own, &common);
@@ -317,20 +317,20 @@ static int run(int count, char **arguments) {
 const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
-    .summary = "what there is: algorithms, devices, problems, experiments, verbs and more",
+    .summary = "list algorithms, devices, problems, experiments, verbs and more",
     .details = "WHAT is one of\n"
                "  scans        the algorithms for linear recurrences\n"
                "  deltas       the methods of the gated delta rule\n"
                "  collectives  the kinds of communicators, and the algorithms of the scan across ranks\n"
                "  kernels      the sets of CPU kernels, and which one is used\n"
                "  devices      where work can run\n"
-               "  ops          the operators, with the devices and types each has\n"
-               "  problems     the families of the problem grammar, with what they take\n"
-               "  rates        what this machine does per second, as the planner knows it\n"
-               "  experiments  those of this project, with what they suppose\n"
-               "  codecs       what turns latents into pictures and back\n"
-               "  configs      the video transformers that are known by name\n"
-               "  verbs        what carry can do",
+               "  ops          the operators, with the devices and types of each\n"
+               "  problems     the problem families, with the parameters that each accepts\n"
+               "  rates        the measured rates of this machine that the planner uses\n"
+               "  experiments  the experiments of this project, with their hypotheses\n"
+               "  codecs       the codecs that convert pictures to latents and back\n"
+               "  configs      the video transformers known by name\n"
+               "  verbs        the verbs of carry",
     .example = "carry list scans",
     .run = run,
 };

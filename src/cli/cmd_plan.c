@@ -66,9 +66,9 @@ static int run(int count, char **arguments) {
     const char *device = NULL;
     char *texts = NULL;
     const cli_option own[] = {
-        {"measure", 0, CLI_FLAG, &w.measure, NULL, "time every algorithm and remember the fastest in the wisdom"},
+        {"measure", 0, CLI_FLAG, &w.measure, NULL, "time every algorithm and store the fastest in the wisdom file"},
         {"device", 0, CLI_TEXT, &device, "NAME",
-         "of problems that name none: cpu, cuda or cuda:N (a GPU where there is one)"},
+         "for problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
     w.words = cli_parse(&cli_plan, count, arguments, own, &w.common);
@@ -91,12 +91,12 @@ static int run(int count, char **arguments) {
 const cli_verb cli_plan = {
     .name = "plan",
     .arguments = "PROBLEM...",
-    .summary = "what would run, and why",
+    .summary = "show which algorithm would run, and why",
     .details =
-        "Prints for each problem the algorithm that the planner picks, the time it expects and the next best. It\n"
-        "asks the wisdom first, then a cost model fed with this machine's measured rates (carry list rates). A "
-        "problem\n"
-        "of several ranks (allscan:...:p8) is planned by them: those of --ranks or mpirun, else threads.",
+        "For each problem, prints the algorithm that the planner chooses, the predicted time and the second best.\n"
+        "The planner looks in the wisdom file first, then uses a cost model with the measured rates of this machine\n"
+        "(carry list rates). A problem for several ranks (allscan:...:p8) is planned by the ranks of --ranks or\n"
+        "mpirun, else by threads.",
     .example = "carry plan scan:diagonal:b64:t4096:n16:w64 scan:dense:t1024:n32",
     .run = run,
     .on_ranks = true,

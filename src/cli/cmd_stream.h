@@ -2,6 +2,8 @@
 #ifndef CARRY_CLI_CMD_STREAM_H
 #define CARRY_CLI_CMD_STREAM_H
 
+#include <stdatomic.h>
+
 #include "cli/ranks.h"
 #include "cli/stream_model.h"
 
@@ -13,8 +15,9 @@ typedef struct stream_wish {
     const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
-    int64_t chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes, quality;
-    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1;
+    int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
+        quality;
+    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
 } stream_wish;
 
 struct stream_page;
@@ -37,6 +40,7 @@ typedef struct stream_desk {
     bool has_forgotten;   /* one could not be written */
     char unsaved[640];    /* what of --record and --out was not, in an error message; "": all was */
     bool has_ended;
+    atomic_bool has_run_out; /* a rank had no more memory */
 } stream_desk;
 
 /* cmd_stream_options.c: from words to options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
@@ -63,6 +67,10 @@ void stream_show_clear(stream_desk *desk);                  /* what is printed n
 void stream_show_line(stream_desk *desk, const char *line); /* on a line of its own */
 void stream_show_chunk(stream_desk *desk, const carry_chunk_times *times);
 void stream_show_end(stream_desk *desk);
+
+/* cmd_stream_change.c: changes the prompt about every so many seconds, until the end; NULL: it does not. */
+struct stream_change *stream_change_start(carry_controls *controls, double seconds);
+void stream_change_end(struct stream_change *change);
 
 /* cmd_stream_supervise.c: a child that is started again. */
 int stream_supervise(const stream_desk *desk, int count, char **arguments);

@@ -3,6 +3,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli/cmd_stream.h"
 #include "stream/stage.h"
@@ -24,6 +25,10 @@ static int choose_text(const stream_desk *desk, carry_pipeline_options *o) {
     const bool is_none = typed != NULL && strcmp(typed, "none") == 0;
     if (typed != NULL) {
         o->text_encoder = is_none ? NULL : typed;
+    }
+    if (typed != NULL && !is_none && cli_process_rank() <= 0 && access(typed, F_OK) != 0) {
+        return cli_refuse("--text-encoder %.200s: %s; it is a folder with a UMT5 encoder and its tokenizer, or none",
+                          typed, strerror(errno));
     }
     return o->text_encoder != NULL || is_none || !desk->model.needs_text
                ? CLI_DONE
@@ -177,6 +182,7 @@ static int take_options(stream_desk *desk) {
     o->strength = w->strength;
     o->slow_stage0 = 1e-3 * w->slow_stage0;
     o->slow_stage1 = 1e-3 * w->slow_stage1;
+    o->fail_memory = w->fail_memory;
     o->fps = !isnan(w->fps) ? w->fps : w->serve || w->record != NULL ? 16.0 : 0.0;
     int code = stream_set_size(o, w->size)
                    ? CLI_DONE
@@ -193,18 +199,18 @@ static int take_options(stream_desk *desk) {
 /* What would be of no effect was meant for something. */
 static int refuse_idle(const stream_wish *w) {
     if (w->processes > 0 && !w->supervise) {
-        return cli_refuse("--processes is of --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
+        return cli_refuse("--processes needs --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
                           (long long)w->processes);
     }
     if (w->context > 0 && strcmp(w->recompute, "off") == 0) {
-        return cli_refuse("--context is of a recompute: give --recompute latent or anchor with it");
+        return cli_refuse("--context needs --recompute latent or anchor");
     }
     const char *of_page = w->address != NULL      ? "address"
                           : w->token != NULL      ? "token"
                           : w->token_file != NULL ? "token-file"
                           : w->record_to != NULL  ? "record-to"
                                                   : NULL;
-    return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s is of the page: give --serve with it", of_page);
+    return of_page == NULL || w->serve ? CLI_DONE : cli_refuse("--%s needs --serve", of_page);
 }
 
 /* --token, else the first line of --token-file, else CARRY_TOKEN, which like a file is hidden from other users. */

@@ -75,6 +75,7 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
     const carry_server_options options = {
         .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
     CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
+    desk->wish.port = carry_server_port(page->server); /* where it goes on after memory ran out */
     char line[160];
     const char *address = w->address != NULL ? w->address : "127.0.0.1";
     const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */

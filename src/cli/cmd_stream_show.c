@@ -96,6 +96,20 @@ void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
     (void)fflush(stdout);
 }
 
+/* From the arrival of a change to the first frame made with it; chunks: the same in periods of one. */
+static void print_json_prompts(const carry_stream_figures *f) {
+    const double n = (double)f->prompt_changes;
+    cli_json_number("prompt_s", n > 0.0 ? f->prompt_seconds : NAN);
+    cli_json_number("prompt_chunks", n > 0.0 ? f->prompt_chunks : NAN);
+    cli_json_integer("prompt_changes", (int64_t)f->prompt_changes);
+    cli_json_number("prompt_mean_s", n > 0.0 ? f->prompt_sum / n : NAN);
+    cli_json_number("prompt_most_s", n > 0.0 ? f->prompt_most : NAN);
+    cli_json_number("prompt_mean_chunks", f->prompt_chunks_sum / (double)f->prompt_timed);
+    cli_json_number("prompt_most_chunks", n > 0.0 ? f->prompt_chunks_most : NAN);
+    cli_json_integer("prompt_between_most", (int64_t)f->prompt_between_most);
+    cli_json_integer("prompt_steps_again", (int64_t)f->prompt_steps_again);
+}
+
 static void print_json(const stream_desk *desk) {
     const carry_stream_figures *f = &desk->figures;
     const carry_overlap_summary *o = &f->overlap;
@@ -105,7 +119,7 @@ static void print_json(const stream_desk *desk) {
     cli_json_integer("frames", (int64_t)f->frames);
     cli_json_number("fps", f->fps);
     cli_json_number("first_frame_s", f->first_frame_seconds);
-    cli_json_number("prompt_s", f->prompt_seconds > 0.0 ? f->prompt_seconds : NAN);
+    print_json_prompts(f);
     cli_json_number("gpu_used_bytes", f->gpu_total > 0.0 ? f->gpu_used : NAN);
     cli_json_number("gpu_total_bytes", f->gpu_total > 0.0 ? f->gpu_total : NAN);
     cli_json_integer("epoch", (int64_t)f->epoch);
@@ -157,6 +171,13 @@ static void print_table(const stream_desk *desk) {
                  (unsigned long long)f->stale_dropped);
     if (f->gpu_total > 0.0) {
         (void)printf("%.1f of %.1f GB of the GPU are used\n", 1e-9 * f->gpu_used, 1e-9 * f->gpu_total);
+    }
+    if (f->prompt_changes > 0) {
+        (void)printf("%llu change%s of the prompt shown after %s (%.2f chunks), at most %s (%.2f)\n",
+                     (unsigned long long)f->prompt_changes, f->prompt_changes == 1 ? "" : "s",
+                     carry_time_text(a, f->prompt_sum / (double)f->prompt_changes),
+                     f->prompt_timed > 0 ? f->prompt_chunks_sum / (double)f->prompt_timed : 0.0,
+                     carry_time_text(b, f->prompt_most), f->prompt_chunks_most);
     }
     if (!(period > 0.0)) {
         return;

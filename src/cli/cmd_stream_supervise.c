@@ -225,7 +225,7 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
         if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* nor would anybody read the next one's */
-            return cli_refuse("nobody reads what the stream prints: it is not started again");
+            return cli_refuse("the output of the stream has no reader any more: it is not restarted");
         }
         memory m;
         if (!has_streamed(ctx, state, &m) && WIFEXITED(how)) {

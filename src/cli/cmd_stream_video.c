@@ -12,13 +12,14 @@
 int stream_video_check(const stream_desk *desk) {
     const stream_wish *w = &desk->wish;
     if (!(w->strength > 0.0 && w->strength <= 1.0)) {
-        return cli_refuse("--strength %g: above 0 (the video as it is) up to 1 (nothing of it is left)", w->strength);
+        return cli_refuse("--strength %g: expected above 0 (keep the video) and at most 1 (keep nothing of it)",
+                          w->strength);
     }
     if (w->input == NULL) {
         return CLI_DONE;
     }
 #ifndef CARRY_HAVE_PAGE
-    return cli_refuse("--input %.200s: this carry was built without libjpeg, which video in needs", w->input);
+    return cli_refuse("--input %.200s: this carry was built without libjpeg, which video input needs", w->input);
 #else
     return w->batch > 0 ? cli_refuse("--input and --batch: a stream batch starts from noise") : CLI_DONE;
 #endif

@@ -26,16 +26,17 @@ typedef struct desk {
 static const cli_option *options_of(desk *d) {
     static cli_option options[11];
     const cli_option all[] = {
-        {"vocab", 0, CLI_NUMBER, &d->vocabulary, "N", "train: tokens, bytes and added ones included (4096)"},
-        {"output", 'o', CLI_TEXT, &d->output, "DIR", "train: where tokenizer.json goes (the folder tokenizer)"},
-        {"added", 0, CLI_TEXT, &d->added, "LIST", "train: added tokens, by commas (" CARRY_END_OF_TEXT ")"},
+        {"vocab", 0, CLI_NUMBER, &d->vocabulary, "N",
+         "train: number of tokens, including bytes and added tokens (4096)"},
+        {"output", 'o', CLI_TEXT, &d->output, "DIR", "train: folder for tokenizer.json (tokenizer)"},
+        {"added", 0, CLI_TEXT, &d->added, "LIST", "train: added tokens, separated by commas (" CARRY_END_OF_TEXT ")"},
         {"least", 0, CLI_NUMBER, &d->least, "N", "train: how often a pair must occur to be merged (2)"},
-        {"bytes", 0, CLI_FLAG, &d->bytes_only, NULL, "train: the 256 bytes alone; needs no text"},
-        {"binary", 0, CLI_FLAG, &d->binary, NULL, "train: take files that do not look like text"},
+        {"bytes", 0, CLI_FLAG, &d->bytes_only, NULL, "train: only the 256 bytes; needs no text"},
+        {"binary", 0, CLI_FLAG, &d->binary, NULL, "train: accept files that do not look like text"},
         {"text", 't', CLI_TEXT, &d->text, "TEXT", "encode: this text instead of files"},
-        {"as-text", 0, CLI_FLAG, &d->as_text, NULL, "encode: an added token in a text is text like any other"},
-        {"bare", 0, CLI_FLAG, &d->bare, NULL, "encode: without the tokens that the tokenizer puts around a text (<s>)"},
-        {"keep-special", 0, CLI_FLAG, &d->keep, NULL, "decode: with the special tokens"},
+        {"as-text", 0, CLI_FLAG, &d->as_text, NULL, "encode: treat added tokens as ordinary text"},
+        {"bare", 0, CLI_FLAG, &d->bare, NULL, "encode: omit the tokens that the tokenizer adds around a text (<s>)"},
+        {"keep-special", 0, CLI_FLAG, &d->keep, NULL, "decode: include special tokens"},
         {0},
     };
     memcpy(options, all, sizeof all);
@@ -302,14 +303,14 @@ static int refuse_unheeded(const desk *d, const char *action, int words) {
     const bool trains = strcmp(action, "train") == 0;
     const bool has_sizes = d->vocabulary >= 0 || d->least >= 0;
     if (!trains && (has_sizes || d->output != NULL || d->added != NULL || d->bytes_only || d->binary)) {
-        return cli_refuse("tokenizer %s has no use for --vocab, --output, --added, --least, --bytes or --binary",
+        return cli_refuse("tokenizer %s does not take --vocab, --output, --added, --least, --bytes or --binary",
                           action);
     }
     if (strcmp(action, "encode") != 0 && (d->text != NULL || d->as_text || d->bare)) {
-        return cli_refuse("--text, --as-text and --bare are of tokenizer encode, not of %s", action);
+        return cli_refuse("--text, --as-text and --bare are options of tokenizer encode, not of %s", action);
     }
     if (strcmp(action, "decode") != 0 && d->keep) {
-        return cli_refuse("--keep-special is of tokenizer decode, not of %s", action);
+        return cli_refuse("--keep-special is an option of tokenizer decode, not of %s", action);
     }
     if (d->bytes_only && (has_sizes || words > 0)) {
         return cli_refuse("--bytes learns nothing: it has no use for a text, --vocab or --least");
@@ -360,15 +361,16 @@ static int run(int count, char **arguments) {
 const cli_verb cli_tokenizer = {
     .name = "tokenizer",
     .arguments = "train|encode|decode ...",
-    .summary = "train a byte-level BPE tokenizer, and use one",
+    .summary = "train or use a BPE tokenizer",
     .details =
-        "train FILE...           learn merges from text files and folders; kept as tokenizer.json\n"
-        "encode TOKENIZER FILE...  the numbers of each file's tokens, a line for each (standard input: none named)\n"
-        "decode TOKENIZER N...     the text of these numbers (standard input: none given), byte for byte\n"
-        "show TOKENIZER            how many tokens and merges it has\n\n"
-        "TOKENIZER is a tokenizer.json of Hugging Face's, or the folder that holds it: BPE over bytes as GPT-2,\n"
-        "Llama 3, Qwen and OLMo have it, or over characters with byte_fallback as Llama 2 and Mistral. One with\n"
-        "parts that are not supported is refused, and the part named.",
+        "train FILE...             learn merges from text files and folders, and write tokenizer.json\n"
+        "encode TOKENIZER FILE...  print the token ids of each file on a line (without FILE: of standard input)\n"
+        "decode TOKENIZER N...     print the text of token ids, byte for byte (without N: from standard input)\n"
+        "show TOKENIZER            print the number of tokens and merges\n"
+        "\n"
+        "TOKENIZER is a tokenizer.json in the format of Hugging Face, or a folder that contains one: BPE over bytes,\n"
+        "as in GPT-2, Llama 3, Qwen and OLMo, or over characters with byte_fallback, as in Llama 2 and Mistral. A\n"
+        "tokenizer with parts that are not supported is refused with a message that names the part.",
     .example =
         "carry tokenizer train book.txt --vocab 4096 -o tokenizer && carry tokenizer encode tokenizer -t 'Hello'",
     .run = run,

@@ -29,12 +29,12 @@ static void list_options(typed *t, train_desk *desk) {
             key->argument, key->help};
     }
     const cli_option own[OWN] = {
-        {"config", 0, CLI_TEXT, &desk->config, "FILE", "these options from a YAML file: a line each, batch: 8"},
-        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
-        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
+        {"config", 0, CLI_TEXT, &desk->config, "FILE", "read these options from a YAML file, one per line (batch: 8)"},
+        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "continue the run in DIR (an argument, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: allow a folder with other files, or a link to one"},
         {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
-        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "keep nothing in the run store; holds on --resume too"},
-        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "name of the stored run; a series ends with a slash: sweep/"},
+        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "store nothing in the run store; also applies to --resume"},
+        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "name of the stored run; NAME/ numbers the runs of a series"},
         CLI_DEVICE_OPTION(&desk->device),
         {0},
     };
@@ -107,7 +107,7 @@ static int add_data(train_desk *desk, int count, char **words) {
     size_t used = strlen(data);
     for (int i = 0; i < count; i++) {
         if (strchr(words[i], '\n') != NULL || used + strlen(words[i]) + 2 > sizeof desk->options.data) {
-            return cli_refuse("the paths of the texts are too long, or one has a line end in it");
+            return cli_refuse("the paths of the texts are too long, or one contains a newline");
         }
         used += (size_t)snprintf(data + used, sizeof desk->options.data - used, "%s%s", used > 0 ? "\n" : "", words[i]);
     }
@@ -320,7 +320,7 @@ static int run(int count, char **arguments) {
         goto done;
     }
     if (desk->resume && words > 1) {
-        (void)cli_refuse("--resume takes one folder, and %d words are there", words);
+        (void)cli_refuse("--resume takes one folder, not %d", words);
         goto done;
     }
     if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
@@ -353,18 +353,18 @@ const cli_verb cli_train = {
     .arguments = "--data FILE | --task NAME | dit",
     .summary = "train a language model (Gated DeltaNet, DeltaNet), or the video transformer of the demo",
     .details =
-        "Learns a text (files and folders) or a synthetic task, and keeps checkpoints: folders step-N as Hugging Face\n"
-        "lays models out, with the optimizer's state beside; latest points to the newest. Alone with --data it trains\n"
-        "a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of 2 to 4 M parameters, in some two minutes on two\n"
-        "cores, and keeps the last twentieth of the text back to be evaluated with.\n"
+        "Trains on text (files and folders) or on a synthetic task, and writes checkpoints: folders step-N in the\n"
+        "format of Hugging Face, with the state of the optimizer; latest points to the newest. With --data alone it\n"
+        "trains a tokenizer of 512 to 4096 tokens and a Gated DeltaNet of 2 to 4 M parameters, in about two minutes\n"
+        "on two cores, and holds out the last twentieth of the text for evaluation.\n"
         "\n"
-        "--resume DIR goes on where a run stopped, was interrupted (Ctrl-C finishes the step and saves) or killed: to\n"
-        "the same bits on the same ranks. Options given with it win over those it was started with.\n"
+        "--resume DIR continues a run that stopped, was interrupted (Ctrl-C finishes the step and saves) or was\n"
+        "killed, with the same bits on the same ranks. Options given with it override the stored ones.\n"
         "\n"
-        "carry --ranks N train ... and mpirun -n N carry train ... share each batch among N ranks, or with\n"
-        "--sequence-ranks P each row among P of them. MFU is of the fastest large product, measured at the start.\n"
+        "carry --ranks N train ... and mpirun -n N carry train ... divide each batch among N ranks; --sequence-ranks\n"
+        "P splits each row over P of them. MFU is relative to the fastest large product, measured at the start.\n"
         "\n"
-        "carry train dit ... trains a causal video transformer on moving shapes: carry train dit --help.",
+        "carry train dit ... trains a causal video transformer on moving shapes: see carry train dit --help.",
     .example = "carry train --data book.txt --steps 250 --out trained/book",
     .support = {.cpu = "f32 bf16 f16",
                 .cuda = "f32 bf16 f16",

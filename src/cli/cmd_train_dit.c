@@ -34,14 +34,14 @@ static void list_options(dit_desk *desk) {
         desk->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &desk->text[i], key->argument, key->help};
     }
     const cli_option own[OWN] = {
-        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "go on with the run in DIR (a word, or --out)"},
-        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: into a folder with other files, or a link to one"},
-        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "evaluate the model in DIR (a word, or --out) and train nothing"},
-        {"forms", 0, CLI_NUMBER, &desk->forms, "N", "of --eval: forms that are asked for, 1 to 3 (3)"},
-        {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "of --eval: chunks of each prompt's stream (8)"},
+        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "continue the run in DIR (an argument, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: allow a folder with other files, or a link to one"},
+        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "evaluate the model in DIR (an argument, or --out) without training"},
+        {"forms", 0, CLI_NUMBER, &desk->forms, "N", "--eval: forms to ask for, 1 to 3 (3)"},
+        {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "--eval: chunks to stream for each prompt (8)"},
         {"second-prompt", 0, CLI_FLAG, &desk->second_prompt, NULL,
-         "with --eval: then as many chunks of another prompt, without a cut"},
-        {"show", 0, CLI_TEXT, &desk->show, "DIR", "of --eval: frames of each prompt as a strip there, PPM"},
+         "--eval: followed by as many chunks of another prompt, without a cut"},
+        {"show", 0, CLI_TEXT, &desk->show, "DIR", "--eval: write frames of each prompt there as a strip (PPM)"},
         CLI_DEVICE_OPTION(&desk->device),
         {0},
     };
@@ -360,7 +360,7 @@ static int train(dit_desk *desk) {
 
 static int prepare(dit_desk *desk, int words, char **arguments) {
     if (words > 1) {
-        return cli_refuse("train dit takes one folder, and %d words are there", words);
+        return cli_refuse("train dit takes one folder, not %d", words);
     }
     int code = CLI_DONE;
     for (int i = 0; carry_dit_train_keys[i].name != NULL && words == 0; i++) {
@@ -374,8 +374,8 @@ static int prepare(dit_desk *desk, int words, char **arguments) {
         return cli_refuse("--%s", carry_ctx_error(desk->ctx));
     }
     if ((desk->resume || desk->eval) && words == 0) {
-        return cli_refuse("%s needs the run's folder: carry train dit %s DIR", desk->resume ? "--resume" : "--eval",
-                          desk->resume ? "--resume" : "--eval");
+        return cli_refuse("%s needs the folder of the run: carry train dit %s DIR",
+                          desk->resume ? "--resume" : "--eval", desk->resume ? "--resume" : "--eval");
     }
     code = desk->resume ? take_checkpoint(desk) : code;
     if (desk->eval && !desk->resume) {
@@ -427,14 +427,15 @@ const cli_verb cli_train_dit = {
     .arguments = "[DIR]",
     .summary = "train a causal video transformer on moving coloured shapes",
     .details =
-        "Draws videos of moving shapes with captions, encodes them by the dct codec, and trains a transformer of\n"
-        "Wan2.1's shape by flow matching, chunk after chunk as a stream sees them. DIR gets the model (config.json,\n"
-        "model.safetensors: the running average of weights), and step-N folders from which --resume goes on.\n"
+        "Draws videos of moving shapes with captions, encodes them with the dct codec, and trains a transformer with\n"
+        "the architecture of Wan2.1 by flow matching, chunk by chunk as in a stream. DIR receives the model\n"
+        "(config.json, and model.safetensors with the running average of the weights) and step-N folders, from which\n"
+        "--resume continues.\n"
         "\n"
-        "--eval DIR streams every colour in every direction by the few-step sampler over the cache and looks at the\n"
-        "pixels: exit 0 when all show what the prompt says.\n"
+        "--eval DIR streams every colour in every direction with the few-step sampler over the cache and checks the\n"
+        "pixels: exits with 0 if all videos show what their prompt says.\n"
         "\n"
-        "carry --ranks N train dit ... shares the videos of a step among N ranks.",
+        "carry --ranks N train dit ... divides the videos of a step among N ranks.",
     .example = "carry train dit --steps 3000 --batch 32 --out trained/shapes",
     .support = {.cpu = "f32", .cuda = "f32", .cpu_backward = "f32", .cuda_backward = "f32", .ranks = "cpu"},
     .on_ranks = true,

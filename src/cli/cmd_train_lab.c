@@ -146,7 +146,7 @@ void train_store_started(train_desk *desk, const carry_train_start *start) {
                                  .device = cli_device_name(device, start->lm->ctx, start->lm->own.device),
                                  .spec = text.failed ? NULL : text.bytes};
     if (carry_store_used(desk->store, desk->run, &used) != CARRY_OK) {
-        (void)cli_refuse("the run store has no options of this run: %s", carry_ctx_error(desk->ctx));
+        (void)cli_refuse("the options of this run could not be stored: %s", carry_ctx_error(desk->ctx));
     }
     carry_json_text_free(&text);
 }
@@ -158,7 +158,7 @@ void train_store_metric(train_desk *desk, int64_t step, const char *name, double
     }
     if (carry_store_metric(desk->store, desk->run, step, name, value) != CARRY_OK) {
         desk->store_failed = true;
-        (void)cli_refuse("from step %lld on the run store gets nothing: %s", (long long)step,
+        (void)cli_refuse("from step %lld on nothing is stored in the run store: %s", (long long)step,
                          carry_ctx_error(desk->ctx));
     }
 }

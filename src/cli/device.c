@@ -1,10 +1,19 @@
-/* --device. */
+/* --device and --dtype. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "bench/collective.h"
 #include "cli/ranks.h"
 #include "core/error.h"
+#include "core/tensor.h"
+
+int cli_dtype(const char *text, carry_dtype *dtype) {
+    char shown[64];
+    if (text != NULL && (carry_dtype_parse(dtype, text) != CARRY_OK || !carry_dtype_is_real(*dtype))) {
+        return cli_refuse("--dtype '%s': expected f32, bf16 or f16", cli_shown(shown, text));
+    }
+    return CLI_DONE;
+}
 
 int cli_device(carry_ctx *ctx, const char *text, int *device) {
     carry_status status = CARRY_OK;

@@ -33,6 +33,7 @@ static const char *const topologies[TOPOLOGIES] = {"pipeline", "mesh"};
 typedef struct record {
     int streams;
     double score[KEPT], slower[KEPT];
+    double denoise[KEPT], recompute[KEPT], clean[KEPT], decode[KEPT];
     double memory; /* most bytes that the process held after a chunk */
 } record;
 
@@ -105,7 +106,7 @@ static carry_status read_recompute(carry_ctx *ctx, carry_pipeline_options *o, ca
                           problem->text);
     }
     if (mode == CARRY_RECOMPUTE_OFF && context > 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "context%lld in '%s': without a recompute there is none",
+        return carry_fail(ctx, CARRY_EARGUMENT, "context%lld in '%s': it needs recompute=latent or anchor",
                           (long long)context, problem->text);
     }
     stream_set_recompute(o, (carry_recompute)mode, context);
@@ -337,6 +338,10 @@ static carry_status time_run(void *given, double *seconds) {
     const carry_overlap_summary *o = &s.figures.overlap;
     to->score[to->streams % KEPT] = o->score;
     to->slower[to->streams % KEPT] = fmax(o->stage0, o->stage1);
+    to->denoise[to->streams % KEPT] = o->denoise;
+    to->recompute[to->streams % KEPT] = o->recompute;
+    to->clean[to->streams % KEPT] = o->clean;
+    to->decode[to->streams % KEPT] = o->decode;
     to->memory = fmax(to->memory, s.memory);
     to->streams++;
     *seconds = o->period;
@@ -370,6 +375,10 @@ static carry_counts counts(const void *given) {
         .workspace = of->memory,
         .overlap = median_of(of->score, count),
         .slower_stage = median_of(of->slower, count),
+        .denoise = median_of(of->denoise, count),
+        .recompute = median_of(of->recompute, count),
+        .clean = median_of(of->clean, count),
+        .decode = median_of(of->decode, count),
     };
 }
 

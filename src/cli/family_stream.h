@@ -1,4 +1,4 @@
-/* The problem family that joins the lab with streaming; main registers it. */
+/* The problem family that connects the lab and streaming; main registers it. */
 #ifndef CARRY_CLI_FAMILY_STREAM_H
 #define CARRY_CLI_FAMILY_STREAM_H
 

@@ -1,4 +1,4 @@
-/* The problem family that joins the lab with training; main registers it. */
+/* The problem family that connects the lab and training; main registers it. */
 #ifndef CARRY_CLI_FAMILY_TRAIN_H
 #define CARRY_CLI_FAMILY_TRAIN_H
 

@@ -89,8 +89,8 @@ static void print_usage(FILE *to) {
     (void)fprintf(to, "\nBefore the verb, or after it:\n"
                       "  --threads N, --json, --seed N, --wisdom FILE, --kernels NAME, --verbose, --help\n"
                       "Before the verb only:\n"
-                      "  --ranks N  on N ranks, threads of this process (mpirun -n N carry VERB: processes)\n"
-                      "  --processes N  on N ranks, processes of this machine that carry starts, without MPI\n"
+                      "  --ranks N  run on N ranks, as threads of this process (mpirun -n N carry VERB: processes)\n"
+                      "  --processes N  run on N ranks, as processes on this machine without MPI\n"
                       "  --version  print the version\n"
                       "\ncarry VERB --help explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
@@ -113,8 +113,7 @@ static int refuse_verb(const char *name) {
         carry_nearest_offer(&near, cli_verbs[i]->name);
     }
     if (name[0] == '-') {
-        return cli_refuse("'%s' is no option of every verb: it goes after its verb (carry --help)",
-                          cli_shown(shown, name));
+        return cli_refuse("'%s' is not a common option: it goes after its verb (carry --help)", cli_shown(shown, name));
     }
     return cli_refuse("there is no verb '%s'%s (carry --help lists them)", cli_shown(shown, name),
                       carry_nearest_hint(hint, &near, ""));
@@ -183,9 +182,14 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     const char *name = arguments[1];
+    if (processes > 0 && cli_ranks_asked() > 0) {
+        return cli_refuse("--ranks and --processes both say how many ranks there are: give one");
+    }
     if (processes > 0 && cli_process_rank() < 0) {
-        return cli_ranks_asked() > 0 ? cli_refuse("--ranks and --processes both say how many ranks there are: give one")
-                                     : cli_processes_run(processes, arguments);
+        return cli_processes_run(processes, arguments);
+    }
+    if (processes > 0 && cli_processes_check(processes) != CLI_DONE) {
+        return CLI_IMPOSSIBLE;
     }
     if (cli_common_takes(name) > 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);

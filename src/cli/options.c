@@ -141,11 +141,12 @@ static void list_common(cli_option all[COMMON], cli_common *common, bool on_rank
     const cli_option list[COMMON] = {
         {"json", 0, CLI_FLAG, &common->json, NULL, "one JSON object per line"},
         {"threads", 0, CLI_NUMBER, &common->threads, "N", "threads to use (every core)"},
-        {"kernels", 0, CLI_TEXT, &common->kernels, "NAME", "kernels to use (the fastest here; carry list kernels)"},
-        {"wisdom", 0, CLI_TEXT, &common->wisdom, "FILE", "file of earlier measurements; none: keep nothing"},
+        {"kernels", 0, CLI_TEXT, &common->kernels, "NAME", "kernels to use (the fastest; see carry list kernels)"},
+        {"wisdom", 0, CLI_TEXT, &common->wisdom, "FILE",
+         "file that keeps measured rates and plans; none: keep nothing"},
         {"seed", 0, CLI_NUMBER, &common->seed, "N", "seed of the random inputs (1)"},
-        {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "say what was chosen and why; twice: more"},
-        {"help", 'h', CLI_FLAG, &common->help, NULL, "this text"},
+        {"verbose", 'v', CLI_COUNT, &common->verbose, NULL, "print what was chosen and why; twice for more"},
+        {"help", 'h', CLI_FLAG, &common->help, NULL, "print this text"},
         {on_ranks ? "deadline" : NULL, 0, CLI_SECONDS, &common->deadline, "S", "seconds to wait for another rank (60)"},
         {0},
     };
@@ -220,7 +221,7 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank) {
         wisdom = NULL;
     }
     if (common->threads > 1024) {
-        (void)cli_refuse("--threads %lld is more than the 1024 that a context takes", (long long)common->threads);
+        (void)cli_refuse("--threads %lld: expected at most 1024", (long long)common->threads);
         return NULL;
     }
     carry_ctx *ctx;

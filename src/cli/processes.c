@@ -8,20 +8,26 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "cli/ranks.h"
 #include "comm/ranks.h"
+#include "core/clock.h"
+
+#define PARTING 20.0 /* seconds */
 
 static pid_t started[CARRY_RANKS];
 static volatile sig_atomic_t running;
 
-/* Ranks have process groups of their own: each signal reaches them once, from here. A second ends them at once. */
+/* Ranks have process groups of their own: each signal reaches them once, from here. A second ends them at once. One
+   that is stopped gets it when it goes on. */
 static void pass_on(int signal_number) {
     const int before = errno;
     for (int r = 0; r < running; r++) {
         if (started[r] > 0) {
             (void)kill(started[r], signal_number);
+            (void)kill(started[r], SIGCONT);
         }
     }
     errno = before;
@@ -45,7 +51,7 @@ static void become(int rank, int size, const char *folder, char **arguments, pid
     (void)snprintf(number, sizeof number, "%d", rank);
     (void)snprintf(count, sizeof count, "%d", size);
     (void)setpgid(0, 0);
-    (void)prctl(PR_SET_PDEATHSIG, SIGTERM); /* they do not outlive the one that was typed */
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* they do not outlive the one that was typed, not even stopped */
     (void)sigprocmask(SIG_SETMASK, mask, NULL);
     const int nothing = rank > 0 ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
     if (nothing >= 0) {
@@ -63,18 +69,56 @@ static int code_of(int status) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+/* Seconds that ranks have after one has failed: their deadline, by which they end themselves, and some for the end. */
+static double patience_of(char **arguments) {
+    double deadline = CARRY_COMM_DEADLINE;
+    for (int i = 1; arguments[i] != NULL; i++) {
+        const bool apart = strcmp(arguments[i], "--deadline") == 0 && arguments[i + 1] != NULL;
+        if (apart || strncmp(arguments[i], "--deadline=", 11) == 0) {
+            deadline = strtod(apart ? arguments[i + 1] : arguments[i] + 11, NULL);
+        }
+    }
+    return (deadline > 0.0 ? deadline : 0.0) + PARTING;
+}
+
+/* As wait, until then at most: 0. One that is stopped does not end at its deadline. */
+static pid_t wait_until(int *status, double until) {
+    pid_t which;
+    while ((which = waitpid(-1, status, until > 0.0 ? WNOHANG : 0)) == 0 && carry_seconds() < until) {
+        (void)nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+    }
+    return which;
+}
+
+static void kill_rest(int count) {
+    for (int r = 0; r < count; r++) {
+        if (started[r] > 0) {
+            (void)fprintf(stderr, "carry: rank %d does not end after another has failed (is it stopped?): killed\n", r);
+            (void)kill(started[r], SIGKILL);
+        }
+    }
+}
+
 /* One that was ended by a signal says nothing itself. */
-static int wait_for(int count) {
+static int wait_for(int count, double patience) {
     int worst = CLI_DONE;
+    double until = 0.0;
     for (int left = count; left > 0; left--) {
         int status = 0;
-        pid_t which = wait(&status);
-        if (which < 0 && errno == EINTR) {
+        pid_t which = wait_until(&status, until);
+        if (which == 0 || (which < 0 && errno == EINTR)) {
+            if (which == 0) {
+                kill_rest(count);
+                until = 0.0;
+            }
             left++;
             continue;
         }
         if (which < 0) {
             return CLI_IMPOSSIBLE;
+        }
+        if (worst == CLI_DONE && code_of(status) != CLI_DONE) {
+            until = carry_seconds() + patience;
         }
         for (int r = 0; r < count; r++) {
             if (started[r] == which && WIFSIGNALED(status)) {
@@ -132,7 +176,7 @@ int cli_processes_run(int processes, char **arguments) {
     }
     running = count;
     (void)sigprocmask(SIG_SETMASK, &mask, NULL);
-    const int worst = wait_for(count);
+    const int worst = wait_for(count, patience_of(arguments));
     remove_folder(folder);
     return worst > code ? worst : code;
 }

@@ -148,6 +148,15 @@ int cli_refuse_ranks(const char *what) {
     return cli_refuse("%s does not run on ranks: %s %s", what, names, count == 1 ? "does" : "do");
 }
 
+int cli_processes_check(int processes) {
+    if (launch.meets && launch.size == processes) {
+        return CLI_DONE;
+    }
+    return cli_refuse("--processes %d, but %s has started this process as a rank already: leave --processes out, or "
+                      "start carry without %s",
+                      processes, launch.launcher, launch.launcher);
+}
+
 int cli_ranks_check(const cli_verb *verb) {
     const cli_ranks_kind kind = cli_ranks_kind_of();
     if (kind != CLI_RANKS_ALONE && !verb->on_ranks) {

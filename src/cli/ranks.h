@@ -1,5 +1,5 @@
-/* The ranks that a verb's work runs on, found out without a flag: this process alone, threads of it (carry --ranks N),
-   or the processes that mpirun, srun or carry --processes N started, of which this is one. */
+/* The ranks that a verb runs on, detected without an option: this process alone, its threads (carry --ranks N), or
+   the processes that mpirun, srun or carry --processes N started, of which this is one. */
 #ifndef CARRY_CLI_RANKS_H
 #define CARRY_CLI_RANKS_H
 
@@ -29,6 +29,8 @@ void cli_set_ranks(int ranks); /* --ranks N */
 /* Starts this program again as so many processes, with these arguments and a folder to meet in, and waits for them: the
    exit code, the worst of theirs. */
 int cli_processes_run(int processes, char **arguments);
+/* --processes in a process that is a rank: right where it is one of those, refused where another launcher made it. */
+int cli_processes_check(int processes);
 
 /* Threads for a rank's context: its share of the machine, or of --threads where the ranks are threads. 0: all. */
 int cli_threads_of_rank(const cli_common *common, int rank);

@@ -66,9 +66,7 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
         (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
         if (access(folder, F_OK) != 0 && errno == ENOENT) {
             return carry_fail(ctx, CARRY_ENOTFOUND,
-                              "there is no folder %s: a model is one, with config.json and its "
-                              "weights",
-                              folder);
+                              "there is no folder %s: a model is a folder with config.json and weights", folder);
         }
         struct stat about;
         if (stat(folder, &about) == 0 && !S_ISDIR(about.st_mode) && !carry_weights_is_file(folder)) {
@@ -82,7 +80,7 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
                              "a .safetensors file of it (docs/streaming.md)",
                              folder)
                        : carry_fail(ctx, CARRY_EARGUMENT,
-                                    "%s is not a folder: a model is one, with config.json and its weights", folder);
+                                    "%s is not a folder: a model is a folder with config.json and weights", folder);
         }
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {

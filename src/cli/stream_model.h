@@ -1,4 +1,4 @@
-/* What carry stream and problems stream:... share: which model, and what it brings to a pipeline. */
+/* What carry stream and the problems stream:... share: the model, and what it contributes to a pipeline. */
 #ifndef CARRY_CLI_STREAM_MODEL_H
 #define CARRY_CLI_STREAM_MODEL_H
 

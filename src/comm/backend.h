@@ -92,7 +92,7 @@ struct carry_comm {
 };
 
 extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_processes,
-    carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_staged;
+    carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_aware, carry_comm_staged;
 
 /* NULL: there is none of this name in this build. */
 const carry_comm_kind *carry_comm_find(const char *name);
@@ -142,6 +142,9 @@ void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_red
    stream. */
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
                                            carry_reduce_type type, carry_reduce reduce);
+
+/* mpi.c, once MPI has started: does it take memory of GPUs? which: "Open MPI v4.1.4 (UCX)". */
+bool carry_mpi_takes_gpus(char *which, size_t size);
 
 /* Compares version, build and agreement string. */
 carry_status carry_comm_handshake(carry_comm *comm, const char *agreement);

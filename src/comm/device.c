@@ -16,9 +16,8 @@ typedef struct place {
     char host[HOST], gpu[CARRY_DEVICE_IDENTITY];
 } place;
 
-/* Has every rank a GPU that no other rank has? Numbers do not tell: launchers show every process its own as the first.
- */
-static carry_status all_differ(carry_comm *over, int device, bool *differ) {
+/* The most ranks that have the same one. Numbers do not tell: launchers show every process its own as the first. */
+static carry_status count_sharing(carry_comm *over, int device, int *most) {
     const int size = carry_comm_size(over);
     place mine;
     place *all = calloc((size_t)size, sizeof *all);
@@ -31,14 +30,21 @@ static carry_status all_differ(carry_comm *over, int device, bool *differ) {
         (void)snprintf(mine.gpu, sizeof mine.gpu, "device %d", device); /* opening says what is wrong with it */
     }
     const carry_status status = carry_all_gather(over, all, &mine, sizeof mine);
-    *differ = true;
+    *most = 1;
     for (int i = 0; i < size; i++) {
-        for (int j = 0; j < i; j++) {
-            *differ = *differ && memcmp(&all[i], &all[j], sizeof *all) != 0;
+        int same = 0;
+        for (int j = 0; j < size; j++) {
+            same += memcmp(&all[i], &all[j], sizeof *all) == 0;
         }
+        *most = same > *most ? same : *most;
     }
     free(all);
     return status;
+}
+
+carry_status carry_comm_sharing(carry_comm *comm, int *most) {
+    *most = 1;
+    return comm->wire->device > 0 ? count_sharing(carry_comm_host(comm), comm->wire->device, most) : CARRY_OK;
 }
 
 #ifndef CARRY_HAVE_CUDA
@@ -62,11 +68,11 @@ int carry_comm_device(const carry_comm *comm) {
 }
 
 /* Did all ranks open it? Where one did not, none has it afterwards, and the reasons are in the log. */
-static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status own, bool *opened) {
+static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status own, const char *what, bool *opened) {
     int64_t worst = (int64_t)own;
     if (own != CARRY_OK) {
-        carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "NCCL is gone around: %s",
-                  carry_ctx_error(over->ctx));
+        carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "%s is gone around: %s",
+                  what, carry_ctx_error(over->ctx));
     }
     const carry_status status = carry_all_reduce(over, &worst, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
     *opened = status == CARRY_OK && worst == CARRY_OK;
@@ -86,8 +92,10 @@ carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int dev
     if (way != NULL && !is_nccl) {
         return carry_comm_open(over->ctx, comm, way, &options);
     }
-    bool differ = false, opened = false;
-    CARRY_TRY(all_differ(over, device, &differ));
+    bool opened = false;
+    int sharing = 1;
+    CARRY_TRY(count_sharing(over, device, &sharing));
+    const bool differ = sharing == 1;
     if (is_nccl && !differ) {
         return carry_fail(over->ctx, CARRY_EUNSUPPORTED,
                           "\"nccl\" needs a GPU for every rank, and some of %d ranks share one: use \"%s\"",
@@ -98,7 +106,7 @@ carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int dev
     }
     if (differ && carry_comm_size(over) > 1 && carry_comm_find("nccl") != NULL) {
         const carry_status status = carry_comm_open(over->ctx, comm, "nccl", &options);
-        CARRY_TRY(all_opened(over, comm, status, &opened)); /* it may not be installed, or fail at its start */
+        CARRY_TRY(all_opened(over, comm, status, "NCCL", &opened)); /* it may not be installed, or fail at its start */
         if (opened) {
             return CARRY_OK;
         }
@@ -107,6 +115,13 @@ carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int dev
         const carry_status status = carry_comm_open(over->ctx, comm, "ipc", &options);
         if (status != CARRY_EUNSUPPORTED) { /* which every rank says: several machines, or a driver without it */
             return status;
+        }
+    }
+    if (strcmp(kind, "mpi") == 0) {
+        const carry_status status = carry_comm_open(over->ctx, comm, "mpi-gpu", &options);
+        CARRY_TRY(all_opened(over, comm, status, "a CUDA-aware MPI", &opened));
+        if (opened) {
+            return CARRY_OK;
         }
     }
     return carry_comm_open(over->ctx, comm, threads ? "peer" : "staged", &options);

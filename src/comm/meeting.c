@@ -1,4 +1,5 @@
-/* A rank listens at a socket of its own name, calls all ranks below it, and waits for the calls of those above. */
+/* A rank listens at a socket of its own name, calls all ranks below it, and waits for the calls of those above. Who has
+   called and said nothing yet is waited for beside everybody else: a silent caller holds nobody up. */
 #include "comm/meeting.h"
 
 #include <errno.h>
@@ -93,32 +94,58 @@ static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int p
                                                                                  : failed(ctx, "a rank hung up");
 }
 
-static bool is_ready(int line, double until) {
+/* lines[0] listens; the others have called and not said who they are. */
+typedef struct callers {
+    struct pollfd lines[1 + CARRY_RANKS];
+    int count;
+} callers;
+
+/* Until somebody calls or says something. */
+static bool is_ready(callers *c, double until) {
     for (;;) {
         const double left = until - carry_seconds();
-        struct pollfd polled = {.fd = line, .events = POLLIN};
-        const int count = poll(&polled, 1, left > 0 ? (left < 1e3 ? (int)(1e3 * left) + 1 : 1000000) : 0);
+        const int count =
+            poll(c->lines, (nfds_t)c->count, left > 0 ? (left < 1e3 ? (int)(1e3 * left) + 1 : 1000000) : 0);
         if (count > 0 || left <= 0) {
             return count > 0;
         }
     }
 }
 
-/* A rank above this one calls; anybody else is hung up on. */
-static carry_status answer(carry_ctx *ctx, int listening, int *sockets, int rank, int size, double until) {
-    int32_t peer = -1;
-    const int line = accept4(listening, NULL, NULL, SOCK_CLOEXEC);
+static void forget(callers *c, int index) {
+    memmove(c->lines + index, c->lines + index + 1, (size_t)(c->count - index - 1) * sizeof c->lines[0]);
+    c->count--;
+}
+
+/* Where there is no room for one more, the one that has been silent longest is hung up on. */
+static carry_status answer(carry_ctx *ctx, callers *c) {
+    const int line = accept4(c->lines[0].fd, NULL, NULL, SOCK_CLOEXEC);
     if (line < 0) {
         return errno == EINTR || errno == ECONNABORTED ? CARRY_OK : failed(ctx, "a call cannot be answered");
     }
-    if (!is_ours(line) || !is_ready(line, until) ||
-        recv(line, &peer, sizeof peer, MSG_DONTWAIT) != (ssize_t)sizeof peer || peer <= rank || peer >= size ||
-        sockets[peer] >= 0) {
+    if (!is_ours(line)) {
         (void)close(line);
         return CARRY_OK;
     }
-    sockets[peer] = line;
+    if (c->count == 1 + CARRY_RANKS) {
+        (void)close(c->lines[1].fd);
+        forget(c, 1);
+    }
+    c->lines[c->count++] = (struct pollfd){.fd = line, .events = POLLIN};
     return CARRY_OK;
+}
+
+/* One of them says who it is: a rank above this one, or it is hung up on. */
+static void listen_to(callers *c, int index, int *sockets, int rank, int size) {
+    int32_t peer = -1;
+    const int line = c->lines[index].fd;
+    forget(c, index);
+    if (recv(line, &peer, sizeof peer, MSG_DONTWAIT) != (ssize_t)sizeof peer || peer <= rank || peer >= size ||
+        sockets[peer] >= 0) {
+        (void)close(line);
+        return;
+    }
+    sockets[peer] = line;
 }
 
 static int first_missing(const int *sockets, int rank, int size) {
@@ -135,13 +162,25 @@ static carry_status meet(carry_ctx *ctx, int listening, int *sockets, int rank, 
     for (int peer = 0; peer < rank; peer++) {
         CARRY_TRY(call(ctx, &sockets[peer], joined, rank, peer, until, deadline));
     }
-    for (int peer = first_missing(sockets, rank, size); peer >= 0; peer = first_missing(sockets, rank, size)) {
-        if (!is_ready(listening, until)) {
-            return missing(ctx, peer, deadline);
+    callers c = {.lines = {{.fd = listening, .events = POLLIN}}, .count = 1};
+    carry_status status = CARRY_OK;
+    for (int peer; status == CARRY_OK && (peer = first_missing(sockets, rank, size)) >= 0;) {
+        if (!is_ready(&c, until)) {
+            status = missing(ctx, peer, deadline);
         }
-        CARRY_TRY(answer(ctx, listening, sockets, rank, size, until));
+        for (int i = c.count - 1; i > 0 && status == CARRY_OK; i--) {
+            if (c.lines[i].revents != 0) {
+                listen_to(&c, i, sockets, rank, size);
+            }
+        }
+        if (status == CARRY_OK && c.lines[0].revents != 0) {
+            status = answer(ctx, &c);
+        }
     }
-    return CARRY_OK;
+    for (int i = 1; i < c.count; i++) {
+        (void)close(c.lines[i].fd);
+    }
+    return status;
 }
 
 carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {

@@ -9,6 +9,7 @@
    rank died inside it, the process ends with a message. MPI_Finalize has no deadline of ours. */
 #include <mpi.h>
 
+#include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
 #include <sched.h>
@@ -181,6 +182,24 @@ static carry_status start(carry_ctx *ctx, double deadline) {
                           (1 << (CARRY_TAG_BITS + CARRY_GROUP_BITS)) - 1);
     }
     return CARRY_OK;
+}
+
+/* Open MPI and MPICH have a function that answers, in some builds; UCX is a library that they have loaded or not. */
+bool carry_mpi_takes_gpus(char *which, size_t size) {
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "this MPI";
+    const char *told = getenv("CARRY_MPI_CUDA");
+    int length = 0;
+    int (*ask)(void) = NULL;
+    void *found = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
+    void *ucx = dlopen("libucp.so.0", RTLD_NOLOAD | RTLD_LAZY);
+    memcpy(&ask, &found, sizeof ask); /* a function's address, which C does not convert */
+    if (ucx != NULL) {
+        (void)dlclose(ucx);
+    }
+    MPI_Get_library_version(version, &length);
+    version[strcspn(version, ",\n\t:")] = '\0';
+    (void)snprintf(which, size, "%.60s (%s)", version, ucx != NULL ? "UCX" : "without UCX");
+    return told != NULL && (told[0] == '0' || told[0] == '1') ? told[0] == '1' : ask != NULL && ask() == 1;
 }
 
 /* False when time is up first. */

@@ -39,9 +39,13 @@ carry_comm *carry_comm_host(carry_comm *comm);
 int carry_comm_device(const carry_comm *comm); /* whose memory it moves; 0: the CPU's */
 
 /* Over the ranks of `over`, a communicator for memory of a GPU, by the best way that there is: "nccl" where every rank
-   has a GPU of its own and the library is here, "peer" for threads of one process, else "staged". way NULL: so chosen;
+   has a GPU of its own and the library is here, "peer" for threads of one process, "ipc" for processes of one machine,
+   "mpi-gpu" where MPI takes memory of GPUs, else "staged". way NULL: so chosen;
    or one of them. A collective; both are freed by the caller, the new one first. */
 carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int device, const char *way);
+
+/* The most ranks that have the same GPU; 1 on the CPU. A collective. */
+carry_status carry_comm_sharing(carry_comm *comm, int *most);
 
 /* From now on collectives of this rank fail at once with this reason, which is borrowed; messages go on. NULL: no more.
    For those who share a communicator and must not wait for each other in it. */

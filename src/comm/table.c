@@ -11,7 +11,7 @@ static const carry_comm_kind *const kinds[] = {
 #ifdef CARRY_HAVE_MPI
     &carry_comm_mpi,
 #endif
-    &carry_comm_processes, &carry_comm_peer,         &carry_comm_ipc, &carry_comm_staged,
+    &carry_comm_processes, &carry_comm_peer,         &carry_comm_ipc, &carry_comm_aware, &carry_comm_staged,
 #ifdef CARRY_HAVE_NCCL
     &carry_comm_nccl,
 #endif

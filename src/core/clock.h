@@ -1,4 +1,4 @@
-/* The monotonic clock, and times in words. */
+/* The monotonic clock, and times formatted as text. */
 #ifndef CARRY_CORE_CLOCK_H
 #define CARRY_CORE_CLOCK_H
 

@@ -1,4 +1,5 @@
-/* The inside of a context. Floors above keep what they own for a context in a slot, so core need not know of them. */
+/* The inside of a context. Each layer above core keeps its data for a context in a slot, so core does not depend on
+   them. */
 #ifndef CARRY_CORE_CONTEXT_H
 #define CARRY_CORE_CONTEXT_H
 

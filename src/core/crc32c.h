@@ -1,4 +1,4 @@
-/* CRC-32C (Castagnoli), two ways that agree. */
+/* CRC-32C (Castagnoli), in two implementations that agree. */
 #ifndef CARRY_CORE_CRC32C_H
 #define CARRY_CORE_CRC32C_H
 

@@ -1,4 +1,4 @@
-/* Small files, read and written so that nothing is lost. */
+/* Reading and writing small files without losing data. */
 #ifndef CARRY_CORE_FILE_H
 #define CARRY_CORE_FILE_H
 

@@ -1,6 +1,6 @@
-/* The operator that this thread is in, for profiles of GPUs: what it launches is told by its name and by the line of
-   the source that entered it. Set where operators are entered, never reset: what follows an operator's last launch
-   launches nothing. */
+/* The operator that this thread is executing, for GPU profiles: a launch is attributed to its name and to the source
+   line that entered it. It is set when an operator is entered and never reset, since nothing is launched after the
+   last launch of an operator. */
 #ifndef CARRY_CORE_LAUNCHING_H
 #define CARRY_CORE_LAUNCHING_H
 

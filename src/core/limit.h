@@ -1,4 +1,4 @@
-/* Fewer threads for a while: a plan that was measured to be faster so. */
+/* A temporary limit on threads, for a plan that was measured to be faster with fewer. */
 #ifndef CARRY_CORE_LIMIT_H
 #define CARRY_CORE_LIMIT_H
 

@@ -1,9 +1,9 @@
 /* Sizes that cannot overflow, and arenas.
 
-   Sizes come from files and command lines: every product goes through these before it is allocated, mapped or compared.
-   An arena hands out aligned pieces of a block that somebody else owns; run over NULL it only counts, so the same lines
-   state a workspace's size and carve it. It never reads or writes the block, which may be memory of a GPU: 64 bytes are
-   enough for the widest access there. */
+   Sizes come from files and command lines: every product goes through these functions before it is allocated, mapped
+   or compared. An arena hands out aligned pieces of a block that the caller owns. An arena over NULL only counts, so
+   the same code computes the size of a workspace and divides it. It never reads or writes the block, which may be
+   GPU memory: an alignment of 64 bytes is enough for the widest access there. */
 #ifndef CARRY_CORE_MEMORY_H
 #define CARRY_CORE_MEMORY_H
 

@@ -1,4 +1,4 @@
-/* Files that come with the program: experiments, cards, the demo's model. */
+/* Files that come with the program: experiments, cards, the demo model. */
 #ifndef CARRY_CORE_SHARED_H
 #define CARRY_CORE_SHARED_H
 

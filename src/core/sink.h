@@ -1,5 +1,5 @@
-/* Where metrics go: floors below the program report to a sink, and the program plugs its run store in. A sink is called
-   by one thread. Names are short and stay the same from run to run: loss, tokens_per_s. */
+/* Where metrics are sent: layers below the program report to a sink, and the program connects its run store. A sink
+   is called by one thread. Names are short and stay the same from run to run: loss, tokens_per_s. */
 #ifndef CARRY_CORE_SINK_H
 #define CARRY_CORE_SINK_H
 

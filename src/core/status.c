@@ -22,5 +22,5 @@ const char *carry_status_name(carry_status status) {
 }
 
 const char *carry_status_text(carry_status status) {
-    return is_known(status) ? texts[status] : "a number that is no status";
+    return is_known(status) ? texts[status] : "unknown status";
 }

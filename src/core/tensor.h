@@ -1,4 +1,4 @@
-/* Questions about views that many checks ask. */
+/* Predicates and sizes of views that many checks use. */
 #ifndef CARRY_CORE_TENSOR_H
 #define CARRY_CORE_TENSOR_H
 

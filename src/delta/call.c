@@ -78,7 +78,8 @@ carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_ten
     carry_delta_inputs in = carry_delta_inputs_of(inputs);
     in.initial_state = NULL;
     if (p->sequences != 0 || p->state_transposed) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "a range is of sequences that are not packed, with states K x V");
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "carry_delta_range does not support packed sequences or transposed states");
     }
     const int64_t maps[] = {p->batch, p->value_heads, p->key, p->key};
     const int64_t states[] = {p->batch, p->value_heads, p->key, p->value};

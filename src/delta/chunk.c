@@ -15,13 +15,13 @@ static bool by_key(const carry_delta_plan *plan) {
     return plan->problem.gate == CARRY_DELTA_KEY_GATE;
 }
 
-static const char *place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head) {
+void *carry_delta_place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head) {
     ptrdiff_t at = batch * tensor->stride[0] + token * tensor->stride[1] + head * tensor->stride[2];
-    return (const char *)tensor->data + at * (ptrdiff_t)carry_dtype_size(tensor->dtype);
+    return (char *)tensor->data + at * (ptrdiff_t)carry_dtype_size(tensor->dtype);
 }
 
 float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head) {
-    const void *at = place(from, batch, token, head);
+    const void *at = carry_delta_place(from, batch, token, head);
     if (from->dtype == CARRY_F32) {
         return *(const float *)at;
     }
@@ -30,7 +30,7 @@ float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token,
 }
 
 void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value) {
-    void *at = (void *)(uintptr_t)place(to, batch, token, head);
+    void *at = carry_delta_place(to, batch, token, head);
     if (to->dtype == CARRY_F32) {
         *(float *)at = value;
     } else {
@@ -42,7 +42,7 @@ void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tenso
                       int64_t head, int64_t tokens, int64_t offset, int64_t size) {
     size_t item = carry_dtype_size(from->dtype);
     for (int64_t i = 0; i < tokens; i++) {
-        const char *row = place(from, batch, first + i, head) + (size_t)offset * item;
+        const char *row = (const char *)carry_delta_place(from, batch, first + i, head) + (size_t)offset * item;
         carry_widen(plan->kernels, to + i * size, row, from->dtype, size);
     }
 }
@@ -51,7 +51,7 @@ void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, con
                        int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size) {
     size_t item = carry_dtype_size(to->dtype);
     for (int64_t i = 0; i < tokens; i++) {
-        char *row = (char *)(uintptr_t)place(to, batch, first + i, head) + (size_t)offset * item;
+        char *row = (char *)carry_delta_place(to, batch, first + i, head) + (size_t)offset * item;
         carry_narrow(plan->kernels, row, from + i * size, to->dtype, size);
     }
 }
@@ -59,43 +59,35 @@ void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, con
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows) {
     size_t C = (size_t)plan->chunk;
     size_t K = (size_t)plan->problem.key;
-    rows->q = carry_arena_take(arena, C * K, sizeof(float));
-    rows->k = carry_arena_take(arena, C * K, sizeof(float));
-    rows->k_across = carry_arena_take(arena, C * K, sizeof(float));
-    rows->q_norm = carry_arena_take(arena, C, sizeof(float));
-    rows->k_norm = carry_arena_take(arena, C, sizeof(float));
-    rows->kk = carry_arena_take(arena, C * C, sizeof(float));
-    rows->qk = carry_arena_take(arena, C * C, sizeof(float));
+    rows->q = carry_delta_floats(arena, C * K);
+    rows->k = carry_delta_floats(arena, C * K);
+    rows->k_across = carry_delta_floats(arena, C * K);
+    rows->q_norm = carry_delta_floats(arena, C);
+    rows->k_norm = carry_delta_floats(arena, C);
+    rows->kk = carry_delta_floats(arena, C * C);
+    rows->qk = carry_delta_floats(arena, C * C);
 }
 
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head) {
     size_t C = (size_t)plan->chunk;
     size_t K = (size_t)plan->problem.key;
     size_t numbers = by_key(plan) ? C * K : C;
-    head->g = carry_arena_take(arena, numbers, sizeof(float));
+    head->g = carry_delta_floats(arena, numbers);
     head->G = carry_arena_take(arena, numbers, sizeof(double));
-    head->fade = carry_arena_take(arena, numbers, sizeof(float));
-    head->left = carry_arena_take(arena, numbers, sizeof(float));
-    head->end = carry_arena_take(arena, K, sizeof(float));
-    head->beta = carry_arena_take(arena, C, sizeof(float));
-    head->nA = carry_arena_take(arena, C * C, sizeof(float));
-    head->P = carry_arena_take(arena, C * C, sizeof(float));
-    head->inverse = carry_arena_take(arena, C * BLOCK, sizeof(float));
-    head->D = carry_arena_take(arena, C * C, sizeof(float));
+    head->fade = carry_delta_floats(arena, numbers);
+    head->left = carry_delta_floats(arena, numbers);
+    head->end = carry_delta_floats(arena, K);
+    head->beta = carry_delta_floats(arena, C);
+    head->nA = carry_delta_floats(arena, C * C);
+    head->P = carry_delta_floats(arena, C * C);
+    head->inverse = carry_delta_floats(arena, C * BLOCK);
+    head->D = carry_delta_floats(arena, C * C);
     size_t keys = by_key(plan) ? K : 0;
-    head->before = carry_arena_take(arena, C * keys, sizeof(float));
-    head->before_k = carry_arena_take(arena, C * keys, sizeof(float));
-    head->after = carry_arena_take(arena, BLOCK * keys, sizeof(float));
-    head->after_k = carry_arena_take(arena, BLOCK * keys, sizeof(float));
-    head->after_q = carry_arena_take(arena, BLOCK * keys, sizeof(float));
-}
-
-static void normalise(const carry_delta_plan *plan, float *rows, float *norms, int64_t tokens, int64_t size) {
-    for (int64_t i = 0; i < tokens; i++) {
-        float sum = NORM_EPSILON + carry_delta_dot(rows + i * size, rows + i * size, size);
-        norms[i] = 1.0f / sqrtf(sum);
-        plan->kernels->rows->scale(rows + i * size, norms[i], size);
-    }
+    head->before = carry_delta_floats(arena, C * keys);
+    head->before_k = carry_delta_floats(arena, C * keys);
+    head->after = carry_delta_floats(arena, BLOCK * keys);
+    head->after_k = carry_delta_floats(arena, BLOCK * keys);
+    head->after_q = carry_delta_floats(arena, BLOCK * keys);
 }
 
 /* to[i, j] = rows[i] . k[j] for j up to the end of i's block: the rest of the square is never read. */
@@ -116,20 +108,26 @@ static void lower_products(const carry_delta_plan *plan, const carry_delta_rows 
     }
 }
 
+/* Rows of q or k, divided by their norms where that is asked for. */
+static void load_side(const carry_delta_plan *plan, float *to, float *norms, const carry_tensor *from, int64_t batch,
+                      int64_t first, int64_t head, int64_t tokens) {
+    int64_t K = plan->problem.key;
+    bool direct = plan->problem.l2norm && from->dtype == CARRY_F32;
+    if (!direct) {
+        carry_delta_load(plan, to, from, batch, first, head, tokens, 0, K);
+    }
+    if (plan->problem.l2norm) {
+        const float *rows = direct ? carry_delta_place(from, batch, first, head) : to;
+        plan->kernels->rows->unit_rows(to, rows, direct ? from->stride[1] : K, norms, NORM_EPSILON, tokens, K);
+    }
+}
+
 static void load_rows(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                       int64_t head, int64_t tokens, carry_delta_rows *rows) {
-    int64_t K = plan->problem.key;
     rows->tokens = tokens;
-    carry_delta_load(plan, rows->k, in->k, batch, first, head, tokens, 0, K);
-    if (plan->problem.l2norm) {
-        normalise(plan, rows->k, rows->k_norm, tokens, K);
-    }
-    if (!rows->with_q) {
-        return;
-    }
-    carry_delta_load(plan, rows->q, in->q, batch, first, head, tokens, 0, K);
-    if (plan->problem.l2norm) {
-        normalise(plan, rows->q, rows->q_norm, tokens, K);
+    load_side(plan, rows->k, rows->k_norm, in->k, batch, first, head, tokens);
+    if (rows->with_q) {
+        load_side(plan, rows->q, rows->q_norm, in->q, batch, first, head, tokens);
     }
 }
 
@@ -168,35 +166,8 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
-static void head_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head) {
-    int64_t C = plan->chunk;
-    bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
-    if (gated) {
-        carry_delta_gate_decays(plan, head, rows->tokens);
-    }
-    for (int64_t i = 0; i < rows->tokens; i++) {
-        const float *kk = rows->kk + i * C;
-        const float *qk = (rows->with_q ? rows->qk : rows->kk) + i * C; /* without q nobody reads P */
-        const float *D = head->D + i * C;
-        float *nA = head->nA + i * C;
-        float *P = head->P + i * C;
-        int64_t end = (i / BLOCK + 1) * BLOCK < rows->tokens ? (i / BLOCK + 1) * BLOCK : rows->tokens;
-        for (int64_t j = 0; j < i; j++) {
-            float decay = gated ? D[j] : 1.0f;
-            nA[j] = -head->beta[i] * decay * kk[j];
-            P[j] = plan->scale * decay * qk[j];
-        }
-        nA[i] = 0.0f;
-        P[i] = plan->scale * qk[i];
-        for (int64_t j = i + 1; j < end; j++) {
-            nA[j] = 0.0f;
-            P[j] = 0.0f;
-        }
-    }
-}
-
 /* Row i of an inverse, where a factor is NaN or infinite: times the zeros right of a row's end it would spread. */
-static void careful_row(float row[BLOCK], const float *factors, const float *inverse, int64_t i) {
+static void careful_row(float *row, const float *factors, const float *inverse, int64_t i) {
     memset(row, 0, BLOCK * sizeof *row);
     row[i] = 1.0f;
     for (int64_t j = 0; j < i; j++) {
@@ -206,24 +177,20 @@ static void careful_row(float row[BLOCK], const float *factors, const float *inv
     }
 }
 
-/* The inverse of every diagonal block I + A: row i is e_i plus the rows above it by -A[i, j]. */
+/* The inverse of every diagonal block I + A. */
 static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens) {
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
+        const float *below = head->nA + block * plan->chunk + block;
         float *inverse = head->inverse + block * BLOCK;
+        plan->kernels->rows->unit_inverse(inverse, below, plan->chunk, size);
+        if (carry_all_finite(inverse, size * BLOCK)) {
+            continue;
+        }
         for (int64_t i = 0; i < size; i++) {
-            const float *factors = head->nA + (block + i) * plan->chunk + block;
-            float row[BLOCK] = {0};
-            row[i] = 1.0f;
-            for (int64_t j = 0; j < i; j++) {
-                for (int64_t c = 0; c < BLOCK; c++) {
-                    row[c] += factors[j] * inverse[j * BLOCK + c];
-                }
+            if (!carry_all_finite(inverse + i * BLOCK, BLOCK)) {
+                careful_row(inverse + i * BLOCK, below + i * plan->chunk, inverse, i);
             }
-            if (!carry_all_finite(row, BLOCK)) {
-                careful_row(row, factors, inverse, i);
-            }
-            memcpy(inverse + i * BLOCK, row, sizeof row);
         }
     }
 }
@@ -244,7 +211,17 @@ void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_input
     if (by_key(plan)) {
         carry_delta_key_triangles(plan, rows, head);
     } else {
-        head_triangles(plan, rows, head);
+        plan->kernels->rows->triangles(
+            &(carry_triangles){.tokens = rows->tokens,
+                               .stride = plan->chunk,
+                               .G = plan->problem.gate != CARRY_DELTA_NO_GATE ? head->G : NULL,
+                               .kk = rows->kk,
+                               .qk = rows->with_q ? rows->qk : NULL, /* without q nobody reads P */
+                               .beta = head->beta,
+                               .scale = plan->scale,
+                               .D = head->D,
+                               .nA = head->nA,
+                               .P = head->P});
     }
     invert_blocks(plan, head, rows->tokens);
 }
@@ -315,15 +292,17 @@ void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delt
 void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
                             const float *factor, float constant, int64_t tokens) {
     int64_t K = plan->problem.key;
-    bool keys = by_key(plan);
+    float scales[CARRY_DELTA_MAX_CHUNK];
     for (int64_t i = 0; i < tokens; i++) {
-        float scale = constant * (factor != NULL ? factor[i] : 1.0f) * (keys ? 1.0f : by[i]);
-        if (!keys) {
-            plan->kernels->rows->norm(to + i * K, from + i * K, NULL, NULL, scale, K);
-            continue;
-        }
+        scales[i] = constant * (factor != NULL ? factor[i] : 1.0f) * (by_key(plan) ? 1.0f : by[i]);
+    }
+    if (!by_key(plan)) {
+        plan->kernels->rows->scale_rows(to, K, from, K, scales, tokens, K);
+        return;
+    }
+    for (int64_t i = 0; i < tokens; i++) {
         for (int64_t j = 0; j < K; j++) {
-            to[i * K + j] = scale * by[i * K + j] * from[i * K + j];
+            to[i * K + j] = scales[i] * by[i * K + j] * from[i * K + j];
         }
     }
 }

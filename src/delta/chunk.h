@@ -43,6 +43,12 @@ typedef struct carry_delta_head {
     float *after, *after_k, *after_q; /* [16, K]: e^{G[i]-G[b]} of the block's tokens, and k[i] and q[i] times it */
 } carry_delta_head;
 
+/* Some floats of an arena, and five lines more: arrays whose sizes are powers of two would otherwise lie at the same
+   places of a cache, and a load waits for a store whose last 12 bits are its own. */
+static inline float *carry_delta_floats(carry_arena *arena, size_t count) {
+    return carry_arena_take(arena, count + 5 * (CARRY_ALIGN / sizeof(float)), sizeof(float));
+}
+
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head);
 
@@ -78,20 +84,18 @@ void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
 
-/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end); D.
- */
+/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end). */
 void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, int64_t tokens, float *g);
 void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g);
 void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
-void carry_delta_gate_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
 /* With a key gate: nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} of all channels.
  */
 void carry_delta_key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head);
 void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head,
                              int64_t block, int64_t size);
 void carry_delta_key_decays(const carry_delta_plan *plan, const carry_delta_head *head, int64_t i, int64_t j,
-                            float *decays);
+                            float *to);
 
 /* X <- (I + A)^-1 X, and X <- (I + A)^-T X; X is [C, columns], rows `stride` apart; beside holds 16 rows of columns. */
 void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
@@ -108,6 +112,8 @@ void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tenso
                       int64_t head, int64_t tokens, int64_t offset, int64_t size);
 void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, const float *from, int64_t batch,
                        int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size);
+/* Where a head's numbers of one token are. */
+void *carry_delta_place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head);
 /* One number a token of a [B, T, HV] tensor. */
 float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head);
 void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value);

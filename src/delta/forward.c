@@ -13,9 +13,13 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
-#include "ops/product/triangle.h"
+
+typedef carry_delta_unit unit;
 
 #define LEAST_COLUMNS 16 /* narrower products leave the vectors half full */
+/* Columns of the state that a chunk takes at a time. They lie without gaps: 32 KiB at 128 keys, which a first cache of
+   48 KiB holds; as columns of rows of 512 bytes they would share half of its places. */
+#define PANEL 64
 
 static int64_t snapshot_position(const carry_delta_plan *plan, int64_t length, int64_t index) {
     const carry_delta_problem *p = &plan->problem;
@@ -36,18 +40,8 @@ static int64_t chunk_end(const carry_delta_plan *plan, int64_t length, int64_t t
     return end;
 }
 
-typedef struct unit {
-    const carry_delta_run *run;
-    carry_delta_scratch *scratch;
-    const carry_delta_sequence *sequence;
-    int64_t head;           /* of q and k */
-    int64_t first, columns; /* of the state */
-    int64_t values;         /* those of them that are V's; behind them are M's */
-    bool pauses;            /* it runs in the thread that called */
-} unit;
-
-static float *state_of(const unit *u, int64_t member) {
-    return u->scratch->S + member * u->run->plan->problem.key * u->run->width;
+static bool by_tokens(const carry_delta_run *run) {
+    return run->plan->method->chunk == 0 && !run->chunks_only;
 }
 
 /* Snapshots that are due at token t of the sequence; the number of the next one. */
@@ -60,147 +54,15 @@ static int64_t store_snapshots(const unit *u, int64_t next, int64_t t) {
     for (; next < count && snapshot_position(plan, u->sequence->length, next) <= t; next++) {
         for (int64_t member = 0; member < plan->group; member++) {
             int64_t value_head = u->head * plan->group + member;
-            int64_t at = (u->sequence->index * count + next) * plan->problem.value_heads + value_head;
-            carry_delta_state_store(plan, u->run->snapshots->data, at, state_of(u, member), u->columns, u->first,
-                                    u->columns);
+            int64_t index = (u->sequence->index * count + next) * plan->problem.value_heads + value_head;
+            for (int64_t at = 0; at < u->columns; at += u->panel) {
+                unit part = carry_delta_panel_of(u, at);
+                carry_delta_state_store(plan, u->run->snapshots->data, index, carry_delta_state_of(&part, member),
+                                        part.columns, part.first, part.columns);
+            }
         }
     }
     return next;
-}
-
-static void product(const carry_delta_plan *plan, int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
-                    const float *b, const float *base, float *c) {
-    plan->kernels->product(&(carry_product){.m = m,
-                                            .n = n,
-                                            .k = k,
-                                            .count = 1,
-                                            .a = a,
-                                            .b = b,
-                                            .base = base,
-                                            .c = c,
-                                            .a_row = a_row,
-                                            .b_row = n,
-                                            .base_row = n,
-                                            .c_row = n});
-}
-
-/* R into X: beta v, less what the state already holds for k. */
-static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S) {
-    const carry_delta_run *run = u->run;
-    const carry_delta_plan *plan = run->plan;
-    carry_delta_scratch *s = u->scratch;
-    int64_t K = plan->problem.key;
-    CARRY_SPAN(plan->ctx, "delta", "residual");
-    float *v = u->values == u->columns ? s->X : s->O; /* O is free: M and an output are never made together */
-    if (u->values > 0) {
-        carry_delta_load(plan, v, run->in.v, u->sequence->batch, u->sequence->start + t, value_head, tokens, u->first,
-                         u->values);
-    }
-    for (int64_t i = 0; i < tokens; i++) {
-        plan->kernels->rows->norm(s->X + i * u->columns, v + i * u->values, NULL, NULL, s->heads.beta[i], u->values);
-        memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
-    }
-    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
-    product(plan, tokens, u->columns, K, s->weighed, K, S, s->X, s->X);
-}
-
-/* O = scale fade Q S + P V', the second by blocks of rows since P is a triangle. */
-static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S) {
-    const carry_delta_plan *plan = u->run->plan;
-    carry_delta_scratch *s = u->scratch;
-    int64_t K = plan->problem.key;
-    CARRY_SPAN(plan->ctx, "delta", "output");
-    carry_delta_scale_rows(plan, s->weighed, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
-    product(plan, tokens, u->columns, K, s->weighed, K, S, NULL, s->O);
-    for (int64_t i = 0; i < tokens; i += CARRY_DELTA_BLOCK) {
-        int64_t m = tokens - i < CARRY_DELTA_BLOCK ? tokens - i : CARRY_DELTA_BLOCK;
-        float *rows = s->O + i * u->columns;
-        carry_triangle_product(plan->kernels,
-                               &(carry_product){.m = m,
-                                                .n = u->columns,
-                                                .k = i + m,
-                                                .count = 1,
-                                                .a = s->heads.P + i * plan->chunk,
-                                                .b = s->X,
-                                                .base = rows,
-                                                .c = rows,
-                                                .a_row = plan->chunk,
-                                                .b_row = u->columns,
-                                                .base_row = u->columns,
-                                                .c_row = u->columns},
-                               s->X, i, false);
-    }
-    carry_delta_store(plan, u->run->o, s->O, u->sequence->batch, u->sequence->start + t, value_head, tokens, u->first,
-                      u->columns);
-}
-
-/* S <- e^{G[C]} S + (left K)^T V'. */
-static void advance(const unit *u, int64_t tokens, float *S) {
-    const carry_delta_plan *plan = u->run->plan;
-    carry_delta_scratch *s = u->scratch;
-    int64_t K = plan->problem.key;
-    CARRY_SPAN(plan->ctx, "delta", "state");
-    for (int64_t i = 0; i < K && plan->problem.gate != CARRY_DELTA_NO_GATE; i++) {
-        plan->kernels->rows->scale(S + i * u->columns, s->heads.end[i], u->columns);
-    }
-    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
-    plan->kernels->product(&(carry_product){.m = K,
-                                            .n = u->columns,
-                                            .k = tokens,
-                                            .count = 1,
-                                            .a = s->weighed,
-                                            .b = s->X,
-                                            .base = S,
-                                            .c = S,
-                                            .a_row = K,
-                                            .b_row = u->columns,
-                                            .base_row = u->columns,
-                                            .c_row = u->columns,
-                                            .a_transposed = true});
-}
-
-static void keep(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S, bool values) {
-    const carry_delta_plan *plan = u->run->plan;
-    const carry_delta_problem *p = &plan->problem;
-    if (!values) {
-        float *to = carry_delta_kept_state(plan, u->run->kept, u->sequence->chunk_start + t / plan->chunk, value_head);
-        for (int64_t i = 0; i < p->key; i++) {
-            memcpy(to + i * p->value + u->first, S + i * u->columns, (size_t)u->columns * sizeof *S);
-        }
-        return;
-    }
-    for (int64_t i = 0; i < tokens; i++) {
-        int64_t token = u->sequence->batch * p->tokens + u->sequence->start + t + i;
-        memcpy(carry_delta_kept_values(plan, u->run->kept, token, value_head) + u->first,
-               u->scratch->X + i * u->columns, (size_t)u->columns * sizeof *S);
-    }
-}
-
-static void one_chunk(const unit *u, int64_t t, int64_t end) {
-    const carry_delta_run *run = u->run;
-    const carry_delta_plan *plan = run->plan;
-    carry_delta_scratch *s = u->scratch;
-    int64_t tokens = end - t;
-    s->rows.with_q = run->o != NULL;
-    carry_delta_rows_load(plan, &run->in, u->sequence->batch, u->sequence->start + t, u->head, tokens, &s->rows);
-    for (int64_t member = 0; member < plan->group; member++) {
-        int64_t value_head = u->head * plan->group + member;
-        float *S = state_of(u, member);
-        carry_delta_head_load(plan, &run->in, u->sequence->batch, u->sequence->start + t, value_head, &s->rows,
-                              &s->heads);
-        if (run->kept != NULL) {
-            keep(u, t, tokens, value_head, S, false);
-        }
-        residual(u, t, tokens, value_head, S);
-        carry_delta_solve(plan, &s->heads, tokens, s->X, u->columns, s->beside);
-        if (run->kept != NULL) {
-            keep(u, t, tokens, value_head, S, true);
-        }
-        if (run->o != NULL) {
-            output(u, t, tokens, value_head, S);
-        }
-        advance(u, tokens, S);
-    }
 }
 
 /* The state of every value head of the group before the first token. */
@@ -209,7 +71,7 @@ static void start(const unit *u) {
     const carry_delta_plan *plan = run->plan;
     int64_t K = plan->problem.key;
     for (int64_t member = 0; member < plan->group; member++) {
-        float *S = state_of(u, member);
+        float *S = carry_delta_state_of(u, member);
         int64_t value_head = u->head * plan->group + member;
         if (run->maps == NULL && u->sequence->enters) {
             carry_delta_state_load(plan, S, u->columns, run->entering,
@@ -234,7 +96,7 @@ static void finish(const unit *u) {
     const carry_delta_plan *plan = run->plan;
     const carry_delta_problem *p = &plan->problem;
     for (int64_t member = 0; member < plan->group; member++) {
-        const float *S = state_of(u, member);
+        const float *S = carry_delta_state_of(u, member);
         int64_t value_head = u->head * plan->group + member;
         int64_t chain = carry_delta_chain_at(plan, &run->part, u->sequence, value_head);
         if (u->sequence->leaves && run->leaving != NULL) {
@@ -253,16 +115,19 @@ static void finish(const unit *u) {
 static void run_unit(const unit *u) {
     CARRY_SPAN(u->run->plan->ctx, "delta", "walk");
     int64_t length = u->sequence->length;
-    start(u);
+    for (int64_t at = 0; at < u->columns; at += u->panel) {
+        unit part = carry_delta_panel_of(u, at);
+        start(&part);
+    }
     int64_t next = store_snapshots(u, 0, 0);
     for (int64_t t = 0; t < length;) {
         int64_t end = chunk_end(u->run->plan, length, t, u->run->snapshots != NULL ? next : INT64_MAX);
-        if (u->run->plan->method->chunk == 0 && !u->run->chunks_only) {
+        if (by_tokens(u->run)) {
             end = t + 1;
             carry_delta_tokens(u->run, u->scratch, u->sequence, u->head, t, u->first, u->columns, u->scratch->S,
                                u->columns, u->run->plan->problem.key * u->run->width);
         } else {
-            one_chunk(u, t, end);
+            carry_delta_forward_chunk(u, t, end);
         }
         next = store_snapshots(u, next, end);
         t = end;
@@ -270,7 +135,18 @@ static void run_unit(const unit *u) {
             u->run->part.pause(u->run->part.user);
         }
     }
-    finish(u);
+    for (int64_t at = 0; at < u->columns; at += u->panel) {
+        unit part = carry_delta_panel_of(u, at);
+        finish(&part);
+    }
+}
+
+/* So many columns, but none alone: it would be summed in another order. */
+static int64_t no_column_alone(int64_t width, int64_t columns) {
+    while (width < columns && columns % width == 1) {
+        width += LEAST_COLUMNS;
+    }
+    return width;
 }
 
 static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
@@ -286,6 +162,7 @@ static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
         u.columns = run->columns - u.first < run->width ? run->columns - u.first : run->width;
         u.values = V - u.first < u.columns ? V - u.first : u.columns;
         u.values = u.values > 0 ? u.values : 0;
+        u.panel = by_tokens(run) ? u.columns : no_column_alone(PANEL, u.columns);
         run_unit(&u);
     }
 }
@@ -296,10 +173,13 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     size_t W = (size_t)width;
     carry_delta_rows_take(plan, arena, &s->rows);
     carry_delta_head_take(plan, arena, &s->heads);
-    s->weighed = carry_arena_take(arena, C * K, sizeof(float));
-    s->X = carry_arena_take(arena, C * W, sizeof(float));
-    s->O = carry_arena_take(arena, C * W, sizeof(float));
-    s->beside = carry_arena_take(arena, CARRY_DELTA_BLOCK * W, sizeof(float));
+    s->fade_k = carry_delta_floats(arena, C * K);
+    s->fade_q = carry_delta_floats(arena, C * K);
+    s->left_k = carry_delta_floats(arena, C * K);
+    s->X = carry_delta_floats(arena, C * W);
+    s->O = carry_delta_floats(arena, C * W);
+    s->made = carry_delta_floats(arena, C * W);
+    s->beside = carry_delta_floats(arena, CARRY_DELTA_BLOCK * W);
     s->S = carry_arena_take(arena, (size_t)plan->group * K, W * sizeof(float));
 }
 
@@ -310,9 +190,7 @@ bool carry_delta_run_take_part(const carry_delta_plan *plan, carry_arena *arena,
     int64_t wanted = cut && units > 0 && units < threads ? (threads + units - 1) / units : 1;
     int64_t width = (columns + wanted - 1) / wanted;
     width = (width + LEAST_COLUMNS - 1) / LEAST_COLUMNS * LEAST_COLUMNS;
-    while (width < columns && columns % width == 1) { /* one column alone would be summed in another order */
-        width += LEAST_COLUMNS;
-    }
+    width = no_column_alone(width, columns);
     run->plan = plan;
     run->columns = columns;
     run->width = width < columns ? width : columns;

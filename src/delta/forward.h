@@ -8,10 +8,10 @@
 typedef struct carry_delta_scratch {
     carry_delta_rows rows;
     carry_delta_head heads;
-    float *weighed; /* [C, K] */
-    float *X, *O;   /* [C, width] */
-    float *beside;  /* [16, width] */
-    float *S;       /* [group, K, width] */
+    float *fade_k, *fade_q, *left_k; /* [C, K]: rows times beta and the decays of a value head */
+    float *X, *O, *made;             /* [C, width] */
+    float *beside;                   /* [16, width] */
+    float *S;                        /* [group, K, width], panel of columns after panel */
 } carry_delta_scratch;
 
 typedef struct carry_delta_run {
@@ -30,6 +30,39 @@ typedef struct carry_delta_run {
     carry_delta_sequence *sequences;
     carry_delta_scratch *scratch; /* a thread each */
 } carry_delta_run;
+
+/* Some columns of the state of one head's group in one sequence: what a thread takes at a time. */
+typedef struct carry_delta_unit {
+    const carry_delta_run *run;
+    carry_delta_scratch *scratch;
+    const carry_delta_sequence *sequence;
+    int64_t head;           /* of q and k */
+    int64_t first, columns; /* of the state */
+    int64_t values;         /* those of them that are V's; behind them are M's */
+    int64_t panel;          /* columns of a panel */
+    int64_t at, whole;      /* of a panel as a unit: its first column among the whole unit's, and those */
+    int64_t member;         /* of a panel: the value head of the group */
+    bool pauses;            /* it runs in the thread that called */
+} carry_delta_unit;
+
+/* The panel from column `at` on. */
+static inline carry_delta_unit carry_delta_panel_of(const carry_delta_unit *u, int64_t at) {
+    carry_delta_unit part = *u;
+    part.at = at;
+    part.whole = u->columns;
+    part.first = u->first + at;
+    part.columns = u->columns - at < u->panel ? u->columns - at : u->panel;
+    part.values = u->values - at < part.columns ? u->values - at : part.columns;
+    part.values = part.values > 0 ? part.values : 0;
+    return part;
+}
+
+static inline float *carry_delta_state_of(const carry_delta_unit *u, int64_t member) {
+    return u->scratch->S + u->run->plan->problem.key * (member * u->run->width + u->at);
+}
+
+/* forward_chunk.c: tokens t..end-1 of the unit's sequence. */
+void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end);
 
 /* Lays a run of all sequences and heads out in an arena (or counts); false on overflow. columns is V, or V + K with
    maps; cut: into blocks, where there are more threads than heads of sequences. */

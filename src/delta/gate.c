@@ -43,8 +43,9 @@ void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_input
     }
 }
 
-static float decay(double difference) {
-    return expf((float)difference);
+/* e^x of all of them: in vectors, which a call for each would not be. */
+static void decays(const carry_delta_plan *plan, float *x, int64_t count) {
+    (void)plan->kernels->rows->sum_exp(x, x, 0.0f, count);
 }
 
 void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g) {
@@ -63,34 +64,14 @@ void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, 
     const double *last = head->G + (tokens - 1) * size;
     for (int64_t i = 0; i < tokens; i++) {
         for (int64_t j = 0; j < size; j++) {
-            head->fade[i * size + j] = decay(head->G[i * size + j]);
-            head->left[i * size + j] = decay(last[j] - head->G[i * size + j]);
+            head->fade[i * size + j] = (float)head->G[i * size + j];
+            head->left[i * size + j] = (float)(last[j] - head->G[i * size + j]);
         }
     }
+    decays(plan, head->fade, tokens * size);
+    decays(plan, head->left, tokens * size);
     for (int64_t j = 0; j < plan->problem.key; j++) {
         head->end[j] = head->fade[(tokens - 1) * size + (by_key(plan) ? j : 0)];
-    }
-}
-
-/* Off the diagonal blocks a decay is a product of two factors, both <= 1, around the first token of i's block: C^2/16
-   exponentials instead of C^2/2. */
-void carry_delta_gate_decays(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens) {
-    int64_t C = plan->chunk;
-    float before[CARRY_DELTA_MAX_CHUNK];
-    for (int64_t block = 0; block < tokens; block += BLOCK) {
-        int64_t end = block + BLOCK < tokens ? block + BLOCK : tokens;
-        for (int64_t j = 0; j < block; j++) {
-            before[j] = decay(head->G[block] - head->G[j]);
-        }
-        for (int64_t i = block; i < end; i++) {
-            float after = decay(head->G[i] - head->G[block]);
-            for (int64_t j = 0; j < block; j++) {
-                head->D[i * C + j] = after * before[j];
-            }
-            for (int64_t j = block; j <= i; j++) {
-                head->D[i * C + j] = decay(head->G[i] - head->G[j]);
-            }
-        }
     }
 }
 
@@ -100,26 +81,32 @@ void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_row
     const double *from = head->G + block * K;
     for (int64_t j = 0; j < block; j++) {
         for (int64_t c = 0; c < K; c++) {
-            head->before[j * K + c] = decay(from[c] - head->G[j * K + c]);
-            head->before_k[j * K + c] = head->before[j * K + c] * rows->k[j * K + c];
+            head->before[j * K + c] = (float)(from[c] - head->G[j * K + c]);
         }
+    }
+    decays(plan, head->before, block * K);
+    for (int64_t j = 0; j < block * K; j++) {
+        head->before_k[j] = head->before[j] * rows->k[j];
     }
     for (int64_t i = 0; i < size; i++) {
         for (int64_t c = 0; c < K; c++) {
-            int64_t at = (block + i) * K + c;
-            head->after[i * K + c] = decay(head->G[at] - from[c]);
-            head->after_k[i * K + c] = head->after[i * K + c] * rows->k[at];
-            head->after_q[i * K + c] = rows->with_q ? head->after[i * K + c] * rows->q[at] : 0.0f;
+            head->after[i * K + c] = (float)(head->G[(block + i) * K + c] - from[c]);
         }
+    }
+    decays(plan, head->after, size * K);
+    for (int64_t i = 0; i < size * K; i++) {
+        head->after_k[i] = head->after[i] * rows->k[block * K + i];
+        head->after_q[i] = rows->with_q ? head->after[i] * rows->q[block * K + i] : 0.0f;
     }
 }
 
 void carry_delta_key_decays(const carry_delta_plan *plan, const carry_delta_head *head, int64_t i, int64_t j,
-                            float *decays) {
+                            float *to) {
     int64_t K = plan->problem.key;
     for (int64_t c = 0; c < K; c++) {
-        decays[c] = decay(head->G[i * K + c] - head->G[j * K + c]);
+        to[c] = (float)(head->G[i * K + c] - head->G[j * K + c]);
     }
+    decays(plan, to, K);
 }
 
 /* Inside a diagonal block the difference itself is exponentiated. */

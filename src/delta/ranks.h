@@ -34,6 +34,8 @@ struct carry_delta_ranks_plan {
     int64_t *borders; /* of this rank's tokens */
     carry_event *started, *stopped;
     carry_all_scan_plan *last_scan;
+    int sharing; /* the most ranks that have the same GPU */
+    bool split;  /* all ranks make pairs before outputs, group by group (ranks_split.c) */
     char about[384];
 };
 
@@ -73,7 +75,7 @@ carry_status carry_delta_ranks_device_forward(carry_delta_ranks_plan *plan, cons
                                               void *workspace, size_t bytes);
 carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, const carry_delta_backward_args *args,
                                                void *workspace, size_t bytes);
-void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan); /* sets seconds and exposed; waits */
+void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan); /* ranks_split.c: sets seconds and exposed; waits */
 
 /* o += response state, head by head: [batch, tokens, heads, K] by [batch, heads, K, V] (cuda/correct.cu). */
 typedef struct carry_delta_correction {

@@ -15,7 +15,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/tensor.h"
-#include "delta/ranks.h"
+#include "delta/ranks_split.h"
 
 #define LINE 256 /* bytes that pieces of memory start at a multiple of */
 
@@ -128,7 +128,7 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     if (plan->borders == NULL) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for a plan");
     }
-    if (p->tokens > 0 && plan->chained && !plan->is_first && !plan->is_last) { /* M may be wanted */
+    if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be wanted */
         carry_delta_problem maps = *p;
         maps.value = p->key;
         maps.sequences = 0;
@@ -137,8 +137,11 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     }
     CARRY_TRY(carry_event_new(plan->ctx, &plan->started, p->device));
     CARRY_TRY(carry_event_new(plan->ctx, &plan->stopped, p->device));
-    take(plan, &arena, &at);
-    if (!carry_arena_total(&arena, &plan->workspace)) {
+    if (!plan->split) {
+        take(plan, &arena, &at);
+    }
+    if (plan->split ? !carry_delta_ranks_split_bytes(plan, &plan->workspace)
+                    : !carry_arena_total(&arena, &plan->workspace)) {
         return carry_fail(plan->ctx, CARRY_ESIZE, "the workspace of this problem is larger than memory can be");
     }
     plan->kept = maps_at(plan) + maps_bytes(plan) + (size_t)sequences_of(plan) * state_floats(plan) * sizeof(float);
@@ -351,17 +354,27 @@ static carry_status run(call *c, void *workspace, size_t bytes, const void *kept
     const double start = carry_seconds();
     carry_delta_borders_check check;
     carry_arena arena = carry_arena_over(workspace, bytes);
-    take(plan, &arena, &c->at);
+    if (!plan->split) {
+        take(plan, &arena, &c->at);
+    }
     find_crossing(c);
     c->kept_states = kept != NULL ? (float *)((uintptr_t)kept + maps_at(plan) + maps_bytes(plan)) : NULL;
-    float *M = kept != NULL ? (float *)((uintptr_t)kept + maps_at(plan)) : c->at.M;
+    float *kept_maps = kept != NULL ? (float *)((uintptr_t)kept + maps_at(plan)) : NULL;
+    float *M = kept_maps != NULL ? kept_maps : c->at.M;
     CARRY_TRY(carry_event_record(plan->ctx, device, plan->started, carry_ctx_stream(plan->ctx, device)));
     carry_status status = carry_delta_borders_begin(plan, c->borders, c->backward != NULL, &check);
     if (status == CARRY_OK && c->backward != NULL && plan->inner == NULL) {
         status = clear_heads(c, &c->backward->dA_log);
         status = status == CARRY_OK ? clear_heads(c, &c->backward->ddt_bias) : status;
     }
-    if (status == CARRY_OK) {
+    if (status == CARRY_OK && plan->split) {
+        const carry_delta_ranks_call split = {.forward = c->forward,
+                                              .backward = c->backward,
+                                              .role = c->role,
+                                              .kept_states = c->kept_states,
+                                              .M = kept_maps};
+        status = carry_delta_ranks_split_run(plan, &split, workspace, bytes);
+    } else if (status == CARRY_OK) {
         status = c->backward != NULL ? run_backward(c, M) : run_forward(c, M);
     }
     plan->is_broken = status != CARRY_OK;
@@ -383,14 +396,4 @@ carry_status carry_delta_ranks_device_backward(carry_delta_ranks_plan *plan, con
                                                void *workspace, size_t bytes) {
     call c = {.plan = plan, .backward = args, .borders = args->cu_seqlens.data};
     return run(&c, workspace, bytes, args->kept);
-}
-
-/* By events, once the call has happened. */
-void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan) {
-    double exposed = 0.0;
-    (void)carry_event_elapsed(plan->ctx, &plan->seconds, plan->problem.device, plan->started, plan->stopped);
-    if (plan->last_scan != NULL) {
-        (void)carry_all_scan_exposed(plan->last_scan, &exposed);
-    }
-    plan->exposed = exposed;
 }

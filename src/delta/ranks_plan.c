@@ -8,9 +8,11 @@
 #include "core/error.h"
 #include "core/span.h"
 #include "delta/ranks.h"
+#include "delta/split.h"
 
 /* Unless told otherwise. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
 #define GROUPS 16
+#define GPU_GROUPS 2
 #define WORD 224
 
 /* What a rank tells the others. */
@@ -109,8 +111,10 @@ static void make_groups(carry_delta_ranks_plan *plan, const record *all, int64_t
     for (int r = 0; r < carry_comm_size(plan->comm); r++) {
         threads = all[r].threads > threads ? all[r].threads : threads;
     }
-    int64_t groups = plan->problem.device > 0 ? 1 : asked;
-    if (groups == 0) {
+    int64_t groups = asked;
+    if (plan->problem.device > 0) { /* a GPU wants many heads at once */
+        groups = !plan->split || plan->chains > 1 ? 1 : asked > 0 ? asked : GPU_GROUPS;
+    } else if (groups == 0) {
         groups = plan->chains * heads / threads;
         groups = groups > GROUPS ? GROUPS : groups;
     }
@@ -135,6 +139,7 @@ static carry_status make_scans(carry_delta_ranks_plan *plan, const carry_delta_r
                                        .reversed = backward,
                                        .transposed = backward};
         carry_all_scan_options how = {.algorithm = options->algorithm,
+                                      .blocks = plan->split ? 1 : 0, /* the groups are what is in flight at once */
                                       .tag = options->first_tag + group + (backward ? CARRY_DELTA_RANKS_GROUPS : 0)};
         CARRY_TRY(carry_all_scan_plan_new(plan->comm, backward ? &plan->backward[group] : &plan->forward[group], &scan,
                                           &how));
@@ -185,11 +190,21 @@ static carry_status state_bytes(carry_delta_ranks_plan *plan) {
     return CARRY_OK;
 }
 
+/* All ranks, or none: a method depends on how many tokens a rank has. */
+static carry_status choose_split(carry_delta_ranks_plan *plan) {
+    int64_t cannot = plan->inner != NULL && !carry_delta_splits(plan->inner) ? 1 : 0;
+    if (plan->problem.device > 0 && plan->chained) {
+        CARRY_TRY(carry_all_reduce(plan->host, &cannot, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+        plan->split = cannot == 0;
+        CARRY_TRY(carry_comm_sharing(plan->comm, &plan->sharing));
+    }
+    return CARRY_OK;
+}
+
 static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const carry_delta_ranks_options *options) {
     const carry_delta_problem *p = &plan->problem;
     plan->chains = p->sequences > 0 ? 1 : p->batch;
     plan->first_tag = options->first_tag;
-    make_groups(plan, all, options->groups);
     if (p->tokens > 0) {
         carry_delta_problem inner = *p; /* of sequences it sees those that have tokens here */
         const bool on_gpu = p->device > 0;
@@ -199,6 +214,8 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
             carry_delta_plan_new(plan->ctx, &plan->inner, &inner,
                                  &(carry_delta_options){.method = options->method != NULL ? options->method : chosen}));
     }
+    CARRY_TRY(choose_split(plan));
+    make_groups(plan, all, options->groups);
     CARRY_TRY(make_scans(plan, options));
     CARRY_TRY(p->device > 0 ? carry_delta_ranks_device_fill(plan) : state_bytes(plan));
     (void)snprintf(plan->about, sizeof plan->about, "%s, %d group%s of heads; %s",

@@ -25,7 +25,7 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
         int64_t value_head = head * plan->group + member;
         carry_delta_token_head_load(plan, &run->in, sequence->batch, sequence->start + t, value_head, &s->heads);
         for (int64_t i = 0; i < K; i++) {
-            s->weighed[i] = s->heads.end[i] * s->rows.k[i];
+            s->fade_k[i] = s->heads.end[i] * s->rows.k[i];
         }
         carry_delta_load(plan, s->X, run->in.v, sequence->batch, sequence->start + t, value_head, 1, first, columns);
         plan->kernels->delta_token(&(carry_delta_token){.rows = K,
@@ -34,7 +34,7 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
                                                         .stride = stride,
                                                         .q = s->rows.q,
                                                         .k = s->rows.k,
-                                                        .faded_k = s->weighed,
+                                                        .faded_k = s->fade_k,
                                                         .decay = s->heads.end,
                                                         .v = s->X,
                                                         .o = s->O,

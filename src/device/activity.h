@@ -1,9 +1,10 @@
 /* Device activity: what the GPUs did while a profile ran, kernel by kernel and copy by copy.
 
-   carry_activity_start asks the first backend that can tell (device/backend.h) to fill a log until carry_activity_stop.
-   Nothing is recorded, and nothing costs anything, outside the two. Times are those of carry_seconds, so that kernels
-   stand beside the spans (core/span.h) that launched them. Sums by name are exact however long a run is; records, for a
-   picture over time, are kept until the log is full, and the rest is dropped and counted. */
+   carry_activity_start asks the first backend that supports it (device/backend.h) to fill a log until
+   carry_activity_stop. Outside these two calls nothing is recorded and there is no cost. Times are those of
+   carry_seconds, so that kernels line up with the spans (core/span.h) that launched them. Sums by name are exact,
+   however long a run is; records, for a timeline, are kept until the log is full, and the rest is dropped and
+   counted. */
 #ifndef CARRY_DEVICE_ACTIVITY_H
 #define CARRY_DEVICE_ACTIVITY_H
 

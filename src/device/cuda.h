@@ -1,6 +1,6 @@
-/* What files of CUDA code share: telling an error, and the parts of the CUDA backend that have files of their own.
+/* What CUDA source files share: error reporting, and the parts of the CUDA backend that have their own files.
 
-   A C header that needs CUDA's own, so only *.cu files include it. */
+   It is a C header that needs the headers of CUDA, so only *.cu files include it. */
 #ifndef CARRY_DEVICE_CUDA_H
 #define CARRY_DEVICE_CUDA_H
 

@@ -1,6 +1,6 @@
-/* Memory of a GPU that other processes of this machine read from (CUDA IPC). Memory of a context's pool cannot be
-   exported, so it is memory of its own, in pieces of regions. A region is kept by the process until it ends: a process
-   that still reads from it never sees it go. */
+/* GPU memory that other processes on this machine can read (CUDA IPC). Memory from the pool of a context cannot be
+   exported, so this memory is allocated separately, as pieces of regions. The process keeps a region until it exits,
+   so that it never disappears while another process reads it. */
 #ifndef CARRY_DEVICE_EXCHANGE_H
 #define CARRY_DEVICE_EXCHANGE_H
 

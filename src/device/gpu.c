@@ -11,8 +11,8 @@ carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device) {
     const carry_backend *backend = carry_backend_of(device, &ordinal);
     *gpu = NULL;
     if (backend == NULL || backend->measure == NULL || device >= CARRY_STREAM_DEVICES) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "device %d is no GPU that can be used here (carry list devices shows what there is)", device);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d is not a GPU that can be used (see carry list devices)",
+                          device);
     }
     carry_gpu *all = ctx->slots[CARRY_SLOT_GPU].data;
     if (all == NULL) {

@@ -1,5 +1,5 @@
-/* Uploads that nobody waits for: slots of pinned memory, filled by the CPU in turn, each copied in a stream. A slot is
-   used again once its copy has happened, so the CPU is at most `slots` uploads ahead. */
+/* Asynchronous uploads: slots of pinned memory, which the CPU fills in turn, each copied on a stream. A slot is
+   reused once its copy has completed, so the CPU is at most `slots` uploads ahead. */
 #ifndef CARRY_DEVICE_UPLOAD_H
 #define CARRY_DEVICE_UPLOAD_H
 

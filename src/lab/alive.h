@@ -1,4 +1,4 @@
-/* Is a process that somebody noted down still the same one? A number alone is not enough: numbers are used again. */
+/* Is a recorded process still the same one? A process number alone is not enough, since numbers are reused. */
 #ifndef CARRY_LAB_ALIVE_H
 #define CARRY_LAB_ALIVE_H
 

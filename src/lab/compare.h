@@ -1,5 +1,5 @@
-/* Two runs beside each other: what both measured, as ratios of medians with intervals, and whether they differ at all.
- */
+/* Comparing two runs: ratios of medians with intervals for everything that both measured, and whether they differ at
+   all. */
 #ifndef CARRY_LAB_COMPARE_H
 #define CARRY_LAB_COMPARE_H
 

@@ -10,7 +10,8 @@
 
 #define SLACK 0.05
 #define RESAMPLINGS 1000
-#define FEWEST 10 /* steps whose losses are averaged, where there are as many */
+#define FEWEST 10     /* steps whose losses are averaged, where there are as many */
+#define ROUNDING 1e-6 /* of a loss: what another order of sums makes of it in f32 */
 
 bool carry_is_training(const carry_run *run) {
     return run->results == 0 && run->metrics > 0 && strcmp(run->kind, "train") == 0;
@@ -73,7 +74,8 @@ static void average(carry_loss_pair *pair, const double *difference) {
     }
     pair->difference = sum / pair->averaged;
     bootstrap(from, pair->averaged, &pair->low, &pair->high);
-    pair->within_noise = pair->low <= 0.0 && pair->high >= 0.0;
+    const double rounding = ROUNDING * fabs(pair->a);
+    pair->within_noise = pair->low <= rounding && pair->high >= -rounding;
 }
 
 static carry_status compare_losses(carry_ctx *ctx, carry_loss_pair *pair, const carry_run *a, const carry_run *b,

@@ -1,4 +1,4 @@
-/* Stored runs as text that other programs read. */
+/* Exporting stored runs as text for other programs. */
 #ifndef CARRY_LAB_EXPORT_H
 #define CARRY_LAB_EXPORT_H
 

@@ -1,4 +1,4 @@
-/* What the exports share. */
+/* What the export formats share. */
 #ifndef CARRY_LAB_EXPORT_INTERNAL_H
 #define CARRY_LAB_EXPORT_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* What a figure was measured on: facts by name, in a fixed order. */
+/* The machine that a figure was measured on: facts by name, in a fixed order. */
 #ifndef CARRY_LAB_MACHINE_H
 #define CARRY_LAB_MACHINE_H
 

@@ -1,5 +1,5 @@
-/* Starting other programs: git, gnuplot, sbatch, a person's test command. No shell unless the caller asks for one by
-   name; every wait has an end. */
+/* Starting other programs: git, gnuplot, sbatch, the test command of a user. No shell is used unless the caller
+   names one, and every wait has a limit. */
 #ifndef CARRY_LAB_PROCESS_H
 #define CARRY_LAB_PROCESS_H
 

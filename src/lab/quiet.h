@@ -1,4 +1,5 @@
-/* Was the machine ours while something was measured? From the kernel's own account of every core's time. */
+/* Did other processes use the machine during a measurement? Computed from the processor times that the kernel
+   reports. */
 #ifndef CARRY_LAB_QUIET_H
 #define CARRY_LAB_QUIET_H
 

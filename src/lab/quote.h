@@ -1,4 +1,4 @@
-/* Words for a shell: in single quotes, which keep everything but themselves. */
+/* Quoting words for a shell, in single quotes. */
 #ifndef CARRY_LAB_QUOTE_H
 #define CARRY_LAB_QUOTE_H
 

@@ -1,8 +1,8 @@
-/* Another machine, reached by ssh: a folder of our own on it, a copy of a tree there, commands, and files brought back.
+/* Another machine, reached by ssh: our own folder there, a copy of a tree in it, commands, and copying files back.
 
-   ssh decides who HOST is (~/.ssh/config, or the file that CARRY_SSH_CONFIG names), and nobody is asked for a password:
-   keys or an agent must do. Needs sh, tar with gzip and setsid there. What goes to the other shell is a script on its
-   standard input, in which every word is quoted. */
+   ssh resolves HOST (~/.ssh/config, or the file that CARRY_SSH_CONFIG names). Passwords are not asked for: a key or
+   an agent is needed. The other machine needs sh, tar with gzip, and setsid. Commands are sent to its shell as a
+   script on standard input, in which every word is quoted. */
 #ifndef CARRY_LAB_REMOTE_H
 #define CARRY_LAB_REMOTE_H
 

@@ -1,4 +1,4 @@
-/* From a device to the host. */
+/* Copying from a device to the host. */
 #ifndef CARRY_MODEL_HOST_H
 #define CARRY_MODEL_HOST_H
 

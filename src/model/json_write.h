@@ -1,5 +1,4 @@
-/* Making JSON: a text that grows. Memory that runs out is remembered in `failed`, so that callers look once, at the
-   end. */
+/* Writing JSON to a growing text. Running out of memory sets `failed`, so that callers check once, at the end. */
 #ifndef CARRY_MODEL_JSON_WRITE_H
 #define CARRY_MODEL_JSON_WRITE_H
 

@@ -54,7 +54,7 @@ static carry_status take_numbers(const reader *r, int64_t *numbers, int most, in
     return CARRY_OK;
 }
 
-static carry_status parse_dtype(const reader *r, const carry_json *text, carry_dtype *dtype) {
+static carry_status parse_dtype(const reader *r, const char *name, const carry_json *text, carry_dtype *dtype) {
     static const struct {
         const char *text;
         carry_dtype dtype;
@@ -66,9 +66,10 @@ static carry_status parse_dtype(const reader *r, const carry_json *text, carry_d
         }
     }
     char shown[CARRY_JSON_SHOWN];
-    return carry_fail(r->ctx, CARRY_EDTYPE,
-                      "the safetensors element type %s is not supported: expected F32, BF16, F16, I64",
-                      carry_json_show(shown, text));
+    return carry_fail(
+        r->ctx, CARRY_EDTYPE,
+        "the tensor '%.60s' has the element type %s, which is not supported: expected F32, BF16, F16, I64", name,
+        carry_json_show(shown, text));
 }
 
 /* The value of one tensor's entry, in any order of its three keys. */
@@ -84,7 +85,7 @@ static carry_status take_entry(const reader *r, carry_safetensors_entry *entry, 
     int64_t offsets[2];
     int rank;
     int bounds;
-    CARRY_TRY(parse_dtype(r, type, &dtype));
+    CARRY_TRY(parse_dtype(r, entry->name, type, &dtype));
     CARRY_TRY(take_numbers(r, shape, CARRY_MAX_RANK, &rank, sizes));
     CARRY_TRY(take_numbers(r, offsets, 2, &bounds, places));
     if (bounds != 2) {

@@ -1,6 +1,6 @@
-/* The weights of a model's folder: model.safetensors, or the files that model.safetensors.index.json lists; or the same
-   with diffusion_pytorch_model for model, as diffusers has it. A path that ends in .safetensors is a file that has all
-   of them. */
+/* The weights of a model folder: model.safetensors, or the files that model.safetensors.index.json lists; or, as in
+   diffusers, the same with diffusion_pytorch_model instead of model. A path that ends in .safetensors is a single
+   file with all weights. */
 #ifndef CARRY_MODEL_WEIGHTS_H
 #define CARRY_MODEL_WEIGHTS_H
 

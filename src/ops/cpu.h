@@ -1,5 +1,5 @@
-/* The CPU's entries of the operator table, each in the file of its stem. A file that has a public operator includes
-   this for the table too. */
+/* The CPU entries of the operator table, each defined in the file named after its operator. Files with a public
+   operator include this header for the table too. */
 #ifndef CARRY_OPS_CPU_H
 #define CARRY_OPS_CPU_H
 

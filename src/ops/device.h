@@ -1,5 +1,5 @@
-/* Products as backends see them, and where a tensor must be. Callers have checked shapes, types and where the data is.
- */
+/* Matrix products as backends see them, and on which device a tensor must be. Callers have checked shapes, types and
+   devices. */
 #ifndef CARRY_OPS_DEVICE_H
 #define CARRY_OPS_DEVICE_H
 

@@ -1,4 +1,4 @@
-/* The operators of transformers that a GPU does in one pass, as the operators they are made of. */
+/* The fused operators of transformers, which a GPU does in one pass, implemented with the operators they consist of. */
 #ifndef CARRY_OPS_FUSED_H
 #define CARRY_OPS_FUSED_H
 

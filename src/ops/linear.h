@@ -1,4 +1,4 @@
-/* Products of rows of tokens with a weight, in any types, for callers that have checked their shapes. */
+/* Products of rows of tokens with a weight matrix, in any types, for callers that have checked the shapes. */
 #ifndef CARRY_OPS_LINEAR_H
 #define CARRY_OPS_LINEAR_H
 

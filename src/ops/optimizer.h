@@ -1,4 +1,4 @@
-/* What AdamW multiplies by, the same for every backend. */
+/* The factors of AdamW, the same for every backend. */
 #ifndef CARRY_OPS_OPTIMIZER_H
 #define CARRY_OPS_OPTIMIZER_H
 

@@ -1,5 +1,5 @@
-/* Between pictures, as convolutions have them (ops/conv2d.h), and planes or bytes, as everybody else has them; and the
-   norm that stands between convolutions. */
+/* Conversion between pictures as convolutions use them (ops/conv2d.h) and planes or bytes; and the norm between
+   convolutions. */
 #ifndef CARRY_OPS_PICTURE_H
 #define CARRY_OPS_PICTURE_H
 

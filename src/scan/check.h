@@ -1,4 +1,4 @@
-/* The checks that come before any work. Each failure is one error message with names and numbers. */
+/* The checks before any work. Each failure is one error message with names and numbers. */
 #ifndef CARRY_SCAN_CHECK_H
 #define CARRY_SCAN_CHECK_H
 

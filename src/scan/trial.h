@@ -1,4 +1,4 @@
-/* Timing algorithms on inputs made for it, for the planner. */
+/* Timing algorithms on generated inputs, for the planner. */
 #ifndef CARRY_SCAN_TRIAL_H
 #define CARRY_SCAN_TRIAL_H
 

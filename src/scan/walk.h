@@ -1,7 +1,7 @@
-/* Walking through time: steps from..to-1 of one lane, its state in hand.
+/* Going through time step by step: steps from..to-1 of one lane, with its state at hand.
 
-   A lane is a part of a sequence that needs nothing of the others: some of the n channels of a diagonal recurrence, or
-   some of the w columns of a dense one. */
+   A lane is a part of a sequence that does not depend on the others: some of the n channels of a diagonal
+   recurrence, or some of the w columns of a dense one. */
 #ifndef CARRY_SCAN_WALK_H
 #define CARRY_SCAN_WALK_H
 

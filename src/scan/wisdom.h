@@ -4,12 +4,12 @@
        machine Neoverse-V1, 2 cores, carry 0.1.0
        rate 2 neon fork 1.1e-06                                 threads, kernels, name, value
        plan 2 neon scan:dense:f32:b1:t1024:n32:w1 sequential 5.4e-05   threads, kernels, problem, algorithm, seconds
-       plan 2 neon scan:dense:f32:b1:t8192:n8:w1 chunkwise,chunk=512,threads=1 2e-04   with its chunk and the threads it
-   uses end 5f3a9c10                                         CRC-32C of all before this line
+       plan 2 neon scan:dense:f32:b1:t8192:n8:w1 chunkwise,chunk=512,threads=1 2e-04   with its chunk and threads
+       end 5f3a9c10                                             CRC-32C of everything before this line
 
-   A file from another machine, of another version or damaged is ignored with a warning, and put aside (as FILE.old)
-   when something is measured and written. One that cannot be read or written at all is left alone, with a warning:
-   what is measured is then kept in memory. */
+   A file from another machine or version, or a damaged one, is ignored with a warning, and moved to FILE.old when
+   something is measured and written. A file that cannot be read or written at all is left alone, with a warning, and
+   measurements are kept in memory. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 

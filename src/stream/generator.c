@@ -169,11 +169,7 @@ static carry_status recompute(carry_generator *g, const carry_envelope *e) {
     return write_chunks(g, g->context, (int)(frames / chunk), 0);
 }
 
-static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {
-    const carry_tensor *c = &e->conditioning;
-    if (!e->reset_cross_cache) {
-        return CARRY_OK;
-    }
+static carry_status put_text(carry_generator *g, const carry_tensor *c) {
     if (c->shape[0] > g->config.text_len || c->shape[1] != g->config.text_dim) {
         return carry_fail(g->ctx, CARRY_ESHAPE, "conditioning is [%lld, %lld] where [up to %lld, %lld] is needed",
                           (long long)c->shape[0], (long long)c->shape[1], (long long)g->config.text_len,
@@ -185,28 +181,55 @@ static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {
     return carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, c->shape[0], c->shape[1]));
 }
 
-static carry_status denoise(carry_generator *g, const carry_envelope *e) {
-    CARRY_SPAN(g->ctx, "stream", "denoise");
+static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {
+    return e->reset_cross_cache ? put_text(g, &e->conditioning) : CARRY_OK;
+}
+
+void carry_generator_set_late(carry_generator *g, carry_generator_take take, void *user) {
+    g->take = take;
+    g->take_user = user;
+}
+
+bool carry_generator_did_again(const carry_generator *g) {
+    return g->is_again;
+}
+
+carry_status carry_generator_late(carry_generator *g, bool *is_new) {
+    carry_tensor text = {0};
+    CARRY_TRY(g->take != NULL ? g->take(g->take_user, &text) : CARRY_OK);
+    *is_new = text.data != NULL;
+    return *is_new ? put_text(g, &text) : CARRY_OK;
+}
+
+static carry_status step(carry_generator *g, const carry_envelope *e, int i) {
     const int64_t frames = e->latents_in.shape[1];
     const int64_t *steps = e->steps.data;
-    const float bias = logf(e->kv_bias);
     carry_tensor x = carry_generator_view(g, g->x, CARRY_F32, frames);
     carry_tensor x0 = carry_generator_view(g, g->x0, CARRY_F32, frames);
     carry_tensor velocity = carry_generator_view(g, g->velocity, CARRY_F32, frames);
-    const int64_t count = x.stride[0] * x.shape[0];
+    const double sigma = carry_flow_sigma((double)steps[i], g->options.shift);
+    const carry_dit_chunk chunk = {
+        .velocity = velocity, .latents = x, .t = 1000.0 * sigma, .start = e->current_start_frame};
+    CARRY_TRY(carry_dit_forward(g->dit, g->cache, &chunk, 1, logf(e->kv_bias)));
+    CARRY_TRY(carry_generator_finite(g, g->velocity, x.stride[0] * x.shape[0], "denoising step", i));
+    CARRY_TRY(carry_flow_clean(g->ctx, x0, x, velocity, sigma));
+    return i + 1 < e->num_denoise_steps
+               ? carry_flow_noise(g->ctx, x, x0, carry_flow_sigma((double)steps[i + 1], g->options.shift),
+                                  (double)e->noise_scale, e->seed, carry_generator_stream(e->chunk_index, i + 1))
+               : CARRY_OK;
+}
+
+static carry_status denoise(carry_generator *g, const carry_envelope *e) {
+    CARRY_SPAN(g->ctx, "stream", "denoise");
+    const int64_t count = e->latents_in.shape[0] * e->latents_in.shape[1] * e->height * e->width;
     for (int i = 0; i < e->num_denoise_steps; i++) {
-        const double sigma = carry_flow_sigma((double)steps[i], g->options.shift);
-        const carry_dit_chunk chunk = {
-            .velocity = velocity, .latents = x, .t = 1000.0 * sigma, .start = e->current_start_frame};
+        bool is_new;
+        CARRY_TRY(carry_generator_late(g, &is_new));
         g->calls++;
-        CARRY_TRY(carry_dit_forward(g->dit, g->cache, &chunk, 1, bias));
-        CARRY_TRY(carry_generator_finite(g, g->velocity, count, "denoising step", i));
-        CARRY_TRY(carry_flow_clean(g->ctx, x0, x, velocity, sigma));
-        if (i + 1 < e->num_denoise_steps) {
-            CARRY_TRY(carry_flow_noise(g->ctx, x, x0, carry_flow_sigma((double)steps[i + 1], g->options.shift),
-                                       (double)e->noise_scale, e->seed, carry_generator_stream(e->chunk_index, i + 1)));
-        }
+        CARRY_TRY(step(g, e, i));
     }
+    CARRY_TRY(carry_generator_late(g, &g->is_again));
+    CARRY_TRY(g->is_again ? step(g, e, e->num_denoise_steps - 1) : CARRY_OK);
     CARRY_TRY(carry_generator_finite(g, g->x0, count, "the last step's estimate", -1));
     carry_generator_round(g, g->x0, count);
     return CARRY_OK;
@@ -242,6 +265,7 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
     double mark = carry_seconds();
     *times = (carry_generator_times){0};
     g->calls = 0;
+    g->is_again = false;
     CARRY_TRY(check_shapes(g, e));
     if (e->init_cache || e->reset_cache) {
         carry_dit_cache_reset(g->cache);

@@ -28,6 +28,13 @@ typedef struct carry_generator carry_generator;
 carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const carry_generator_options *options);
 void carry_generator_free(carry_generator *generator);
 
+/* A prompt that comes while its chunk is denoised. take is called on every rank before each step and after the last:
+   *text, where it has data, is the conditioning from there on; after the last step that step is done again with it. Not
+   called for stream batches. On a GPU at most two steps are enqueued ahead, so that it is asked in time. */
+typedef carry_status (*carry_generator_take)(void *user, carry_tensor *text);
+void carry_generator_set_late(carry_generator *generator, carry_generator_take take, void *user);
+bool carry_generator_did_again(const carry_generator *generator); /* a step of the last call, for that reason */
+
 /* A collective of the mesh. result->latents_out is the generator's own memory, bf16, until the next call; ids and
    times of the result are filled in but for stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position is not
    the cache's; CARRY_ERANGE when values are not finite, with the pass that made them. */

@@ -1,6 +1,8 @@
 /* A chunk on a GPU: latents are uploaded once, the sampler's steps follow each other in the device's stream, and the
    result is all that is waited for. The clean pass comes behind it in the stream: it runs while the result is sent and
-   decoded, and the next chunk is enqueued behind it. */
+   decoded, and the next chunk is enqueued behind it. Where a prompt may come in between, two steps at most are enqueued
+   before the host looks for one again: the GPU is never without work, and the last step, which decides the most of what
+   is seen, is known to have the newest. */
 #include <math.h>
 #include <string.h>
 
@@ -58,6 +60,7 @@ carry_status carry_generator_device_open(carry_generator *g) {
     CARRY_TRY(carry_event_new(g->ctx, &f->began, device));
     CARRY_TRY(carry_event_new(g->ctx, &f->denoised, device));
     for (int i = 0; i < 2; i++) {
+        CARRY_TRY(carry_event_new(g->ctx, &f->stepped[i], device));
         CARRY_TRY(carry_event_new(g->ctx, &f->ready[i], device));
         CARRY_TRY(carry_event_new(g->ctx, &f->cleaned[i], device));
     }
@@ -78,6 +81,7 @@ void carry_generator_device_close(carry_generator *g) {
     carry_event_free(g->ctx, device, f->began);
     carry_event_free(g->ctx, device, f->denoised);
     for (int i = 0; i < 2; i++) {
+        carry_event_free(g->ctx, device, f->stepped[i]);
         carry_event_free(g->ctx, device, f->ready[i]);
         carry_event_free(g->ctx, device, f->cleaned[i]);
     }
@@ -113,7 +117,6 @@ static carry_status step(carry_generator *g, const carry_envelope *e, int i) {
         .velocity = f->velocity, .latents = f->x, .t = 1000.0 * sigma, .start = e->current_start_frame};
     carry_flow_step_args args = {
         .x0 = f->x0, .x = f->x, .velocity = f->velocity, .bad = carry_slice(f->bad, i, 1), .sigma = (float)sigma};
-    g->calls++;
     CARRY_TRY(carry_dit_forward(g->dit, g->cache, &chunk, 1, logf(e->kv_bias)));
     if (i + 1 < e->num_denoise_steps) {
         const double next = carry_flow_sigma((double)steps[i + 1], g->options.shift);
@@ -156,6 +159,26 @@ static carry_status check_finite(carry_generator *g, int steps) {
     return CARRY_OK;
 }
 
+static carry_status denoise(carry_generator *g, const carry_envelope *e) {
+    carry_generator_device *f = &g->far;
+    const int device = g->dit->own.device;
+    const int n = e->num_denoise_steps;
+    for (int i = 0; i < n; i++) {
+        bool is_new;
+        CARRY_TRY(g->take != NULL && i > 1 ? carry_event_wait(g->ctx, device, f->stepped[i % 2]) : CARRY_OK);
+        CARRY_TRY(carry_generator_late(g, &is_new));
+        g->calls++;
+        CARRY_TRY(step(g, e, i));
+        CARRY_TRY(g->take != NULL ? mark(g, f->stepped[i % 2]) : CARRY_OK);
+    }
+    if (g->take == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_event_wait(g->ctx, device, f->stepped[(n - 1) % 2]));
+    CARRY_TRY(carry_generator_late(g, &g->is_again));
+    return g->is_again ? step(g, e, n - 1) : CARRY_OK;
+}
+
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times) {
     carry_generator_device *f = &g->far;
@@ -167,9 +190,7 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     f->turn = now;
     CARRY_TRY(mark(g, f->began));
     CARRY_TRY(upload(g, e));
-    for (int i = 0; i < e->num_denoise_steps; i++) {
-        CARRY_TRY(step(g, e, i));
-    }
+    CARRY_TRY(denoise(g, e));
     CARRY_TRY(mark(g, f->denoised));
     CARRY_TRY(download(g));
     CARRY_TRY(mark(g, f->ready[now]));

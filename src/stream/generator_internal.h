@@ -24,6 +24,7 @@ typedef struct carry_generator_device {
     carry_upload upload;                 /* of latents */
     void *host;                          /* pinned: the result's latents, then bad */
     carry_event *began, *denoised;
+    carry_event *stepped[2];            /* the last two steps, where a prompt may come between them */
     carry_event *ready[2], *cleaned[2]; /* of this chunk and of the one before, in turn */
     int turn;
     bool has_cleaned; /* the chunk before had a clean pass */
@@ -39,6 +40,9 @@ struct carry_generator {
     uint16_t *out;                             /* bf16 */
     int64_t *digests;                          /* of every rank of the mesh */
     int calls;
+    carry_generator_take take; /* NULL: text is that of the envelope */
+    void *take_user;
+    bool is_again;
     carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* of a stream batch, the newest first */
     int slots;                                        /* chunks that are in it */
     carry_generator_device far;                       /* closed on the CPU */
@@ -50,6 +54,9 @@ void carry_generator_widen(float *to, const uint16_t *bits, int64_t count);
 carry_status carry_generator_finite(carry_generator *g, const float *values, int64_t count, const char *pass, int step);
 /* x0 as it is sent: rounded into out, and back. */
 void carry_generator_round(carry_generator *g, float *x0, int64_t count);
+
+/* Asks for a late conditioning; *is_new: there was one, and it is used from here on. */
+carry_status carry_generator_late(carry_generator *g, bool *is_new);
 
 /* generator_batch.c */
 carry_status carry_generator_batch_new(carry_generator *g, size_t bytes);

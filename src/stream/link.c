@@ -314,6 +314,33 @@ static carry_status wait_letter(carry_link *link) {
     }
 }
 
+carry_status carry_link_wait(carry_link *link, double seconds, bool *there) {
+    if (link->world == NULL) {
+        return carry_link_poll(link, there);
+    }
+    const double deadline = carry_comm_deadline(link->world);
+    const double now = carry_seconds();
+    const double sign = link->said + deadline / SIGNS;
+    CARRY_TRY(look(link));
+    *there = link->come > 0 || link->next_state < 0 || now > link->heard + deadline; /* receive reports what is wrong */
+    if (*there) {
+        return CARRY_OK;
+    }
+    int done = 0;
+    link->ended = carry_comm_wait_since(&next_arrival(link)->request, link->heard, fmin(now + seconds, sign), &done);
+    CARRY_TRY(link->ended);
+    return done || carry_seconds() < sign ? CARRY_OK : give_sign(link);
+}
+
+carry_status carry_link_next_is(carry_link *link, carry_message_kind kind, bool *is_next) {
+    bool there;
+    CARRY_TRY(carry_link_poll(link, &there));
+    const prelude *p =
+        link->world == NULL ? &link->other->out[link->other->oldest].prelude : &link->in[link->first].prelude;
+    *is_next = there && p->magic == MAGIC && p->kind == (uint32_t)kind;
+    return CARRY_OK;
+}
+
 static carry_status receive_local(carry_link *link, carry_message *message) {
     carry_link *other = link->other;
     for (bool there = false; !there;) {

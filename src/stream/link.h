@@ -25,6 +25,7 @@ typedef enum carry_message_kind {
     CARRY_MESSAGE_PULSE,   /* i64: the call_id that was done */
     CARRY_MESSAGE_REFUSAL, /* an error message */
     CARRY_MESSAGE_ABOUT,   /* carry_about: comes before every result */
+    CARRY_MESSAGE_TEXT,    /* carry_text_head, then rows: conditioning for the steps that are left of a call */
     CARRY_MESSAGE_CLOSE,
     CARRY_MESSAGE_HEARTBEAT, /* of life: nobody receives it */
 } carry_message_kind;
@@ -41,7 +42,16 @@ typedef struct carry_about {
     uint64_t call_id;
     double denoise, recompute, clean; /* seconds */
     int64_t forwards, large, small;   /* since the start: forwards and all-reduces of the mesh */
+    uint64_t texts; /* conditionings so far, of envelopes and of texts; the last is that of the chunk's last step */
+    bool is_again;  /* the last step was done again, with a conditioning that came during it */
 } carry_about;
+
+/* A prompt that came while its chunk was under way: bf16 rows [rows, text_dim] follow. */
+typedef struct carry_text_head {
+    uint32_t crc; /* CRC32C of the rows */
+    uint32_t rows;
+    uint64_t spare; /* rows are aligned to 16 */
+} carry_text_head;
 
 typedef struct carry_link_options {
     int depth;         /* messages with tensors that may be on their way */
@@ -75,6 +85,10 @@ void carry_link_stop_heartbeats(carry_link *link);
 
 /* Moves along what is on its way; *there: a message can be received without waiting. */
 carry_status carry_link_poll(carry_link *link, bool *there);
+/* The same, but waits for it up to `seconds`, with heartbeats. */
+carry_status carry_link_wait(carry_link *link, double seconds, bool *there);
+/* Is there a message, and is it of that kind? */
+carry_status carry_link_next_is(carry_link *link, carry_message_kind kind, bool *is_next);
 /* CARRY_ETIMEOUT when the other end has been silent for the deadline, even where messages of it wait to be received;
    CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
 carry_status carry_link_receive(carry_link *link, carry_message *message);

@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "core/clock.h"
+#include "core/crc32c.h"
 #include "core/memory.h"
 #include "core/span.h"
 #include "stream/call.h"
@@ -23,16 +24,83 @@ struct carry_mesh {
     bool is_shut;
     double since;       /* when the leader began to wait */
     unsigned char *box; /* of a worker */
+
+    /* Prompts that came late. */
+    carry_link *link;                   /* the leader's during a call; NULL: a worker's */
+    uint16_t *text;                     /* [text_len, text_dim] bf16 */
+    uint64_t rows;                      /* of the one that is to be used; 0: none is */
+    uint64_t texts;                     /* conditionings so far, with those of envelopes */
+    int64_t step[CARRY_ENVELOPE_STEPS]; /* the envelope's: its own bytes do not outlast the next message */
 };
+
+static size_t row_bytes(const carry_mesh *mesh) {
+    return (size_t)mesh->options.text_dim * sizeof(uint16_t);
+}
+
+static carry_status keep_text(carry_mesh *mesh, const carry_message *message) {
+    carry_text_head head = {0};
+    const size_t bytes = message->size < sizeof head ? 0 : message->size - sizeof head;
+    const unsigned char *rows = (const unsigned char *)message->bytes + sizeof head;
+    if (message->size >= sizeof head) {
+        memcpy(&head, message->bytes, sizeof head);
+    }
+    if (head.rows < 1 || head.rows > (uint64_t)mesh->options.text_len || bytes != head.rows * row_bytes(mesh)) {
+        return carry_fail(mesh->ctx, CARRY_ESHAPE,
+                          "a late prompt of %zu bytes says that it has %u rows: 1 to %" PRId64 " of %" PRId64
+                          " numbers were agreed on",
+                          message->size, head.rows, mesh->options.text_len, mesh->options.text_dim);
+    }
+    if (carry_crc32c(0, rows, bytes) != head.crc) {
+        return carry_fail(mesh->ctx, CARRY_EFORMAT, "a late prompt is damaged: its CRC32C is not the one it came with");
+    }
+    memcpy(mesh->text, rows, bytes);
+    mesh->rows = head.rows;
+    mesh->texts++;
+    return CARRY_OK;
+}
+
+/* carry_generator_take, a collective of the mesh. */
+static carry_status take_late(void *user, carry_tensor *text) {
+    carry_mesh *mesh = user;
+    if (mesh->link != NULL) {
+        CARRY_TRY(mesh->options.look != NULL ? mesh->options.look(mesh->options.user) : CARRY_OK);
+        bool is_next;
+        CARRY_TRY(carry_link_next_is(mesh->link, CARRY_MESSAGE_TEXT, &is_next));
+        if (is_next) {
+            carry_message message;
+            CARRY_TRY(carry_link_receive(mesh->link, &message));
+            CARRY_TRY(keep_text(mesh, &message));
+        }
+    }
+    if (mesh->comm != NULL) {
+        CARRY_TRY(carry_broadcast(mesh->comm, &mesh->rows, sizeof mesh->rows, 0));
+        if (mesh->rows > (uint64_t)mesh->options.text_len) {
+            return carry_fail(mesh->ctx, CARRY_ERANGE,
+                              "mesh: a prompt of %" PRIu64 " rows where %" PRId64 " is the most", mesh->rows,
+                              mesh->options.text_len);
+        }
+        if (mesh->rows > 0) {
+            CARRY_TRY(carry_broadcast(mesh->comm, mesh->text, mesh->rows * row_bytes(mesh), 0));
+        }
+    }
+    *text = mesh->rows > 0 ? carry_view_2d(mesh->text, CARRY_BF16, (int64_t)mesh->rows, mesh->options.text_dim)
+                           : (carry_tensor){0};
+    mesh->rows = 0;
+    return CARRY_OK;
+}
 
 carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm, carry_generator *generator,
                             const carry_dit *dit, const carry_mesh_options *options) {
     carry_mesh *mesh = calloc(1, sizeof *mesh);
     unsigned char *box = carry_aligned_new(options->envelope_most);
+    size_t bytes = 0;
+    const int64_t shape[] = {options->text_len, options->text_dim};
+    uint16_t *text = carry_size_product(&bytes, shape, 2, sizeof *text) ? carry_aligned_new(bytes) : NULL;
     *made = mesh;
-    if (mesh == NULL || box == NULL) {
+    if (mesh == NULL || box == NULL || text == NULL) {
         free(mesh);
         free(box);
+        free(text);
         *made = NULL;
         return carry_fail(ctx, CARRY_EMEMORY, "no memory for envelopes of %zu bytes", options->envelope_most);
     }
@@ -43,13 +111,18 @@ carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm,
                          .options = *options,
                          .position = -1,
                          .since = carry_seconds(),
-                         .box = box};
+                         .box = box,
+                         .text = text};
+    if (generator != NULL) {
+        carry_generator_set_late(generator, take_late, mesh);
+    }
     return CARRY_OK;
 }
 
 void carry_mesh_free(carry_mesh *mesh) {
     if (mesh != NULL) {
         free(mesh->box);
+        free(mesh->text);
         free(mesh);
     }
 }
@@ -181,9 +254,17 @@ static void rest(double seconds) {
     }
 }
 
-static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times,
-                          const carry_envelope *e) {
+static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times, carry_envelope *e) {
     CARRY_SPAN(mesh->ctx, "stream", "call");
+    if (mesh->options.fail_at > 0 && e->chunk_index == (uint64_t)mesh->options.fail_at) {
+        return carry_fail(mesh->ctx, CARRY_EMEMORY, "out of memory, as was asked for");
+    }
+    memcpy(mesh->step, e->steps.data, (size_t)e->num_denoise_steps * sizeof *mesh->step);
+    e->steps.data = mesh->step;
+    if (e->reset_cross_cache) {
+        mesh->texts++;
+        mesh->rows = 0; /* one that came before it is older */
+    }
     CARRY_TRY(carry_generator_run(mesh->generator, result, times, e));
     CARRY_TRY(carry_generator_agree(mesh->generator, result));
     rest(mesh->options.slow);
@@ -201,22 +282,26 @@ static carry_status answer(carry_mesh *mesh, carry_link *link, carry_result *res
                                .clean = times->clean,
                                .forwards = counts.forwards,
                                .large = counts.large,
-                               .small = counts.small};
+                               .small = counts.small,
+                               .texts = mesh->texts,
+                               .is_again = carry_generator_did_again(mesh->generator)};
     CARRY_TRY(carry_link_tell(link, CARRY_MESSAGE_ABOUT, &about, sizeof about));
     CARRY_TRY(carry_link_slot(link, &room));
     CARRY_TRY(carry_result_encode(mesh->ctx, room, carry_link_capacity(link), &size, result));
     return carry_link_send(link, CARRY_MESSAGE_RESULT, size);
 }
 
-static carry_status turn_infer(carry_mesh *mesh, carry_link *link, const carry_envelope *e,
-                               const carry_message *message, double start) {
+static carry_status turn_infer(carry_mesh *mesh, carry_link *link, carry_envelope *e, const carry_message *message,
+                               double start) {
     char text[CARRY_CALL_TEXT];
     const carry_call call = call_of(e);
     carry_result result;
     carry_generator_times times;
     const double idle = start - mesh->since;
     carry_status status = spread(mesh, message->bytes, message->size);
+    mesh->link = link;
     status = status == CARRY_OK ? infer(mesh, &result, &times, e) : status;
+    mesh->link = NULL;
     if (status != CARRY_OK) {
         return give_up(mesh, link, status, e);
     }
@@ -240,6 +325,10 @@ carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
         return CARRY_OK;
     }
     carry_status status = CARRY_OK;
+    if (message.kind == CARRY_MESSAGE_TEXT && !mesh->is_shut) {
+        status = keep_text(mesh, &message);
+        return status == CARRY_OK ? CARRY_OK : refuse(mesh, link, status, &e);
+    }
     if (message.kind == CARRY_MESSAGE_ENVELOPE) {
         status = validate(mesh, &e, message.bytes, message.size);
     } else {

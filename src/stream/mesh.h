@@ -4,6 +4,10 @@
    the handshake agreed on. What it refuses it answers with SHUTDOWN to the mesh, so that nobody waits, and a refusal to
    stage 0 that says why. Workers get an envelope by two broadcasts, its size and its bytes, and decide nothing.
 
+   A prompt that comes while a chunk is denoised is a message of its own, behind the envelope: the leader looks for one
+   before every step and after the last, and broadcasts its size, 0 where there is none, so that every rank uses it from
+   the same step on. One that comes between two calls is for the next one.
+
    NOOP and SHUTDOWN go round the mesh, with a barrier, and are answered by a pulse: a rank that is gone is missed even
    while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second SHUTDOWN is
    answered again. */
@@ -19,6 +23,11 @@ typedef struct carry_mesh_options {
     int64_t text_len, text_dim;
     size_t envelope_most; /* bytes */
     double slow;          /* seconds added to each call, as work */
+    int64_t fail_at;      /* for tests: the chunk in which memory runs out; 0: none */
+    /* Stage 0 and the leader are one rank: called before the leader looks for a prompt; NULL: stage 0 sends by itself
+     */
+    carry_status (*look)(void *user);
+    void *user;
 } carry_mesh_options;
 
 typedef struct carry_mesh carry_mesh;

@@ -143,6 +143,12 @@ static carry_status message_sizes(const part *p, size_t *envelope, size_t *resul
     return CARRY_OK;
 }
 
+/* Stage 0 and the leader are one rank: between two steps stage 0 looks at the prompts. */
+static carry_status look_late(void *user) {
+    const part *p = user;
+    return p->stage != NULL ? carry_stage_late(p->stage) : CARRY_OK;
+}
+
 static carry_status open_generator(part *p, size_t envelope_most) {
     const carry_pipeline_options *o = p->options;
     const int64_t context = o->recompute != CARRY_RECOMPUTE_OFF ? o->context : 0;
@@ -164,7 +170,10 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                      .text_len = p->config.text_len,
                                      .text_dim = p->config.text_dim,
                                      .envelope_most = envelope_most,
-                                     .slow = o->slow_stage1};
+                                     .slow = o->slow_stage1,
+                                     .fail_at = o->fail_memory,
+                                     .look = p->is_stage ? look_late : NULL,
+                                     .user = p};
     carry_comm *comm;
     CARRY_TRY(carry_pipeline_mesh(&p->groups, &comm));
     CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->device, o->model,
@@ -201,7 +210,10 @@ static carry_status open_part(part *p) {
                                    carry_comm_deadline(p->groups.world)));
         p->stage->figures.mesh_ranks = p->mesh_ranks;
     }
-    return CARRY_OK;
+    if (p->options->text_encoder != NULL && p->options->device != 0) {
+        CARRY_TRY(carry_barrier(p->groups.world)); /* generators have their memory: what is free now stays free */
+    }
+    return p->is_stage ? carry_stage_open_text(p->stage) : CARRY_OK;
 }
 
 static void close_part(part *p) {

@@ -39,6 +39,7 @@ typedef struct carry_pipeline_options {
     bool with_stage;                 /* ranks > 1: rank 0 is a stage of its own */
     int64_t chunks;                  /* 0: until stopped */
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
+    int64_t fail_memory;             /* for tests: memory runs out in this chunk of the mesh; 0: it does not */
     double strength;                 /* of video in: the share of the noise levels it starts at, above 0 up to 1 */
     double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */

@@ -10,6 +10,8 @@
 #include "core/file.h"
 #include "core/memory.h"
 
+#define SPARE_BYTES ((size_t)2 << 30) /* of a GPU, that graphs and kernels take when they are first used */
+
 /* Pinned where a GPU copies from and to it. */
 static carry_status host_memory(carry_stage *s, float **to, size_t bytes) {
     void *made = NULL;
@@ -99,27 +101,15 @@ static carry_status check_pace(const carry_stage *s) {
     return CARRY_OK;
 }
 
-/* Where the generator is on the same GPU, it needs its weights, the cache and the rows of a chunk: all in 16 bits. */
-static size_t generator_bytes(const carry_stage *s) {
-    const carry_dit_config *c = &s->config;
+carry_status carry_stage_open_text(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
-    const double dim = (double)c->dim;
-    const double weights = (double)c->num_layers * (8.0 * dim * dim + 2.0 * dim * (double)c->ffn_dim);
-    const double tokens = (double)(s->frame / (c->patch[1] * c->patch[2]));
-    const double cache = 2.0 * (double)(o->window * c->num_layers) * tokens * dim;
-    const double rows = (double)o->chunk * tokens * (6.0 * dim + (double)c->ffn_dim);
-    return (size_t)(2.2 * (weights + cache + rows)) + ((size_t)4 << 30);
-}
-
-static carry_status open_prompts(carry_stage *s) {
-    const carry_pipeline_options *o = s->options;
-    return o->text_encoder == NULL ? CARRY_OK
-                                   : carry_prompts_open(s->ctx, &s->prompts,
-                                                        &(carry_prompts_options){.folder = o->text_encoder,
-                                                                                 .text_len = s->config.text_len,
-                                                                                 .text_dim = s->config.text_dim,
-                                                                                 .device = o->device,
-                                                                                 .spare = generator_bytes(s)});
+    const carry_prompts_options prompts = {.folder = o->text_encoder,
+                                           .text_len = s->config.text_len,
+                                           .text_dim = s->config.text_dim,
+                                           .device = o->device,
+                                           .spare = SPARE_BYTES};
+    CARRY_TRY(o->text_encoder != NULL ? carry_prompts_open(s->ctx, &s->prompts, &prompts) : CARRY_OK);
+    return carry_conditioning_new(s->ctx, &s->conditioning, s->config.text_len, s->config.text_dim, s->prompts);
 }
 
 /* How many chunks the stages can have between them at once: what the period is predicted by. */
@@ -162,13 +152,12 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     }
     s->cuts_seen = s->state.cuts;
     s->prompts_sent = s->state.prompt_version;
+    s->changed_seen = hooks->controls != NULL ? carry_controls_prompts_changed(hooks->controls) : 0.0;
     s->figures = (carry_stream_figures){.depth = o->depth, .epoch = s->epoch, .restarts = o->restarts};
     CARRY_TRY(open_codecs(s));
     CARRY_TRY(check_pace(s));
     CARRY_TRY(allocate(s));
-    CARRY_TRY(carry_overlap_new(ctx, &s->overlap, batches(s, is_apart)));
-    CARRY_TRY(open_prompts(s));
-    return carry_conditioning_new(ctx, &s->conditioning, config->text_len, config->text_dim, s->prompts);
+    return carry_overlap_new(ctx, &s->overlap, batches(s, is_apart));
 }
 
 void carry_stage_close(carry_stage *s) {
@@ -261,6 +250,7 @@ static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *r
     carry_status status = receive(s, CARRY_MESSAGE_ABOUT, &message);
     if (status == CARRY_OK && message.size == sizeof *about) {
         memcpy(about, message.bytes, sizeof *about);
+        s->texts_known = about->texts;
     }
     status = status == CARRY_OK ? receive(s, CARRY_MESSAGE_RESULT, &message) : status;
     status = status == CARRY_OK ? carry_result_decode(s->ctx, result, message.bytes, message.size) : status;
@@ -268,6 +258,7 @@ static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *r
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
     }
+    s->unanswered--;
     *is_stale = flight->cache_epoch != s->epoch;
     if (*is_stale) {
         char text[CARRY_CALL_TEXT];
@@ -314,8 +305,8 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     }
     flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
     carry_stage_keep(s, &result);
-    if (!is_ending) {
-        CARRY_TRY(send_all(s)); /* mode latent: before this one is decoded */
+    if (!is_ending) { /* before this one is decoded */
+        CARRY_TRY(carry_stage_send_due(s, s->options->chunk * carry_codec_ratio(s->codec)));
     }
     const carry_call call = {.group = "stage0",
                              .call_id = flight.call_id,

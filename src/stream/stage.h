@@ -6,6 +6,11 @@
    next is sent as soon as a result is there, still before it is decoded; in mode anchor the first frame of the context
    decoded and encoded again, which lets the mesh wait for the decoder.
 
+   A prompt is to be seen soon, so nothing is asked for earlier than it is needed. Up to depth 2 the next chunk is sent
+   when the result before it has come, not before; with a pace, when it must be begun to be in time. And where prompts
+   change while a chunk is denoised, the new conditioning is sent behind its envelope, and the mesh takes it for the
+   steps that are left, at least the last. So the first chunk that is finished after a change shows it.
+
    A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
    results of older epochs are dropped as they come and counted. Where positions run out nobody asked for a cut: what is
    under way is shown first, and nothing is dropped. */
@@ -20,8 +25,11 @@
 #include "stream/pipeline.h"
 
 #define CARRY_STAGE_DEPTH 8
-#define CARRY_STAGE_LOOK 0.1 /* seconds between two looks at whether to stop, while nothing else is done */
-#define CARRY_STAGE_RATES 64 /* chunks that the frames a second are over, at most */
+#define CARRY_STAGE_LOOK 0.1      /* seconds between two looks at whether to stop, while nothing else is done */
+#define CARRY_STAGE_PROMPTS 0.004 /* and at the prompts */
+#define CARRY_STAGE_RATES 64      /* chunks that the frames a second are over, at most */
+#define CARRY_STAGE_CHANGES 8
+#define CARRY_STAGE_RECENT 16 /* chunks whose times say how long the next will take */
 
 /* A chunk that has been sent. */
 typedef struct carry_flight {
@@ -29,9 +37,15 @@ typedef struct carry_flight {
     int32_t calls, start;
     bool is_filling; /* a stream batch: no chunk is finished by it */
     double build;    /* seconds */
-    double changed;  /* when the prompts changed that it is the first to show; 0: it is not */
     int depth;
 } carry_flight;
+
+/* A change of prompts that no frame shows yet. */
+typedef struct carry_stage_change {
+    uint64_t text;  /* the conditioning that has it, counted as carry_about does */
+    double when;    /* it was asked for */
+    int64_t chunks; /* that began to be shown since, without it */
+} carry_stage_change;
 
 typedef struct carry_stage {
     carry_ctx *ctx;
@@ -54,15 +68,21 @@ typedef struct carry_stage {
 
     /* What the next envelope is. */
     uint64_t call_id, chunk_index, epoch, cuts_seen, prompts_sent;
-    int64_t start;         /* frame, since the cut */
-    int64_t chunk_of;      /* chunks sent since the cut */
-    bool is_first, is_cut; /* nothing has been sent; nothing since the cut */
+    uint64_t texts, texts_known, late; /* conditionings sent; that the mesh has used; the last one sent on its own */
+    double changed_seen;               /* carry_controls_prompts_changed when the prompts were last looked at */
+    carry_stage_change change[CARRY_STAGE_CHANGES];
+    int changes;
+    double recent[CARRY_STAGE_RECENT]; /* seconds from an envelope to its first frame, without waits */
+    int64_t start;                     /* frame, since the cut */
+    int64_t chunk_of;                  /* chunks sent since the cut */
+    bool is_first, is_cut;             /* nothing has been sent; nothing since the cut */
     int64_t step[CARRY_CONTROL_STEPS];
     bool is_told; /* that a stream batch keeps its number of steps */
 
     carry_flight flight[CARRY_STAGE_DEPTH];
     int oldest, under_way;
-    int pulses; /* answers that are due behind results, to NOOPs */
+    int unanswered; /* of those under way: results that have not come */
+    int pulses;     /* answers that are due behind results, to NOOPs */
 
     /* Of this epoch: chunks whose latents are known, and whose anchors are. Rings of chunks of the context. */
     int64_t known, anchors;
@@ -71,11 +91,13 @@ typedef struct carry_stage {
     uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
     uint16_t *context; /* [channels, context, height, width] bf16 */
     uint16_t *noise;   /* a chunk, bf16 */
-    float *latents;    /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
-    float *pixels;     /* the frames of one latent frame */
-    float *input;      /* the frames of a chunk of video in */
-    float *encoded;    /* and its latents */
-    float *first;      /* the first frame of a chunk, to be encoded again */
+    bool has_noise;    /* of noise_seed and chunk noise_of */
+    uint64_t noise_of, noise_seed;
+    float *latents; /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
+    float *pixels;  /* the frames of one latent frame */
+    float *input;   /* the frames of a chunk of video in */
+    float *encoded; /* and its latents */
+    float *first;   /* the first frame of a chunk, to be encoded again */
 
     /* What is shown. */
     carry_stream_figures figures;
@@ -91,10 +113,13 @@ typedef struct carry_stage {
     int64_t shown_count;
 } carry_stage;
 
-/* Everything that a chunk needs is allocated here. The link is borrowed. is_apart: the mesh is of other ranks. */
+/* Everything that a chunk needs is allocated here, but the text encoder, which carry_stage_open_text opens: on a GPU
+   where there is room for it when all the rest has its memory. The link is borrowed. is_apart: the mesh is of other
+   ranks. */
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
                               bool is_apart, double deadline);
+carry_status carry_stage_open_text(carry_stage *stage);
 void carry_stage_close(carry_stage *stage);
 
 /* Until chunks have been shown, or stop returns true; then SHUTDOWN, and the link is closed. */
@@ -117,9 +142,20 @@ void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);
 int carry_stage_weaken(carry_stage *stage,
                        int steps); /* the levels of stage->step, to the strength: how many are left */
-carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level);
-void carry_stage_cut(carry_stage *stage, bool is_asked);               /* by a person, or because positions run out */
+carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level); /* latents: stage->noise */
+carry_status carry_stage_prepare(carry_stage *stage);    /* the noise of that, while there is nothing else to do */
+void carry_stage_cut(carry_stage *stage, bool is_asked); /* by a person, or because positions run out */
 void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
+
+/* stage_prompt.c */
+/* With a pace: seconds until the next chunk has to be begun, when its first frame is due after `frames` more; 0 or
+   less: now. */
+double carry_stage_spare(const carry_stage *stage, int64_t frames);
+carry_status carry_stage_send_due(carry_stage *stage, int64_t frames); /* all that may be sent, unless it can wait */
+/* Prompts that changed since the newest envelope was sent, to the mesh that works on it. */
+carry_status carry_stage_late(carry_stage *stage);
+void carry_stage_note_change(carry_stage *stage); /* the last conditioning that was sent has the newest prompts */
+void carry_stage_shows(carry_stage *stage, const carry_about *about); /* a chunk's first frame has been shown */
 
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,

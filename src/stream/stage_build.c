@@ -26,6 +26,9 @@ bool carry_stage_may_send(const carry_stage *s) {
     if (s->under_way >= o->depth || s->state.paused || carry_stage_is_done(s)) {
         return false;
     }
+    if (s->unanswered >= (o->depth > 2 ? o->depth - 1 : 1)) {
+        return false; /* what is sent early has an older prompt */
+    }
     if (has_no_positions(s) && s->under_way > 0) {
         return false; /* the cut that comes would make good chunks stale */
     }
@@ -193,11 +196,14 @@ carry_status carry_stage_send(carry_stage *s) {
         .start = e.current_start_frame,
         .is_filling = o->batch > 0 && s->chunk_of + 1 < o->batch,
         .build = s->built - start,
-        .changed =
-            s->state.prompt_version != s->prompts_sent ? carry_controls_prompts_changed(s->hooks->controls) : 0.0,
         .depth = s->under_way + 1,
     };
     s->under_way++;
+    s->unanswered++;
+    if (e.reset_cross_cache) {
+        s->texts++;
+        carry_stage_note_change(s);
+    }
     s->prompts_sent = s->state.prompt_version;
     carry_log(s->ctx, CARRY_LOG_DEBUG, "stage0: call_id %llu, chunk_index %llu, cache_epoch %llu: sent, %d under way",
               (unsigned long long)e.call_id, (unsigned long long)e.chunk_index, (unsigned long long)e.cache_epoch,
@@ -225,6 +231,11 @@ carry_status carry_stage_remind(carry_stage *s) {
 }
 
 carry_status carry_stage_receive(carry_stage *s, carry_message *message) {
+    for (bool there = false; s->is_apart && !there;) { /* prompts change meanwhile */
+        CARRY_TRY(carry_stage_late(s));
+        CARRY_TRY(carry_stage_prepare(s));
+        CARRY_TRY(carry_link_wait(s->link, CARRY_STAGE_PROMPTS, &there));
+    }
     CARRY_TRY(carry_link_receive(s->link, message));
     for (; message->kind == CARRY_MESSAGE_PULSE && s->pulses > 0; s->pulses--) {
         CARRY_TRY(carry_link_receive(s->link, message));

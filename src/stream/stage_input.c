@@ -77,9 +77,24 @@ static carry_status read_frames(carry_stage *s, int64_t count, int64_t *got) {
     return CARRY_OK;
 }
 
+/* What a chunk starts as is known before it is sent but for the seed: some milliseconds that the mesh would wait for.
+ */
+carry_status carry_stage_prepare(carry_stage *s) {
+    if (s->has_noise && s->noise_of == s->chunk_index && s->noise_seed == s->state.seed) {
+        return CARRY_OK;
+    }
+    s->has_noise = false; /* until it is there */
+    const carry_tensor noise = carry_view_1d(s->noise, CARRY_BF16, s->piece);
+    CARRY_TRY(carry_random_normal(s->ctx, noise, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f, 1.0f));
+    s->has_noise = true;
+    s->noise_of = s->chunk_index;
+    s->noise_seed = s->state.seed;
+    return CARRY_OK;
+}
+
 carry_status carry_stage_start(carry_stage *s, carry_tensor latents, double level) {
-    const int64_t stream = (int64_t)carry_generator_stream(s->chunk_index, 0);
-    CARRY_TRY(carry_random_normal(s->ctx, latents, s->state.seed, (uint64_t)stream, 0.0f, 1.0f));
+    CARRY_TRY(carry_stage_prepare(s));
+    s->has_noise = s->input_codec == NULL; /* else it is overwritten */
     if (s->input_codec == NULL) {
         return CARRY_OK;
     }

@@ -17,21 +17,25 @@ static void rest(double seconds) {
     }
 }
 
-/* With a pace: until these frames are due, or the stream is to stop. Idle time, no work. */
-static double keep_pace(carry_stage *s, int64_t frames) {
+/* With a pace: until these frames are due, or the stream is to stop. Idle time, but for the next chunk, which is begun
+   meanwhile; `left` frames of this one come after these. */
+static carry_status keep_pace(carry_stage *s, int64_t frames, int64_t left, double *waited) {
+    *waited = 0.0;
     if (!(s->options->fps > 0.0)) {
-        return 0.0;
+        return CARRY_OK;
     }
     const double start = carry_seconds();
     s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
-    for (double left = s->due - start; left > 0.0 && !(s->hooks->stop != NULL && s->hooks->stop());
-         left = s->due - carry_seconds()) {
-        rest(fmin(left, CARRY_STAGE_LOOK));
+    for (double wait = s->due - start; wait > 0.0 && !(s->hooks->stop != NULL && s->hooks->stop());
+         wait = s->due - carry_seconds()) {
+        CARRY_TRY(carry_stage_late(s));
+        CARRY_TRY(carry_stage_send_due(s, frames + left));
+        rest(fmin(wait, s->unanswered > 0 ? CARRY_STAGE_PROMPTS : CARRY_STAGE_LOOK / 10));
     }
     s->due += (double)frames / s->options->fps;
-    const double waited = carry_seconds() - start;
-    s->paced += waited;
-    return waited;
+    *waited = carry_seconds() - start;
+    s->paced += *waited;
+    return CARRY_OK;
 }
 
 /* The first frame of a chunk, for a context that starts with it: as a picture would be encoded. */
@@ -65,8 +69,9 @@ static void take_frame(carry_stage *s, const carry_result *result, int64_t frame
 
 /* Latent frame by latent frame, so that what is on its way moves along in between. */
 static carry_status decode(carry_stage *s, const carry_flight *flight, const carry_result *result,
-                           carry_chunk_times *times, int64_t *shown) {
+                           const carry_about *about, carry_chunk_times *times, int64_t *shown) {
     const carry_pipeline_options *o = s->options;
+    const int64_t ratio = carry_codec_ratio(s->codec);
     const carry_tensor latents = carry_view_4d(s->latents, CARRY_F32, s->config.in_dim, 1, s->height, s->width);
     for (int64_t f = 0; f < o->chunk; f++) {
         const double start = carry_seconds();
@@ -80,15 +85,16 @@ static carry_status decode(carry_stage *s, const carry_flight *flight, const car
             CARRY_TRY(carry_codec_decode(s->codec, frames, latents));
         }
         if (s->hooks->frames != NULL && count > 0) {
-            paced = keep_pace(s, count);
+            CARRY_TRY(keep_pace(s, count, (o->chunk - f - 1) * ratio, &paced));
             CARRY_TRY(s->hooks->frames(s->hooks->user, frames, flight->chunk_index, flight->cache_epoch));
         }
         times->decode += carry_seconds() - start - paced;
         if (s->figures.frames == 0 && count > 0) {
             s->figures.first_frame_seconds = carry_seconds() - s->began;
         }
-        if (f == 0 && flight->changed > 0.0) {
-            s->figures.prompt_seconds = carry_seconds() - flight->changed;
+        if (*shown == 0 && count > 0) {
+            s->recent[s->figures.chunks % CARRY_STAGE_RECENT] = times->stage1 + times->build + times->decode;
+            carry_stage_shows(s, about);
         }
         s->figures.frames += (uint64_t)count;
         *shown += count;
@@ -97,6 +103,7 @@ static carry_status decode(carry_stage *s, const carry_flight *flight, const car
             CARRY_TRY(encode_anchor(s, s->pixels + (count - 1) * 3 * o->height * o->width));
             times->encode = carry_seconds() - before;
         }
+        CARRY_TRY(carry_stage_late(s));
         CARRY_TRY(carry_link_poll(s->link, &there));
         s->figures.decoded_waiting = there ? 1 : 0;
     }
@@ -197,7 +204,7 @@ carry_status carry_stage_show(carry_stage *s, const carry_flight *flight, const 
     const double start = carry_seconds();
     rest(s->options->slow_stage0);
     const double slow = carry_seconds() - start;
-    CARRY_TRY(decode(s, flight, result, &t, &shown));
+    CARRY_TRY(decode(s, flight, result, about, &t, &shown));
     t.stage0 = slow + t.build + t.decode + t.encode;
     end_period(s, &t);
     s->oldest = (s->oldest + 1) % CARRY_STAGE_DEPTH;

@@ -70,8 +70,8 @@ static carry_status take_note(carry_ctx *ctx, carry_found *found, const char *pa
     int64_t source;
     CARRY_TRY(take_whole(ctx, &format, root, "format", path));
     if (format != CARRY_CHECKPOINT_FORMAT) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is of format %" PRId64 ", and this carry knows %d", path, format,
-                          CARRY_CHECKPOINT_FORMAT);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s has format %" PRId64 ", but this carry supports %d", path,
+                          format, CARRY_CHECKPOINT_FORMAT);
     }
     CARRY_TRY(take_whole(ctx, &found->step, root, "step", path));
     CARRY_TRY(take_whole(ctx, &found->seen, root, "tokens", path));

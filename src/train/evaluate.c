@@ -81,7 +81,8 @@ static carry_status want_pass(work *w, int64_t rows, int64_t length) {
     }
     carry_lm_pass_free(w->pass);
     w->pass = NULL;
-    const carry_lm_pass_options options = {.batch = rows, .tokens = length, .dtype = CARRY_F32, .forward_only = true};
+    const carry_lm_pass_options options = {
+        .batch = rows, .tokens = length, .dtype = w->options->dtype, .forward_only = true};
     CARRY_TRY(carry_lm_pass_new(w->model->lm, &w->pass, &options));
     w->pass_rows = rows;
     w->pass_length = length;

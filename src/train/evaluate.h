@@ -24,7 +24,8 @@ typedef struct carry_evaluation {
 } carry_evaluation;
 
 typedef struct carry_evaluate_options {
-    int64_t length; /* of windows; 0: none, the state is carried along */
+    int64_t length;    /* of windows; 0: none, the state is carried along */
+    carry_dtype dtype; /* to compute in */
     bool take_binary;
     bool from_start; /* the first token is predicted too, from the start token where there is one */
     /* Called at intervals, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be

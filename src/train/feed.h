@@ -1,9 +1,9 @@
-/* Batches on their way to a GPU: the next one is made on the host and uploaded while the step before it runs.
+/* Batches for a GPU: the next batch is prepared on the host and uploaded while the current step runs.
 
-   A batch goes through one of two slots, each of pinned memory and of memory on the GPU: a stream of the feed's own
-   uploads it beside the step, and the context's stream then copies it to where steps read it, always the same place.
-   The host waits for uploads, and before it overwrites a slot that a step two steps ago may still have to read: so it
-   is never more than two steps ahead, and the GPU never waits for it. */
+   A batch goes through one of two slots, each with pinned memory and GPU memory. The feed uploads it on its own
+   stream during the step, and the context's stream then copies it to the buffer that steps read, which is always the
+   same. The host waits for uploads, and before it overwrites a slot that a step two steps ago may still have to
+   read. So it is never more than two steps ahead, and the GPU never waits for it. */
 #ifndef CARRY_TRAIN_FEED_H
 #define CARRY_TRAIN_FEED_H
 

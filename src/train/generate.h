@@ -1,8 +1,9 @@
-/* Texts continued by a model, several at once.
+/* Continuing several texts at once with a model.
 
-   Each prompt is read, then every step gives one token to each text under way; when one ends, the next prompt takes its
-   place. A text is a function of model, prompt and options, not of what is generated beside it (but for the last bits
-   of the logits, whose sums may be ordered by the number of texts); the same prompt given twice gets two texts. */
+   Each prompt is read; then every step gives one token to each active text, and when one ends, the next prompt takes
+   its place. A text is a function of model, prompt and options, and does not depend on the other texts (except the
+   last bits of the logits, since the order of sums may depend on the number of texts). The same prompt given twice
+   gets two texts. */
 #ifndef CARRY_TRAIN_GENERATE_H
 #define CARRY_TRAIN_GENERATE_H
 

@@ -1,7 +1,7 @@
-/* Training a language model, by the loop over steps (train/steps.h).
+/* Training a language model with the loop over steps (train/steps.h).
 
-   The loss of a step is the mean over the labels of its whole batch, whatever ranks and parts it is split into; what is
-   reported is the same on all numbers of ranks but for the order of sums. */
+   The loss of a step is the mean over the labels of its whole batch, whatever ranks and parts it is divided into;
+   reports are the same with any number of ranks, except for the order of sums. */
 #ifndef CARRY_TRAIN_LOOP_H
 #define CARRY_TRAIN_LOOP_H
 

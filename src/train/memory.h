@@ -1,5 +1,5 @@
-/* The memory of a training run, known before the first step: every buffer of it is laid out by the code that counts it
-   here. On a GPU a batch that does not fit is refused, with what is missing and what would fit. */
+/* The memory of a training run, computed before the first step by the code that lays out its buffers. A batch that
+   does not fit on a GPU is refused, with the missing memory and what would fit. */
 #ifndef CARRY_TRAIN_MEMORY_H
 #define CARRY_TRAIN_MEMORY_H
 

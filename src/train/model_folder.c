@@ -67,14 +67,12 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
         const int error = errno;
         if (error == ENOENT) {
             return carry_fail(ctx, CARRY_ENOTFOUND,
-                              "there is no folder %s: a model is one, with config.json and its "
-                              "weights",
-                              folder);
+                              "there is no folder %s: a model is a folder with config.json and weights", folder);
         }
         return carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", folder, strerror(error));
     }
     if (!S_ISDIR(about.st_mode)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is one, with config.json and its weights",
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is a folder with config.json and weights",
                           folder);
     }
     if (has_file(ctx, folder, "config.json")) {

@@ -1,12 +1,12 @@
-/* A model with the tokenizer that belongs to it, from a folder.
+/* A model and its tokenizer, from a folder.
 
-   The folder is one of Hugging Face's (config.json, weights, tokenizer.json), or one of a training, which holds such
-   folders named step-N: then the newest that is whole, and a warning names those that are not. Of a training the
-   tokenizer may lie in either.
+   The folder is in the format of Hugging Face (config.json, weights, tokenizer.json), or was written by a training
+   and contains such folders named step-N: then the newest complete one is used, and a warning names the incomplete
+   ones. The tokenizer of a training may be in either place.
 
-   Without a tokenizer.json a vocabulary of 256 is the bytes, one of 257 to 384 the bytes and <|endoftext|>. A
-   vocabulary may be larger than its tokenizer (published ones are padded by hundreds): such numbers are no tokens and
-   are never generated. */
+   Without a tokenizer.json, a vocabulary of 256 means bytes, and one of 257 to 384 bytes and <|endoftext|>. A
+   vocabulary may be larger than its tokenizer (published ones are padded by hundreds): the extra numbers are not
+   tokens and are never generated. */
 #ifndef CARRY_TRAIN_MODEL_FOLDER_H
 #define CARRY_TRAIN_MODEL_FOLDER_H
 

@@ -1,13 +1,13 @@
-/* AdamW over a model's flat buffers (model/parameters.h), its state split over ranks.
+/* AdamW over the flat buffers of a model (model/parameters.h), with its state divided among ranks.
 
-   Every rank has all weights and the gradients of its own tokens. Rank r owns the r-th of as many contiguous slices of
-   the flat buffers as there are ranks: it gets the sum of everybody's gradients there, keeps m and v of it, and updates
-   its weights, which all ranks then gather. Which rows and columns of a batch a rank has makes no difference here, so
-   ranks of data and of sequences alike take a share.
+   Every rank has all weights, and the gradients of its own tokens. The flat buffers are divided into as many
+   contiguous slices as there are ranks, and rank r owns the r-th: it receives the sum of all ranks' gradients there,
+   keeps m and v for it, and updates its weights, which all ranks then gather. Which rows and columns of a batch a
+   rank has does not matter here, so data ranks and sequence ranks both own a slice.
 
-   The exchange goes on beside backward: as soon as a range of the gradients is complete (carry_lm_args.ready,
-   carry_dit_pass_args.ready), its parts are sent to their owners, and nobody waits before the end. The owner adds in
-   the order of ranks whatever arrives first, so the same ranks give the same bits. */
+   The exchange overlaps with backward: as soon as a range of the gradients is complete (carry_lm_args.ready,
+   carry_dit_pass_args.ready), its parts are sent to their owners, and no rank waits before the end. The owner adds
+   in rank order, whatever arrives first, so the same ranks give the same bits. */
 #ifndef CARRY_TRAIN_OPTIMIZER_H
 #define CARRY_TRAIN_OPTIMIZER_H
 

@@ -1,4 +1,4 @@
-/* What a training run is told: one table of keys serves the command line, the YAML file, and train.json in a
+/* The options of a training run: one table of keys serves the command line, the YAML file, and train.json in a
    checkpoint, from which a run is resumed. */
 #ifndef CARRY_TRAIN_OPTIONS_H
 #define CARRY_TRAIN_OPTIONS_H

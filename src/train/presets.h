@@ -1,5 +1,5 @@
-/* Models and batches that have a name: carry train --preset gdn-130m. A preset sets other options, which may be set
-   after it, and the size of the model's vocabulary, which is larger than a tokenizer of a small text needs. */
+/* Named models and batch sizes: carry train --preset gdn-130m. A preset sets other options, which can still be
+   overridden, and the vocabulary of the model, which is larger than a tokenizer of a small text needs. */
 #ifndef CARRY_TRAIN_PRESETS_H
 #define CARRY_TRAIN_PRESETS_H
 

@@ -16,8 +16,7 @@ carry_status carry_schedule_parse(carry_ctx *ctx, carry_schedule_kind *kind, con
             return CARRY_OK;
         }
     }
-    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no schedule '%.40s': constant, linear and cosine there are",
-                      name);
+    return carry_fail(ctx, CARRY_ENOTFOUND, "there is no schedule '%.40s': expected constant, linear or cosine", name);
 }
 
 double carry_schedule_rate(const carry_schedule *schedule, int64_t step) {

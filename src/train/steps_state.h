@@ -1,4 +1,4 @@
-/* Inside the loop: its checkpoints. */
+/* The checkpoints of the loop over steps. */
 #ifndef CARRY_TRAIN_STEPS_STATE_H
 #define CARRY_TRAIN_STEPS_STATE_H
 

@@ -1,4 +1,4 @@
-/* The inside of a run. */
+/* The inside of a training run. */
 #ifndef CARRY_TRAIN_TRAINING_H
 #define CARRY_TRAIN_TRAINING_H
 

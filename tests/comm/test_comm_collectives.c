@@ -1,6 +1,10 @@
 /* Collectives: each equals a plain loop, for every kind and number of ranks, bit for bit. */
 #include "comm_support.h"
 
+#include <math.h>
+
+#include "comm/times.h"
+
 /* Values whose sums depend on the order. */
 static double value(uint64_t key, int rank, int64_t i) {
     return ((double)draw(key, (uint64_t)rank, (uint64_t)i) / 4294967296.0 - 0.5) * (i % 3 == 0 ? 1e6 : 1);
@@ -215,6 +219,33 @@ static void test_parts_work_beside_the_whole(void **state) {
     run_every_size(split, NULL);
 }
 
+/* All ranks are told the same times, which do not fall with the bytes; between and behind the sizes lies a line. */
+static carry_status believe(void *user, carry_comm *comm) {
+    (void)user;
+    for (int i = CARRY_TIME_ALL_REDUCE; i <= CARRY_TIME_SEND_RECEIVE; i++) {
+        carry_comm_times times, largest;
+        TRY(carry_comm_times_of(comm, (carry_comm_operation)i, CARRY_REDUCE_BF16, &times));
+        largest = times;
+        TRY(carry_all_reduce(comm, largest.seconds, CARRY_COMM_SIZES, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        for (int s = 0; s < CARRY_COMM_SIZES; s++) {
+            EXPECT(comm, times.seconds[s] > 0.0 && times.seconds[s] == largest.seconds[s], "size %d of %d", s, i);
+            EXPECT(comm, s == 0 || times.seconds[s] >= times.seconds[s - 1], "more bytes take less");
+        }
+    }
+    return CARRY_OK;
+}
+
+static void test_times_of_collectives_rise_with_their_bytes(void **state) {
+    (void)state;
+    const carry_comm_times times = {.bytes = {1e3, 1e4, 1e6, 1e7}, .seconds = {2.0, 2.0, 4.0, 22.0}};
+    assert_true(carry_comm_time(&times, 1.0) == 2.0 && carry_comm_time(&times, 5e3) == 2.0);
+    assert_true(fabs(carry_comm_time(&times, 5.05e5) - 3.0) < 1e-9);
+    assert_true(fabs(carry_comm_time(&times, 2e7) - 42.0) < 1e-9);
+    for (int ranks = 2; ranks <= 3 && !is_under_mpi(); ranks++) {
+        assert_int_equal(run_ranks(ranks, &world, believe, NULL, NULL), CARRY_OK);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_reductions_equal_a_plain_loop_over_the_ranks),
@@ -222,6 +253,7 @@ int main(void) {
         cmocka_unit_test(test_what_is_moved_arrives),
         cmocka_unit_test(test_messages_keep_their_order_and_are_counted),
         cmocka_unit_test(test_parts_work_beside_the_whole),
+        cmocka_unit_test(test_times_of_collectives_rise_with_their_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -209,6 +209,33 @@ static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
     }
 }
 
+/* An MPI that is said to take memory of GPUs; on memory of the CPU, which every MPI takes, where there is no GPU. */
+static carry_status by_mpi(void *user, carry_comm *comm) {
+    const work w = {.kind = "mpi-gpu", .device = shared_device()};
+    const bool *aware = user;
+    carry_comm *gpus;
+    (void)setenv("CARRY_MPI_CUDA", *aware ? "1" : "0", 1);
+    const carry_status status = *aware ? all_of_it((void *)(uintptr_t)&w, comm) : open_on(comm, &w, 60, &gpus);
+    (void)unsetenv("CARRY_MPI_CUDA");
+    return status;
+}
+
+static void test_an_mpi_that_takes_no_gpus_is_named(void **state) {
+    (void)state;
+    char sentence[512];
+    bool aware = false;
+    const bool is_mpi = is_under_mpi() && getenv("CARRY_MEET") == NULL;
+    const carry_status status = run_ranks(2, &world, by_mpi, &aware, sentence);
+    assert_int_equal(status, CARRY_EUNSUPPORTED);
+    if (strstr(sentence, is_mpi ? "CUDA-aware), and " : "is opened over \"mpi\", not over") == NULL) {
+        fail_msg("%s", sentence);
+    }
+    aware = true;
+    if (is_mpi && shared_device() == 0 && run_ranks(2, &world, by_mpi, &aware, sentence) != CARRY_OK) {
+        fail_msg("%s", sentence);
+    }
+}
+
 static void test_what_cannot_be_is_refused(void **state) {
     (void)state;
     if (is_under_mpi()) {
@@ -247,6 +274,7 @@ int main(void) {
         cmocka_unit_test(test_messages_arrive_in_order),
         cmocka_unit_test(test_failures_end_all_ranks_with_their_reason),
         cmocka_unit_test(test_ranks_that_do_not_fit_a_gpu_are_refused),
+        cmocka_unit_test(test_an_mpi_that_takes_no_gpus_is_named),
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -6,6 +6,7 @@
 #include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
+#include "delta/split.h"
 #include "device/activity.h"
 #include "ops/cuda/cuda.h"
 
@@ -72,6 +73,22 @@ size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *, int) {
 
 size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *, int) {
     return 0;
+}
+
+bool carry_delta_splits(const carry_delta_plan *) {
+    return false;
+}
+
+size_t carry_delta_split_bytes(const carry_delta_plan *, int64_t, int, bool) {
+    return 0;
+}
+
+carry_status carry_delta_split_pair(carry_delta_plan *plan, const carry_delta_split *) {
+    return refuse(plan->ctx);
+}
+
+carry_status carry_delta_split_rest(carry_delta_plan *plan, const carry_delta_split *) {
+    return refuse(plan->ctx);
 }
 
 carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {

@@ -6,6 +6,7 @@
 
    For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment memory of the process counts as managed
    memory, which kernels may read. */
+#include <atomic>
 #include <fcntl.h>
 #include <map>
 #include <mutex>
@@ -109,10 +110,21 @@ bool is_inside(const void *pointer, size_t bytes) {
 
 } // namespace
 
+static std::atomic<long> launches_left{0}; /* until memory runs out; 0: it does not */
+
+/* For tests: the n-th launch from here on finds no memory, once, as on a GPU that others have filled. */
+extern "C" void carry_emulate_full_after(long n) {
+    launches_left = n;
+}
+
 namespace emulate {
 
 void enqueue(const config &c, const char *name, std::function<void()> kernel) {
     const char *why = refusal(c);
+    if (launches_left > 0 && --launches_left == 0) {
+        (void)keep(cudaErrorMemoryAllocation);
+        return;
+    }
     if (why != NULL) {
         fprintf(stderr, "emulated GPU: %s: %s\n", name, why);
         (void)keep(cudaErrorInvalidValue);
@@ -409,6 +421,15 @@ cudaError_t cudaMemset(void *to, int byte, size_t bytes) {
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
     *stream = new emulated_stream();
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int) {
+    return cudaStreamCreateWithFlags(stream, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *most) {
+    *least = *most = 0;
     return cudaSuccess;
 }
 

@@ -147,7 +147,10 @@ static const carry_outcome outcomes[] = {
      .method = "pipeline",
      .median = 42e-3,
      .overlap = 0.95,
-     .slower_stage = 40e-3},
+     .slower_stage = 40e-3,
+     .denoise = 30e-3,
+     .clean = 8e-3,
+     .decode = 16e-3},
     {.problem = "stream:depth3",
      .stage = "short",
      .method = "pipeline",
@@ -268,7 +271,7 @@ static void test_every_function_gives_the_worst_of_what_fits(void **state) {
     for (int i = 0;; i++) { /* each is in the help */
         const char *about = NULL;
         if (carry_criterion_function(i, &about) == NULL) {
-            assert_int_equal(i, 15); /* received and exposed are of ranks: test_lab_allscan.c */
+            assert_int_equal(i, 19); /* received and exposed are of ranks: test_lab_allscan.c */
             break;
         }
         assert_true(strlen(about) > 0);
@@ -289,6 +292,10 @@ static void test_the_overlap_of_streams(void **state) {
     not_measured("its result is wrong", "overlap(pipeline, stage=wrong) >= 0.9");
     not_measured("has no figure", "overlap(fast, stage=cpu) >= 0"); /* no streams */
     not_measured("has no figure", "slower_stage(fast, stage=cpu) > 0");
+    gives(38e-3, "denoise(pipeline, depth=2) + clean(pipeline, depth=2)");
+    gives(0.4, "decode(pipeline, depth=2) / slower_stage(pipeline, depth=2)");
+    not_measured("has no figure", "recompute(pipeline, depth=2) > 0"); /* it has none */
+    not_measured("has no figure", "decode(fast, stage=cpu) > 0");
 }
 
 static void test_growth_is_the_least_along_every_series(void **state) {

@@ -139,6 +139,19 @@ static void test_bf16_products_match_float64_for_long_sums(void **state) {
     }
 }
 
+/* More panels than a tile has, down and across, and k of more than one block. */
+static void test_bf16_products_match_float64_over_several_tiles(void **state) {
+    (void)state;
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
+        for (int form = 0; by->missing() == NULL && form < 8; form += 3) {
+            check_size(by, 270, 50, 300, form % 2 == 0 ? CARRY_F32 : CARRY_BF16, form);
+            check_size(by, 40, 290, 270, form % 2 == 0 ? CARRY_BF16 : CARRY_F32, form);
+            check_size(by, 64, 96, 320, CARRY_F32, form); /* whole panels */
+        }
+    }
+}
+
 /* More of m and n than the buffers of panels hold. */
 static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     (void)state;
@@ -370,6 +383,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_bf16_products_match_float64_for_every_entry_size_and_form),
         TEST(test_bf16_products_match_float64_for_long_sums),
+        TEST(test_bf16_products_match_float64_over_several_tiles),
         TEST(test_bf16_products_match_float64_beyond_the_buffer),
         TEST(test_instructions_agree_with_their_emulation),
         TEST(test_linear_cross_entropy_in_bf16_has_the_gradients_of_f32),

@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 
 #include "core/clock.h"
+#include "ops/linear.h"
 #include "ops/product/ceiling.h"
 #include "ops/product/matmul.h"
 #include "support.h"
@@ -47,6 +48,38 @@ static void test_no_way_is_faster_than_the_ceiling(void **state) {
         assert_true(rate_of(ctx, carry_blas_product, floats) < 2.0 * ceiling);
     }
     free(floats);
+    carry_ctx_free(ctx);
+}
+
+/* Instructions for bf16 are several times as fast as f32: the ceiling of a type is of its own products too. */
+static void test_no_product_of_bf16_is_faster_than_its_ceiling(void **state) {
+    (void)state;
+    carry_ctx *ctx;
+    const carry_kernels *kernels;
+    double ceiling;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_ok(ctx, carry_kernels_of(ctx, &kernels));
+    uint16_t *numbers = calloc((size_t)2 * SIDE * SIDE, sizeof *numbers);
+    float *c = calloc((size_t)SIDE * SIDE, sizeof *c);
+    assert_true(numbers != NULL && c != NULL);
+    const carry_mixed_product p = {.m = SIDE,
+                                   .n = SIDE,
+                                   .k = SIDE,
+                                   .a = {.data = numbers, .dtype = CARRY_BF16, .row = SIDE},
+                                   .b = {.data = numbers + SIDE * SIDE, .dtype = CARRY_BF16, .row = SIDE},
+                                   .c = c,
+                                   .c_dtype = CARRY_F32,
+                                   .c_row = SIDE};
+    double best = INFINITY;
+    for (int i = 0; i < 5; i++) {
+        double start = carry_seconds();
+        carry_mixed_products(ctx, kernels, &p);
+        best = fmin(best, carry_seconds() - start);
+    }
+    assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_BF16, &ceiling));
+    assert_true(2.0 * SIDE * SIDE * SIDE / best < 2.0 * ceiling);
+    free(numbers);
+    free(c);
     carry_ctx_free(ctx);
 }
 
@@ -107,9 +140,11 @@ static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_way_is_faster_than_the_ceiling),
+        cmocka_unit_test(test_no_product_of_bf16_is_faster_than_its_ceiling),
         cmocka_unit_test(
             test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the largest: it is about the peak */
-        cmocka_unit_test(test_a_copy_has_a_rate), cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
+        cmocka_unit_test(test_a_copy_has_a_rate),
+        cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
         cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
    generator: there is none here. */
 #include "envelope_support.h"
 
+#include "core/crc32c.h"
 #include "core/memory.h"
 #include "core/rng.h"
 #include "stream/mesh.h"
@@ -104,8 +105,38 @@ static void test_letters_that_are_no_envelope_stop_at_the_leader(void **state) {
     assert_leader_refuses(encoded, result, CARRY_MESSAGE_RESULT, "message of kind 2");
     const size_t noop = message_of(encoded, NOOP);
     for (int kind = CARRY_MESSAGE_RESULT; kind <= CARRY_MESSAGE_CLOSE; kind++) { /* CLOSE before SHUTDOWN as well */
-        assert_leader_refuses(encoded, noop, (carry_message_kind)kind, "message of kind");
+        assert_leader_refuses(encoded, noop, (carry_message_kind)kind,
+                              kind == CARRY_MESSAGE_TEXT ? "a late prompt of" : "message of kind");
     }
+}
+
+/* A prompt that comes behind an envelope: whole, or refused. */
+static void test_a_damaged_late_prompt_stops_at_the_leader(void **state) {
+    (void)state;
+    enum { ROWS = 2, DIM = 5, BYTES = ROWS * DIM * 2 };
+    _Alignas(64) unsigned char bytes[sizeof(carry_text_head) + BYTES];
+    for (size_t i = 0; i < BYTES; i++) {
+        bytes[sizeof(carry_text_head) + i] = (unsigned char)(7 * i);
+    }
+    const carry_text_head head = {.crc = carry_crc32c(0, bytes + sizeof head, BYTES), .rows = ROWS};
+    memcpy(bytes, &head, sizeof head);
+    for (size_t bit = 0; bit < 8 * sizeof bytes; bit++) {
+        if (bit / 8 >= offsetof(carry_text_head, spare) && bit / 8 < sizeof head) {
+            continue;
+        }
+        bytes[bit / 8] ^= (unsigned char)(1U << bit % 8);
+        assert_leader_refuses(bytes, sizeof bytes, CARRY_MESSAGE_TEXT, "a late prompt");
+        bytes[bit / 8] ^= (unsigned char)(1U << bit % 8);
+    }
+    for (size_t cut = 0; cut < sizeof bytes; cut++) {
+        assert_leader_refuses(bytes, cut, CARRY_MESSAGE_TEXT, "a late prompt of");
+    }
+    scene s = open_scene();
+    bool closed = true;
+    assert_ok(ctx, carry_link_tell(s.stage, CARRY_MESSAGE_TEXT, bytes, sizeof bytes));
+    assert_ok(ctx, carry_mesh_turn(s.mesh, s.leader, &closed));
+    assert_false(closed);
+    close_scene(&s);
 }
 
 /* Right bytes, wrong for this mesh: sizes and positions that were not agreed on. */
@@ -197,6 +228,7 @@ int main(void) {
         cmocka_unit_test(test_every_flipped_bit_stops_at_the_leader),
         cmocka_unit_test(test_every_truncation_stops_at_the_leader),
         cmocka_unit_test(test_letters_that_are_no_envelope_stop_at_the_leader),
+        cmocka_unit_test(test_a_damaged_late_prompt_stops_at_the_leader),
         cmocka_unit_test(test_chunks_that_do_not_fit_the_mesh_stop_at_the_leader),
         cmocka_unit_test(test_numbers_that_may_not_follow_stop_at_the_leader),
     };

@@ -159,6 +159,7 @@ static carry_status scene_rank(void *user, carry_comm *comm) {
     if (is_stage) {
         carry_stage *stage;
         status = carry_stage_open(ctx, &stage, &s->seen.options, &hooks, &s->seen.options.config, link, true, 10.0);
+        status = status == CARRY_OK ? carry_stage_open_text(stage) : status;
         s->stage = status == CARRY_OK ? carry_stage_run(stage) : status;
         (void)snprintf(s->says, sizeof s->says, "%s", carry_ctx_error(ctx));
         s->seen.figures = stage->figures;

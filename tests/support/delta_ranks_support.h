@@ -32,6 +32,7 @@ typedef struct split {
     int64_t cut[RANKS + 1];
     carry_delta_ranks_options options;
     bool no_initial, no_dfinal, forward_only;
+    bool halves; /* on a GPU: q, k, v, o and their gradients in bf16 */
     int threads;
     int ranks;       /* under mpirun */
     const char *way; /* on a GPU that all share: how its memory moves; NULL: on the CPU */
@@ -49,8 +50,8 @@ static inline float *whole_normals(carry_ctx *ctx, int64_t count, uint64_t strea
 
 static inline carry_tensor rows(float *data, const carry_delta_problem *p, int64_t first, int64_t tokens, int64_t heads,
                                 int64_t size) {
-    carry_tensor t = carry_view_4d(data, CARRY_F32, p->batch, p->tokens, heads, size);
-    t.data = data + first * heads * size;
+    carry_tensor t = carry_view_4d(data, p->dtype, p->batch, p->tokens, heads, size);
+    t.data = (char *)data + (size_t)(first * heads * size) * carry_dtype_size(p->dtype);
     t.shape[1] = tokens;
     t.device = p->device;
     return t;
@@ -287,12 +288,47 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     return status;
 }
 
+/* What bf16 holds of them. */
+static inline void round_all(float *data, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        data[i] = carry_f32_from_bf16(carry_bf16_from_f32(data[i]));
+    }
+}
+
+static inline void round_whole(whole *w) {
+    round_all(w->q, w->count[2]);
+    round_all(w->k, w->count[3]);
+    round_all(w->v, w->count[4]);
+    round_all(w->grad_o, w->count[4]);
+}
+
+static inline void upload_halves(carry_ctx *ctx, void *to, const float *from, int64_t count) {
+    uint16_t *narrow = malloc((size_t)(count + 1) * sizeof *narrow);
+    assert_non_null(narrow);
+    for (int64_t i = 0; i < count; i++) {
+        narrow[i] = carry_bf16_from_f32(from[i]);
+    }
+    assert_ok(ctx, carry_device_copy(ctx, to, 1, narrow, 0, (size_t)count * sizeof *narrow, NULL));
+    assert_ok(ctx, carry_stream_wait(ctx, 1, NULL));
+    free(narrow);
+}
+
+/* In place, from the last: the first half of the floats' memory has them. */
+static inline void widen_halves(float *data, int64_t count) {
+    const uint16_t *narrow = (const uint16_t *)(const void *)data;
+    for (int64_t i = count - 1; i >= 0; i--) {
+        const float wide = carry_f32_from_bf16(narrow[i]);
+        memcpy(data + i, &wide, sizeof wide);
+    }
+}
+
 /* The same tensors in memory of the first GPU; or, back, what was got there. */
-static inline void share_whole(carry_ctx *ctx, whole *there, const whole *w) {
+static inline void share_whole(carry_ctx *ctx, whole *there, const whole *w, bool halves) {
     const carry_delta_problem *p = &w->p;
     const int64_t scalar = p->batch * p->tokens * p->value_heads;
     *there = *w;
     there->p.device = 1;
+    there->p.dtype = halves ? CARRY_BF16 : CARRY_F32;
     float **all[] = {&there->q,     &there->k,       &there->v,      &there->beta,   &there->g,    &there->initial,
                      &there->A_log, &there->dt_bias, &there->grad_o, &there->dfinal, &there->heads};
     const int64_t sizes_of[] = {w->count[2],
@@ -310,7 +346,11 @@ static inline void share_whole(carry_ctx *ctx, whole *there, const whole *w) {
         const size_t bytes = (size_t)sizes_of[i] * sizeof(float);
         const float *host = *all[i];
         assert_ok(ctx, carry_device_alloc(ctx, (void **)all[i], 1, bytes));
-        assert_ok(ctx, carry_device_copy(ctx, *all[i], 1, host, 0, bytes, NULL));
+        if (halves && (i < 3 || i == 8)) {
+            upload_halves(ctx, *all[i], host, sizes_of[i]);
+        } else {
+            assert_ok(ctx, carry_device_copy(ctx, *all[i], 1, host, 0, bytes, NULL));
+        }
     }
     for (int r = 0; r < RESULTS; r++) {
         const size_t bytes = (size_t)w->count[r] * sizeof(float);
@@ -327,6 +367,9 @@ static inline void fetch_whole(carry_ctx *ctx, whole *there, whole *w) {
         assert_ok(ctx,
                   carry_device_copy(ctx, w->got[r], 0, there->got[r], 1, (size_t)w->count[r] * sizeof(float), NULL));
         carry_device_free(ctx, 1, there->got[r]);
+        if (there->p.dtype == CARRY_BF16 && (r == 0 || (r >= 2 && r <= 4))) {
+            widen_halves(w->got[r], w->count[r]);
+        }
     }
     assert_ok(ctx, carry_device_copy(ctx, w->heads, 0, there->heads, 1,
                                      (size_t)(RANKS * 2 * w->p.value_heads) * sizeof(float), NULL));
@@ -401,7 +444,7 @@ static inline void run_on_ranks(split *s, int ranks, const char *what) {
     carry_ctx *ctx = s->way != NULL ? support_ctx(1, NULL, NULL) : NULL;
     whole shared;
     if (ctx != NULL) {
-        share_whole(ctx, &shared, w);
+        share_whole(ctx, &shared, w, s->halves);
         s->shared = &shared;
     }
     carry_status status = run_ranks_of(ranks, s->threads > 0 ? s->threads : 1, &world,

@@ -113,6 +113,23 @@ static void evaluation_is_that_of_one_pass(void **state) {
     }
 }
 
+/* bf16 has 8 bits: the loss, a mean over hundreds of tokens, is that of f32 to far less than one of them, and is not
+   the same number. */
+static void narrow_types_have_nearly_the_same_loss(void **state) {
+    const place *p = *state;
+    carry_model m = byte_model(p->ctx, 257);
+    char path[256];
+    free(write_text(p, path, "narrow", 1700));
+    carry_evaluation wide;
+    carry_evaluation narrow;
+    assert_ok(p->ctx, carry_evaluate(p->ctx, &m, path, &(carry_evaluate_options){.dtype = CARRY_F32}, &wide));
+    assert_ok(p->ctx, carry_evaluate(p->ctx, &m, path, &(carry_evaluate_options){.dtype = CARRY_BF16}, &narrow));
+    assert_int_equal(wide.tokens, narrow.tokens);
+    assert_true(fabs(wide.nll - narrow.nll) < 1e-2 * wide.nll);
+    assert_true(wide.nll != narrow.nll);
+    carry_model_close(&m);
+}
+
 /* Files do not know of each other; WikiText's words are counted where all are such. */
 static void a_folder_is_the_sum_of_its_files(void **state) {
     const place *p = *state;
@@ -234,9 +251,9 @@ static void a_tokenizer_must_belong_to_its_model(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(evaluation_is_that_of_one_pass),       cmocka_unit_test(a_folder_is_the_sum_of_its_files),
-        cmocka_unit_test(what_cannot_be_evaluated_is_refused),  cmocka_unit_test(the_newest_whole_step_is_taken),
-        cmocka_unit_test(a_tokenizer_must_belong_to_its_model),
+        cmocka_unit_test(evaluation_is_that_of_one_pass),   cmocka_unit_test(narrow_types_have_nearly_the_same_loss),
+        cmocka_unit_test(a_folder_is_the_sum_of_its_files), cmocka_unit_test(what_cannot_be_evaluated_is_refused),
+        cmocka_unit_test(the_newest_whole_step_is_taken),   cmocka_unit_test(a_tokenizer_must_belong_to_its_model),
     };
     return cmocka_run_group_tests_name("train/evaluate", tests, make_place, leave_place);
 }

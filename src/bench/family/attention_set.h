@@ -1,4 +1,4 @@
-/* The tensors of a problem of attention, on the CPU or a GPU, and the arguments made of them. */
+/* The tensors of an attention problem, on the CPU or a GPU, and the arguments made from them. */
 #ifndef CARRY_LAB_ATTENTION_SET_H
 #define CARRY_LAB_ATTENTION_SET_H
 

@@ -1,4 +1,4 @@
-/* One block of a video transformer as the family of problems block runs it: its tensors on a device, and the call. */
+/* One block of a video transformer as the problem family `block` runs it: its tensors on a device, and the call. */
 #ifndef CARRY_BENCH_BLOCK_SIDE_H
 #define CARRY_BENCH_BLOCK_SIDE_H
 

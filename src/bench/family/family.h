@@ -1,6 +1,6 @@
-/* A family of problems: what bench, check and plan need of it. One const struct per family; family_table.c is the only
-   list, and a new family appears in every verb by adding one file and one line. What the lab may not know of, because
-   it stands beside it or above, is registered by the program when it starts. */
+/* A problem family: what bench, check and plan need to know about it. There is one const struct per family;
+   family_table.c is the only list, and a new family appears in every verb by adding one file and one line. Families
+   that use folders beside or above this one are registered by the program when it starts. */
 #ifndef CARRY_LAB_FAMILY_H
 #define CARRY_LAB_FAMILY_H
 
@@ -16,8 +16,9 @@ typedef struct carry_counts {
     double tokens;     /* 0 where there are none */
     double perplexity; /* of a model that was trained to its end, else 0 */
     /* Of a stream, whose runs' time is the period of its chunks: */
-    double overlap;      /* the score; NaN where there is none */
-    double slower_stage; /* seconds of the slower stage a chunk; 0: it is no stream */
+    double overlap;                           /* the score; NaN where there is none */
+    double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */
+    double denoise, recompute, clean, decode; /* seconds of its blocks a chunk; 0: it has none */
     /* Of problems of several ranks: */
     double received;  /* bytes that a rank got from others, of the rank that got most */
     double waited;    /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */

@@ -43,7 +43,7 @@ typedef struct instance {
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
     "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu "
-    "or cuda, comm=NAME (peer, ipc, staged, nccl)";
+    "or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");
@@ -141,14 +141,15 @@ static carry_status upload(instance *it, int index) {
 static carry_status copy_set(instance *it, bool back) {
     carry_tensor *here[TENSORS], *there[TENSORS];
     carry_ctx *ctx = it->base.ctx;
+    carry_stream *stream = carry_ctx_stream(ctx, it->device);
     list_tensors(&it->sets[0].args, here);
     list_tensors(&it->there[0], there);
     for (int i = 0; i < WRITTEN; i++) {
         const size_t count = tensor_bytes(here[i]);
-        CARRY_TRY(back ? carry_device_copy(ctx, here[i]->data, 0, there[i]->data, it->device, count, NULL)
-                       : carry_device_copy(ctx, there[i]->data, it->device, here[i]->data, 0, count, NULL));
+        CARRY_TRY(back ? carry_device_copy(ctx, here[i]->data, 0, there[i]->data, it->device, count, stream)
+                       : carry_device_copy(ctx, there[i]->data, it->device, here[i]->data, 0, count, stream));
     }
-    return carry_stream_wait(ctx, it->device, NULL);
+    return carry_stream_wait(ctx, it->device, stream);
 }
 
 static void close_instance(void *given) {
@@ -165,6 +166,7 @@ static void close_instance(void *given) {
     carry_comm_free(it->moving);
     carry_comm_free(it->base.alone);
     carry_device_free(it->base.ctx, it->device, it->workspace);
+    carry_ranks_family_end_stream(&it->base);
     free(it->entering);
     free(it->leaving);
     free(it->row);
@@ -178,6 +180,7 @@ static bool is_first(const instance *it) {
 
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
+    CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->device));
     if (it->device > 0 && it->moving == NULL) {
         CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->device, it->way[0] != '\0' ? it->way : NULL));
     }

@@ -3,10 +3,9 @@
    rank has it afterwards: allgather's pieces and reducescatter's results are 1/p of it.
 
    Methods are communicators: the one that the ranks have, for the CPU's memory; with device=cuda those over it that
-   move memory of GPUs. The plan has what the communicator's measured latency and bandwidth predict, beside which bench
-   puts what it takes. */
+   move memory of GPUs. The plan has what the same collective took at a few sizes (comm/times.h) predicts for this one,
+   beside which bench puts what it takes. */
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +13,7 @@
 #include "carry/device.h"
 #include "comm/ranks.h"
 #include "comm/rates.h"
+#include "comm/times.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
@@ -23,6 +23,9 @@
 #include "bench/deviation.h"
 #include "bench/family/family_ranks.h"
 
+#define KINDS 16 /* of communicators, more than there are */
+
+/* As carry_comm_operation. */
 typedef enum operation { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND_RECEIVE } operation;
 
 static const char *const names[] = {"allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"};
@@ -36,6 +39,11 @@ typedef struct instance {
     carry_comm *moving; /* over base.comm, for a GPU; NULL: base.comm itself */
     void *from, *to;    /* [count] each, on the device */
     void *host;         /* [count] */
+    struct {
+        const char *name;
+        carry_comm_times times;
+    } believed[KINDS]; /* by kind of communicator */
+    int kinds;
     double predicted;
     char about[256];
 } instance;
@@ -110,6 +118,7 @@ static void close_instance(void *given) {
     carry_device_free(it->base.ctx, it->device, it->to);
     free(it->host);
     carry_comm_free(it->base.alone);
+    carry_ranks_family_end_stream(&it->base);
     free(it);
 }
 
@@ -155,10 +164,9 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
     return carry_stream_wait(it->base.ctx, it->device, NULL);
 }
 
-/* Bytes that a rank receives, and how many messages it waits for one after the other. */
-static double received(const instance *it, double *rounds) {
+/* Bytes that a rank receives. */
+static double received(const instance *it) {
     const double ranks = carry_comm_size(it->base.comm), bytes = (double)it->count * (double)item(it);
-    *rounds = it->what == ALL_REDUCE ? 2.0 : it->what == BROADCAST ? ceil(log2(ranks)) : 1.0;
     switch (it->what) {
     case ALL_REDUCE:
         return 2.0 * bytes * (ranks - 1.0) / ranks;
@@ -170,21 +178,33 @@ static double received(const instance *it, double *rounds) {
     }
 }
 
-/* What the communicator's rates say: every round a latency, every byte once through this rank's link. */
+/* What this collective took at a few sizes: measured once for every kind of communicator that is tried. */
 static carry_status predict(instance *it) {
-    carry_comm_rates rates;
-    double rounds;
-    char times[2][32];
-    const double bytes = received(it, &rounds);
-    CARRY_TRY(carry_comm_rates_of(comm_of(it), &rates));
-    const double passed = it->what == BROADCAST ? rounds * bytes : bytes; /* the last of a tree waits for all of it */
-    it->predicted = rounds * rates.latency + passed / rates.bandwidth;
-    (void)snprintf(
-        it->about, sizeof it->about, "%s of %.3g MB over %d rank%s (%s%s%s): %s predicted (%s latency, %.3g GB/s)",
-        names[it->what], 1e-6 * (double)it->count * (double)item(it), carry_comm_size(it->base.comm),
-        carry_comm_size(it->base.comm) == 1 ? "" : "s", carry_comm_name(comm_of(it)),
-        it->moving != NULL ? " over " : "", it->moving != NULL ? carry_comm_name(it->base.comm) : "",
-        carry_time_text(times[0], it->predicted), carry_time_text(times[1], rates.latency), 1e-9 * rates.bandwidth);
+    const char *name = carry_comm_name(comm_of(it));
+    int kind = 0;
+    if (carry_comm_size(it->base.comm) == 1) { /* nothing travels */
+        (void)snprintf(it->about, sizeof it->about, "%s over 1 rank (%s)", names[it->what], name);
+        return CARRY_OK;
+    }
+    while (kind < it->kinds && strcmp(it->believed[kind].name, name) != 0) {
+        kind++;
+    }
+    if (kind == it->kinds && kind < KINDS) {
+        CARRY_TRY(carry_comm_times_of(comm_of(it), (carry_comm_operation)it->what, reduce_type(it),
+                                      &it->believed[kind].times));
+        it->believed[kind].name = name;
+        it->kinds++;
+    }
+    const carry_comm_times *t = &it->believed[kind].times;
+    const double bytes = (double)it->count * (double)item(it), last = t->seconds[CARRY_COMM_SIZES - 1];
+    char times[3][32];
+    it->predicted = carry_comm_time(t, bytes);
+    (void)snprintf(it->about, sizeof it->about,
+                   "%s of %.3g MB over %d ranks (%s%s%s): %s predicted (measured: %s for %g bytes, %s for %.3g MB)",
+                   names[it->what], 1e-6 * bytes, carry_comm_size(it->base.comm), name,
+                   it->moving != NULL ? " over " : "", it->moving != NULL ? carry_comm_name(it->base.comm) : "",
+                   carry_time_text(times[0], it->predicted), carry_time_text(times[1], t->seconds[0]), t->bytes[0],
+                   carry_time_text(times[2], last), 1e-6 * t->bytes[CARRY_COMM_SIZES - 1]);
     return CARRY_OK;
 }
 
@@ -204,6 +224,7 @@ static carry_status make_plan(void *given, const char *method) {
     const char *below = carry_comm_name(it->base.comm);
     carry_comm_free(it->moving);
     it->moving = NULL;
+    CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->device));
     if (it->device == 0) {
         if (method != NULL && strcmp(method, below) != 0) {
             return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "these ranks are \"%s\" and not \"%s\"%s", below,
@@ -245,46 +266,18 @@ static const char *about_plan(const void *given) {
     return ((const instance *)given)->about;
 }
 
-static carry_status exchange(instance *it) {
-    carry_comm *comm = comm_of(it);
-    const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
-    const size_t bytes = (size_t)it->count * item(it);
-    carry_request requests[2];
-    CARRY_TRY(carry_irecv(comm, &requests[0], it->to, bytes, (rank + size - 1) % size, 0));
-    CARRY_TRY(carry_isend(comm, &requests[1], it->from, bytes, (rank + 1) % size, 0));
-    const carry_status received_status = carry_wait(&requests[0]);
-    const carry_status sent = carry_wait(&requests[1]);
-    return received_status != CARRY_OK ? received_status : sent;
-}
-
-static carry_status run_once(instance *it) {
-    carry_comm *comm = comm_of(it);
-    switch (it->what) {
-    case ALL_REDUCE:
-        return carry_all_reduce(comm, it->from, it->count, reduce_type(it), CARRY_REDUCE_SUM);
-    case ALL_GATHER:
-        return carry_all_gather(comm, it->to, it->from, (size_t)it->part * item(it));
-    case REDUCE_SCATTER:
-        return carry_reduce_scatter(comm, it->to, it->from, it->part, reduce_type(it), CARRY_REDUCE_SUM);
-    case BROADCAST:
-        return carry_broadcast(comm, it->from, (size_t)it->count * item(it), 0);
-    default:
-        return exchange(it);
-    }
-}
-
 /* Until it has happened, on a GPU too. Sums of sums overflow after a while: what is timed are moves and additions. */
 static carry_status run(void *given) {
     instance *it = given;
     carry_ctx *ctx = it->base.ctx;
-    CARRY_TRY(run_once(it));
+    CARRY_TRY(carry_comm_time_once(comm_of(it), (carry_comm_operation)it->what, reduce_type(it), it->to, it->from,
+                                   (size_t)it->count * item(it)));
     return carry_stream_wait(ctx, it->device, carry_ctx_stream(ctx, it->device));
 }
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    double rounds;
-    const double bytes = received(it, &rounds);
+    const double bytes = received(it);
     const bool adds = it->what == ALL_REDUCE || it->what == REDUCE_SCATTER;
     return (carry_counts){.flops = adds ? (double)it->part * (carry_comm_size(it->base.comm) - 1) : 0.0,
                           .bytes = bytes,

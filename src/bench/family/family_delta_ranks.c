@@ -42,7 +42,7 @@ typedef struct instance {
 static const char takes[] =
     "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
     "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
-    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, ipc, staged, nccl)";
+    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");
@@ -126,6 +126,7 @@ static void close_instance(void *given) {
     carry_device_free(it->base.ctx, device, it->workspace);
     carry_device_free(it->base.ctx, device, it->kept);
     carry_delta_ranks_reference_free(&it->reference);
+    carry_ranks_family_end_stream(&it->base);
     free(it);
 }
 
@@ -170,6 +171,7 @@ static carry_status make_plan(void *given, const char *algorithm) {
     instance *it = given;
     carry_delta_ranks_options options = it->options;
     options.algorithm = algorithm;
+    CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->problem.device));
     if (it->problem.device > 0 && it->moving == NULL) {
         CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->problem.device,
                                          it->way[0] != '\0' ? it->way : NULL));

@@ -74,6 +74,25 @@ const char *carry_ranks_family_only(const void *instance) {
     return it->only[0] != '\0' ? it->only : NULL;
 }
 
+carry_status carry_ranks_family_own_stream(carry_ranks_instance *it, int device) {
+    if (device == 0 || it->stream != NULL || carry_ctx_stream(it->ctx, device) != NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_stream_wait(it->ctx, device, NULL)); /* what was begun on the default stream */
+    CARRY_TRY(carry_stream_new(it->ctx, &it->stream, device));
+    it->device = device;
+    return carry_ctx_set_stream(it->ctx, device, it->stream);
+}
+
+void carry_ranks_family_end_stream(carry_ranks_instance *it) {
+    if (it->stream != NULL) {
+        (void)carry_stream_wait(it->ctx, it->device, it->stream);
+        (void)carry_ctx_set_stream(it->ctx, it->device, NULL);
+        carry_stream_free(it->ctx, it->device, it->stream);
+        it->stream = NULL;
+    }
+}
+
 carry_status carry_ranks_family_worst(carry_comm *comm, carry_deviation *deviations, int count) {
     double worst[2 * CARRY_DEVIATIONS];
     for (int i = 0; i < count; i++) {

@@ -1,11 +1,12 @@
-/* What families of problems of several ranks share: how an instance is opened and planned, over ranks or for a look at
-   the problem alone. */
+/* What families of problems for several ranks share: opening and planning an instance, on ranks or only to describe
+   the problem. */
 #ifndef CARRY_LAB_FAMILY_RANKS_H
 #define CARRY_LAB_FAMILY_RANKS_H
 
 #include <stddef.h>
 
 #include "carry/comm.h"
+#include "carry/device.h"
 #include "bench/family/family.h"
 
 /* The first member of such an instance. */
@@ -13,6 +14,8 @@ typedef struct carry_ranks_instance {
     carry_ctx *ctx;
     carry_comm *comm;              /* the ranks */
     carry_comm *alone;             /* one for a plan that is made without them, or NULL */
+    carry_stream *stream;          /* of this rank alone, on its GPU; NULL on the CPU */
+    int device;                    /* of the stream */
     char only[CARRY_PROBLEM_WORD]; /* the method that the problem asks for, or "" */
 } carry_ranks_instance;
 
@@ -31,6 +34,11 @@ carry_status carry_ranks_family_open(const carry_ranks_family *family, carry_ctx
 carry_status carry_ranks_family_plan(const carry_ranks_family *family, carry_ctx *ctx, void **opened,
                                      carry_problem *problem, bool measure);
 const char *carry_ranks_family_only(const void *instance);
+
+/* A stream of this rank's own as the context's: on the default one, ranks that are threads would wait for each other.
+ */
+carry_status carry_ranks_family_own_stream(carry_ranks_instance *it, int device);
+void carry_ranks_family_end_stream(carry_ranks_instance *it);
 
 /* Of every deviation the worst that any rank has, told to all. */
 carry_status carry_ranks_family_worst(carry_comm *comm, carry_deviation *deviations, int count);

@@ -14,6 +14,7 @@ typedef struct carry_golden_line {
     const char *tensor;
     carry_dtype dtype;
     double error, bound;
+    double moves; /* how far the last bits of the weights move it, by the same measure; 0: not looked at */
     int column; /* the widest tensor's name, for a table; 0: 15 */
 } carry_golden_line;
 
@@ -22,8 +23,8 @@ carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
                                 void (*report)(void *user, const carry_golden_line *line), void *user);
 
 /* Whichever path is: such a file, or a folder with config.json, model.safetensors and expected.safetensors, whose
-   config decides what it is (golden_folder.c has the list). In f32, on a device; -1: the first GPU where there is one
-   and this kind runs on it. */
+   config decides what it is (golden_folder.c has the list). In f32, and on a GPU models of videos and text encoders in
+   bf16 too; device -1: the first GPU where there is one and this kind runs on it. */
 carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
                           void (*report)(void *user, const carry_golden_line *line), void *user);
 

@@ -260,8 +260,8 @@ static int run(int count, char **arguments) {
     cli_desk d = {.most = 10};
     const char *folder = NULL;
     const cli_option own[] = {
-        {"library", 0, CLI_TEXT, &folder, "DIR", "the library (library/ in the nearest folder upwards)"},
-        {"goal", 0, CLI_TEXT, &d.goal, "TOPIC", "order: what is to be understood"},
+        {"library", 0, CLI_TEXT, &folder, "DIR", "the library (library/ here or in the nearest parent folder)"},
+        {"goal", 0, CLI_TEXT, &d.goal, "TOPIC", "order: the topic to learn"},
         {"most", 0, CLI_NUMBER, &d.most, "N", "find: pages to show (10)"},
         {0},
     };
@@ -272,7 +272,7 @@ static int run(int count, char **arguments) {
     char shown[64];
     const action *what = words > 0 ? find_action(arguments[0]) : NULL;
     if (what == NULL) {
-        return words > 0 ? cli_refuse("cards cannot '%s': find, show, for, order, check, sharpen or list",
+        return words > 0 ? cli_refuse("cards has no '%s': expected find, show, for, order, check, sharpen or list",
                                       cli_shown(shown, arguments[0]))
                          : cli_refuse("cards needs one of find, show, for, order, check, sharpen or list");
     }
@@ -295,18 +295,19 @@ static int run(int count, char **arguments) {
 const cli_verb cli_cards = {
     .name = "cards",
     .arguments = "WHAT ...",
-    .summary = "the reference library: what is known, on what evidence, and what was measured here",
+    .summary = "search and check the reference library: sources, evidence, findings",
     .details =
-        "  find WORDS         pages that have the words in any form, best first, with the lines; exit 1 when none has\n"
-        "  show ID            one card, topic or finding\n"
-        "  for FINDING        what was measured, and the cards that bear it\n"
-        "  order --goal TOPIC the order in which to read a topic's cards, and why\n"
-        "  check              broken ids, claims without evidence, figures that their sources do not have; exit 1\n"
-        "                     when something is wrong\n"
-        "  sharpen            actionables that lack a figure, the most important first\n"
-        "  list               every page\n\n"
-        "Pages are Markdown files with YAML front matter in library/cards, library/topics and library/findings;\n"
-        "library/README.md tells their keys.",
+        "  find WORDS         search all pages, best first, with the matching lines; exits with 1 if nothing is found\n"
+        "  show ID            print one card, topic or finding\n"
+        "  for FINDING        print what a finding measured, and the cards it is based on\n"
+        "  order --goal TOPIC print the order in which to read the cards of a topic, and why\n"
+        "  check              report broken ids, claims without evidence, and figures that are not in their sources;\n"
+        "                     exits with 1 if there is a problem\n"
+        "  sharpen            list actionables that lack a figure, the most important first\n"
+        "  list               list all pages\n"
+        "\n"
+        "Words match in any inflected form. Pages are Markdown files with YAML front matter in library/cards,\n"
+        "library/topics and library/findings; library/README.md describes their keys.",
     .example = "carry cards find decoupled look-back",
     .run = run,
 };

@@ -101,10 +101,10 @@ static int start(asked *a) {
                                          .command = t->command};
     if (a->metric != NULL && strcmp(a->metric, "throughput") != 0) {
         char shown[64];
-        return cli_refuse("there is no metric '%s': a climb goes by throughput", cli_shown(shown, a->metric));
+        return cli_refuse("there is no metric '%s': only throughput is supported", cli_shown(shown, a->metric));
     }
     if (a->on != NULL && !is_ssh(a->on)) {
-        return cli_refuse("climb start --on takes ssh:HOST: its commands are run there");
+        return cli_refuse("climb start --on: expected ssh:HOST");
     }
     if ((a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) ||
         carry_climb_start(a->climb, &options) != CARRY_OK) {
@@ -150,7 +150,7 @@ static int try_one(asked *a) {
         return submit(a);
     }
     if (a->on != NULL && a->no_wait) {
-        return cli_refuse("--no-wait: what is run on %s is judged here, so it is waited for", a->on);
+        return cli_refuse("--no-wait: not possible with --on %s, since the result is judged here", a->on);
     }
     if (a->on != NULL && carry_climb_on(a->climb, a->on) != CARRY_OK) {
         return cli_failed(a->ctx);
@@ -306,7 +306,7 @@ static int open_and_run(asked *a, int words, char **arguments) {
     }
     if (w->name == NULL && !takes_word) {
         char shown[64];
-        return cli_refuse("climb has no '%s': start, try, loop, lint, plot, list, show or tune",
+        return cli_refuse("climb has no '%s': expected start, try, loop, lint, plot, list, show or tune",
                           cli_shown(shown, name));
     }
     if (words != (takes_word ? 2 : 1)) {
@@ -339,28 +339,28 @@ static int run(int count, char **arguments) {
     carry_climb_attempt *t = &a.attempt;
     char command[4096];
     const cli_option own[] = {
-        {"log", 0, CLI_TEXT, &a.log, "FILE", "the log (climb.md at the repository's root)"},
-        {"profile", 0, CLI_TEXT, &t->profile, "CMD", "prints figures as JSON lines; sh -c at the root"},
-        {"tests", 0, CLI_TEXT, &t->tests, "CMD", "must end with 0 (what start was given)"},
-        {"build", 0, CLI_TEXT, &t->build, "CMD", "run before them; lets the best be built and measured again"},
+        {"log", 0, CLI_TEXT, &a.log, "FILE", "the log (climb.md in the root of the repository)"},
+        {"profile", 0, CLI_TEXT, &t->profile, "CMD",
+         "command that prints figures as JSON lines; run by sh -c in the root"},
+        {"tests", 0, CLI_TEXT, &t->tests, "CMD", "command that must exit with 0 (as given to start)"},
+        {"build", 0, CLI_TEXT, &t->build, "CMD", "command to run before both; allows building the best commit again"},
         {"repeats", 0, CLI_NUMBER, &t->repeats, "N", "runs of the profile command, 3 to 200 (5)"},
-        {"threshold", 0, CLI_SECONDS, &t->threshold, "PERCENT", "the least gain that counts (1)"},
-        {"metric", 0, CLI_TEXT, &a.metric, "NAME", "start: what is climbed (throughput)"},
+        {"threshold", 0, CLI_SECONDS, &t->threshold, "PERCENT", "smallest gain that counts (1)"},
+        {"metric", 0, CLI_TEXT, &a.metric, "NAME", "start: the quantity to optimise (throughput)"},
         {"hypothesis", 0, CLI_TEXT, &t->hypothesis, "TEXT", "try: why this should be faster"},
-        {"title", 0, CLI_TEXT, &t->title, "TEXT", "try: of the entry and the commit (the hypothesis)"},
+        {"title", 0, CLI_TEXT, &t->title, "TEXT", "try: title of the entry and the commit (the hypothesis)"},
         {"next", 0, CLI_TEXT, &t->next, "TEXT", "try: what to try next"},
         {"trust-baseline", 0, CLI_FLAG, &t->trust_baseline, NULL, "compare with stored samples even with --build"},
-        {"on", 0, CLI_TEXT, &a.on, "QUEUE",
-         "try: as a job, local or slurm; or run its commands on ssh:HOST (start too)"},
+        {"on", 0, CLI_TEXT, &a.on, "QUEUE", "try: run as a job, local or slurm; try, start: run commands on ssh:HOST"},
         {"no-wait", 0, CLI_FLAG, &a.no_wait, NULL, "with --on: do not wait for the job"},
-        {"tree", 0, CLI_TEXT, &t->tree, "HASH", "try: refuse any other content (--on sets it)"},
-        {"job", 0, CLI_TEXT, &t->job, "TEXT", "try: the job that the entry names (--on sets it)"},
-        {"timeout", 0, CLI_SECONDS, &a.timeout, "S", "for every run of a command (3600)"},
-        {"propose", 0, CLI_TEXT, &a.propose, "CMD", "loop: makes a change in the folder it is run in"},
-        {"iterations", 0, CLI_NUMBER, &a.iterations, "N", "loop: how many"},
-        {"output", 'o', CLI_TEXT, &a.output, "FILE", "plot: the picture (climb.svg)"},
-        {"seconds", 0, CLI_SECONDS, &a.tune.seconds, "S", "tune: for each side of a comparison (0.25)"},
-        {"unchecked", 0, CLI_FLAG, &a.tune.unchecked, NULL, "tune: skip the comparison with float64"},
+        {"tree", 0, CLI_TEXT, &t->tree, "HASH", "try: the tree that may be judged (--on sets it)"},
+        {"job", 0, CLI_TEXT, &t->job, "TEXT", "try: the name of the job in the entry (--on sets it)"},
+        {"timeout", 0, CLI_SECONDS, &a.timeout, "S", "time limit of every command (3600)"},
+        {"propose", 0, CLI_TEXT, &a.propose, "CMD", "loop: command that changes the folder it runs in"},
+        {"iterations", 0, CLI_NUMBER, &a.iterations, "N", "loop: number of iterations"},
+        {"output", 'o', CLI_TEXT, &a.output, "FILE", "plot: the file to write (climb.svg)"},
+        {"seconds", 0, CLI_SECONDS, &a.tune.seconds, "S", "tune: time for each side of a comparison (0.25)"},
+        {"unchecked", 0, CLI_FLAG, &a.tune.unchecked, NULL, "tune: omit the comparison with float64"},
         {0},
     };
     (void)cli_command(command, sizeof command, "climb", count, arguments);
@@ -387,29 +387,28 @@ static int run(int count, char **arguments) {
 const cli_verb cli_climb = {
     .name = "climb",
     .arguments = "WHAT",
-    .summary = "the hill-climb: a hypothesis, a change, a gate, a log",
+    .summary = "optimise step by step: a hypothesis, a change, tests and a measurement, a log",
     .details =
-        "  start          measures HEAD with --profile CMD and fixes it as the baseline\n"
-        "  try            judges the changes in the working tree: kept and committed, or refused and left alone\n"
-        "  loop           lets --propose CMD make changes in a worktree and judges them, --iterations times\n"
-        "  lint           checks the log: whole, in order, figures that agree, commits that exist\n"
-        "  plot           throughput over iterations, as SVG (gnuplot)\n"
-        "  list, show N   the entries; N is a number, best or last\n"
-        "  tune PROBLEM   climbs over a plan's algorithm, chunk and threads, and saves wisdom\n"
+        "  start          measure HEAD with --profile CMD as the baseline, and start the log\n"
+        "  try            judge the changes in the working tree: commit them, or refuse them and leave them alone\n"
+        "  loop           --iterations times, let --propose CMD make a change in a worktree and judge it\n"
+        "  lint           check that the log is complete and in order, its figures agree and its commits exist\n"
+        "  plot           draw throughput over iterations as SVG (gnuplot)\n"
+        "  list, show N   print the entries, or one: a number, best or last\n"
+        "  tune PROBLEM   search over the algorithm, chunk and threads of a plan, and save the best as wisdom\n"
         "\n"
-        "The gate: the build and the tests must end with 0, and the profile command must be faster than the best so "
-        "far,\n"
-        "by more than the threshold and by more than noise (a bootstrap's 95 % interval that leaves 1 out). With "
-        "--build\n"
-        "the best commit is built in a worktree and measured in turns with the change; without it the log's samples\n"
-        "are compared with, and 3 % is allowed for drift. A profile command prints lines as carry bench --json does,\n"
-        "or {\"throughput\": X, \"mfu\": Y, \"samples\": [...], \"trace\": FILE, \"hotspots\": TEXT}, or training "
-        "steps\n"
-        "with tokens_per_s. What is kept becomes two commits, the change and the log; git's commit hooks are not run.\n"
-        "A proposer finds CARRY_CLIMB_ITERATION, CARRY_CLIMB_LOG and CARRY_CLIMB_BEST in its environment, and its "
-        "lines\n"
-        "'title: ...', 'hypothesis: ...' and 'next: ...' go into the entry. Samples, patches and the output of failed\n"
-        "tests are in the run store (carry runs). Exit 1: refused, or something is wrong with the log's content.",
+        "A change is accepted if the build and the tests exit with 0 and the profile command is faster than the best\n"
+        "commit so far, by more than the threshold and by more than noise (the 95 % interval of a bootstrap excludes\n"
+        "1). With --build the best commit is built in a worktree and measured alternately with the change; without\n"
+        "it the change is compared with the samples in the log, allowing 3 % for drift. A profile command prints\n"
+        "lines as carry bench --json does, or {\"throughput\": X, \"mfu\": Y, \"samples\": [...], \"trace\": FILE,\n"
+        "\"hotspots\": TEXT}, or training steps with tokens_per_s. An accepted change becomes two commits, the change\n"
+        "and the log; git commit hooks are not run.\n"
+        "\n"
+        "The --propose command finds CARRY_CLIMB_ITERATION, CARRY_CLIMB_LOG and CARRY_CLIMB_BEST in its environment;\n"
+        "lines of its output that start with 'title:', 'hypothesis:' and 'next:' are added to the entry. Samples,\n"
+        "patches and the output of failed tests are in the run store (carry runs). Exits with 1 if a change is\n"
+        "refused or the log is wrong.",
     .example = "carry climb start --build 'make -s' --tests 'make -s check' --profile 'build/carry bench --json "
                "scan:dense:n32'\n"
                "  carry climb try --hypothesis 'two rows at a time hide the latency of the adds'",

@@ -371,15 +371,15 @@ static int run(int count, char **arguments) {
     job_options o = {.tail = -1};
     const cli_option own[] = {
         {"on", 0, CLI_TEXT, &o.on, "SYSTEM", "submit: local, slurm or ssh:HOST (local)"},
-        {"name", 0, CLI_TEXT, &o.name, "NAME", "submit: what to call it (the command's name)"},
+        {"name", 0, CLI_TEXT, &o.name, "NAME", "submit: name of the job (that of the command)"},
         {"bring", 0, CLI_TEXT, &o.bring, "PATH,...",
-         "submit to ssh:HOST: files of the project to bring back at the end"},
-        {"show-logs", 0, CLI_FLAG, &o.show_logs, NULL, "wait: then print what it wrote"},
-        {"tail", 0, CLI_NUMBER, &o.tail, "N", "wait, logs: the last N lines only"},
-        {"follow", 'f', CLI_FLAG, &o.follow, NULL, "logs: go on until the job has ended"},
-        {"seconds", 0, CLI_SECONDS, &o.seconds, "S", "wait: no longer than this (a day)"},
+         "submit to ssh:HOST: files of the project to copy back at the end"},
+        {"show-logs", 0, CLI_FLAG, &o.show_logs, NULL, "wait: then print the output of the job"},
+        {"tail", 0, CLI_NUMBER, &o.tail, "N", "wait, logs: only the last N lines"},
+        {"follow", 'f', CLI_FLAG, &o.follow, NULL, "logs: continue until the job has ended"},
+        {"seconds", 0, CLI_SECONDS, &o.seconds, "S", "wait: at most this long (a day)"},
         {"store", 0, CLI_TEXT, &o.store_path, "FILE",
-         "the run store (CARRY_STORE, else the project's .carry/store.db)"},
+         "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {0},
     };
     int before = 0; /* the command's own options are not ours to parse */
@@ -395,7 +395,7 @@ static int run(int count, char **arguments) {
     const action *chosen = words > 0 ? find_action(arguments[0]) : NULL;
     if (chosen == NULL) {
         return words == 0 ? cli_refuse("job needs one of submit, wait, logs, cancel, release, list, work")
-                          : cli_refuse("job has no '%s': submit, wait, logs, cancel, release, list, work are known",
+                          : cli_refuse("job has no '%s': expected submit, wait, logs, cancel, release, list or work",
                                        cli_shown(shown, arguments[0]));
     }
     o.json = common.json;
@@ -403,7 +403,7 @@ static int run(int count, char **arguments) {
     o.word = arguments + 1;
     const char *idle = idle_option(&o, chosen->name);
     if (idle != NULL) {
-        return cli_refuse("job %s has no option --%s (carry job --help tells whose it is)", chosen->name, idle);
+        return cli_refuse("job %s has no option --%s (see carry job --help)", chosen->name, idle);
     }
     if (o.command != NULL && chosen->run != submit) {
         return cli_refuse("job %s takes no command", chosen->name);
@@ -420,29 +420,28 @@ static int run(int count, char **arguments) {
 const cli_verb cli_job = {
     .name = "job",
     .arguments = "WHAT",
-    .summary = "submit, wait, logs, cancel, release, list: a local queue, Slurm, or a machine by ssh",
+    .summary = "run commands later or elsewhere: in a local queue, with Slurm, or over ssh",
     .details =
-        "  submit [--on SYSTEM] [--name NAME] -- COMMAND...        run it later, in this folder and environment\n"
-        "  wait ID [--show-logs] [--tail N] [--seconds S]          until it has ended\n"
-        "  logs ID [--tail N] [--follow]                           what it wrote\n"
+        "  submit [--on SYSTEM] [--name NAME] -- COMMAND...        queue a command, in this folder and environment\n"
+        "  wait ID [--show-logs] [--tail N] [--seconds S]          wait until a job has ended\n"
+        "  logs ID [--tail N] [--follow]                           print the output of a job\n"
         "  cancel ID                                               SIGTERM, five seconds later SIGKILL; scancel\n"
-        "  release ID                                              start a held job after all\n"
-        "  list                                                    all jobs, the newest first\n"
+        "  release ID                                              let a held job run\n"
+        "  list                                                    list all jobs, newest first\n"
         "  work                                                    run the local queue here until it is empty\n"
-        "ID is a number, or last. wait: exit 0 when the job succeeded, 1 when it failed, was cancelled or lost, 2 "
-        "when\n"
-        "that cannot be known; Ctrl-C stops waiting, not the job.\n"
-        "local: one job at a time per store, oldest first. submit and release start a worker in the background when\n"
-        "none is at work; looking starts nothing. Jobs that were queued on another host, before this machine was\n"
-        "started or in a store that lay elsewhere are held until released. A job that ran when the machine went down\n"
-        "is marked as lost and not run again.\n"
-        "slurm: sbatch and its SBATCH_ variables (SBATCH_PARTITION, ...) decide where it runs; the store's folder "
-        "must\n"
-        "be seen by the nodes.\n"
-        "ssh:HOST: copies the project there (what git knows or does not ignore, and the program if it lies in it), "
-        "runs\n"
-        "the command detached, brings the log when it is looked at, and at the end the files of --bring into\n"
-        ".carry/jobs/ID.files. Keys, ports and users are ssh's (~/.ssh/config, or CARRY_SSH_CONFIG=FILE).",
+        "ID is a number, or last. wait exits with 0 if the job succeeded, 1 if it failed, was cancelled or lost, 2\n"
+        "if its result is unknown; Ctrl-C stops waiting, not the job.\n"
+        "\n"
+        "local: one job at a time per store, oldest first. submit and release start a worker in the background if\n"
+        "none is running; listing jobs starts nothing. Jobs that were queued on another host, before the last boot,\n"
+        "or in a store that was moved since are held until released. A job that was running when the machine went\n"
+        "down is marked as lost and not run again.\n"
+        "slurm: sbatch and its SBATCH_ variables (SBATCH_PARTITION, ...) decide where the job runs; the nodes must\n"
+        "be able to read the folder of the store.\n"
+        "ssh:HOST: copies the project there (all files that git does not ignore, and the program if it is in the\n"
+        "project), runs the command detached, copies its log when it is read, and at the end copies the files of\n"
+        "--bring to .carry/jobs/ID.files. Keys, ports and users come from ~/.ssh/config, or from\n"
+        "CARRY_SSH_CONFIG=FILE.",
     .example = "carry job submit --name bench -- carry bench --grid && carry job wait last --show-logs --tail 5",
     .run = run,
 };

@@ -333,15 +333,17 @@ static int profile_verb(const wish *w) {
 
 static int run_wish(wish *w, int count, char **arguments) {
     const cli_option own[] = {
-        {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); may stand after the verb as well"},
-        {"store", 0, CLI_TEXT, &w->store, "FILE", "run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"name", 0, CLI_TEXT, &w->name, "NAME", "of the stored run (the verb's); a series with a slash at its end"},
-        {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not keep this run in the store"},
+        {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); also allowed after the verb"},
+        {"store", 0, CLI_TEXT, &w->store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"name", 0, CLI_TEXT, &w->name, "NAME", "name of the stored run (that of the verb); NAME/ numbers a series"},
+        {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not store this run"},
         {"events", 0, CLI_NUMBER, &w->events, "N",
-         "of a thread that the trace keeps (20000; of GPUs 65536); hotspots count all"},
-        {"top", 0, CLI_NUMBER, &w->top, "N", "places that are printed (20)"},
-        {"profile-from", 0, CLI_NUMBER, &w->from, "N", "train: the first step that is recorded (1); also after train"},
-        {"profile-steps", 0, CLI_NUMBER, &w->steps, "N", "train: how many steps are recorded (all); also after train"},
+         "most events per thread in the trace (20000; GPUs: 65536); hotspots count all"},
+        {"top", 0, CLI_NUMBER, &w->top, "N", "places to print (20)"},
+        {"profile-from", 0, CLI_NUMBER, &w->from, "N",
+         "train: the first step to record (1); also allowed after the verb"},
+        {"profile-steps", 0, CLI_NUMBER, &w->steps, "N",
+         "train: how many steps to record (all); also allowed after the verb"},
         {0},
     };
     char name[32] = "profile";
@@ -392,7 +394,7 @@ static int run(int count, char **arguments) {
     w.own = calloc((size_t)count + 1, sizeof *w.own);
     w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
     int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)
-                                                         : cli_refuse("no memory for the arguments");
+                                                         : cli_refuse("out of memory for the arguments");
     free(w.own);
     free(w.verb_arguments);
     return code;
@@ -401,32 +403,30 @@ static int run(int count, char **arguments) {
 const cli_verb cli_profile = {
     .name = "profile",
     .arguments = "VERB ... | diff A B",
-    .summary = "a profiled run: Perfetto trace and hotspots",
+    .summary = "profile a verb: a trace for Perfetto, and hotspots",
     .details =
-        "Runs plan, check, bench, run, train, generate, eval or stream here while every thread records its spans. "
-        "Writes a trace that\n"
-        "ui.perfetto.dev opens: ranks as processes, threads as tracks, counters for resident memory and for the "
-        "pieces\n"
-        "of work that wait in a pool's queue. Prints hotspots after the verb's own output, by category and by place:\n"
-        "calls; total, from begin to end as the caller waits; self, without the spans inside and on all threads; "
-        "share\n"
-        "of all self time; tokens a second and MFU (of the 512^3 product measured on all threads) where there are\n"
-        "tokens. On a GPU, where libcupti is found (CARRY_CUPTI may say where), the trace has its kernels, copies and\n"
-        "fills, a track per stream, and hotspots go on by kernel: time on the GPU, share of the time in which it was\n"
-        "busy, calls, mean. Launches are slower while kernels are recorded. With --profile-from and --profile-steps a\n"
-        "window of a training's steps is recorded: kernels, copies, fills and waits of a step are counted.\n"
+        "Runs plan, check, bench, run, train, generate, eval or stream in this process while every thread records\n"
+        "spans. Writes a trace that ui.perfetto.dev opens: ranks as processes, threads as tracks, with counters for\n"
+        "resident memory and for the length of the thread pool's queue. After the output of the verb it prints\n"
+        "hotspots, by category and by place: calls; total time, as seen by the caller; self time, without inner\n"
+        "spans, on all threads; share of all self time; and, where there are tokens, tokens per second and MFU\n"
+        "(relative to the 512^3 product on all threads).\n"
         "\n"
-        "Keeps the run, its figures and its trace in the run store. The exit code is the verb's, or 2 when the trace\n"
-        "or the store could not be written.\n"
+        "On a GPU, if libcupti is found (CARRY_CUPTI names it), the trace also has kernels, copies and fills, one\n"
+        "track per stream, and hotspots are also listed by kernel: time on the GPU, share of its busy time, calls,\n"
+        "mean. Recording slows down launches. --profile-from and --profile-steps record only some steps of a\n"
+        "training, and count the kernels, copies, fills and waits of one step.\n"
         "\n"
-        "Options before VERB are profile's where it has them, else the verb's; after VERB only -o is profile's. "
-        "--json\n"
-        "is for both: a line per hotspot (by, category, name, place, calls, total_s, self_s, share, tokens_per_s,\n"
-        "mfu; of kernels by, category, name, calls, total_s, mean_s, share) and a last one with trace, events,\n"
-        "dropped and run.\n"
+        "The run, its figures and its trace are kept in the run store. The exit code is that of the verb, or 2 if\n"
+        "the trace or the store could not be written.\n"
         "\n"
-        "profile diff A B compares two traces, files or stored runs (a number, a name, last), place by place, by the\n"
-        "change of self time. A bench runs a method for a given time: look at the time of a call there.",
+        "Options before VERB apply to profile if it has them, else to the verb; after VERB only -o, --profile-from\n"
+        "and --profile-steps apply to profile. --json applies to both: a line per hotspot (by, category, name,\n"
+        "place, calls, total_s, self_s, share, tokens_per_s, mfu; for kernels by, category, name, calls, total_s,\n"
+        "mean_s, share) and a last line with trace, events, dropped and run.\n"
+        "\n"
+        "profile diff A B compares two traces, files or stored runs (a number, a name, last), place by place, sorted\n"
+        "by the change of self time. A bench runs each method for a given time, so compare the time per call there.",
     .example = "carry --ranks 2 profile bench scan:dense:t256:n16 -o trace.json.gz",
     .run = run,
     .on_ranks = true, /* as far as the verb that it runs does */

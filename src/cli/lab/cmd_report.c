@@ -66,10 +66,10 @@ static int run(int count, char **arguments) {
     cli_common common = {0};
     request r = {.output = "report.html", .options.stop = cli_interrupted};
     const cli_option own[] = {
-        {"output", 'o', CLI_TEXT, &r.output, "FILE", "where to write (report.html)"},
-        {"store", 0, CLI_TEXT, &r.store, "PATH", "the run store ($CARRY_STORE, else .carry/store.db of this project)"},
+        {"output", 'o', CLI_TEXT, &r.output, "FILE", "the file to write (report.html)"},
+        {"store", 0, CLI_TEXT, &r.store, "PATH", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"baseline", 0, CLI_TEXT, &r.options.baseline, "METHOD",
-         "what speedups refer to (as the criteria do, else sequential)"},
+         "method that speedups refer to (that of the criteria, else sequential)"},
         {0},
     };
     int words = cli_parse(&cli_report, count, arguments, own, &common);
@@ -78,7 +78,7 @@ static int run(int count, char **arguments) {
     }
     if (words < 1 || words > CARRY_REPORT_RUNS) {
         return words < 1 ? cli_refuse("report needs a run: a number, a name or last (carry runs list shows them)")
-                         : cli_refuse("a report has at most %d runs, and %d are given", CARRY_REPORT_RUNS, words);
+                         : cli_refuse("a report has at most %d runs, not %d", CARRY_REPORT_RUNS, words);
     }
     carry_ctx *ctx = cli_store_there(r.store) == CLI_DONE ? cli_open(&common) : NULL;
     if (ctx == NULL) {
@@ -99,16 +99,13 @@ static int run(int count, char **arguments) {
 const cli_verb cli_report = {
     .name = "report",
     .arguments = "RUN...",
-    .summary = "one HTML file with verdicts, tables and plots of stored runs",
+    .summary = "write one HTML file with verdicts, tables and plots of stored runs",
     .details =
-        "A run is its number, its name (the newest of that name) or last. The file needs nothing else: it can be "
-        "mailed,\n"
-        "read on a phone, printed. The decision comes first, then criteria, results, plots (time and speedup against "
-        "T,\n"
-        "accuracy, roofline, metrics over steps; hotspots of a profile), how it was measured and on what. Several "
-        "runs\n"
-        "are compared with the first. Plots are drawn by gnuplot; where it is missing, the report has its tables alone "
-        "and says so.",
+        "A run is a number, a name (the newest run of that name) or last. The report is one self-contained file. The\n"
+        "decision comes first, then criteria, results, plots (time and speedup against T, accuracy, roofline,\n"
+        "metrics over steps; hotspots of a profile), the method and the machine. If several runs are given, each is\n"
+        "compared with the first. Plots are drawn by gnuplot; if it is missing, the report has only tables, and a\n"
+        "note says so.",
     .example = "carry report last -o report.html",
     .run = run,
 };

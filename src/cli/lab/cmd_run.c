@@ -70,6 +70,10 @@ static void print_outcome_json(const carry_outcome *o) {
         if (o->slower_stage > 0.0) {
             cli_json_number("overlap", o->overlap);
             cli_json_number("slower_stage_s", o->slower_stage);
+            cli_json_number("denoise_s", o->denoise > 0.0 ? o->denoise : NAN);
+            cli_json_number("recompute_s", o->recompute > 0.0 ? o->recompute : NAN);
+            cli_json_number("clean_s", o->clean > 0.0 ? o->clean : NAN);
+            cli_json_number("decode_s", o->decode > 0.0 ? o->decode : NAN);
         }
     }
     cli_json_close();
@@ -290,13 +294,14 @@ static int run(int count, char **arguments) {
     wish w = {.code = CLI_DONE};
     (void)cli_command(w.command, sizeof w.command, "run", count, arguments);
     const cli_option own[] = {
-        {"stage", 0, CLI_TEXT, &w.stage, "NAME", "only this stage of the grid"},
-        {"continue", 0, CLI_TEXT, &w.resumed, "RUN", "measure what this stored run has not, and judge all of it"},
+        {"stage", 0, CLI_TEXT, &w.stage, "NAME", "measure only this stage of the grid"},
+        {"continue", 0, CLI_TEXT, &w.resumed, "RUN",
+         "measure what is missing from this stored run, and judge all results"},
         {"name", 0, CLI_TEXT, &w.name, "NAME",
-         "of the stored run (the experiment's); a series with a slash at its end"},
+         "name of the stored run (that of the experiment); NAME/ numbers a series"},
         {"store", 0, CLI_TEXT, &w.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "keep nothing"},
-        {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "criteria and decision only"},
+        {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "store nothing"},
+        {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "print only criteria and decision"},
         {0},
     };
     int words = cli_parse(&cli_run, count, arguments, own, &w.common);
@@ -323,21 +328,19 @@ static int run(int count, char **arguments) {
 const cli_verb cli_run = {
     .name = "run",
     .arguments = "FILE.yaml | NAME | --continue RUN",
-    .summary = "run an experiment: grid, methods, criteria; a verdict per criterion",
+    .summary = "run an experiment, with a verdict per criterion and a decision",
     .details =
-        "The file names a hypothesis, a grid of problems, methods, and criteria as expressions over what is measured:\n"
+        "The file has a hypothesis, a grid of problems, methods, and criteria, which compare (>= > <= < ==)\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A), each with filters\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A)  denoise(A)\n"
+        "  recompute(A)  clean(A)  decode(A), each with filters\n"
         "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * /\n"
-        "  and one of >= > <= < ==\n"
-        "Everything is checked before anything runs. Where several problems fit, the worst of them counts; the time\n"
-        "of a wrong result counts as not measured. docs/experiments.md has the whole of it. Each result is stored\n"
-        "with its samples as soon as it is there. Exit 0: every criterion is as it should be (proceed); 1: not so\n"
-        "(stop), or something was not measured (incomplete, whatever stage the criteria look at): --continue RUN "
-        "measures\n"
-        "the rest of it later or on another machine, of the same commit. Problems of several ranks (allscan:...:p8) "
-        "run\n"
-        "on those of --ranks or mpirun, else on threads; rank 0 prints and stores.",
+        "docs/experiments.md describes the format. The whole file is checked before anything runs. If several\n"
+        "problems match a criterion, the worst case counts; the time of a wrong result counts as not measured. Each\n"
+        "result is stored with its samples as soon as it is measured. Exits with 0 for the decision proceed, 1 for\n"
+        "stop or incomplete. A run is incomplete if something was not measured, even if no criterion uses it:\n"
+        "--continue RUN measures the rest later, or on another machine, with the same commit. Problems for several\n"
+        "ranks (allscan:...:p8) run on the ranks of --ranks or mpirun, else on threads; rank 0 prints and stores.",
     .example = "carry run experiments/044-matmulscan.yaml --stage cpu",
     .run = run,
     .on_ranks = true,

@@ -17,7 +17,7 @@ static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_o
     CARRY_TRY(carry_store_load(options->store, run, options->run));
     if (strcmp((*run)->kind, "experiment") != 0 || (*run)->spec[0] == '\0') {
         char shown[64];
-        return carry_fail(ctx, CARRY_EARGUMENT, "run %lld is of the kind '%s': only an experiment can be continued",
+        return carry_fail(ctx, CARRY_EARGUMENT, "run %lld has the kind '%s': only an experiment can be continued",
                           (long long)(*run)->id, cli_shown(shown, (*run)->kind));
     }
     return strlen((*run)->spec) < MOST_SPEC

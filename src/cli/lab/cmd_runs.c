@@ -243,8 +243,7 @@ static int refuse_idle(const cli_runs_wish *w) {
     const char *word = w->word[0];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
-            return cli_refuse("runs %s has no option --%s (carry runs --help tells whose it is)", word,
-                              options[i].option);
+            return cli_refuse("runs %s has no option --%s (see carry runs --help)", word, options[i].option);
         }
     }
     if (w->samples && !w->csv) {
@@ -272,7 +271,7 @@ static int act(cli_runs_wish *w) {
         }
     }
     char shown[64];
-    return cli_refuse("runs has no '%s': list, show, compare, export and gc it has", cli_shown(shown, w->word[0]));
+    return cli_refuse("runs has no '%s': expected list, show, compare, export or gc", cli_shown(shown, w->word[0]));
 }
 
 static int run(int count, char **arguments) {
@@ -282,16 +281,18 @@ static int run(int count, char **arguments) {
     const cli_option own[] = {
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
-        {"name", 0, CLI_TEXT, &w.name, "PREFIX", "list, gc: only runs whose name begins so (sweep/ for a series)"},
+        {"name", 0, CLI_TEXT, &w.name, "PREFIX",
+         "list, gc: only runs whose name starts with this (sweep/ for a series)"},
         {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
-        {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: what counts as noise between runs (5)"},
+        {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: difference that counts as noise between runs (5)"},
         {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
         {"samples", 0, CLI_FLAG, &w.samples, NULL, "export --csv: a row per sample instead of per result"},
-        {"history", 0, CLI_FLAG, &w.history, NULL, "export: as Weights & Biases keeps it, a line of JSON per step"},
-        {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder of DIR"},
-        {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: to a file instead of standard output"},
+        {"history", 0, CLI_FLAG, &w.history, NULL,
+         "export: a line of JSON per step, like the history of Weights & Biases"},
+        {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder in DIR"},
+        {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: write to a file instead of standard output"},
         {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
-        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: do it"},
+        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: delete the runs listed"},
         {0},
     };
     w.words = cli_parse(&cli_runs, count, arguments, own, &common);
@@ -305,7 +306,7 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     if (w.csv + w.history + (w.tensorboard != NULL) + common.json > 1) {
-        return cli_refuse("--csv, --history, --tensorboard and --json: give one of them, not both");
+        return cli_refuse("--csv, --history, --tensorboard and --json: give only one of them");
     }
     if (w.tensorboard != NULL && w.output != NULL) {
         return cli_refuse("--tensorboard names the folder: omit --output");
@@ -325,17 +326,17 @@ static int run(int count, char **arguments) {
 const cli_verb cli_runs = {
     .name = "runs",
     .arguments = "WHAT [RUN...]",
-    .summary = "stored runs: list, show, compare, export, gc",
+    .summary = "list, show, compare, export and delete stored runs",
     .details =
-        "  list              the newest first\n"
-        "  show RUN...       command, commit, machine, results, criteria\n"
-        "  compare A B       ratios of medians with a 95 % interval; says when a difference is within noise; of\n"
-        "                    trainings tokens/s, loss at equal steps and memory\n"
-        "  export RUN...     everything as JSON, a run a line, or --csv (of trainings the curve), --history,\n"
-        "                    --tensorboard DIR\n"
-        "  gc                delete runs that ended before storing anything; --keep N: all but the newest N;\n"
-        "                    shows what it would do until --yes\n"
-        "A RUN is its number, its name (the newest of that name), or last.",
+        "  list              list runs, newest first\n"
+        "  show RUN...       print command, commit, machine, results and criteria\n"
+        "  compare A B       print ratios of medians with 95 % intervals, and whether a difference is within noise;\n"
+        "                    for trainings, tokens/s, loss at equal steps and memory\n"
+        "  export RUN...     write all data as JSON, one line per run; or with --csv (for trainings, a row per step),\n"
+        "                    --history or --tensorboard DIR\n"
+        "  gc                list the runs that ended before storing anything, or with --keep N all but the newest N;\n"
+        "                    --yes deletes them\n"
+        "A RUN is a number, a name (the newest run of that name), or last.",
     .example = "carry runs compare 3 last",
     .run = run,
 };

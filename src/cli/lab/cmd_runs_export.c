@@ -30,12 +30,12 @@ static int export_curves(const cli_runs_wish *w, FILE *to) {
     carry_run *runs[MOST_CURVES] = {NULL};
     int code = CLI_DONE;
     if (count > MOST_CURVES) {
-        return cli_refuse("a table has the curves of at most %d runs, and %d are given", MOST_CURVES, count);
+        return cli_refuse("a table has the curves of at most %d runs, not %d", MOST_CURVES, count);
     }
     for (int i = 0; i < count && code == CLI_DONE; i++) {
         code = cli_runs_load(w, &runs[i], w->word[i + 1]) ? CLI_DONE : CLI_IMPOSSIBLE;
         if (code == CLI_DONE && !carry_export_has_curve(runs[i])) {
-            code = cli_refuse("run %lld has no curve and run %lld has: a table has one or the other, export them apart",
+            code = cli_refuse("run %lld has no curve but run %lld has one: export them separately",
                               (long long)runs[i]->id, (long long)runs[0]->id);
         }
     }
@@ -65,7 +65,7 @@ static int export_to(const cli_runs_wish *w, FILE *to) {
         bool curves = false;
         code = first_has_curve(w, &curves);
         if (code == CLI_DONE && curves) {
-            return w->samples ? cli_refuse("--samples: the run has a curve and no samples") : export_curves(w, to);
+            return w->samples ? cli_refuse("--samples: the run has a curve, not samples") : export_curves(w, to);
         }
         if (code == CLI_DONE) {
             carry_export_csv_head(to, w->samples);

@@ -117,7 +117,7 @@ static carry_status ids(check *c, const char *key, const carry_page_list *list, 
         const char *id = list->item[i].part[CARRY_ITEM_ID];
         const carry_page *page = id != NULL ? carry_library_page(c->library, id) : NULL;
         if (id != NULL && (page == NULL || page->kind != kind)) {
-            SAY(c, list->item[i].line, "broken-id", "%s names '%.60s', which is no %s of this library", key, id,
+            SAY(c, list->item[i].line, "broken-id", "%s names '%.60s', which is not a %s of this library", key, id,
                 carry_page_kind_name(kind));
         }
     }

@@ -33,10 +33,11 @@ typedef struct carry_outcome {
     int repeats;
     int64_t products;
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
-    int ranks, cores;                 /* of a problem of several ranks, else 0 */
-    double received, waited, exposed; /* of such a one, else NaN: carry_counts */
-    double perplexity;                /* of a training, else 0 */
-    double overlap, slower_stage;     /* of a stream, else NaN and 0: carry_counts */
+    int ranks, cores;                         /* of a problem of several ranks, else 0 */
+    double received, waited, exposed;         /* of such a one, else NaN: carry_counts */
+    double perplexity;                        /* of a training, else 0 */
+    double overlap, slower_stage;             /* of a stream, else NaN and 0: carry_counts */
+    double denoise, recompute, clean, decode; /* likewise, else 0 */
 } carry_outcome;
 
 typedef enum carry_verdict_kind { CARRY_MET, CARRY_NOT_MET, CARRY_NOT_MEASURED } carry_verdict_kind;

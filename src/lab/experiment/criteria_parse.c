@@ -84,6 +84,26 @@ static double slower_stage_of(const carry_outcome *of, const carry_outcome *agai
     return of->slower_stage > 0.0 ? of->slower_stage : NAN;
 }
 
+static double denoise_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->denoise > 0.0 ? of->denoise : NAN;
+}
+
+static double recompute_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->recompute > 0.0 ? of->recompute : NAN;
+}
+
+static double clean_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->clean > 0.0 ? of->clean : NAN;
+}
+
+static double decode_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->decode > 0.0 ? of->decode : NAN;
+}
+
 static const measure measures[] = {
     {"speedup", "of a method over another on the same problem", 2, LEAST, true, speedup_of},
     {"time", "median, seconds", 1, LARGEST, true, time_of},
@@ -96,11 +116,14 @@ static const measure measures[] = {
     {"gbytes", "GB/s, inputs and outputs once", 1, LEAST, true, gbytes_of},
     {"tokens_per_s", "tokens a second", 1, LEAST, true, tokens_of},
     {"received", "bytes that a rank received, of the one that received most", 1, LARGEST, false, received_of},
-    {"exposed", "share by which ranks that wait for others make all of them later, 0 to 1", 1, LARGEST, true,
-     exposed_of},
+    {"exposed", "share of the time that would be saved if no rank had to wait, 0 to 1", 1, LARGEST, true, exposed_of},
     {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
     {"overlap", "share of a stream's shorter stage that is hidden behind the longer one", 1, LEAST, true, overlap_of},
     {"slower_stage", "seconds that a stream's slower stage takes a chunk", 1, LARGEST, true, slower_stage_of},
+    {"denoise", "seconds that a stream denoises a chunk", 1, LARGEST, true, denoise_of},
+    {"recompute", "seconds that a stream rebuilds its cache before a chunk", 1, LARGEST, true, recompute_of},
+    {"clean", "seconds of a stream's last pass over a chunk, for the cache", 1, LARGEST, true, clean_of},
+    {"decode", "seconds that a stream decodes a chunk", 1, LARGEST, true, decode_of},
 };
 #define MEASURES ((int)(sizeof measures / sizeof measures[0]))
 

@@ -26,6 +26,10 @@
 #define CARRY_PERPLEXITY "perplexity"
 #define CARRY_OVERLAP "overlap"
 #define CARRY_SLOWER_STAGE "slower_stage"
+#define CARRY_BLOCK_DENOISE "denoise"
+#define CARRY_BLOCK_RECOMPUTE "recompute"
+#define CARRY_BLOCK_CLEAN "clean"
+#define CARRY_BLOCK_DECODE "decode"
 #define CARRY_RANKS "ranks"
 #define CARRY_INVOCATION "invocation" /* which one measured it, from 1; 0, the first, is not stored */
 #define CARRY_COST "device_seconds"   /* of a problem with all its methods, at its first result's place */

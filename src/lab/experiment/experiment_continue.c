@@ -34,8 +34,16 @@ static void restore_metric(carry_experiment *e, const carry_run_metric *m) {
     const struct {
         const char *name;
         double *to;
-    } known[] = {{CARRY_RECEIVED, &o->received}, {CARRY_EXPOSED, &o->exposed}, {CARRY_PERPLEXITY, &o->perplexity},
-                 {CARRY_OVERLAP, &o->overlap},   {CARRY_RANKS, &ranks},        {CARRY_SLOWER_STAGE, &o->slower_stage}};
+    } known[] = {{CARRY_RECEIVED, &o->received},
+                 {CARRY_EXPOSED, &o->exposed},
+                 {CARRY_PERPLEXITY, &o->perplexity},
+                 {CARRY_OVERLAP, &o->overlap},
+                 {CARRY_RANKS, &ranks},
+                 {CARRY_SLOWER_STAGE, &o->slower_stage},
+                 {CARRY_BLOCK_DENOISE, &o->denoise},
+                 {CARRY_BLOCK_RECOMPUTE, &o->recompute},
+                 {CARRY_BLOCK_CLEAN, &o->clean},
+                 {CARRY_BLOCK_DECODE, &o->decode}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (strcmp(m->name, known[i].name) == 0) {
             *known[i].to = m->value;

@@ -73,7 +73,19 @@ static carry_status store_stream(const keeper *k, const carry_outcome *o) {
     if (k->options->store == NULL || !(o->slower_stage > 0.0)) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_SLOWER_STAGE, o->slower_stage));
+    const struct {
+        const char *name;
+        double seconds;
+    } blocks[] = {{CARRY_SLOWER_STAGE, o->slower_stage},
+                  {CARRY_BLOCK_DENOISE, o->denoise},
+                  {CARRY_BLOCK_RECOMPUTE, o->recompute},
+                  {CARRY_BLOCK_CLEAN, o->clean},
+                  {CARRY_BLOCK_DECODE, o->decode}};
+    for (size_t i = 0; i < sizeof blocks / sizeof blocks[0]; i++) {
+        CARRY_TRY(blocks[i].seconds > 0.0
+                      ? carry_store_metric(k->options->store, k->options->run, step, blocks[i].name, blocks[i].seconds)
+                      : CARRY_OK);
+    }
     return isnan(o->overlap) ? CARRY_OK
                              : carry_store_metric(k->options->store, k->options->run, step, CARRY_OVERLAP, o->overlap);
 }
@@ -146,6 +158,10 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
     o->perplexity = r->counts.perplexity;
     o->slower_stage = r->counts.slower_stage;
+    o->denoise = r->counts.denoise;
+    o->recompute = r->counts.recompute;
+    o->clean = r->counts.clean;
+    o->decode = r->counts.decode;
     o->overlap = r->counts.slower_stage > 0.0 ? r->counts.overlap : NAN;
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;

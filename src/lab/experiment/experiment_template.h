@@ -1,4 +1,4 @@
-/* Templates of an experiment: "scan:dense:t{t}:n{n}" beside the lists t: [...] and n: [...]. */
+/* Templates of an experiment: "scan:dense:t{t}:n{n}" with the lists t: [...] and n: [...]. */
 #ifndef CARRY_LAB_EXPERIMENT_TEMPLATE_H
 #define CARRY_LAB_EXPERIMENT_TEMPLATE_H
 

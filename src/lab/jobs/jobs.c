@@ -251,7 +251,7 @@ carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_
     const carry_job_system *system = find_system(on);
     if (system == NULL) {
         return carry_fail(store->ctx, CARRY_EARGUMENT,
-                          "there is no job system '%.40s': local, slurm and ssh:HOST are known", on);
+                          "there is no job system '%.40s': expected local, slurm or ssh:HOST", on);
     }
     if (request->bring != NULL && !system->takes_host) {
         return carry_fail(store->ctx, CARRY_EARGUMENT, "files are brought back from ssh:HOST only, not from '%s'", on);

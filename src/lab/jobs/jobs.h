@@ -1,14 +1,15 @@
-/* Jobs: commands to be run by the local queue, by Slurm or on another machine by ssh, with their output and their exit
-   code kept.
+/* Jobs: commands to be run by the local queue, by Slurm or on another machine by ssh, with their output and exit
+   code.
 
-   Each job has a row in the run store and files in the folder `jobs` beside it (NAME.jobs for a store that is not
-   called store.db): ID.log, what it wrote; ID.end, its exit code, written by the process that ran it, so that the
-   verdict outlives a killed worker or a Slurm that has forgotten the job; ID.environment (local). Both are removed once
-   the end is noted in the store. Every call here first notes what has become of the jobs it looks at.
+   Each job has a row in the run store and files in the folder `jobs` next to it (NAME.jobs for a store that is not
+   called store.db): ID.log, its output; ID.end, its exit code, written by the process that ran it, so that the
+   result survives a killed worker or a Slurm that has forgotten the job; ID.environment (local). The last two are
+   removed once the end is recorded in the store. Every function here first updates the state of the jobs it looks
+   at.
 
-   On ssh:HOST a job runs in a copy of the project (lab/remote.h) and the environment of a login there. Else a job gets
-   the arguments, the folder and the whole environment of its submission, nothing on standard input, and a
-   process group of its own; what it leaves running in that group is ended with it. */
+   On ssh:HOST a job runs in a copy of the project (lab/remote.h) with the environment of a login there. Otherwise a
+   job gets the arguments, folder and environment of its submission, an empty standard input and its own process
+   group; processes that it leaves running in that group are ended with it. */
 #ifndef CARRY_LAB_JOBS_H
 #define CARRY_LAB_JOBS_H
 

@@ -1,4 +1,4 @@
-/* The axes of a plot: their ranges, where figures stand along them, and how those read. */
+/* The axes of a plot: their ranges, the positions of ticks, and their labels. */
 #ifndef CARRY_LAB_PLOT_AXIS_H
 #define CARRY_LAB_PLOT_AXIS_H
 

@@ -125,20 +125,21 @@ static void write_method(carry_page *page, const carry_run *run) {
     if (benched) {
         carry_html_around(page->to, "Warm-up runs, not counted: ", warm != NULL ? warm : "1", ". ");
         carry_html_raw(page->to,
-                       "Then runs were timed one by one, the methods of a problem taking turns, so that what disturbs "
-                       "the machine disturbs all of them alike. ");
+                       "Then runs were timed one by one; the methods of a problem took turns, so that a disturbance of "
+                       "the machine affects all of them. ");
     }
     carry_html_raw(page->to, "Repeats: %d", least);
     if (most > least) {
         carry_html_raw(page->to, " to %d", most);
     }
     carry_html_raw(page->to, ". ");
-    carry_html_raw(page->to,
-                   "Median is the middle one, spread the distance of the quartiles over it. Share is of the ceiling "
-                   "that binds, arithmetic or movement; ceilings are the best large product and a large copy, measured "
-                   "in the same run. GB/s counts inputs and outputs once. Contention is the share that other "
-                   "processes had of the machine while a problem was measured.%s</p>\n",
-                   checked ? " Error is the largest difference over the reference&#8217;s largest magnitude." : "");
+    carry_html_raw(
+        page->to,
+        "Spread is the interquartile range divided by the median. Share is relative to the limiting "
+        "ceiling, arithmetic or memory; the ceilings are the fastest large product and a large copy, measured "
+        "in the same run. GB/s counts inputs and outputs once. Contention is the share of the machine that "
+        "other processes used while a problem was measured.%s</p>\n",
+        checked ? " Error is the largest difference divided by the largest magnitude of the reference." : "");
     free(warm);
 }
 
@@ -152,7 +153,7 @@ static void write_term(FILE *to, const char *term, const char *value) {
 static void write_origin(carry_page *page, const carry_run *run) {
     char figure[CARRY_HTML_FIGURE];
     FILE *to = page->to;
-    carry_report_heading(page, "Where it comes from");
+    carry_report_heading(page, "Origin");
     carry_html_around(to, "<pre class=\"wrapped\"><code>", run->command, "</code></pre>\n<dl>\n");
     if (run->commit[0] != '\0') {
         carry_html_around(to, "<dt>commit</dt><dd><code>", run->commit, "</code>");
@@ -224,7 +225,7 @@ static void write_contents(carry_page *page, const carry_run *run) {
         {"hyperparameters", "Hyperparameters", strcmp(run->kind, CARRY_REPORT_TRAIN) == 0 && run->spec[0] != '\0'},
         {"plots", "Plots", run->results > 0},
         {"over", "Over steps", has_curves(run)},
-        {"where", "Where it comes from", true},
+        {"where", "Origin", true},
         {"machine", "Machine", run->facts > 0}};
     carry_html_raw(page->to, "<nav aria-label=\"Contents\">");
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {

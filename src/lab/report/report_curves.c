@@ -80,6 +80,17 @@ typedef struct drawing {
     bool averaged, more;
 } drawing;
 
+/* ", METHOD" of a training that says by which it ran its layers; else "". */
+static void method_of(char text[48], const carry_run *run) {
+    static const char key[] = "method: \"";
+    const char *line = run->spec != NULL && strcmp(run->kind, "train") == 0 ? strstr(run->spec, key) : NULL;
+    text[0] = '\0';
+    if (line != NULL && (line == run->spec || line[-1] == '\n')) {
+        line += sizeof key - 1;
+        (void)snprintf(text, 48, ", %.*s", (int)(strcspn(line, "\"\n") < 40 ? strcspn(line, "\"\n") : 40), line);
+    }
+}
+
 static void add_curve(drawing *d, const carry_page *page, int at, const char *metric) {
     const carry_run *run = page->runs[at];
     const char *which = metric + what(metric);
@@ -101,7 +112,9 @@ static void add_curve(drawing *d, const carry_page *page, int at, const char *me
     if (*which == '\0' && page->count == 1 && is_of(metric, "loss")) {
         (void)snprintf(name, sizeof d->names[0], "%s", is_held_out(metric) ? "held out" : "training");
     } else if (*which == '\0') {
-        (void)snprintf(name, sizeof d->names[0], "run %lld, %.50s%s", (long long)run->id, run->name,
+        char method[48];
+        method_of(method, run);
+        (void)snprintf(name, sizeof d->names[0], "run %lld, %.40s%.20s%s", (long long)run->id, run->name, method,
                        is_held_out(metric) ? ", held out" : "");
     } else if (page->count > 1) {
         (void)snprintf(name, sizeof d->names[0], "%.50s, run %lld", which + 1, (long long)run->id);

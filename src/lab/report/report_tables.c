@@ -75,7 +75,7 @@ void carry_report_criteria(carry_page *page, const carry_run *run) {
 }
 
 /* Figures that only results of some families have: a column each, where a result of the run has it. */
-#define EXTRAS 8
+#define EXTRAS 12
 
 static const struct {
     const char *metric, *heading;
@@ -86,6 +86,10 @@ static const struct {
     {CARRY_PERPLEXITY, "Perplexity", carry_figure_plain},
     {CARRY_OVERLAP, "Overlap", carry_figure_plain},
     {CARRY_SLOWER_STAGE, "Slower stage", carry_figure_time},
+    {CARRY_BLOCK_DENOISE, "Denoise", carry_figure_time},
+    {CARRY_BLOCK_RECOMPUTE, "Recompute", carry_figure_time},
+    {CARRY_BLOCK_CLEAN, "Clean pass", carry_figure_time},
+    {CARRY_BLOCK_DECODE, "Decode", carry_figure_time},
     {CARRY_RANKS, "Ranks", carry_figure_plain},
     {CARRY_COST, "Cost", carry_figure_time},
     {CARRY_INVOCATION, "Invocation", carry_figure_plain},

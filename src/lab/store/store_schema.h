@@ -1,4 +1,4 @@
-/* The store's tables. A change of them is a new number and a step in store.c that brings an older store up to it. */
+/* The tables of the store. A change needs a new version number and a step in store.c that upgrades older stores. */
 #ifndef CARRY_LAB_STORE_SCHEMA_H
 #define CARRY_LAB_STORE_SCHEMA_H
 

@@ -7,9 +7,9 @@
    "tae"  a tiny video autoencoder of TAEHV's shape (model/tae.h), from a folder with config.json and
           model.safetensors. A stream's first latent frame decodes to 1 frame, later ones to 4 each; encoding takes
           frames in multiples of 4 (the last call of a stream may have fewer: it is filled up with its last frame).
-   "wan"  the autoencoder of Wan 2.1 (model/wan_vae.h), from a folder as diffusers lays it out, with its names of
-   tensors or Wan's own. Latents are normalized by latents_mean and latents_std of config.json, as transformers have
-          them. A stream's first latent frame is 1 frame both ways, later ones are 4 each.
+   "wan"  the autoencoder of Wan 2.1 (model/codec/wan_vae.h), from a folder in the format of diffusers, with the tensor
+          names of diffusers or Wan. Latents are normalized by latents_mean and latents_std of config.json, as
+          transformers expect them. The first latent frame of a stream is 1 frame both ways, later ones are 4 each.
    "dct"  no weights: the lowest coefficients of the cosine transform of 8 x 8 blocks, 10 of luma and 3 of each chroma,
           scaled so that latents of drawn pictures have a variance near 1. One frame each way per latent frame.
 

@@ -59,7 +59,7 @@ static carry_status encode(void *opened, carry_tensor latents, carry_tensor fram
 }
 
 const carry_codec_kind carry_codec_tae = {.name = "tae",
-                                          .about = "a tiny video autoencoder of TAEHV's shape, with memory",
+                                          .about = "a tiny video autoencoder with the architecture of TAEHV",
                                           .class_name = "TAEHV",
                                           .ratio = CARRY_TAE_RATIO,
                                           .first = 1,

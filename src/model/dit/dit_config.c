@@ -57,7 +57,7 @@ static const struct {
       .step = {1000, 750, 500, 250},
       .steps = 4}},
     {"shapes",
-     "a small one for moving coloured shapes; the demo's own, models/shapes, is 128 wide with 4 heads",
+     "a small model for moving coloured shapes; the demo, models/shapes, is 128 wide with 4 heads",
      {.dim = 192,
       .ffn_dim = 768,
       .num_heads = 6,

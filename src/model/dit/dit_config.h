@@ -1,4 +1,4 @@
-/* config.json of a video transformer, for the files of this folder. */
+/* Reading config.json of a video transformer, for the files in this folder. */
 #ifndef CARRY_MODEL_DIT_CONFIG_H
 #define CARRY_MODEL_DIT_CONFIG_H
 

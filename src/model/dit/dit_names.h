@@ -1,5 +1,5 @@
-/* What published files call the tensors of a video transformer: Wan's own names, those of diffusers
-   (WanTransformer3DModel), and either below a prefix that a training left (Self-Forcing, CausVid). */
+/* The tensor names of a video transformer in published files: those of Wan, those of diffusers
+   (WanTransformer3DModel), and either with a prefix from training (Self-Forcing, CausVid). */
 #ifndef CARRY_MODEL_DIT_NAMES_H
 #define CARRY_MODEL_DIT_NAMES_H
 

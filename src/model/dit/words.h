@@ -1,12 +1,13 @@
-/* Prompts as conditioning, without a trained text encoder: every word is a fixed random vector.
+/* Prompts as conditioning without a trained text encoder: every word is a fixed random vector.
 
-   A prompt is cut into words (letters and digits of ASCII in lower case, any other bytes that are no space together),
-   and word w becomes a vector of text_dim numbers N(0, 1) that depends on its bytes alone; a second, smaller part
-   depends on its place. Rows past the last word are absent, and the transformer fills them with zeros. A model that was
-   trained on such vectors knows its words; others are noise to it, and it says so nowhere: a word has no wrong spelling
-   here. (word:1.5) weighs a word, (two words:0.5) both; a weight is digits, up to four before a point and four after
-   it, and brackets without one are bytes like others, as are "\(" and "\)" in any case. Any bytes of any length are a
-   prompt: what does not fit text_len rows is left out, and the caller is told how many. */
+   A prompt is split into words (ASCII letters and digits in lower case; any other bytes that are not spaces form
+   words too). A word becomes a vector of text_dim numbers N(0, 1) that depends only on its bytes; a second, smaller
+   part depends on its position. Rows after the last word are absent, and the transformer fills them with zeros. A
+   model that was trained on these vectors knows its words; other words are noise to it, and no error is reported,
+   since there is no wrong spelling. (word:1.5) weights a word, (two words:0.5) both; a weight is digits, up to four
+   before a point and four after it. Parentheses without a weight are ordinary bytes, and so are "\(" and "\)". Any
+   bytes of any length are a valid prompt: words that do not fit into text_len rows are dropped, and the caller is
+   told how many. */
 #ifndef CARRY_MODEL_WORDS_H
 #define CARRY_MODEL_WORDS_H
 

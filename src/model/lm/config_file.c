@@ -24,6 +24,13 @@ carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *
                       carry_json_show(shown, node), why);
 }
 
+/* What must be off is on: of quantised weights, by which method. */
+static carry_status refuse_on(const carry_lm_source *s, const carry_json *node) {
+    const carry_json *method = node->kind == CARRY_JSON_OBJECT ? carry_json_find(node, "quant_method") : NULL;
+    return method != NULL ? carry_lm_config_refuse(s, method, "quantised weights are not supported")
+                          : carry_lm_config_refuse(s, node, "this is not done here");
+}
+
 static carry_status read_size(const carry_lm_source *s, const carry_json *node, int64_t *to, bool or_null) {
     if (or_null && node->kind == CARRY_JSON_NULL) {
         *to = 0;
@@ -105,7 +112,7 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     case CARRY_LM_READ_OVER:
         return CARRY_OK;
     case CARRY_LM_MUST_BE_OFF:
-        return asks_for_nothing(node) ? CARRY_OK : carry_lm_config_refuse(s, node, "this is not done here");
+        return asks_for_nothing(node) ? CARRY_OK : refuse_on(s, node);
     case CARRY_LM_MUST_BE_ON:
         return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_BOOL && node->truth)
                    ? CARRY_OK
@@ -154,7 +161,7 @@ static carry_status read_kind(const carry_lm_source *s, const carry_json *root, 
             return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"text_config\", which a qwen3_5 model has", s->name);
         }
         if (quantized != NULL && quantized->kind != CARRY_JSON_NULL) {
-            return carry_lm_config_refuse(s, quantized, "quantised weights are not supported");
+            return refuse_on(s, quantized);
         }
         *s->config = carry_lm_config_default(CARRY_LM_QWEN3_5);
         s->config->is_nested = true;

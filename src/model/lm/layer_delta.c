@@ -86,13 +86,14 @@ static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry
     if (method == NULL || (method == &carry_lm_mixer_linear) == !config->use_delta_rule) {
         return CARRY_OK;
     }
-    return config->use_delta_rule ? carry_fail(ctx, CARRY_EUNSUPPORTED,
-                                               "linear is no method for a model with the delta rule: its config says "
-                                               "use_delta_rule true, or nothing of it")
-                                  : carry_fail(ctx, CARRY_EUNSUPPORTED,
-                                               "%s is no method for a model without the delta rule (use_delta_rule is "
-                                               "false in its config): linear is",
-                                               method->name);
+    return config->use_delta_rule
+               ? carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "the method linear needs a model without the delta rule: use_delta_rule is "
+                            "not false in its config")
+               : carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "the method %s needs a model with the delta rule, but use_delta_rule is "
+                            "false in its config: use linear",
+                            method->name);
 }
 
 static void close_delta(void *opened) {

@@ -75,7 +75,7 @@ static carry_status open_product(carry_lm_pass *pass, void **opened) {
     const carry_lm_pass_options *options = &pass->options;
     *opened = NULL;
     if (options->mixer != NULL && options->mixer != &carry_lm_mixer_chunk) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "%s is no method for gated_deltaproduct: chunk is",
+        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "the method %s does not support gated_deltaproduct: use chunk",
                           options->mixer->name);
     }
     product *o = calloc(1, sizeof *o);

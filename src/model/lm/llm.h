@@ -1,4 +1,4 @@
-/* The inside of carry/model.h's model. */
+/* The inside of the model of carry/model.h. */
 #ifndef CARRY_MODEL_LLM_H
 #define CARRY_MODEL_LLM_H
 

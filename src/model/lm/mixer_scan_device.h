@@ -1,4 +1,5 @@
-/* The mixers of mixer_scan.c on a GPU: the same recurrence as a dense scan, by the scans and kernels of the device. */
+/* The mixers of mixer_scan.c on a GPU: the same recurrence as a dense scan, with the scans and kernels of the
+   device. */
 #ifndef CARRY_MODEL_MIXER_SCAN_DEVICE_H
 #define CARRY_MODEL_MIXER_SCAN_DEVICE_H
 

@@ -28,6 +28,8 @@ struct carry_prompts {
     carry_ctx *ctx;
     carry_unigram *tokenizer;
     carry_umt5 *encoder;
+    char folder[CARRY_FILE_PATH];
+    bool is_on_gpu;
     int64_t text_len, text_dim;
     int64_t *ids;
     uint64_t uses;
@@ -73,13 +75,16 @@ static carry_status open_encoder(carry_prompts *p, const carry_prompts_options *
     if (o->device != 0) {
         CARRY_TRY(carry_device_memory(p->ctx, &available, &total, o->device));
         const double needs = 1.1 * encoder_bytes(&config) + (double)o->spare;
-        if (needs <= (double)total &&
-            carry_umt5_open(p->ctx, &p->encoder, o->folder, o->device, CARRY_BF16, o->text_len) == CARRY_OK) {
-            return CARRY_OK;
+        const carry_status status = needs <= (double)available ? carry_umt5_open(p->ctx, &p->encoder, o->folder,
+                                                                                 o->device, CARRY_BF16, o->text_len)
+                                                               : CARRY_EMEMORY;
+        p->is_on_gpu = status == CARRY_OK;
+        if (status != CARRY_EMEMORY) {
+            return status;
         }
         carry_log(p->ctx, CARRY_LOG_WARNING,
-                  "the text encoder runs on the CPU: it and the rest need %.1f GB of the GPU, which has %.1f",
-                  1e-9 * needs, 1e-9 * (double)total);
+                  "the text encoder runs on the CPU: it needs %.1f GB of the GPU, and %.1f of %.1f are free",
+                  1e-9 * needs, 1e-9 * (double)available, 1e-9 * (double)total);
     }
     return carry_umt5_open(p->ctx, &p->encoder, o->folder, 0, CARRY_F32, o->text_len);
 }
@@ -93,6 +98,7 @@ carry_status carry_prompts_open(carry_ctx *ctx, carry_prompts **made, const carr
     p->ctx = ctx;
     p->text_len = options->text_len;
     p->text_dim = options->text_dim;
+    (void)snprintf(p->folder, sizeof p->folder, "%s", options->folder);
     p->ids = calloc((size_t)p->text_len, sizeof *p->ids);
     carry_status status = p->ids != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: tokens");
     status = status == CARRY_OK ? open_tokenizer(p, options->folder) : status;
@@ -149,6 +155,16 @@ static size_t clean(char *to, const char *prompt, size_t length) {
     return count;
 }
 
+/* Memory that the encoder had is free for the rest. */
+static carry_status move_to_cpu(carry_prompts *p) {
+    carry_log(p->ctx, CARRY_LOG_WARNING, "the GPU's memory has run out: the text encoder goes on on the CPU: %s",
+              carry_ctx_error(p->ctx));
+    carry_umt5_free(p->encoder);
+    p->encoder = NULL;
+    p->is_on_gpu = false;
+    return carry_umt5_open(p->ctx, &p->encoder, p->folder, 0, CARRY_F32, p->text_len);
+}
+
 static carry_status encode(carry_prompts *p, kept *k, const char *prompt, size_t length) {
     CARRY_SPAN(p->ctx, "model", "text encode");
     char *text = malloc(length + 1);
@@ -172,6 +188,12 @@ static carry_status encode(carry_prompts *p, kept *k, const char *prompt, size_t
     if (status == CARRY_OK) {
         const carry_tensor hidden = carry_view_2d(k->hidden, CARRY_F32, k->rows, p->text_dim);
         status = carry_umt5_encode(p->encoder, hidden, carry_view_1d(p->ids, CARRY_I64, k->rows), k->rows);
+        if (status == CARRY_EMEMORY && p->is_on_gpu) {
+            status = move_to_cpu(p);
+            status = status == CARRY_OK
+                         ? carry_umt5_encode(p->encoder, hidden, carry_view_1d(p->ids, CARRY_I64, k->rows), k->rows)
+                         : status;
+        }
     }
     if (status != CARRY_OK) {
         free(text);

@@ -15,8 +15,11 @@ typedef struct carry_prompts carry_prompts;
 typedef struct carry_prompts_options {
     const char *folder; /* of the encoder; its tokenizer is in it, or in the folder tokenizer beside it */
     int64_t text_len, text_dim;
-    int device;   /* a GPU in bf16, where the encoder fits; otherwise, with a message, and for 0 the CPU */
-    size_t spare; /* bytes of the device that others will need */
+    /* A GPU in bf16, where the encoder fits into what is free now, with `spare` bytes left for others; otherwise, with
+       a warning, and for 0 the CPU. If the GPU's memory runs out while a prompt is encoded, the encoder moves to the
+       CPU. */
+    int device;
+    size_t spare;
 } carry_prompts_options;
 
 /* CARRY_ESHAPE where the encoder's width is not text_dim. */

@@ -72,6 +72,32 @@ BF16_INLINE void bf16_pack(const int group, const int panel, const int unit, uin
     memset(to, 0, (size_t)((padded - l) * panel) * sizeof *to);
 }
 
+/* Sixteen pairs of neighbouring k, of 32 bits each: a line of a tile of AMX. */
+typedef uint32_t bf16_pairs __attribute__((vector_size(64)));
+
+/* Rows at and at + apart change their blocks of `apart` columns beside the diagonal. */
+#define BF16_TURN(apart, upper, lower)                                                      \
+    for (int at = 0; at < 16; at++) {                                                       \
+        if ((at & (apart)) == 0) {                                                          \
+            bf16_pairs above = rows[at];                                                    \
+            bf16_pairs below = rows[at + (apart)];                                          \
+            rows[at] = __builtin_shufflevector(above, below, BF16_INDICES upper);           \
+            rows[at + (apart)] = __builtin_shufflevector(above, below, BF16_INDICES lower); \
+        }                                                                                   \
+    }
+#define BF16_INDICES(...) __VA_ARGS__
+
+/* The transpose of 16 x 16 pairs, in four turns of 16 shuffles. */
+BF16_INLINE void bf16_transpose(bf16_pairs rows[16]){
+    BF16_TURN(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
+              (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+        BF16_TURN(4, (0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27),
+                  (4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+            BF16_TURN(2, (0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29),
+                      (2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31))
+                BF16_TURN(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
+                          (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))}
+
 /* A tile at the edge of c is computed beside it, where whole panels fit: what of base and c there is, copied. */
 BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                                 int64_t columns) {

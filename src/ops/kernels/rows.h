@@ -8,6 +8,8 @@
 #include "carry/nn.h"
 
 #define CARRY_CONV_WIDTHS 16
+#define CARRY_UNIT_ROWS 16
+#define CARRY_TRIANGLES_ROWS 128
 
 typedef struct carry_adam_factors {
     float b1, c1, b2, c2;                     /* c = 1 - b, rounded once */
@@ -34,6 +36,18 @@ typedef struct carry_layer_backward {
 typedef struct carry_layer_row {
     float mean, scale, plus;
 } carry_layer_row;
+
+/* The triangles of a chunk of the delta rule (delta/chunk.h), rows `stride` apart, a multiple of 16:
+       D[i, j] = e^{G[i]-G[j]},  nA[i, j] = -beta[i] D[i, j] kk[i, j] for j < i,  P[i, j] = scale D[i, j] qk[i, j] for j
+   <= i and zeros up to the end of i's block of 16 in nA and P. G NULL: no gate; qk NULL: P is not made. At most 128
+   tokens. */
+typedef struct carry_triangles {
+    int64_t tokens, stride;
+    const double *G;
+    const float *kk, *qk, *beta;
+    float scale;
+    float *D, *nA, *P;
+} carry_triangles;
 
 typedef struct carry_rows {
     void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
@@ -71,6 +85,16 @@ typedef struct carry_rows {
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
     void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
     void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
+    /* to[i] = by[i] from[i], of rows. */
+    void (*scale_rows)(float *to, int64_t to_row, const float *from, int64_t from_row, const float *by, int64_t rows,
+                       int64_t size);
+    /* to[i] = norms[i] from[i], packed, with norms[i] = 1 / sqrt(epsilon + sum of squares). */
+    void (*unit_rows)(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
+                      int64_t size);
+    /* inverse[i][c], rows of 16, of the lower triangle I + A with `size` rows, at most 16; below holds -A, `stride`
+       from row to row. Where a number is not finite, its zeros may become NaN. */
+    void (*unit_inverse)(float *inverse, const float *below, int64_t stride, int64_t size);
+    void (*triangles)(const carry_triangles *triangles);
 } carry_rows;
 
 #endif

@@ -136,6 +136,7 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
 
 #include "ops/kernels/rows_layer.h"
 #include "ops/kernels/rows_norm.h"
+#include "ops/kernels/rows_triangle.h"
 
 static void rows_conv(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width,
                       int64_t count) {
@@ -275,6 +276,10 @@ static const carry_rows row_loops = {
     .conv_weights = rows_conv_weights,
     .maximum = rows_maximum,
     .sum_exp = rows_sum_exp,
+    .scale_rows = rows_scale_rows,
+    .unit_rows = rows_unit_rows,
+    .unit_inverse = rows_unit_inverse,
+    .triangles = rows_triangles,
     .softmax_backward = rows_softmax_backward,
     .scale = rows_scale,
     .sum = rows_sum,

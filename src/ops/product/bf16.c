@@ -20,10 +20,17 @@
 #define TILE_FLOATS (96 * 192)
 #define TILE_ELEMENTS ((int64_t)1 << 17)
 #define TILES_PER_THREAD 4
+/* Of an entry that writes whole panels: rows and columns of one, and panels of a tile, whose sums with a block of a
+   take 400 KiB of a second cache. */
+#define WHOLE_PANEL 32
+#define WHOLE_PANELS 8
+#define WHOLE_LINES (WHOLE_PANELS * WHOLE_PANEL)
+_Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a tile");
 #define PACK_PIECE ((int64_t)1 << 15)
 #define TILE_PIECE_FLOPS 2000000
 
 typedef struct job {
+    carry_ctx *ctx;
     const carry_kernels *kernels;
     const carry_bf16 *by;
     const carry_mixed_product *p;
@@ -68,9 +75,69 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
+/* Panels of a tile, with their sums in `sums`, whose rows are an odd number of lines of a cache apart. Where c is f32
+   and all panels are whole, sums begin and end in c itself. */
+static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
+    const carry_mixed_product *p = j->p;
+    const bool adds = p->accumulate || j->l > 0;
+    const size_t size = carry_dtype_size(p->c_dtype);
+    const int64_t i = tile.row_panel * j->by->rows;
+    const int64_t at = tile.column_panel * j->by->columns;
+    const ptrdiff_t row = (tile.column_panels_end - tile.column_panel) * j->by->columns + 16;
+    tile.m = least(tile.row_panels_end * j->by->rows, j->m) - i;
+    tile.n = least(tile.column_panels_end * j->by->columns, j->n) - at;
+    tile.a += i * j->packed_k;
+    tile.b += at * j->packed_k;
+    tile.row_panels_end -= tile.row_panel;
+    tile.column_panels_end -= tile.column_panel;
+    tile.row_panel = tile.column_panel = 0;
+    tile.c = sums;
+    tile.c_row = tile.base_row = row;
+    tile.base = adds ? sums : NULL;
+    char *to = (char *)p->c + (size_t)((j->i + i) * p->c_row + j->j + at) * size;
+    if (p->c_dtype == CARRY_F32 && tile.m % j->by->rows == 0 && tile.n % j->by->columns == 0) {
+        tile.out = (float *)(void *)to;
+        tile.base = adds ? tile.out : NULL;
+        tile.out_row = tile.base_row = p->c_row;
+        j->by->tile(&tile);
+        return;
+    }
+    for (int64_t r = 0; adds && r < tile.m; r++) {
+        carry_widen(j->kernels, sums + r * row, to + (size_t)(r * p->c_row) * size, p->c_dtype, tile.n);
+    }
+    j->by->tile(&tile);
+    for (int64_t r = 0; r < tile.m; r++) {
+        carry_narrow(j->kernels, to + (size_t)(r * p->c_row) * size, sums + r * row, p->c_dtype, tile.n);
+    }
+}
+
+/* Without memory for sums a pair of panels at a time: slower, and the same bits. */
+static void run_pairs(const job *j, carry_bf16_tile tile) {
+    float sums[WHOLE_PANEL * (WHOLE_PANEL + 16)];
+    for (int64_t r = tile.row_panel; r < tile.row_panels_end; r++) {
+        for (int64_t q = tile.column_panel; q < tile.column_panels_end; q++) {
+            carry_bf16_tile pair = tile;
+            pair.row_panel = r;
+            pair.row_panels_end = r + 1;
+            pair.column_panel = q;
+            pair.column_panels_end = q + 1;
+            run_whole(j, pair, sums);
+        }
+    }
+}
+
 static void run_tile(const job *j, carry_bf16_tile tile) {
     const carry_mixed_product *p = j->p;
     const bool adds = p->accumulate || j->l > 0;
+    if (j->by->whole) {
+        float *sums = carry_packed_sums(j->ctx);
+        if (sums != NULL) {
+            run_whole(j, tile, sums);
+        } else {
+            run_pairs(j, tile);
+        }
+        return;
+    }
     if (p->c_dtype == CARRY_F32) {
         tile.c = (float *)p->c + j->i * p->c_row + j->j;
         tile.c_row = tile.base_row = p->c_row;
@@ -127,7 +194,10 @@ static void cut_into_tiles(job *j, int threads) {
     const int columns = j->by->columns;
     int64_t most = TILE_ELEMENTS / (rows * j->packed_k) + 1;
     int64_t most_columns = j->column_panels;
-    if (j->p->c_dtype != CARRY_F32) {
+    if (j->by->whole) {
+        most = WHOLE_PANELS;
+        most_columns = WHOLE_PANELS;
+    } else if (j->p->c_dtype != CARRY_F32) {
         most = least(most, 96 / rows);
         most_columns = least(most_columns, TILE_FLOATS / (most * rows * columns));
     }
@@ -185,7 +255,7 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     if (buffer == NULL) {
         return false;
     }
-    job j = {.kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + elements / 2};
+    job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + elements / 2};
     const int threads = alone ? 1 : carry_ctx_threads(ctx);
     int64_t blocks = p->c_dtype == CARRY_F32 ? pieces(p->k, DEPTH) : 1;
     int64_t depth = pieces(pieces(p->k, blocks), by->unit) * by->unit;

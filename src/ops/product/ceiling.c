@@ -36,6 +36,8 @@ typedef struct probe {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     const carry_product *p;
+    carry_dtype type;
+    const void *a, *b; /* operands of 16 bits, where the type has them, else NULL */
 } probe;
 
 static void by_kernels(const probe *by) {
@@ -50,21 +52,33 @@ static void by_choice(const probe *by) {
     carry_products(by->ctx, by->kernels, by->p);
 }
 
-static void by_linear(const probe *by) {
+static void linear(const probe *by, carry_dtype type, const void *a, const void *b) {
     const carry_product *p = by->p;
     carry_mixed_products(by->ctx, by->kernels,
                          &(carry_mixed_product){.m = p->m,
                                                 .n = p->n,
                                                 .k = p->k,
-                                                .a = {.data = p->a, .dtype = CARRY_F32, .row = p->a_row},
-                                                .b = {.data = p->b, .dtype = CARRY_F32, .row = p->b_row},
+                                                .a = {.data = a, .dtype = type, .row = p->a_row},
+                                                .b = {.data = b, .dtype = type, .row = p->b_row},
                                                 .c = p->c,
                                                 .c_dtype = CARRY_F32,
                                                 .c_row = p->c_row});
 }
 
+static void by_linear(const probe *by) {
+    linear(by, CARRY_F32, by->p->a, by->p->b);
+}
+
+static void by_narrow(const probe *by) {
+    linear(by, by->type, by->a, by->b);
+}
+
 typedef void (*way)(const probe *by);
-static const way ways[] = {by_kernels, by_blas, by_choice, by_linear};
+static const way ways[] = {by_kernels, by_blas, by_choice, by_linear, by_narrow};
+
+static bool is_there(const probe *by, way run) {
+    return run == by_blas ? carry_blas_product != NULL : run == by_narrow ? by->a != NULL : true;
+}
 
 /* Seconds of the fastest run of this way. */
 static double best_of(const probe *by, way run) {
@@ -79,18 +93,35 @@ static double best_of(const probe *by, way run) {
     return best;
 }
 
-static carry_status cpu_product(carry_ctx *ctx, double *flops_s) {
-    const int count = (int)(sizeof sides / sizeof sides[0]);
-    const int64_t area = sides[count - 1] * sides[count - 1];
-    probe by = {.ctx = ctx};
-    CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
-    float *floats = carry_aligned_new((size_t)(3 * area) * sizeof *floats);
+/* a, b and c of `area` numbers each in f32, then a and b in 16 bits: 1 to 2, of either type. */
+static float *cpu_operands(carry_ctx *ctx, int64_t area) {
+    float *floats = carry_aligned_new((size_t)(4 * area) * sizeof *floats);
     if (floats == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld x %lld",
-                          (long long)sides[count - 1], (long long)sides[count - 1]);
+        (void)carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld numbers", (long long)area);
+        return NULL;
     }
     for (int64_t i = 0; i < 3 * area; i++) {
         floats[i] = (float)(i % 13) - 6.0f;
+    }
+    uint16_t *narrow = (uint16_t *)(floats + 3 * area);
+    for (int64_t i = 0; i < 2 * area; i++) {
+        narrow[i] = (uint16_t)(0x3f80 + i % 127);
+    }
+    return floats;
+}
+
+static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_s) {
+    const int count = (int)(sizeof sides / sizeof sides[0]);
+    const int64_t area = sides[count - 1] * sides[count - 1];
+    probe by = {.ctx = ctx, .type = type};
+    CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
+    float *floats = cpu_operands(ctx, area);
+    if (floats == NULL) {
+        return CARRY_EMEMORY;
+    }
+    if (type != CARRY_F32) {
+        by.a = floats + 3 * area;
+        by.b = (const uint16_t *)by.a + area;
     }
     double fastest = 0.0;
     const double until = carry_seconds() + MOST_SECONDS;
@@ -110,7 +141,7 @@ static carry_status cpu_product(carry_ctx *ctx, double *flops_s) {
         by.p = &p;
         fastest = INFINITY;
         for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
-            if (ways[j] != by_blas || carry_blas_product != NULL) {
+            if (is_there(&by, ways[j])) {
                 fastest = fmin(fastest, best_of(&by, ways[j]));
             }
         }
@@ -236,7 +267,7 @@ static carry_status gpu_product(carry_ctx *ctx, int device, carry_dtype type, do
 carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s) {
     CARRY_SPAN(ctx, "bench", "ceiling of products");
     if (device == 0) {
-        return cpu_product(ctx, flops_s);
+        return cpu_product(ctx, type, flops_s);
     }
     const int kind = type == CARRY_F32 ? 0 : 1; /* both 16-bit types run at one speed */
     const carry_gpu *gpu;

@@ -5,9 +5,9 @@
 
 #include "carry/tensor.h"
 
-/* Flop/s of the best product: on the CPU in f32 on all threads of the context, by its kernels, by OpenBLAS and by what
-   linear layers take, in about a tenth of a second; on a GPU of `type` with sums in f32, by every way of its operators
-   (cuBLASLt among them), once per context. */
+/* Flop/s of the best product of `type` with sums in f32: on the CPU on all threads of the context, by its kernels, by
+   OpenBLAS and by what linear layers take in f32 and in that type, in about a tenth of a second; on a GPU by every way
+   of its operators (cuBLASLt among them), once per context. */
 carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type, double *flops_s);
 
 /* Bytes a second, read plus written, of a copy far beyond the caches; on the CPU on all threads. ranks: processes or

@@ -10,11 +10,11 @@
 
 /* Tokens done at once. Where the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done in such
    parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against 140. Sums
-   held at a time: of one token 2048 rows of the weight, since each part ends what is fetched ahead. Weights worth
+   held at a time: of one token 8192 rows of the weight, since each part ends what is fetched ahead. Weights worth
    handing to a thread: some 25 us of reading. */
 #define FEW_TOKENS 8
 #define MORE_TOKENS 24
-#define FEW_SUMS 2048
+#define FEW_SUMS 8192
 #define FEW_PIECE ((int64_t)1 << 19)
 
 static int64_t least(int64_t a, int64_t b) {

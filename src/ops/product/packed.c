@@ -226,7 +226,7 @@ double *carry_packed_blas_from(carry_ctx *ctx) {
 
 static float *buffer_of(buffers *all, int worker, int64_t floats) {
     if (all->of[worker] == NULL) {
-        size_t bytes = (size_t)floats * sizeof(float);
+        size_t bytes = (size_t)(floats + CARRY_PACKED_SUMS) * sizeof(float);
         all->of[worker] = aligned_alloc(LARGE_PAGE, (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
         if (all->of[worker] != NULL) {
             (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a wish: 1024 pages of 4 KiB miss the TLB */
@@ -241,6 +241,12 @@ uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements) {
     int64_t floats = worker == 0 ? SHARED_FLOATS : WORKER_FLOATS;
     *elements = 2 * floats;
     return all != NULL ? (uint16_t *)(void *)buffer_of(all, worker, floats) : NULL;
+}
+
+float *carry_packed_sums(carry_ctx *ctx) {
+    int64_t elements;
+    uint16_t *buffer = carry_packed_buffer(ctx, &elements);
+    return buffer != NULL ? (float *)(void *)(buffer + elements) : NULL;
 }
 
 static void run(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product, int64_t item, bool alone) {

@@ -23,6 +23,10 @@ double *carry_packed_blas_from(carry_ctx *ctx);
    context it is the large one, which all threads fill together. */
 uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements);
 
+/* Sums of a tile of bf16 products, of this thread alone; NULL: no memory. */
+#define CARRY_PACKED_SUMS (256 * (256 + 16))
+float *carry_packed_sums(carry_ctx *ctx);
+
 /* Keeps the kernels chosen for the context, with a table of its buffers; those themselves are made by who first needs
    them. carry_packed_kernels is NULL before. */
 carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16);

@@ -5,19 +5,23 @@
 #include <math.h>
 #include <string.h>
 
-/* Two numbers at a time: a one added to an exponent of all ones reaches the sign bit, which was cleared. */
+/* A one added to an exponent of all ones reaches the sign bit, which was cleared. By sixteen, so that they are vectors.
+ */
 bool carry_all_finite(const float *numbers, int64_t count) {
-    const uint64_t exponents = UINT64_C(0x7f8000007f800000);
-    const uint64_t ones = UINT64_C(0x0080000000800000);
-    uint64_t seen[2] = {0, 0};
+    uint32_t seen[16] = {0};
     int64_t i = 0;
-    for (; i + 4 <= count; i += 4) {
-        uint64_t pair[2];
-        memcpy(pair, numbers + i, sizeof pair);
-        seen[0] |= (pair[0] & exponents) + ones;
-        seen[1] |= (pair[1] & exponents) + ones;
+    for (; i + 16 <= count; i += 16) {
+        uint32_t bits[16];
+        memcpy(bits, numbers + i, sizeof bits);
+        for (int l = 0; l < 16; l++) {
+            seen[l] |= (bits[l] & UINT32_C(0x7f800000)) + UINT32_C(0x00800000);
+        }
     }
-    bool finite = ((seen[0] | seen[1]) & UINT64_C(0x8000000080000000)) == 0;
+    uint32_t all = 0;
+    for (int l = 0; l < 16; l++) {
+        all |= seen[l];
+    }
+    bool finite = (all & UINT32_C(0x80000000)) == 0;
     for (; i < count; i++) {
         finite = finite && isfinite(numbers[i]);
     }

@@ -202,6 +202,7 @@ carry_status carry_all_scan_begin(carry_all_scan_plan *plan, const carry_all_sca
     plan->args = *args;
     plan->next = plan->posted = plan->sent = 0;
     plan->counts = (carry_all_scan_counts){0};
+    plan->is_marked = plan->has_arrived = false;
     CARRY_TRY(carry_all_scan_enter(plan, true));
     carry_status status = plan->algorithm->begin(plan);
     status = status == CARRY_OK ? advance(plan, false) : fail_plan(plan, status);
@@ -223,6 +224,24 @@ carry_status carry_all_scan_poll(carry_all_scan_plan *plan, int *done) {
     }
     *done = plan->state == CARRY_ALL_SCAN_DONE;
     return CARRY_OK;
+}
+
+carry_status carry_all_scan_arrive(carry_all_scan_plan *plan) {
+    CARRY_SPAN_OF(plan->ctx, &plan->algorithm->span);
+    CARRY_TRY(check_state(plan, "arrive", false));
+    if (plan->device == 0 || plan->has_arrived) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_all_scan_enter(plan, false));
+    plan->arriving = true;
+    carry_status status = plan->state == CARRY_ALL_SCAN_UNDER_WAY ? advance(plan, true) : CARRY_OK;
+    plan->arriving = false;
+    status = status == CARRY_OK ? carry_all_scan_mark(plan) : status;
+    const carry_status left = carry_all_scan_exit(plan, false);
+    CARRY_TRY(status);
+    CARRY_TRY(left);
+    plan->has_arrived = true;
+    return carry_stream_after(plan->ctx, plan->device, carry_ctx_stream(plan->ctx, plan->device), plan->after);
 }
 
 carry_status carry_all_scan_end(carry_all_scan_plan *plan) {

@@ -133,6 +133,9 @@ struct carry_all_scan_plan {
     int device;
     carry_stream *stream, *callers; /* the second while a function of the plan runs */
     carry_event *before, *reached, *after;
+    carry_event *closing, *left;               /* as the last two, of an end after arrive */
+    bool is_marked;                            /* `after` is recorded where the state was there */
+    bool arriving, has_arrived;                /* arrive is running, has run */
     carry_request *role_receives, *role_sends; /* [requests], as receives and sends */
     unsigned char *roles_got, *roles_sent;     /* [requests] */
     carry_status broken;                       /* what the arithmetic could not do */
@@ -233,6 +236,13 @@ carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
 /* Seconds of a product and a composition of all heads, of a byte's handling, and of a position of a walk. */
 carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
                                            double *step);
+/* cuda/all_scan.cu: a stream whose work goes before that of others, since other ranks wait for it. */
+carry_status carry_all_scan_stream_new(carry_ctx *ctx, carry_stream **stream, int device);
+/* The state is there: marks the place in the plan's stream. */
+carry_status carry_all_scan_mark(carry_all_scan_plan *plan);
+/* all_scan.c: between begin and end, on a GPU: the caller's stream goes on with the state, while it is passed on. The
+   memory of the scan is its own until the end. */
+carry_status carry_all_scan_arrive(carry_all_scan_plan *plan);
 /* Seconds that the caller's stream waited for the scan at its end, by events; waits for it. 0 on the CPU. */
 carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds);
 

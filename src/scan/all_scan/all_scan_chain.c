@@ -211,10 +211,13 @@ static carry_status poll_blocks(carry_all_scan_plan *plan, bool wait, bool *done
                                     p->key, block.columns);
             }
         }
+        if (plan->next + 1 == plan->blocks) {
+            CARRY_TRY(carry_all_scan_mark(plan)); /* what is passed on comes behind it */
+        }
         CARRY_TRY(pass_on(plan, &l, block, plan->next));
     }
     for (; plan->sent < plan->posted; plan->sent++) {
-        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait, &here));
+        CARRY_TRY(carry_all_scan_arrived(plan, &plan->sends[plan->sent], wait && !plan->arriving, &here));
         if (!here) {
             return CARRY_OK;
         }
@@ -225,7 +228,7 @@ static carry_status poll_blocks(carry_all_scan_plan *plan, bool wait, bool *done
 
 const carry_all_scan_algorithm carry_all_scan_chain = {
     .name = "chain",
-    .about = "each rank hands the state on, pipelined in blocks of columns; M never travels",
+    .about = "each rank passes the state on, pipelined in blocks of columns; M is never sent",
     .span = CARRY_SPAN_SITE("scan", "all_scan chain"),
     .cuts = true,
     .applies = applies,
@@ -238,7 +241,7 @@ const carry_all_scan_algorithm carry_all_scan_chain = {
 
 const carry_all_scan_algorithm carry_all_scan_serial = {
     .name = "serial",
-    .about = "the chain in one piece, LASP-1's",
+    .about = "the chain in one block, as in LASP-1",
     .span = CARRY_SPAN_SITE("scan", "all_scan serial"),
     .applies = applies,
     .cost = cost,

@@ -13,6 +13,10 @@
 
 #ifndef CARRY_HAVE_CUDA
 const carry_all_scan_arith carry_all_scan_on_gpu; /* no device above 0 is there */
+
+carry_status carry_all_scan_stream_new(carry_ctx *ctx, carry_stream **stream, int device) {
+    return carry_stream_new(ctx, stream, device);
+}
 #endif
 
 carry_status carry_all_scan_device_open(carry_all_scan_plan *plan) {
@@ -20,9 +24,11 @@ carry_status carry_all_scan_device_open(carry_all_scan_plan *plan) {
         return CARRY_OK;
     }
     plan->arith = &carry_all_scan_on_gpu;
-    CARRY_TRY(carry_stream_new(plan->ctx, &plan->stream, plan->device));
+    CARRY_TRY(carry_all_scan_stream_new(plan->ctx, &plan->stream, plan->device));
     CARRY_TRY(carry_event_new(plan->ctx, &plan->before, plan->device));
     CARRY_TRY(carry_event_new(plan->ctx, &plan->reached, plan->device));
+    CARRY_TRY(carry_event_new(plan->ctx, &plan->closing, plan->device));
+    CARRY_TRY(carry_event_new(plan->ctx, &plan->left, plan->device));
     return carry_event_new(plan->ctx, &plan->after, plan->device);
 }
 
@@ -33,6 +39,8 @@ void carry_all_scan_device_close(carry_all_scan_plan *plan) {
     }
     carry_event_free(plan->ctx, plan->device, plan->before);
     carry_event_free(plan->ctx, plan->device, plan->reached);
+    carry_event_free(plan->ctx, plan->device, plan->closing);
+    carry_event_free(plan->ctx, plan->device, plan->left);
     carry_event_free(plan->ctx, plan->device, plan->after);
 }
 
@@ -45,7 +53,8 @@ carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins) {
         CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->before, plan->callers));
         CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->stream, plan->before));
     } else { /* what the caller has done meanwhile: the last of these, before the CPU waits for other ranks, counts */
-        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->reached, plan->callers));
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->has_arrived ? plan->closing : plan->reached,
+                                     plan->callers));
     }
     return carry_ctx_set_stream(plan->ctx, plan->device, plan->stream);
 }
@@ -56,10 +65,19 @@ carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends) {
     }
     CARRY_TRY(carry_ctx_set_stream(plan->ctx, plan->device, plan->callers));
     if (ends) {
-        CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->after, plan->stream));
-        CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->callers, plan->after));
+        carry_event *over = plan->has_arrived ? plan->left : plan->after;
+        CARRY_TRY(carry_event_record(plan->ctx, plan->device, over, plan->stream));
+        CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->callers, over));
     }
     return CARRY_OK;
+}
+
+carry_status carry_all_scan_mark(carry_all_scan_plan *plan) {
+    if (plan->device == 0 || plan->is_marked) {
+        return CARRY_OK;
+    }
+    plan->is_marked = true;
+    return carry_event_record(plan->ctx, plan->device, plan->after, plan->stream);
 }
 
 carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) {
@@ -67,8 +85,12 @@ carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) 
     if (plan->device == 0) {
         return CARRY_OK;
     }
+    double more = 0.0;
     CARRY_TRY(carry_event_elapsed(plan->ctx, seconds, plan->device, plan->reached, plan->after));
-    *seconds = *seconds > 0.0 ? *seconds : 0.0;
+    if (plan->has_arrived) {
+        CARRY_TRY(carry_event_elapsed(plan->ctx, &more, plan->device, plan->closing, plan->left));
+    }
+    *seconds = (*seconds > 0.0 ? *seconds : 0.0) + (more > 0.0 ? more : 0.0);
     return CARRY_OK;
 }
 

@@ -296,7 +296,7 @@ static carry_status poll_rounds(carry_all_scan_plan *plan, bool wait, bool *done
 
 const carry_all_scan_algorithm carry_all_scan_doubling = {
     .name = "doubling",
-    .about = "pairs (M, L) are composed over doubling distances, in log2 P rounds",
+    .about = "pairs (M, L) are combined over doubling distances, in log2 P rounds",
     .span = CARRY_SPAN_SITE("scan", "all_scan doubling"),
     .applies = applies,
     .cost = cost,

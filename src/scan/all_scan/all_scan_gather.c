@@ -288,7 +288,7 @@ static carry_status poll_pairs(carry_all_scan_plan *plan, bool wait, bool *done)
 
 const carry_all_scan_algorithm carry_all_scan_gather = {
     .name = "gather",
-    .about = "every rank gets the pairs (M, L) of all before it, LASP-2's all-gather",
+    .about = "every rank receives the pairs (M, L) of all ranks before it, as in LASP-2",
     .span = CARRY_SPAN_SITE("scan", "all_scan gather"),
     .applies = applies,
     .cost = cost,

@@ -296,7 +296,7 @@ static carry_status poll(carry_all_scan_plan *plan, bool wait, bool *done) {
 
 const carry_all_scan_algorithm carry_all_scan_heads = {
     .name = "heads",
-    .about = "every rank takes some heads through all positions: two exchanges of all with all",
+    .about = "every rank combines all pairs for some heads: two all-to-all exchanges",
     .span = CARRY_SPAN_SITE("scan", "all_scan heads"),
     .applies = applies,
     .cost = cost,

@@ -13,7 +13,9 @@ extern "C" {
 namespace {
 
 constexpr int THREADS = 256;
-constexpr int ROWS = 32, COLUMNS = 32, DEPTH = 32; /* of a tile; a thread has 4 sums */
+/* Of a tile; a thread has 4 sums. All of a head's K at once: other ranks wait for this product, and its loads are what it
+   waits for. */
+constexpr int ROWS = 32, COLUMNS = 32, DEPTH = 128;
 
 struct view {
     float *data;
@@ -39,20 +41,24 @@ __global__ __launch_bounds__(THREADS) void multiply(product p) {
     const int column = threadIdx.x % COLUMNS, row = threadIdx.x / COLUMNS; /* rows row, row + 8, ... */
     float sum[4] = {0, 0, 0, 0};
     for (int64_t k0 = 0; k0 < p.k; k0 += DEPTH) {
-        for (int i = threadIdx.x; i < ROWS * DEPTH; i += THREADS) {
-            const int fast = i % 32, slow = i / 32; /* neighbours of memory are read by neighbours */
-            const int64_t r = row0 + (p.a_transposed ? fast : slow), k = k0 + (p.a_transposed ? slow : fast);
+#pragma unroll
+        for (int j = 0; j < ROWS * DEPTH / THREADS; j++) { /* neighbours of memory are read by neighbours */
+            const int i = j * THREADS + (int)threadIdx.x;
+            const int at_row = p.a_transposed ? i % ROWS : i / DEPTH, at_k = p.a_transposed ? i / ROWS : i % DEPTH;
+            const int64_t r = row0 + at_row, k = k0 + at_k;
             const bool inside = r < p.m && k < p.k;
-            const int64_t at = p.a_transposed ? k * p.m + r : r * p.k + k;
-            a[p.a_transposed ? slow : fast][p.a_transposed ? fast : slow] = inside ? A[at] : 0.0f;
+            a[at_k][at_row] = inside ? A[p.a_transposed ? k * p.m + r : r * p.k + k] : 0.0f;
         }
-        for (int i = threadIdx.x; i < COLUMNS * DEPTH; i += THREADS) {
+#pragma unroll
+        for (int j = 0; j < COLUMNS * DEPTH / THREADS; j++) {
+            const int i = j * THREADS + (int)threadIdx.x;
             const int64_t k = k0 + i / COLUMNS, c = column0 + i % COLUMNS;
             b[i / COLUMNS][i % COLUMNS] = k < p.k && c < p.n ? B[k * p.b.row + c] : 0.0f;
         }
         __syncthreads();
-#pragma unroll
-        for (int k = 0; k < DEPTH; k++) {
+        const int deep = p.k - k0 < DEPTH ? (int)(p.k - k0) : DEPTH;
+#pragma unroll 8
+        for (int k = 0; k < deep; k++) {
             const float right = b[k][column];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
@@ -384,6 +390,17 @@ void clear(carry_all_scan_plan *plan, void *bytes, size_t count) {
 }
 
 } // namespace
+
+extern "C" carry_status carry_all_scan_stream_new(carry_ctx *ctx, carry_stream **stream, int device) {
+    cudaStream_t made;
+    int ordinal = 0, least = 0, most = 0;
+    (void)carry_backend_of(device, &ordinal);
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    CARRY_CUDA_TRY(cudaDeviceGetStreamPriorityRange(&least, &most), "it does not tell its streams' priorities");
+    CARRY_CUDA_TRY(cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, most), "a stream cannot be made");
+    *stream = (carry_stream *)made;
+    return CARRY_OK;
+}
 
 extern "C" const carry_all_scan_arith carry_all_scan_on_gpu = {
     .apply = apply,

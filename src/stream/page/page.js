@@ -114,6 +114,10 @@ function secondsText(seconds) {
   return seconds > 0 ? (seconds < 1 ? `${Math.round(1000 * seconds)} ms` : `${seconds.toFixed(1)} s`) : "–";
 }
 
+function chunksText(chunks) {
+  return chunks > 0 ? ` (${chunks.toFixed(1)} chunks)` : "";
+}
+
 function takeState(news) {
   if (view.stream !== news.stream) { /* a server that was started anew counts from the start */
     Object.assign(view, { stream: news.stream, number: -1n, epoch: -1n, next: null });
@@ -126,7 +130,7 @@ function takeState(news) {
   else showStatus("bad", figures.state);
   at("fact-fps").textContent = state.shown.toFixed(1);
   at("fact-first").textContent = secondsText(figures.first_frame_seconds);
-  at("fact-prompt").textContent = secondsText(figures.prompt_seconds);
+  at("fact-prompt").textContent = secondsText(figures.prompt_seconds) + chunksText(figures.prompt_chunks);
   at("fact-gpu-box").hidden = !figures.gpu_total;
   at("fact-gpu").textContent = figures.gpu_total ? `${(figures.gpu_used / 1e9).toFixed(1)} of ${(figures.gpu_total / 1e9).toFixed(0)} GB` : "–";
   at("fact-viewers").textContent = figures.viewers;

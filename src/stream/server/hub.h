@@ -30,7 +30,13 @@ typedef struct carry_stream_figures {
     carry_chunk_times last;
     double fps;                 /* frames shown a second, over the last seconds */
     double first_frame_seconds; /* from the start of the stream */
-    double prompt_seconds;      /* from the last change of prompts to the first frame of a chunk that has it; 0: none */
+    /* From the arrival of a change of prompts to the first frame that was made with it: of the last change; 0: none */
+    double prompt_seconds, prompt_chunks; /* the same in periods of a chunk, as viewers see them */
+    uint64_t prompt_between;              /* chunks that began to be shown in between, without it */
+    uint64_t prompt_steps_again;          /* last steps of a chunk that were done again for one that came during them */
+    uint64_t prompt_changes, prompt_timed; /* that have been shown, and of these when a period was known; of all: */
+    double prompt_sum, prompt_most, prompt_chunks_sum, prompt_chunks_most;
+    uint64_t prompt_between_most;
     double gpu_used, gpu_total; /* bytes of its memory, of all processes; 0: no GPU */
     uint64_t chunks, frames, epoch, stale_dropped, cuts, restarts;
     int depth, under_way, decoded_waiting; /* queues: the limit, envelopes under way, results that wait */

@@ -65,6 +65,7 @@ static void put_figures(carry_server *server, carry_json_text *text) {
     put_number(text, "fps", figures.fps);
     put_number(text, "first_frame_seconds", figures.first_frame_seconds);
     put_number(text, "prompt_seconds", figures.prompt_seconds > 0.0 ? figures.prompt_seconds : (double)NAN);
+    put_number(text, "prompt_chunks", figures.prompt_changes > 0 ? figures.prompt_chunks : (double)NAN);
     put_number(text, "gpu_used", figures.gpu_total > 0.0 ? figures.gpu_used : (double)NAN);
     put_number(text, "gpu_total", figures.gpu_total > 0.0 ? figures.gpu_total : (double)NAN);
     put_count(text, "chunks", figures.chunks);

@@ -23,8 +23,8 @@ struct carry_batches {
 
 static carry_status check_options(carry_ctx *ctx, const carry_source *source, const carry_batches_options *o) {
     if (o->rows < 1 || o->length < 1) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a batch of %lld rows of %lld tokens is none", (long long)o->rows,
-                          (long long)o->length);
+        return carry_fail(ctx, CARRY_EARGUMENT, "a batch has %lld rows of %lld tokens: both must be at least 1",
+                          (long long)o->rows, (long long)o->length);
     }
     if (o->rank < 0 || o->rank >= o->ranks || o->part < 0 || o->part >= o->parts) {
         return carry_fail(ctx, CARRY_EARGUMENT, "data rank %d of %d and sequence rank %d of %d: there is no such rank",
@@ -121,8 +121,8 @@ static carry_status find_row(carry_ctx *ctx, carry_batches *b, bool *over) {
     int64_t empty = 0; /* windows without a row, one after the other */
     *over = false;
     if (b->at.epoch < 0 || b->at.window < 0 || b->at.row < 0) {
-        return carry_fail(ctx, CARRY_ERANGE, "epoch %lld, window %lld, row %lld is no position", (long long)b->at.epoch,
-                          (long long)b->at.window, (long long)b->at.row);
+        return carry_fail(ctx, CARRY_ERANGE, "epoch %lld, window %lld, row %lld is not a position in the data",
+                          (long long)b->at.epoch, (long long)b->at.window, (long long)b->at.row);
     }
     for (;;) {
         if (b->options.once && b->at.epoch > 0) {

@@ -178,7 +178,8 @@ static carry_status find_token_before(carry_ctx *ctx, carry_corpus *c, int64_t w
 carry_status carry_corpus_load(carry_ctx *ctx, carry_corpus *corpus, int64_t epoch, int64_t window) {
     carry_corpus *c = corpus;
     if (epoch < 0 || window < 0) {
-        return carry_fail(ctx, CARRY_ERANGE, "window %lld of epoch %lld is none", (long long)window, (long long)epoch);
+        return carry_fail(ctx, CARRY_ERANGE, "there is no window %lld in epoch %lld", (long long)window,
+                          (long long)epoch);
     }
     bool same_order = c->windows == 1 || c->options.in_order; /* every epoch is then alike */
     if (c->window >= 0 && c->window == window && (c->epoch == epoch || same_order)) {

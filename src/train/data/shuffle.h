@@ -1,5 +1,5 @@
-/* Orders that are functions, not lists: place `index` of a shuffled 0..count-1, without the others. So a position in a
-   shuffled epoch is a number, and resuming needs no state. */
+/* Orders that are functions instead of lists: element `index` of a shuffled 0..count-1, without computing the
+   others. So a position in a shuffled epoch is a number, and resuming needs no state. */
 #ifndef CARRY_TRAIN_SHUFFLE_H
 #define CARRY_TRAIN_SHUFFLE_H
 

@@ -241,7 +241,7 @@ carry_status carry_task_open(carry_ctx *ctx, carry_task_rows *rows, carry_source
             size_t used = strlen(known);
             (void)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "", carry_task_list[i]->name);
         }
-        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no task '%.60s': there are %s", name, known);
+        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no task '%.60s': choose one of %s", name, known);
     }
     size.length = size.length != 0 ? size.length : task->length;
     size.vocabulary = size.vocabulary != 0 ? size.vocabulary : task->vocabulary;

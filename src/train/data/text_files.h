@@ -1,4 +1,4 @@
-/* The files that paths stand for (train/text.h). */
+/* The files that paths refer to (train/text.h). */
 #ifndef CARRY_TRAIN_TEXT_FILES_H
 #define CARRY_TRAIN_TEXT_FILES_H
 

@@ -1,4 +1,4 @@
-/* What the training of a video transformer is told. */
+/* The options for training a video transformer. */
 #ifndef CARRY_TRAIN_DIT_OPTIONS_H
 #define CARRY_TRAIN_DIT_OPTIONS_H
 

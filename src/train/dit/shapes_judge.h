@@ -1,4 +1,4 @@
-/* What do frames show? From pixels alone, so that the model that drew them need not be trusted. */
+/* What do frames show? Judged only from pixels, so that the model that drew them need not be trusted. */
 #ifndef CARRY_TRAIN_SHAPES_JUDGE_H
 #define CARRY_TRAIN_SHAPES_JUDGE_H
 

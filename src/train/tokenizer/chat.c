@@ -44,7 +44,7 @@ static carry_status take_system(carry_ctx *ctx, carry_chat *chat, const char *te
         if (length >= CARRY_CHAT_SYSTEM || memchr(at, '\'', length) != NULL || memchr(at, '"', length) != NULL ||
             memchr(at, '\\', length) != NULL || memchr(at, '{', length) != NULL) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                              "the chat template is not known: its system prompt is no plain text of up to %d bytes",
+                              "the chat template is not known: its system prompt is not plain text of up to %d bytes",
                               CARRY_CHAT_SYSTEM - 1);
         }
         memcpy(chat->system, at, length);

@@ -98,7 +98,7 @@ static void take_property(walk *w, bool inside) {
             return;
         }
     }
-    w->refused = "a property that is no general category of Unicode";
+    w->refused = "a property that is not a general category of Unicode";
 }
 
 static void take_escape(walk *w, bool inside) {
@@ -168,7 +168,7 @@ static void take_braces(walk *w) {
     }
     bool has_end = at > digits && at < w->end && *at == '}' && at - digits < 8;
     if (!has_end || (at + 1 < w->end && (at[1] == '+' || at[1] == '?'))) {
-        w->refused = "braces that are no plain count";
+        w->refused = "braces that are not a plain count";
         return;
     }
     put(w, w->at, (size_t)(at + 1 - w->at));

@@ -45,7 +45,7 @@ static carry_status take_short(carry_ctx *ctx, const carry_json *node, const cha
                                char to[CARRY_NORMAL_BYTES], unsigned char *length) {
     if (node == NULL || node->kind != CARRY_JSON_STRING || node->as.text.length < least ||
         node->as.text.length > CARRY_NORMAL_BYTES) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: %s is no text of %zu to %d bytes", name, what, least,
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: %s is not a text of %zu to %d bytes", name, what, least,
                           CARRY_NORMAL_BYTES);
     }
     memcpy(to, node->as.text.bytes, node->as.text.length);

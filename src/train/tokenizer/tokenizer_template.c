@@ -55,7 +55,7 @@ static carry_status take_special(carry_ctx *ctx, const carry_tokenizer *made, co
         if (one->kind != CARRY_JSON_NUMBER || !one->whole || one->as.number.integer < 0 ||
             one->as.number.integer >= made->count || *count == CARRY_TEMPLATE) {
             return carry_fail(ctx, CARRY_EFORMAT,
-                              "%s, line %u: the template has a number that is no token, or more than %d", name,
+                              "%s, line %u: the template has an id that is not a token, or more than %d", name,
                               one->line, CARRY_TEMPLATE);
         }
         to[(*count)++] = (uint32_t)one->as.number.integer;

@@ -82,14 +82,11 @@ void set_gradients(gradient_args *last, const carry_delta_chunk_back *b, const l
     last->kept_bytes = (int)state_bytes_of(job);
 }
 
-/* Both walks, then the gradients; of a ring part by part. */
+/* Both walks, then the gradients; of a ring part by part. What enters segments is known. */
 carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &both, gradient_args &last, ring r,
                   int units, int ordinal, cudaStream_t stream) {
     const carry_delta_chunk_job *job = &b->job;
     const shape &s = both.first.s;
-    if (s.segments > 1) {
-        CARRY_TRY(make_pairs<true>(ctx, job, both, ordinal, stream));
-    }
     for (int count = r.count; r.count > 0 && r.from < s.segments; r.from += count) {
         r.count = s.segments - r.from < count ? s.segments - r.from : count;
         both.first.r = both.second.r = last.r = r;
@@ -111,14 +108,13 @@ carry_status walk(carry_ctx *ctx, const carry_delta_chunk_back *b, scan_launch &
     return CARRY_OK;
 }
 
-carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way &way, carry_map_encoder encode,
-                 int units, int ordinal, cudaStream_t stream) {
+/* All that the kernels are told. */
+carry_status describe_back(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way &way,
+                           carry_map_encoder encode, scan_launch &both, gradient_args &last, int ordinal) {
     const carry_delta_chunk_job *job = &b->job;
     const layout &l = way.l;
     char *memory = (char *)job->workspace;
-    scan_launch both = {};
     scan_args &a = both.first, &back = both.second;
-    gradient_args last = {};
     CARRY_TRY(map_keys(ctx, encode, &a.q, "q", &job->q, job, ordinal));
     CARRY_TRY(map_keys(ctx, encode, &a.k, "k", &job->k, job, ordinal));
     CARRY_TRY(map_values(ctx, encode, &a.v, "v", &job->v, job, 1, ordinal));
@@ -127,7 +123,6 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way
     CARRY_TRY(map_keys(ctx, encode, &last.grad_k, "dk", &b->dk, job, ordinal));
     CARRY_TRY(map_values(ctx, encode, &last.grad_v, "dv", &b->dv, job, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
-    CARRY_TRY(launch_prepare(ctx, job, last.in, ordinal, stream));
     a.s = last.in.s = way.s;
     last.in.s.key_bands = a.s.key_bands > 2 ? 2 : a.s.key_bands; /* of a launch */
     a.tiles = memory;
@@ -146,7 +141,26 @@ carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way
     back.final_state = b->dinitial_state;
     back.states = memory + l.dstates;
     set_gradients(&last, b, l);
+    return CARRY_OK;
+}
+
+carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way &way, carry_map_encoder encode,
+                 int units, int ordinal, cudaStream_t stream) {
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(describe_back(ctx, b, way, encode, both, last, ordinal));
+    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, stream));
+    if (way.s.segments > 1) {
+        CARRY_TRY(make_pairs<true>(ctx, &b->job, both, ordinal, stream));
+    }
     return walk(ctx, b, both, last, way.r, units, ordinal, stream);
+}
+
+carry_status begin_back(carry_ctx *ctx, const carry_delta_chunk_back *b, carry_map_encoder *encode, int *units,
+                        int ordinal) {
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+    CARRY_TRY(check(ctx, b, ordinal));
+    return carry_map_find_encoder(ctx, encode, ordinal);
 }
 
 /* Packed sequences from `first` on that a round has room for; what follows them is returned. A sequence that has none is
@@ -198,8 +212,12 @@ carry_status run_sequences(carry_ctx *ctx, const carry_delta_chunk_back &b, cons
 
 #ifdef CARRY_DELTA_F16
 #define BACKWARD_NAME carry_delta_chunk_backward_f16
+#define PAIR_NAME carry_delta_chunk_back_pair_f16
+#define REST_NAME carry_delta_chunk_back_rest_f16
 #else
 #define BACKWARD_NAME carry_delta_chunk_backward
+#define PAIR_NAME carry_delta_chunk_back_pair
+#define REST_NAME carry_delta_chunk_back_rest
 
 extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units) {
     return round_bytes(job, units, rounds_of(job, units));
@@ -209,12 +227,43 @@ extern "C" size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job,
 extern "C" carry_status BACKWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, int ordinal, void *on) {
     int units = 0;
     carry_map_encoder encode = NULL;
-    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
-    CARRY_TRY(check(ctx, b, ordinal));
-    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
     back_rounds rounds = rounds_of(&b->job, units);
     for (int round = 0; round < rounds.heads; round++) {
         CARRY_TRY(run_sequences(ctx, *b, rounds, round, encode, units, ordinal, (cudaStream_t)on));
     }
     return CARRY_OK;
+}
+
+/* In two parts: in one round, with all that the walks keep. */
+static back_way split_way(const carry_delta_chunk_job *job, int units) {
+    return way_of(job, units, most_of(job), false);
+}
+
+extern "C" carry_status PAIR_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, float *L, int ordinal, void *on) {
+    int units = 0;
+    carry_map_encoder encode = NULL;
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
+    CARRY_TRY(describe_back(ctx, b, split_way(&b->job, units), encode, both, last, ordinal));
+    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, (cudaStream_t)on));
+    return join_pairs<true>(ctx, &b->job, both, L, NULL, ordinal, (cudaStream_t)on);
+}
+
+extern "C" carry_status REST_NAME(carry_ctx *ctx, const carry_delta_chunk_back *b, const float *arrived, int ordinal,
+                                  void *on) {
+    int units = 0;
+    carry_map_encoder encode = NULL;
+    scan_launch both = {};
+    gradient_args last = {};
+    CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
+    back_way way = split_way(&b->job, units);
+    CARRY_TRY(describe_back(ctx, b, way, encode, both, last, ordinal));
+    both.second.initial_state = arrived != NULL ? arrived : b->dfinal_state;
+    if (way.s.segments > 1) {
+        arrived_states late = {arrived, true, way.s.state_heads, 64 * way.s.bands};
+        CARRY_TRY(enter_segments<true>(ctx, &b->job, both, late, ordinal, (cudaStream_t)on));
+    }
+    return walk(ctx, b, both, last, way.r, units, ordinal, (cudaStream_t)on);
 }

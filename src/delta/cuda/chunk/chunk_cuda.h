@@ -43,6 +43,7 @@ typedef struct carry_delta_chunk_job {
     const float *initial_state; /* NULL: zero */
     float *final_state;         /* NULL: not wanted */
     void *workspace;            /* carry_delta_chunk_bytes, aligned to 128 */
+    int split;                  /* above 0: in two calls, pair and rest, by so many ranks that share the GPU */
 } carry_delta_chunk_job;
 
 /* grad_o and the outputs lie as o, q, k, v, beta and g do; states' gradients as states. */
@@ -67,6 +68,28 @@ size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *job, int units)
 carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal, void *stream);
 carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_chunk_back *back, int ordinal,
                                             void *stream);
+
+/* In two calls, with the same job but for its states and the same workspace, where the state that enters comes from
+   elsewhere: `pair` makes of the tokens the map S -> M S + L that they are, M [sequences, value heads, K, K] and L as
+   states, from initial_state where that is known (then L is the state that leaves); `rest` makes the outputs. arrived:
+   what enters, [sequences, value heads, K, V]; NULL: pair had it. Backward L is dS's, from dfinal_state, and
+   initial_state is known. Not packed, K and V up to 128. */
+carry_status carry_delta_chunk_pair(carry_ctx *ctx, const carry_delta_chunk_job *job, float *M, float *L, int ordinal,
+                                    void *stream);
+carry_status carry_delta_chunk_pair_f16(carry_ctx *ctx, const carry_delta_chunk_job *job, float *M, float *L,
+                                        int ordinal, void *stream);
+carry_status carry_delta_chunk_rest(carry_ctx *ctx, const carry_delta_chunk_job *job, const float *arrived, int ordinal,
+                                    void *stream);
+carry_status carry_delta_chunk_rest_f16(carry_ctx *ctx, const carry_delta_chunk_job *job, const float *arrived,
+                                        int ordinal, void *stream);
+carry_status carry_delta_chunk_back_pair(carry_ctx *ctx, const carry_delta_chunk_back *back, float *L, int ordinal,
+                                         void *stream);
+carry_status carry_delta_chunk_back_pair_f16(carry_ctx *ctx, const carry_delta_chunk_back *back, float *L, int ordinal,
+                                             void *stream);
+carry_status carry_delta_chunk_back_rest(carry_ctx *ctx, const carry_delta_chunk_back *back, const float *arrived,
+                                         int ordinal, void *stream);
+carry_status carry_delta_chunk_back_rest_f16(carry_ctx *ctx, const carry_delta_chunk_back *back, const float *arrived,
+                                             int ordinal, void *stream);
 
 #ifdef __cplusplus
 }

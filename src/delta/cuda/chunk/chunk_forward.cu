@@ -197,22 +197,25 @@ shape shape_of(const carry_delta_chunk_job *job) {
 
 /* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
    beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
-   2.5 us. What many blocks ask of memory takes longer: from 0.8 of the multiprocessors on, backward from 0.64. */
+   2.5 us (in two calls 12, for all pairs are joined too). What many blocks ask of memory takes longer: from 0.8 of the
+   multiprocessors on, backward from 0.64. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t chunks = (job->tokens + C - 1) / C, lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     int64_t walks = backward ? 2 : 1;
-    int best = 1;
-    double least = 1.2 * (double)chunks;
-    if (job->cu_seqlens != NULL || lanes * 3 > units || job->key > D) {
+    int best = 1, least_segments = job->split > 0 ? 1 : 2;
+    double least = job->split > 0 ? 1e30 : 1.2 * (double)chunks, each = job->split > 0 ? 12.0 : 2.5;
+    if (job->cu_seqlens != NULL || job->key > D || (job->split == 0 && lanes * 3 > units)) {
         return 1;
     }
-    for (int g = 2; g <= 32 && g * 8 <= chunks; g++) {
+    units = job->split > 1 ? (units + job->split - 1) / job->split : units;
+    for (int g = least_segments; g <= 32 && g * 8 <= chunks; g++) {
         double steps = (double)((chunks + g - 1) / g), pair = backward ? 1.0 : 1.3;
         int64_t pairs = lanes * (1 + 2 * (g - 2) + (backward ? g - 1 : 0)), blocks = walks * lanes * g;
+        pairs = job->split > 0 ? lanes * g * (backward ? 3 : 2) : pairs;
         double last = (double)((blocks + units - 1) / units);
         double asked = (double)blocks / ((backward ? 0.64 : 0.8) * (double)units);
         last = asked > last ? asked : last;
-        double time = steps * (pair * (double)((pairs + units - 1) / units) + 1.2 * last) + 2.5 * g + 5.0;
+        double time = steps * (pair * (double)((pairs + units - 1) / units) + 1.2 * last) + each * g + 5.0;
         if (time < least) {
             least = time;
             best = g;
@@ -222,8 +225,8 @@ int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
 }
 
 size_t pair_bytes(const carry_delta_chunk_job *job, int64_t segments, bool backward) {
-    int64_t parts = backward ? 3 : 2;
-    return segments > 1 ? (size_t)(job->sequences * walked_heads(job) * segments * parts) * D * D * sizeof(float) : 0;
+    int64_t floats = job->sequences * walked_heads(job) * segments * (backward ? 3 : 2) * D * D;
+    return segments > 1 || job->split > 0 ? (size_t)floats * sizeof(float) : 0;
 }
 
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k) {
@@ -257,8 +260,12 @@ using namespace DELTA_CHUNK;
 
 #ifdef CARRY_DELTA_F16
 #define FORWARD_NAME carry_delta_chunk_forward_f16
+#define PAIR_NAME carry_delta_chunk_pair_f16
+#define REST_NAME carry_delta_chunk_rest_f16
 #else
 #define FORWARD_NAME carry_delta_chunk_forward
+#define PAIR_NAME carry_delta_chunk_pair
+#define REST_NAME carry_delta_chunk_rest
 /* The kernels are empty but in code for sm_90a, which a build may be without: then they have no barriers. */
 extern "C" bool carry_delta_chunk_works(int ordinal) {
     int major = 0, minor = 0;
@@ -277,11 +284,11 @@ extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int 
 }
 #endif
 
-extern "C" carry_status FORWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream) {
-    int units = 0;
-    CARRY_CUDA_TRY(cudaDeviceGetAttribute(&units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
+/* Checks the job and describes it; segments: of each sequence. */
+static carry_status describe_job(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int *units,
+                                 int ordinal) {
+    CARRY_CUDA_TRY(cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     carry_map_encoder encode = NULL;
-    scan_launch l = {};
     scan_args &a = l.first;
     CARRY_TRY(check_view(ctx, "q", &job->q, ordinal));
     CARRY_TRY(check_view(ctx, "k", &job->k, ordinal));
@@ -299,13 +306,43 @@ extern "C" carry_status FORWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_job
     a.initial_state = job->initial_state;
     a.final_state = job->final_state;
     a.state_transposed = job->state_transposed;
-    prepare_args first = prepare_args_of(job, &a.q, &a.k);
+    set_segments(job, segments_of(job, *units, false), &a.s);
+    l.second.s = a.s;
+    return CARRY_OK;
+}
+
+extern "C" carry_status FORWARD_NAME(carry_ctx *ctx, const carry_delta_chunk_job *job, int ordinal, void *stream) {
+    int units = 0;
+    scan_launch l = {};
+    CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
+    prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
     CARRY_TRY(launch_prepare(ctx, job, first, ordinal, (cudaStream_t)stream));
-    int segments = segments_of(job, units, false);
-    if (segments > 1) {
-        set_segments(job, segments, &a.s);
-        l.second.s = a.s;
+    if (l.first.s.segments > 1) {
         CARRY_TRY(make_pairs<false>(ctx, job, l, ordinal, (cudaStream_t)stream));
+    }
+    return run_scan<FORWARD, FORWARD>(ctx, job, l, units, ordinal, (cudaStream_t)stream);
+}
+
+extern "C" carry_status PAIR_NAME(carry_ctx *ctx, const carry_delta_chunk_job *job, float *M, float *L, int ordinal,
+                                  void *stream) {
+    int units = 0;
+    scan_launch l = {};
+    CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
+    prepare_args first = prepare_args_of(job, &l.first.q, &l.first.k);
+    CARRY_TRY(launch_prepare(ctx, job, first, ordinal, (cudaStream_t)stream));
+    return join_pairs<false>(ctx, job, l, L, M, ordinal, (cudaStream_t)stream);
+}
+
+extern "C" carry_status REST_NAME(carry_ctx *ctx, const carry_delta_chunk_job *job, const float *arrived, int ordinal,
+                                  void *stream) {
+    int units = 0;
+    scan_launch l = {};
+    CARRY_TRY(describe_job(ctx, job, l, &units, ordinal));
+    const shape &s = l.first.s;
+    l.first.initial_state = arrived != NULL ? arrived : job->initial_state;
+    if (s.segments > 1) {
+        arrived_states late = {arrived, false, s.state_heads, 64 * s.bands};
+        CARRY_TRY(enter_segments<false>(ctx, job, l, late, ordinal, (cudaStream_t)stream));
     }
     return run_scan<FORWARD, FORWARD>(ctx, job, l, units, ordinal, (cudaStream_t)stream);
 }

@@ -79,17 +79,45 @@ static inline void set_segments(const carry_delta_chunk_job *job, int segments, 
     s->segments = (chunks + s->segment_chunks - 1) / s->segment_chunks;
 }
 
-/* Of segments, what has to be known before all are walked at once. `pairs` has room for it. */
+/* The pairs of segments. `pairs` has room for them. */
+template <bool BOTH>
+static carry_status walk_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int ordinal,
+                               cudaStream_t stream) {
+    int64_t lanes = job->sequences * walked_heads(job) * l.first.s.segments;
+    l.first.parts = l.second.parts = BOTH ? 3 : 2;
+    return launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR, 1>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal, stream);
+}
+
+/* Of segments with pairs, what enters each. */
+template <bool BOTH>
+static carry_status enter_segments(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l,
+                                   const arrived_states &arrived, int ordinal, cudaStream_t stream) {
+    const shape &s = l.first.s;
+    l.first.parts = l.second.parts = BOTH ? 3 : 2;
+    fix_up<<<dim3((unsigned)s.bands * 4, (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands, arrived);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+/* Of segments, what has to be known before all are walked at once. */
 template <bool BOTH>
 static carry_status make_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int ordinal,
                                cudaStream_t stream) {
+    CARRY_TRY(walk_pairs<BOTH>(ctx, job, l, ordinal, stream));
+    return enter_segments<BOTH>(ctx, job, l, arrived_states{}, ordinal, stream);
+}
+
+/* The pair of each sequence as a whole. M NULL: not wanted. */
+template <bool BOTH>
+static carry_status join_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, float *L, float *M,
+                               int ordinal, cudaStream_t stream) {
+    l.first.whole = l.second.whole = true;
+    CARRY_TRY(walk_pairs<BOTH>(ctx, job, l, ordinal, stream));
     const shape &s = l.first.s;
-    int64_t lanes = job->sequences * walked_heads(job) * s.segments;
-    l.first.parts = l.second.parts = BOTH ? 3 : 2;
-    CARRY_TRY((launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR, 1>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal,
-                                                                   stream)));
-    fix_up<<<dim3((unsigned)s.bands * 4, (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
-        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands);
+    int bands = s.key_bands > s.bands ? s.key_bands : s.bands;
+    join<<<dim3((unsigned)bands * 4, (unsigned)(job->sequences * s.value_heads), M != NULL ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands, 64 * s.bands, L, M, BOTH);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
     return CARRY_OK;
 }

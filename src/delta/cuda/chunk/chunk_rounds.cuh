@@ -82,7 +82,7 @@ static inline int segments_at_once(const carry_delta_chunk_job *job, const shape
 static inline ring ring_of(const carry_delta_chunk_job *job, const shape &s, double most, int most_rounds) {
     ring r = {};
     double rooms = rooms_of(job, s.segments, most);
-    if (job->cu_seqlens != NULL || all_fit(job, rooms)) {
+    if (job->cu_seqlens != NULL || job->split > 0 || all_fit(job, rooms)) { /* split: others wait for it */
         return r;
     }
     r.count = s.segments > 1 ? segments_at_once(job, s, rooms, most_rounds) : 0;
@@ -205,6 +205,9 @@ static inline void find_sequences(const carry_delta_chunk_job *job, int units, b
 
 static inline back_rounds rounds_of(const carry_delta_chunk_job *job, int units) {
     back_rounds found = {1, 1, 0, false, most_of(job)};
+    if (job->split > 0) {
+        return found;
+    }
     if (!find_heads(job, units, &found)) {
         found.thorough = true;
         if (!find_heads(job, units, &found)) {

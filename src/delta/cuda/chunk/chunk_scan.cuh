@@ -38,9 +38,10 @@ struct scan_launch {
 /* Whether nobody asks for what this block would make. */
 template <typename Shape> static __device__ __forceinline__ bool idle(const scan_args &a, const scan_item &item) {
     const shape &s = a.s;
-    return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0) ||
+    return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0 && !a.whole) ||
            (Shape::KIND == PAIR && item.band >= (item.map ? s.key_bands : s.bands)) ||
-           (Shape::KIND == PAIR && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
+           (Shape::KIND == PAIR && !a.whole &&
+            (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
 }
 
 template <typename Shape, typename Barriers>
@@ -145,15 +146,51 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
 #endif
 }
 
+/* sum += M S, for 16 rows of values; keys of S in rows. */
+static __device__ __forceinline__ void add_product(float (&sum)[16], const float *M, int by_sum,
+                                                   const float (&S)[D][16 + 4], int keys) {
+#pragma unroll 32 /* loads of M: the walk from segment to segment waits for them */
+    for (int c = 0; c < keys; c++) {
+        float m = M[c * by_sum];
+        const float4 *s = (const float4 *)S[c];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float4 x = s[r];
+            sum[4 * r] += m * x.x;
+            sum[4 * r + 1] += m * x.y;
+            sum[4 * r + 2] += m * x.z;
+            sum[4 * r + 3] += m * x.w;
+        }
+    }
+}
+
+/* What came after the pairs were made, for the first segment, backward for the last: [sequences, heads, keys, values].
+   NULL: it was known before. */
+struct arrived_states {
+    const float *states;
+    bool backward;
+    int state_heads, values;
+};
+
 /* The state that enters every segment, in the place of the L before it: S' = M S + L, segment after segment. Blocks of
    z = 1: dS' = M^T dS + c, from the last segment. 16 rows of values a block, a thread for each key. */
-static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, int segments, int value_heads, int keys) {
+static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, int segments, int value_heads, int keys,
+                                                     arrived_states arrived) {
     __shared__ float S[D][16 + 4]; /* [key][row] */
     int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
     int row = (int)blockIdx.x * 16;
     bool backward = blockIdx.z == 1;
     int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M lies as [c][key], which is M[key][c] */
+    bool late = arrived.states != nullptr && arrived.backward == backward;
     float sum[16];
+    if (late && key < keys) {
+        const float *from = arrived.states + (((int64_t)sequence * arrived.state_heads + head) * keys + key) * arrived.values;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = from[row + r];
+        }
+    }
+    __syncthreads();
     for (int i = 0; i + 1 < segments; i++) {
         int segment = backward ? segments - 1 - i : i;
         float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
@@ -163,30 +200,58 @@ static __global__ void __launch_bounds__(128) fix_up(float *pairs, int parts, in
         for (int r = 0; r < 16; r++) {
             sum[r] = L[(row + r) * D + key];
         }
-        if (i > 0) {
-#pragma unroll 8
-            for (int c = 0; c < keys; c++) {
-                float m = M[c * by_sum];
-                const float4 *s = (const float4 *)S[c];
-#pragma unroll
-                for (int r = 0; r < 4; r++) {
-                    float4 x = s[r];
-                    sum[4 * r] += m * x.x;
-                    sum[4 * r + 1] += m * x.y;
-                    sum[4 * r + 2] += m * x.z;
-                    sum[4 * r + 3] += m * x.w;
-                }
-            }
+        if (i > 0 || late) {
+            add_product(sum, M, by_sum, S, keys);
         }
         __syncthreads();
 #pragma unroll
         for (int r = 0; r < 16; r++) {
             S[key][r] = sum[r];
-            if (i > 0) {
+            if (i > 0 || late) {
                 L[(row + r) * D + key] = sum[r];
             }
         }
         __syncthreads();
+    }
+}
+
+/* The pair of a whole sequence, of those of its segments: [sequences, heads, keys, values], and keys again for M. Blocks
+   of z: L or, backward, c; then M, where it is wanted. As in fix_up otherwise. */
+static __global__ void __launch_bounds__(128) join(const float *pairs, int parts, int segments, int value_heads, int keys,
+                                                   int values, float *L, float *M, bool backward) {
+    __shared__ float S[D][16 + 4];
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
+    int row = (int)blockIdx.x * 16, rows = blockIdx.z == 1 ? keys : values;
+    bool map = blockIdx.z == 1;
+    int by_key = backward ? D : 1, by_sum = backward ? 1 : D;
+    float sum[16];
+    if (row >= rows) {
+        return;
+    }
+    for (int i = 0; i < segments; i++) {
+        int segment = backward ? segments - 1 - i : i;
+        const float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
+        const float *own = pair + (backward ? PART_C : map && i == 0 ? PART_M : PART_L) * D * D;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            sum[r] = map && i > 0 ? 0.0f : own[(row + r) * D + key];
+        }
+        if (i > 0) {
+            add_product(sum, pair + PART_M * D * D + key * by_key, by_sum, S, keys);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = sum[r];
+        }
+        __syncthreads();
+    }
+    if (key < keys) {
+        float *to = (map ? M : L) + (((int64_t)sequence * value_heads + head) * keys + key) * rows + row;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            to[r] = sum[r];
+        }
     }
 }
 

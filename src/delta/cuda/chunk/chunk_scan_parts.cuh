@@ -25,6 +25,7 @@ struct scan_args {
     float *between;        /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
     float *pairs;          /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
+    bool whole;            /* PAIR and BACK_PAIR: of all segments, since what enters the sequence is not known yet */
 };
 
 enum pair_part { PART_L, PART_M, PART_C };
