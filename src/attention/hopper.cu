@@ -1,5 +1,5 @@
 /* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
-#include "device/cuda.h"
+#include "device/tensor_map.cuh"
 
 #include "attention/hopper_kernel.cuh"
 
@@ -52,26 +52,10 @@ bool works(int ordinal) {
     return is;
 }
 
-typedef decltype(&cuTensorMapEncodeTiled) encoder;
-
-/* The driver's, which is asked for at run time so that a machine without one can load the library. */
-carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal) {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult result;
-    CARRY_CUDA_TRY(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-        "the driver has no tensor maps");
-    if (result != cudaDriverEntryPointSuccess || found == NULL) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: the driver has no tensor maps", ordinal);
-    }
-    *encode = (encoder)found;
-    return CARRY_OK;
-}
-
 /* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands. A stride over one element is
    nobody's, but must look like one. */
-carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const attention_rows *of,
-                      int rows, int heads, int D, int box, int ordinal) {
+carry_status make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                      const attention_rows *of, int rows, int heads, int D, int box, int ordinal) {
     const cuuint64_t shape[] = {64, (cuuint64_t)rows, (cuuint64_t)D / 64, (cuuint64_t)heads};
     const cuuint64_t strides[] = {rows > 1 ? (cuuint64_t)of->row * 2 : 256, 128,
                                   heads > 1 ? (cuuint64_t)of->head * 2 : 256};
@@ -90,9 +74,9 @@ carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const ch
 
 carry_status launch(carry_ctx *ctx, const attention_job *job, int D, int blocks, int ordinal, cudaStream_t stream) {
     hopper_job h = {};
-    encoder encode = NULL;
+    carry_map_encoder encode = NULL;
     const kernel *k = choose(job, D);
-    CARRY_TRY(find_encoder(ctx, &encode, ordinal));
+    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
     h.job = *job;
     CARRY_TRY(make_map(ctx, encode, &h.q, "q", &job->q, job->queries, job->heads, D, CARRY_ATTENTION_ROWS, ordinal));
     if (job->runs > 0) {

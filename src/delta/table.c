@@ -11,7 +11,8 @@ static const carry_delta_method *const table[] = {
 };
 
 #if defined(CARRY_HAVE_CUDA)
-extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_tiles64, carry_delta_cuda_chunk64;
+extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_tiles64, carry_delta_cuda_keys64,
+    carry_delta_cuda_chunk64;
 extern const carry_delta_dense carry_delta_cuda_dense;
 #endif
 
@@ -19,6 +20,7 @@ static const carry_delta_method *const gpu_table[] = {
 #if defined(CARRY_HAVE_CUDA)
     &carry_delta_cuda_recurrent,
     &carry_delta_cuda_tiles64,
+    &carry_delta_cuda_keys64,
     &carry_delta_cuda_chunk64,
 #endif
     NULL,

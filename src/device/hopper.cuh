@@ -56,6 +56,15 @@ static __device__ __forceinline__ void group_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* The same where threads come to it by different ways: `bar` asks for one instruction that all of them execute. */
+static __device__ __forceinline__ void group_meet(int id, int threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ void group_tell(int id, int threads) {
+    asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* Ordinary writes to shared memory become visible to the copy engine and to products. */
 static __device__ __forceinline__ void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -139,8 +139,38 @@ static void extreme_gates_and_betas_are_right(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Gates by key channel in bf16: lengths around a chunk and a block of 16, packed, channels whose gates are deep, and
+   what forward keeps for backward. */
+static void key_gates_are_right_in_chunks(void **unused) {
+    (void)unused;
+    static const int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 300};
+    static const int64_t shapes[][3] = {{17, 128, 128}, {150, 128, 64}, {130, 64, 40}, {300, 32, 140}, {65, 100, 128}};
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 2, .dtype = CARRY_BF16};
+        p.tokens = shapes[i][0];
+        p.key = shapes[i][1];
+        p.value = shapes[i][2];
+        p.gate = CARRY_DELTA_KEY_GATE;
+        p.l2norm = i % 2 == 0;
+        p.state_transposed = i % 3 == 1;
+        p.sequences = p.tokens == 300 ? 7 : 0;
+        data d = make(ctx, p, p.sequences > 0 ? borders : NULL);
+        float *g = d.here[G].data;
+        const float deep[] = {0.0f, -20.0f, -1000.0f, -INFINITY};
+        for (int64_t j = 0; j < p.tokens * p.value_heads * p.key; j++) {
+            g[j] = i > 0 && j % 11 == 3 ? deep[j / 11 % 4] : g[j];
+        }
+        send(&d, G);
+        check_methods(&d);
+        discard(&d);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(key_gates_are_right_in_chunks),
         cmocka_unit_test(every_method_equals_the_recurrence_for_every_shape),
         cmocka_unit_test(options_inside_the_rule_equal_the_recurrence),
         cmocka_unit_test(packed_sequences_do_not_leak),
@@ -148,6 +178,9 @@ int main(void) {
     };
     if (no_gpu()) {
         return 77;
+    }
+    if (getenv("CARRY_CASE") != NULL) { /* a pattern of test names */
+        cmocka_set_test_filter(getenv("CARRY_CASE"));
     }
     return cmocka_run_group_tests_name("delta/gpu", tests, NULL, NULL);
 }

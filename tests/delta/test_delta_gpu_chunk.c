@@ -265,7 +265,8 @@ static void keys_that_are_alike(void **unused) {
 static void other_sizes(void **unused) {
     (void)unused;
     static int64_t borders[] = {0, 0, 15, 100, 100, 165, 166, 430, 1000};
-    static const int64_t sizes[][2] = {{64, 64}, {64, 128}, {64, 256}, {128, 64}, {128, 256}};
+    static const int64_t sizes[][2] = {{64, 64},   {64, 128}, {64, 256},  {128, 64},
+                                       {128, 256}, {256, 64}, {256, 128}, {256, 256}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         carry_delta_problem p = {.batch = 1, .heads = 1, .value_heads = 2, .key = sizes[i][0], .value = sizes[i][1]};
         p.l2norm = true;
@@ -284,17 +285,49 @@ static void other_sizes(void **unused) {
     }
 }
 
-/* At most one and a half times q, k, v and do, where it is more than 32 MB: of four heads and more, in sequences of 64
-   tokens and more. */
+/* A chunk and a bit, for tools that take long (compute-sanitizer): one size of heads in each, a long walk in the last.
+ */
+static void short_walk(int64_t key, int64_t value, bool packed) {
+    static int64_t borders[] = {0, 5, 75};
+    carry_delta_problem p = {.batch = 1, .tokens = 75, .heads = 1, .value_heads = 2, .l2norm = true};
+    p.key = key;
+    p.value = value;
+    p.sequences = packed ? 2 : 0;
+    p.gate_inside = p.beta_sigmoid = packed;
+    check((problem){.p = p, .small_betas = !packed, .cu_seqlens = carry_view_1d(borders, CARRY_I64, 3)});
+}
+static void short_walk_of_128(void **unused) {
+    (void)unused;
+    short_walk(128, 128, false);
+}
+static void short_walk_of_64_packed(void **unused) {
+    (void)unused;
+    short_walk(64, 256, true);
+}
+static void short_walk_of_256(void **unused) {
+    (void)unused;
+    short_walk(256, 64, false);
+}
+static void short_walk_of_256_packed(void **unused) {
+    (void)unused;
+    short_walk(256, 256, true);
+}
+static void short_segments(void **unused) {
+    (void)unused;
+    check((problem){.p = {.batch = 1, .tokens = 1025, .heads = 1, .value_heads = 1}});
+}
+
+/* At most one and a half times q, k, v and do, where it is more than 32 MB: of any number of heads and sequences,
+   however short; value heads of 256 keys that share one short head of q have more. */
 static void workspace_is_bounded(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int i = 0; i < 1000; i++) {
-        carry_delta_problem p = {.batch = 1 + i % 3 * 4, .tokens = 64 << i % 10, .heads = 4 << i % 3, .device = GPU};
-        p.value_heads = p.heads << i % 4;
-        p.key = i % 7 == 0 ? 64 : 128;
+        carry_delta_problem p = {.batch = 1 + i % 3 * 4, .tokens = 64 << i % 10, .heads = 1 + i % 5, .device = GPU};
+        p.value_heads = p.heads << (p.tokens < 4096 ? i % 2 : i % 4);
+        p.key = i % 7 == 0 ? 64 : i % 7 == 1 && p.tokens >= 4096 ? 256 : 128;
         p.value = i % 11 == 0 ? 64 : i % 11 == 1 ? 256 : 128;
-        p.sequences = i % 13 == 0 && p.tokens >= 512 ? 7 : 0;
+        p.sequences = i % 13 == 0 && p.tokens >= 512 ? (i % 2 == 0 ? 7 : p.tokens / 20) : 0;
         p.batch = p.sequences > 0 ? 1 : p.batch;
         p.dtype = CARRY_BF16;
         carry_delta_plan *plan;
@@ -320,10 +353,18 @@ int main(void) {
         cmocka_unit_test(betas_of_zero_and_deep_gates),
         cmocka_unit_test(keys_that_are_alike),
         cmocka_unit_test(other_sizes),
+        cmocka_unit_test(short_walk_of_128),
+        cmocka_unit_test(short_walk_of_64_packed),
+        cmocka_unit_test(short_walk_of_256),
+        cmocka_unit_test(short_walk_of_256_packed),
+        cmocka_unit_test(short_segments),
         cmocka_unit_test(workspace_is_bounded),
     };
     if (no_chunks()) {
         return 77;
+    }
+    if (getenv("CARRY_CASE") != NULL) { /* a pattern of test names */
+        cmocka_set_test_filter(getenv("CARRY_CASE"));
     }
     return cmocka_run_group_tests_name("delta/gpu_chunk", tests, NULL, NULL);
 }

@@ -10,6 +10,7 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "delta/plan.h"
 
 enum { STATE = 5, STREAMS = 8 };
 
@@ -195,4 +196,13 @@ carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const car
                                        .beta = s->beta,
                                        .g = gated ? s->g : (carry_tensor){0},
                                        .initial_state = initial ? s->state : (carry_tensor){0}};
+}
+
+/* A sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the recurrence forgets within a few
+   tokens here, and the triangular solve at most triples it; 64 covers K = 256. A GPU's tensor cores multiply what was
+   rounded to the type of q, k and v: some roundings of it. */
+double carry_delta_set_bound(const carry_delta_plan *plan, carry_dtype result) {
+    const carry_delta_problem *p = &plan->problem;
+    bool products = p->device != 0 && p->dtype != CARRY_F32 && strcmp(carry_delta_plan_method(plan), "recurrent") != 0;
+    return 64.0 * 0x1p-24 + carry_unit_roundoff(result) + (products ? 4.0 * carry_unit_roundoff(p->dtype) : 0.0);
 }

@@ -27,6 +27,9 @@ carry_status carry_delta_set_download(carry_ctx *ctx, carry_delta_set *host, car
 /* The least that must move: inputs and outputs once; with a state, that is read besides. */
 double carry_delta_set_bytes(const carry_delta_problem *problem, bool with_state, bool backward);
 
+/* By how much a result of this type may be off, of the largest value; of a plan for tokens, or for a step. */
+double carry_delta_set_bound(const carry_delta_plan *plan, carry_dtype result);
+
 carry_delta_forward_args carry_delta_set_forward(carry_delta_set *set, const carry_delta_problem *problem,
                                                  bool initial);
 carry_delta_backward_args carry_delta_set_backward(carry_delta_set *set, const carry_delta_problem *problem,

@@ -293,12 +293,6 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* Relative to the largest value: a sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the
-   recurrence forgets within a few tokens here, and the triangular solve at most triples it; 64 covers K = 256. */
-static double bound_of(const carry_tensor *result) {
-    return 64.0 * 0x1p-24 + carry_unit_roundoff(result->dtype);
-}
-
 /* A GPU's gradients against the CPU's; those of the CPU by a difference of the reference. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     const carry_delta_problem *p = &it->problem;
@@ -335,8 +329,9 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     status = status == CARRY_OK ? run_set(it, &it->sets[0]) : status;
     status = status == CARRY_OK ? carry_delta_set_download(it->ctx, s, &it->sets[0]) : status;
     const carry_tensor *state = it->step ? &s->state : &s->final;
-    deviations[0] = carry_deviation_of("o", &s->o, it->o, bound_of(&s->o));
-    deviations[1] = carry_deviation_of(it->step ? "state" : "final_state", state, it->final, bound_of(state));
+    deviations[0] = carry_deviation_of("o", &s->o, it->o, carry_delta_set_bound(it->plan, s->o.dtype));
+    deviations[1] = carry_deviation_of(it->step ? "state" : "final_state", state, it->final,
+                                       carry_delta_set_bound(it->plan, state->dtype));
     memcpy(s->state.data, before, size * sizeof *before);
     free(before);
     *count = 2;

@@ -253,9 +253,10 @@ __device__ __forceinline__ float decay_between(const prepared &s, bool gated, in
     return gated ? expf((float)(s.G[i] - s.G[j])) : 1.0f;
 }
 
-/* A and P of a warp's 16 tokens with all before them. */
+/* A and P of a warp's 16 tokens with all before them; rest, unless it is NULL: what rounding left of P. */
 template <int D>
-__device__ void make_triangles(prepared &s, const uint16_t *q, const uint16_t *k, const carry_delta_job &job) {
+__device__ void make_triangles(prepared &s, const uint16_t *q, const uint16_t *k, const carry_delta_job &job,
+                               uint16_t *rest) {
     constexpr int LD = D + 8;
     const int warp = warp_of();
     unsigned of_q[D / 16][4], of_k[D / 16][4];
@@ -290,7 +291,11 @@ __device__ void make_triangles(prepared &s, const uint16_t *q, const uint16_t *k
                 }
             }
             *reinterpret_cast<unsigned *>(s.A + i * LC + j) = pack(a[0], a[1]);
-            *reinterpret_cast<unsigned *>(s.P + i * LC + j) = pack(b[0], b[1]);
+            const unsigned P = pack(b[0], b[1]);
+            *reinterpret_cast<unsigned *>(s.P + i * LC + j) = P;
+            if (rest != nullptr) {
+                *reinterpret_cast<unsigned *>(rest + i * LC + j) = pack(b[0] - low_of(P), b[1] - high_of(P));
+            }
         }
     }
 }
@@ -319,11 +324,11 @@ __device__ __forceinline__ void invert(prepared &s) {
 /* All of it; the tiles are there. Ends with a barrier. */
 template <int D>
 __device__ void prepare(prepared &s, const uint16_t *q, const uint16_t *k, const carry_delta_job &job,
-                        const numbers &of, int64_t head, int count) {
+                        const numbers &of, int64_t head, int count, uint16_t *rest = nullptr) {
     of.put(s, job, head, count);
     make_norms<D>(s, q, k, job.l2norm);
     __syncthreads();
-    make_triangles<D>(s, q, k, job);
+    make_triangles<D>(s, q, k, job, rest);
     __syncwarp();
     invert(s);
     __syncthreads();

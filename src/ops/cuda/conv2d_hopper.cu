@@ -1,33 +1,20 @@
 /* Convolutions of bf16 pictures by the instructions of Hopper GPUs: which shape of tiles a job gets. */
 #include "ops/cuda/conv2d_hopper.cuh"
 
+#include "device/tensor_map.cuh"
+
 namespace conv2d_hopper {
-
-typedef decltype(&cuTensorMapEncodeTiled) encoder;
-
-/* The driver's, which is asked for at run time so that a machine without one can load the library. */
-encoder find_encoder() {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult result;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result) !=
-            cudaSuccess ||
-        result != cudaDriverEntryPointSuccess) {
-        (void)cudaGetLastError();
-        return NULL;
-    }
-    return (encoder)found;
-}
 
 carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int rank, const cuuint64_t *sizes,
                         const cuuint64_t *strides, const cuuint32_t *box, int ordinal) {
-    static const encoder encode = find_encoder();
+    carry_map_encoder encode = NULL;
+    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
     const cuuint32_t every[] = {1, 1, 1, 1};
     const CUresult result =
-        encode == NULL ? CUDA_ERROR_NOT_SUPPORTED
-                       : encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)data, sizes, strides,
-                                box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                sizes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
-                                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)data, sizes, strides, box, every,
+               CU_TENSOR_MAP_INTERLEAVE_NONE,
+               sizes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         return carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: no tensor map of a picture (the driver's error %d)",
                           ordinal, (int)result);

@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t CHUNK = 64;
 
 bool has_size(int64_t key, int64_t value) {
-    return (key == 64 || key == 128) && (value == 64 || value == 128 || value == 256);
+    return (key == 64 || key == 128 || key == 256) && (value == 64 || value == 128 || value == 256);
 }
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
@@ -28,7 +28,7 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     if (p->dtype == CARRY_F32) {
         reason = "it is for bf16 and f16";
     } else if (!has_size(p->key, p->value)) {
-        reason = "it is for K of 64 or 128 and V of 64, 128 or 256";
+        reason = "it is for K and V of 64, 128 or 256";
     } else if (p->gate == CARRY_DELTA_KEY_GATE) {
         reason = "it has no gates by key channel";
     } else if (p->snapshot_every > 0 || p->snapshot_last > 0) {
@@ -52,6 +52,7 @@ double cost(const carry_delta_plan *plan) {
     double length = (double)p->batch * (double)p->tokens / (double)plan->sequences;
     double steps = (double)(int64_t)((length + CHUNK - 1) / CHUNK), rounds = lanes * (double)(p->value / 64) / units;
     double chunks = steps * (double)plan->sequences * (double)p->heads;
+    steps *= p->key > 128 ? 1.8 : 1.0;
     return 8e-6 + chunks * (18e-9 + 11e-9 * (double)plan->group) * 132.0 / units +
            steps * 1.2e-6 * (rounds > 1.0 ? rounds : 1.0);
 }
@@ -122,6 +123,7 @@ carry_status begin(carry_delta_plan *plan, carry_delta_chunk_job *job, const lay
     *stream = (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device);
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     job->cu_seqlens = cu_seqlens != NULL ? l.borders : NULL;
+    job->borders = cu_seqlens != NULL ? (const int64_t *)cu_seqlens->data : NULL;
     job->workspace = l.kernels;
     return carry_delta_upload_borders(plan, l.borders, cu_seqlens, *stream);
 }
@@ -198,7 +200,7 @@ carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_te
 
 extern "C" const carry_delta_method carry_delta_cuda_chunk64 = {
     .name = "chunk64",
-    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16 and f16, K of 64 or 128, V of 64, 128 or 256",
+    .about = "chunks of 64 on the tensor cores of Hopper GPUs, bf16 and f16, K and V of 64, 128 or 256",
     .chunk = CHUNK,
     .applies = applies,
     .cost = cost,

@@ -1,6 +1,7 @@
-/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K of 64 or 128, V of 64, 128 or 256: plain
-   descriptions and launchers. The kernels are for K = 128 and 64 or 128 values: of a K of 64 the other half is zeros
-   that the copy engine puts there, and a V of 256 is walked as two value heads that share what prepare makes.
+/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256: plain descriptions and
+   launchers. The kernels are for K = 128 and 64 or 128 values: of a K of 64 the other half is zeros that the copy engine
+   puts there, and a V of 256 is walked as two value heads that share what prepare makes. A K of 256 has walks of its own,
+   with twice the registers for a state; its gradients are made in two launches, of 128 keys each.
 
    Forward is two kernels. prepare makes of every chunk and value head what does not depend on the state: the inverse
    triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a sequence with the state
@@ -32,6 +33,8 @@ typedef struct carry_delta_chunk_job {
     int64_t state_heads;       /* of a sequence's states in memory, of which these are some; 0: value_heads */
     int64_t sequences;         /* batch, or the packed ones */
     const int64_t *cu_seqlens; /* in device memory; NULL: not packed */
+    const int64_t *borders;    /* the same here; backward may do some sequences after others */
+    int64_t first_token;       /* what cu_seqlens is counted from */
     float scale;
     bool state_transposed, l2norm, gate_inside, beta_sigmoid;
     float beta_factor;
@@ -50,6 +53,7 @@ typedef struct carry_delta_chunk_back {
     const float *dfinal_state; /* NULL: zero */
     float *dinitial_state;     /* NULL: not wanted */
     float *dA_log, *ddt_bias;  /* with gate_inside */
+    bool add_partials;         /* to what is there of them */
 } carry_delta_chunk_back;
 
 /* Whether this GPU and this build have the kernels. */
@@ -69,7 +73,7 @@ carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_ch
    elsewhere: `pair` makes of the tokens the map S -> M S + L that they are, M [sequences, value heads, K, K] and L as
    states, from initial_state where that is known (then L is the state that leaves); `rest` makes the outputs. arrived:
    what enters, [sequences, value heads, K, V]; NULL: pair had it. Backward L is dS's, from dfinal_state, and
-   initial_state is known. Not packed, V up to 128. */
+   initial_state is known. Not packed, K and V up to 128. */
 carry_status carry_delta_chunk_pair(carry_ctx *ctx, const carry_delta_chunk_job *job, float *M, float *L, int ordinal,
                                     void *stream);
 carry_status carry_delta_chunk_pair_f16(carry_ctx *ctx, const carry_delta_chunk_job *job, float *M, float *L,

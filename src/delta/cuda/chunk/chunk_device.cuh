@@ -46,6 +46,7 @@ struct shape {
     int batch, tokens, heads, value_heads, state_heads, sequences, shift, bands, key_bands;
     const int64_t *cu_seqlens;
     int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
+    int first_token;              /* what borders of packed sequences are counted from */
 };
 
 /* Of a chunk and a value head that is walked: which tile has what prepare made of it; and bytes of a kept state (bands
@@ -58,6 +59,10 @@ static __device__ __forceinline__ int state_bytes(const shape &s) {
 }
 static __device__ __forceinline__ int value_bytes(const shape &s) {
     return s.bands * BAND;
+}
+/* Of 128 keys each; the second of a K of 64 is zeros. */
+static __device__ __forceinline__ int halves_of(const shape &s) {
+    return (s.key_bands + 1) / 2;
 }
 
 /* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
@@ -101,15 +106,15 @@ struct sequence_place {
     int batch, first, length, slot; /* slot: of its first chunk */
 };
 
-/* Packed sequences: cu[i] / 64 + i leaves room for every chunk of the sequences before i. */
+/* Packed sequences: cu[i] / 64 + i (cu counted from the first token) leaves room for every chunk of the sequences before i. */
 static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int index) {
     if (s.cu_seqlens == nullptr) {
         int batch = index / s.segments, chunk = index % s.segments * s.segment_chunks;
         return {batch, chunk * C, min(s.tokens - chunk * C, s.segment_chunks * C),
                 batch * ((s.tokens + C - 1) / C) + chunk};
     }
-    int first = (int)s.cu_seqlens[index];
-    return {0, first, (int)s.cu_seqlens[index + 1] - first, first / C + index};
+    int first = (int)s.cu_seqlens[index] - s.first_token;
+    return {0, first, (int)s.cu_seqlens[index + 1] - s.first_token - first, first / C + index};
 }
 
 struct chunk_place {
@@ -124,7 +129,7 @@ static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot)
     int low = 0, high = s.sequences - 1; /* the last sequence that starts at or before the slot */
     while (low < high) {
         int middle = (low + high + 1) / 2;
-        if ((int)s.cu_seqlens[middle] / C + middle <= slot) {
+        if (((int)s.cu_seqlens[middle] - s.first_token) / C + middle <= slot) {
             low = middle;
         } else {
             high = middle - 1;

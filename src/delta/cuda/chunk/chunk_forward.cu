@@ -3,21 +3,20 @@
 
 namespace DELTA_CHUNK {
 
-/* q k and k k of a chunk, as sums of 64 rows. */
-static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t q, uint32_t k) {
+/* q k and k k of 128 keys of a chunk, as sums of 64 rows: = or +=. */
+static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t q, uint32_t k, int add) {
     using namespace hopper;
     products_begin();
 #pragma unroll
     for (int i = 0; i < D / 16; i++) {
         uint32_t along = i / 4 * BAND + i % 4 * 32;
-        product_both(kk, describe(k + along, 0), describe(k + along, 0), i > 0);
-        product_both(qk, describe(q + along, 0), describe(k + along, 0), i > 0);
+        product_both(kk, describe(k + along, 0), describe(k + along, 0), add || i > 0);
+        product_both(qk, describe(q + along, 0), describe(k + along, 0), add || i > 0);
     }
     products_commit();
     products_wait<0>();
     keep_below(kk);
     keep_below(qk);
-    __syncthreads();
 }
 
 /* The tiles of `heads` (1 or 2) value heads, whose numbers are there, into their places at `data`, where the scores are
@@ -38,10 +37,10 @@ static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare
         float W[32];
         load_scores(P, scores_of(data + e * CHUNK_BYTES, warp, lane), warp);
         __syncthreads(); /* everyone has read them */
-        finish(a, n, e, triangles + e * TRIANGLE, T, data + e * CHUNK_BYTES, thread);
+        finish(a, n, e, triangles + e * TRIANGLE, T, start + REST_AT, data + e * CHUNK_BYTES, thread);
         hopper::fence_async();
         __syncthreads();
-        apply_inverse(W, P, T);
+        apply_inverse(W, P, T, start + REST_AT);
         store_weights(T + KEPT, W, warp, lane);
     }
     hopper::fence_async();
@@ -61,13 +60,16 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
     int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
     uint32_t start = (shared_address(memory) + 1023u) & ~1023u;
     char *data = memory + (start - shared_address(memory));
-    uint32_t full = shared_address(&n.full), q = start, k = start + TILE;
+    int halves = halves_of(a.s);
+    uint32_t full = shared_address(&n.full), q = start, k = start + halves * TILE;
     if (thread == 0) {
         barrier_init(full, 1);
         fence_async();
-        barrier_expect(full, 2 * TILE);
-        copy_tile(q, &a.q, at.first, 0, head, at.batch, full);
-        copy_tile(k, &a.k, at.first, 0, head, at.batch, full);
+        barrier_expect(full, halves * 2 * TILE);
+        for (int i = 0; i < halves; i++) {
+            copy_tile(q + i * TILE, &a.q, at.first, 2 * i, head, at.batch, full);
+            copy_tile(k + i * TILE, &a.k, at.first, 2 * i, head, at.batch, full);
+        }
     }
     int group = (a.s.value_heads >> a.s.shift) / a.s.heads, value_head = head * group;
     __syncthreads();
@@ -76,14 +78,18 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
     }
     barrier_wait(full, 0);
     if (at.length < C) {
-        clear_rows(q, 2, at.length, thread);
-        clear_rows(k, 2, at.length, thread);
+        clear_rows(q, 2 * halves, at.length, thread);
+        clear_rows(k, 2 * halves, at.length, thread);
         fence_async();
         __syncthreads();
     }
-    n.inverse_norm[thread / C][thread % C] = a.l2norm ? inverse_norm(thread < C ? k : q, thread % C) : 1.0f;
+    n.inverse_norm[thread / C][thread % C] = a.l2norm ? inverse_norm(thread < C ? k : q, halves, thread % C) : 1.0f;
     float kk[32], qk[32];
-    multiply(kk, qk, q, k);
+    multiply(kk, qk, q, k, 0);
+    if (halves > 1) {
+        multiply(kk, qk, q + TILE, k + TILE, 1);
+    }
+    __syncthreads();
     for (int pair = 0; pair < group; pair += 2) {
         int heads = min(2, group - pair);
         if (pair > 0) {
@@ -98,10 +104,11 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
         make_tiles(a, n, kk, qk, start, data, heads, thread);
         if (thread == 0) {
             for (int e = 0; e < heads; e++) {
-                /* In two parts: initcheck of CUDA 13.0 sees the first 16 KiB of such a store. */
+                /* In parts of powers of two: initcheck of CUDA 13.0 does not see all of another store. */
                 int64_t tile = (int64_t)slot * (a.s.value_heads >> a.s.shift) + value_head + pair + e;
                 char *to = a.tiles + tile * CHUNK_BYTES;
-                store_bytes(to, start + e * CHUNK_BYTES, NUMBERS_AT);
+                store_bytes(to, start + e * CHUNK_BYTES, 8192);
+                store_bytes(to + 8192, start + e * CHUNK_BYTES + 8192, NUMBERS_AT - 8192);
                 store_bytes(to + NUMBERS_AT, start + e * CHUNK_BYTES + NUMBERS_AT, NUMBERS_BYTES);
             }
             stores_commit();
@@ -111,20 +118,6 @@ __global__ void __launch_bounds__(128, 3) prepare(const __grid_constant__ prepar
         stores_wait_read();
     }
 #endif
-}
-
-/* The driver's, which is asked for at run time so that a machine without one can load the library. */
-carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal) {
-    void *found = NULL;
-    cudaDriverEntryPointQueryResult result;
-    CARRY_CUDA_TRY(
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result),
-        "the driver has no tensor maps");
-    if (result != cudaDriverEntryPointSuccess || found == NULL) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: the driver has no tensor maps", ordinal);
-    }
-    *encode = (encoder)found;
-    return CARRY_OK;
 }
 
 static bool aligned(const carry_delta_view *view) {
@@ -137,10 +130,10 @@ static cuuint64_t stride_of(int64_t elements, int64_t count) {
 
 /* [batch, heads, bands of 64, tokens, 64], of which a tile is 64 tokens of one head, `bands` bands: those behind the
    head's size come as zeros and are not stored. */
-static carry_status make_map(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name,
+static carry_status make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
                              const carry_delta_view *of, const carry_delta_chunk_job *job, int64_t heads, int64_t size,
                              int bands, int ordinal) {
-    const cuuint64_t sizes[] = {64, (cuuint64_t)job->tokens, (cuuint64_t)(size / 64), (cuuint64_t)heads,
+    const cuuint64_t sizes[] = {64, (cuuint64_t)(job->tokens > 0 ? job->tokens : 1), (cuuint64_t)(size / 64), (cuuint64_t)heads,
                                 (cuuint64_t)job->batch};
     const cuuint64_t strides[] = {stride_of(of->token, job->tokens), 128, stride_of(of->head, heads),
                                   stride_of(of->batch, job->batch)};
@@ -175,13 +168,13 @@ carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_vi
     return CARRY_OK;
 }
 
-carry_status map_keys(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                      const carry_delta_chunk_job *job, int ordinal) {
+carry_status map_keys(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                      const carry_delta_view *of, const carry_delta_chunk_job *job, int ordinal) {
     return make_map(ctx, encode, map, name, of, job, job->heads, job->key, 2, ordinal);
 }
 
-carry_status map_values(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                        const carry_delta_chunk_job *job, int bands, int ordinal) {
+carry_status map_values(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                        const carry_delta_view *of, const carry_delta_chunk_job *job, int bands, int ordinal) {
     carry_delta_view parts = parts_of(of, job);
     return make_map(ctx, encode, map, name, &parts, job, walked_heads(job), part_size(job), bands, ordinal);
 }
@@ -198,7 +191,8 @@ shape shape_of(const carry_delta_chunk_job *job) {
             (int)job->key / 64,
             job->cu_seqlens,
             1,
-            (int)((job->tokens + C - 1) / C)};
+            (int)((job->tokens + C - 1) / C),
+            (int)job->first_token};
 }
 
 /* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
@@ -210,7 +204,7 @@ int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     int64_t walks = backward ? 2 : 1;
     int best = 1, least_segments = job->split > 0 ? 1 : 2;
     double least = job->split > 0 ? 1e30 : 1.2 * (double)chunks, each = job->split > 0 ? 12.0 : 2.5;
-    if (job->cu_seqlens != NULL || (job->split == 0 && lanes * 3 > units)) {
+    if (job->cu_seqlens != NULL || job->key > D || (job->split == 0 && lanes * 3 > units)) {
         return 1;
     }
     units = job->split > 1 ? (units + job->split - 1) / job->split : units;
@@ -230,9 +224,9 @@ int segments_of(const carry_delta_chunk_job *job, int units, bool backward) {
     return best;
 }
 
-size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward) {
-    int64_t segments = segments_of(job, units, backward), parts = backward ? 3 : 2;
-    return segments > 1 || job->split > 0 ? (size_t)(job->sequences * walked_heads(job) * segments * parts) * D * D * sizeof(float) : 0;
+size_t pair_bytes(const carry_delta_chunk_job *job, int64_t segments, bool backward) {
+    int64_t floats = job->sequences * walked_heads(job) * segments * (backward ? 3 : 2) * D * D;
+    return segments > 1 || job->split > 0 ? (size_t)floats * sizeof(float) : 0;
 }
 
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k) {
@@ -285,7 +279,8 @@ extern "C" bool carry_delta_chunk_works(int ordinal) {
 }
 
 extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int units) {
-    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES + pair_bytes(job, units, false);
+    return (size_t)(slots_of(job) * job->value_heads) * CHUNK_BYTES +
+           pair_bytes(job, segments_of(job, units, false), false);
 }
 #endif
 
@@ -293,13 +288,13 @@ extern "C" size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *job, int 
 static carry_status describe_job(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int *units,
                                  int ordinal) {
     CARRY_CUDA_TRY(cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
-    encoder encode = NULL;
+    carry_map_encoder encode = NULL;
     scan_args &a = l.first;
     CARRY_TRY(check_view(ctx, "q", &job->q, ordinal));
     CARRY_TRY(check_view(ctx, "k", &job->k, ordinal));
     CARRY_TRY(check_values(ctx, "v", &job->v, job, ordinal));
     CARRY_TRY(check_values(ctx, "o", &job->o, job, ordinal));
-    CARRY_TRY(find_encoder(ctx, &encode, ordinal));
+    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
     CARRY_TRY(map_keys(ctx, encode, &a.q, "q", &job->q, job, ordinal));
     CARRY_TRY(map_keys(ctx, encode, &a.k, "k", &job->k, job, ordinal));
     CARRY_TRY(map_values(ctx, encode, &a.v, "v", &job->v, job, 1, ordinal));

@@ -15,6 +15,14 @@ struct gradient_args {
     ring r;
     const char *states, *values, *dstates;
     float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
+
+    /* 256 keys are done in two launches, of 128 each. What both give: sums over keys for gates and betas [slots, value
+       heads, 2, 64], and, where q and k are normalised, their products with dq and dk [slots, heads, 2, 64]. */
+    int turn, turns, kept_bytes; /* kept_bytes: of a kept state, of which a launch reads its half */
+    float *numbers, *dots;
+    __device__ __forceinline__ bool last_turn() const {
+        return turn + 1 == turns;
+    }
 };
 
 /* chunk_gradients.cu. last: of the launches that make one gradient. */

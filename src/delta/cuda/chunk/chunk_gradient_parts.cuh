@@ -209,6 +209,22 @@ static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2
     return last;
 }
 
+/* The same of the halves of 256 keys. */
+static __device__ __forceinline__ bool add_halves(const gradient_args &a, int64_t tile, float (&dg)[2],
+                                                  float (&dbeta)[2], int lane) {
+    float2 *of_g = (float2 *)(a.numbers + tile * 2 * C) + lane, *of_beta = of_g + C / 2;
+    if (a.last_turn()) {
+        dg[0] += of_g->x;
+        dg[1] += of_g->y;
+        dbeta[0] += of_beta->x;
+        dbeta[1] += of_beta->y;
+    } else {
+        *of_g = {dg[0], dg[1]};
+        *of_beta = {dbeta[0], dbeta[1]};
+    }
+    return a.last_turn();
+}
+
 /* Gates and beta of one value head: a warp, two tokens a lane. */
 static __device__ __forceinline__ void finish_numbers(const gradient_args &a, const float *n,
                                                       const gradient_numbers &sums, float (*held)[C],
@@ -224,7 +240,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
         }
         float beta = n[BETA + t], by = left_beta(beta); /* beta times its gradient is Y . V' */
         x[i] = sums.q_dot[t] + sums.row_p[t] - by * sums.row_m[t] - columns + by * sums.w_dot[t] - sums.left_dot[t];
-        dbeta[i] = tiny(beta) ? sums.y_value[t] + sums.w_dot[t] - sums.row_m[t] : sums.yv[t] / (beta * beta);
+        float whole = !a.last_turn() ? 0.0f : tiny(beta) ? sums.y_value[t] : sums.yv[t] / (beta * beta);
+        dbeta[i] = whole + (tiny(beta) ? sums.w_dot[t] - sums.row_m[t] : 0.0f);
         lefts += sums.left_dot[t];
     }
 #pragma unroll
@@ -250,6 +267,9 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     float dg[2] = {sum, after + x[1]};
     int head = value_head >> a.in.s.shift;
     if (a.in.s.shift > 0 && !add_parts(held, dg, dbeta, value_head % 2 == 1, lane)) {
+        return;
+    }
+    if (a.turns > 1 && !add_halves(a, tile_of(a.in.s, slot, value_head), dg, dbeta, lane)) {
         return;
     }
     float rates = 0.0f, biases = 0.0f;
@@ -289,16 +309,33 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
 }
 
+/* Products of a thread's two rows with the first half of 256 keys: kept, or added to the second half's; whether they are
+   whole. */
+static __device__ __forceinline__ bool add_dots(const gradient_args &a, float *dots, float (&dot)[2], int row,
+                                                int lane) {
+    if (a.last_turn()) {
+        dot[0] += dots[row];
+        dot[1] += dots[row + 8];
+    }
+    __syncwarp();
+    if (lane % 4 == 0) {
+        dots[row] = dot[0];
+        dots[row + 8] = dot[1];
+    }
+    return a.last_turn();
+}
+
 /* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
-   its first thread's stores are. */
-static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const carry_delta_view &view, float (&x)[64],
-                                                  uint32_t tile, const float (&norm)[2], bool l2norm,
-                                                  const chunk_place &at, int head, uint32_t to, int barrier, int parts,
-                                                  int warp, int lane) {
+   its first thread's stores are. Of the first half of 256 keys the norm is finish_norms'. */
+static __device__ __forceinline__ void store_rows(const gradient_args &a, const CUtensorMap *map,
+                                                  const carry_delta_view &view, float (&x)[64], uint32_t tile,
+                                                  const float (&norm)[2], float *dots, const chunk_place &at, int head,
+                                                  uint32_t to, int barrier, int warp, int lane) {
     using namespace hopper;
     float dot[2] = {0.0f, 0.0f};
     uint32_t t[4];
-    if (l2norm) {
+    int parts = 8 * a.in.s.key_bands;
+    if (a.in.l2norm) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             if (i % 4 == 0) {
@@ -308,6 +345,8 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
         }
         dot[0] = quad_sum(dot[0]) * norm[0] * norm[0];
         dot[1] = quad_sum(dot[1]) * norm[1] * norm[1];
+    }
+    if (a.in.l2norm && (a.turns == 1 || add_dots(a, dots, dot, 16 * warp + lane / 4, lane))) {
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             if (i % 4 == 0) {
@@ -324,17 +363,17 @@ static __device__ __forceinline__ void store_rows(const CUtensorMap *map, const 
                        pack(x[8 * i + 4], x[8 * i + 5]), pack(x[8 * i + 6], x[8 * i + 7]));
     }
     fence_async();
-    group_sync(barrier, 128);
+    group_meet(barrier, 128);
     int thread = 32 * warp + lane;
     if (at.length == C) {
         if (thread == 0) {
-            store_tile(map, to, at.first, 0, head, at.batch);
+            store_tile(map, to, at.first, 2 * a.turn, head, at.batch);
             stores_commit();
         }
         return;
     }
     __nv_bfloat16 *out = (__nv_bfloat16 *)view.data + at.batch * view.batch + (int64_t)at.first * view.token +
-                         head * view.head;
+                         head * view.head + a.turn * D;
     for (int i = thread; i < at.length * parts; i += 128) {
         int token = i / parts, part = i % parts;
         uint4 w;

@@ -68,6 +68,7 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
     using namespace hopper;
     const shape &s = a.in.s;
     int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
+    int first = a.turn * state_bytes(s);
     for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
         gradient_item one = item_of(a, item);
         const chunk_place &at = one.at;
@@ -78,8 +79,8 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
         uint32_t qk = p.start + p.qk(done);
         barrier_wait(p.qk_empty(done), done / 2 % 2 ^ 1);
         barrier_expect(p.qk_full(done), 2 * TILE);
-        copy_tile(qk + TILE, &a.in.k, at.first, 0, head, at.batch, p.qk_full(done));
-        copy_tile(qk, &a.in.q, at.first, 0, head, at.batch, p.qk_full(done));
+        copy_tile(qk + TILE, &a.in.k, at.first, 2 * a.turn, head, at.batch, p.qk_full(done));
+        copy_tile(qk, &a.in.q, at.first, 2 * a.turn, head, at.batch, p.qk_full(done));
         done++;
         for (int e = 0; e < group; e++, n++) {
             int value_head = head * group + e;
@@ -96,9 +97,9 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
             barrier_expect(p.full(V_TILE), value_bytes(s));
             copy_bytes(p.start + GV, a.values + kept * value_bytes(s), value_bytes(s), p.full(V_TILE));
             barrier_wait(p.empty(DS_TILE), n % 2 ^ 1);
-            copy_state(s, p.start + GDS, a.dstates + back * state_bytes(s), p.full(DS_TILE));
+            copy_state(s, p.start + GDS, a.dstates + back * a.kept_bytes + first, p.full(DS_TILE));
             barrier_wait(p.empty(S_TILE), n % 2 ^ 1);
-            copy_state(s, p.start + GS, a.states + kept * state_bytes(s), p.full(S_TILE));
+            copy_state(s, p.start + GS, a.states + kept * a.kept_bytes + first, p.full(S_TILE));
         }
     }
 }
@@ -121,7 +122,7 @@ static __device__ __forceinline__ void inner_items(const gradient_args &a, const
                 barrier_arrive(p.empty(DS_TILE));
                 barrier_arrive(p.empty(S_TILE));
             }
-            group_sync(6, 32 * (INNER_WARPS + 1));
+            group_meet(6, 32 * (INNER_WARPS + 1));
         }
     }
 }
@@ -192,12 +193,12 @@ struct gradient_worker {
                       queries ? sums.q_dot : pass == 0 ? sums.left_dot : sums.w_dot, factor, more);
         }
         if (queries) {
-            group_sync(2, 128); /* dO has been read */
+            group_meet(2, 128); /* dO has been read */
             store_square(left, packed, warp, lane);
-            group_arrive(5, 256);
+            group_tell(5, 256);
         } else {
             small_betas(a, numbers, sums, at, value_head, p.data + (left - p.start), thread);
-            group_sync(5, 256);
+            group_meet(5, 256);
             store_square(left - TILE + BAND, packed, warp, lane);
         }
     }
@@ -210,17 +211,16 @@ struct gradient_worker {
         numbers = p.numbers(n);
         barrier_wait(p.row_full(n), n / 2 % 2);
         barrier_wait(p.full(V_TILE), n % 2);
-        if (at.length < C) { /* what others wrote there may be no number */
-            clear_rows(mine, 2, at.length, thread);
+        if (at.length < C) { /* what others wrote there may be no number; q and k: one_item */
             clear_rows(left, 2, at.length, thread);
             fence_async();
-            group_sync(1, 256);
+            group_meet(1, 256);
         }
         norm[0] = numbers[(queries ? NORM_Q : NORM_K) + row];
         norm[1] = numbers[(queries ? NORM_Q : NORM_K) + row + 8];
         squares(sums, operand, packed);
         states(sums, packed, value_head);
-        group_sync(1, 256); /* both squares and all sums are there */
+        group_meet(1, 256); /* both squares and all sums are there */
         products_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -238,9 +238,11 @@ struct gradient_worker {
                 product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
-            finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread); /* while they are made */
+            if (a.last_turn()) { /* while they are made */
+                finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread);
+            }
         } else if (warp == 0) {
-            group_sync(6, 32 * (INNER_WARPS + 1));
+            group_meet(6, 32 * (INNER_WARPS + 1));
             finish_numbers(a, numbers, sums, all->held, at, slot, value_head, lane);
         }
         products_wait<0>();
@@ -257,6 +259,9 @@ struct gradient_worker {
             sum[i] = 0.0f;
         }
         barrier_wait(p.qk_full(item_index), item_index / 2 % 2);
+        if (at.length < C) { /* once, while nobody multiplies them */
+            clear_rows(mine, 2, at.length, thread);
+        }
         for (int e = 0; e < group; e++) {
             if (e > 0) {
                 arrive(p.row_empty(n));
@@ -265,13 +270,14 @@ struct gradient_worker {
             one_head(slot, head * group + e);
         }
         if (queries) { /* the other warpgroup has read the squares in dO's place */
-            group_sync(4, 256);
+            group_meet(4, 256);
         } else { /* every warp of this one has read Y */
-            group_sync(3, 128);
-            group_arrive(4, 256);
+            group_meet(3, 128);
+            group_tell(4, 256);
         }
-        store_rows(queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine, norm, a.in.l2norm, at, head,
-                   left, queries ? 2 : 3, 8 * a.in.s.key_bands, warp, lane);
+        float *dots = a.dots + (((int64_t)slot * a.in.s.heads + head) * 2 + (queries ? 0 : 1)) * C;
+        store_rows(a, queries ? &a.grad_q : &a.grad_k, queries ? a.dq : a.dk, sum, mine, norm, dots, at, head, left,
+                   queries ? 2 : 3, warp, lane);
         arrive(p.qk_empty(item_index));
         if (thread == 0) {
             stores_wait_read();
@@ -343,9 +349,42 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
 #endif
 }
 
+/* The first 128 of 256 keys: dq and dk through the norm, once their products with q and k are whole. A block for an item,
+   8 rows at a time, 16 threads a row. */
+static __global__ void __launch_bounds__(128) finish_norms(const __grid_constant__ gradient_args a, carry_delta_view q,
+                                                           carry_delta_view k) {
+    for (int index = (int)blockIdx.x; index < a.items; index += (int)gridDim.x) {
+        gradient_item item = item_of(a, index);
+        const shape &s = a.in.s;
+        const float *dots = a.dots + ((int64_t)item.slot * s.heads + item.head) * 2 * C;
+        int group = s.value_heads / s.heads;
+        for (int i = (int)threadIdx.x; i < 2 * 16 * item.at.length; i += 128) {
+            int row = i / 16 % item.at.length, part = i % 16;
+            bool keys = i >= 16 * item.at.length;
+            const carry_delta_view &in = keys ? k : q, &out = keys ? a.dk : a.dq;
+            const float *numbers = (const float *)(a.in.tiles + tile_of(s, item.slot, item.head * group) * CHUNK_BYTES +
+                                                   NUMBERS_AT);
+            float norm = numbers[(keys ? NORM_K : NORM_Q) + row], dot = dots[(keys ? C : 0) + row];
+            int64_t token = item.at.first + row;
+            uint4 t = *(const uint4 *)((const uint16_t *)in.data + item.at.batch * in.batch + token * in.token +
+                                       item.head * in.head + 8 * part);
+            uint4 *place = (uint4 *)((uint16_t *)out.data + item.at.batch * out.batch + token * out.token +
+                                     item.head * out.head + 8 * part);
+            uint4 x = *place;
+            const uint32_t ts[4] = {t.x, t.y, t.z, t.w};
+            uint32_t xs[4] = {x.x, x.y, x.z, x.w};
+            for (int j = 0; j < 4; j++) {
+                xs[j] = pack(norm * (low_half(xs[j]) - low_half(ts[j]) * dot),
+                             norm * (high_half(xs[j]) - high_half(ts[j]) * dot));
+            }
+            *place = {xs[0], xs[1], xs[2], xs[3]};
+        }
+    }
+}
+
 /* Sums of the chunks' parts, a block for a value head, always in the same order. */
 __global__ void __launch_bounds__(256) sum_partials(const float *partial, float *dA_log, float *ddt_bias, int slots,
-                                                    int heads) {
+                                                    int heads, bool add) {
     __shared__ float part[2][256];
     int head = (int)blockIdx.x, thread = (int)threadIdx.x;
     float sums[2] = {0.0f, 0.0f};
@@ -363,8 +402,8 @@ __global__ void __launch_bounds__(256) sum_partials(const float *partial, float 
         }
     }
     if (thread == 0) {
-        dA_log[head] = part[0][0];
-        ddt_bias[head] = part[1][0];
+        dA_log[head] = part[0][0] + (add ? dA_log[head] : 0.0f);
+        ddt_bias[head] = part[1][0] + (add ? ddt_bias[head] : 0.0f);
     }
 }
 

@@ -2,22 +2,18 @@
 #ifndef CARRY_DELTA_CHUNK_HOST_CUH
 #define CARRY_DELTA_CHUNK_HOST_CUH
 
-#include "device/cuda.h"
+#include "device/tensor_map.cuh"
 
 #include "delta/cuda/chunk/chunk_prepare.cuh"
 #include "delta/cuda/chunk/chunk_scan.cuh"
 
 namespace DELTA_CHUNK {
 
-typedef decltype(&cuTensorMapEncodeTiled) encoder;
-
-/* chunk_forward.cu */
-carry_status find_encoder(carry_ctx *ctx, encoder *encode, int ordinal);
-/* Tensor maps of q, k and their gradients (tiles of two bands), of v, o and theirs. */
-carry_status map_keys(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                      const carry_delta_chunk_job *job, int ordinal);
-carry_status map_values(carry_ctx *ctx, encoder encode, CUtensorMap *map, const char *name, const carry_delta_view *of,
-                        const carry_delta_chunk_job *job, int bands, int ordinal);
+/* chunk_forward.cu. Tensor maps of q, k and their gradients (tiles of two bands), of v, o and theirs. */
+carry_status map_keys(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                      const carry_delta_view *of, const carry_delta_chunk_job *job, int ordinal);
+carry_status map_values(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                        const carry_delta_view *of, const carry_delta_chunk_job *job, int bands, int ordinal);
 carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_view *view, int ordinal);
 carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_view *view,
                           const carry_delta_chunk_job *job, int ordinal);
@@ -40,17 +36,17 @@ static inline carry_delta_view parts_of(const carry_delta_view *of, const carry_
 shape shape_of(const carry_delta_chunk_job *job); /* in one segment */
 /* How many segments a sequence is best walked in on so many multiprocessors; backward two walks go on at once. */
 int segments_of(const carry_delta_chunk_job *job, int units, bool backward);
-size_t pair_bytes(const carry_delta_chunk_job *job, int units, bool backward);
+size_t pair_bytes(const carry_delta_chunk_job *job, int64_t segments, bool backward);
 prepare_args prepare_args_of(const carry_delta_chunk_job *job, const CUtensorMap *q, const CUtensorMap *k);
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_chunk_job *job, const prepare_args &a, int ordinal,
                             cudaStream_t stream);
 
 /* Blocks of both kinds; `lanes`, `second_lanes`: sequences (or segments) and value heads of each. */
-template <int GROUPS, int STAGES, scan_kind KIND, scan_kind SECOND>
+template <int GROUPS, int STAGES, scan_kind KIND, scan_kind SECOND, int HALVES>
 carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
                                 cudaStream_t stream) {
-    using first = scan_shape<GROUPS, STAGES, KIND>;
-    using second = scan_shape<GROUPS, STAGES, SECOND>;
+    using first = scan_shape<GROUPS, STAGES, KIND, HALVES>;
+    using second = scan_shape<GROUPS, STAGES, SECOND, HALVES>;
     auto kernel = scan<first, second>;
     constexpr int SHARED = first::SHARED > second::SHARED ? first::SHARED : second::SHARED;
     static_assert(SHARED <= 232448 - 256, "what a block can have");
@@ -67,16 +63,18 @@ carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t 
 #define SCANS(DECLARE, ...)                                                                               \
     DECLARE template carry_status launch_scan<__VA_ARGS__>(carry_ctx * ctx, scan_launch & l, int64_t lanes, \
                                                            int64_t second_lanes, int ordinal, cudaStream_t stream);
-SCANS(extern, 2, 2, FORWARD, FORWARD)
-SCANS(extern, 1, 3, FORWARD, FORWARD)
-SCANS(extern, 1, 3, PAIR, PAIR)
-SCANS(extern, 2, 2, KEEP, BACK)
-SCANS(extern, 1, 3, KEEP, BACK)
-SCANS(extern, 1, 3, PAIR, BACK_PAIR)
+SCANS(extern, 2, 2, FORWARD, FORWARD, 1)
+SCANS(extern, 1, 3, FORWARD, FORWARD, 1)
+SCANS(extern, 1, 2, FORWARD, FORWARD, 2)
+SCANS(extern, 1, 3, PAIR, PAIR, 1)
+SCANS(extern, 2, 2, KEEP, BACK, 1)
+SCANS(extern, 1, 3, KEEP, BACK, 1)
+SCANS(extern, 1, 2, KEEP, BACK, 2)
+SCANS(extern, 1, 3, PAIR, BACK_PAIR, 1)
 
 /* The parts of a sequence, where it is walked in segments: so many chunks each. */
 static inline void set_segments(const carry_delta_chunk_job *job, int segments, shape *s) {
-    int chunks = (int)((job->tokens + C - 1) / C);
+    int chunks = job->tokens > 0 ? (int)((job->tokens + C - 1) / C) : 1;
     s->segment_chunks = (chunks + segments - 1) / segments;
     s->segments = (chunks + s->segment_chunks - 1) / s->segment_chunks;
 }
@@ -87,7 +85,7 @@ static carry_status walk_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job,
                                cudaStream_t stream) {
     int64_t lanes = job->sequences * walked_heads(job) * l.first.s.segments;
     l.first.parts = l.second.parts = BOTH ? 3 : 2;
-    return launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal, stream);
+    return launch_scan<1, 3, PAIR, BOTH ? BACK_PAIR : PAIR, 1>(ctx, l, 2 * lanes, BOTH ? lanes : 0, ordinal, stream);
 }
 
 /* Of segments with pairs, what enters each. */
@@ -124,15 +122,18 @@ static carry_status join_pairs(carry_ctx *ctx, const carry_delta_chunk_job *job,
     return CARRY_OK;
 }
 
-/* Blocks of 64 values where heads and sequences are few for the GPU, else of 128. */
+/* Blocks of 64 values where heads and sequences are few for the GPU or keys are 256, else of 128. */
 template <scan_kind KIND, scan_kind SECOND>
 static carry_status run_scan(carry_ctx *ctx, const carry_delta_chunk_job *job, scan_launch &l, int units, int ordinal,
                              cudaStream_t stream) {
     int64_t segments = l.first.r.count > 0 ? l.first.r.count : l.first.s.segments;
     int64_t lanes = job->sequences * walked_heads(job) * segments, second = KIND != SECOND ? lanes : 0;
+    if (job->key > D) {
+        return launch_scan<1, 2, KIND, SECOND, 2>(ctx, l, lanes, second, ordinal, stream);
+    }
     return l.first.s.segments == 1 && l.first.s.bands == 2 && lanes * 2 > units * 3 / 2
-               ? launch_scan<2, 2, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream)
-               : launch_scan<1, 3, KIND, SECOND>(ctx, l, lanes, second, ordinal, stream);
+               ? launch_scan<2, 2, KIND, SECOND, 1>(ctx, l, lanes, second, ordinal, stream)
+               : launch_scan<1, 3, KIND, SECOND, 1>(ctx, l, lanes, second, ordinal, stream);
 }
 
 } // namespace DELTA_CHUNK

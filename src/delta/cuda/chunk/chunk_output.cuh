@@ -36,7 +36,7 @@ template <typename Shape> struct scan_output {
         if (first) {
             stores_wait_read();
         }
-        group_sync(8, 128);
+        group_meet(8, 128);
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
             store_matrices(swizzled(to + i / 4 * BAND, row, i % 4 * 2 + lane / 16), pack(O[8 * i], O[8 * i + 1]),
@@ -44,7 +44,7 @@ template <typename Shape> struct scan_output {
                            pack(O[8 * i + 6], O[8 * i + 7]));
         }
         fence_async();
-        group_sync(8, 128);
+        group_meet(8, 128);
         if (left < C) {
             store_some(to, n, left);
         } else if (first) {
@@ -84,7 +84,7 @@ template <typename Shape> struct scan_output {
             barrier_wait(p.state, n % 2);
             products_begin();
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < 8 * Shape::HALVES; i++) {
                 product_both(O, describe(q + i / 4 * BAND + i % 4 * 32, 0),
                              describe(s + i / 4 * Shape::STATE_BAND + i % 4 * 32, 0), i > 0);
             }
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void keep_chunks(const scan_args &a, const sca
             continue;
         }
         barrier_wait(p.state, n % 2);
-        for (int i = 0; i < 2 * Shape::GROUPS; i++) {
+        for (int i = 0; i < 2 * Shape::HALVES * Shape::GROUPS; i++) {
             int band = i / Shape::GROUPS, group = i % Shape::GROUPS;
             if (band < a.s.key_bands) {
                 store_bytes(a.states + tile * state_bytes(a.s) + (band * a.s.bands + item.band + group) * BAND,

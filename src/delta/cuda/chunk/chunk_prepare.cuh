@@ -1,14 +1,11 @@
 /* prepare: one block for a chunk and a head of q and k, all value heads of its group, two at a time.
 
    Gates are summed in double and kept as two floats, so that a deep one does not spoil the small ones after it; one
-   below -512 is -512, whose power is the same zero (and minus infinity leaves no NaN).
-
-   The inverse of I + A: blocks of 16 by forward substitution, a column a thread; then 16 -> 32 -> 64 by products in
-   tf32, -X11 A10 X00. */
+   below -512 is -512, whose power is the same zero (and minus infinity leaves no NaN). */
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
-#include "delta/cuda/chunk/chunk_device.cuh"
+#include "delta/cuda/chunk/chunk_inverse.cuh"
 
 namespace DELTA_CHUNK {
 
@@ -22,9 +19,9 @@ struct prepare_args {
     char *tiles;
 };
 
-constexpr int ROW = 68;                    /* floats of a row of a triangle */
-constexpr int TRIANGLE = C * ROW + 16;     /* floats of one value head */
-constexpr int PREPARE_SHARED = 1024 + 2 * CHUNK_BYTES + 2 * TRIANGLE * 4;
+constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* of T: what rounding left of it */
+constexpr int PREPARE_SHARED = 1024 + REST_AT + KEPT;
+static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first");
 
 /* Of two value heads, and of q and k. */
 struct prepare_numbers {
@@ -111,17 +108,20 @@ static __device__ __forceinline__ void load_numbers(const prepare_args &a, const
     }
 }
 
-static __device__ __forceinline__ float inverse_norm(uint32_t tile, int row) {
+static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, int row) {
     float sum = 1e-6f;
+#pragma unroll 1
+    for (int half = 0; half < halves; half++) {
 #pragma unroll
-    for (int part = 0; part < 16; part++) {
-        uint32_t w[4];
-        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
-                     : "r"(swizzled(tile + part / 8 * BAND, row, part % 8)));
+        for (int part = 0; part < 16; part++) {
+            uint32_t w[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "r"(swizzled(tile + half * TILE + part / 8 * BAND, row, part % 8)));
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
+            for (int i = 0; i < 4; i++) {
+                sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
+            }
         }
     }
     return rsqrtf(sum);
@@ -206,106 +206,6 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
     }
 }
 
-/* Column `column` of the inverse of I + a, in place of a once the warp's threads have all read it. */
-static __device__ __forceinline__ void invert_block(float *a, int column) {
-    float x[16];
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        float sum = i == column ? 1.0f : 0.0f;
-#pragma unroll
-        for (int j = 0; j < i; j += 4) {
-            float4 w = *(const float4 *)(a + i * ROW + j);
-            sum -= w.x * x[j];
-            if (j + 1 < i) {
-                sum -= w.y * x[j + 1];
-            }
-            if (j + 2 < i) {
-                sum -= w.z * x[j + 2];
-            }
-            if (j + 3 < i) {
-                sum -= w.w * x[j + 3];
-            }
-        }
-        x[i] = sum;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        a[i * ROW + column] = x[i];
-    }
-}
-
-static __device__ __forceinline__ uint32_t tf32(float x) {
-    uint32_t y;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
-    return y;
-}
-
-static __device__ __forceinline__ void product_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-/* z = left middle right: 16 rows of left, the others square, all of 8 N columns. The first product's sums are the
-   second's operand as they lie: its columns 2t and 2t + 1 stand where t and t + 4 are expected, and so do the rows of
-   right. */
-template <int N>
-static __device__ __forceinline__ void triple(float (&z)[N][4], const float *left, const float *middle,
-                                              const float *right, int lane) {
-    float y[N][4] = {};
-    int g = lane / 4, t = lane % 4;
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        uint32_t a[4] = {tf32(left[g * ROW + 8 * k + t]), tf32(left[(g + 8) * ROW + 8 * k + t]),
-                         tf32(left[g * ROW + 8 * k + t + 4]), tf32(left[(g + 8) * ROW + 8 * k + t + 4])};
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            product_tf32(y[n], a, tf32(middle[(8 * k + t) * ROW + 8 * n + g]),
-                         tf32(middle[(8 * k + t + 4) * ROW + 8 * n + g]));
-        }
-    }
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-        uint32_t a[4] = {tf32(y[k][0]), tf32(y[k][2]), tf32(y[k][1]), tf32(y[k][3])};
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            product_tf32(z[n], a, tf32(right[(8 * k + 2 * t) * ROW + 8 * n + g]),
-                         tf32(right[(8 * k + 2 * t + 1) * ROW + 8 * n + g]));
-        }
-    }
-}
-
-template <int N> static __device__ __forceinline__ void store_negative(float *to, const float (&z)[N][4], int lane) {
-#pragma unroll
-    for (int n = 0; n < N; n++) {
-        float *at = to + lane / 4 * ROW + 8 * n + lane % 4 * 2;
-        *(float2 *)at = {-z[n][0], -z[n][1]};
-        *(float2 *)(at + 8 * ROW) = {-z[n][2], -z[n][3]};
-    }
-}
-
-/* Both heads' triangles A become the inverses of I + A; what is above the diagonal of 32 x 32 blocks is not touched. */
-static __device__ __forceinline__ void invert(float *triangles, int warp, int lane) {
-    invert_block(triangles + lane / 16 * TRIANGLE + 16 * warp * ROW + 16 * warp, lane % 16);
-    __syncthreads();
-    float *mine = triangles + warp / 2 * TRIANGLE;
-    {
-        float *x = mine + 32 * (warp % 2) * (ROW + 1), *below = x + 16 * ROW;
-        float z[2][4] = {};
-        triple<2>(z, below + 16, below, x, lane);
-        __syncwarp();
-        store_negative<2>(below, z, lane);
-    }
-    __syncthreads();
-    float *below = mine + 32 * ROW, *strip = below + 16 * (warp % 2) * ROW;
-    float z[4][4] = {};
-    triple<4>(z, strip + 32, below, mine, lane);
-    __syncthreads();
-    store_negative<4>(strip, z, lane);
-}
-
 static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint4 *scores, int warp) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -328,21 +228,28 @@ static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint3
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* W = P T, P as load_scores has it, T as it is kept: the first 32 rows have 32 columns. */
-static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T) {
+/* W = P T, P as load_scores has it, T as it is kept (the first 32 rows have 32 columns) and what rounding left of it. */
+static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T,
+                                                     uint32_t rest) {
     hopper::products_begin();
 #pragma unroll
-    for (int i = 7; i >= 0; i--) {
-        uint64_t rows = describe_half(T + i / 2 * 1024, QUARTER);
-        if (i < 4) {
-            add_left_half(W, P + 4 * i, rows);
+    for (int i = 11; i >= 0; i--) { /* three products of every 16 rows: both parts of P, then the first with the rest */
+        const uint32_t *left = P + 4 * (i / 3 * 2 + i % 3 % 2);
+        uint64_t rows = describe_half((i % 3 == 2 ? rest : T) + i / 3 * 1024, QUARTER);
+        if (i < 6) {
+            add_left_half(W, left, rows);
         } else {
-            hopper::product_right(W, P + 4 * i, rows, i < 7);
+            hopper::product_right(W, left, rows, i < 11);
         }
     }
     hopper::products_commit();
     hopper::products_wait<0>();
     hopper::keep_below(W);
+}
+
+static __device__ __forceinline__ void store_four(uint32_t to, const uint32_t (&w)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
 }
 
 /* Into its tile, zeros above the diagonal. */
@@ -364,24 +271,26 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* T as bf16, and the numbers. */
+/* T as bf16, what that leaves of it, and the numbers. */
 static __device__ __forceinline__ void finish(const prepare_args &a, const prepare_numbers &n, int e,
-                                              const float *triangle, uint32_t tile, char *tile_data, int thread) {
+                                              const float *triangle, uint32_t tile, uint32_t rest, char *tile_data,
+                                              int thread) {
 #pragma unroll
     for (int s = 0; s < 4; s++) {
         int i = (thread + 128 * s) / 8, j = thread % 8 * 8;
         float x[8];
         *(float4 *)x = *(const float4 *)(triangle + i * ROW + j);
         *(float4 *)(x + 4) = *(const float4 *)(triangle + i * ROW + j + 4);
-        uint32_t w[4];
+        uint32_t w[4], left[4];
 #pragma unroll
         for (int c = 0; c < 4; c++) {
-            w[c] = pack(j + 2 * c <= i ? x[2 * c] : 0.0f, j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f);
+            float even = j + 2 * c <= i ? x[2 * c] : 0.0f, odd = j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f;
+            w[c] = pack(even, odd);
+            left[c] = pack(even - low_half(w[c]), odd - high_half(w[c]));
         }
         if (thread % 8 < 4 || i >= 32) {
-            asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(kept_part(tile, i, thread % 8)), "r"(w[0]),
-                         "r"(w[1]), "r"(w[2]), "r"(w[3])
-                         : "memory");
+            store_four(kept_part(tile, i, thread % 8), w);
+            store_four(kept_part(rest, i, thread % 8), left);
         }
     }
     if (thread < C) {

@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 1, 3, KEEP, BACK)
+SCANS(, 1, 3, KEEP, BACK, 1)
 
 } // namespace DELTA_CHUNK

@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 1, 3, PAIR, BACK_PAIR)
+SCANS(, 1, 3, PAIR, BACK_PAIR, 1)
 
 } // namespace DELTA_CHUNK

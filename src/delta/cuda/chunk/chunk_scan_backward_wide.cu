@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 2, 2, KEEP, BACK)
+SCANS(, 2, 2, KEEP, BACK, 1)
 
 } // namespace DELTA_CHUNK

@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 1, 3, FORWARD, FORWARD)
+SCANS(, 1, 3, FORWARD, FORWARD, 1)
 
 } // namespace DELTA_CHUNK

@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 1, 3, PAIR, PAIR)
+SCANS(, 1, 3, PAIR, PAIR, 1)
 
 } // namespace DELTA_CHUNK

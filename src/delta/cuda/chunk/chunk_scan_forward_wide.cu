@@ -3,6 +3,6 @@
 
 namespace DELTA_CHUNK {
 
-SCANS(, 2, 2, FORWARD, FORWARD)
+SCANS(, 2, 2, FORWARD, FORWARD, 1)
 
 } // namespace DELTA_CHUNK

@@ -31,20 +31,21 @@ struct scan_args {
 enum pair_part { PART_L, PART_M, PART_C };
 
 /* A stage in shared memory: k, q, v by bands (which becomes R, V' or dv), the prepared tiles. Kinds that ask for neither
-   q nor W have smaller stages, and more of them. */
-template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD> struct scan_shape {
+   q nor W have smaller stages, and more of them. HALVES: of 128 keys. */
+template <int GROUPS_, int STAGES_, scan_kind KIND_ = FORWARD, int HALVES_ = 1> struct scan_shape {
     static constexpr scan_kind KIND = KIND_;
+    static constexpr int HALVES = HALVES_, KEYS = HALVES * D;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
     static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are asked for */
-    static constexpr int GROUPS = GROUPS_, STAGES = OUTPUTS ? STAGES_ : 5 - GROUPS_ / 2;
+    static constexpr int GROUPS = GROUPS_, STAGES = OUTPUTS ? STAGES_ : HALVES > 1 ? 3 : 5 - GROUPS_ / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
-    static constexpr int Q = TILE, V = OUTPUTS ? 2 * TILE : TILE, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int Q = HALVES * TILE, V = OUTPUTS ? 2 * Q : Q, T = V + GROUPS * BAND, W = T + BAND;
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
     static constexpr int COPIED = STAGE - (OUTPUTS ? 2 : 1) * QUARTER; /* but the zeros of T and W */
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
-    static constexpr int OUT = STATE + 2 * STATE_BAND;
+    static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
     static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
-    static constexpr int WORK_REGISTERS = GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
+    static constexpr int WORK_REGISTERS = HALVES > 1 ? 240 : GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
     static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
@@ -141,7 +142,9 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
         barrier_expect(barrier, Shape::COPIED);
-        copy_tile(to, &a.k, row, 0, item.head, item.at.batch, barrier);
+        for (int i = 0; i < Shape::HALVES; i++) {
+            copy_tile(to + i * TILE, &a.k, row, 2 * i, item.head, item.at.batch, barrier);
+        }
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
@@ -150,9 +153,13 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         const char *from = a.tiles + tile * CHUNK_BYTES;
         copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {
-            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER + HALF, barrier);
+            /* Apart, though they lie together: initcheck of CUDA 13.0 takes 6 KiB at once for not written. */
+            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
+            copy_bytes(to + Shape::W, from + KEPT, HALF, barrier);
             copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF, QUARTER + NUMBERS_BYTES, barrier);
-            copy_tile(to + Shape::Q, &a.q, row, 0, item.head, item.at.batch, barrier);
+            for (int i = 0; i < Shape::HALVES; i++) {
+                copy_tile(to + Shape::Q + i * TILE, &a.q, row, 2 * i, item.head, item.at.batch, barrier);
+            }
         } else {
             copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
             copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);

@@ -94,7 +94,8 @@ carry_delta_chunk_back backward_job(const carry_delta_plan *plan, const carry_de
 
 extern "C" bool carry_delta_splits(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
-    return plan->method == &carry_delta_cuda_chunk64 && p->sequences == 0 && p->value <= 128 && !p->state_transposed;
+    return plan->method == &carry_delta_cuda_chunk64 && p->sequences == 0 && p->key <= 128 &&
+           p->value <= 128 && !p->state_transposed;
 }
 
 extern "C" size_t carry_delta_split_bytes(const carry_delta_plan *plan, int64_t heads, int sharing, bool backward) {

@@ -6,15 +6,16 @@
 
 namespace DELTA_CHUNK {
 
-/* 64 values of one value head. */
+/* 64 values of one value head, 128 keys in each half. */
 template <typename Shape> struct scan_worker {
     const scan_args &a;
     const scan_item &item;
     const scan_places<Shape> &p;
     int group, warp, lane;
 
-    float S[64], X[32];
-    uint32_t Sb[32];
+    static constexpr int HALVES = Shape::HALVES;
+    float S[HALVES][64], X[32];
+    uint32_t Sb[32]; /* of the half that is multiplied */
 
     /* Where this thread's part of a state is: of a whole sequence, or of a segment's pair. */
     __device__ __forceinline__ state_place place_of(const float *states) const {
@@ -40,7 +41,8 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 64; i++) {
             bool one = item.map && diagonal == i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
-            S[i] = Shape::KIND == PAIR && one ? 1.0f : 0.0f;
+            S[0][i] = Shape::KIND == PAIR && one ? 1.0f : 0.0f;
+            S[HALVES - 1][i] = S[0][i];
         }
         if (made && item.begins) {
             return;
@@ -51,26 +53,27 @@ template <typename Shape> struct scan_worker {
                                             : place_of(item.sequence - 1, PART_L); /* of the last one */
 #pragma unroll
         for (int i = 0; i < 32; i++) {
-            S[i] = *from.at(i);
+            S[0][i] = *from.at(i);
         }
         if (a.s.key_bands > 1) {
 #pragma unroll
-            for (int i = 32; i < 64; i++) {
-                S[i] = *from.at(i);
+            for (int i = 32; i < 64 * HALVES; i++) {
+                S[i / 64][i % 64] = *from.at(i);
             }
         }
     }
     __device__ __forceinline__ state_place between() const {
-        return begin(a.between + ((int64_t)item.sequence * a.s.value_heads + item.value_head) * D * D, D, 1);
+        int64_t lane = (int64_t)item.sequence * a.s.value_heads + item.value_head;
+        return begin(a.between + lane * (D * Shape::KEYS), Shape::KEYS, 1);
     }
     __device__ __forceinline__ void store_state() {
         state_place to = !item.ends     ? between()
                          : Shape::LOCAL ? place_of(item.sequence, Shape::REVERSE ? PART_C : item.map ? PART_M : PART_L)
                              : place_of(a.final_state);
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
+        for (int i = 0; i < 64 * HALVES; i++) {
             if (i < 32 || a.s.key_bands > 1) {
-                *to.at(i) = S[i];
+                *to.at(i) = S[i / 64][i % 64];
             }
         }
     }
@@ -79,23 +82,28 @@ template <typename Shape> struct scan_worker {
     }
     /* What others wrote behind a sequence may be no number. */
     __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
-        clear_rows(k, 2, left, 32 * warp + lane);
+        clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
         clear_rows(v, 1, left, 32 * warp + lane);
         if (Shape::REVERSE) {
-            clear_rows(k + Shape::Q, 2, left, 32 * warp + lane);
+            clear_rows(k + Shape::Q, 2 * HALVES, left, 32 * warp + lane);
         }
         hopper::fence_async();
-        hopper::group_sync(1 + group, 128);
+        hopper::group_meet(1 + group, 128);
     }
-    /* The rounded state of chunk n for the other warpgroup: values in rows. */
-    __device__ __forceinline__ void show_state(int n) {
-        hopper::barrier_wait(p.state_read, n % 2 ^ 1);
-        uint32_t to = p.start + Shape::STATE;
+    /* The rounded state of chunk n for the other warpgroup: values in rows. Halves one after the other. */
+    __device__ __forceinline__ void show_state(int n, int half = 0) {
+        if (half == 0) {
+            hopper::barrier_wait(p.state_read, n % 2 ^ 1);
+        }
+        uint32_t to = p.start + Shape::STATE + half * 2 * Shape::STATE_BAND;
         int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             store_matrices(swizzled(to + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16), Sb[4 * i],
                            Sb[4 * i + 1], Sb[4 * i + 2], Sb[4 * i + 3]);
+        }
+        if (half < HALVES - 1) {
+            return;
         }
         hopper::fence_async();
         __syncwarp();
@@ -130,21 +138,38 @@ template <typename Shape> struct scan_worker {
     }
     /* The state rounded, once the chunk's tiles are there; left: its tokens. */
     __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
-        pack_all(Sb, S);
+        pack_all(Sb, S[0]);
         hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
         int left = item.at.length - item.chunk<Shape>(n) * C;
         if (left < C) {
             clear(k, v, left);
         }
     }
-    /* to = S K^T. */
-    __device__ __forceinline__ void times_keys(float (&to)[32], uint32_t k) {
+    /* to = S K^T, or += the second half's. */
+    __device__ __forceinline__ void times_keys(float (&to)[32], uint32_t k, int add = 0) {
         hopper::products_begin();
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            hopper::product_along(to, Sb + 4 * i, hopper::describe(k + i / 4 * BAND + i % 4 * 32, 0), i > 0);
+            hopper::product_along(to, Sb + 4 * i, hopper::describe(k + i / 4 * BAND + i % 4 * 32, 0), add || i > 0);
         }
         hopper::products_commit();
+    }
+    /* The state's second half: in the registers that the first one's product has read. */
+    __device__ __forceinline__ void second_half(float (&to)[32], uint32_t k, int n) {
+        if (!Shape::LOCAL) {
+            show_state(n, 0);
+        }
+        hopper::products_wait<0>();
+        hopper::keep_below(to);
+        pack_all(Sb, S[HALVES - 1]);
+        times_keys(to, k + TILE, 1);
+    }
+    /* S += left times the tokens' keys. */
+    __device__ __forceinline__ void add_tokens(const uint32_t *left, uint32_t tile) {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            times_tokens(S[half], left, tile + half * TILE, BAND, 1);
+        }
     }
     /* to = or += left times a tile of 64 tokens, whose bands are `band` bytes apart. */
     template <int N>
@@ -182,8 +207,8 @@ template <typename Shape> struct scan_worker {
     }
     __device__ __forceinline__ void fade_state(float by) {
 #pragma unroll
-        for (int i = 0; i < 64; i++) {
-            S[i] *= by;
+        for (int i = 0; i < 64 * HALVES; i++) {
+            S[i / 64][i % 64] *= by;
         }
     }
     /* One chunk; S on return is what enters the next one. */
@@ -202,14 +227,22 @@ template <typename Shape> struct scan_worker {
                 w[i][0] = w[i][1] = w[i][2] = w[i][3] = 0;
             }
         }
-        load_eight(fade, numbers + FADE_K);
-        load_eight(beta, numbers + BETA);
+        if (HALVES > 1) {
+            second_half(X, k, n);
+        } else {
+            load_eight(fade, numbers + FADE_K);
+            load_eight(beta, numbers + BETA);
+        }
         if (!Shape::LOCAL) {
-            show_state(n);
+            show_state(n, HALVES - 1);
         }
         float end = fade_of(p.numbers(n), C - 1);
         products_wait<0>();
         keep_below(X);
+        if (HALVES > 1) { /* not before: there is no room for them */
+            load_eight(fade, numbers + FADE_K);
+            load_eight(beta, numbers + BETA);
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* beta (V - fade X) */
             const uint32_t *v2 = &w[i / 2][i % 2 * 2];
@@ -232,7 +265,7 @@ template <typename Shape> struct scan_worker {
         products_wait<0>();
         keep_below(X);
         pack_by(r, X, fade);
-        times_tokens(S, r, k, BAND, 1);
+        add_tokens(r, k);
         if (Shape::KIND == FORWARD) {
             int first = C;
             if (__any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
@@ -247,7 +280,7 @@ template <typename Shape> struct scan_worker {
             show_values(v, n);
         }
         products_wait<0>();
-        keep_below(S);
+        keep_state();
         if (lane == 0) {
             barrier_arrive(p.barrier(p.empty, n));
         }
@@ -276,6 +309,12 @@ template <typename Shape> struct scan_worker {
         hopper::fence_async();
         told_values(n);
     }
+    __device__ __forceinline__ void keep_state() {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            hopper::keep_below(S[half]);
+        }
+    }
     __device__ __forceinline__ void told_values(int n) {
         __syncwarp();
         if (lane == 0) {
@@ -295,15 +334,25 @@ template <typename Shape> struct scan_worker {
         for (int i = 0; i < 4; i++) { /* dO with values in rows is a left operand as it comes */
             load_matrices_across(w[i], values_at(v, i));
         }
+        if (HALVES > 1) {
+            second_half(U, k, n);
+        }
         if (!Shape::LOCAL) {
-            show_state(n);
+            show_state(n, HALVES - 1);
         }
         fade_state(fade_of(p.numbers(n), C - 1));
-        times_triangle(X, &w[0][0], t + BAND, 0);
-        products_wait<1>();
+        if (HALVES == 1) {
+            times_triangle(X, &w[0][0], t + BAND, 0);
+            products_wait<1>();
+        } else { /* one after the other: there is no room for both */
+            products_wait<0>();
+        }
         keep_below(U);
         load_eight(by, numbers + LEFT_K);
         pack_by(r, U, by);
+        if (HALVES > 1) {
+            times_triangle(X, &w[0][0], t + BAND, 0);
+        }
         times_triangle(X, r, t, 1);
         uint32_t d[16];
         load_eight(by, numbers + FADE_Q);
@@ -312,8 +361,8 @@ template <typename Shape> struct scan_worker {
             uint32_t pair = w[i / 4][i % 4];
             d[i] = pack(by[i / 2].x * low_half(pair), by[i / 2].y * high_half(pair));
         }
-        times_tokens(S, d, q, BAND, 1);
-        products_wait<1>();
+        add_tokens(d, q);
+        products_wait<HALVES>();
         keep_below(X);
         uint32_t y[16];
         load_eight(by, numbers + FADE_K);
@@ -322,12 +371,12 @@ template <typename Shape> struct scan_worker {
             by[i] = {-by[i].x, -by[i].y};
         }
         pack_by(y, X, by);
-        times_tokens(S, y, k, BAND, 1);
+        add_tokens(y, k);
         if (!Shape::LOCAL) {
             show_values(v, n);
         }
         products_wait<0>();
-        keep_below(S);
+        keep_state();
         if (lane == 0) {
             barrier_arrive(p.barrier(p.empty, n));
         }

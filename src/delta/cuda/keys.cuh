@@ -1,0 +1,63 @@
+/* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16, K and V
+   up to 128 and 256. What its two kernels share.
+
+   With G the gates of a channel summed from the chunk's start,
+
+       A[i,j] = sum over c of k[i,c] k[j,c] e^(G[i,c]-G[j,c]), j < i;   P the same of q and k, times scale, j <= i
+
+   so a channel's decays are no factors around a product. Tokens are taken in blocks of 16: with G0 that of a block's
+   start, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]) for tokens i of the block and j of one before it, both at most 1; and
+   inside a block every pair of tokens is summed in f32. Sums of gates are made towards i or from j on: no two large ones
+   are subtracted but inside a block.
+
+   prepare makes a page of every chunk and value head: k and q times e^G, k times e^(G[C]-G), A, P (and what rounding
+   leaves of it), the inverses of diagonal blocks. walk goes through the pages of a sequence as tiles64 does, 64 columns of
+   V a block. */
+#ifndef CARRY_DELTA_KEYS_CUH
+#define CARRY_DELTA_KEYS_CUH
+
+#include "delta/cuda/tiles_walk.cuh"
+
+namespace delta_keys {
+
+using namespace delta_tiles;
+
+constexpr int COLUMNS = 64; /* of V, a block of the walk */
+constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32, and so are the powers of all gates below it */
+constexpr float LOG2_E = 1.44269504f;
+
+/* D: K, rounded up to 64 or 128. */
+template <int D> struct page {
+    uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
+    uint16_t A[C * LC], P[C * LC], rest[C * LC]; /* rest: of P */
+    uint16_t T[BLOCKS][BLOCK * LB];
+    float end[D], beta[C];
+};
+
+struct chunk_at {
+    delta_place place;
+    int64_t sequence, first; /* first: its first token, of the sequence's */
+    int count;               /* 0: nobody's */
+};
+
+/* Pages lie as kept states do: tokens/64 + sequences of them are enough. */
+__device__ __forceinline__ chunk_at chunk_of(const carry_delta_job &job, int64_t slot) {
+    int64_t low = 0, high = job.sequences - 1;
+    while (low < high) { /* the last sequence that starts at or before the slot */
+        const int64_t middle = (low + high + 1) / 2;
+        if (kept_of(place_of(job, middle), middle) <= slot) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    chunk_at at = {place_of(job, low), low, 0, 0};
+    at.first = (slot - kept_of(at.place, low)) * C;
+    const int64_t left = at.place.length - at.first;
+    at.count = left <= 0 ? 0 : left < C ? (int)left : C;
+    return at;
+}
+
+} // namespace delta_keys
+
+#endif

@@ -1,0 +1,229 @@
+/* The second kernel of "keys64" (keys.cuh): a block walks the chunks of one value head of one sequence, 64 columns of V. */
+#include "delta/cuda/keys_cuda.h"
+#include "delta/cuda/keys.cuh"
+
+using namespace delta_keys;
+
+namespace {
+
+/* Rows with room behind them, against bank conflicts. */
+template <int D> struct side {
+    static constexpr int LD = D + 8;
+    alignas(16) uint16_t faded_k[C * LD], faded_q[C * LD], left_k[C * LD];
+    alignas(16) uint16_t v[C * (COLUMNS + 8)]; /* then o */
+    alignas(16) uint16_t rest[C * LC];
+    alignas(16) float end[D];
+    prepared p;
+};
+
+template <int D, int SIDES> struct keys_walk {
+    static constexpr int LD = D + 8;
+    const carry_delta_job &job;
+    const page<D> *pages;
+    side<D> *sides;
+    int64_t sequence, head;
+    int first; /* column of V */
+    delta_place place;
+    float S[D / 8][4];
+
+    static __device__ void copy(void *to, const void *from, int bytes) {
+        for (int i = (int)threadIdx.x * 16; i < bytes; i += THREADS * 16) {
+            __pipeline_memcpy_async(static_cast<char *>(to) + i, static_cast<const char *>(from) + i, 16);
+        }
+    }
+    static __device__ void copy_rows(uint16_t *to, const uint16_t *from) {
+        for (int i = (int)threadIdx.x; i < C * D / 8; i += THREADS) {
+            __pipeline_memcpy_async(to + i / (D / 8) * LD + i % (D / 8) * 8, from + i * 8, 16);
+        }
+    }
+    __device__ int count_from(int64_t t) const {
+        return place.length - t < C ? (int)(place.length - t) : C;
+    }
+    __device__ void fetch(int64_t t, int at) {
+        if (t < place.length) {
+            side<D> &m = sides[at % SIDES];
+            const page<D> &from = pages[(kept_of(place, sequence) + t / C) * job.value_heads + head];
+            carry_delta_array v = job.v;
+            v.data = static_cast<uint16_t *>(v.data) + first;
+            copy_rows(m.faded_k, from.faded_k);
+            copy_rows(m.faded_q, from.faded_q);
+            copy_rows(m.left_k, from.left_k);
+            copy(m.p.A, from.A, sizeof from.A);
+            copy(m.p.P, from.P, sizeof from.P);
+            copy(m.rest, from.rest, sizeof from.rest);
+            copy(m.p.T, from.T, sizeof from.T);
+            copy(m.end, from.end, sizeof from.end);
+            copy(m.p.beta, from.beta, sizeof from.beta);
+            load_tile<COLUMNS>(m.v, v, place, t, head, count_from(t), job.value - first);
+        }
+        __pipeline_commit();
+    }
+    /* Of a state in memory, where element x of S[n] is; -1: it is not there. */
+    __device__ int64_t element(int n, int x, bool transposed) const {
+        const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
+        return v >= job.value || k >= job.key ? -1 : transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
+    }
+    __device__ void load_state() {
+        const float *from = job.initial + (sequence * job.value_heads + head) * job.key * job.value;
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) {
+            const int64_t at = job.initial != nullptr ? element(i / 4, i % 4, job.transposed) : -1;
+            S[i / 4][i % 4] = at >= 0 ? from[at] : 0.0f;
+        }
+    }
+    __device__ void store_state(float *states, int64_t unit, bool transposed) {
+        float *to = states + unit * job.key * job.value;
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) {
+            const int64_t at = element(i / 4, i % 4, transposed);
+            if (at >= 0) {
+                to[at] = S[i / 4][i % 4];
+            }
+        }
+    }
+    __device__ void output(side<D> &m, const unsigned (&x)[4][4], int bad) {
+        float o[8][4];
+        {
+            unsigned a[D / 16][4]; /* once more: they would not stay in registers through the solve */
+            slice_left<D>(a, S);
+            times_tokens<D>(o, a, m.faded_q);
+        }
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            o[i / 4][i % 4] *= job.scale;
+        }
+#pragma unroll
+        for (int p = 0; p < BLOCKS; p++) {
+#pragma unroll
+            for (int c = 0; c <= p; c++) {
+                unsigned b[4];
+                load_right<LC>(b, m.p.P, 16 * c, 16 * p);
+                multiply_two(o[2 * p], o[2 * p + 1], x[c], b);
+                load_right<LC>(b, m.rest, 16 * c, 16 * p);
+                multiply_two(o[2 * p], o[2 * p + 1], x[c], b);
+            }
+        }
+#pragma unroll
+        for (int b = 0; b < BLOCKS && bad < C; b++) {
+            put_from(o, b, bad, __int_as_float(0x7fffffff));
+        }
+        __syncwarp(); /* every lane has its v */
+        put_columns<COLUMNS>(m.v, o);
+    }
+    /* x = beta (v - k S - A x) of all tokens; the first one that is no number, which is not in x, is returned. */
+    __device__ int make_values(side<D> &m, unsigned (&x)[4][4]) {
+        float rest[8][4];
+        unsigned a[D / 16][4];
+        slice_left<D>(a, S);
+        times_tokens<D>(rest, a, m.faded_k);
+        right_side<COLUMNS>(rest, m.p, m.v);
+        return solve(rest, x, m.p);
+    }
+    __device__ void chunk(side<D> &m) {
+        unsigned x[4][4];
+        const int bad = make_values(m, x);
+        if (job.o.data != nullptr) {
+            output(m, x, bad);
+        }
+        const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f; /* of a warp's columns */
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            const float2 end = *reinterpret_cast<const float2 *>(m.end + 8 * n + column_in());
+            S[n][0] *= end.x * number;
+            S[n][1] *= end.y * number;
+            S[n][2] *= end.x * number;
+            S[n][3] *= end.y * number;
+        }
+#pragma unroll
+        for (int c = 0; c < BLOCKS; c++) {
+            add_tokens<D>(S, x[c], m.left_k, c);
+        }
+    }
+    __device__ void run() {
+        for (int i = (int)threadIdx.x; i < SIDES * C; i += THREADS) { /* the pages have them */
+            sides[i / C].p.fade[i % C] = sides[i / C].p.k_norm[i % C] = 1.0f;
+        }
+        load_state();
+        fetch(0, 0);
+        int at = 0;
+        for (int64_t t = 0; t < place.length; t += C, at++) {
+            side<D> &m = sides[at % SIDES];
+            __pipeline_wait_prior(0);
+            __syncthreads();
+            if (SIDES > 1) {
+                fetch(t + C, at + 1);
+            }
+            if (job.kept != nullptr) {
+                store_state(job.kept, (kept_of(place, sequence) + t / C) * job.value_heads + head, false);
+            }
+            chunk(m);
+            __syncthreads();
+            if (job.o.data != nullptr) {
+                carry_delta_array o = job.o;
+                o.data = static_cast<uint16_t *>(o.data) + first;
+                store_tile<COLUMNS>(o, m.v, place, t, head, count_from(t), job.value - first);
+            }
+            if (SIDES == 1) {
+                __syncthreads();
+                fetch(t + C, at + 1);
+            }
+        }
+        if (job.final_state != nullptr) {
+            store_state(job.final_state, sequence * job.value_heads + head, job.transposed);
+        }
+    }
+};
+
+template <int D, int SIDES>
+__global__ void __launch_bounds__(THREADS)
+    delta_keys_walk(const __grid_constant__ carry_delta_job job, const void *pages, int64_t items) {
+    extern __shared__ float4 memory[];
+    auto *sides = reinterpret_cast<side<D> *>(memory);
+    const int blocks = (job.value + COLUMNS - 1) / COLUMNS;
+    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const int64_t unit = i / blocks, sequence = unit / job.value_heads;
+        keys_walk<D, SIDES> walk = {job,
+                                    static_cast<const page<D> *>(pages),
+                                    sides,
+                                    sequence,
+                                    unit % job.value_heads,
+                                    (int)(i % blocks) * COLUMNS,
+                                    place_of(job, sequence)};
+        walk.run();
+        __syncthreads();
+    }
+}
+
+template <int D, int SIDES>
+cudaError_t launch(const carry_delta_job *job, const void *pages, int64_t items, cudaStream_t stream) {
+    constexpr int bytes = SIDES * (int)sizeof(side<D>);
+    cudaError_t error =
+        cudaFuncSetAttribute(delta_keys_walk<D, SIDES>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error == cudaSuccess && items > 0) {
+        const unsigned blocks = (unsigned)(items < INT32_MAX ? items : INT32_MAX);
+        delta_keys_walk<D, SIDES><<<blocks, THREADS, bytes, stream>>>(*job, pages, items);
+        error = cudaGetLastError();
+    }
+    return error;
+}
+
+/* Two sides where a multiprocessor has one block at most and room for both. */
+template <int D> cudaError_t choose(const carry_delta_job *job, const void *pages, int units, cudaStream_t stream) {
+    const int64_t items = job->sequences * job->value_heads * ((job->value + COLUMNS - 1) / COLUMNS);
+    int ordinal = 0, most = 0;
+    cudaError_t error = cudaGetDevice(&ordinal);
+    if (error == cudaSuccess) {
+        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
+    }
+    if (error != cudaSuccess) {
+        return error;
+    }
+    return items <= units && most >= 2 * (int)sizeof(side<D>) ? launch<D, 2>(job, pages, items, stream)
+                                                              : launch<D, 1>(job, pages, items, stream);
+}
+
+} // namespace
+
+cudaError_t carry_delta_keys_walk(const carry_delta_job *job, const void *pages, int units, cudaStream_t stream) {
+    return job->key <= 64 ? choose<64>(job, pages, units, stream) : choose<128>(job, pages, units, stream);
+}
