@@ -82,7 +82,7 @@ awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 21 || NR 
 awk -F, 'NR == 1 { n = NF } NF != n { bad = 1 } END { exit bad || n != 7 || NR != 101 }' samples.csv || fail "samples.csv has not 7 columns and 101 rows"
 refused "there is no run '99'" runs show 99
 refused "needs two runs" runs compare 1
-refused "not both" runs export 1 --csv --json
+refused "give only one of them" runs export 1 --csv --json
 refused "runs list has no option --csv" runs list --csv
 refused "runs show has no option --slack" runs show 1 --slack 3
 refused "runs list has no option --yes" runs list --yes

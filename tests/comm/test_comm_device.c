@@ -5,6 +5,7 @@
 
 #include "comm/rates.h"
 #include "core/clock.h"
+#include "core/error.h"
 
 typedef struct work {
     const char *kind;
@@ -217,6 +218,12 @@ static carry_status by_mpi(void *user, carry_comm *comm) {
     (void)setenv("CARRY_MPI_CUDA", *aware ? "1" : "0", 1);
     const carry_status status = *aware ? all_of_it((void *)(uintptr_t)&w, comm) : open_on(comm, &w, 60, &gpus);
     (void)unsetenv("CARRY_MPI_CUDA");
+    if (status == CARRY_EUNSUPPORTED) { /* a rank that fails tells the others, which are to have asked by then */
+        char sentence[512];
+        (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(carry_comm_ctx(comm)));
+        const carry_status met = carry_barrier(comm);
+        return met == CARRY_OK ? carry_fail(carry_comm_ctx(comm), status, "%s", sentence) : met;
+    }
     return status;
 }
 
