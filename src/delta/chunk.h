@@ -46,7 +46,7 @@ typedef struct carry_delta_head {
 /* Some floats of an arena, and five lines more: arrays whose sizes are powers of two would otherwise lie at the same
    places of a cache, and a load waits for a store whose last 12 bits are its own. */
 static inline float *carry_delta_floats(carry_arena *arena, size_t count) {
-    return carry_arena_take(arena, count + 5 * (CARRY_ALIGN / sizeof(float)), sizeof(float));
+    return (float *)carry_arena_take(arena, count + 5 * (CARRY_ALIGN / sizeof(float)), sizeof(float));
 }
 
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
