@@ -124,7 +124,7 @@ carry_status describe_back(carry_ctx *ctx, const carry_delta_chunk_back *b, cons
     CARRY_TRY(map_values(ctx, encode, &last.grad_v, "dv", &b->dv, job, 2, ordinal));
     last.in = prepare_args_of(job, &a.q, &a.k);
     a.s = last.in.s = way.s;
-    last.in.s.key_bands = a.s.key_bands > 2 ? 2 : a.s.key_bands; /* of a launch */
+    last.in.s.key_bands = a.s.key_bands > 2 ? 2 : a.s.key_bands; /* of a launch of gradients; prepare takes all at once */
     a.tiles = memory;
     a.state_transposed = job->state_transposed;
     a.initial_state = job->initial_state;
@@ -144,12 +144,19 @@ carry_status describe_back(carry_ctx *ctx, const carry_delta_chunk_back *b, cons
     return CARRY_OK;
 }
 
+carry_status prepare_again(carry_ctx *ctx, const carry_delta_chunk_back *b, const scan_launch &both,
+                           const gradient_args &last, int ordinal, cudaStream_t stream) {
+    prepare_args in = last.in;
+    in.s.key_bands = both.first.s.key_bands;
+    return launch_prepare(ctx, &b->job, in, ordinal, stream);
+}
+
 carry_status run(carry_ctx *ctx, const carry_delta_chunk_back *b, const back_way &way, carry_map_encoder encode,
                  int units, int ordinal, cudaStream_t stream) {
     scan_launch both = {};
     gradient_args last = {};
     CARRY_TRY(describe_back(ctx, b, way, encode, both, last, ordinal));
-    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, stream));
+    CARRY_TRY(prepare_again(ctx, b, both, last, ordinal, stream));
     if (way.s.segments > 1) {
         CARRY_TRY(make_pairs<true>(ctx, &b->job, both, ordinal, stream));
     }
@@ -247,7 +254,7 @@ extern "C" carry_status PAIR_NAME(carry_ctx *ctx, const carry_delta_chunk_back *
     gradient_args last = {};
     CARRY_TRY(begin_back(ctx, b, &encode, &units, ordinal));
     CARRY_TRY(describe_back(ctx, b, split_way(&b->job, units), encode, both, last, ordinal));
-    CARRY_TRY(launch_prepare(ctx, &b->job, last.in, ordinal, (cudaStream_t)on));
+    CARRY_TRY(prepare_again(ctx, b, both, last, ordinal, (cudaStream_t)on));
     return join_pairs<true>(ctx, &b->job, both, L, NULL, ordinal, (cudaStream_t)on);
 }
 
