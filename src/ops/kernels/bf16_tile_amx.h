@@ -165,7 +165,7 @@ static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
 #define AMX_DEPTH 256
 
 static void amx_block(const carry_bf16_tile *t, int64_t l, int64_t depth) {
-    amx_tiles tiles;
+    amx_tiles tiles = {0};
     const float *base = l > 0 ? t->c : t->base;
     const ptrdiff_t base_row = l > 0 ? t->c_row : t->base_row;
     const bool leaves = t->out != NULL && l + depth == t->k;

@@ -93,39 +93,28 @@ static double best_of(const probe *by, way run) {
     return best;
 }
 
-/* a, b and c of `area` numbers each in f32, then a and b in 16 bits: 1 to 2, of either type. */
-static float *cpu_operands(carry_ctx *ctx, int64_t area) {
-    float *floats = carry_aligned_new((size_t)(4 * area) * sizeof *floats);
-    if (floats == NULL) {
-        (void)carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld numbers", (long long)area);
-        return NULL;
+/* a, b and c of `area` numbers each in f32, and a and b in 16 bits: numbers near 1 in either type. */
+static carry_status cpu_operands(carry_ctx *ctx, int64_t area, float **floats, uint16_t **narrow) {
+    *floats = carry_aligned_new((size_t)(3 * area) * sizeof **floats);
+    *narrow = carry_aligned_new((size_t)(2 * area) * sizeof **narrow);
+    if (*floats == NULL || *narrow == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld numbers", (long long)area);
     }
     for (int64_t i = 0; i < 3 * area; i++) {
-        floats[i] = (float)(i % 13) - 6.0f;
+        (*floats)[i] = (float)(i % 13) - 6.0f;
     }
-    uint16_t *narrow = (uint16_t *)(floats + 3 * area);
     for (int64_t i = 0; i < 2 * area; i++) {
-        narrow[i] = (uint16_t)(0x3f80 + i % 127);
+        (*narrow)[i] = (uint16_t)(0x3f80 + i % 127);
     }
-    return floats;
+    return CARRY_OK;
 }
 
-static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_s) {
+/* The best over the sides, of operands that are there. */
+static double best_rate(probe *by, const float *floats, float *c, int64_t area) {
     const int count = (int)(sizeof sides / sizeof sides[0]);
-    const int64_t area = sides[count - 1] * sides[count - 1];
-    probe by = {.ctx = ctx, .type = type};
-    CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
-    float *floats = cpu_operands(ctx, area);
-    if (floats == NULL) {
-        return CARRY_EMEMORY;
-    }
-    if (type != CARRY_F32) {
-        by.a = floats + 3 * area;
-        by.b = (const uint16_t *)by.a + area;
-    }
     double fastest = 0.0;
+    double rate = 0.0;
     const double until = carry_seconds() + MOST_SECONDS;
-    *flops_s = 0.0;
     for (int i = 0; i < count && 8.0 * fastest < LONG_RUN && carry_seconds() < until; i++) {
         const int64_t n = sides[i];
         const carry_product p = {.m = n,
@@ -134,21 +123,39 @@ static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_
                                  .count = 1,
                                  .a = floats,
                                  .b = floats + area,
-                                 .c = floats + 2 * area,
+                                 .c = c,
                                  .a_row = n,
                                  .b_row = n,
                                  .c_row = n};
-        by.p = &p;
+        by->p = &p;
         fastest = INFINITY;
         for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
-            if (is_there(&by, ways[j])) {
-                fastest = fmin(fastest, best_of(&by, ways[j]));
+            if (is_there(by, ways[j])) {
+                fastest = fmin(fastest, best_of(by, ways[j]));
             }
         }
-        *flops_s = fmax(*flops_s, 2.0 * (double)(n * n * n) / fastest);
+        rate = fmax(rate, 2.0 * (double)(n * n * n) / fastest);
+    }
+    return rate;
+}
+
+static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_s) {
+    const int64_t side = sides[sizeof sides / sizeof sides[0] - 1];
+    const int64_t area = side * side;
+    probe by = {.ctx = ctx, .type = type};
+    float *floats = NULL;
+    uint16_t *narrow = NULL;
+    CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
+    const carry_status status = cpu_operands(ctx, area, &floats, &narrow);
+    *flops_s = 0.0;
+    if (status == CARRY_OK) {
+        by.a = type != CARRY_F32 ? narrow : NULL;
+        by.b = type != CARRY_F32 ? narrow + area : NULL;
+        *flops_s = best_rate(&by, floats, floats + 2 * area, area);
     }
     free(floats);
-    return CARRY_OK;
+    free(narrow);
+    return status;
 }
 
 /* What a measurement on a GPU holds. */

@@ -1,7 +1,7 @@
-/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256: plain descriptions and
-   launchers. The kernels are for K = 128 and 64 or 128 values: of a K of 64 the other half is zeros that the copy engine
-   puts there, and a V of 256 is walked as two value heads that share what prepare makes. A K of 256 has walks of its own,
-   with twice the registers for a state; its gradients are made in two launches, of 128 keys each.
+/* The gated delta rule on Hopper GPUs, chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256: plain descriptions
+   and launchers. The kernels are for K = 128 and 64 or 128 values: of a K of 64 the other half is zeros that the copy
+   engine puts there, and a V of 256 is walked as two value heads that share what prepare makes. A K of 256 has walks of
+   its own, with twice the registers for a state; its gradients are made in two launches, of 128 keys each.
 
    Forward is two kernels. prepare makes of every chunk and value head what does not depend on the state: the inverse
    triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a sequence with the state
