@@ -110,7 +110,7 @@ static carry_status cpu_operands(carry_ctx *ctx, int64_t area, float **floats, u
 }
 
 /* The best over the sides, of operands that are there. */
-static double best_rate(probe *by, const float *floats, float *c, int64_t area) {
+static double best_rate(probe by, const float *floats, float *c, int64_t area) {
     const int count = (int)(sizeof sides / sizeof sides[0]);
     double fastest = 0.0;
     double rate = 0.0;
@@ -127,11 +127,11 @@ static double best_rate(probe *by, const float *floats, float *c, int64_t area) 
                                  .a_row = n,
                                  .b_row = n,
                                  .c_row = n};
-        by->p = &p;
+        by.p = &p;
         fastest = INFINITY;
         for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
-            if (is_there(by, ways[j])) {
-                fastest = fmin(fastest, best_of(by, ways[j]));
+            if (is_there(&by, ways[j])) {
+                fastest = fmin(fastest, best_of(&by, ways[j]));
             }
         }
         rate = fmax(rate, 2.0 * (double)(n * n * n) / fastest);
@@ -151,7 +151,7 @@ static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_
     if (status == CARRY_OK) {
         by.a = type != CARRY_F32 ? narrow : NULL;
         by.b = type != CARRY_F32 ? narrow + area : NULL;
-        *flops_s = best_rate(&by, floats, floats + 2 * area, area);
+        *flops_s = best_rate(by, floats, floats + 2 * area, area);
     }
     free(floats);
     free(narrow);
