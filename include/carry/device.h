@@ -43,6 +43,9 @@ CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const cha
 CARRY_API const char *carry_device_absence(carry_ctx *ctx, int index);
 /* Bytes available now, including those that the pool of this context keeps for reuse; 0 if unknown. */
 CARRY_API carry_status carry_device_memory(carry_ctx *ctx, size_t *available, size_t *total, int device);
+/* Bytes of the device's memory that this context holds now, including those kept for reuse; 0 if unknown (on the CPU,
+   and on GPUs whose driver has no memory pools). Other programs and contexts do not count. */
+CARRY_API size_t carry_device_held(carry_ctx *ctx, int device);
 
 /* Memory aligned to at least 64 bytes. For 0 bytes the pointer may be freed but not read. On a GPU the memory comes
    from a pool of the context: freed memory is kept for the next request and returned to the system with the context, or

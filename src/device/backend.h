@@ -30,6 +30,7 @@ typedef struct carry_backend {
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
     carry_status (*measure)(carry_ctx *ctx, int ordinal, carry_gpu *gpu); /* NULL: no GPU */
     carry_status (*memory)(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
+    size_t (*held)(carry_ctx *ctx, int ordinal); /* carry_device_held; NULL: not known */
     carry_status (*alloc)(carry_ctx *ctx, void **data, int ordinal, size_t bytes);
     void (*free)(carry_ctx *ctx, int ordinal, void *data);
     carry_status (*alloc_on)(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream);

@@ -251,6 +251,7 @@ const carry_backend carry_backend_cuda = {
     .describe = describe,
     .measure = carry_cuda_measure,
     .memory = carry_cuda_memory,
+    .held = carry_cuda_held,
     .alloc = carry_cuda_alloc,
     .free = carry_cuda_free,
     .alloc_on = carry_cuda_alloc_on,

@@ -15,6 +15,7 @@ extern "C" {
 carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal);
 
 carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
+size_t carry_cuda_held(carry_ctx *ctx, int ordinal);
 carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes);
 void carry_cuda_free(carry_ctx *ctx, int ordinal, void *data);
 carry_status carry_cuda_alloc_on(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream);

@@ -126,6 +126,17 @@ extern "C" carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *a
     return CARRY_OK;
 }
 
+extern "C" size_t carry_cuda_held(carry_ctx *ctx, int ordinal) {
+    const pools *all = (const pools *)ctx->slots[CARRY_SLOT_POOLS].data;
+    uint64_t reserved = 0;
+    if (all == NULL || ordinal >= CARRY_STREAM_DEVICES || all->pool[ordinal] == NULL ||
+        cudaMemPoolGetAttribute(all->pool[ordinal], cudaMemPoolAttrReservedMemCurrent, &reserved) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return 0;
+    }
+    return (size_t)reserved;
+}
+
 /* On the thread's own stream, which nobody queues work on: waiting for it waits for the memory alone. */
 extern "C" carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
     CARRY_TRY(alloc(ctx, data, ordinal, bytes, cudaStreamPerThread));

@@ -111,6 +111,11 @@ carry_status carry_device_memory(carry_ctx *ctx, size_t *available, size_t *tota
     return at.backend != NULL ? at.backend->memory(ctx, at.ordinal, available, total) : no_such(ctx, device);
 }
 
+size_t carry_device_held(carry_ctx *ctx, int device) {
+    place at = find(device);
+    return at.backend != NULL && at.backend->held != NULL ? at.backend->held(ctx, at.ordinal) : 0;
+}
+
 carry_status carry_device_alloc_on(carry_ctx *ctx, void **data, int device, size_t bytes, carry_stream *stream) {
     place at = find(device);
     *data = NULL;

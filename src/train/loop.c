@@ -88,11 +88,16 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     return CARRY_OK;
 }
 
-/* Of this process, or of the GPU that is trained on. */
+/* What this process holds, or what this rank holds of the GPU that it trains on; where that is not known, all that is
+   in use there. */
 static double held_bytes(const carry_training *t) {
     size_t available;
     size_t total;
     const int device = t->lm->own.device;
+    const size_t held = device != 0 ? carry_device_held(t->ctx, device) : 0;
+    if (held > 0) {
+        return (double)held;
+    }
     if (device == 0 || carry_device_memory(t->ctx, &available, &total, device) != CARRY_OK) {
         return carry_resident_bytes();
     }

@@ -157,6 +157,28 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* What a context holds grows by what it takes, whatever others take. */
+static void a_context_knows_what_it_holds(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_ctx *other = support_ctx(1, NULL, NULL);
+    assert_int_equal(carry_device_held(ctx, 0), 0);
+    assert_int_equal(carry_device_held(ctx, 99), 0);
+    for (int device = 1; device < carry_device_count(); device++) {
+        void *data;
+        void *theirs;
+        assert_ok(ctx, carry_device_alloc(ctx, &data, device, (size_t)64 << 20));
+        const size_t held = carry_device_held(ctx, device);
+        assert_true(held >= (size_t)64 << 20);
+        assert_ok(other, carry_device_alloc(other, &theirs, device, (size_t)64 << 20));
+        assert_int_equal(carry_device_held(ctx, device), held);
+        carry_device_free(other, device, theirs);
+        carry_device_free(ctx, device, data);
+    }
+    carry_ctx_free(other);
+    carry_ctx_free(ctx);
+}
+
 static void pointers_to_the_wrong_memory_are_told_by_name(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -330,6 +352,7 @@ int main(void) {
         cmocka_unit_test(memory_in_order_of_a_stream_is_not_shared),
         cmocka_unit_test(pinned_memory_is_ordinary_memory_that_devices_copy),
         cmocka_unit_test(too_much_memory_is_refused_and_nothing_is_lost),
+        cmocka_unit_test(a_context_knows_what_it_holds),
         cmocka_unit_test(pointers_to_the_wrong_memory_are_told_by_name),
         cmocka_unit_test(a_context_keeps_a_stream_per_device),
         cmocka_unit_test(graphs_are_recorded_on_gpus_and_refused_by_the_cpu),
