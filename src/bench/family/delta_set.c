@@ -53,6 +53,16 @@ static carry_status fill(carry_ctx *ctx, carry_delta_set *s, bool backward, uint
     return CARRY_OK;
 }
 
+void carry_delta_set_gates(carry_delta_set *s, const char *gates) {
+    float *g = s->g.data;
+    const int64_t heads = s->g.rank > 2 ? s->g.shape[2] : 1;
+    const int64_t each = s->g.rank > 3 ? s->g.shape[3] : 1;
+    for (int64_t i = 0; gates[0] != '\0' && g != NULL && i < carry_tensor_count(&s->g); i++) {
+        const bool none = strcmp(gates, "zero") == 0 || i / each % heads % 4 == 3;
+        g[i] = none ? 0.0f : 0.25f * g[i];
+    }
+}
+
 carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *p, bool backward,
                                  uint64_t seed, int rank) {
     *s = (carry_delta_set){0};

@@ -1,7 +1,10 @@
 /* Sets of inputs and outputs of a delta-rule problem.
 
    q and k are normal (the op's own l2norm makes them of length 1), v normal, beta = sigmoid of a normal, g = log
-   sigmoid of a normal divided by 4: decays around e^-0.2. The state is 0.1 normal. */
+   sigmoid of a normal divided by 4: decays around e^-0.2. The state is 0.1 normal.
+
+   Other gates, as real models have them: "mixed" divides by 16 and leaves every fourth head without any decay, g = 0;
+   "zero" does so with all heads, which must cost as much. */
 #ifndef CARRY_LAB_DELTA_SET_H
 #define CARRY_LAB_DELTA_SET_H
 
@@ -16,6 +19,8 @@ typedef struct carry_delta_set {
    after a failure too. tokens may be 0. */
 carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *set, const carry_delta_problem *problem,
                                  bool backward, uint64_t seed, int rank);
+/* On a set of the CPU; gates: "", "mixed" or "zero". */
+void carry_delta_set_gates(carry_delta_set *set, const char *gates);
 void carry_delta_set_free(carry_ctx *ctx, carry_delta_set *set);
 
 /* The same on a device. What is written, state and final included, then goes from the CPU to the device filled with NaN

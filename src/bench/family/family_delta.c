@@ -28,6 +28,7 @@ typedef struct instance {
     carry_delta_problem problem;
     bool backward, step, initial;
     char only[CARRY_PROBLEM_WORD];
+    char gates[CARRY_PROBLEM_WORD]; /* delta_set.h */
     int copies, current;
     set sets[MAX_COPIES]; /* on the device */
     set host;             /* set 0 on the CPU; the same one where that is the device */
@@ -40,7 +41,7 @@ typedef struct instance {
 } instance;
 
 static const char takes[] =
-    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, initial (a state), "
+    "f32, bf16 or f16, b, t, h, hv (h unless given), k, v, nogate, keygate, gates=mixed or zero, initial (a state), "
     "backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
@@ -68,11 +69,16 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
         p->tokens = carry_problem_size(problem, "t", 1);
     }
     CARRY_TRY(carry_bench_ring_parse(ctx, &it->ring, problem, it->step));
+    const char *gates = carry_problem_setting(problem, "gates");
+    (void)snprintf(it->gates, sizeof it->gates, "%s", gates != NULL ? gates : "");
     const char *method = carry_problem_setting(problem, "algo");
     (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
     CARRY_TRY(carry_problem_device(ctx, &p->device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
-    if ((none && keys) || (it->step && it->backward)) {
+    if (gates != NULL && strcmp(it->gates, "mixed") != 0 && strcmp(it->gates, "zero") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "gates=%s: expected mixed or zero", it->gates);
+    }
+    if ((none && keys) || (none && gates != NULL) || (it->step && it->backward)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
     }
     return CARRY_OK;
@@ -100,12 +106,16 @@ static carry_status make_set(instance *it, int index, uint64_t seed) {
     const carry_delta_problem *p = &it->problem;
     if (p->device == 0) {
         CARRY_TRY(carry_delta_set_new(it->ctx, &it->sets[index], p, it->backward, seed, 0));
+        carry_delta_set_gates(&it->sets[index], it->gates);
         it->host = it->sets[0];
         return CARRY_OK;
     }
     set made;
     carry_status status = carry_delta_set_new(it->ctx, &made, p, it->backward, seed, 0);
-    status = status == CARRY_OK ? carry_delta_set_upload(it->ctx, &it->sets[index], &made, p->device) : status;
+    if (status == CARRY_OK) {
+        carry_delta_set_gates(&made, it->gates);
+        status = carry_delta_set_upload(it->ctx, &it->sets[index], &made, p->device);
+    }
     if (index == 0) {
         it->host = made;
     } else {
