@@ -96,11 +96,12 @@ void *carry_aligned_new(size_t bytes) {
     if (padded < LARGE_BLOCK) {
         return aligned_alloc(CARRY_ALIGN, padded);
     }
-    void *block = aligned_alloc(LARGE_PAGE, padded);
-#if defined(MADV_HUGEPAGE)
-    if (block != NULL) {
-        (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a wish */
+    void *block;
+    if (posix_memalign(&block, LARGE_PAGE, padded) != 0) { /* aligned_alloc may refuse what is not whole pages */
+        return NULL;
     }
+#if defined(MADV_HUGEPAGE)
+    (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a wish */
 #endif
     return block;
 }

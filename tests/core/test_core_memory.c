@@ -233,7 +233,7 @@ static void test_no_bytes_need_no_block(void **state) {
 
 static void test_aligned_memory_of_any_size(void **state) {
     (void)state;
-    static const size_t sizes[] = {0, 1, 63, 64, 65, 127, 128, 4097, (size_t)1 << 20};
+    static const size_t sizes[] = {0, 1, 63, 64, 65, 127, 128, 4097, (size_t)1 << 20, 8960000, ((size_t)1 << 23) + 1};
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         unsigned char *data = carry_aligned_new(sizes[i]);
         assert_non_null(data);
