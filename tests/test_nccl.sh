@@ -44,6 +44,6 @@ CARRY_NCCL=${real:-$(find / -xdev -name libnccl.so.2 2> /dev/null | head -1)}
 if [ -n "$CARRY_NCCL" ]; then
     two 'NCCL is gone around: NCCL, rank'
 else
-    echo "NCCL that fails was not tried: there is none"
+    echo "a failing NCCL was not tried: no libnccl.so.2 was found"
 fi
 [ $failures = 0 ]

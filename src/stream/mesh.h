@@ -5,8 +5,8 @@
    stage 0 that says why. Workers get an envelope by two broadcasts, its size and its bytes, and decide nothing.
 
    A prompt that comes while a chunk is denoised is a message of its own, behind the envelope: the leader looks for one
-   before every step and after the last, and broadcasts its size, 0 where there is none, so that every rank uses it from
-   the same step on. One that comes between two calls is for the next one.
+   before every step and after the last, and broadcasts its size (0: no prompt), so that every rank uses it from the
+   same step on. A prompt that comes between two calls is for the next call.
 
    NOOP and SHUTDOWN go round the mesh, with a barrier, and are answered by a pulse: a rank that is gone is missed even
    while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second SHUTDOWN is

@@ -16,7 +16,7 @@ typedef struct carry_counts {
     double tokens;     /* 0 where there are none */
     double perplexity; /* of a model that was trained to its end, else 0 */
     /* Of a stream, whose runs' time is the period of its chunks: */
-    double overlap;                           /* the score; NaN where there is none */
+    double overlap;                           /* the overlap score, or NaN */
     double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */
     double denoise, recompute, clean, decode; /* seconds of its blocks a chunk; 0: it has none */
     /* Of problems of several ranks: */
