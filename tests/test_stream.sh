@@ -102,6 +102,7 @@ what_it_refuses() {
     expect 2 'frames a second' stream --config shapes --fps -3
     expect 2 'wait longer (--deadline)' stream --config shapes --fps 0.01
     expect 2 'slowed by' stream --config shapes --slow-stage0 -5
+    expect 2 'expected seconds' stream --config shapes --change-prompt -1
     expect 2 'nono' stream --config nono
     expect 2 'config.json' stream --model "$folder/nowhere"
     expect 2 'give one of them' stream --model a --config shapes

@@ -169,6 +169,9 @@ static int take_options(stream_desk *desk) {
     if (w->depth > CARRY_STAGE_DEPTH) { /* it is an int below */
         return cli_refuse("--depth %lld: 1 to %d envelopes are under way", (long long)w->depth, CARRY_STAGE_DEPTH);
     }
+    if (!(w->change >= 0.0 && w->change <= 86400.0)) {
+        return cli_refuse("--change-prompt %g: expected seconds, above 0 and at most 86400", w->change);
+    }
     *o = stream_model_options(&desk->model);
     o->codec = w->codec != NULL ? w->codec : o->codec;
     o->chunk = w->chunk >= 0 ? w->chunk : o->chunk;
