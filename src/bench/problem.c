@@ -251,7 +251,7 @@ carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *pr
     char *end = NULL;
     long wanted = strncmp(text, "cuda", 4) == 0 && text[4] != '\0' ? strtol(text + 4, &end, 10) : 0;
     if (strncmp(text, "cuda", 4) != 0 || (end != NULL && *end != '\0') || wanted < 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': known are cpu, cuda, cuda1 and so on", text,
+        return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': expected cpu, cuda, cuda1, ...", text,
                           problem->text);
     }
     char name[32];

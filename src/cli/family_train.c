@@ -341,7 +341,7 @@ static int device_of(const void *given) {
 
 const carry_family carry_family_train = {
     .name = "train",
-    .about = "a language model trained, its layers' recurrence by several methods; a sample is a step's median time",
+    .about = "training of a language model, by each method for the recurrence; a sample is the median time of a step",
     .takes = takes,
     .example = "train:layers2:hidden32:heads2:t64:steps5:task=copy",
     .support = {.cpu = "f32 bf16 f16",

@@ -128,7 +128,7 @@ static void test_what_a_file_lacks_is_said(void **state) {
 
 static void test_typos_are_refused_with_their_place(void **state) {
     (void)state;
-    refuse(":8:7: 'nmae' is not known here; known are name, hypothesis", HEAD METHODS GRID SUCCESS "nmae: x\n");
+    refuse(":8:7: unknown key 'nmae': expected name, hypothesis", HEAD METHODS GRID SUCCESS "nmae: x\n");
     refuse(":6:13: 'repeat' is neither a list of values for a template nor known here: problem, stage",
            HEAD METHODS GRID "    repeat: 7\n" SUCCESS);
     refuse(":5:14: '{n}' has a list of values, but 'scan:dense:t8' does not use it",

@@ -41,7 +41,7 @@ typedef struct instance {
 } instance;
 
 static const char takes[] =
-    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
+    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), "
     "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu "
     "or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 

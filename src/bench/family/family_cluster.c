@@ -27,7 +27,7 @@ typedef struct instance {
     char about[256];
 } instance;
 
-static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), node (GPUs of one), "
+static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), node (GPUs of one), "
                             "near and far (GB/s), nearlatency and farlatency (ns), algo=NAME, device=cpu";
 
 static carry_status parse(instance *it, carry_problem *problem) {
@@ -152,8 +152,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 
 const carry_family carry_family_cluster = {
     .name = "cluster",
-    .about =
-        "the scan across p ranks of a cluster that is not here: its algorithms recorded and replayed, H200's costs",
+    .about = "a simulation of the scan across p ranks of a cluster, with the costs of an H200",
     .takes = takes,
     .example = "cluster:wy:bf16:h16:k128:v128:p1024",
     .support = {.cpu = "f32 bf16"},
