@@ -1,5 +1,5 @@
 /* A stream as a problem of the lab: methods are the topologies, and a run is a whole stream on threads of this process.
-   It stands here because the lab and streaming do not know each other.
+   It is here because the lab and streaming do not depend on each other.
 
        stream:mesh1:chunks40:depth2:slow0=match
 

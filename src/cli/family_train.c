@@ -1,5 +1,5 @@
 /* Training as a problem of the lab: methods are ways to run the layers' recurrence, and a run is a whole training. It
-   stands here because the lab and training do not know each other.
+   is here because the lab and training do not depend on each other.
 
        train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
 

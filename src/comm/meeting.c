@@ -1,5 +1,5 @@
-/* A rank listens at a socket of its own name, calls all ranks below it, and waits for the calls of those above. Who has
-   called and said nothing yet is waited for beside everybody else: a silent caller holds nobody up. */
+/* A rank listens at a socket named after it, connects to all ranks below it, and accepts connections from those above.
+   It polls all accepted connections for their first bytes, so one that sends nothing delays no other. */
 #include "comm/meeting.h"
 
 #include <errno.h>
