@@ -145,7 +145,7 @@ static void test_typos_are_refused_with_their_place(void **state) {
     refuse(":5:14: there is no problem family 'scna'", HEAD METHODS "grid:\n  - problem: scna:dense\n" SUCCESS);
     refuse(":5:14: the stage 'all' has the problem 'scan:dense:t8' twice",
            HEAD METHODS "grid:\n  - problem: scan:dense:t{t}\n    t: [8, 4, 8]\n" SUCCESS);
-    refuse(":6:13: 'gpu' cannot be needed: known are cuda, gpus, train, stream and the families",
+    refuse(":6:13: needs 'gpu': expected cuda, gpus, train, stream or a problem family",
            HEAD METHODS GRID "    needs: [gpu]\n" SUCCESS);
     refuse(":4:10: 'warm_up' must be a whole number from 1 to 1000", HEAD METHODS "warm_up: 0\n" GRID SUCCESS);
     refuse(":4:10: 'repeats' must be a whole number from 1 to 2000", HEAD METHODS "repeats: 1.5\n" GRID SUCCESS);

@@ -58,12 +58,7 @@ static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *prob
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' has r%lld, but only factors have rows", problem->text,
                           (long long)it->problem.rows);
     }
-    const bool f32 = carry_problem_has(problem, "f32"), bf16 = carry_problem_has(problem, "bf16");
-    if (f32 && bf16) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
-    }
-    it->problem.wire = bf16 ? CARRY_BF16 : CARRY_F32;
-    return CARRY_OK;
+    return carry_problem_dtype(ctx, &it->problem.wire, problem, CARRY_BF16);
 }
 
 static carry_status parse_method(carry_ctx *ctx, instance *it, carry_problem *problem) {
