@@ -23,7 +23,7 @@ quick="--repeats 5"
 # shellcheck disable=SC2086
 expect 0 "hotspots" --ranks 2 profile bench $problem $quick -o two.json.gz
 grep -q 'fastest' out || fail "the bench's own table is missing"
-grep -q 'bench: inputs .* src/bench/bench.c:[0-9]' out || fail "no hotspot by source file and line"
+grep -q 'bench: inputs .*src/bench/bench.c:[0-9]' out || fail "no hotspot by source file and line"
 grep -q '2 ranks' out || fail "the hotspots do not say on how many ranks"
 grep -q 'run 1 in ' out || fail "the run is not said to be stored"
 "$checker" two.json.gz 2 || fail "the trace of two ranks is not well-formed"
