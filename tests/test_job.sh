@@ -11,10 +11,12 @@ ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
 failures=0
 
-# Until the process has a handler for SIGINT, or 30 s have passed.
+# Until the process is carry, no longer the shell that was forked for it and may have a handler too, and has a handler for
+# SIGINT; or 30 s have passed.
 until_caught() {
     waited=0
-    until grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null || [ $waited -ge 600 ]; do
+    until { [ "$(cat "/proc/$1/comm" 2> /dev/null)" = "${carry##*/}" ] &&
+        grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null; } || [ $waited -ge 600 ]; do
         sleep 0.05
         waited=$((waited + 1))
     done
