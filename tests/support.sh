@@ -6,6 +6,17 @@ fail() {
     failures=$((failures + 1))
 }
 
+# Until the process is carry, no longer the shell that was forked for it and may have a handler too, and has a handler for
+# SIGINT; or 30 s have passed.
+until_caught() {
+    waited=0
+    until { [ "$(cat "/proc/$1/comm" 2> /dev/null)" = "${carry##*/}" ] &&
+        grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null; } || [ $waited -ge 600 ]; do
+        sleep 0.05
+        waited=$((waited + 1))
+    done
+}
+
 # expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
 expect() {
     code=$1

@@ -9,16 +9,7 @@ CARRY_STORE="$here/store.db"
 export CARRY_STORE
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
-failures=0
-
-# Until the process has a handler for SIGINT, or 30 s have passed.
-until_caught() {
-    waited=0
-    until grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null || [ $waited -ge 600 ]; do
-        sleep 0.05
-        waited=$((waited + 1))
-    done
-}
+. "$(dirname "$0")/support.sh"
 
 # The worker may not have ended yet.
 unmount() {

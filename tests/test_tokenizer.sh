@@ -5,20 +5,12 @@ carry=$1
 source=$2
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+. "$(dirname "$0")/support.sh"
 bad=0
 
 fails() {
     echo "failed: $1"
     bad=1
-}
-
-# Until the process has a handler for SIGINT, or 30 s have passed.
-until_caught() {
-    waited=0
-    until grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null || [ $waited -ge 600 ]; do
-        sleep 0.05
-        waited=$((waited + 1))
-    done
 }
 
 # refuses WORDS COMMAND...: exit 2, one error message with these words.
