@@ -176,6 +176,20 @@ if "$carry" runs > runs 2> /dev/null; then # a build with the lab
     expect 2 "the training goes on after step 4" profile --no-store train --resume window --no-store --steps 6 \
         --profile-from 2 --profile-steps 3
     [ -e window/step-4 ] || fail "a profiled training did not end after its window"
+    # On a GPU, the emulated one too: the window's steps alone, replayed as a graph and launched one by one alike.
+    if "$carry" plan delta:t64:h1:k16:v16:device=cuda > /dev/null 2>&1; then
+        for way in replayed --no-graph; do
+            # shellcheck disable=SC2046
+            "$carry" profile --no-store -o gpu.json.gz train --preset deltanet-13m --layers 1 --hidden 16 --heads 1 --batch 1 --length 16 --dtype f32 \
+                --no-store --device cuda $([ $way = replayed ] || echo $way) --profile-from 3 --profile-steps 2 --out window$way > window-gpu 2> err ||
+                fail "a window of a training on a GPU: $(cat err)"
+            grep -o 'a step, of 2: [0-9]* kernels' window-gpu >> kernels || grep -q 'kernels are not on the trace' err || fail "no kernels: $(cat window-gpu)"
+        done
+        if [ -s kernels ]; then
+            [ "$(sort -u kernels | wc -l)" = 1 ] || fail "kernels of a step differ: $(cat kernels)"
+        fi
+        cmp windowreplayed/step-4/model.safetensors window--no-graph/step-4/model.safetensors || fail "a graph has other bits"
+    fi
 fi
 
 # A rate that is too high: the step and the tensor are named, the state before is saved.

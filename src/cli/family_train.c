@@ -4,7 +4,8 @@
        train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
 
    A sample is the median time of a step of one training, so what disturbed single steps is not in it; trainings of the
-   methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of the last.
+   methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of the last,
+   seedN makes another. The last steps show how busy the device is and are not timed, since recording slows them.
    Checkpoints go to a temporary folder. */
 #include <dirent.h>
 #include <ftw.h>
@@ -15,7 +16,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "cli/busy.h"
 #include "cli/family_train.h"
+#include "core/clock.h"
 #include "core/context.h"
 #include "core/file.h"
 #include "bench/sample.h"
@@ -34,7 +37,7 @@
 typedef struct trained {
     int steps; /* done so far */
     double *loss, *seconds;
-    double perplexity;
+    double perplexity, busy, cost;
     double tokens, flops, memory;
 } trained;
 
@@ -53,11 +56,13 @@ typedef struct session {
     trained *to;
     int64_t steps;
     double evaluation; /* the loss; NaN: there was none */
+    cli_busy busy;
 } session;
 
-static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
-                            "step), stepsN, vocabN, pairsN; f32, bf16 or f16; delta_net; recompute; data=PATH or "
-                            "task=NAME, algo=METHOD, device=cpu or cuda";
+static const char takes[] =
+    "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
+    "step), stepsN, vocabN, pairsN, seedN; f32, bf16 or f16; delta_net; recompute; data=PATH or "
+    "task=NAME, algo=METHOD, device=cpu or cuda";
 
 static const char *method(int index) {
     const carry_lm_mixer *mixer = carry_lm_mixer_at(index);
@@ -87,6 +92,7 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     o->steps = carry_problem_size(problem, "steps", 20);
     o->vocab = carry_problem_size(problem, "vocab", 0);
     o->pairs = carry_problem_size(problem, "pairs", 0);
+    o->seed = carry_problem_size(problem, "seed", 0);
     o->recompute = carry_problem_has(problem, "recompute");
     carry_dtype dtype;
     CARRY_TRY(carry_problem_dtype(it->ctx, &dtype, problem, CARRY_F16));
@@ -143,7 +149,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     }
     it->ctx = ctx;
     carry_status status = read_problem(it, problem);
-    it->options.seed = (int64_t)(seed & INT32_MAX);
+    it->options.seed = (int64_t)((seed + (uint64_t)it->options.seed) & INT32_MAX);
     if (status == CARRY_OK) {
         (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* until there is one */
         status = carry_train_options_check(ctx, &it->options, 1);
@@ -234,6 +240,7 @@ static carry_status train_into(session *s, const char *folder) {
                                      .started = hear_start,
                                      .report = hear_step,
                                      .evaluated = hear_exam,
+                                     .step = s->busy.steps > 0 ? cli_busy_step : NULL,
                                      .user = s,
                                      .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
@@ -242,13 +249,25 @@ static carry_status train_into(session *s, const char *folder) {
     return status;
 }
 
+/* Steps at the end of a training that are recorded: enough for a share, few beside those that are timed. */
+static int64_t recorded_steps(int64_t steps) {
+    return steps >= 8 ? 4 : steps / 2;
+}
+
 /* Trains by the chosen method, from the start; to has room for so many steps. */
 static carry_status train(const instance *it, trained *to, int64_t steps) {
     char folder[CARRY_FILE_PATH];
     session s = {.it = it, .to = to, .steps = steps, .evaluation = NAN};
+    s.busy.steps = steps == it->options.steps ? recorded_steps(steps) : 0;
+    s.busy.from = steps - s.busy.steps + 1;
     to->steps = 0;
+    const double began = carry_seconds();
     CARRY_TRY(carry_file_temporary_folder(it->ctx, folder, "carry-train"));
+    cli_busy_watch(&s.busy);
     carry_status status = train_into(&s, folder);
+    cli_busy_unwatch(it->ctx);
+    to->cost = carry_seconds() - began;
+    to->busy = s.busy.share;
     (void)nftw(folder, remove_one, 8, FTW_DEPTH | FTW_PHYS);
     if (status == CARRY_OK && to->steps < steps) {
         status = carry_fail(it->ctx, CARRY_EINTERRUPTED, "the training ended after %d of %lld steps", to->steps,
@@ -293,16 +312,21 @@ static carry_status time_run(void *given, double *seconds) {
     trained *to = record_of(it);
     CARRY_TRY(make_room(it, to));
     CARRY_TRY(train(it, to, it->options.steps));
-    int first = to->steps > 2 ? 1 : 0; /* the first step touches its memory for the first time */
-    *seconds = carry_summarise(to->seconds + first, to->steps - first).median;
+    const int first = to->steps > 2 ? 1 : 0; /* the first step touches its memory for the first time */
+    const int count = to->steps - first - (int)(to->steps > 4 ? recorded_steps(to->steps) : 0);
+    *seconds = carry_summarise(to->seconds + first, count).median;
     return CARRY_OK;
 }
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
     const trained *to = record_of(it);
-    return (carry_counts){
-        .flops = to->flops, .tokens = to->tokens, .workspace = to->memory, .perplexity = to->perplexity};
+    return (carry_counts){.flops = to->flops,
+                          .tokens = to->tokens,
+                          .workspace = to->memory,
+                          .perplexity = to->perplexity,
+                          .busy = to->busy,
+                          .cost = to->cost};
 }
 
 static const double *curve(const void *given, int *count) {

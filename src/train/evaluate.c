@@ -1,4 +1,4 @@
-/* Evaluation: a text's tokens as they are read, some rows at a time. */
+/* Evaluation: a text's tokens as they are read, some rows at a time; on a GPU the next ones are read while it works. */
 #include "train/evaluate.h"
 
 #include <inttypes.h>
@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "train/data/text.h"
+#include "train/scorer.h"
 #include "train/tokenizer/tokenizer_internal.h"
 #include "train/data/wikitext.h"
 
@@ -34,100 +34,80 @@ typedef struct work {
     bool has_start;                     /* which is predicted */
     int64_t length;                     /* of a row */
     int64_t rows;
-    carry_lm_pass *pass; /* of pass_rows by pass_length */
-    int64_t pass_rows, pass_length;
-    void *memory;
-    size_t memory_bytes;
-    int64_t *input, *label; /* [rows, length] */
-    carry_lm_state *state;  /* carried along; NULL with windows */
+    carry_scorer scorer;
+    int64_t pending;      /* tokens of the call whose result was not taken; 0: none */
+    const int64_t *label; /* its labels */
 } work;
 
 static void close_work(work *w) {
-    carry_device_free(w->ctx, w->model->lm->own.device, w->memory);
-    carry_lm_pass_free(w->pass);
-    carry_lm_state_free(w->state);
+    carry_scorer_close(&w->scorer);
     carry_encoder_free(w->encoder);
     carry_ids_free(&w->ids);
     free(w->bytes.at);
-    free(w->input);
-    free(w->label);
 }
 
 static carry_status open_work(work *w) {
-    int64_t length = w->options->length;
+    const int64_t length = w->options->length;
     if (length < 0 || length > LENGTH_MOST) {
         return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: expected 1 to %" PRId64, length,
                           LENGTH_MOST);
     }
-    const int64_t some = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
+    const int64_t usual = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
+    const int64_t some = w->options->at_once > 0 ? w->options->at_once : usual;
     w->length = length > 0 ? length : some;
     w->rows = length > 0 && length < some ? some / length : 1;
-    size_t bytes = (size_t)(w->rows * w->length) * sizeof(int64_t);
-    w->input = malloc(bytes);
-    w->label = malloc(bytes);
-    if (w->input == NULL || w->label == NULL) {
-        return carry_fail(w->ctx, CARRY_EMEMORY, "no memory for %" PRId64 " tokens", w->rows * w->length);
-    }
-    if (length == 0) {
-        CARRY_TRY(carry_lm_state_new(w->model->lm, &w->state, 1));
-    }
+    const carry_scorer_options options = {.most = w->rows * w->length,
+                                          .dtype = w->options->dtype,
+                                          .has_state = length == 0,
+                                          .no_graph = w->options->no_graph};
+    CARRY_TRY(carry_scorer_open(w->model->lm, &w->scorer, &options));
     return carry_encoder_new(w->ctx, &w->encoder, w->model->tokenizer);
 }
 
-/* A pass of this shape, and memory for it. All calls but those at the end of a file have the same. */
-static carry_status want_pass(work *w, int64_t rows, int64_t length) {
-    if (w->pass != NULL && w->pass_rows == rows && w->pass_length == length) {
-        return CARRY_OK;
-    }
-    carry_lm_pass_free(w->pass);
-    w->pass = NULL;
-    const carry_lm_pass_options options = {
-        .batch = rows, .tokens = length, .dtype = w->options->dtype, .forward_only = true};
-    CARRY_TRY(carry_lm_pass_new(w->model->lm, &w->pass, &options));
-    w->pass_rows = rows;
-    w->pass_length = length;
-    if (carry_lm_pass_memory(w->pass) > w->memory_bytes) {
-        carry_lm_pass_give(w->pass, w->memory);
-        w->memory_bytes = 0;
-        CARRY_TRY(carry_lm_pass_take(w->pass, &w->memory));
-        w->memory_bytes = carry_lm_pass_memory(w->pass);
-    }
-    return CARRY_OK;
-}
-
-/* The tokens after ids[at], `count` of them, each predicted from those before it in its row. */
-static carry_status predict(work *w, size_t at, int64_t count) {
-    int64_t length = count < w->length ? count : w->length;
-    int64_t rows = (count + length - 1) / length;
-    CARRY_TRY(want_pass(w, rows, length));
-    for (int64_t i = 0; i < rows * length; i++) { /* the last row may be longer than what is left */
-        w->input[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i] : 0;
-        w->label[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i + 1] : NO_LABEL;
-    }
+/* Adds the result of the call before, if there is one. */
+static carry_status settle(work *w) {
     double loss = 0.0;
     int64_t counted = 0;
-    const carry_lm_args args = {.ids = carry_view_2d(w->input, CARRY_I64, rows, length),
-                                .labels = carry_view_2d(w->label, CARRY_I64, rows, length),
-                                .state = w->state,
-                                .loss = &loss,
-                                .counted = &counted};
-    CARRY_TRY(carry_lm_run(w->pass, &args, w->memory, w->memory_bytes));
+    bool is_there;
+    CARRY_TRY(carry_scorer_take(&w->scorer, &is_there, &loss, &counted));
+    if (!is_there) {
+        return CARRY_OK;
+    }
     if (!isfinite(loss)) {
         return carry_fail(w->ctx, CARRY_ERANGE, "the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite",
-                          w->result->tokens, w->result->tokens + count - 1, loss);
+                          w->result->tokens, w->result->tokens + w->pending - 1, loss);
     }
     w->result->nll += loss;
     w->result->tokens += counted;
-    for (int64_t i = 0; i < count; i++) {
+    for (int64_t i = 0; i < w->pending; i++) {
         size_t bytes = 0;
         (void)carry_tokenizer_token(w->model->tokenizer, w->label[i], &bytes);
         w->result->bytes += (int64_t)bytes;
     }
+    w->pending = 0;
     if (w->options->progress != NULL &&
         !w->options->progress(w->options->user, w->result->bytes, carry_text_bytes(w->text))) {
         return carry_fail(w->ctx, CARRY_EINTERRUPTED, "interrupted after %" PRId64 " tokens", w->result->tokens);
     }
     return CARRY_OK;
+}
+
+/* The tokens after ids[at], `count` of them, each predicted from those before it in its row. A GPU is left at work. */
+static carry_status predict(work *w, size_t at, int64_t count) {
+    int64_t length = count < w->length ? count : w->length;
+    int64_t rows = (count + length - 1) / length;
+    int64_t *input;
+    int64_t *label;
+    carry_scorer_rows(&w->scorer, &input, &label);
+    for (int64_t i = 0; i < rows * length; i++) { /* the last row may be longer than what is left */
+        input[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i] : 0;
+        label[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i + 1] : NO_LABEL;
+    }
+    CARRY_TRY(settle(w));
+    CARRY_TRY(carry_scorer_run(&w->scorer, rows, length));
+    w->pending = count;
+    w->label = label;
+    return w->model->lm->own.device == 0 ? settle(w) : CARRY_OK;
 }
 
 /* Predicts what there is: by full calls, and at the end of a file the rest. */
@@ -142,6 +122,9 @@ static carry_status predict_all(work *w, bool rest) {
         CARRY_TRY(predict(w, at, (int64_t)(w->ids.count - at - 1)));
         at = w->ids.count - 1;
     }
+    if (rest) {
+        CARRY_TRY(settle(w));
+    }
     if (at > 0) {
         memmove(w->ids.id, w->ids.id + at, (w->ids.count - at) * sizeof *w->ids.id);
         w->ids.count -= at;
@@ -154,8 +137,8 @@ static carry_status begin_file(work *w) {
     w->ids.count = 0;
     w->counted_before = w->result->bytes;
     w->file_bytes = 0;
-    if (w->state != NULL) {
-        CARRY_TRY(carry_lm_state_clear(w->state, 0));
+    if (w->scorer.state != NULL) {
+        CARRY_TRY(carry_lm_state_clear(w->scorer.state, 0));
     }
     CARRY_TRY(carry_encode_start(w->ctx, w->model->tokenizer, &w->ids));
     w->has_start = w->ids.count > 0 || (w->options->from_start && w->model->start >= 0);

@@ -28,6 +28,8 @@ typedef struct carry_evaluate_options {
     carry_dtype dtype; /* to compute in */
     bool take_binary;
     bool from_start; /* the first token is predicted too, from the start token where there is one */
+    int64_t at_once; /* tokens of a call; 0: 1,024 on the CPU, 16,384 on a GPU */
+    bool no_graph;   /* on a GPU launch kernels one by one instead of replaying a recorded call: the same bits */
     /* Called at intervals, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
        NULL. */
     bool (*progress)(void *user, int64_t done, int64_t total);

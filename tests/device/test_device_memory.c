@@ -157,7 +157,7 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What a context holds grows by what it takes, whatever others take. */
+/* What a context holds grows by what it takes, whatever others take, and a new one holds nothing. */
 static void a_context_knows_what_it_holds(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -167,9 +167,10 @@ static void a_context_knows_what_it_holds(void **unused) {
     for (int device = 1; device < carry_device_count(); device++) {
         void *data;
         void *theirs;
+        assert_int_equal(carry_device_held(ctx, device), 0);
         assert_ok(ctx, carry_device_alloc(ctx, &data, device, (size_t)64 << 20));
         const size_t held = carry_device_held(ctx, device);
-        assert_true(held == 0 || held >= (size_t)64 << 20); /* 0: not known, as of the emulated GPU */
+        assert_in_range(held, (size_t)64 << 20, (size_t)128 << 20); /* drivers take whole pieces of up to 32 MiB */
         assert_ok(other, carry_device_alloc(other, &theirs, device, (size_t)64 << 20));
         assert_int_equal(carry_device_held(ctx, device), held);
         carry_device_free(other, device, theirs);
@@ -326,6 +327,11 @@ static void rates_of_gpus_are_plausible_and_measured_once(void **unused) {
     assert_refused(ctx, CARRY_EUNSUPPORTED, "device 99 is not a GPU", carry_gpu_of(ctx, &gpu, 99));
     for (int device = 1; device < carry_device_count() && device < CARRY_STREAM_DEVICES; device++) {
         const carry_gpu *again;
+        carry_device_properties about;
+        assert_ok(ctx, carry_device_describe(ctx, &about, device));
+        if (strstr(about.name, "emulated") != NULL) { /* its rates are made up */
+            continue;
+        }
         assert_ok(ctx, carry_gpu_of(ctx, &gpu, device));
         print_message("copy %.3g B/s, in cache %.3g B/s, launch %.3g s, barrier %.3g s, load %.3g s, tensor %.3g and "
                       "plain %.3g flop/s\n",

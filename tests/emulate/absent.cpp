@@ -1,4 +1,4 @@
-/* What an emulated GPU does not have: cuBLASLt, CUPTI, and the kernels that only Hopper GPUs run. */
+/* What an emulated GPU does not have: cuBLASLt, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
 #include "delta/cuda/chunk/chunk_cuda.h"
 #include "device/cuda.h"
@@ -7,7 +7,6 @@
 
 extern "C" {
 #include "delta/split.h"
-#include "device/activity.h"
 #include "ops/cuda/cuda.h"
 
 carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
@@ -15,13 +14,6 @@ carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *
     return CARRY_OK;
 }
 
-carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity_log *) {
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "an emulated GPU has no CUPTI");
-}
-
-carry_status carry_cuda_activity_stop(carry_ctx *, carry_activity_log *) {
-    return CARRY_OK;
-}
 }
 
 /* Measuring would tell of the CPU: these are of no machine, in the proportions of a GPU. */

@@ -4,6 +4,8 @@
    Device memory is one range of addresses that may be touched only while a kernel or a copy runs: a host that follows a
    device pointer ends with SIGSEGV, as it would with a GPU. Fresh memory is full of NaN.
 
+   What runs is recorded for profiles, as CUPTI records it on a GPU, in CPU time of the moment.
+
    For tests of the Python package: with CARRY_EMULATE_HOST=1 in the environment memory of the process counts as managed
    memory, which kernels may read. */
 #include <atomic>
@@ -19,6 +21,12 @@
 
 #include "runtime.h"
 
+extern "C" {
+#include "core/error.h"
+#include "core/launching.h"
+#include "device/activity.h"
+}
+
 struct emulated_stream {
     std::vector<std::function<void()>> *recorded; /* NULL: not recorded */
 };
@@ -29,7 +37,7 @@ struct emulated_event {
     double seconds;
 };
 struct emulated_pool {
-    int unused;
+    size_t held; /* bytes; what is freed is not kept */
 };
 
 namespace {
@@ -44,6 +52,8 @@ size_t high; /* bytes of the range that were ever used */
 size_t used;
 int opened;
 std::map<size_t, size_t> pieces; /* offset to bytes */
+std::map<size_t, emulated_pool *> owners; /* of pieces that are from a pool */
+carry_activity_log *filled; /* NULL: nothing is recorded */
 std::map<char *, size_t> opened_pieces; /* of other processes, mapped for reading: address to bytes */
 thread_local cudaError_t last_error;
 
@@ -80,6 +90,27 @@ double now() {
     struct timespec t;
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Work that a profile sees; it runs while device memory may be touched, so that the lock is held. */
+std::function<void()> watched(carry_activity about, const char *name, std::function<void()> work) {
+    return [=] {
+        const double start = now();
+        work();
+        if (filled != NULL) {
+            carry_activity activity = about;
+            activity.start = start;
+            activity.end = now();
+            carry_activity_add(filled, &activity, name);
+        }
+    };
+}
+
+carry_activity moved(carry_activity_kind kind, size_t bytes) {
+    carry_activity about = {};
+    about.kind = kind;
+    about.bytes = (int64_t)bytes;
+    return about;
 }
 
 bool is_opened(const void *pointer) {
@@ -130,7 +161,22 @@ void enqueue(const config &c, const char *name, std::function<void()> kernel) {
         (void)keep(cudaErrorInvalidValue);
         return;
     }
-    run(c.stream, [c, name, kernel] {
+    {
+        const carry_launcher by = carry_launching();
+        std::lock_guard<std::recursive_mutex> held(lock);
+        if (filled != NULL && by.name != NULL) {
+            carry_activity_launched(filled, name, &by);
+        }
+    }
+    carry_activity about = {};
+    about.kind = CARRY_ACTIVITY_KERNEL;
+    about.grid[0] = (int32_t)c.grid.x;
+    about.grid[1] = (int32_t)c.grid.y;
+    about.grid[2] = (int32_t)c.grid.z;
+    about.block[0] = (int32_t)c.block.x;
+    about.block[1] = (int32_t)c.block.y;
+    about.block[2] = (int32_t)c.block.z;
+    run(c.stream, watched(about, name, [c, name, kernel] {
         for (unsigned z = 0; z < c.grid.z; z++) {
             for (unsigned y = 0; y < c.grid.y; y++) {
                 for (unsigned x = 0; x < c.grid.x; x++) {
@@ -138,12 +184,37 @@ void enqueue(const config &c, const char *name, std::function<void()> kernel) {
                 }
             }
         }
-    });
+    }));
 }
 
 } // namespace emulate
 
 extern "C" {
+
+carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity_log *log) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    if (getenv("CARRY_CUPTI") != NULL || filled != NULL) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "kernels are not on the trace: %s",
+                          filled != NULL ? "this process records them for another one already" : "libcupti was not found");
+    }
+    filled = log;
+    return CARRY_OK;
+}
+
+carry_status carry_cuda_activity_stop(carry_ctx *, carry_activity_log *log) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    filled = NULL;
+    for (int i = 0; i < CARRY_ACTIVITY_NAMES; i++) {
+        carry_activity_sum *sum = &log->sum[i];
+        char *shown = sum->name != NULL && sum->kind == CARRY_ACTIVITY_KERNEL ? (char *)malloc(CARRY_ACTIVITY_NAME) : NULL;
+        if (shown != NULL) {
+            carry_activity_shorten(shown, sum->name);
+            free(sum->name);
+            sum->name = shown;
+        }
+    }
+    return CARRY_OK;
+}
 
 cudaError_t cudaGetLastError(void) {
     const cudaError_t error = last_error;
@@ -283,6 +354,10 @@ cudaError_t cudaFree(void *data) {
     }
     memset(data, 0xff, piece->second);
     used -= piece->second;
+    if (owners.count(piece->first) > 0) {
+        owners[piece->first]->held -= piece->second;
+        owners.erase(piece->first);
+    }
     pieces.erase(piece);
     return cudaSuccess;
 }
@@ -361,7 +436,12 @@ cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const cudaMemPoolProps *) {
     return cudaSuccess;
 }
 
+/* Memory may outlive it. */
 cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    for (auto owner = owners.begin(); owner != owners.end();) {
+        owner = owner->second == pool ? owners.erase(owner) : std::next(owner);
+    }
     delete pool;
     return cudaSuccess;
 }
@@ -370,8 +450,10 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *value) {
-    *(uint64_t *)value = 0; /* nothing is kept for reuse */
+/* Reserved or used: nothing is kept for reuse, so they are the same. */
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    *(uint64_t *)value = pool->held;
     return cudaSuccess;
 }
 
@@ -379,8 +461,14 @@ cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) {
     return cudaSuccess;
 }
 
-cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t, cudaStream_t) {
-    return cudaMalloc(data, bytes);
+cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t pool, cudaStream_t) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    const cudaError_t error = cudaMalloc(data, bytes);
+    if (error == cudaSuccess) {
+        owners[(size_t)((char *)*data - range)] = pool;
+        pool->held += bytes;
+    }
+    return error;
 }
 
 cudaError_t cudaFreeAsync(void *data, cudaStream_t) {
@@ -399,7 +487,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
     if (!is_inside(to, bytes) || !is_inside(from, bytes)) {
         return keep(cudaErrorInvalidValue);
     }
-    run(stream, [=] { memmove(to, from, bytes); });
+    const char *name = is_device(to) == is_device(from) ? "copy within the device"
+                       : is_device(to)                  ? "copy host to device"
+                                                        : "copy device to host";
+    run(stream, watched(moved(CARRY_ACTIVITY_COPY, bytes), name, [=] { memmove(to, from, bytes); }));
     return cudaSuccess;
 }
 
@@ -411,7 +502,7 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t strea
     if (!is_inside(to, bytes)) {
         return keep(cudaErrorInvalidValue);
     }
-    run(stream, [=] { memset(to, byte, bytes); });
+    run(stream, watched(moved(CARRY_ACTIVITY_FILL, bytes), "fill", [=] { memset(to, byte, bytes); }));
     return cudaSuccess;
 }
 

@@ -28,6 +28,8 @@ static const carry_outcome outcomes[] = {
      .method = "slow",
      .device = "cpu",
      .perplexity = 20,
+     .busy = 0.75,
+     .cost = 10,
      .repeats = 5,
      .products = 80,
      .median = 8e-3,
@@ -59,6 +61,8 @@ static const carry_outcome outcomes[] = {
      .method = "slow",
      .device = "cpu",
      .perplexity = 25,
+     .busy = 0.5,
+     .cost = 14,
      .repeats = 5,
      .products = 200,
      .median = 64e-3,
@@ -262,6 +266,11 @@ static void test_every_function_gives_the_worst_of_what_fits(void **state) {
     gives(1250, "tokens_per_s(fast, n=32, t=20)");
     gives(1250, "tokens_per_s(fast, n=32)");
     gives(25, "perplexity(slow, stage=cpu, n=32)");
+    gives(0.5, "busy(slow, stage=cpu)");
+    gives(14, "cost(slow, stage=cpu)");
+    gives(22.5, "mean(perplexity(slow, stage=cpu))");
+    gives(12, "mean(cost(slow, stage=cpu))");
+    gives(3, "mean(speedup(fast, slow, stage=cpu))");
     gives(4, "max(speedup(fast, slow))");
     gives(2, "min(speedup(fast, slow))");
     gives(4e-3, "min(time(fast, stage=cpu))");
@@ -271,7 +280,7 @@ static void test_every_function_gives_the_worst_of_what_fits(void **state) {
     for (int i = 0;; i++) { /* each is in the help */
         const char *about = NULL;
         if (carry_criterion_function(i, &about) == NULL) {
-            assert_int_equal(i, 19); /* received and exposed are of ranks: test_lab_allscan.c */
+            assert_int_equal(i, 21); /* received and exposed are of ranks: test_lab_allscan.c */
             break;
         }
         assert_true(strlen(about) > 0);

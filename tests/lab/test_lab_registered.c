@@ -78,6 +78,8 @@ static carry_counts toy_counts(const void *instance) {
     return (carry_counts){.flops = 1e6,
                           .tokens = 100,
                           .perplexity = exp(t->loss[t->chosen][STEPS - 1]),
+                          .busy = t->chosen ? 0.9 : 0.0, /* of slow it is not known */
+                          .cost = t->chosen ? 2.0 : 8.0,
                           .overlap = t->chosen ? 0.75 : 0.0,
                           .slower_stage = t->chosen ? 0.5e-3 : 0.0}; /* slow is no stream */
 }
@@ -152,6 +154,7 @@ static const char experiment[] = "name: toys\nhypothesis: quick is quicker\nmeth
                                  "success:\n  - speedup(quick, slow) >= 4\n"
                                  "  - tokens_per_s(quick) / tokens_per_s(slow) >= 3.9\n"
                                  "  - perplexity(quick) / perplexity(slow) <= 0.91\n"
+                                 "  - busy(quick) > 0.7\n  - mean(cost(quick)) / mean(cost(slow)) <= 1 / 3\n"
                                  "  - overlap(quick) == 0.75\n  - time(quick) / slower_stage(quick) <= 2.1\n"
                                  "failure:\n  - perplexity(slow) < 1\n";
 
@@ -188,6 +191,8 @@ static void what_it_gives_is_judged_and_stored(void **unused) {
     }
     assert_true(isnan(metric(run, "loss:slow, cpu", 0)) && isnan(metric(run, "loss:slow, cpu", STEPS + 1)));
     assert_true(metric(run, CARRY_PERPLEXITY, 0) == exp(1.5));
+    assert_true(metric(run, CARRY_BUSY, 1) == 0.9 && isnan(metric(run, CARRY_BUSY, 0)));
+    assert_true(metric(run, CARRY_TRAINING_COST, 0) == 8.0 && metric(run, CARRY_TRAINING_COST, 3) == 2.0);
     assert_true(metric(run, CARRY_OVERLAP, 1) == 0.75 && metric(run, CARRY_SLOWER_STAGE, 1) == 0.5e-3);
     assert_true(isnan(metric(run, CARRY_OVERLAP, 0)) && isnan(metric(run, CARRY_SLOWER_STAGE, 0)));
     carry_run_free(run);

@@ -25,7 +25,7 @@
 /* What a run told. */
 typedef struct told {
     double loss[SUPPORT_STEPS + 1], norm[SUPPORT_STEPS + 1], rate[SUPPORT_STEPS + 1]; /* by step, from 1 */
-    double evaluation, accuracy;
+    double evaluation, accuracy, memory;
     int64_t last;
     int notes;
     char note[512];
@@ -43,6 +43,7 @@ static inline void on_report(void *user, const carry_train_report *r) {
     t->loss[r->step] = r->loss;
     t->norm[r->step] = r->norm;
     t->rate[r->step] = r->rate;
+    t->memory = r->memory;
     t->last = r->step;
 }
 

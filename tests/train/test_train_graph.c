@@ -1,56 +1,7 @@
 /* Training on a GPU: a step that is replayed as a graph has the bits of one that is launched kernel by kernel, a run
    that is resumed those of one that was not stopped, and steps whose gradients are not finite are skipped. Without a
    GPU all of it is reported as skipped; the emulated one records graphs too. */
-#include "train_support.h"
-
-#include "carry/device.h"
-
-static bool (*stop_when)(void);
-
-static carry_status on_gpu(const carry_train_options *options, bool resume, told *t) {
-    carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_train_hooks hooks = {.sink = {.user = t, .note = on_note},
-                               .report = on_report,
-                               .evaluated = on_evaluation,
-                               .user = t,
-                               .stop = stop_when,
-                               .device = 1,
-                               .resume = resume};
-    told_run run = {.options = options, .hooks = &hooks};
-    memset(t, 0, sizeof *t);
-    const carry_status status = carry_comm_threads(&ctx, 1, NULL, run_rank, &run);
-    (void)snprintf(t->error, sizeof t->error, "%s", carry_ctx_error(ctx));
-    carry_ctx_free(ctx);
-    return status;
-}
-
-/* As little as shows it: an emulated GPU is slow. */
-static carry_train_options small(const char *out) {
-    carry_train_options o = tiny(out);
-    o.batch = 2;
-    o.length = 8;
-    o.layers = 1;
-    o.steps = 6;
-    o.save_every = 2;
-    return o;
-}
-
-static void gpu_ok(const carry_train_options *options, bool resume, told *t) {
-    if (on_gpu(options, resume, t) != CARRY_OK) {
-        fail_msg("training failed: %s", t->error);
-    }
-}
-
-static void assert_same_end(void **state, const char *one, const char *other) {
-    char a[256];
-    char b[256];
-    (void)below(a, state, one);
-    (void)below(b, state, other);
-    (void)strcat(a, "/latest");
-    (void)strcat(b, "/latest");
-    assert_true(same_file(a, b, "model.safetensors"));
-    assert_true(same_file(a, b, "optimizer.safetensors"));
-}
+#include "train_gpu_support.h"
 
 /* Some losses are reported after each step, others once in four: what is read when must not matter either. */
 static void graph_equals_plain(void **state, const char *dtype, int64_t accumulate, bool recompute) {
@@ -67,11 +18,11 @@ static void graph_equals_plain(void **state, const char *dtype, int64_t accumula
     o.recompute = recompute;
     o.no_graph = true;
     o.eval_every = 3;
-    gpu_ok(&o, false, &plain);
+    gpu_ok(&o, false, NULL, &plain);
     (void)below(o.out, state, name);
     o.no_graph = false;
     o.log_every = 4;
-    gpu_ok(&o, false, &graph);
+    gpu_ok(&o, false, NULL, &graph);
     assert_int_equal(graph.notes, plain.notes); /* no note that a step cannot be recorded */
     static const int told_steps[] = {1, 4, 6};
     for (size_t i = 0; i < sizeof told_steps / sizeof told_steps[0]; i++) {
@@ -99,13 +50,11 @@ static void test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(void **s
     told t;
     carry_train_options o = small(below(out, state, "whole"));
     o.log_every = 3;
-    gpu_ok(&o, false, &t);
+    gpu_ok(&o, false, NULL, &t);
     (void)below(o.out, state, "halves");
-    stop_when = stop_later;
     allowed = 3;
-    assert_int_equal(on_gpu(&o, false, &t), CARRY_EINTERRUPTED);
-    stop_when = NULL;
-    gpu_ok(&o, true, &t);
+    assert_int_equal(on_gpu(&o, false, &(gpu_hooks){.stop = stop_later}, &t), CARRY_EINTERRUPTED);
+    gpu_ok(&o, true, NULL, &t);
     assert_same_end(state, "whole", "halves");
 }
 
@@ -130,7 +79,7 @@ static void test_too_many_steps_in_a_row_that_are_not_finite_end_the_run(void **
     for (int64_t limit = 0; limit <= 4; limit += 4) {
         (void)snprintf(wanted, sizeof wanted, "blown-%d", (int)limit);
         const carry_train_options o = blown(below(out, state, wanted), limit);
-        assert_int_equal(on_gpu(&o, false, &t), CARRY_ERANGE);
+        assert_int_equal(on_gpu(&o, false, NULL, &t), CARRY_ERANGE);
         assert_non_null(strstr(t.error, "not finite"));
         (void)snprintf(wanted, sizeof wanted, "the first of %d in a row", (int)limit + 1);
         assert_true(limit == 0 || strstr(t.error, wanted) != NULL);
@@ -145,12 +94,12 @@ static void test_every_method_learns_alike(void **state) {
     told other;
     carry_train_options o = small(below(out, state, "chunk"));
     o.length = 12;
-    gpu_ok(&o, false, &chunk);
+    gpu_ok(&o, false, NULL, &chunk);
     static const char *const methods[] = {"cyclic", "scan", "blelloch", "sequential"};
     for (size_t i = 0; i < sizeof methods / sizeof methods[0]; i++) {
         (void)below(o.out, state, methods[i]);
         (void)snprintf(o.method, sizeof o.method, "%s", methods[i]);
-        gpu_ok(&o, false, &other);
+        gpu_ok(&o, false, NULL, &other);
         assert_int_equal(other.notes, 0);
         for (int step = 1; step <= 6; step++) {
             assert_near(other.loss[step], chunk.loss[step], 2e-4);
@@ -159,7 +108,7 @@ static void test_every_method_learns_alike(void **state) {
     }
     (void)below(o.out, state, "linear");
     (void)snprintf(o.method, sizeof o.method, "linear");
-    assert_int_not_equal(on_gpu(&o, false, &other), CARRY_OK);
+    assert_int_not_equal(on_gpu(&o, false, NULL, &other), CARRY_OK);
     assert_non_null(strstr(other.error, "--device cpu"));
 }
 
@@ -170,7 +119,7 @@ static void test_a_batch_that_does_not_fit_is_refused_with_what_fits(void **stat
     carry_train_options o = small(below(out, state, "large"));
     o.hidden = 64;
     o.batch = (int64_t)1 << 22;
-    assert_int_equal(on_gpu(&o, false, &t), CARRY_EMEMORY);
+    assert_int_equal(on_gpu(&o, false, NULL, &t), CARRY_EMEMORY);
     assert_non_null(strstr(t.error, "too much"));
     assert_non_null(strstr(t.error, "--accumulate"));
 }

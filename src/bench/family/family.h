@@ -9,12 +9,15 @@
 
 /* What one run of the chosen method does. */
 typedef struct carry_counts {
-    double flops;      /* done by this method */
-    double bytes;      /* the least that must be read and written: inputs and outputs once */
-    int64_t products;  /* matrix products done, 0 where that says nothing */
-    double workspace;  /* bytes that this method asks for beside inputs and outputs */
-    double tokens;     /* 0 where there are none */
-    double perplexity; /* of a model that was trained to its end, else 0 */
+    double flops;     /* done by this method */
+    double bytes;     /* the least that must be read and written: inputs and outputs once */
+    int64_t products; /* matrix products done, 0 where that says nothing */
+    double workspace; /* bytes that this method asks for beside inputs and outputs */
+    double tokens;    /* 0 where there are none */
+    /* Of a model that was trained to its end, else 0: */
+    double perplexity;
+    double busy; /* share of some of its steps in which its device worked, 0 to 1; 0: not known */
+    double cost; /* seconds of its device that the whole training took */
     /* Of a stream, whose runs' time is the period of its chunks: */
     double overlap;                           /* the overlap score, or NaN */
     double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */

@@ -67,6 +67,11 @@ static void print_outcome_json(const carry_outcome *o) {
             cli_json_number("exposed", o->exposed);
             cli_json_number("waited", o->waited);
         }
+        if (o->cost > 0.0) {
+            cli_json_number("perplexity", o->perplexity);
+            cli_json_number("busy", o->busy > 0.0 ? o->busy : NAN);
+            cli_json_number("cost_s", o->cost);
+        }
         if (o->slower_stage > 0.0) {
             cli_json_number("overlap", o->overlap);
             cli_json_number("slower_stage_s", o->slower_stage);
@@ -332,9 +337,10 @@ const cli_verb cli_run = {
     .details =
         "The file has a hypothesis, a grid of problems, methods, and criteria, which compare (>= > <= < ==)\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  overlap(A)  slower_stage(A)  denoise(A)\n"
-        "  recompute(A)  clean(A)  decode(A), each with filters\n"
-        "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), log2(...), grows(speedup(A, B), t), + - * /\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  busy(A)  cost(A)  overlap(A)\n"
+        "  slower_stage(A)  denoise(A)  recompute(A)  clean(A)  decode(A), each with filters\n"
+        "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), mean(...), log2(...), grows(speedup(A, B), t), + "
+        "- * /\n"
         "docs/experiments.md describes the format. The whole file is checked before anything runs. If several\n"
         "problems match a criterion, the worst case counts; the time of a wrong result counts as not measured. Each\n"
         "result is stored with its samples as soon as it is measured. Exits with 0 for the decision proceed, 1 for\n"

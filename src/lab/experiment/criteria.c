@@ -181,6 +181,19 @@ static range gather(judge *j, const node *n, const worst *choice) {
     return r;
 }
 
+/* Over every problem that fits, all of which must have been measured. */
+static double average(judge *j, const node *n) {
+    double sum = 0.0;
+    int count = 0;
+    for (int i = 0; i < j->count; i++) {
+        if (belongs(j, n, &j->outcomes[i])) {
+            sum += figure(j, n, &j->outcomes[i]); /* NaN, with its reason, stays */
+            count++;
+        }
+    }
+    return sum / count;
+}
+
 /* The piece of a problem that gives this size, t1024 for t, with what follows; NULL where there is none. */
 static const char *size_piece(const char *problem, const char *letters) {
     size_t length = strlen(letters);
@@ -325,8 +338,9 @@ static range evaluate(judge *j, int index) {
     if (n->kind == MIN || n->kind == MAX) {
         return gather(j, &j->c->nodes[n->left], n->kind == MIN ? &least : &largest);
     }
-    if (n->kind == GROWS) {
-        return exactly(growth(j, &j->c->nodes[n->left], n->along));
+    if (n->kind == MEAN || n->kind == GROWS) {
+        const node *of = &j->c->nodes[n->left];
+        return exactly(n->kind == MEAN ? average(j, of) : growth(j, of, n->along));
     }
     const range a = evaluate(j, n->left);
     if (n->kind == NEGATE || n->kind == LOG2) {

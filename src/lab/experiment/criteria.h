@@ -10,8 +10,8 @@
    speedup, use and overlap, the largest time, error, memory, bytes received and share exposed, and all of them must
    have been measured; min(...) and max(...) around a function choose themselves, among those that were. Where a problem
    is still to be measured, min and max are bounds on one side only: a verdict that its figure could reverse is "not
-   measured". The time of a wrong result (an error beyond its bound) counts as not measured. grows(..., t) is the least
-   quotient of successive figures along t, all else equal. */
+   measured". mean(...) is over all of them, and needs all. The time of a wrong result (an error beyond its bound)
+   counts as not measured. grows(..., t) is the least quotient of successive figures along t, all else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -35,7 +35,7 @@ typedef struct carry_outcome {
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
     int ranks, cores;                         /* of a problem of several ranks, else 0 */
     double received, waited, exposed;         /* of such a one, else NaN: carry_counts */
-    double perplexity;                        /* of a training, else 0 */
+    double perplexity, busy, cost;            /* of a training, else 0: carry_counts */
     double overlap, slower_stage;             /* of a stream, else NaN and 0: carry_counts */
     double denoise, recompute, clean, decode; /* likewise, else 0 */
 } carry_outcome;

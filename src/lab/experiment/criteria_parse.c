@@ -74,6 +74,16 @@ static double perplexity_of(const carry_outcome *of, const carry_outcome *agains
     return of->perplexity > 0.0 ? of->perplexity : NAN;
 }
 
+static double busy_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->busy > 0.0 ? of->busy : NAN;
+}
+
+static double cost_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->cost > 0.0 ? of->cost : NAN;
+}
+
 static double overlap_of(const carry_outcome *of, const carry_outcome *against) {
     (void)against;
     return of->slower_stage > 0.0 ? of->overlap : NAN;
@@ -118,6 +128,8 @@ static const measure measures[] = {
     {"received", "bytes that a rank received, of the one that received most", 1, LARGEST, false, received_of},
     {"exposed", "share of the time that would be saved if no rank had to wait, 0 to 1", 1, LARGEST, true, exposed_of},
     {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
+    {"busy", "share of a training's steps in which its device worked, 0 to 1", 1, LEAST, true, busy_of},
+    {"cost", "seconds of its device that a whole training took", 1, LARGEST, true, cost_of},
     {"overlap", "share of a stream's shorter stage that is hidden behind the longer one", 1, LEAST, true, overlap_of},
     {"slower_stage", "seconds that a stream's slower stage takes a chunk", 1, LARGEST, true, slower_stage_of},
     {"denoise", "seconds that a stream denoises a chunk", 1, LARGEST, true, denoise_of},
@@ -222,7 +234,7 @@ static carry_status take_wrapped(parser *p, int *index, node_kind kind) {
     CARRY_TRY(new_node(p, index, kind));
     p->c->nodes[*index].left = inner;
     if (kind != LOG2 && p->c->nodes[inner].kind != MEASURE) {
-        return wrong(p, "min, max and grows stand around one function such as speedup(...)");
+        return wrong(p, "min, max, mean and grows stand around one function such as speedup(...)");
     }
     if (kind == GROWS) {
         CARRY_TRY(expect_sign(p, ','));
@@ -239,7 +251,7 @@ static carry_status take_call(parser *p, int *index) {
     static const struct {
         const char *name;
         node_kind kind;
-    } wrappers[] = {{"min", MIN}, {"max", MAX}, {"grows", GROWS}, {"log2", LOG2}};
+    } wrappers[] = {{"min", MIN}, {"max", MAX}, {"mean", MEAN}, {"grows", GROWS}, {"log2", LOG2}};
     for (size_t i = 0; i < sizeof wrappers / sizeof wrappers[0]; i++) {
         if (strcmp(name, wrappers[i].name) == 0) {
             return take_wrapped(p, index, wrappers[i].kind);

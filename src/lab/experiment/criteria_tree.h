@@ -18,7 +18,20 @@ typedef struct measure {
     double (*value)(const carry_outcome *of, const carry_outcome *against);
 } measure;
 
-typedef enum node_kind { NUMBER, ADD, SUBTRACT, MULTIPLY, DIVIDE, NEGATE, LOG2, MEASURE, MIN, MAX, GROWS } node_kind;
+typedef enum node_kind {
+    NUMBER,
+    ADD,
+    SUBTRACT,
+    MULTIPLY,
+    DIVIDE,
+    NEGATE,
+    LOG2,
+    MEASURE,
+    MIN,
+    MAX,
+    MEAN,
+    GROWS
+} node_kind;
 
 typedef struct filter {
     char key[WORD], value[WORD]; /* value "": a word of the problem */

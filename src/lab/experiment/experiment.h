@@ -24,6 +24,8 @@
 #define CARRY_RECEIVED "received"
 #define CARRY_EXPOSED "exposed"
 #define CARRY_PERPLEXITY "perplexity"
+#define CARRY_BUSY "busy"
+#define CARRY_TRAINING_COST "cost"
 #define CARRY_OVERLAP "overlap"
 #define CARRY_SLOWER_STAGE "slower_stage"
 #define CARRY_BLOCK_DENOISE "denoise"

@@ -37,6 +37,8 @@ static void restore_metric(carry_experiment *e, const carry_run_metric *m) {
     } known[] = {{CARRY_RECEIVED, &o->received},
                  {CARRY_EXPOSED, &o->exposed},
                  {CARRY_PERPLEXITY, &o->perplexity},
+                 {CARRY_BUSY, &o->busy},
+                 {CARRY_TRAINING_COST, &o->cost},
                  {CARRY_OVERLAP, &o->overlap},
                  {CARRY_RANKS, &ranks},
                  {CARRY_SLOWER_STAGE, &o->slower_stage},

@@ -63,9 +63,16 @@ static carry_status store_training(const keeper *k, const carry_outcome *o, cons
     if (r->curve != NULL) {
         CARRY_TRY(store_curve(k, r));
     }
-    return o->perplexity > 0.0 ? carry_store_metric(k->options->store, k->options->run, o - k->e->outcome,
-                                                    CARRY_PERPLEXITY, o->perplexity)
-                               : CARRY_OK;
+    const struct {
+        const char *name;
+        double value;
+    } figures[] = {{CARRY_PERPLEXITY, o->perplexity}, {CARRY_BUSY, o->busy}, {CARRY_TRAINING_COST, o->cost}};
+    for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+        CARRY_TRY(figures[i].value > 0.0 ? carry_store_metric(k->options->store, k->options->run, o - k->e->outcome,
+                                                              figures[i].name, figures[i].value)
+                                         : CARRY_OK);
+    }
+    return CARRY_OK;
 }
 
 static carry_status store_stream(const keeper *k, const carry_outcome *o) {
@@ -157,6 +164,8 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->waited = r->ranks > 0 && r->counts.waited >= 0.0 ? r->counts.waited : NAN;
     o->exposed = r->ranks > 0 && r->counts.exposed >= 0.0 ? r->counts.exposed : NAN;
     o->perplexity = r->counts.perplexity;
+    o->busy = r->counts.busy;
+    o->cost = r->counts.cost;
     o->slower_stage = r->counts.slower_stage;
     o->denoise = r->counts.denoise;
     o->recompute = r->counts.recompute;
