@@ -242,7 +242,11 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     result->spread = summary.spread;
     if (s->comm != NULL) {
         result->counts.waited = median_of(s, s->waited + (size_t)i * MOST_RUNS, n);
-        result->counts.exposed = median_of(s, s->exposed + (size_t)i * MOST_RUNS, n);
+        memcpy(s->sorted, s->exposed + (size_t)i * MOST_RUNS, (size_t)n * sizeof *s->sorted);
+        const carry_summary exposed = carry_summarise(s->sorted, n);
+        result->counts.exposed = exposed.median;
+        result->exposed_low = exposed.quartile_low;
+        result->exposed_high = exposed.quartile_high;
         result->ranks = carry_comm_size(s->comm);
         result->cores = s->cores;
     }

@@ -36,8 +36,9 @@ typedef struct carry_bench_result {
     bool planned;            /* the planner's choice */
     int rank;                /* that these figures are of (bench_ranks.h) */
     int ranks, cores;        /* that worked on it together, and of their machines; 0: it is no problem of several */
-    char reason[256];        /* why there is no time, else "" */
-    const double *curve;     /* for keep, while it is called: the family's, or NULL */
+    double exposed_low, exposed_high; /* quartiles of counts.exposed over the runs, of several ranks */
+    char reason[256];                 /* why there is no time, else "" */
+    const double *curve;              /* for keep, while it is called: the family's, or NULL */
     int curve_count;
 } carry_bench_result;
 

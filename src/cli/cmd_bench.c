@@ -88,6 +88,8 @@ static void print_result_json(const show *s, const char *problem, const carry_be
         cli_json_number("bytes_per_rank", r->counts.received);
         cli_json_number("predicted_s", r->counts.predicted > 0.0 ? r->counts.predicted : NAN);
         cli_json_number("exposed", r->counts.exposed >= 0.0 ? r->counts.exposed : NAN);
+        cli_json_number("exposed_low", r->counts.exposed >= 0.0 ? r->exposed_low : NAN);
+        cli_json_number("exposed_high", r->counts.exposed >= 0.0 ? r->exposed_high : NAN);
         cli_json_number("waited", r->counts.waited >= 0.0 ? r->counts.waited : NAN);
     } else if (s->ranks > 1) {
         cli_json_integer("ranks", s->ranks);

@@ -73,6 +73,7 @@ void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
         cli_json_number("recompute_s", t->recompute);
         cli_json_number("clean_s", t->clean);
         cli_json_number("mesh_idle_s", t->idle);
+        cli_json_number("prompt_s", t->prompt > 0.0 ? t->prompt : NAN);
         cli_json_integer("under_way", t->depth);
         cli_json_integer("frames", (int64_t)f->frames);
         cli_json_number("fps", f->fps);

@@ -66,10 +66,11 @@ static carry_status take_late(void *user, carry_tensor *text) {
         CARRY_TRY(mesh->options.look != NULL ? mesh->options.look(mesh->options.user) : CARRY_OK);
         bool is_next;
         CARRY_TRY(carry_link_next_is(mesh->link, CARRY_MESSAGE_TEXT, &is_next));
-        if (is_next) {
+        while (is_next) { /* the newest of those that are there */
             carry_message message;
             CARRY_TRY(carry_link_receive(mesh->link, &message));
             CARRY_TRY(keep_text(mesh, &message));
+            CARRY_TRY(carry_link_next_is(mesh->link, CARRY_MESSAGE_TEXT, &is_next));
         }
     }
     if (mesh->comm != NULL) {

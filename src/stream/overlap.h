@@ -24,6 +24,7 @@ typedef struct carry_chunk_times {
     double denoise, recompute, clean; /* of stage 1 */
     double idle;                      /* of the mesh before this chunk */
     double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */
+    double prompt;                    /* since the change of prompts that this chunk is the first to show; 0: none */
     int depth;                        /* envelopes under way when this one was sent */
 } carry_chunk_times;
 

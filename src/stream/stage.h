@@ -26,7 +26,8 @@
 
 #define CARRY_STAGE_DEPTH 8
 #define CARRY_STAGE_LOOK 0.1      /* seconds between two looks at whether to stop, while nothing else is done */
-#define CARRY_STAGE_PROMPTS 0.004 /* and at the prompts */
+#define CARRY_STAGE_PROMPTS 0.001 /* and at the prompts */
+#define CARRY_STAGE_LATE 3        /* conditionings beside envelopes that the mesh may not have answered yet */
 #define CARRY_STAGE_RATES 64      /* chunks that the frames a second are over, at most */
 #define CARRY_STAGE_CHANGES 8
 #define CARRY_STAGE_RECENT 6 /* chunks whose times say how long the next will take */
@@ -68,8 +69,8 @@ typedef struct carry_stage {
 
     /* What the next envelope is. */
     uint64_t call_id, chunk_index, epoch, cuts_seen, prompts_sent;
-    uint64_t texts, texts_known, late; /* conditionings sent; that the mesh has used; the last one sent on its own */
-    double changed_seen;               /* carry_controls_prompts_changed when the prompts were last looked at */
+    uint64_t texts, texts_known; /* conditionings sent; that the mesh has used */
+    double changed_seen;         /* carry_controls_prompts_changed when the prompts were last looked at */
     carry_stage_change change[CARRY_STAGE_CHANGES];
     int changes;
     double recent[CARRY_STAGE_RECENT]; /* seconds from an envelope to its first frame, without waits */
@@ -155,7 +156,9 @@ carry_status carry_stage_send_due(carry_stage *stage, int64_t frames); /* all th
 /* Prompts that changed since the newest envelope was sent, to the mesh that works on it. */
 carry_status carry_stage_late(carry_stage *stage);
 void carry_stage_note_change(carry_stage *stage); /* the last conditioning that was sent has the newest prompts */
-void carry_stage_shows(carry_stage *stage, const carry_about *about); /* a chunk's first frame has been shown */
+/* A chunk's first frame has been shown; seconds since the oldest change of prompts that it is the first to show, or 0.
+ */
+double carry_stage_shows(carry_stage *stage, const carry_about *about);
 
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,

@@ -56,9 +56,13 @@ static carry_status post(carry_stage *s, carry_tensor rows) {
     return carry_link_send(s->link, CARRY_MESSAGE_TEXT, sizeof head + bytes);
 }
 
-/* One at a time: until the mesh has told that it has used the last one, the next waits. */
+/* Each takes a slot of the link until the mesh looks for prompts, between two steps. */
+static bool has_many_late(const carry_stage *s) {
+    return s->texts - s->texts_known >= (uint64_t)s->unanswered + CARRY_STAGE_LATE;
+}
+
 carry_status carry_stage_late(carry_stage *s) {
-    if (s->hooks->controls == NULL || s->options->batch > 0 || s->unanswered == 0 || s->texts_known < s->late ||
+    if (s->hooks->controls == NULL || s->options->batch > 0 || s->unanswered == 0 || has_many_late(s) ||
         carry_controls_prompts_changed(s->hooks->controls) <= s->changed_seen) {
         return CARRY_OK;
     }
@@ -72,7 +76,7 @@ carry_status carry_stage_late(carry_stage *s) {
     CARRY_TRY(carry_conditioning_next(s->conditioning, &s->state, &rows, &is_new));
     if (is_new) {
         CARRY_TRY(post(s, rows));
-        s->late = ++s->texts;
+        s->texts++;
     }
     carry_stage_note_change(s);
     s->prompts_sent = s->state.prompt_version;
@@ -88,9 +92,10 @@ static double period_of(const carry_stage *s) {
     return now.period > pace ? now.period : pace;
 }
 
-void carry_stage_shows(carry_stage *s, const carry_about *about) {
+double carry_stage_shows(carry_stage *s, const carry_about *about) {
     carry_stream_figures *f = &s->figures;
     const double now = carry_seconds();
+    double longest = 0.0;
     int left = 0;
     f->prompt_steps_again += about->is_again;
     for (int i = 0; i < s->changes; i++) {
@@ -102,6 +107,7 @@ void carry_stage_shows(carry_stage *s, const carry_about *about) {
         }
         const double period = period_of(s);
         f->prompt_seconds = now - c->when;
+        longest = fmax(longest, f->prompt_seconds);
         f->prompt_chunks = period > 0.0 ? f->prompt_seconds / period : 0.0;
         f->prompt_between = (uint64_t)c->chunks;
         f->prompt_changes++;
@@ -114,4 +120,5 @@ void carry_stage_shows(carry_stage *s, const carry_about *about) {
             f->prompt_between > f->prompt_between_most ? f->prompt_between : f->prompt_between_most;
     }
     s->changes = left;
+    return longest;
 }

@@ -94,7 +94,7 @@ static carry_status decode(carry_stage *s, const carry_flight *flight, const car
         }
         if (*shown == 0 && count > 0) {
             s->recent[s->figures.chunks % CARRY_STAGE_RECENT] = times->stage1 + times->build + times->decode;
-            carry_stage_shows(s, about);
+            times->prompt = carry_stage_shows(s, about);
         }
         s->figures.frames += (uint64_t)count;
         *shown += count;

@@ -184,6 +184,8 @@ static void test_the_delta_rule_over_ranks_is_right(void **state) {
             assert_string_equal(results[m].reason, "");
             assert_true(results[m].worst.error <= results[m].worst.bound);
             assert_true(results[m].counts.exposed >= 0.0 && results[m].counts.exposed <= 1.0);
+            assert_true(results[m].exposed_low <= results[m].counts.exposed);
+            assert_true(results[m].exposed_high >= results[m].counts.exposed);
             assert_true(results[m].counts.waited >= 0.0 && results[m].counts.waited <= 1.0);
             assert_true(results[m].counts.received > 0.0);
             assert_true(results[m].counts.tokens > 0.0);

@@ -156,6 +156,66 @@ static void streams_equal_those_of_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The velocity of one chunk under `given` rows of text; is_padded: with the zeros up to text_len among them, so that
+   every row is attended to as it stands. */
+static void velocity_under(carry_ctx *ctx, const carry_dit_config *c, int device, carry_dtype dtype, int64_t given,
+                           bool is_padded, float *velocity) {
+    carry_dit *dit = model_on(ctx, c, device);
+    carry_dit_cache *cache;
+    const carry_dit_cache_options options = {
+        .height = HEIGHT, .width = WIDTH, .chunk = FRAMES, .window = FRAMES, .dtype = dtype};
+    float *text = random_floats(ctx, c->text_len * c->text_dim, 3);
+    float *latents = random_floats(ctx, c->in_dim * FRAMES * HEIGHT * WIDTH, 4);
+    memset(text + given * c->text_dim, 0, (size_t)((c->text_len - given) * c->text_dim) * sizeof *text);
+    assert_ok(ctx, carry_dit_cache_new(dit, &cache, &options));
+    assert_ok(
+        ctx, carry_dit_cache_text(cache, carry_view_2d(text, CARRY_F32, is_padded ? c->text_len : given, c->text_dim)));
+    const carry_dit_chunk chunk = {.latents = carry_view_4d(latents, CARRY_F32, c->in_dim, FRAMES, HEIGHT, WIDTH),
+                                   .velocity = carry_view_4d(velocity, CARRY_F32, c->out_dim, FRAMES, HEIGHT, WIDTH),
+                                   .t = 700.0};
+    assert_ok(ctx, carry_dit_forward(dit, cache, &chunk, 1, 0.0f));
+    free(text);
+    free(latents);
+    carry_dit_cache_free(cache);
+    carry_dit_free(dit);
+}
+
+/* Wan attends to all 512 rows of a text, also to those past the prompt, which are zeros before the text's MLP. One row
+   that counts for all of these must give what 512 do: for lengths at the borders of what the kernels of short prompts
+   take (47 rows and that one), for no text and for a full one. Heads of 128, which those kernels need. */
+static void prompts_give_what_their_padded_text_gives(void **unused) {
+    (void)unused;
+    static const int64_t lengths[] = {0, 1, 20, 44, 45, 47, 48, 200, 510, 511, 512};
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_dit_config c = small_config();
+    c.dim = 128, c.num_heads = 1, c.num_layers = 1, c.text_len = 512;
+    const int64_t count = c.out_dim * FRAMES * HEIGHT * WIDTH;
+    float *none = random_floats(ctx, count, 1), *want = random_floats(ctx, count, 1);
+    float *whole = random_floats(ctx, count, 1), *have = random_floats(ctx, count, 1);
+    velocity_under(ctx, &c, 0, CARRY_F32, 0, true, none);
+    for (size_t n = 0; n < sizeof lengths / sizeof *lengths; n++) {
+        velocity_under(ctx, &c, 0, CARRY_F32, lengths[n], true, want);
+        velocity_under(ctx, &c, 0, CARRY_F32, lengths[n], false, have);
+        assert_memory_equal(have, want, (size_t)count * sizeof *have);
+        const double seen = apart(want, none, count); /* the text decides something */
+        for (int device = 1; device < carry_device_count(); device++) {
+            for (size_t i = 0; i < 2; i++) {
+                velocity_under(ctx, &c, device, types[i].dtype, lengths[n], true, whole);
+                velocity_under(ctx, &c, device, types[i].dtype, lengths[n], false, have);
+                const double merged = apart(have, whole, count), off = apart(have, want, count);
+                (void)printf("device %d, %s, %lld rows: %.2g of all 512 rows, %.2g of the CPU; the text's part %.2g\n",
+                             device, carry_dtype_name(types[i].dtype), (long long)lengths[n], merged, off, seen);
+                assert_true(merged <= types[i].velocity / 5 && off <= types[i].velocity);
+            }
+        }
+    }
+    free(none);
+    free(want);
+    free(whole);
+    free(have);
+    carry_ctx_free(ctx);
+}
+
 static void training_passes_equal_those_of_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -201,6 +261,7 @@ static void start_values_are_the_same_bits_on_every_device(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(streams_equal_those_of_the_cpu),
+        cmocka_unit_test(prompts_give_what_their_padded_text_gives),
         cmocka_unit_test(training_passes_equal_those_of_the_cpu),
         cmocka_unit_test(start_values_are_the_same_bits_on_every_device),
     };

@@ -3,8 +3,10 @@
 #include "stream_support.h"
 
 #include "carry/device.h"
+#include "core/crc32c.h"
 #include "model/dit/dit.h"
 #include "stream/generator.h"
+#include "stream/mesh.h"
 
 enum { H = 4, W = 6, FRAMES = 2, COUNT = 16 * FRAMES * H * W, STEPS = 3, CHUNKS_RUN = 3, TEXT = 4 * 16 };
 
@@ -110,6 +112,107 @@ static void test_a_late_prompt_is_that_of_the_steps_which_are_left(void **state)
     carry_ctx_free(ctx);
 }
 
+static void post_text(carry_ctx *ctx, carry_link *stage, const uint16_t *text) {
+    static _Alignas(64) unsigned char bytes[sizeof(carry_text_head) + TEXT * sizeof *text];
+    const carry_text_head head = {.crc = carry_crc32c(0, text, TEXT * sizeof *text), .rows = 4};
+    memcpy(bytes, &head, sizeof head);
+    memcpy(bytes + sizeof head, text, TEXT * sizeof *text);
+    assert_ok(ctx, carry_link_tell(stage, CARRY_MESSAGE_TEXT, bytes, sizeof bytes));
+}
+
+static void post_envelope(carry_ctx *ctx, carry_link *stage, int k, uint16_t *text) {
+    static uint16_t noise[COUNT];
+    int64_t steps[STEPS] = {1000, 750, 400};
+    void *room;
+    size_t size;
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(noise, CARRY_BF16, COUNT), 7,
+                                       carry_generator_stream((uint64_t)k, 0), 0, 1));
+    const carry_envelope e = {.version = CARRY_ENVELOPE_VERSION,
+                              .action = CARRY_INFER,
+                              .call_id = (uint64_t)k,
+                              .chunk_index = (uint64_t)k,
+                              .height = H,
+                              .width = W,
+                              .current_start_frame = k * FRAMES,
+                              .num_denoise_steps = STEPS,
+                              .expected_generator_calls = STEPS + 1,
+                              .init_cache = k == 0,
+                              .reset_cross_cache = text != NULL,
+                              .seed = 7,
+                              .kv_bias = 1.0f,
+                              .noise_scale = 1.0f,
+                              .conditioning = carry_view_2d(text, CARRY_BF16, text != NULL ? 4 : 0, 16),
+                              .latents_in = carry_view_4d(noise, CARRY_BF16, 16, FRAMES, H, W),
+                              .steps = carry_view_1d(steps, CARRY_I64, STEPS)};
+    assert_ok(ctx, carry_link_slot(stage, &room));
+    assert_ok(ctx, carry_envelope_encode(ctx, room, carry_link_capacity(stage), &size, &e));
+    assert_ok(ctx, carry_link_send(stage, CARRY_MESSAGE_ENVELOPE, size));
+}
+
+/* Two chunks of a mesh of one. The second has the last text of `late` from its start: with its envelope, or as the
+   newest of several that came behind it. How many conditionings the mesh says it has had. */
+static uint64_t lead(carry_ctx *ctx, bool is_late, uint16_t latents_out[COUNT]) {
+    enum { MOST = 1 << 16 };
+    const carry_dit_config config = small_stream().config;
+    const carry_link_options link = {.depth = 2, .out_most = MOST, .in_most = MOST, .group = "mesh"};
+    const carry_generator_options options = {
+        .height = H, .width = W, .chunk = FRAMES, .window = 6, .shift = 3.0, .dtype = CARRY_F32};
+    const carry_mesh_options shapes = {.channels = 16,
+                                       .height = H,
+                                       .width = W,
+                                       .chunk = FRAMES,
+                                       .text_len = config.text_len,
+                                       .text_dim = config.text_dim,
+                                       .envelope_most = MOST};
+    static uint16_t text[4][TEXT];
+    carry_link *stage, *leader;
+    carry_generator *g;
+    carry_mesh *mesh;
+    carry_dit *dit;
+    carry_about about = {0};
+    for (int i = 0; i < 4; i++) {
+        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(text[i], CARRY_BF16, TEXT), 8, (uint64_t)i, 0, 1));
+    }
+    assert_ok(ctx, carry_dit_new(ctx, &dit, &config, NULL, 0));
+    assert_ok(ctx, carry_dit_init(dit, 3));
+    assert_ok(ctx, carry_generator_new(dit, &g, &options));
+    assert_ok(ctx, carry_link_pair(ctx, &stage, &leader, &link));
+    assert_ok(ctx, carry_mesh_new(ctx, &mesh, NULL, g, dit, &shapes));
+    for (int k = 0; k < 2; k++) {
+        carry_message message;
+        carry_result result;
+        bool closed;
+        post_envelope(ctx, stage, k, k == 0 ? text[0] : is_late ? NULL : text[3]);
+        for (int i = 1; k == 1 && is_late && i < 4; i++) {
+            post_text(ctx, stage, text[i]);
+        }
+        assert_ok(ctx, carry_mesh_turn(mesh, leader, &closed));
+        assert_ok(ctx, carry_link_receive(stage, &message));
+        assert_int_equal(message.kind, CARRY_MESSAGE_ABOUT);
+        memcpy(&about, message.bytes, sizeof about);
+        assert_ok(ctx, carry_link_receive(stage, &message));
+        assert_int_equal(message.kind, CARRY_MESSAGE_RESULT);
+        assert_ok(ctx, carry_result_decode(ctx, &result, message.bytes, message.size));
+        memcpy(latents_out, result.latents_out.data, COUNT * sizeof *latents_out);
+    }
+    carry_mesh_free(mesh);
+    carry_link_free(stage);
+    carry_link_free(leader);
+    carry_generator_free(g);
+    carry_dit_free(dit);
+    return about.texts;
+}
+
+static void test_the_newest_of_several_late_prompts_is_taken_at_once(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static uint16_t with_envelope[COUNT], late[COUNT];
+    assert_int_equal(lead(ctx, false, with_envelope), 2);
+    assert_int_equal(lead(ctx, true, late), 4);
+    assert_memory_equal(late, with_envelope, sizeof late);
+    carry_ctx_free(ctx);
+}
+
 static void run_or_fail(stream *s) {
     const carry_status status = run_stream(s);
     if (status != CARRY_OK) {
@@ -203,6 +306,7 @@ static void test_prompts_may_change_at_any_time(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_late_prompt_is_that_of_the_steps_which_are_left),
+        cmocka_unit_test(test_the_newest_of_several_late_prompts_is_taken_at_once),
         cmocka_unit_test(test_the_next_chunk_shows_a_prompt),
         cmocka_unit_test(test_prompts_may_change_at_any_time),
     };

@@ -285,7 +285,8 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
     }
     cache->has_text = false; /* until all of it is there */
     const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
-    cache->text_rows = (given + 3) / 4 * 4 < c->text_len ? (given + 3) / 4 * 4 : c->text_len; /* fewer graphs */
+    const int64_t whole = (given + 4) / 4 * 4 - 1; /* with the row for the rest a multiple of 4: fewer graphs */
+    cache->text_rows = whole < c->text_len ? whole : c->text_len;
     set_few(cache);
     CARRY_TRY(embed_text(cache, conditioning));
     for (int64_t block = 0; block < c->num_layers; block++) {

@@ -282,8 +282,8 @@ static carry_attention_args see_text(const carry_dit_call *call, int64_t block, 
     int runs = 0;
     (void)group; /* all chunks have the same text */
     if (cache->dit->own.device != 0 && rows < length - 1) {
-        /* Rows past the prompt are filled up with zeros: their keys and values are all alike, and one of them with the
-           logarithm of their number as its bias is the same sum. */
+        /* Rows past the prompt are zeros, and Wan attends to them (no mask, no key lengths): their keys and values are
+           all alike, and one of them with the logarithm of their number as its bias is the same sum. */
         run[runs++] = (carry_key_run){.first = 0, .count = rows};
         run[runs++] = (carry_key_run){.first = rows, .count = 1, .bias = logf((float)(length - rows))};
     }

@@ -144,7 +144,7 @@ static kept *find(carry_prompts *p, const char *prompt, size_t length) {
     return oldest;
 }
 
-/* Spaces of ASCII that follow each other are one. */
+/* Spaces of ASCII that follow each other are one; none are at the ends. */
 static size_t clean(char *to, const char *prompt, size_t length) {
     size_t count = 0;
     for (size_t i = 0; i < length; i++) {
@@ -153,7 +153,7 @@ static size_t clean(char *to, const char *prompt, size_t length) {
             to[count++] = space ? ' ' : prompt[i];
         }
     }
-    return count;
+    return count > 0 && to[count - 1] == ' ' ? count - 1 : count;
 }
 
 /* Memory that the encoder had is free for the rest. */
