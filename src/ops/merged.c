@@ -1,10 +1,11 @@
 /* Several linear maps of one input, and a linear map that is added to a residual. On the CPU they are the products of
-   linear.c, one after the other. */
+   linear.c, one after the other; of a few tokens all at once. */
 #include "core/context.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
 #include "ops/linear.h"
 #include "ops/nn.h"
+#include "ops/product/few.h"
 
 carry_status carry_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor base) {
     CARRY_OPERATOR(ctx, operators, linear_add, &x)
@@ -49,6 +50,11 @@ carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args 
 }
 
 carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
+    const carry_kernels *kernels;
+    CARRY_TRY(carry_kernels_of(ctx, &kernels));
+    if (carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
+        return CARRY_OK;
+    }
     for (int i = 0; i < args->maps; i++) {
         CARRY_TRY(carry_cpu_linear(ctx, args->y[i], args->x, args->W[i], false));
     }

@@ -160,7 +160,7 @@ static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
         print_message("skipped: no bf16 instructions here\n");
         skip();
     }
-    check_size(by, 1100, 24, 2040, CARRY_F32, 2);
+    check_size(by, 3100, 24, 2040, CARRY_F32, 2);
     check_size(by, 24, 1100, 2040, CARRY_F32, 4);
 }
 

@@ -171,6 +171,7 @@ carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm
 
 void carry_lm_free(carry_lm *lm) {
     if (lm != NULL) {
+        carry_lm_unpack(lm);
         carry_parameters_free(&lm->own);
         free(lm->layer);
         free(lm);

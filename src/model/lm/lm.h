@@ -36,6 +36,10 @@ typedef struct carry_lm {
     carry_lm_layer *layer;
     int64_t embeddings, norm, head; /* head is embeddings when tied */
     double forget;                  /* for init: heads start to forget so many times as fast; 0: once */
+    int64_t prompted;               /* tokens of prompts that were read, until it is settled whether to pack */
+    bool is_settled;
+    void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
+    size_t panel_bytes;
 } carry_lm;
 
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
@@ -51,6 +55,12 @@ void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
+
+/* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a
+   CPU with instructions for them (ops/product/kept.h); results have the same bits. `tokens` of a prompt are to be read:
+   nothing is done until so many were that it pays, nor where memory is short. */
+carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
+void carry_lm_unpack(carry_lm *lm);
 
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);

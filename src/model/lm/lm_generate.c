@@ -182,6 +182,7 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
     if (g->one != NULL) {
         CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
     }
+    CARRY_TRY(carry_lm_pack(g->lm, g->dtype, count));
     const int64_t piece = g->lm->own.device != 0 ? PIECE_GPU : PIECE;
     for (int64_t at = 0; at < count; at += piece) {
         int64_t some = count - at < piece ? count - at : piece;

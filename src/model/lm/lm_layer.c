@@ -58,11 +58,33 @@ carry_status carry_lm_project_all(carry_lm_pass *pass, int64_t layer, const int 
     return carry_merged_linear(pass->ctx, &args);
 }
 
+/* Rows [*first, *first + *count) of what leaves a layer are read; those before them are not, in the last layer of a
+   prompt of which only the last logits are wanted, or none. A few more than that one row are computed: products of
+   READ_ROWS rows have the bits of those of all rows, and one row would not. */
+#define READ_ROWS 64
+
+static void rows_read(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, int64_t *first,
+                      int64_t *count) {
+    const bool ends = layer == pass->lm->config.num_hidden_layers - 1 && pass->options.forward_only;
+    const bool whole = !ends || pass->lm->own.device != 0 || pass->options.batch > 1 || pass->options.sequences > 0 ||
+                       args->labels.data != NULL || !args->last_logits;
+    *count = whole ? pass->tokens : args->logits.data == NULL ? 0 : pass->tokens < READ_ROWS ? pass->tokens : READ_ROWS;
+    *first = pass->tokens - *count;
+}
+
 carry_status carry_lm_project_out(const carry_lm_mixer_call *call, int slot, carry_tensor y) {
     const carry_tensor W = carry_lm_product(call->pass, call->layer, slot);
     carry_ctx *ctx = call->pass->ctx;
-    return call->base.data != NULL ? carry_linear_add(ctx, call->out, y, W, call->base)
-                                   : carry_linear(ctx, call->out, y, W, false);
+    int64_t first;
+    int64_t count;
+    rows_read(call->pass, call->args, call->layer, &first, &count);
+    if (count == 0) {
+        return CARRY_OK;
+    }
+    const carry_tensor out = carry_slice(call->out, first, count);
+    const carry_tensor from = carry_slice(y, first, count);
+    return call->base.data != NULL ? carry_linear_add(ctx, out, from, W, carry_slice(call->base, first, count))
+                                   : carry_linear(ctx, out, from, W, false);
 }
 
 carry_lm_rows *carry_lm_rows_of(const carry_lm_pass *pass, int64_t layer) {
@@ -100,8 +122,15 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
         call.x = h;
         call.out = r->out;
         CARRY_TRY(l->mixer->forward(&call));
-        CARRY_TRY(carry_lm_norm(pass, r->middle, r->out, w));
-        return carry_elementwise(ctx, r->middle, h, r->middle, CARRY_ADD);
+        int64_t first;
+        int64_t count;
+        rows_read(pass, args, layer, &first, &count);
+        if (count == 0) {
+            return CARRY_OK;
+        }
+        const carry_tensor middle = carry_slice(r->middle, first, count);
+        CARRY_TRY(carry_lm_norm(pass, middle, carry_slice(r->out, first, count), w));
+        return carry_elementwise(ctx, middle, carry_slice(h, first, count), middle, CARRY_ADD);
     }
     CARRY_TRY(carry_lm_norm(pass, r->x, h, w));
     call.x = r->x;
@@ -110,39 +139,55 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
     return l->mixer->forward(&call);
 }
 
-static carry_status forward_mlp(carry_lm_pass *pass, int64_t layer, carry_lm_rows *r, bool again) {
+/* The rows of a layer that its MLP is for. */
+static carry_lm_rows rows_from(const carry_lm_rows *r, int64_t first, int64_t count) {
+    return (carry_lm_rows){.out2 = carry_slice(r->out2, first, count),
+                           .middle = carry_slice(r->middle, first, count),
+                           .x2 = carry_slice(r->x2, first, count),
+                           .gate = carry_slice(r->gate, first, count),
+                           .up = carry_slice(r->up, first, count),
+                           .activated = carry_slice(r->activated, first, count)};
+}
+
+static carry_status forward_mlp(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {
     carry_ctx *ctx = pass->ctx;
+    int64_t first;
+    int64_t count;
+    rows_read(pass, args, layer, &first, &count);
+    if (count == 0) {
+        return CARRY_OK;
+    }
     CARRY_SPAN(ctx, "model", "mlp");
     const carry_lm_layer *l = &pass->lm->layer[layer];
     const carry_parameters *own = &pass->lm->own;
+    const carry_lm_rows r = rows_from(carry_lm_rows_of(pass, layer), first, count);
     const carry_tensor w = carry_lm_weight(pass->lm, l->norm[1]);
-    const carry_tensor x = l->norms_after ? r->middle : r->x2;
-    const carry_tensor h = pass->h[layer + 1];
+    const carry_tensor x = l->norms_after ? r.middle : r.x2;
+    const carry_tensor h = carry_slice(pass->h[layer + 1], first, count);
     if (!l->norms_after) {
-        CARRY_TRY(carry_lm_norm(pass, r->x2, r->middle, w));
+        CARRY_TRY(carry_lm_norm(pass, r.x2, r.middle, w));
     }
-    CARRY_TRY(carry_merged_linear(ctx, &(carry_merged_linear_args){.y = {r->gate, r->up},
+    CARRY_TRY(carry_merged_linear(ctx, &(carry_merged_linear_args){.y = {r.gate, r.up},
                                                                    .x = x,
                                                                    .W = {carry_parameters_product(own, l->gate),
                                                                          carry_parameters_product(own, l->up)},
                                                                    .maps = 2}));
-    CARRY_TRY(carry_swiglu(ctx, r->activated, r->gate, r->up));
+    CARRY_TRY(carry_swiglu(ctx, r.activated, r.gate, r.up));
     if (l->norms_after) {
-        CARRY_TRY(carry_linear(ctx, r->out2, r->activated, carry_parameters_product(own, l->down), false));
+        CARRY_TRY(carry_linear(ctx, r.out2, r.activated, carry_parameters_product(own, l->down), false));
         if (again) {
             return CARRY_OK;
         }
-        CARRY_TRY(carry_lm_norm(pass, h, r->out2, w));
-        return carry_elementwise(ctx, h, r->middle, h, CARRY_ADD);
+        CARRY_TRY(carry_lm_norm(pass, h, r.out2, w));
+        return carry_elementwise(ctx, h, r.middle, h, CARRY_ADD);
     }
     if (again) {
         return CARRY_OK;
     }
-    return carry_linear_add(ctx, h, r->activated, carry_parameters_product(own, l->down), r->middle);
+    return carry_linear_add(ctx, h, r.activated, carry_parameters_product(own, l->down), r.middle);
 }
 
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {
-    carry_lm_rows *r = carry_lm_rows_of(pass, layer);
-    CARRY_TRY(forward_mixer(pass, args, layer, r));
-    return forward_mlp(pass, layer, r, again);
+    CARRY_TRY(forward_mixer(pass, args, layer, carry_lm_rows_of(pass, layer)));
+    return forward_mlp(pass, args, layer, again);
 }

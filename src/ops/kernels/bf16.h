@@ -37,6 +37,9 @@ typedef struct carry_bf16_tile {
     ptrdiff_t base_row, c_row;
     float *out; /* of an entry that writes whole panels: where the sums go in the end; NULL: they stay in c */
     ptrdiff_t out_row;
+    uint16_t *half; /* of an entry with `halves`: c in bf16, where sums are rounded to nearest; c and base are unused */
+    ptrdiff_t half_row;
+    bool half_adds; /* sums begin with what is there */
 } carry_bf16_tile;
 
 /* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart
@@ -58,7 +61,8 @@ typedef struct carry_bf16 {
     const char *(*missing)(void); /* why it cannot run here; NULL: it can */
     bool emulated;                /* the same text with the instruction written out in C: for tests, never chosen */
     int rows, columns, unit;
-    bool whole; /* tile writes whole panels: c holds them, with as much as m and n lack of them */
+    bool whole;  /* tile writes whole panels: c holds them, with as much as m and n lack of them */
+    bool halves; /* tile can write a c of bf16 by itself */
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
     /* Of few_tokens tokens at most; 0: widened dot products do as well (carry_half_dots). pack_few writes at most

@@ -10,6 +10,7 @@
 #include "core/context.h"
 #include "core/threads.h"
 #include "ops/convert.h"
+#include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
 /* k of a block where c is f32: a panel of b then stays in a first cache, or nearly. */
@@ -26,6 +27,8 @@
 #define WHOLE_PANELS 8
 #define WHOLE_LINES (WHOLE_PANELS * WHOLE_PANEL)
 _Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a tile");
+/* Elements of a block of b: what was packed is still in a cache when it is used. */
+#define MOST_OF_B ((int64_t)1 << 21)
 #define PACK_PIECE ((int64_t)1 << 15)
 #define TILE_PIECE_FLOPS 2000000
 
@@ -38,9 +41,11 @@ typedef struct job {
     int64_t m, n, k; /* its sizes, and k as packed */
     int64_t packed_k;
     uint16_t *a, *b;
+    const uint16_t *panels; /* b, or what is kept of it */
     int64_t row_panels, column_panels;
-    int64_t pack_a_from; /* panels of b before it are packed first; 0: they are packed already */
-    int64_t tile_rows, tile_columns, column_tiles; /* in panels */
+    int64_t pack_a_from;             /* panels of b before it are packed first; 0: they are packed already */
+    int64_t tile_rows, tile_columns; /* in panels */
+    int64_t row_tiles, column_tiles;
 } job;
 
 static int64_t least(int64_t a, int64_t b) {
@@ -138,6 +143,13 @@ static void run_tile(const job *j, carry_bf16_tile tile) {
         }
         return;
     }
+    if (p->c_dtype == CARRY_BF16 && j->by->halves) {
+        tile.half = (uint16_t *)p->c + j->i * p->c_row + j->j;
+        tile.half_row = p->c_row;
+        tile.half_adds = adds;
+        j->by->tile(&tile);
+        return;
+    }
     if (p->c_dtype == CARRY_F32) {
         tile.c = (float *)p->c + j->i * p->c_row + j->j;
         tile.c_row = tile.base_row = p->c_row;
@@ -174,8 +186,9 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     for (int64_t at = begin; at < end; at++) {
-        int64_t row_panel = at / j->column_tiles * j->tile_rows;
-        int64_t column_panel = at % j->column_tiles * j->tile_columns;
+        int64_t row_panel =
+            at % j->row_tiles * j->tile_rows; /* all rows of some columns: what is read of b stays near */
+        int64_t column_panel = at / j->row_tiles * j->tile_columns;
         run_tile(j, (carry_bf16_tile){.m = j->m,
                                       .n = j->n,
                                       .k = j->packed_k,
@@ -184,7 +197,7 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
                                       .column_panel = column_panel,
                                       .column_panels_end = least(column_panel + j->tile_columns, j->column_panels),
                                       .a = j->a,
-                                      .b = j->b});
+                                      .b = j->panels});
     }
 }
 
@@ -193,11 +206,11 @@ static void cut_into_tiles(job *j, int threads) {
     const int rows = j->by->rows;
     const int columns = j->by->columns;
     int64_t most = TILE_ELEMENTS / (rows * j->packed_k) + 1;
-    int64_t most_columns = j->column_panels;
+    int64_t most_columns = least(j->column_panels, MOST_OF_B / (columns * j->packed_k) + 1);
     if (j->by->whole) {
         most = WHOLE_PANELS;
         most_columns = WHOLE_PANELS;
-    } else if (j->p->c_dtype != CARRY_F32) {
+    } else if (j->p->c_dtype != CARRY_F32 && !(j->by->halves && j->p->c_dtype == CARRY_BF16)) {
         most = least(most, 96 / rows);
         most_columns = least(most_columns, TILE_FLOATS / (most * rows * columns));
     }
@@ -212,6 +225,7 @@ static void cut_into_tiles(job *j, int threads) {
     }
     j->tile_rows = pieces(j->row_panels, row_tiles);
     j->tile_columns = pieces(j->column_panels, column_tiles);
+    j->row_tiles = pieces(j->row_panels, j->tile_rows);
     j->column_tiles = pieces(j->column_panels, j->tile_columns);
 }
 
@@ -228,15 +242,16 @@ static int64_t grain_of(double work, double each) {
 }
 
 /* One block in two steps; ctx NULL: on this thread. */
-static void run_block(carry_ctx *ctx, job *j, bool pack_b, int threads) {
+static void run_block(carry_ctx *ctx, job *j, bool pack_a, bool pack_b, int threads) {
     j->packed_k = pieces(j->k, j->by->unit) * j->by->unit;
     j->row_panels = pieces(j->m, j->by->rows);
     j->column_panels = pieces(j->n, j->by->columns);
     j->pack_a_from = pack_b ? j->column_panels : 0;
     double panel = 0.5 * (double)(j->by->rows + j->by->columns) * (double)j->packed_k;
-    spread(ctx, j->pack_a_from + j->row_panels, grain_of((double)PACK_PIECE, panel + 1.0), pack_panels, j);
+    spread(ctx, j->pack_a_from + (pack_a ? j->row_panels : 0), grain_of((double)PACK_PIECE, panel + 1.0), pack_panels,
+           j);
     cut_into_tiles(j, threads);
-    int64_t tiles = pieces(j->row_panels, j->tile_rows) * j->column_tiles;
+    int64_t tiles = j->row_tiles * j->column_tiles;
     double flops = 2.0 * (double)(j->tile_rows * j->by->rows) * (double)(j->tile_columns * j->by->columns);
     spread(ctx, tiles, grain_of(TILE_PIECE_FLOPS, flops * (double)j->packed_k + 1.0), run_tiles, j);
 }
@@ -248,6 +263,14 @@ bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
 }
 
+/* Elements of the buffer for panels of a. All of them where they leave room for b, so that they are packed once. */
+static int64_t room_for_a(const carry_bf16 *by, const carry_mixed_product *p, int64_t depth, int64_t elements,
+                          bool b_is_kept) {
+    const int64_t all = pieces(p->m, by->rows) * by->rows * depth;
+    const int64_t wanted = pieces(all, 64) * 64;
+    return b_is_kept ? elements : wanted <= elements / 4 * 3 ? wanted : elements / 2;
+}
+
 static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by, const carry_mixed_product *p,
                 bool alone) {
     int64_t elements;
@@ -255,22 +278,27 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     if (buffer == NULL) {
         return false;
     }
-    job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + elements / 2};
+    const uint16_t *kept = p->k <= WHOLE_DEPTH ? carry_kept_find(ctx, by, p) : NULL; /* of whole k */
     const int threads = alone ? 1 : carry_ctx_threads(ctx);
-    int64_t blocks = p->c_dtype == CARRY_F32 ? pieces(p->k, DEPTH) : 1;
+    int64_t blocks = p->c_dtype == CARRY_F32 && kept == NULL ? pieces(p->k, DEPTH) : 1;
     int64_t depth = pieces(pieces(p->k, blocks), by->unit) * by->unit;
-    int64_t most_m = elements / 2 / (depth * by->rows) * by->rows;
-    int64_t most_n = elements / 2 / (depth * by->columns) * by->columns;
+    int64_t a_room = room_for_a(by, p, depth, elements, kept != NULL);
+    int64_t b_room = least(elements - a_room, MOST_OF_B);
+    int64_t most_m = a_room / (depth * by->rows) * by->rows;
+    int64_t most_n = kept != NULL ? p->n : b_room / (depth * by->columns) * by->columns;
     if (most_m < 1 || most_n < 1) {
         return false;
     }
+    job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + a_room};
+    j.panels = kept != NULL ? kept : j.b;
+    bool a_stays = most_m >= p->m && depth >= p->k;
     for (j.j = 0; j.j < p->n; j.j += most_n) {
         for (j.l = 0; j.l < p->k; j.l += depth) {
             for (j.i = 0; j.i < p->m; j.i += most_m) {
                 j.m = least(p->m - j.i, most_m);
                 j.n = least(p->n - j.j, most_n);
                 j.k = least(p->k - j.l, depth);
-                run_block(alone ? NULL : ctx, &j, j.i == 0, threads);
+                run_block(alone ? NULL : ctx, &j, j.j == 0 || !a_stays, j.i == 0 && kept == NULL, threads);
             }
         }
     }

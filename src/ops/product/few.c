@@ -16,6 +16,7 @@
 #define MORE_TOKENS 24
 #define FEW_SUMS 8192
 #define FEW_PIECE ((int64_t)1 << 19)
+#define PIECES_PER_THREAD 4
 
 static int64_t least(int64_t a, int64_t b) {
     return a < b ? a : b;
@@ -31,9 +32,7 @@ typedef struct few_job {
     bool accumulate;
 } few_job;
 
-static void few_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    const few_job *j = argument;
+static void few_rows(const few_job *j, int64_t begin, int64_t end) {
     const size_t size = carry_dtype_size(j->y.dtype);
     const int64_t rows = FEW_SUMS / j->dots.tokens;
     float sums[FEW_SUMS];
@@ -69,41 +68,85 @@ static void few_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* y = x W^T with W read once, as it lies; false when there are too many tokens, or x does not fit beside. */
-static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
-                        bool accumulate) {
+/* Several weights of one x, their rows one after the other. */
+typedef struct merged_job {
+    few_job of[CARRY_MERGED_MAPS];
+    int maps;
+} merged_job;
+
+static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const merged_job *all = argument;
+    int64_t before = 0;
+    for (int i = 0; i < all->maps; i++) {
+        const int64_t rows = all->of[i].dots.rows;
+        const int64_t first = begin > before ? begin - before : 0;
+        const int64_t last = least(end - before, rows);
+        if (first < last) {
+            few_rows(&all->of[i], first, last);
+        }
+        before += rows;
+    }
+}
+
+/* Rows of a piece: as many pieces for each thread as for any other, since all of them wait for the last one, and few,
+   since fetching ahead begins anew in each. */
+static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
+    const int64_t small = (FEW_PIECE / (k + 1) / 64 + 1) * 64;
+    const int64_t each = (rows + small * threads - 1) / (small * threads);
+    const int64_t count = threads * least(each, PIECES_PER_THREAD);
+    return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
+}
+
+/* y = x W^T for every W, each read once, as it lies; false when there are too many tokens, or x does not fit beside. */
+static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, const carry_tensor *y, carry_tensor x,
+                        const carry_tensor *W, bool accumulate) {
     const int64_t tokens = x.shape[0];
     const int64_t k = x.shape[1];
     const carry_bf16 *bf16 = carry_bf16_of(ctx);
-    bool by_bf16 = bf16 != NULL && bf16->few_tokens > 0 && x.dtype == CARRY_BF16 && W.dtype == CARRY_BF16;
+    bool by_bf16 = bf16 != NULL && bf16->few_tokens > 0 && x.dtype == CARRY_BF16 && W[0].dtype == CARRY_BF16;
     int64_t elements;
+    int64_t rows = 0;
     uint16_t *beside = carry_packed_buffer(ctx, &elements);
     if (tokens < 1 || tokens > (by_bf16 ? least(bf16->few_tokens, FEW_TOKENS) : FEW_TOKENS / 2) || beside == NULL ||
         FEW_TOKENS * (k + 64) > elements / 2) {
         return false;
     }
+    merged_job all = {.maps = maps};
+    for (int i = 0; i < maps; i++) {
+        rows += W[i].shape[0];
+        all.of[i] = (few_job){.kernels = kernels,
+                              .bf16 = by_bf16 ? bf16 : NULL,
+                              .dots = {.rows = W[i].shape[0],
+                                       .tokens = tokens,
+                                       .k = k,
+                                       .w = W[i].data,
+                                       .x = (const float *)(const void *)beside,
+                                       .w_row = k,
+                                       .x_row = k,
+                                       .type = W[i].dtype},
+                              .packed = beside,
+                              .y = y[i],
+                              .accumulate = accumulate};
+    }
     CARRY_SPAN(ctx, "ops", "linear");
-    carry_span_work(ctx, 2.0 * (double)tokens * (double)W.shape[0] * (double)k, 0.0);
-    few_job j = {.kernels = kernels,
-                 .bf16 = by_bf16 ? bf16 : NULL,
-                 .dots = {.rows = W.shape[0],
-                          .tokens = tokens,
-                          .k = k,
-                          .w = W.data,
-                          .x = (const float *)(const void *)beside,
-                          .w_row = k,
-                          .x_row = k,
-                          .type = W.dtype},
-                 .packed = beside,
-                 .y = y,
-                 .accumulate = accumulate};
+    carry_span_work(ctx, 2.0 * (double)tokens * (double)rows * (double)k, 0.0);
     if (by_bf16) {
         bf16->pack_few(beside, x.data, k, tokens, k);
     } else {
         carry_widen(kernels, (float *)(void *)beside, x.data, x.dtype, tokens * k);
     }
-    carry_parallel(ctx, W.shape[0], (FEW_PIECE / (k + 1) / 64 + 1) * 64, few_rows, &j);
+    carry_parallel(ctx, rows, rows_of_piece(rows, k, carry_ctx_threads(ctx)), merged_rows, &all);
     return true;
+}
+
+bool carry_few_tokens_merged(carry_ctx *ctx, const carry_kernels *kernels, const carry_merged_linear_args *args) {
+    bool alike = args->maps > 0;
+    for (int i = 0; i < args->maps; i++) {
+        const carry_dtype type = args->W[i].dtype;
+        alike = alike && (type == CARRY_BF16 || type == CARRY_F16) && type == args->W[0].dtype;
+    }
+    return alike && few_at_once(ctx, kernels, args->maps, args->y, args->x, args->W, false);
 }
 
 /* More tokens than that, in a few parts. */
@@ -117,7 +160,7 @@ bool carry_few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor
         rows.shape[0] = to.shape[0] = least(tokens - t, FEW_TOKENS);
         rows.data = (char *)x.data + (size_t)(t * x.shape[1]) * carry_dtype_size(x.dtype);
         to.data = (char *)y.data + (size_t)(t * y.shape[1]) * carry_dtype_size(y.dtype);
-        done = few_at_once(ctx, kernels, to, rows, W, accumulate);
+        done = few_at_once(ctx, kernels, 1, &to, rows, &W, accumulate);
     }
     return done;
 }

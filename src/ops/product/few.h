@@ -2,6 +2,7 @@
 #ifndef CARRY_OPS_FEW_H
 #define CARRY_OPS_FEW_H
 
+#include "carry/nn.h"
 #include "carry/tensor.h"
 #include "ops/kernels/kernels.h"
 
@@ -9,5 +10,7 @@
    many tokens for it to pay, or no memory. A token's bits depend on how many tokens there are, not on threads. */
 bool carry_few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
                       bool accumulate);
+/* The same for several weights of one x. */
+bool carry_few_tokens_merged(carry_ctx *ctx, const carry_kernels *kernels, const carry_merged_linear_args *args);
 
 #endif

@@ -13,10 +13,13 @@
 #include "core/context.h"
 #include "core/threads.h"
 #include "ops/product/bf16.h"
+#include "ops/product/kept.h"
 #include "ops/product/rates.h"
 
 /* Floats of a buffer that all threads fill together, and of one that a thread has for itself; a half each for a, b. */
 #define SHARED_FLOATS ((int64_t)1 << 21)
+/* Elements of 16 bits of the first one: 512 tokens of 9216 and a block of a weight. */
+#define SHARED_HALVES ((int64_t)1 << 23)
 #define WORKER_FLOATS ((int64_t)3 << 16)
 #define LARGE_PAGE ((size_t)1 << 21)
 /* Panels of a that a tile keeps in the second cache. */
@@ -36,6 +39,7 @@ typedef struct buffers {
     _Atomic int bf16_settled; /* 0: not yet; else FASTER or SLOWER */
     int threads;
     double blas_from;
+    carry_kept *kept;
     float *of[]; /* by worker; worker 0 has the shared one */
 } buffers;
 
@@ -177,6 +181,7 @@ static void free_buffers(void *given) {
     for (int i = 0; i < b->threads; i++) {
         free(b->of[i]);
     }
+    carry_kept_free(b->kept);
     free(b);
 }
 
@@ -224,12 +229,18 @@ double *carry_packed_blas_from(carry_ctx *ctx) {
     return all != NULL ? &all->blas_from : NULL;
 }
 
-static float *buffer_of(buffers *all, int worker, int64_t floats) {
+carry_kept **carry_packed_kept(carry_ctx *ctx) {
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    return all != NULL ? &all->kept : NULL;
+}
+
+static float *buffer_of(buffers *all, int worker) {
     if (all->of[worker] == NULL) {
+        const int64_t floats = worker == 0 ? SHARED_HALVES / 2 : WORKER_FLOATS;
         size_t bytes = (size_t)(floats + CARRY_PACKED_SUMS) * sizeof(float);
         all->of[worker] = aligned_alloc(LARGE_PAGE, (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
         if (all->of[worker] != NULL) {
-            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a wish: 1024 pages of 4 KiB miss the TLB */
+            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a wish: thousands of pages of 4 KiB miss the TLB */
         }
     }
     return all->of[worker];
@@ -238,9 +249,8 @@ static float *buffer_of(buffers *all, int worker, int64_t floats) {
 uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements) {
     buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     int worker = carry_worker(ctx);
-    int64_t floats = worker == 0 ? SHARED_FLOATS : WORKER_FLOATS;
-    *elements = 2 * floats;
-    return all != NULL ? (uint16_t *)(void *)buffer_of(all, worker, floats) : NULL;
+    *elements = worker == 0 ? SHARED_HALVES : 2 * WORKER_FLOATS;
+    return all != NULL ? (uint16_t *)(void *)buffer_of(all, worker) : NULL;
 }
 
 float *carry_packed_sums(carry_ctx *ctx) {
@@ -259,7 +269,7 @@ static void run(carry_ctx *ctx, const carry_kernels *kernels, const carry_produc
     one.base = one.base != NULL ? one.base + item * one.base_next : NULL;
     int worker = carry_worker(ctx);
     int64_t floats = worker == 0 ? SHARED_FLOATS : WORKER_FLOATS;
-    float *buffer = all != NULL ? buffer_of(all, worker, floats) : NULL;
+    float *buffer = all != NULL ? buffer_of(all, worker) : NULL;
     if (buffer == NULL || kernels->packed == NULL) {
         kernels->product(&one); /* out of memory: slower, and the same bits */
         return;

@@ -33,4 +33,9 @@ carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, 
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx); /* whatever it measured; carry_bf16_of is what is used */
 
+/* The weights whose panels are kept (kept.h); NULL when not prepared. */
+struct carry_kept;
+struct carry_kept **carry_packed_kept(carry_ctx *ctx);
+void carry_kept_free(struct carry_kept *kept);
+
 #endif

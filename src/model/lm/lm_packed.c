@@ -1,0 +1,125 @@
+/* Weights packed once. A product of many tokens packs its weight into panels that stay in a cache while it runs; of a
+   prompt that is read in pieces every piece does that again. Panels that stay save it, and take the weights' size in
+   memory beside the mapped file, which single tokens are still multiplied with as it lies: so the choice changes no
+   bit.
+
+   Packing all takes about as long as what it saves in PAYS_FROM tokens, most of it for memory that the system clears.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "core/context.h"
+#include "core/span.h"
+#include "model/lm/lm.h"
+#include "ops/product/bf16.h"
+#include "ops/product/kept.h"
+
+#define PAYS_FROM 1024
+#define LARGE_PAGE ((size_t)1 << 21)
+
+/* The number after a key in a file of the system, in units of `unit` bytes; -1: none. */
+static double number_in(const char *path, const char *key, double unit) {
+    char line[256];
+    double found = -1.0;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && found < 0.0 && fgets(line, sizeof line, file) != NULL) {
+        const size_t length = strlen(key);
+        char *end;
+        if (strncmp(line, key, length) == 0) {
+            const double value = strtod(line + length, &end);
+            found = end != line + length ? value * unit : -1.0;
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return found;
+}
+
+/* Is there room for the panels, with the mapped files and an eighth of the memory left? */
+static bool has_room(const carry_lm *lm, size_t bytes) {
+    const double mapped = 2.0 * (double)lm->own.trained;
+    const double available = number_in("/proc/meminfo", "MemAvailable:", 1024.0);
+    const double total = number_in("/proc/meminfo", "MemTotal:", 1024.0);
+    const double limit = number_in("/sys/fs/cgroup/memory.max", "", 1.0);
+    const double used = number_in("/sys/fs/cgroup/memory.current", "", 1.0);
+    const bool fits = available - mapped - total / 8.0 >= (double)bytes;
+    return fits && (limit < 0.0 || limit - used - mapped >= (double)bytes);
+}
+
+typedef carry_status (*visit)(carry_lm *lm, carry_tensor W, size_t *at);
+
+static carry_status count_weight(carry_lm *lm, carry_tensor W, size_t *at) {
+    *at += carry_kept_bytes(carry_bf16_of(lm->ctx), W);
+    return CARRY_OK;
+}
+
+static carry_status pack_weight(carry_lm *lm, carry_tensor W, size_t *at) {
+    const size_t bytes = carry_kept_bytes(carry_bf16_of(lm->ctx), W);
+    if (bytes > 0) {
+        CARRY_TRY(carry_kept_add(lm->ctx, carry_bf16_of(lm->ctx), W, (char *)lm->panels + *at));
+        *at += bytes;
+    }
+    return CARRY_OK;
+}
+
+/* The weights of all layers, as their products name them. */
+static carry_status each_weight(carry_lm *lm, visit seen, size_t *at) {
+    for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
+        const carry_lm_layer *l = &lm->layer[i];
+        const int64_t mlp[] = {l->gate, l->up, l->down};
+        for (int slot = 0; slot < l->mixer->slots; slot++) {
+            const carry_lm_slot *s = &l->slot[slot];
+            if (s->parameter >= 0 && lm->own.parameter[s->parameter].rank == 2) {
+                const carry_tensor whole = carry_parameters_product(&lm->own, s->parameter);
+                CARRY_TRY(seen(lm, s->rows > 0 ? carry_slice(whole, s->first, s->rows) : whole, at));
+            }
+        }
+        for (int which = 0; which < 3; which++) {
+            CARRY_TRY(seen(lm, carry_parameters_product(&lm->own, mlp[which]), at));
+        }
+    }
+    return CARRY_OK;
+}
+
+static carry_status pack_all(carry_lm *lm) {
+    CARRY_SPAN(lm->ctx, "model", "pack");
+    const carry_kernels *kernels;
+    size_t bytes = 0;
+    size_t at = 0;
+    CARRY_TRY(carry_kernels_of(lm->ctx, &kernels)); /* which settles how bf16 is multiplied */
+    CARRY_TRY(each_weight(lm, count_weight, &bytes));
+    bytes = (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+    if (bytes == 0 || !has_room(lm, bytes)) {
+        return CARRY_OK;
+    }
+    lm->panels = aligned_alloc(LARGE_PAGE, bytes);
+    if (lm->panels == NULL) {
+        return CARRY_OK; /* as before */
+    }
+    lm->panel_bytes = bytes;
+    (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a wish */
+    return each_weight(lm, pack_weight, &at);
+}
+
+carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens) {
+    if (lm->is_settled || lm->own.device != 0 || dtype != CARRY_BF16 || !lm->own.reads_only) {
+        return CARRY_OK;
+    }
+    lm->prompted += tokens;
+    if (lm->prompted <= PAYS_FROM) {
+        return CARRY_OK;
+    }
+    lm->is_settled = true;
+    return pack_all(lm);
+}
+
+void carry_lm_unpack(carry_lm *lm) {
+    if (lm->panels != NULL) {
+        carry_kept_forget(lm->ctx, lm->panels, lm->panel_bytes);
+        free(lm->panels);
+        lm->panels = NULL;
+    }
+}

@@ -1,0 +1,183 @@
+/* A few tokens times a weight that is read as it lies, by ARM's BFDOT and BFMMLA. Part of kernels_bf16_neon.c. */
+#ifndef CARRY_OPS_KERNELS_BF16_FEW_NEON_H
+#define CARRY_OPS_KERNELS_BF16_FEW_NEON_H
+
+/* Four rows at a time are read at 35 GB/s, where eight reach 31 and one 28: what the core's own fetching ahead keeps in
+   flight. Asking for lines to be brought as far as the third cache, AHEAD elements before they are read, adds to that:
+   45 GB/s (as far as the first or second cache: 35; 4 KiB ahead 29, 8 to 24 KiB 45). */
+#define FEW_ROWS 4
+#define AHEAD 4096
+#define LINE 32 /* elements of a line of the caches */
+
+BF16_INLINE void fetch(const uint16_t *const w[FEW_ROWS], int64_t l) {
+    UNROLL
+    for (int r = 0; r < FEW_ROWS; r++) {
+        __builtin_prefetch(w[r] + l + AHEAD, 0, 1);
+    }
+}
+
+/* k from l on, fewer than the loop takes at a time. */
+static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint16_t *w, int64_t l) {
+    float sum = 0.0f;
+    for (; l < f->k; l++) {
+        sum += widened(f->x[(l / GROUP * 2 * pairs + token) * GROUP + l % GROUP]) * widened(w[l]);
+    }
+    return sum;
+}
+
+/* Row `row` and those 1, 2 and 3 times `apart` after it; beyond the last row: the last one again, whose sums are not
+   kept. */
+BF16_INLINE void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f, int64_t row, int64_t apart) {
+    for (int r = 0; r < FEW_ROWS; r++) {
+        w[r] = f->w + (row + r * apart < f->rows ? row + r * apart : f->rows - 1) * f->w_row;
+    }
+}
+
+BF16_INLINE float32x4_t dots(float32x4_t sum, uint16x8_t w, uint16x8_t x) {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(x));
+}
+
+/* One token, by BFDOT: the fewer instructions a line takes, the more lines the core has in flight (42 GB/s of a weight,
+   by BFMMLA 37 to 40; two vectors a load: 3 to 5 % more). x is as it lies. */
+BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
+    const uint16_t *w[FEW_ROWS];
+    float32x4_t sum[FEW_ROWS][2];
+    find_rows(w, f, row, apart);
+    UNROLL
+    for (int r = 0; r < FEW_ROWS; r++) {
+        sum[r][0] = sum[r][1] = vdupq_n_f32(0.0f);
+    }
+    int64_t l = 0;
+    for (; l + LINE <= f->k; l += LINE) {
+        fetch(w, l);
+        UNROLL
+        for (int i = 0; i < LINE; i += 16) {
+            const uint16x8x2_t x = vld1q_u16_x2(f->x + l + i);
+            UNROLL
+            for (int r = 0; r < FEW_ROWS; r++) {
+                const uint16x8x2_t y = vld1q_u16_x2(w[r] + l + i);
+                sum[r][0] = dots(sum[r][0], y.val[0], x.val[0]);
+                sum[r][1] = dots(sum[r][1], y.val[1], x.val[1]);
+            }
+        }
+    }
+    float32x4_t both[FEW_ROWS];
+    float total[FEW_ROWS];
+    float *y = f->y + row;
+    UNROLL
+    for (int r = 0; r < FEW_ROWS; r++) {
+        both[r] = vaddq_f32(sum[r][0], sum[r][1]);
+    }
+    const float32x4_t all = vpaddq_f32(vpaddq_f32(both[0], both[1]), vpaddq_f32(both[2], both[3]));
+    if (l == f->k && row + (FEW_ROWS - 1) * apart < f->rows) {
+        vst1q_lane_f32(y, all, 0);
+        vst1q_lane_f32(y + apart, all, 1);
+        vst1q_lane_f32(y + 2 * apart, all, 2);
+        vst1q_lane_f32(y + 3 * apart, all, 3);
+        return;
+    }
+    vst1q_f32(total, all);
+    for (int r = 0; r < FEW_ROWS && row + r * apart < f->rows; r++) {
+        for (int64_t i = l; i < f->k; i++) {
+            total[r] += widened(f->x[i]) * widened(w[r][i]);
+        }
+        y[r * apart] = total[r];
+    }
+}
+
+/* Two pairs of rows of w, read as they lie and zipped into operands, times `pairs` pairs of tokens; `halves` sums of a
+   row and token hide the latency. */
+BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_few *f, int64_t row, int64_t apart) {
+    float32x4_t upper[ROWS / 2][4]; /* sums of the first pair of rows, and of the second */
+    float32x4_t lower[ROWS / 2][4];
+    const uint16_t *w[FEW_ROWS];
+    find_rows(w, f, row, apart);
+    const uint16_t *w0 = w[0];
+    const uint16_t *w1 = w[1];
+    const uint16_t *w2 = w[2];
+    const uint16_t *w3 = w[3];
+    UNROLL
+    for (int p = 0; p < pairs; p++) {
+        UNROLL
+        for (int h = 0; h < halves; h++) {
+            upper[p][h] = lower[p][h] = vdupq_n_f32(0.0f);
+        }
+    }
+    int64_t l = 0;
+    for (; l + GROUP * halves <= f->k; l += GROUP * halves) {
+        if (l % LINE == 0) {
+            fetch(w, l);
+        }
+        UNROLL
+        for (int h = 0; h < halves; h += 2) {
+            uint64x2_t a = vreinterpretq_u64_u16(vld1q_u16(w0 + l + GROUP * h));
+            uint64x2_t b = vreinterpretq_u64_u16(vld1q_u16(w1 + l + GROUP * h));
+            uint64x2_t c = vreinterpretq_u64_u16(vld1q_u16(w2 + l + GROUP * h));
+            uint64x2_t d = vreinterpretq_u64_u16(vld1q_u16(w3 + l + GROUP * h));
+            bfloat16x8_t ab0 = vreinterpretq_bf16_u64(vzip1q_u64(a, b));
+            bfloat16x8_t ab1 = vreinterpretq_bf16_u64(vzip2q_u64(a, b));
+            bfloat16x8_t cd0 = vreinterpretq_bf16_u64(vzip1q_u64(c, d));
+            bfloat16x8_t cd1 = vreinterpretq_bf16_u64(vzip2q_u64(c, d));
+            UNROLL
+            for (int p = 0; p < pairs; p++) {
+                const uint16_t *x = f->x + (l + GROUP * h) * 2 * pairs + 8 * p;
+                bfloat16x8_t x0 = vreinterpretq_bf16_u16(vld1q_u16(x));
+                bfloat16x8_t x1 = vreinterpretq_bf16_u16(vld1q_u16(x + 2 * pairs * GROUP));
+                upper[p][h] = vbfmmlaq_f32(upper[p][h], x0, ab0);
+                upper[p][h + 1] = vbfmmlaq_f32(upper[p][h + 1], x1, ab1);
+                lower[p][h] = vbfmmlaq_f32(lower[p][h], x0, cd0);
+                lower[p][h + 1] = vbfmmlaq_f32(lower[p][h + 1], x1, cd1);
+            }
+        }
+    }
+    float sums[ROWS / 2][2][4]; /* of a pair of tokens and of rows: (0, 0), (0, 1), (1, 0), (1, 1) */
+    UNROLL
+    for (int p = 0; p < pairs; p++) {
+        float32x4_t first = vaddq_f32(upper[p][0], upper[p][1]);
+        float32x4_t second = vaddq_f32(lower[p][0], lower[p][1]);
+        if (halves == 4) {
+            first = vaddq_f32(first, vaddq_f32(upper[p][2], upper[p][3]));
+            second = vaddq_f32(second, vaddq_f32(lower[p][2], lower[p][3]));
+        }
+        vst1q_f32(sums[p][0], first);
+        vst1q_f32(sums[p][1], second);
+    }
+    for (int64_t t = 0; t < f->tokens; t++) {
+        for (int64_t r = 0; r < FEW_ROWS && row + r * apart < f->rows; r++) {
+            f->y[t * f->y_row + row + r * apart] = sums[t / 2][r / 2][t % 2 * 2 + r % 2] + rest(f, pairs, t, w[r], l);
+        }
+    }
+}
+
+/* Only as many pairs of tokens as there are: x must stay in the first cache while w passes. */
+static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k) {
+    if (tokens == 1) {
+        memcpy(to, x, (size_t)k * sizeof *x);
+    } else if (tokens <= 2) {
+        bf16_pack(GROUP, 2, GROUP, to, x, row, false, tokens, k);
+    } else if (tokens <= 4) {
+        bf16_pack(GROUP, 4, GROUP, to, x, row, false, tokens, k);
+    } else {
+        bf16_pack(GROUP, 8, GROUP, to, x, row, false, tokens, k);
+    }
+}
+
+/* Four rows a quarter of all apart: each is followed in memory by the next one of its quarter, and what fetches ahead
+   need not find its way again at every row (20 GB/s with four neighbours). */
+static void few(const carry_bf16_few *f) {
+    const int64_t apart = (f->rows + FEW_ROWS - 1) / FEW_ROWS;
+    for (int64_t row = 0; row < apart && f->tokens == 1; row++) {
+        one_token(f, row, apart);
+    }
+    for (int64_t row = 0; row < apart && f->tokens > 1; row++) {
+        if (f->tokens <= 2) {
+            few_rows(1, 4, f, row, apart);
+        } else if (f->tokens <= 4) {
+            few_rows(2, 4, f, row, apart);
+        } else {
+            few_rows(4, 2, f, row, apart);
+        }
+    }
+}
+
+#endif
