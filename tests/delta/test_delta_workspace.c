@@ -108,11 +108,12 @@ static void chunks_are_bounded_but_for_many_value_heads(void **unused) {
 static void many_rounds_give_the_same(void **unused) {
     (void)unused;
     static const int64_t borders[] = {0, 0, 15, 100, 100, 180, 181, 200};
-    static const size_t rooms[] = {800000, 250000, 100000, 1};
+    static const size_t rooms[] = {300000, 100000, 1};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (int i = 0; i < 12; i++) {
+    for (int i = 0; i < 9; i++) {
         const bool packed = i % 3 == 2, by_key = i % 5 == 4;
-        carry_delta_problem p = {.batch = packed ? 1 : 2, .tokens = 200, .heads = 2, .value_heads = 4, .l2norm = true};
+        carry_delta_problem p = {.batch = packed ? 1 : 2, .tokens = 200, .heads = 2, .l2norm = true};
+        p.value_heads = i % 2 == 0 ? 2 : 4;
         p.sequences = packed ? 7 : 0;
         p.key = i % 2 == 0 ? 24 : 40;
         p.value = i % 4 < 2 ? 20 : 36;
