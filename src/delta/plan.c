@@ -13,6 +13,8 @@
 #define BACKWARD_CHUNK 64 /* of a plan that goes forward token by token */
 #define WHY 128
 
+size_t carry_delta_test_room = 0;
+
 static const carry_delta_method *find(bool on_gpu, const char *name) {
     const carry_delta_method *method;
     for (int i = 0; (method = carry_delta_at(on_gpu, i)) != NULL; i++) {
@@ -115,9 +117,14 @@ static void tell(carry_delta_plan *plan, bool by_name) {
         int threads = carry_ctx_threads(plan->ctx);
         (void)snprintf(where, sizeof where, "%d thread%s (%s)", threads, threads == 1 ? "" : "s", plan->kernels->name);
     }
-    (void)snprintf(plan->about, sizeof plan->about, "%s on %s: %s; workspace %.3g MB, %.3g MB kept for backward",
+    const carry_delta_problem *p = &plan->problem;
+    double inputs = 2.0 * (double)(p->batch * p->tokens) * (double)carry_dtype_size(p->dtype) *
+                    (double)(p->heads * p->key + p->value_heads * p->value);
+    (void)snprintf(plan->about, sizeof plan->about,
+                   "%s on %s: %s; workspace %.3g MB, backward %.3g MB (%.3g times q, k, v and do), %.3g MB kept for it",
                    plan->method->name, where, by_name ? "asked for by name" : "least work by the cost model",
-                   1e-6 * (double)plan->forward_workspace, 1e-6 * (double)plan->kept);
+                   1e-6 * (double)plan->forward_workspace, 1e-6 * (double)plan->backward_workspace,
+                   inputs > 0.0 ? (double)plan->backward_workspace / inputs : 0.0, 1e-6 * (double)plan->kept);
     carry_log(plan->ctx, by_name ? CARRY_LOG_DEBUG : CARRY_LOG_INFO, "plan: %s", plan->about);
 }
 

@@ -34,6 +34,10 @@ typedef struct carry_delta_method {
                           const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
 } carry_delta_method;
 
+/* Set by tests alone: bytes that a backward pass in rounds (cuda/rounds.cu) may use, so that small problems need many;
+   0: as always. */
+extern size_t carry_delta_test_room;
+
 /* table.c: of the CPU, or of GPUs; NULL past the end. */
 const carry_delta_method *carry_delta_at(bool on_gpu, int index);
 const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's, on the CPU */
@@ -50,8 +54,9 @@ struct carry_delta_plan {
     int64_t sequences;
     float scale;
     size_t forward_workspace, backward_workspace, range_workspace, kept;
+    size_t back_room; /* bytes that the rounds of a backward pass may use (cuda/rounds.cu) */
     double flops;
-    char about[256];
+    char about[320];
 };
 
 /* One sequence, or this rank's part of one: where its tokens are, where its chunks start among all chunks, and where

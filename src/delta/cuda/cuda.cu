@@ -32,13 +32,6 @@ __global__ void put_borders(int64_t *to, const __grid_constant__ some_borders fr
     }
 }
 
-/* What lies in a workspace; the same lines count it and carve it. */
-struct layout {
-    int64_t *borders;
-    float *part_q, *part_k, *part_beta, *part_g, *kept;
-    float4 *stash;
-};
-
 carry_delta_job job_of(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     carry_delta_job job;
@@ -61,6 +54,8 @@ carry_delta_job job_of(const carry_delta_plan *plan) {
     job.by_key = p->gate == CARRY_DELTA_KEY_GATE;
     job.gate_inside = p->gate_inside;
     job.beta_sigmoid = p->beta_sigmoid;
+    job.kept_tokens = p->tokens;
+    job.kept_heads = p->value_heads;
     return job;
 }
 
@@ -74,37 +69,9 @@ size_t kept_floats(const carry_delta_plan *plan) {
            (size_t)(p->value_heads * p->key * p->value);
 }
 
-void take_borders(const carry_delta_plan *plan, carry_arena *arena, layout *l) {
+int64_t *take_borders(const carry_delta_plan *plan, carry_arena *arena) {
     int64_t count = plan->problem.sequences > 0 ? plan->sequences + 1 : 0;
-    l->borders = (int64_t *)carry_arena_take(arena, (size_t)count, sizeof(int64_t));
-}
-
-bool by_tiles(const carry_delta_plan *plan) {
-    return plan->method == &carry_delta_cuda_tiles64;
-}
-
-/* Of V, in backward. */
-int64_t blocks_of(const carry_delta_plan *plan, const carry_delta_job *job) {
-    return by_tiles(plan) ? 1 : carry_delta_back_blocks(job, plan->gpu.units);
-}
-
-/* kept: there is room for it. */
-void take_backward(const carry_delta_plan *plan, carry_arena *arena, layout *l, bool kept) {
-    const carry_delta_problem *p = &plan->problem;
-    const carry_delta_job job = job_of(plan);
-    size_t rows = (size_t)(p->batch * p->tokens * p->value_heads * blocks_of(plan, &job));
-    size_t stash = by_tiles(plan) ? 0 : carry_delta_back_stash(&job, plan->gpu.units);
-    size_t K = (size_t)p->key;
-    take_borders(plan, arena, l);
-    l->part_q = l->part_k = NULL;
-    if (!by_tiles(plan) || plan->group > 1) { /* else dq and dk are written as they are made */
-        l->part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
-        l->part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
-    }
-    l->part_g = (float *)carry_arena_take(arena, rows, (job.by_key ? K : 1) * sizeof(float));
-    l->part_beta = (float *)carry_arena_take(arena, rows, sizeof(float));
-    l->stash = (float4 *)carry_arena_take(arena, stash, 1);
-    l->kept = kept ? (float *)carry_arena_take(arena, kept_floats(plan), sizeof(float)) : NULL;
+    return (int64_t *)carry_arena_take(arena, (size_t)count, sizeof(int64_t));
 }
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
@@ -147,22 +114,10 @@ double cost(const carry_delta_plan *plan) {
 
 bool workspace(carry_delta_plan *plan) {
     carry_arena forward = carry_arena_over(NULL, 0);
-    carry_arena backward = carry_arena_over(NULL, 0);
-    layout l;
-    take_borders(plan, &forward, &l);
-    take_backward(plan, &backward, &l, true);
+    (void)take_borders(plan, &forward);
     plan->kept = kept_floats(plan) * sizeof(float);
     plan->range_workspace = 0;
-    return carry_arena_total(&forward, &plan->forward_workspace) &&
-           carry_arena_total(&backward, &plan->backward_workspace);
-}
-
-carry_status begin(carry_delta_plan *plan, cudaStream_t *stream) {
-    carry_ctx *ctx = plan->ctx;
-    int ordinal = plan->ordinal;
-    *stream = (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device);
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    return CARRY_OK;
+    return carry_arena_total(&forward, &plan->forward_workspace) && carry_delta_rounds_workspace(plan);
 }
 
 void set_inputs(carry_delta_job *job, const carry_tensor *q, const carry_tensor *k, const carry_tensor *v,
@@ -200,134 +155,99 @@ carry_status run(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_
     return CARRY_OK;
 }
 
-/* Forward over whole sequences, by the plan's method. */
-carry_status walk(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_t stream) {
+carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *memory, size_t bytes) {
+    cudaStream_t stream;
+    carry_arena arena = carry_arena_over(memory, bytes);
+    carry_delta_job job = job_of(plan);
+    int64_t *borders = take_borders(plan, &arena);
+    CARRY_TRY(carry_delta_plain_begin(plan, &stream));
+    CARRY_TRY(carry_delta_upload_borders(plan, borders, carry_delta_given(&args->cu_seqlens), stream));
+    set_inputs(&job, &args->q, &args->k, &args->v, &args->beta, carry_delta_given(&args->g),
+               carry_delta_given(&args->A_log), carry_delta_given(&args->dt_bias), carry_delta_given(&args->initial_state));
+    job.borders = args->cu_seqlens.data != NULL ? borders : NULL;
+    job.o = carry_delta_array_of(&args->o);
+    job.final_state = floats(carry_delta_given(&args->final_state));
+    job.snapshots = floats(carry_delta_given(&args->snapshots));
+    job.kept = (float *)args->kept;
+    CARRY_TRY(carry_delta_plain_walk(plan, &job, stream));
+    carry_delta_plain_told(plan, 7.0);
+    return CARRY_OK;
+}
+
+} // namespace
+
+bool carry_delta_by_tiles(const carry_delta_plan *plan) {
+    return plan->method == &carry_delta_cuda_tiles64;
+}
+
+carry_delta_job carry_delta_plain_job(const carry_delta_plan *plan) {
+    return job_of(plan);
+}
+
+carry_status carry_delta_plain_begin(carry_delta_plan *plan, cudaStream_t *stream) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
-    if (!by_tiles(plan)) {
+    *stream = (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device);
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    return CARRY_OK;
+}
+
+carry_status carry_delta_plain_walk(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_t stream) {
+    carry_ctx *ctx = plan->ctx;
+    int ordinal = plan->ordinal;
+    if (!carry_delta_by_tiles(plan)) {
         return run(plan, job, stream);
     }
     CARRY_CUDA_TRY(carry_delta_tiles_forward(job, stream), "the delta rule could not be started");
     return CARRY_OK;
 }
 
-void told(carry_delta_plan *plan, double factor) {
+void carry_delta_plain_told(carry_delta_plan *plan, double factor) {
     const carry_delta_problem *p = &plan->problem;
     double tokens = (double)(p->batch * p->tokens);
     plan->flops = factor * tokens * (double)p->value_heads * (double)(p->key * p->value);
     carry_span_work(plan->ctx, plan->flops, tokens);
 }
 
-carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *memory, size_t bytes) {
-    cudaStream_t stream;
-    carry_arena arena = carry_arena_over(memory, bytes);
-    carry_delta_job job = job_of(plan);
-    layout l;
-    CARRY_TRY(begin(plan, &stream));
-    take_borders(plan, &arena, &l);
-    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, carry_delta_given(&args->cu_seqlens), stream));
-    set_inputs(&job, &args->q, &args->k, &args->v, &args->beta, carry_delta_given(&args->g),
-               carry_delta_given(&args->A_log), carry_delta_given(&args->dt_bias), carry_delta_given(&args->initial_state));
-    job.borders = args->cu_seqlens.data != NULL ? l.borders : NULL;
-    job.o = carry_delta_array_of(&args->o);
-    job.final_state = floats(carry_delta_given(&args->final_state));
-    job.snapshots = floats(carry_delta_given(&args->snapshots));
-    job.kept = (float *)args->kept;
-    CARRY_TRY(walk(plan, &job, stream));
-    told(plan, 7.0);
-    return CARRY_OK;
-}
-
-carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                  const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
+carry_status carry_delta_plain_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                    const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
     (void)memory;
     (void)bytes;
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
     cudaStream_t stream;
     const carry_delta_job job = carry_delta_step_job(plan, o, state, inputs);
-    CARRY_TRY(begin(plan, &stream));
+    CARRY_TRY(carry_delta_plain_begin(plan, &stream));
     if (carry_delta_step_applies(&job)) {
         CARRY_CUDA_TRY(carry_delta_step_launch(&job, plan->gpu.units, stream),
                        "a step of the delta rule could not be started");
     } else {
         CARRY_TRY(run(plan, &job, stream));
     }
-    told(plan, 7.0);
+    carry_delta_plain_told(plan, 7.0);
     return CARRY_OK;
 }
 
-carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
-                   const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
+carry_status carry_delta_plain_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
+                                     const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
     (void)memory;
     (void)bytes;
     cudaStream_t stream;
     carry_delta_job job = job_of(plan);
-    CARRY_TRY(begin(plan, &stream));
-    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g), carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias),
-               NULL);
+    CARRY_TRY(carry_delta_plain_begin(plan, &stream));
+    set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g),
+               carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias), NULL);
     job.final_state = floats(L);
     job.maps = floats(M);
     return run(plan, &job, stream);
 }
 
-carry_delta_back_job back_job_of(const carry_delta_plan *plan, const carry_delta_backward_args *args,
-                                 const layout *l) {
-    carry_delta_back_job back;
-    memset(&back, 0, sizeof back);
-    back.job = job_of(plan);
-    set_inputs(&back.job, &args->q, &args->k, &args->v, &args->beta, carry_delta_given(&args->g),
-               carry_delta_given(&args->A_log), carry_delta_given(&args->dt_bias), carry_delta_given(&args->initial_state));
-    back.job.borders = args->cu_seqlens.data != NULL ? l->borders : NULL;
-    back.job.kept = args->kept != NULL ? (float *)(uintptr_t)args->kept : l->kept;
-    back.grad_o = carry_delta_array_of(&args->d_o);
-    back.dq = carry_delta_array_of(&args->dq);
-    back.dk = carry_delta_array_of(&args->dk);
-    back.dv = carry_delta_array_of(&args->dv);
-    back.dbeta = carry_delta_array_of(&args->dbeta);
-    back.dg = carry_delta_array_of(carry_delta_given(&args->dg));
-    back.dfinal = floats(carry_delta_given(&args->dfinal_state));
-    back.dinitial = floats(carry_delta_given(&args->dinitial_state));
-    back.dA_log = floats(carry_delta_given(&args->dA_log));
-    back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
-    back.blocks = blocks_of(plan, &back.job);
-    back.part_q = l->part_q;
-    back.part_k = l->part_k;
-    back.part_beta = l->part_beta;
-    back.part_g = l->part_g;
-    back.stash = l->stash;
-    return back;
-}
-
-carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory, size_t bytes) {
-    carry_ctx *ctx = plan->ctx;
-    int ordinal = plan->ordinal;
-    cudaStream_t stream;
-    carry_arena arena = carry_arena_over(memory, bytes);
-    layout l;
-    CARRY_TRY(begin(plan, &stream));
-    take_backward(plan, &arena, &l, args->kept == NULL);
-    CARRY_TRY(carry_delta_upload_borders(plan, l.borders, carry_delta_given(&args->cu_seqlens), stream));
-    const carry_delta_back_job back = back_job_of(plan, args, &l);
-    if (args->kept == NULL) { /* the forward pass again, for its states alone */
-        CARRY_TRY(walk(plan, &back.job, stream));
-    }
-    CARRY_CUDA_TRY(by_tiles(plan) ? carry_delta_tiles_backward(&back, stream)
-                                  : carry_delta_back_launch(&back, plan->gpu.units, stream),
-                   "the delta rule's backward pass could not be started");
-    CARRY_CUDA_TRY(carry_delta_gradients_launch(&back, stream), "gradients of the delta rule could not be summed");
-    told(plan, args->kept == NULL ? 35.0 : 28.0);
-    return CARRY_OK;
-}
-
-} // namespace
-
 carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
                                      const carry_delta_forward_args *inputs) {
     carry_delta_job job = job_of(plan);
     if (inputs != NULL) {
-        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g), carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias),
-                   state);
+        set_inputs(&job, &inputs->q, &inputs->k, &inputs->v, &inputs->beta, carry_delta_given(&inputs->g),
+                   carry_delta_given(&inputs->A_log), carry_delta_given(&inputs->dt_bias), state);
     }
     job.o = carry_delta_array_of(o);
     job.final_state = floats(state);
@@ -349,13 +269,21 @@ carry_delta_array carry_delta_array_of(const carry_tensor *tensor) {
 
 carry_status carry_delta_upload_borders(carry_delta_plan *plan, int64_t *to, const carry_tensor *cu_seqlens,
                                         cudaStream_t stream) {
+    return cu_seqlens == NULL
+               ? CARRY_OK
+               : carry_delta_upload_some(plan, to, (const int64_t *)cu_seqlens->data, plan->sequences + 1, stream);
+}
+
+carry_status carry_delta_upload_some(carry_delta_plan *plan, int64_t *to, const int64_t *from, int64_t count,
+                                     cudaStream_t stream) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
-    int64_t count = cu_seqlens != NULL ? plan->sequences + 1 : 0;
     for (int64_t i = 0; i < count; i += BORDERS) {
         some_borders some;
         int these = count - i < BORDERS ? (int)(count - i) : BORDERS;
-        memcpy(some.at, (const int64_t *)cu_seqlens->data + i, (size_t)these * sizeof(int64_t));
+        for (int j = 0; j < these; j++) {
+            some.at[j] = from[i + j] - from[0];
+        }
         put_borders<<<1, 256, 0, stream>>>(to + i, some, these);
         CARRY_CUDA_TRY(cudaGetLastError(), "cu_seqlens could not be copied to it");
     }
@@ -381,9 +309,9 @@ const carry_delta_method carry_delta_cuda_recurrent = {
     .cost = cost,
     .workspace = workspace,
     .forward = forward,
-    .backward = backward,
-    .step = step,
-    .range = range,
+    .backward = carry_delta_rounds_backward,
+    .step = carry_delta_plain_step,
+    .range = carry_delta_plain_range,
 };
 
 const carry_delta_method carry_delta_cuda_tiles64 = {
@@ -394,8 +322,8 @@ const carry_delta_method carry_delta_cuda_tiles64 = {
     .cost = tiles_cost,
     .workspace = workspace,
     .forward = forward,
-    .backward = backward,
-    .step = step,
-    .range = range,
+    .backward = carry_delta_rounds_backward,
+    .step = carry_delta_plain_step,
+    .range = carry_delta_plain_range,
 };
 }

@@ -145,10 +145,10 @@ __global__ void __launch_bounds__(THREADS)
             __syncthreads();
         }
         if (threadIdx.x == 0 && back.dA_log != nullptr) {
-            back.dA_log[head] = sums[0][0];
+            back.dA_log[head] = sums[0][0] + (back.add_partials ? back.dA_log[head] : 0.0f);
         }
         if (threadIdx.x == 0 && back.ddt_bias != nullptr) {
-            back.ddt_bias[head] = sums[1][0];
+            back.ddt_bias[head] = sums[1][0] + (back.add_partials ? back.ddt_bias[head] : 0.0f);
         }
         __syncthreads();
     }

@@ -89,7 +89,7 @@ template <int KR, bool KEYS> struct unit {
         }
         if (job.kept != nullptr && t % CARRY_DELTA_KEEP == 0 && t < place.length) {
             int64_t slot = kept_of(place, sequence) + t / CARRY_DELTA_KEEP;
-            store_column<KR>(job.kept, slot * job.value_heads + head, S, job, column, r, false);
+            store_column<KR>(job.kept, slot * job.kept_heads + head, S, job, column, r, false);
         }
     }
 

@@ -272,7 +272,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         int64_t slot = kept_of(place, sequence) + start / KEEP;
 #pragma unroll
         for (int c = 0; c < NC; c++) {
-            load_column<KR>(S[c], job, job.kept, slot * job.value_heads + head, first + column(c), r, false);
+            load_column<KR>(S[c], job, job.kept, slot * job.kept_heads + head, first + column(c), r, false);
         }
         for (int part = 0; part + 1 < parts; part++) {
             put(part);
@@ -355,22 +355,21 @@ struct cut {
     int64_t blocks, units, grid;
 };
 
-/* Rows as K asks for. As many columns as leave state and gradient in registers; one, where heads are too few for the
-   GPU. */
-cut cut_of(const carry_delta_job *job, int multiprocessors) {
+/* Rows as K asks for. As many columns as leave state and gradient in registers; one, where `lanes` (value heads of all
+   sequences) are too few for the GPU. */
+cut cut_of(const carry_delta_job *job, int64_t lanes, int multiprocessors) {
     cut c;
     c.rows = job->key <= 32 ? 4 : job->key <= 64 ? 8 : job->key <= 128 ? 16 : 32;
     c.threads = c.rows == 32 ? 512 : 256;
     int across = c.threads / LANES;
-    int64_t heads = job->sequences * job->value_heads;
     int64_t resident = (int64_t)(512 / c.threads) * (multiprocessors > 0 ? multiprocessors : 1);
     c.columns = 1;
     while (c.columns * 2 * c.rows <= 32 && c.columns < 4 && c.columns * across < job->value &&
-           heads * ((job->value + 2 * c.columns * across - 1) / (2 * c.columns * across)) >= resident) {
+           lanes * ((job->value + 2 * c.columns * across - 1) / (2 * c.columns * across)) >= resident) {
         c.columns *= 2;
     }
     c.blocks = (job->value + c.columns * across - 1) / (c.columns * across);
-    c.units = heads * c.blocks;
+    c.units = job->sequences * job->value_heads * c.blocks;
     c.grid = c.units < resident ? c.units : resident;
     return c;
 }
@@ -396,16 +395,18 @@ cudaError_t launch(const carry_delta_back_job *back, const cut *c, cudaStream_t 
 } // namespace
 
 int64_t carry_delta_back_blocks(const carry_delta_job *job, int multiprocessors) {
-    return cut_of(job, multiprocessors).blocks;
+    return cut_of(job, job->sequences * job->value_heads, multiprocessors).blocks;
 }
 
-size_t carry_delta_back_stash(const carry_delta_job *job, int multiprocessors) {
-    cut c = cut_of(job, multiprocessors);
-    return (size_t)c.grid * SLOTS * (size_t)(c.threads * c.rows * c.columns) * sizeof(float);
+size_t carry_delta_back_stash(const carry_delta_job *job, int64_t most, int multiprocessors) {
+    cut c = cut_of(job, job->sequences * job->value_heads, multiprocessors);
+    int64_t grid = c.grid < most ? c.grid : most;
+    return (size_t)grid * SLOTS * (size_t)(c.threads * c.rows * c.columns) * sizeof(float);
 }
 
 cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int multiprocessors, cudaStream_t stream) {
-    cut c = cut_of(&back->job, multiprocessors);
+    cut c = cut_of(&back->job, back->lanes, multiprocessors);
+    c.grid = c.grid < back->most_blocks ? c.grid : back->most_blocks;
     switch (c.rows * 8 + c.columns) {
     case 4 * 8 + 1:
         return launch<4, 1, 256>(back, &c, stream);

@@ -18,19 +18,21 @@ static __device__ __forceinline__ int row_of(int r, int e) {
 
 struct delta_place {
     int64_t batch, start, length, token; /* token: its first one, counted over the batch */
+    int64_t kept;                        /* the same, counted over all that `kept` was made of */
 };
 
 static __device__ __forceinline__ delta_place place_of(const carry_delta_job &job, int64_t sequence) {
     if (job.borders == nullptr) {
-        return {sequence, 0, job.tokens, sequence * job.tokens};
+        return {sequence, 0, job.tokens, sequence * job.tokens, job.kept_token + sequence * job.kept_tokens};
     }
     int64_t at = job.borders[sequence];
-    return {0, at, job.borders[sequence + 1] - at, at};
+    return {0, at, job.borders[sequence + 1] - at, at, job.kept_token + at};
 }
 
-/* Where the states that a sequence keeps start: tokens/64 + sequences are enough, and no two sequences share one. */
+/* Where the states that a sequence keeps start: tokens/64 + sequences are enough, and no two sequences share one. A job
+   of some sequences has its `kept` moved by those before them. */
 static __device__ __forceinline__ int64_t kept_of(const delta_place &place, int64_t sequence) {
-    return place.token / CARRY_DELTA_KEEP + sequence;
+    return place.kept / CARRY_DELTA_KEEP + sequence;
 }
 
 static __device__ __forceinline__ int64_t at_of(const carry_delta_array &array, int64_t batch, int64_t token,

@@ -51,7 +51,7 @@ template <int D> struct columns_walk {
         const carry_delta_job &job = back.job;
         float S[D / 8][4], x[8][4];
         unsigned a[D / 16][4], left[4][4];
-        load_slice<D>(S, job, job.kept, (kept_of(place, sequence) + t / C) * job.value_heads + head, false);
+        load_slice<D>(S, job, job.kept, (kept_of(place, sequence) + t / C) * job.kept_heads + head, false);
         put_slice(m.S, S);
         put_slice(m.dS, dS);
         float sum = 0.0f;

@@ -43,7 +43,7 @@ template <int D> struct forward_walk {
         unsigned a[D / 16][4], x[4][4];
         if (job.kept != nullptr) {
             const int64_t slot = kept_of(place, sequence) + t / C;
-            store_slice<D>(job.kept, slot * job.value_heads + head, S, job, false);
+            store_slice<D>(job.kept, slot * job.kept_heads + head, S, job, false);
         }
         slice_left<D>(a, S);
         times_tokens<D>(rest, a, m.k[side]);

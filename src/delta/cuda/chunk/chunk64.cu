@@ -9,7 +9,7 @@
 extern "C" {
 #include "core/context.h"
 #include "core/span.h"
-extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_chunk64;
+extern const carry_delta_method carry_delta_cuda_chunk64;
 }
 #include "device/cuda.h"
 
@@ -186,16 +186,6 @@ carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *a
                : carry_delta_chunk_backward(plan->ctx, &back, plan->ordinal, stream);
 }
 
-carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                  const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
-    return carry_delta_cuda_recurrent.step(plan, o, state, inputs, memory, bytes);
-}
-
-carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
-                   const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
-    return carry_delta_cuda_recurrent.range(plan, M, L, inputs, memory, bytes);
-}
-
 } // namespace
 
 extern "C" const carry_delta_method carry_delta_cuda_chunk64 = {
@@ -207,6 +197,6 @@ extern "C" const carry_delta_method carry_delta_cuda_chunk64 = {
     .workspace = workspace,
     .forward = forward,
     .backward = backward,
-    .step = step,
-    .range = range,
+    .step = carry_delta_plain_step,
+    .range = carry_delta_plain_range,
 };

@@ -90,6 +90,28 @@ carry_delta_chunk_back backward_job(const carry_delta_plan *plan, const carry_de
     return back;
 }
 
+/* The kernels' entries for a type of q, k and v. */
+struct entries {
+    decltype(&carry_delta_chunk_pair) pair;
+    decltype(&carry_delta_chunk_rest) rest;
+    decltype(&carry_delta_chunk_back_pair) back_pair;
+    decltype(&carry_delta_chunk_back_rest) back_rest;
+};
+
+constexpr entries BF16 = {carry_delta_chunk_pair, carry_delta_chunk_rest, carry_delta_chunk_back_pair,
+                          carry_delta_chunk_back_rest};
+constexpr entries F16 = {carry_delta_chunk_pair_f16, carry_delta_chunk_rest_f16, carry_delta_chunk_back_pair_f16,
+                         carry_delta_chunk_back_rest_f16};
+
+carry_status begin(carry_delta_plan *plan, entries *of, void **stream) {
+    carry_ctx *ctx = plan->ctx;
+    int ordinal = plan->ordinal;
+    *of = plan->problem.dtype == CARRY_F16 ? F16 : BF16;
+    *stream = carry_ctx_stream(ctx, plan->problem.device);
+    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    return CARRY_OK;
+}
+
 } // namespace
 
 extern "C" bool carry_delta_splits(const carry_delta_plan *plan) {
@@ -105,33 +127,25 @@ extern "C" size_t carry_delta_split_bytes(const carry_delta_plan *plan, int64_t 
 }
 
 extern "C" carry_status carry_delta_split_pair(carry_delta_plan *plan, const carry_delta_split *split) {
-    carry_ctx *ctx = plan->ctx;
-    int ordinal = plan->ordinal;
-    void *stream = carry_ctx_stream(ctx, plan->problem.device);
-    bool f16 = plan->problem.dtype == CARRY_F16;
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    entries of;
+    void *stream;
+    CARRY_TRY(begin(plan, &of, &stream));
     if (split->backward != NULL) {
         carry_delta_chunk_back back = backward_job(plan, split);
-        return f16 ? carry_delta_chunk_back_pair_f16(ctx, &back, split->L, ordinal, stream)
-                   : carry_delta_chunk_back_pair(ctx, &back, split->L, ordinal, stream);
+        return of.back_pair(plan->ctx, &back, split->L, plan->ordinal, stream);
     }
     carry_delta_chunk_job job = forward_job(plan, split);
-    return f16 ? carry_delta_chunk_pair_f16(ctx, &job, split->M, split->L, ordinal, stream)
-               : carry_delta_chunk_pair(ctx, &job, split->M, split->L, ordinal, stream);
+    return of.pair(plan->ctx, &job, split->M, split->L, plan->ordinal, stream);
 }
 
 extern "C" carry_status carry_delta_split_rest(carry_delta_plan *plan, const carry_delta_split *split) {
-    carry_ctx *ctx = plan->ctx;
-    int ordinal = plan->ordinal;
-    void *stream = carry_ctx_stream(ctx, plan->problem.device);
-    bool f16 = plan->problem.dtype == CARRY_F16;
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
+    entries of;
+    void *stream;
+    CARRY_TRY(begin(plan, &of, &stream));
     if (split->backward != NULL) {
         carry_delta_chunk_back back = backward_job(plan, split);
-        return f16 ? carry_delta_chunk_back_rest_f16(ctx, &back, split->arrived, ordinal, stream)
-                   : carry_delta_chunk_back_rest(ctx, &back, split->arrived, ordinal, stream);
+        return of.back_rest(plan->ctx, &back, split->arrived, plan->ordinal, stream);
     }
     carry_delta_chunk_job job = forward_job(plan, split);
-    return f16 ? carry_delta_chunk_rest_f16(ctx, &job, split->arrived, ordinal, stream)
-               : carry_delta_chunk_rest(ctx, &job, split->arrived, ordinal, stream);
+    return of.rest(plan->ctx, &job, split->arrived, plan->ordinal, stream);
 }

@@ -1,0 +1,152 @@
+/* In which rounds a backward pass of rounds.cu is done, and where everything lies in its workspace. */
+#ifndef CARRY_DELTA_ROUNDS_CUH
+#define CARRY_DELTA_ROUNDS_CUH
+
+#include "delta/cuda/cuda.h"
+
+namespace {
+
+/* Of a round: sequences, heads of q and k, tokens of a sequence (or of all packed ones), and of a piece of them. */
+struct cut {
+    int64_t sequences, heads, tokens, piece;
+    bool packed;
+    bool again;          /* the state that enters a piece is made again from the first token, not stored */
+    int64_t most_blocks; /* of a grid */
+
+    int64_t pieces() const {
+        return piece > 0 && tokens > piece ? (tokens + piece - 1) / piece : 1;
+    }
+};
+
+/* What lies in a workspace; the same lines count it and carve it. */
+struct layout {
+    int64_t *borders;
+    float *part_q, *part_k, *part_beta, *part_g, *kept;
+    float *starts, *between; /* states that enter pieces but for the first; dS from a piece to the one before it */
+    float4 *stash;
+};
+
+carry_delta_job job_of(const carry_delta_plan *plan, const cut &c) {
+    carry_delta_job job = carry_delta_plain_job(plan);
+    job.sequences = c.sequences;
+    job.heads = c.heads;
+    job.value_heads = c.heads * plan->group;
+    job.tokens = c.pieces() > 1 ? c.piece : c.tokens;
+    return job;
+}
+
+/* Of V. */
+int64_t blocks_of(const carry_delta_plan *plan, const carry_delta_job *job) {
+    return carry_delta_by_tiles(plan) ? 1 : carry_delta_back_blocks(job, plan->gpu.units);
+}
+
+size_t states_of(const carry_delta_job &job) {
+    return (size_t)(job.value_heads * job.key * job.value);
+}
+
+/* keep: the caller kept no states. */
+layout take(const carry_delta_plan *plan, const cut &c, bool keep, carry_arena *arena) {
+    const carry_delta_job job = job_of(plan, c);
+    const bool tiles = carry_delta_by_tiles(plan);
+    const int64_t tokens = c.packed ? job.tokens : job.sequences * job.tokens;
+    const size_t rows = (size_t)(tokens * job.value_heads * blocks_of(plan, &job));
+    const size_t K = (size_t)job.key, states = (size_t)c.sequences * states_of(job);
+    const size_t pieces = (size_t)c.pieces();
+    layout l = {};
+    l.borders = (int64_t *)carry_arena_take(arena, c.packed ? (size_t)c.sequences + 1 : 0, sizeof(int64_t));
+    if (!tiles || plan->group > 1) { /* else dq and dk are written as they are made */
+        l.part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
+        l.part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
+    }
+    l.part_g = (float *)carry_arena_take(arena, rows, (job.by_key ? K : 1) * sizeof(float));
+    l.part_beta = (float *)carry_arena_take(arena, rows, sizeof(float));
+    const size_t stash = tiles ? 0 : carry_delta_back_stash(&job, c.most_blocks, plan->gpu.units);
+    l.stash = (float4 *)carry_arena_take(arena, stash, 1);
+    if (keep) {
+        const size_t slots = (size_t)(tokens / CARRY_DELTA_KEEP + c.sequences);
+        l.kept = (float *)carry_arena_take(arena, slots, states_of(job) * sizeof(float));
+        l.starts = (float *)carry_arena_take(arena, c.again && pieces > 1 ? 1 : pieces - 1, states * sizeof(float));
+    }
+    l.between = (float *)carry_arena_take(arena, pieces > 1 ? states : 0, sizeof(float));
+    return l;
+}
+
+/* SIZE_MAX: more than can be counted. */
+size_t bytes_of(const carry_delta_plan *plan, const cut &c, bool keep) {
+    carry_arena arena = carry_arena_over(NULL, 0);
+    size_t bytes = 0;
+    (void)take(plan, c, keep, &arena);
+    return carry_arena_total(&arena, &bytes) ? bytes : SIZE_MAX;
+}
+
+/* Microseconds: what a token costs a block back and forward, and what launches of a piece cost. */
+double cost_of(const carry_delta_plan *plan, const cut &c, int64_t sequences, bool keep) {
+    const bool tiles = carry_delta_by_tiles(plan);
+    const double back = tiles ? 0.28 : 2.0, forward = tiles ? 0.14 : 0.86;
+    const carry_delta_job job = job_of(plan, c);
+    int64_t resident = 2 * (int64_t)(plan->gpu.units > 0 ? plan->gpu.units : 1);
+    resident = resident < c.most_blocks ? resident : c.most_blocks;
+    const int64_t turns = (c.sequences * job.value_heads * blocks_of(plan, &job) + resident - 1) / resident;
+    const int64_t rounds = ((sequences + c.sequences - 1) / c.sequences) *
+                           ((plan->problem.heads + c.heads - 1) / c.heads);
+    const double walks = c.pieces() == 1 ? 1.0 : c.again ? 1.0 + 0.5 * (double)c.pieces() : 2.0;
+    const double each = back + (keep ? walks * forward : 0.0);
+    return (double)rounds * ((double)turns * (double)c.tokens * each + (double)c.pieces() * 30.0);
+}
+
+struct way {
+    cut c;
+    size_t bytes;
+    double cost;
+};
+
+/* The quickest that has room, else the smallest. */
+void consider(const carry_delta_plan *plan, way *best, const cut &c, int64_t sequences, bool keep, size_t most) {
+    const way one = {c, bytes_of(plan, c, keep), cost_of(plan, c, sequences, keep)};
+    const bool fits = one.bytes <= most;
+    if (fits ? best->bytes > most || one.cost < best->cost : one.bytes < best->bytes) {
+        *best = one;
+    }
+}
+
+/* Pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all; whatever the length, the same ones, so that a sequence
+   has room where a longer one has. */
+void consider_pieces(const carry_delta_plan *plan, way *best, cut c, int64_t sequences, bool keep, size_t most) {
+    for (int64_t two = CARRY_DELTA_KEEP; two < c.tokens && two <= INT64_MAX / 4; two *= 2) {
+        for (int64_t piece = two; piece < 2 * two && piece < c.tokens; piece += two / 2) {
+            if (piece % CARRY_DELTA_KEEP == 0) {
+                c.piece = piece;
+                consider(plan, best, c, sequences, keep, most);
+            }
+        }
+    }
+    c.piece = c.tokens;
+    consider(plan, best, c, sequences, keep, most);
+}
+
+/* How sequences that are not packed are done in `most` bytes. */
+way way_of(const carry_delta_plan *plan, int64_t sequences, int64_t tokens, bool keep, size_t most) {
+    cut c = {sequences, plan->problem.heads, tokens, tokens, false, false, INT64_MAX};
+    way best = {c, bytes_of(plan, c, keep), cost_of(plan, c, sequences, keep)};
+    if (best.bytes <= most) {
+        return best;
+    }
+    for (bool last = false; !last;) {
+        last = c.sequences == 1 && c.heads == 1;
+        consider_pieces(plan, &best, c, sequences, keep, most);
+        if (c.sequences > 1) {
+            c.sequences = (c.sequences + 1) / 2;
+        } else {
+            c.heads = (c.heads + 1) / 2;
+        }
+    }
+    c.again = keep; /* one head of one sequence has no room: whatever it costs */
+    for (c.most_blocks = 64; best.bytes > most && c.most_blocks > 0; c.most_blocks /= 4) {
+        consider_pieces(plan, &best, c, sequences, keep, most);
+    }
+    return best;
+}
+
+} // namespace
+
+#endif
