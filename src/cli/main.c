@@ -182,6 +182,9 @@ static int run(int count, char **arguments) {
         return CLI_IMPOSSIBLE;
     }
     const char *name = arguments[1];
+    if (name == NULL) {
+        return cli_refuse("a verb is missing: carry --help lists them");
+    }
     if (processes > 0 && cli_ranks_asked() > 0) {
         return cli_refuse("--ranks and --processes both say how many ranks there are: give one");
     }

@@ -81,15 +81,20 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
 static carry_status make_room(carry_ctx *ctx, carry_kept **list) {
     *list = *list != NULL ? *list : calloc(1, sizeof **list);
     carry_kept *kept = *list;
-    if (kept != NULL && kept->count == kept->room) {
-        const int64_t room = kept->room * 2 + 64;
-        entry *of = realloc(kept->of, (size_t)room * sizeof *of);
-        kept->of = of != NULL ? of : kept->of;
-        kept->room = of != NULL ? room : kept->room;
+    if (kept == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of packed weights");
     }
-    return kept != NULL && kept->count < kept->room
-               ? CARRY_OK
-               : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of packed weights");
+    if (kept->count < kept->room) {
+        return CARRY_OK;
+    }
+    const int64_t room = kept->room * 2 + 64;
+    entry *more = realloc(kept->of, (size_t)room * sizeof *more);
+    if (more == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of %lld packed weights", (long long)room);
+    }
+    kept->of = more;
+    kept->room = room;
+    return CARRY_OK;
 }
 
 carry_status carry_kept_add(carry_ctx *ctx, const carry_bf16 *by, carry_tensor W, void *panels) {
