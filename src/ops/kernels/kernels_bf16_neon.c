@@ -71,11 +71,16 @@ static void pack_b(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool turne
     pack(COLUMNS, to, from, row, turned, lines, k);
 }
 
-/* Sums of 2 x 2 of the first 2 * pairs rows of a panel of a times a panel of b. */
+/* Sums of 2 x 2 of the first 2 * pairs rows of a panel of a times a panel of b. What is needed next is asked for on the
+   way, `step` elements a turn. */
 BF16_INLINE void add_products(const int pairs, float32x4_t sum[ROWS / 2][COLUMNS / 2], int64_t k, const uint16_t *a,
-                              const uint16_t *b) {
+                              const uint16_t *b, const uint16_t *next, ptrdiff_t step) {
     for (int64_t l = 0; l < k; l += GROUP) {
         bfloat16x8_t x[ROWS / 2];
+        if (next != NULL) {
+            __builtin_prefetch(next, 0, 2);
+            next += step;
+        }
         UNROLL
         for (int p = 0; p < pairs; p++) {
             x[p] = vreinterpretq_bf16_u16(vld1q_u16(a + 8 * p));
@@ -104,7 +109,7 @@ BF16_INLINE void multiply(const int pairs, int64_t k, const uint16_t *a, const u
             sum[p][q] = base != NULL ? vcombine_f32(vld1_f32(from), vld1_f32(from + base_row)) : vdupq_n_f32(0.0f);
         }
     }
-    add_products(pairs, sum, k, a, b);
+    add_products(pairs, sum, k, a, b, NULL, 0);
     UNROLL
     for (int p = 0; p < pairs; p++) {
         UNROLL
@@ -134,7 +139,8 @@ BF16_INLINE void narrow_four(uint16_t *to, float32x4_t from) {
 }
 
 /* A whole panel of a times one of b, to a c of bf16: without passing through f32 in memory. */
-static void multiply_half(int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, ptrdiff_t row, bool adds) {
+BF16_INLINE void multiply_half(int64_t k, const uint16_t *a, const uint16_t *b, const uint16_t *next, ptrdiff_t step,
+                               uint16_t *c, ptrdiff_t row, bool adds) {
     float32x4_t sum[ROWS / 2][COLUMNS / 2];
     UNROLL
     for (int p = 0; p < ROWS / 2; p++) {
@@ -147,7 +153,7 @@ static void multiply_half(int64_t k, const uint16_t *a, const uint16_t *b, uint1
             sum[p][q + 1] = lower_row(upper, lower);
         }
     }
-    add_products(ROWS / 2, sum, k, a, b);
+    add_products(ROWS / 2, sum, k, a, b, next, step);
     UNROLL
     for (int p = 0; p < ROWS / 2; p++) {
         UNROLL
@@ -201,13 +207,19 @@ static void half_edge(int64_t k, const uint16_t *a, const uint16_t *b, uint16_t 
 }
 
 static void half_tile(const carry_bf16_tile *t) {
+    /* Each panel of a with one of b brings a share of the next one of b to the second cache: 512 x 9216 x 2560 at 252
+       instead of 233 GFLOP/s, from weights that were packed before at 258 instead of 230. */
+    const int64_t panels = t->row_panels_end - t->row_panel;
+    const ptrdiff_t step = (COLUMNS * GROUP + panels - 1) / panels;
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
         const int64_t j = q * COLUMNS;
+        const uint16_t *after = t->b + (q + 1 < t->column_panels_end ? j + COLUMNS : j) * t->k;
         for (int64_t p = t->row_panel; p < t->row_panels_end; p++) {
             const int64_t i = p * ROWS;
+            const uint16_t *next = after + (p - t->row_panel) * step * (t->k / GROUP);
             uint16_t *c = t->half + i * t->half_row + j;
             if (i + ROWS <= t->m && j + COLUMNS <= t->n) {
-                multiply_half(t->k, t->a + i * t->k, t->b + j * t->k, c, t->half_row, t->half_adds);
+                multiply_half(t->k, t->a + i * t->k, t->b + j * t->k, next, step, c, t->half_row, t->half_adds);
             } else {
                 half_edge(t->k, t->a + i * t->k, t->b + j * t->k, c, t->half_row, t->half_adds,
                           t->m - i < ROWS ? t->m - i : ROWS, t->n - j < COLUMNS ? t->n - j : COLUMNS);
