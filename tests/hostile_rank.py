@@ -60,10 +60,12 @@ def is_running(process):
         return False
 
 
-def try_stopped(carry, how):
-    """A rank is stopped, then the process that was typed gets a signal: what is wrong, or None."""
+def try_stopped(carry, how, folder):
+    """A rank is stopped, then the process that was typed gets a signal: what is wrong, or None. A process that is killed
+    leaves the folder where its ranks met, in this one."""
     typed = subprocess.Popen([carry, "--processes", "2", "bench", "--unchecked", "--seconds", "600", "scan:dense:t4096:n32"],
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ, CARRY_WISDOM="none"))
+                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                             env=dict(os.environ, CARRY_WISDOM="none", TMPDIR=folder))
     ranks = []
     started = time.monotonic()
     while len(ranks) < 2 and time.monotonic() < started + 30:
@@ -108,12 +110,13 @@ def main():
         if code != 1 or "malformed header" not in printed:
             print(f"FAILED: {name}: exit {code}: {printed}")
             bad += 1
-    for name, wrong in (("a silent caller", try_silence(sys.argv[1])),
-                        ("a stopped rank, its parent killed", try_stopped(sys.argv[2], signal.SIGKILL)),
-                        ("a stopped rank, its parent told to end", try_stopped(sys.argv[2], signal.SIGTERM))):
-        if wrong is not None:
-            print(f"FAILED: {name}: {wrong}")
-            bad += 1
+    with tempfile.TemporaryDirectory() as folder:
+        for name, wrong in (("a silent caller", try_silence(sys.argv[1])),
+                            ("a stopped rank, its parent killed", try_stopped(sys.argv[2], signal.SIGKILL, folder)),
+                            ("a stopped rank, its parent told to end", try_stopped(sys.argv[2], signal.SIGTERM, folder))):
+            if wrong is not None:
+                print(f"FAILED: {name}: {wrong}")
+                bad += 1
     sys.exit(bad > 0)
 
 

@@ -167,10 +167,11 @@ def pause_and_cut_act(page):
     page.value("document.activeElement.blur()")
     page.press(" ", "Space", " ")
     page.wait('at("status").dataset.kind === "paused" && at("pause").getAttribute("aria-pressed") === "true"')
-    time.sleep(2.0)  # what was made before is shown to its end
-    number = page.value("Number(view.number)")
-    time.sleep(0.7)
-    expect(page.value("Number(view.number)") == number, "frames are shown while it is paused")
+    number, until = None, time.monotonic() + 30
+    while number != page.value("Number(view.number)"):  # what was made before is shown to its end
+        expect(time.monotonic() < until, "frames are shown while it is paused")
+        number = page.value("Number(view.number)")
+        time.sleep(2.0)
     page.value('at("pause").click()')
     page.wait(f"Number(view.number) > {number}")
     for _ in range(3):

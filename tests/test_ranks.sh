@@ -70,6 +70,12 @@ with "SLURM_STEP_NUM_TASKS=1 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEP_ID=0" expe
 with "PMIX_RANK=0" expect 0 "threads" list collectives
 with "OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_RANK=0" expect 0 "sequential" bench $quick
 
+# Carry's own variables are not left over from anything: a number that cannot be is refused, not run alone.
+with "CARRY_MEET=$folder CARRY_RANKS=2 CARRY_RANK=5" refused "CARRY_RANK is '5' and CARRY_RANKS is '2'" bench $quick
+with "CARRY_MEET=$folder CARRY_RANKS=many CARRY_RANK=0" refused "CARRY_RANKS is 'many'" bench $quick
+with "CARRY_MEET=$folder" refused "CARRY_RANK is ''" list scans
+with "CARRY_MEET=$folder CARRY_RANKS=1 CARRY_RANK=0" expect 0 "sequential" bench $quick
+
 # Each launcher is known by its own names, and rank 0 alone says what is refused.
 for values in "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=" "PMI_SIZE=4 PMI_RANK=" "SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=" \
     "SLURM_NTASKS=4 SLURM_STEP_ID=0 SLURM_PROCID=" "PMIX_NAMESPACE=x PMIX_RANK="; do

@@ -1,6 +1,6 @@
 #!/bin/sh
 # README.md keeps its word: every sh, c and python block runs as it stands, the files that it links to and names exist, and its support
-# matrix equals the program's tables. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
+# matrix equals the program's tables. The man page lists what the program has. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
 set -u
 carry=$1
 library=$2
@@ -50,6 +50,20 @@ if [ -n "$whole" ]; then
 else
     echo "skipped: the support matrix, since this build lacks verbs"
 fi
+
+# The man page has every verb, problem family and long option of this build.
+sed 's/\\-/-/g; s/\\f[BIRP]//g' "$project/docs/man/carry.1" > "$folder/man"
+"$carry" list verbs --json | sed 's/.*"name": "\([^"]*\)".*/\1/' > "$folder/verbs"
+while read -r verb; do
+    grep -q -w -e "$verb" "$folder/man" || fail "the man page has no verb $verb"
+    # shellcheck disable=SC2086
+    for option in $("$carry" $verb --help < /dev/null | sed -n 's/^ *\(-[a-zA-Z], \)\{0,1\}\(--[a-z0-9-]*\).*/\2/p'); do
+        grep -q -e "$option\>" "$folder/man" || fail "the man page has no $option of carry $verb"
+    done
+done < "$folder/verbs"
+for family in $("$carry" list problems | cut -d ' ' -f 1); do
+    sed -n '/^.SH PROBLEMS/,/^.SH OPTIONS/p' "$folder/man" | grep -q -w -e "$family" || fail "the man page has no problem $family"
+done
 
 # What the matrix says of the CPU is so: each type that it lists checks, forward and backward.
 "$carry" list problems --json > "$folder/problems"

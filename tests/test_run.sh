@@ -133,6 +133,8 @@ refused "newer carry (store version 99" runs list --store newer.db
 cmp -s newer.db newer.copy || fail "a newer store was changed"
 echo "no database, but a text that is long enough to look at" > text.db
 refused "not a database" runs list --store text.db
+refused "is not a regular file" runs list --store pipe
+refused "is not a regular file" runs list --store /dev/zero
 
 # Many small problems: something to stop in the middle of.
 {

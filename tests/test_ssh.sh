@@ -72,6 +72,9 @@ END
 [ "$(id -u)" != 0 ] || mkdir -p /run/sshd 2> /dev/null # where it separates its privileges
 begin_sshd || { echo "skipped: sshd does not start here: $(tail -n 1 sshd.log) $(tail -n 1 ssh.err)"; exit 77; }
 
+# Ended, or a zombie whose parent has not waited for it yet.
+gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
+
 # A project with names that a shell would take for something else.
 mkdir -p "project/it's \$(touch pwned); a folder" && cd project || exit 2
 git init -q . && printf 'ignored\nout\nerr\n' > .gitignore && echo secret > ignored && echo tracked > tracked && echo new > new
@@ -107,7 +110,12 @@ done
 expect 0 "begun" job logs last
 expect 0 "running" job list
 expect 0 "cancelled" job cancel last
-kill -0 "$(cat "$folder/sleeper")" 2> /dev/null && fail "a cancelled job's processes are left there"
+waited=0
+until gone "$(cat "$folder/sleeper")" || [ $waited -ge 100 ]; do
+    sleep 0.1
+    waited=$((waited + 1))
+done
+gone "$(cat "$folder/sleeper")" || fail "a cancelled job's processes are left there"
 expect 1 "cancelled" job wait last --seconds 60
 
 # The connection is lost in the middle: the job goes on, nothing is lost, and it is found again.

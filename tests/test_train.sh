@@ -114,22 +114,23 @@ refused "cannot be written" train --data book.txt --out /proc/no/such
 refused "no checkpoint" train --resume .
 refused "nowhere" train --resume nowhere
 refused "needs the run's folder" train --resume
-refused "stays" train --resume trained/book --hidden 64
+refused "--hidden cannot be changed" train --resume trained/book --hidden 64
 for option in expand-v init forget; do
-    refused "$option is what the run was started with" train --resume trained/book --$option 0.5
+    refused "$option cannot be changed when a run is resumed" train --resume trained/book --$option 0.5
 done
 refused "is one checkpoint" train --resume trained/book/step-12
 
 # What would have no effect is refused, not ignored.
 model="--data book.txt --model trained/book/latest --length 32 --steps 1 --out no"
 for option in "hidden 64" "layers 3" "type delta_net" "conv 0" "expand-v 2" "init 0.1" "forget 2" tie "vocab 400"; do
-    refused "--${option% *} is of" train $model --$option
+    refused "omit one of them" train $model --$option
+    grep -q -e "--${option% *} " err || fail "--${option% *} is not named: $(cat err)"
 done
-refused "--pairs is of the task mqar" train --data book.txt --pairs 8 --out no
-refused "--pairs is of the task mqar" train --task copy --pairs 8 --out no
-refused "--eval-data is of texts" train --task copy --eval-data book.txt --out no
-refused "--vocab is of a tokenizer" train --data book.txt --tokenizer trained/book/latest --vocab 400 --out no
-refused "--forget is of gates" train --data book.txt --type delta_net --forget 2 --out no
+refused "--pairs applies only to the task mqar" train --data book.txt --pairs 8 --out no
+refused "--pairs applies only to the task mqar" train --task copy --pairs 8 --out no
+refused "--eval-data applies to texts" train --task copy --eval-data book.txt --out no
+refused "--vocab applies to a tokenizer" train --data book.txt --tokenizer trained/book/latest --vocab 400 --out no
+refused "--forget applies to gates" train --data book.txt --type delta_net --forget 2 --out no
 expect 0 "step 1/1" train --task mqar --pairs 4 --length 32 --vocab 64 --hidden 32 --layers 1 --steps 1 --out recall
 expect 0 "step 1/1" train --task mqar --model recall/latest --length 32 --vocab 64 --steps 1 --out recall-2
 expect 0 "step 2/2" train --resume recall-2 --steps 2
@@ -144,7 +145,7 @@ expect 0 "step 14 is incomplete" train --resume torn
 expect 0 "step 2/2" train --data book.txt $small --steps 2 --eval-every 0 --out blind
 refused "blind was trained on the whole text" train --resume blind --steps 4 --eval-every 1
 expect 0 "step 4/4" train --resume blind --steps 4 --eval-every 1 --eval-data many/1
-refused "keeps a part of its text back" train --resume trained/book --steps 16 --eval-every 0
+refused "holds out a part of its text" train --resume trained/book --steps 16 --eval-every 0
 expect 0 "step 16/16" train --resume trained/book --steps 16 --eval-every 1
 
 # Ranks: the same curve.

@@ -27,8 +27,8 @@ refused "is one checkpoint" train dit --resume run/step-8 --steps 9
 expect 0 "step 2/2" train dit $small --model run --steps 2 --out later
 mv run gone
 expect 0 "step 4/4" train dit --resume later --steps 4
-refused "seed is what the run was started with" train dit --resume later --steps 6 --seed 9
-refused "model is what the run was started with" train dit --resume later --steps 6 --model gone
+refused "seed cannot be changed when a run is resumed" train dit --resume later --steps 6 --seed 9
+refused "model cannot be changed when a run is resumed" train dit --resume later --steps 6 --model gone
 
 # An evaluation: pictures of the size that was learned, and options that are heeded or refused.
 expect 1 "prompts" train dit --eval later --forms 1 --stream 2 --json

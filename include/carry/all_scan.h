@@ -13,9 +13,9 @@
        L, state, initial, leaving: [heads, K, V]
 
    All tensors are packed f32 in memory of the communicator's device. Messages are f32 or bf16; sums are f32. On a GPU
-   (a "peer", "staged" or "nccl" communicator, comm.h) the plan has its own stream for computation and messages: it
-   starts after the work that was in the context's stream at begin, and work added to that stream after end waits for
-   it.
+   (a communicator of a GPU kind, such as "peer" or "nccl"; comm.h) the plan has its own stream for computation and
+   messages: it starts after the work that was in the context's stream at begin, and work added to that stream after end
+   waits for it.
 
    Algorithms. "chain" passes S from rank to rank, pipelined in blocks of columns: M never leaves its rank, and a rank
    receives heads * K * V numbers, however many ranks there are. "doubling" combines pairs (M, L) in log2 P rounds.

@@ -1,13 +1,12 @@
 /* Communicators: groups of ranks that exchange messages.
 
    Kinds. "self" is a single rank. "threads": the ranks are threads of one process, started by carry_comm_threads.
-   "mpi": processes started by mpirun or srun. "processes": processes on one machine, without MPI; their launcher
-   sets CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder used by these ranks only (carry --processes N does this). Code
-   that uses a communicator does not depend on its kind. "peer", "ipc", "staged" and "nccl" move GPU memory; they are
-   opened on top of a communicator of one of the kinds above, with the same ranks: "peer" between threads of one
-   process, "ipc" between processes on one machine (CUDA IPC), "staged" through pinned memory on top of any kind, "nccl"
-   with one GPU per rank. Ranks of "peer" and "ipc" may share a GPU. The last sections below tell how these kinds
-   differ.
+   "mpi": processes started by mpirun or srun. "processes": processes on one machine, without MPI; their launcher sets
+   CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder used by these ranks only (carry --processes N does this). Code that
+   uses a communicator does not depend on its kind. "peer", "ipc", "mpi-gpu", "staged" and "nccl" move GPU memory; they
+   are opened on top of a communicator of one of the kinds above, with the same ranks: "peer" between threads of one
+   process, "ipc" between processes on one machine (CUDA IPC), "mpi-gpu" on top of an MPI that accepts GPU memory,
+   "staged" through pinned memory on top of any kind, "nccl" with one GPU per rank. "peer" and "ipc" may share a GPU.
 
    Ownership. A communicator is used only by the thread that opened it, with the context it was opened with; free it
    before that context. Buffers and requests belong to the caller. From the start of an operation until it has been
@@ -32,7 +31,8 @@
    operation is posted. Work added to that stream after the wait sees the result. Streams are ordered by events: the CPU
    waits for the CPU of the other rank, not for GPUs. Tags, sizes, deadlines and the order of sums are those of the
    communicator underneath. These kinds cannot be split. "ipc" copies messages through buffers of its own, as large as
-   the messages in flight at once; the process keeps them until it exits.
+   the messages in flight at once; the process keeps them until it exits. "mpi-gpu" differs in one point: when an
+   operation has been waited for, its data has arrived.
 
    NCCL. Operations start after the work already in the context's stream for that GPU, and are complete when they have
    been waited for. NCCL has no tags and does not compare sizes: messages between two ranks are matched in the order
@@ -63,7 +63,7 @@ struct carry_rank; /* one rank of carry_comm_threads; internal */
 typedef struct carry_comm_options {
     double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
     const char *agreement;         /* text that must be equal on all ranks (shapes, type, algorithm); NULL: none */
-    int device;                    /* where buffers are: a GPU for "peer", "ipc", "staged", "nccl"; else 0 */
+    int device;                    /* where buffers are: a GPU for the GPU kinds; else 0 */
     const struct carry_rank *rank; /* "threads": which rank this is; other kinds: NULL */
     carry_comm *over;              /* GPU kinds: the communicator underneath, with the same ranks and context; free it
                                       last. "nccl" uses it only to open; NULL there means a single rank */

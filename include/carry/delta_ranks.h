@@ -17,8 +17,8 @@
    sequence without tokens starts and ends on the rank where its first token would be (past the last token: the last
    rank that has tokens, or rank 0 if none has).
 
-   On a GPU the problem's device must be that of the communicator ("peer", "staged" or "nccl", comm.h). All heads form
-   one group. Calls return once their work is in the context's stream, but they wait for the CPUs of other ranks. */
+   On a GPU the problem's device must be that of the communicator (of a GPU kind, comm.h). All heads form one group.
+   Calls return once their work is in the context's stream, but they wait for the CPUs of other ranks. */
 #ifndef CARRY_DELTA_RANKS_H
 #define CARRY_DELTA_RANKS_H
 

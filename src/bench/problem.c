@@ -242,6 +242,19 @@ carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, 
     return CARRY_OK;
 }
 
+carry_status carry_problem_dtype(carry_ctx *ctx, carry_dtype *dtype, carry_problem *problem, carry_dtype last) {
+    int named = 0;
+    *dtype = CARRY_F32;
+    for (carry_dtype type = CARRY_F32; type <= last; type++) {
+        if (carry_problem_has(problem, carry_dtype_name(type))) {
+            *dtype = type;
+            named++;
+        }
+    }
+    return named <= 1 ? CARRY_OK
+                      : carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
+}
+
 carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem) {
     const char *text = carry_problem_setting(problem, "device");
     *device = 0;
@@ -251,7 +264,7 @@ carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *pr
     char *end = NULL;
     long wanted = strncmp(text, "cuda", 4) == 0 && text[4] != '\0' ? strtol(text + 4, &end, 10) : 0;
     if (strncmp(text, "cuda", 4) != 0 || (end != NULL && *end != '\0') || wanted < 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': known are cpu, cuda, cuda1 and so on", text,
+        return carry_fail(ctx, CARRY_EARGUMENT, "device=%s in '%s': expected cpu, cuda, cuda1, ...", text,
                           problem->text);
     }
     char name[32];

@@ -43,6 +43,10 @@ const char *carry_problem_setting(carry_problem *problem, const char *key); /* N
 /* The type that one of its words names. */
 carry_dtype carry_problem_type(const carry_problem *problem, carry_dtype otherwise);
 
+/* The element type among f32 to last (bf16, or f16) that the problem names, which counts as asked for; f32 when it
+   names none. CARRY_EARGUMENT when it names several. */
+carry_status carry_problem_dtype(carry_ctx *ctx, carry_dtype *dtype, carry_problem *problem, carry_dtype last);
+
 /* device=cpu, cuda, cuda1...: as carry/device.h counts; the CPU when nothing is said. CARRY_EUNSUPPORTED when there is
    none of that kind here. */
 carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem);

@@ -1,6 +1,6 @@
 /* What runs where: one row of the support matrix. A family of problems or a verb has one, and `carry list problems
-   --json`, `carry list verbs --json` and the table in README.md (tools/support-matrix) say what stands here, whether
-   or not this build has CUDA.
+   --json`, `carry list verbs --json` and the table in README.md (tools/support-matrix) print it, whether or
+   not this build has CUDA.
 
    cpu, cuda: the types of its activations on that device; NULL: it does not run there.
    cpu_backward, cuda_backward: those of its gradients; NULL: it has none there.

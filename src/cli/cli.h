@@ -99,7 +99,7 @@ bool cli_has_recorder(void);
 /* A word of the command line for a message: cut short, control characters shown as ?. */
 const char *cli_shown(char shown[64], const char *text);
 
-/* "carry: message" on standard error; returns CLI_IMPOSSIBLE. Of several processes all refuse alike: rank 0 says it.
+/* "carry: message" on standard error; returns CLI_IMPOSSIBLE. Of several processes, which all refuse, rank 0 prints.
  */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* The context's last message, likewise; of several processes each says its own, with its rank. */
@@ -108,18 +108,18 @@ int cli_failed(carry_ctx *ctx);
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
 char *cli_read_all(FILE *from, const char *name, size_t *length);
 
-/* What a terminal would obey, control characters and escape sequences, is made into ?, in place. Returns text. */
+/* Replaces control characters and escape sequences with ?, in place. Returns text. */
 char *cli_make_plain(char *text);
 
-/* CLI_IMPOSSIBLE with an error message when this store, given by name to be read, is not there: opening would make it,
-   and hide a typo. NULL is as good as there. */
+/* CLI_IMPOSSIBLE with an error message if this store, which was named to be read, does not exist: opening it would
+   create it and hide a typo. CLI_DONE for NULL. */
 int cli_store_there(const char *path);
 
 /* Ctrl-C, SIGTERM: the first asks the work to stop (cli_interrupted), and ends the process within two seconds where it
    does not; a second ends it at once. */
 void cli_catch_interrupt(void);
 bool cli_interrupted(void);
-/* Work that ends well by itself but may take longer; 0: as long as it takes. */
+/* For work that ends cleanly by itself but may take longer; 0: no limit. */
 void cli_limit_interrupt(double seconds);
 /* As cli_interrupted. The steps of a training have begun: the one under way is finished and saved, however long it
    takes. */
@@ -129,7 +129,7 @@ bool cli_interrupted_in_training(void);
  * else code. */
 int cli_finish(int code);
 
-/* JSON, one object per line: cli_json_open, fields, cli_json_close. A number that JSON has no word for is null. */
+/* JSON, one object per line: cli_json_open, fields, cli_json_close. NaN and infinities are null. */
 void cli_json_open(void);
 void cli_json_text(const char *key, const char *value);
 void cli_json_bytes(const char *key, const char *value,

@@ -372,7 +372,8 @@ static int run(int count, char **arguments) {
     char *texts = NULL;
     const cli_option own[] = {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
-        {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S", "seconds per algorithm (0.3)"},
+        {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S",
+         "seconds per algorithm, or 2000 runs if they take less (0.3)"},
         {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "use one set of inputs, in cache if it fits, instead of rotating"},
         {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},

@@ -102,10 +102,11 @@ static int run(int count, char **arguments) {
     desk d = {.options = {.progress = on_progress, .dtype = CARRY_F32}};
     const char *dtype = NULL;
     const cli_option own[] = {
-        {"length", 0, CLI_NUMBER, &d.options.length, "N", "windows of N tokens on their own (0: one text to its end)"},
+        {"length", 0, CLI_NUMBER, &d.options.length, "N",
+         "evaluate separate windows of N tokens (0: the whole text at once)"},
         {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
          "predict the first token too, from the model's start or end-of-text token"},
-        {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "take files that do not look like text"},
+        {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "accept files that do not look like text"},
         CLI_DTYPE_OPTION(&dtype),
         CLI_DEVICE_OPTION(&d.on),
         {0},
@@ -147,14 +148,15 @@ const cli_verb cli_eval = {
     .arguments = "MODEL FILE...",
     .summary = "loss, perplexity and bits per byte of texts",
     .details =
-        "MODEL is as for carry generate. FILE is a text, or a folder of them, each of which is read from its\n"
-        "start to its end with the state carried along: every token is predicted from all before it. --length\n"
-        "cuts it into windows instead. For WikiText's files perplexity per word is given too, as the\n"
-        "literature counts it: over words and ends of lines, whatever the tokens are.\n\n"
-        "Tokens are counted as Hugging Face's models do with labels: all but the first, which nothing precedes\n"
-        "unless the tokenizer puts a token such as <s> before a text; --start predicts it from the model's own.\n"
-        "With --length the first token of a window is predicted from the one before it, which they leave out.\n\n"
-        "loss is in nats per token, and depends on the tokenizer; bits per byte do not.",
+        "MODEL is as for carry generate. FILE is a text or a folder of texts. Each text is read from start to end\n"
+        "with the state carried along, so every token is predicted from all tokens before it; --length N cuts the\n"
+        "text into windows of N tokens instead. For the files of WikiText it also prints the perplexity per word as\n"
+        "published results define it: over words and line ends, independent of the tokenizer.\n\n"
+        "The first token of a text is not counted, as in the loss of Hugging Face models, unless the tokenizer puts\n"
+        "a token such as <s> before the text; --start also predicts it, from the start token of the model. With\n"
+        "--length, the first token of a window is predicted from the token before the window and is counted;\n"
+        "Hugging Face models do not count it.\n\n"
+        "The loss is in nats per token and depends on the tokenizer; bits per byte do not.",
     .example = "carry eval model wiki.test.tokens",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16"},
     .run = run,

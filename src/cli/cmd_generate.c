@@ -1,4 +1,4 @@
-/* carry generate: a model goes on where prompts end. */
+/* carry generate: continues prompts with a model. */
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

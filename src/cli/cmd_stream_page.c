@@ -149,7 +149,7 @@ int stream_page_check(const stream_desk *desk) {
         return cli_refuse("--port %lld: ports are 0 (any that is free) to 65535", (long long)w->port);
     }
     if (w->quality < 1 || w->quality > 100) {
-        return cli_refuse("--quality %lld: of JPEG, 1 to 100", (long long)w->quality);
+        return cli_refuse("--quality %lld: expected 1 to 100", (long long)w->quality);
     }
     return check_folder(w->record_to);
 }

@@ -79,7 +79,7 @@ carry_status stream_video_read(stream_desk *desk, carry_ctx *ctx, carry_tensor f
     (void)desk;
     (void)frames;
     *got = 0;
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "this carry was built without video in");
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "this carry was built without video input");
 }
 
 bool stream_video_is_ready(stream_desk *desk, int64_t frames) {

@@ -299,7 +299,7 @@ static int run_show(desk *d, int count, char **words) {
 }
 
 /* Options and words that an action would pass over. */
-static int refuse_unheeded(const desk *d, const char *action, int words) {
+static int refuse_unused(const desk *d, const char *action, int words) {
     const bool trains = strcmp(action, "train") == 0;
     const bool has_sizes = d->vocabulary >= 0 || d->least >= 0;
     if (!trains && (has_sizes || d->output != NULL || d->added != NULL || d->bytes_only || d->binary)) {
@@ -341,7 +341,7 @@ static int run(int count, char **arguments) {
         if (words - 1 < actions[i].least) {
             return cli_refuse("tokenizer %s needs a tokenizer.json or its folder", arguments[0]);
         }
-        if (refuse_unheeded(&d, arguments[0], words - 1) != CLI_DONE) {
+        if (refuse_unused(&d, arguments[0], words - 1) != CLI_DONE) {
             return CLI_IMPOSSIBLE;
         }
         d.vocabulary = d.vocabulary >= 0 ? d.vocabulary : VOCABULARY;

@@ -54,8 +54,8 @@ static int set_typed(train_desk *desk, const typed *t) {
             continue;
         }
         if (desk->resume && key->fixed) {
-            return cli_refuse("--%s is what the run was started with, and stays: a new run may start from its weights "
-                              "with --model %s/latest",
+            return cli_refuse("--%s cannot be changed when a run is resumed: start a new run from its weights with "
+                              "--model %s/latest",
                               key->name, desk->options.out);
         }
         if (says_how_long(key->name)) {
@@ -285,7 +285,7 @@ static int prepare(train_desk *desk, const typed *t, int words, char **arguments
     }
     code = code == CLI_DONE ? check_window(desk) : code;
     code = code == CLI_DONE ? train_check_download(desk) : code;
-    if (code == CLI_DONE && !desk->resume && carry_train_options_heeded(desk->ctx, &desk->options) != CARRY_OK) {
+    if (code == CLI_DONE && !desk->resume && carry_train_options_used(desk->ctx, &desk->options) != CARRY_OK) {
         code = cli_refuse("--%s", carry_ctx_error(desk->ctx));
     }
     if (code == CLI_DONE && carry_train_options_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {

@@ -55,8 +55,8 @@ static int set_typed(dit_desk *desk) {
             continue;
         }
         if (desk->resume && key->fixed) {
-            return cli_refuse("--%s is what the run was started with, and stays: a new run may start from its weights "
-                              "with --model %s/latest",
+            return cli_refuse("--%s cannot be changed when a run is resumed: start a new run from its weights with "
+                              "--model %s/latest",
                               key->name, desk->options.out);
         }
         if (carry_keys_set(desk->ctx, carry_dit_train_keys, &desk->options, key->name, desk->text[i]) != CARRY_OK) {

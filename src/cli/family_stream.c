@@ -1,5 +1,5 @@
 /* A stream as a problem of the lab: methods are the topologies, and a run is a whole stream on threads of this process.
-   It stands here because the lab and streaming do not know each other.
+   It is here because the lab and streaming do not depend on each other.
 
        stream:mesh1:chunks40:depth2:slow0=match
 
@@ -89,7 +89,7 @@ static carry_status read_wait(carry_ctx *ctx, double *seconds, carry_problem *pr
     *seconds = text != NULL ? 1e-3 * strtod(text, &end) : 0.0;
     return text == NULL || (end != text && *end == '\0')
                ? CARRY_OK
-               : carry_fail(ctx, CARRY_EARGUMENT, "%s=%s in '%s': it is milliseconds%s", key, text, problem->text,
+               : carry_fail(ctx, CARRY_EARGUMENT, "%s=%s in '%s': expected milliseconds%s", key, text, problem->text,
                             strcmp(key, "slow0") == 0 ? ", or match" : "");
 }
 
@@ -102,7 +102,7 @@ static carry_status read_recompute(carry_ctx *ctx, carry_pipeline_options *o, ca
         mode++;
     }
     if (mode > CARRY_RECOMPUTE_LATENT) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "recompute=%s in '%s': it is off, anchor or latent", text,
+        return carry_fail(ctx, CARRY_EARGUMENT, "recompute=%s in '%s': expected off, anchor or latent", text,
                           problem->text);
     }
     if (mode == CARRY_RECOMPUTE_OFF && context > 0) {
@@ -168,7 +168,8 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     o->device = device;
     if (!stream_set_size(o, size != NULL ? size : "64x64")) {
         return carry_fail(it->ctx, CARRY_EARGUMENT,
-                          "size=%s in '%s': it is a width and a height in pixels such as 64x64", size, problem->text);
+                          "size=%s in '%s': expected a width and a height in pixels such as 64x64", size,
+                          problem->text);
     }
     o->with_stage = true;
     return carry_pipeline_check(it->ctx, o, &config, it->mesh + 1);
@@ -408,8 +409,8 @@ static int device_of(const void *given) {
 
 const carry_family carry_family_stream = {
     .name = "stream",
-    .about = "a causal video transformer streamed, with a stage of its own for encode and decode or without; a sample "
-             "is a stream's median period",
+    .about = "streaming from a causal video transformer, with a separate stage for encoding and decoding or without; "
+             "a sample is the median period of a stream",
     .takes = takes,
     .example = "stream:chunks30:depth2:slow0=match",
     .support = {.cpu = "f32", .ranks = "cpu"},

@@ -1,5 +1,5 @@
 /* Training as a problem of the lab: methods are ways to run the layers' recurrence, and a run is a whole training. It
-   stands here because the lab and training do not know each other.
+   is here because the lab and training do not depend on each other.
 
        train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
 
@@ -56,7 +56,7 @@ typedef struct session {
 } session;
 
 static const char takes[] = "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
-                            "step), stepsN, vocabN, pairsN; bf16, f16; delta_net; recompute; data=PATH or "
+                            "step), stepsN, vocabN, pairsN; f32, bf16 or f16; delta_net; recompute; data=PATH or "
                             "task=NAME, algo=METHOD, device=cpu or cuda";
 
 static const char *method(int index) {
@@ -88,9 +88,9 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     o->vocab = carry_problem_size(problem, "vocab", 0);
     o->pairs = carry_problem_size(problem, "pairs", 0);
     o->recompute = carry_problem_has(problem, "recompute");
-    const char *type = carry_problem_has(problem, "bf16") ? "bf16" : carry_problem_has(problem, "f16") ? "f16" : "f32";
-    (void)carry_problem_has(problem, "f32");
-    (void)snprintf(o->dtype, sizeof o->dtype, "%s", type);
+    carry_dtype dtype;
+    CARRY_TRY(carry_problem_dtype(it->ctx, &dtype, problem, CARRY_F16));
+    (void)snprintf(o->dtype, sizeof o->dtype, "%s", carry_dtype_name(dtype));
     if (carry_problem_has(problem, "delta_net")) {
         (void)snprintf(o->type, sizeof o->type, "delta_net");
     }
@@ -341,7 +341,7 @@ static int device_of(const void *given) {
 
 const carry_family carry_family_train = {
     .name = "train",
-    .about = "a language model trained, its layers' recurrence by several methods; a sample is a step's median time",
+    .about = "training of a language model, by each method for the recurrence; a sample is the median time of a step",
     .takes = takes,
     .example = "train:layers2:hidden32:heads2:t64:steps5:task=copy",
     .support = {.cpu = "f32 bf16 f16",

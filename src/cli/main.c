@@ -209,7 +209,9 @@ static int run(int count, char **arguments) {
 }
 
 int main(int count, char **arguments) {
-    cli_ranks_start(count, arguments);
+    if (!cli_ranks_start(count, arguments)) {
+        return CLI_IMPOSSIBLE;
+    }
 #ifdef CARRY_HAVE_TRAIN
     carry_family_register(&carry_family_train);
 #endif

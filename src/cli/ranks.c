@@ -77,12 +77,28 @@ static void set_agreement(int count, char **arguments) {
     (void)snprintf(agreement + used, sizeof agreement - used, "#%08x", sum);
 }
 
-void cli_ranks_start(int count, char **arguments) {
+/* The other launchers' variables may be left over from a batch script; Carry's own are set for this process, whose
+   other ranks would wait for it in vain if it ran alone. */
+static bool is_misplaced(void) {
+    return getenv("CARRY_MEET") != NULL && !launch.meets;
+}
+
+bool cli_ranks_start(int count, char **arguments) {
     launch = cli_launch_find();
+    if (is_misplaced()) {
+        const char *rank = getenv("CARRY_RANK"), *ranks = getenv("CARRY_RANKS");
+        char shown[64], shown_ranks[64];
+        (void)cli_refuse("CARRY_MEET is set, CARRY_RANK is '%s' and CARRY_RANKS is '%s': expected a rank from 0 to the "
+                         "number of ranks less 1, as carry --processes N sets them",
+                         cli_shown(shown, rank != NULL ? rank : ""),
+                         cli_shown(shown_ranks, ranks != NULL ? ranks : ""));
+        return false;
+    }
     set_agreement(count, arguments);
     if (cli_process_rank() > 0 && freopen("/dev/null", "w", stdout) == NULL) {
         (void)fclose(stdout);
     }
+    return true;
 }
 
 cli_ranks_kind cli_ranks_kind_of(void) {

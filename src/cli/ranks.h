@@ -17,8 +17,9 @@ typedef struct cli_launch {
 
 cli_launch cli_launch_find(void);
 
-/* Once, before anything is printed: ranks above 0 of a launcher print nothing on standard output from now on. */
-void cli_ranks_start(int count, char **arguments);
+/* Once, before anything is printed: ranks above 0 of a launcher print nothing on standard output from now on. False
+   after a message: the variables of carry --processes are set, and do not describe a rank. */
+bool cli_ranks_start(int count, char **arguments);
 
 cli_ranks_kind cli_ranks_kind_of(void);
 int cli_ranks(void);           /* 1 when alone, 0 when the launcher does not say */

@@ -1,8 +1,8 @@
-/* Memory of a GPU by an MPI that takes its addresses (CUDA-aware, most often by UCX): between machines, without a copy
-   of ours. The MPI is asked; CARRY_MPI_CUDA=1 or 0 says it where it cannot be.
+/* GPU memory through an MPI that accepts GPU pointers (CUDA-aware, mostly through UCX): between machines, without
+   copies of our own. The MPI is asked whether it does; CARRY_MPI_CUDA=1 or 0 answers for one that cannot be asked.
 
-   MPI knows nothing of streams: a message starts when what the stream had been given before it has happened, and it is
-   done when its bytes are there. */
+   MPI knows nothing of streams: a message starts when the work before it in the stream has finished, and is complete
+   when its bytes have arrived. */
 #include <string.h>
 
 #include "comm/relay.h"
@@ -62,13 +62,13 @@ static carry_status open_aware(carry_ctx *ctx, carry_wire *wire, const carry_com
             "or \"staged\" (CARRY_MPI_CUDA=1 says that it does)",
             which);
     }
-    carry_log(ctx, CARRY_LOG_INFO, "messages of GPUs by %s", which);
+    carry_log(ctx, CARRY_LOG_INFO, "messages between GPUs through %s", which);
     return carry_relay_open(ctx, wire, options, &way);
 }
 
 const carry_comm_kind carry_comm_aware = {
     .name = "mpi-gpu",
-    .about = "memory of GPUs by an MPI that takes it (CUDA-aware, such as by UCX); over mpi",
+    .about = "GPU memory through an MPI that accepts it (CUDA-aware, for example with UCX); over mpi",
     .on_gpu = true,
     .open = open_aware,
     .post = carry_relay_post,

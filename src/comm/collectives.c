@@ -1,7 +1,7 @@
 /* Collectives, written once over messages.
 
-   Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of everybody with
-   everybody: every byte crosses once, and nothing is passed on. A reduction has each rank reduce one slice, in the
+   Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of all with
+   all: every byte is sent once, and nothing is forwarded. A reduction has each rank reduce one slice, in the
    order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
    would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
    reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A

@@ -71,8 +71,8 @@ int carry_comm_device(const carry_comm *comm) {
 static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status own, const char *what, bool *opened) {
     int64_t worst = (int64_t)own;
     if (own != CARRY_OK) {
-        carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "%s is gone around: %s",
-                  what, carry_ctx_error(over->ctx));
+        carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "%s is not used: %s", what,
+                  carry_ctx_error(over->ctx));
     }
     const carry_status status = carry_all_reduce(over, &worst, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
     *opened = status == CARRY_OK && worst == CARRY_OK;

@@ -1,7 +1,7 @@
 /* Where ranks of one process meet: a slot for each, with the messages that are announced to it.
 
-   Nothing is buffered. Who comes second, sender or receiver, copies straight from the one's buffer into the other's;
-   the lock is not held meanwhile. */
+   Nothing is buffered. The second to arrive, sender or receiver, copies straight from one buffer to the other, without
+   holding the lock. */
 #ifndef CARRY_COMM_MAILBOX_H
 #define CARRY_COMM_MAILBOX_H
 
@@ -12,7 +12,7 @@ typedef struct carry_mailbox carry_mailbox;
 carry_mailbox *carry_mailbox_new(int size); /* NULL: no memory */
 void carry_mailbox_free(carry_mailbox *mailbox);
 
-/* False: somebody has sat there. */
+/* False: the slot is taken. */
 bool carry_mailbox_enter(carry_mailbox *mailbox, int rank);
 /* Withdraws this rank's requests. Who waits for it ends. */
 void carry_mailbox_leave(carry_mailbox *mailbox, int rank);

@@ -1,5 +1,5 @@
-/* A rank listens at a socket of its own name, calls all ranks below it, and waits for the calls of those above. Who has
-   called and said nothing yet is waited for beside everybody else: a silent caller holds nobody up. */
+/* A rank listens at a socket named after it, connects to all ranks below it, and accepts connections from those above.
+   It polls all accepted connections for their first bytes, so one that sends nothing delays no other. */
 #include "comm/meeting.h"
 
 #include <errno.h>
@@ -79,7 +79,7 @@ static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int p
     }
     while (connect(*line, (struct sockaddr *)&address, sizeof address) != 0) {
         if (errno != ENOENT && errno != ECONNREFUSED && errno != EAGAIN && errno != EINTR) {
-            return failed(ctx, "a rank cannot be called");
+            return failed(ctx, "cannot connect to a rank");
         }
         if (carry_seconds() > until) {
             return missing(ctx, peer, deadline);
@@ -87,7 +87,7 @@ static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int p
         (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
     }
     if (!is_ours(*line)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "processes cannot meet in '%s': rank %d is of another user",
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "processes cannot meet in '%s': rank %d belongs to another user",
                           getenv("CARRY_MEET"), peer);
     }
     return send(*line, &self, sizeof self, MSG_NOSIGNAL) == (ssize_t)sizeof self ? CARRY_OK
@@ -121,7 +121,7 @@ static void forget(callers *c, int index) {
 static carry_status answer(carry_ctx *ctx, callers *c) {
     const int line = accept4(c->lines[0].fd, NULL, NULL, SOCK_CLOEXEC);
     if (line < 0) {
-        return errno == EINTR || errno == ECONNABORTED ? CARRY_OK : failed(ctx, "a call cannot be answered");
+        return errno == EINTR || errno == ECONNABORTED ? CARRY_OK : failed(ctx, "cannot accept a connection");
     }
     if (!is_ours(line)) {
         (void)close(line);
@@ -198,7 +198,7 @@ carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {
     carry_status status = CARRY_OK;
     (void)fchmod(listening, S_IRUSR | S_IWUSR); /* what bind gives the name */
     if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0) {
-        status = failed(ctx, "this rank has no socket of its name");
+        status = failed(ctx, "this rank cannot create its socket");
     } else {
         status = listen(listening, size) == 0 ? meet(ctx, listening, sockets, rank, size, deadline)
                                               : failed(ctx, "this rank cannot listen");

@@ -47,11 +47,11 @@ typedef struct peer {
     parcel *aside; /* neither: it is dropped */
 } peer;
 
-typedef struct hall {
+typedef struct connections {
     int size;
     struct pollfd *polled; /* [size] */
     peer peers[];
-} hall;
+} connections;
 
 static void append(carry_request **first, carry_request *request) {
     request->native.pointer = NULL;
@@ -207,7 +207,7 @@ static void close_message(carry_wire *wire, peer *p) {
         settle(p->into, (size_t)p->head.bytes);
     } else if (p->aside != NULL && p->head.tag == CARRY_TAG_NOTICE) {
         if (wire->ended_by < 0) {
-            const hall *h = wire->state;
+            const connections *h = wire->state;
             wire->ended_by = (int)(p - h->peers);
             (void)snprintf(wire->reason, sizeof wire->reason, "%.*s", (int)p->aside->bytes, p->aside->data);
         }
@@ -251,7 +251,7 @@ static bool read_some(carry_wire *wire, peer *p) {
 
 /* One look at all peers, which sleeps for this long at most if there is nothing. */
 static void look(carry_wire *wire, double seconds) {
-    hall *h = wire->state;
+    connections *h = wire->state;
     for (int i = 0; i < h->size; i++) {
         const peer *p = &h->peers[i];
         h->polled[i] = (struct pollfd){.fd = p->socket, .events = (short)(POLLIN | (p->sends != NULL ? POLLOUT : 0))};
@@ -311,7 +311,7 @@ static void post_to_self(carry_wire *wire, peer *p, carry_request *request) {
 }
 
 static void post(carry_wire *wire, carry_request *request) {
-    hall *h = wire->state;
+    connections *h = wire->state;
     peer *p = &h->peers[request->world];
     if (request->to != NULL) {
         post_receive(p, request);
@@ -325,7 +325,7 @@ static void post(carry_wire *wire, carry_request *request) {
 
 /* A peer that has half of a message cannot be sent anything else. */
 static void cancel(carry_wire *wire, carry_request *request) {
-    hall *h = wire->state;
+    connections *h = wire->state;
     peer *p = &h->peers[request->world];
     if (request->to != NULL) {
         p->into = p->into == request ? NULL : p->into;
@@ -345,7 +345,7 @@ static bool is_open(const carry_request *request) {
 }
 
 static void give_up(carry_wire *wire, carry_request *request) {
-    const hall *h = wire->state;
+    const connections *h = wire->state;
     if (wire->ended_by >= 0) {
         cancel(wire, request);
         request->state = CARRY_REQUEST_ENDED;
@@ -370,7 +370,7 @@ static void progress(carry_wire *wire, carry_request *request, double until) {
 
 /* Where a message is half sent, or the peer does not read, closing tells it as well. */
 static void abort_processes(carry_wire *wire, const char *reason) {
-    hall *h = wire->state;
+    connections *h = wire->state;
     wire->ended_by = wire->rank;
     (void)snprintf(wire->reason, sizeof wire->reason, "%s", reason);
     struct {
@@ -388,7 +388,7 @@ static void abort_processes(carry_wire *wire, const char *reason) {
 }
 
 static void close_processes(carry_wire *wire) {
-    hall *h = wire->state;
+    connections *h = wire->state;
     for (int i = 0; i < h->size; i++) {
         peer *p = &h->peers[i];
         hang_up(p);
@@ -405,7 +405,7 @@ static void close_processes(carry_wire *wire) {
 static carry_status open_processes(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
     CARRY_TRY(carry_meeting_find(ctx, &wire->rank, &wire->size));
     const size_t count = (size_t)wire->size;
-    hall *h = calloc(1, sizeof *h + count * sizeof h->peers[0]);
+    connections *h = calloc(1, sizeof *h + count * sizeof h->peers[0]);
     int *sockets = calloc(count, sizeof *sockets);
     struct pollfd *polled = calloc(count, sizeof *polled);
     carry_status status = CARRY_OK;

@@ -1,5 +1,5 @@
-/* What a communicator does per second, requests that are waited for in parts or given up, collectives that are none's
-   now: for what is written over it. */
+/* Communicators, for the code that is written over them: measured rates, requests that are waited for in parts or
+   withdrawn, and collectives that are barred for a while. */
 #ifndef CARRY_COMM_RATES_H
 #define CARRY_COMM_RATES_H
 

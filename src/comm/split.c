@@ -1,4 +1,4 @@
-/* Splitting: everybody tells everybody colour and key, and each works out its part. The number of the new group is one
+/* Splitting: all ranks exchange colour and key, and each works out its part. The number of the new group is one
    above what any of the ranks has used, so it is new to all of them; parts of different colours share no rank and may
    share the number. */
 #include <stdlib.h>

@@ -1,3 +1,4 @@
+/* Measuring collectives at a few sizes, and interpolating between them. */
 #include "comm/times.h"
 
 #include <stdlib.h>

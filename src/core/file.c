@@ -158,7 +158,7 @@ static carry_status cannot_write(carry_ctx *ctx, carry_file_writing *writing, in
     return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", writing->path, reason(why, writing->path, code));
 }
 
-/* mkostemp would make it for its owner alone; this one is for whomever the umask allows. */
+/* Like mkostemp, but with the permissions that the umask allows. */
 static void open_beside(carry_file_writing *writing) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz012345";
     char *name = writing->beside + strlen(writing->beside) - 6;

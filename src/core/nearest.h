@@ -1,4 +1,4 @@
-/* The name that was probably meant by a word that is none: for error messages.
+/* The known name that is nearest to an unknown word, for error messages.
 
        carry_nearest near = carry_nearest_to("bnch");
        for (...) carry_nearest_offer(&near, name);

@@ -1,3 +1,4 @@
+/* Asynchronous uploads through slots of pinned memory. */
 #include "device/upload.h"
 
 #include "core/error.h"

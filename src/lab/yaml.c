@@ -100,7 +100,7 @@ static carry_status take_key(reader *r, const yaml_event_t *event) {
     }
     for (const carry_yaml *other = mapping->first; other != NULL; other = other->next) {
         if (strcmp(other->key, key) == 0) {
-            return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: '%.60s' stands here twice", r->name,
+            return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: '%.60s' appears twice", r->name,
                               event->start_mark.line + 1, event->start_mark.column + 1, key);
         }
     }
@@ -110,7 +110,7 @@ static carry_status take_key(reader *r, const yaml_event_t *event) {
 static carry_status take_scalar(reader *r, const yaml_event_t *event) {
     bool in_mapping = r->levels > 0 && r->open[r->levels - 1].node->kind == CARRY_YAML_MAPPING;
     if (event->data.scalar.anchor != NULL || event->data.scalar.tag != NULL) {
-        return fail_at(r, event->start_mark, "anchors and tags are not taken here");
+        return fail_at(r, event->start_mark, "anchors and tags are not supported");
     }
     if (in_mapping && r->open[r->levels - 1].key == NULL) {
         return take_key(r, event);
@@ -127,7 +127,7 @@ static carry_status take_scalar(reader *r, const yaml_event_t *event) {
 
 static carry_status take_start(reader *r, const yaml_event_t *event, carry_yaml_kind kind, bool marked) {
     if (marked) {
-        return fail_at(r, event->start_mark, "anchors and tags are not taken here");
+        return fail_at(r, event->start_mark, "anchors and tags are not supported");
     }
     if (r->levels > 0 && r->open[r->levels - 1].node->kind == CARRY_YAML_MAPPING &&
         r->open[r->levels - 1].key == NULL) {
@@ -160,9 +160,9 @@ static carry_status take(reader *r, const yaml_event_t *event) {
         r->levels--;
         return CARRY_OK;
     case YAML_ALIAS_EVENT:
-        return fail_at(r, event->start_mark, "aliases are not taken here");
+        return fail_at(r, event->start_mark, "aliases are not supported");
     case YAML_DOCUMENT_START_EVENT:
-        return r->root == NULL ? CARRY_OK : fail_at(r, event->start_mark, "a second document is not taken here");
+        return r->root == NULL ? CARRY_OK : fail_at(r, event->start_mark, "a second document is not supported");
     default:
         return CARRY_OK;
     }
@@ -246,7 +246,7 @@ carry_status carry_yaml_fail(carry_ctx *ctx, const carry_yaml *node, const char 
 carry_status carry_yaml_finish(carry_ctx *ctx, const carry_yaml *mapping, const char *name, const char *known) {
     for (const carry_yaml *node = mapping->first; node != NULL; node = node->next) {
         if (!node->seen) {
-            return carry_yaml_fail(ctx, node, name, "'%.60s' is not known here; known are %s", node->key, known);
+            return carry_yaml_fail(ctx, node, name, "unknown key '%.60s': expected %s", node->key, known);
         }
     }
     return CARRY_OK;

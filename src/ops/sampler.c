@@ -1,3 +1,4 @@
+/* Operators of a few-step sampler on the CPU: patches, a step of the flow, random numbers. */
 #include "ops/sampler.h"
 
 #include <inttypes.h>

@@ -41,7 +41,7 @@ carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operator
     }
     *operators = &carry_operators_cpu;
     *ordinal = 0;
-    if (device == 0) { /* nobody is asked: that would start the driver of a GPU that nobody wants */
+    if (device == 0) { /* without asking, which would start the driver of a GPU that is not used */
         return CARRY_OK;
     }
     carry_launching_at(name, place);
@@ -94,8 +94,8 @@ carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_t
         return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d and the result is wanted on device %d", name,
                           tensor->device, device);
     }
-    /* On the CPU the question is not asked: it would start the driver of a GPU that nobody wants. */
-    /* An empty tensor may point past the end of what was allocated, which is nobody's memory. */
+    /* Not on the CPU: asking would start the driver of a GPU that is not used. Not for an empty tensor, which may point
+       past the end of an allocation. */
     bool asks = device != 0 && carry_tensor_count(tensor) > 0;
     return asks ? carry_device_check_pointer(ctx, name, tensor->data, device) : CARRY_OK;
 }

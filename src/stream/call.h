@@ -1,4 +1,4 @@
-/* What every line about a call bears: the group that says it, call_id, chunk_index and cache_epoch. */
+/* What every log line about a call starts with: its group, call_id, chunk_index and cache_epoch. */
 #ifndef CARRY_STREAM_CALL_H
 #define CARRY_STREAM_CALL_H
 

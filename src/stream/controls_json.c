@@ -21,7 +21,7 @@ struct control {
 
 static carry_status wrong(carry_ctx *ctx, const control *c, const carry_json *value) {
     char shown[CARRY_JSON_SHOWN];
-    return carry_fail(ctx, CARRY_EARGUMENT, "%s is %s: it is %s", c->key, carry_json_show(shown, value), c->may_be);
+    return carry_fail(ctx, CARRY_EARGUMENT, "%s is %s: expected %s", c->key, carry_json_show(shown, value), c->may_be);
 }
 
 static bool is_whole(const carry_json *value, int64_t least, int64_t most) {
@@ -47,8 +47,8 @@ static carry_status take_one_prompt(carry_ctx *ctx, const control *c, carry_prom
         }
         if (weight != NULL && !(is_number(weight) && weight->as.number.value >= 0)) {
             char shown[CARRY_JSON_SHOWN];
-            return carry_fail(ctx, CARRY_EARGUMENT, "the weight of prompt %d is %s: it is a number, 0 or more", place,
-                              carry_json_show(shown, weight));
+            return carry_fail(ctx, CARRY_EARGUMENT, "the weight of prompt %d is %s: expected a number, 0 or more",
+                              place, carry_json_show(shown, weight));
         }
         prompt->weight = weight != NULL ? weight->as.number.value : 1;
     }
@@ -82,8 +82,8 @@ static carry_status take_prompts(carry_ctx *ctx, const control *c, carry_control
         sum += prompt->weight;
     }
     if (!(sum > 0 && isfinite(sum))) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the weights of the prompts add up to %g: it is above 0, and finite",
-                          sum);
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the weights of the prompts add up to %g: expected a finite sum above 0", sum);
     }
     return CARRY_OK;
 }
@@ -247,7 +247,7 @@ carry_status carry_control_take(carry_ctx *ctx, carry_control_state *state, cons
     bool seen[CONTROLS] = {false};
     if (object->kind != CARRY_JSON_OBJECT) {
         char shown[CARRY_JSON_SHOWN];
-        return carry_fail(ctx, CARRY_EARGUMENT, "the controls are %s: they are an object, such as {\"pause\": true}",
+        return carry_fail(ctx, CARRY_EARGUMENT, "the controls are %s: expected an object such as {\"pause\": true}",
                           carry_json_show(shown, object));
     }
     for (const carry_json *member = object->as.inside.first; member != NULL; member = member->next) {
@@ -296,7 +296,7 @@ carry_status carry_control_check(carry_ctx *ctx, const carry_control_state *stat
         }
     }
     if (!isfinite(state->kv_bias) || !isfinite(state->noise)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "kv_bias and noise are %g and %g: they are numbers", state->kv_bias,
+        return carry_fail(ctx, CARRY_EARGUMENT, "kv_bias and noise are %g and %g: expected numbers", state->kv_bias,
                           state->noise);
     }
     return CARRY_OK;

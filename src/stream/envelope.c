@@ -87,13 +87,14 @@ static carry_status check_empty(carry_ctx *ctx, const carry_envelope *e, const c
 
 static carry_status check_numbers(carry_ctx *ctx, const carry_envelope *e) {
     if (e->height < 1 || e->width < 1) {
-        return REFUSE(ctx, "height and width are %" PRId32 " and %" PRId32 ": they are 1 or more", e->height, e->width);
+        return REFUSE(ctx, "height and width are %" PRId32 " and %" PRId32 ": they must be 1 or more", e->height,
+                      e->width);
     }
     if (e->current_start_frame < 0) {
-        return REFUSE(ctx, "current_start_frame is %" PRId32 ": it is 0 or more", e->current_start_frame);
+        return REFUSE(ctx, "current_start_frame is %" PRId32 ": it must be 0 or more", e->current_start_frame);
     }
     if (e->num_denoise_steps < 1 || e->num_denoise_steps > CARRY_ENVELOPE_STEPS) {
-        return REFUSE(ctx, "num_denoise_steps is %" PRId32 ": it is 1 to %d", e->num_denoise_steps,
+        return REFUSE(ctx, "num_denoise_steps is %" PRId32 ": it must be 1 to %d", e->num_denoise_steps,
                       CARRY_ENVELOPE_STEPS);
     }
     const int32_t least = e->num_denoise_steps + (e->do_recompute ? 1 : 0);
@@ -106,10 +107,10 @@ static carry_status check_numbers(carry_ctx *ctx, const carry_envelope *e) {
     }
     /* Written so that NaN is refused. */
     if (!(e->kv_bias > 0 && e->kv_bias <= 1)) {
-        return REFUSE(ctx, "kv_bias is %g: it is above 0, up to 1", (double)e->kv_bias);
+        return REFUSE(ctx, "kv_bias is %g: it must be above 0, up to 1", (double)e->kv_bias);
     }
     if (!(e->noise_scale >= 0 && isfinite(e->noise_scale))) {
-        return REFUSE(ctx, "noise_scale is %g: it is 0 or more, and finite", (double)e->noise_scale);
+        return REFUSE(ctx, "noise_scale is %g: it must be 0 or more, and finite", (double)e->noise_scale);
     }
     return CARRY_OK;
 }
@@ -157,22 +158,22 @@ carry_status carry_envelope_validate(carry_ctx *ctx, const carry_envelope *envel
         CARRY_TRY(check_tensors(ctx, envelope));
         return check_total(ctx, envelope, false);
     default:
-        return REFUSE(ctx, "action is %u: it is 0 (NOOP), 1 (INFER) or 2 (SHUTDOWN)", (unsigned)envelope->action);
+        return REFUSE(ctx, "action is %u: it must be 0 (NOOP), 1 (INFER) or 2 (SHUTDOWN)", (unsigned)envelope->action);
     }
 }
 
 carry_status carry_result_validate(carry_ctx *ctx, const carry_result *result) {
     CARRY_TRY(check_version(ctx, result->version));
     if (result->observed_generator_calls < 1) {
-        return REFUSE(ctx, "observed_generator_calls is %" PRId32 ": it is 1 or more",
+        return REFUSE(ctx, "observed_generator_calls is %" PRId32 ": it must be 1 or more",
                       result->observed_generator_calls);
     }
     if (result->mesh_start_frame < 0) {
-        return REFUSE(ctx, "mesh_start_frame is %" PRId32 ": it is 0 or more", result->mesh_start_frame);
+        return REFUSE(ctx, "mesh_start_frame is %" PRId32 ": it must be 0 or more", result->mesh_start_frame);
     }
     if (!(result->stage1_ms >= 0 && isfinite(result->stage1_ms) && result->mesh_idle_ms >= 0 &&
           isfinite(result->mesh_idle_ms))) {
-        return REFUSE(ctx, "stage1_ms and mesh_idle_ms are %g and %g: they are 0 or more, and finite",
+        return REFUSE(ctx, "stage1_ms and mesh_idle_ms are %g and %g: they must be 0 or more, and finite",
                       result->stage1_ms, result->mesh_idle_ms);
     }
     CARRY_TRY(check_tensor(ctx, "latents_out", &result->latents_out, CARRY_BF16, 4,

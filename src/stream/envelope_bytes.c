@@ -3,8 +3,8 @@
 
        header 32 | metadata | specs, 56 each | tensors, each filled up with zeros to a multiple of 8
 
-   A spec: tag (4 messages), type (4 messages), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes. There is
-   one way to write a message: flags and fillings that mean nothing are zero, or the message is refused.
+   A spec: tag (4 bytes of ASCII), type (the same), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes. There
+   is one way to write a message: flags and fillings that mean nothing are zero, or the message is refused.
 
    Fields are written byte by byte, so the host's order does not matter; tensors are views of the message, so hosts that
    are not little-endian are refused those. */
@@ -256,7 +256,7 @@ size_t carry_envelope_layout(char *text, size_t room, bool is_result) {
     const carry_layout *l = carry_layout_of(is_result);
     size_t used = 0;
     say(text, room, &used, "| byte | type | field of the %s | value |\n| --- | --- | --- | --- |\n", l->name);
-    say(text, room, &used, "| 0 | 4 messages | magic | %s |\n", l->magic);
+    say(text, room, &used, "| 0 | 4 bytes of ASCII | magic | %s |\n", l->magic);
     say(text, room, &used, "| 4 | u32 | version | %d |\n", CARRY_ENVELOPE_VERSION);
     say(text, room, &used, "| 8 | u32 | bytes of metadata | %" PRIu32 " |\n", l->metadata);
     say(text, room, &used, "| 12 | u32 | tensor specs | 0 to %d |\n", l->parts);

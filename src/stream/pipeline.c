@@ -104,7 +104,7 @@ carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *
                           (long long)o->window, (long long)o->sink, (long long)o->chunk, CARRY_DIT_POSITIONS);
     }
     if (!isfinite(o->shift) || o->shift <= 0.0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a shift of %g: it is above 0", o->shift);
+        return carry_fail(ctx, CARRY_EARGUMENT, "a shift of %g: expected a number above 0", o->shift);
     }
     if (!is_wait(o->slow_stage0) || !is_wait(o->slow_stage1)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "stages slowed by %g and %g s: 0 to %g", o->slow_stage0, o->slow_stage1,

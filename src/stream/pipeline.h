@@ -1,12 +1,12 @@
 /* The pipeline: stage 0 (rank 0: controls, codec, frames), the leader (rank 1) and the mesh (ranks 1..N).
 
-   Topologies: one rank is all of it; "mesh" is N ranks that share the generator, rank 0 being stage 0 as well;
-   "pipeline" is stage 0 and a mesh of N. Envelopes, generator and results are the same code in all of them, so the
-   pictures are too: without a pipeline an envelope is encoded and decoded all the same.
+   Topologies: a single rank does everything; "mesh" is N ranks that share the generator, of which rank 0 is also stage
+   0; "pipeline" is stage 0 and a mesh of N. The code for envelopes, generator and results is the same in all of them,
+   so the pictures are too: even a single rank encodes and decodes its envelopes.
 
-   Rank 0 of a pipeline has no mesh communicator, and nobody uses the world's collectives once it runs: asking for
-   either fails at once, by name (carry_pipeline_mesh, carry_pipeline_world). Every wait has the communicator's
-   deadline. */
+   Rank 0 of a pipeline has no mesh communicator, and collectives of the world are not allowed while the pipeline runs:
+   asking for either fails at once with an error message (carry_pipeline_mesh, carry_pipeline_world). Every wait has the
+   deadline of its communicator. */
 #ifndef CARRY_STREAM_PIPELINE_H
 #define CARRY_STREAM_PIPELINE_H
 

@@ -14,7 +14,7 @@ static carry_status open_exam(carry_training *t) {
     carry_source source;
     bool is_there;
     CARRY_TRY(carry_material_held_out(t->ctx, &t->material, &t->options, &source, &is_there));
-    t->has_no_exam = !is_there;
+    t->cannot_evaluate = !is_there;
     if (!is_there) {
         if (t->loop.speaks) {
             carry_sink_note(&t->hooks->sink, t->loop.step,
@@ -95,10 +95,10 @@ carry_status carry_training_evaluate(void *training) {
     carry_training *t = training;
     CARRY_SPAN(t->ctx, "train", "evaluate");
     double sums[4] = {0.0};
-    if (t->evaluation == NULL && !t->has_no_exam) {
+    if (t->evaluation == NULL && !t->cannot_evaluate) {
         CARRY_TRY(open_exam(t));
     }
-    if (t->has_no_exam) {
+    if (t->cannot_evaluate) {
         return CARRY_OK;
     }
     carry_batches_seek(t->evaluation, (carry_position){0});

@@ -198,27 +198,27 @@ static const char *find_said(const carry_train_options *o, const char *names, ch
     return NULL;
 }
 
-carry_status carry_train_options_heeded(carry_ctx *ctx, const carry_train_options *o) {
+carry_status carry_train_options_used(carry_ctx *ctx, const carry_train_options *o) {
     const bool is_task = o->task[0] != '\0';
     const bool has_model = o->model[0] != '\0';
     const bool has_shape = has_model || o->architecture[0] != '\0';
     const struct {
         bool applies;
         const char *names, *why;
-    } unheeded[] = {
+    } ignored[] = {
         {has_shape, "type hidden layers heads head-dim conv expand-v init neg-eigval tie",
-         "is of a model that is made anew, and --model or --architecture names one"},
-        {has_model, "forget", "is of weights that are made anew, and --model names some"},
-        {strcmp(o->type, "delta_net") == 0, "forget", "is of gates, which delta_net has not"},
-        {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "is of the task mqar alone"},
-        {is_task, "eval-data tokenizer binary", "is of texts, and a task has none"},
+         "describes a new model, but --model or --architecture names an existing one"},
+        {has_model, "forget", "applies to new weights, but --model names existing ones"},
+        {strcmp(o->type, "delta_net") == 0, "forget", "applies to gates, which delta_net does not have"},
+        {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "applies only to the task mqar"},
+        {is_task, "eval-data tokenizer binary", "applies to texts, but a task has none"},
         {!is_task && (has_model || o->tokenizer[0] != '\0'), "vocab",
-         "is of a tokenizer that is trained, and there is one"},
+         "applies to a tokenizer that is to be trained, but there is one already"},
     };
-    for (size_t i = 0; i < sizeof unheeded / sizeof unheeded[0]; i++) {
+    for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++) {
         char word[32];
-        if (unheeded[i].applies && find_said(o, unheeded[i].names, word, sizeof word) != NULL) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "%s %s: leave one out", word, unheeded[i].why);
+        if (ignored[i].applies && find_said(o, ignored[i].names, word, sizeof word) != NULL) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "%s %s: omit one of them", word, ignored[i].why);
         }
     }
     return CARRY_OK;

@@ -70,7 +70,7 @@ bool carry_train_holds_back(const carry_train_options *options);
 
 /* Refuses what would have no effect beside the others, such as sizes of a model that is there already. Of a new run:
    checkpoints hold what such options came to. */
-carry_status carry_train_options_heeded(carry_ctx *ctx, const carry_train_options *options);
+carry_status carry_train_options_used(carry_ctx *ctx, const carry_train_options *options);
 
 /* Refuses what no run could do, whatever the data: before ranks, files and folders are touched. */
 carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *options, int ranks);

@@ -142,16 +142,16 @@ static carry_status open_batches(carry_training *t) {
     if (t->loop.found.step >= 0) {
         if (t->loop.found.source != t->material.crc) {
             return carry_fail(t->ctx, CARRY_EARGUMENT,
-                              "the text is not the one that %s was trained on, so its place in it means nothing: to "
-                              "train on with another text, start from these weights with --model %s",
+                              "the text is not the one that %s was trained on, so the stored position does not apply: "
+                              "to train on another text, start from these weights with --model %s",
                               t->options.out, t->loop.found.path);
         }
         if (t->held_back != carry_train_holds_back(o) && t->material.can_hold_back) {
             return carry_fail(t->ctx, CARRY_EARGUMENT, "%s %s", t->options.out,
-                              t->held_back ? "keeps a part of its text back to be evaluated with, and goes on so: give "
-                                             "--eval-every above 0 and no --eval-data"
-                                           : "was trained on the whole text, and nothing of it is left to be evaluated "
-                                             "with: name another text with --eval-data");
+                              t->held_back ? "holds out a part of its text for evaluation: resume it with --eval-every "
+                                             "above 0 and without --eval-data"
+                                           : "was trained on the whole text, so none of it can be used for evaluation: "
+                                             "name another text with --eval-data");
         }
         carry_batches_seek(t->batches, t->loop.position);
     }

@@ -1,18 +1,18 @@
-/* The loop over steps, whatever is trained:
+/* The training loop, for any model:
 
        data of a step -> gradients -> sum over ranks -> clip -> AdamW -> weights to all ranks
 
-   with reports, evaluations and checkpoints on the way. What is trained says how to do these (carry_trainee); the loop
-   owns the optimizer, the schedule, the run's folder and the count of steps.
+   with reports, evaluations and checkpoints in between. The model provides these as functions (carry_trainee); the loop
+   owns the optimizer, the schedule, the folder of the run and the step counter.
 
-   A step whose loss or gradients are not finite is skipped: it changes neither weights nor the optimizer's state, and
-   is counted and noted. More than skip_limit of them in a row end the run: the state before the first is saved, and the
-   message names the tensor that was not finite first. An interrupted run finishes its step and saves.
-
-   On the CPU the loss of every step is read before the weights change, and ranks add up theirs. On a GPU nothing is
-   waited for inside a step: its work is one recorded graph where the trainee has a key, the device itself leaves out
-   what is not finite, and from the step on that ends the run it changes nothing. The host finds that when the losses
-   are read: for a report, an evaluation or a checkpoint, and after CARRY_STEPS_LAG steps. */
+   A step whose loss or gradients are not finite is skipped: it changes neither the weights nor the state of the
+   optimizer, and is counted and reported. More than skip_limit such steps in a row end the run: the state before the
+   first is saved, and the error message names the first tensor that was not finite. An interrupted run finishes its
+   step and saves.
+   On the CPU the loss of every step is read, and added over ranks, before the weights change. On a GPU a step waits for
+   nothing: it is one recorded graph if the trainee has a key, the device itself skips steps that are not finite, and
+   after too many in a row it changes nothing more. The host notices when it reads the losses: for a report, an
+   evaluation or a checkpoint, and at least every CARRY_STEPS_LAG steps. */
 #ifndef CARRY_TRAIN_STEPS_H
 #define CARRY_TRAIN_STEPS_H
 

@@ -29,7 +29,7 @@ typedef struct carry_training {
     const carry_batch *batch;  /* of the step, on the CPU */
     carry_feed feed;           /* of batches to a GPU */
     carry_batches *evaluation; /* NULL until the first */
-    bool has_no_exam;
+    bool cannot_evaluate;
     void *memory;
     size_t bytes;
     carry_tensor logits; /* of an evaluation of a task, on the model's device, */

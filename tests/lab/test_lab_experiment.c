@@ -128,7 +128,7 @@ static void test_what_a_file_lacks_is_said(void **state) {
 
 static void test_typos_are_refused_with_their_place(void **state) {
     (void)state;
-    refuse(":8:7: 'nmae' is not known here; known are name, hypothesis", HEAD METHODS GRID SUCCESS "nmae: x\n");
+    refuse(":8:7: unknown key 'nmae': expected name, hypothesis", HEAD METHODS GRID SUCCESS "nmae: x\n");
     refuse(":6:13: 'repeat' is neither a list of values for a template nor known here: problem, stage",
            HEAD METHODS GRID "    repeat: 7\n" SUCCESS);
     refuse(":5:14: '{n}' has a list of values, but 'scan:dense:t8' does not use it",
@@ -145,7 +145,7 @@ static void test_typos_are_refused_with_their_place(void **state) {
     refuse(":5:14: there is no problem family 'scna'", HEAD METHODS "grid:\n  - problem: scna:dense\n" SUCCESS);
     refuse(":5:14: the stage 'all' has the problem 'scan:dense:t8' twice",
            HEAD METHODS "grid:\n  - problem: scan:dense:t{t}\n    t: [8, 4, 8]\n" SUCCESS);
-    refuse(":6:13: 'gpu' cannot be needed: known are cuda, gpus, train, stream and the families",
+    refuse(":6:13: needs 'gpu': expected cuda, gpus, train, stream or a problem family",
            HEAD METHODS GRID "    needs: [gpu]\n" SUCCESS);
     refuse(":4:10: 'warm_up' must be a whole number from 1 to 1000", HEAD METHODS "warm_up: 0\n" GRID SUCCESS);
     refuse(":4:10: 'repeats' must be a whole number from 1 to 2000", HEAD METHODS "repeats: 1.5\n" GRID SUCCESS);

@@ -55,7 +55,7 @@ static void test_what_nobody_asked_for_is_named(void **state) {
     carry_yaml *root;
     assert_ok(ctx, parse(&root, "name: a\nnmae: b\n"));
     (void)carry_yaml_get(root, "name");
-    assert_refused(ctx, CARRY_EARGUMENT, "file.yaml:2:7: 'nmae' is not known here; known are name",
+    assert_refused(ctx, CARRY_EARGUMENT, "file.yaml:2:7: unknown key 'nmae': expected name",
                    carry_yaml_finish(ctx, root, "file.yaml", "name"));
     (void)carry_yaml_get(root, "nmae");
     assert_ok(ctx, carry_yaml_finish(ctx, root, "file.yaml", "name"));
@@ -95,7 +95,7 @@ static void test_broken_text_is_refused_with_line_and_column(void **state) {
 
 static void test_what_hostile_files_use_is_refused(void **state) {
     (void)state;
-    refuse("file.yaml:2:1: 'a' stands here twice", "a: 1\na: 2\n");
+    refuse("file.yaml:2:1: 'a' appears twice", "a: 1\na: 2\n");
     refuse("file.yaml:1:4: anchors and tags", "a: &x 1\n");
     refuse("file.yaml:1:4: anchors and tags", "a: &x [1]\n");
     refuse("file.yaml:1:4: anchors and tags", "a: !!python/name:os 1\n");
@@ -106,7 +106,7 @@ static void test_what_hostile_files_use_is_refused(void **state) {
     refuse("file.yaml:1:3: a key must be a plain word", "? [a, b]\n: 1\n");
     refuse("file.yaml:1:1: a key has a zero byte", "\"a\\0b\": 1\n");
     refuse("file.yaml:1:4: a value has a zero byte", "a: \"b\\0c\"\n");
-    refuse("'?[31mred' stands here twice", "\"\\e[31mred\": 1\n\"\\e[31mred\": 2\n"); /* no colours for a terminal */
+    refuse("'?[31mred' appears twice", "\"\\e[31mred\": 1\n\"\\e[31mred\": 2\n"); /* no colours for a terminal */
 }
 
 static void test_depth_nodes_keys_and_bytes_are_bounded(void **state) {

@@ -169,7 +169,8 @@ static carry_status paused_rank(void *user, carry_comm *comm) {
         carry_comm *part;
         carry_control_state now = {.paused = false};
         TRY(carry_comm_split(comm, &part, -1, 0));
-        for (int i = 0; i < 400 && !now.paused; i++) {
+        for (int i = 0; i < 6000 && !now.paused;
+             i++) { /* a minute: asked too early, the end of the pause would be lost */
             rest(0.01);
             carry_controls_read(s->controls, &now);
         }

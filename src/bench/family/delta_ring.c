@@ -1,3 +1,4 @@
+/* Steps with a ring as a problem: parsing, memory, running and checking them. */
 #include "bench/family/delta_ring.h"
 
 #include <stdlib.h>

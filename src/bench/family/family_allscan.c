@@ -41,7 +41,7 @@ typedef struct instance {
 } instance;
 
 static const char takes[] =
-    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), "
+    "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), "
     "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu "
     "or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
@@ -58,12 +58,7 @@ static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *prob
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' has r%lld, but only factors have rows", problem->text,
                           (long long)it->problem.rows);
     }
-    const bool f32 = carry_problem_has(problem, "f32"), bf16 = carry_problem_has(problem, "bf16");
-    if (f32 && bf16) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
-    }
-    it->problem.wire = bf16 ? CARRY_BF16 : CARRY_F32;
-    return CARRY_OK;
+    return carry_problem_dtype(ctx, &it->problem.wire, problem, CARRY_BF16);
 }
 
 static carry_status parse_method(carry_ctx *ctx, instance *it, carry_problem *problem) {

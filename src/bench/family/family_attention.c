@@ -49,13 +49,7 @@ static const char *chosen(const void *given) {
 }
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
-    int types = 0;
-    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
-        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
-            it->p.dtype = dtype;
-            types++;
-        }
-    }
+    CARRY_TRY(carry_problem_dtype(ctx, &it->p.dtype, problem, CARRY_F16));
     it->p.heads = carry_problem_size(problem, "h", 4);
     it->p.queries = carry_problem_size(problem, "q", 720);
     it->p.keys = carry_problem_size(problem, "kv", it->p.queries);
@@ -66,9 +60,6 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
     CARRY_TRY(carry_problem_device(ctx, &it->p.device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
-    if (types > 1) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for %d types: give one", problem->text, types);
-    }
     if (it->p.backward && it->p.device != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "'%s': the backward pass of attention is checked and timed on the CPU only", problem->text);

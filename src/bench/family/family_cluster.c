@@ -27,19 +27,20 @@ typedef struct instance {
     char about[256];
 } instance;
 
-static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 to travel, h, k, v, p (ranks), node (GPUs of one), "
+static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), node (GPUs of one), "
                             "near and far (GB/s), nearlatency and farlatency (ns), algo=NAME, device=cpu";
 
 static carry_status parse(instance *it, carry_problem *problem) {
     const bool dense = carry_problem_has(problem, "wy") || carry_problem_has(problem, "dense");
-    const bool diagonal = carry_problem_has(problem, "diagonal"), bf16 = carry_problem_has(problem, "bf16");
+    const bool diagonal = carry_problem_has(problem, "diagonal");
     const char *algo = carry_problem_setting(problem, "algo");
-    (void)carry_problem_has(problem, "f32");
+    carry_dtype wire;
+    CARRY_TRY(carry_problem_dtype(it->ctx, &wire, problem, CARRY_BF16));
     it->problem = (carry_all_scan_problem){.kind = diagonal ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE,
                                            .heads = carry_problem_size(problem, "h", 16),
                                            .key = carry_problem_size(problem, "k", 128),
                                            .value = carry_problem_size(problem, "v", 128),
-                                           .wire = bf16 ? CARRY_BF16 : CARRY_F32};
+                                           .wire = wire};
     const int64_t ranks = carry_problem_size(problem, "p", 8), node = carry_problem_size(problem, "node", 8);
     it->network.bandwidth[0] = 1e9 * (double)carry_problem_size(problem, "near", 450);
     it->network.bandwidth[1] = 1e9 * (double)carry_problem_size(problem, "far", 50);
@@ -152,8 +153,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 
 const carry_family carry_family_cluster = {
     .name = "cluster",
-    .about =
-        "the scan across p ranks of a cluster that is not here: its algorithms recorded and replayed, H200's costs",
+    .about = "a simulation of the scan across p ranks of a cluster, with the costs of an H200",
     .takes = takes,
     .example = "cluster:wy:bf16:h16:k128:v128:p1024",
     .support = {.cpu = "f32 bf16"},

@@ -84,17 +84,13 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     for (int i = 0; i < (int)(sizeof names / sizeof names[0]); i++) {
         it->what = strcmp(problem->family, names[i]) == 0 ? (operation)i : it->what;
     }
-    const bool f32 = carry_problem_has(problem, "f32"), bf16 = carry_problem_has(problem, "bf16");
+    CARRY_TRY(carry_problem_dtype(ctx, &it->dtype, problem, CARRY_BF16));
     const char *shape = carry_problem_setting(problem, "shape"), *algo = carry_problem_setting(problem, "algo");
     it->count = carry_problem_size(problem, "n", shape != NULL ? elements_of(shape) : 1 << 20);
     const int64_t p = carry_problem_size(problem, "p", 0);
     CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
-    if (f32 && bf16) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
-    }
-    it->dtype = bf16 ? CARRY_BF16 : CARRY_F32;
     if (p < 1 || p > CARRY_RANKS) {
         return carry_fail(ctx, p < 1 ? CARRY_EARGUMENT : CARRY_ESIZE,
                           "'%s' must say how many ranks there are, from p1 to p%d", problem->text, CARRY_RANKS);

@@ -73,11 +73,7 @@ static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
     carry_delta_problem *p = &it->problem;
-    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
-        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
-            p->dtype = dtype;
-        }
-    }
+    CARRY_TRY(carry_problem_dtype(ctx, &p->dtype, problem, CARRY_F16));
     p->batch = carry_problem_size(problem, "b", 1);
     p->heads = carry_problem_size(problem, "h", 4);
     p->value_heads = carry_problem_size(problem, "hv", p->heads);

@@ -29,10 +29,7 @@ static const char takes[] = "f32, bf16, f16, b (how many), m, n, k (m and k are 
                             "algo=NAME, device=cpu or cuda";
 
 static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
-    it->product.dtype = carry_problem_has(problem, "bf16")  ? CARRY_BF16
-                        : carry_problem_has(problem, "f16") ? CARRY_F16
-                                                            : CARRY_F32;
-    (void)carry_problem_has(problem, "f32");
+    CARRY_TRY(carry_problem_dtype(ctx, &it->product.dtype, problem, CARRY_F16));
     CARRY_TRY(carry_problem_device(ctx, &it->product.device, problem));
     carry_product *s = &it->product.shape;
     s->count = carry_problem_size(problem, "b", 1);

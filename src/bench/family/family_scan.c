@@ -40,21 +40,12 @@ static const char takes[] =
     "algo=NAME, chunk=STEPS, device=cpu or cuda";
 
 static carry_status parse_type(carry_ctx *ctx, instance *it, carry_problem *problem) {
-    int types = 0;
-    it->problem.dtype = CARRY_F32;
-    for (carry_dtype dtype = CARRY_F32; dtype <= CARRY_F16; dtype++) {
-        if (carry_problem_has(problem, carry_dtype_name(dtype))) {
-            it->problem.dtype = dtype;
-            types++;
-        }
-    }
     const char *out = carry_problem_setting(problem, "out");
     if (out != NULL && strcmp(out, "f32") != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "out=%s in '%s': only out=f32 is known", out, problem->text);
     }
     it->problem.f32_result = out != NULL;
-    return types <= 1 ? CARRY_OK
-                      : carry_fail(ctx, CARRY_EARGUMENT, "'%s' names more than one element type", problem->text);
+    return carry_problem_dtype(ctx, &it->problem.dtype, problem, CARRY_F16);
 }
 
 static carry_status parse_chunk(carry_ctx *ctx, instance *it, carry_problem *problem) {

@@ -1,4 +1,4 @@
-/* What a climb log that is whole must say beside: order, decisions, differences. */
+/* What must hold in a climb log whose checksums are right: order, decisions, differences. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>

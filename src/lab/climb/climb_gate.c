@@ -66,8 +66,8 @@ static carry_status settle_commands(judgement *j) {
     CARRY_TRY(climb_check_command(ctx, "build", j->build != NULL ? j->build : "none"));
     if (j->attempt->profile != NULL && strcmp(j->attempt->profile, j->profile) != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "the baseline was measured with '%.100s', so '%.100s' cannot be compared with it: leave "
-                          "--profile away, or begin another log",
+                          "the baseline was measured with '%.100s', so '%.100s' cannot be compared with it: omit "
+                          "--profile, or begin another log",
                           j->profile, j->attempt->profile);
     }
     return CARRY_OK;

@@ -111,8 +111,7 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
             }
         } else if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
             return carry_yaml_fail(e->ctx, need, e->path,
-                                   "'%.40s' cannot be needed: known are cuda, gpus, train, stream and the families",
-                                   text);
+                                   "needs '%.40s': expected cuda, gpus, train, stream or a problem family", text);
         }
     }
     return CARRY_OK;

@@ -26,7 +26,10 @@ carry_status carry_store_fail(carry_store *store, const char *doing) {
                           : code == SQLITE_NOMEM ? CARRY_EMEMORY
                           : damaged              ? CARRY_EFORMAT
                                                  : CARRY_EIO;
-    return carry_fail(store->ctx, status, "%s: %s: %s%s", store->path, doing, sqlite3_errmsg(store->db),
+    const int reason =
+        code == SQLITE_IOERR ? sqlite3_system_errno(store->db) : 0; /* "disk I/O error" may be a full disk */
+    return carry_fail(store->ctx, status, "%s: %s: %s%s%s%s", store->path, doing, sqlite3_errmsg(store->db),
+                      reason != 0 ? ": " : "", reason != 0 ? strerror(reason) : "",
                       disk ? " (what was stored before is intact)" : "");
 }
 

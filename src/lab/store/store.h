@@ -1,9 +1,9 @@
 /* The run store: one SQLite file per project folder, in WAL mode, so that two processes may write at once.
 
    A run is begun, grows result by result, and is ended; each of these is one transaction, so that a process killed at
-   any moment leaves everything it had stored. A run whose process is gone without having ended it is marked killed by
-   the process that opens the store next (on the same machine). A store written by a newer version is refused, never
-   changed. One that may only be read is read. */
+   any moment leaves everything it had stored. If the process of a run has died, the next process that opens the
+   store on that machine marks the run as killed. A store written by a newer version is refused and not changed. A
+   read-only store can be read. */
 #ifndef CARRY_LAB_STORE_H
 #define CARRY_LAB_STORE_H
 
@@ -34,7 +34,7 @@ typedef struct carry_run_start {
 
 /* Notes commit and dirtiness of the folder, the machine, the process, the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
-/* What a run turned out to use, once that is known: the facts of its machine are written again with these. */
+/* What a run actually uses, once that is known; stored with the facts about its machine. */
 typedef struct carry_run_used {
     int threads;        /* of a rank; 0: as the store's own context has */
     int ranks;          /* 0: not noted */
@@ -46,10 +46,10 @@ carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_u
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
                              const char *note);
 
-/* Goes on with a run that has ended, on this machine or another, so that more results join it: it is running again, its
-   criteria are forgotten, and the artefact CARRY_STORE_INVOCATIONS notes the command, the machine and the time.
-   *invocation counts these from 1. Refused, with nothing changed: a run that is still running (CARRY_EARGUMENT), one of
-   another commit than this folder's (CARRY_EUNSUPPORTED). */
+/* Continues a run that has ended, on this machine or another, so that results can be added: its state is running again,
+   its criteria are deleted, and the artefact CARRY_STORE_INVOCATIONS records the command, the machine and the time.
+   *invocation counts these from 1. Refused, with nothing changed: a run that is still running (CARRY_EARGUMENT), or one
+   from another commit than that of this folder (CARRY_EUNSUPPORTED). */
 #define CARRY_STORE_INVOCATIONS "invocations.json"
 carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 

@@ -214,6 +214,20 @@ static carry_status open_at_rest(carry_store *store) {
     return settle(store);
 }
 
+/* SQLite would call a device or a pipe a disk error. */
+static carry_status open_database(carry_store *store) {
+    struct stat about;
+    make_folders(store->path);
+    if (stat(store->path, &about) == 0 && !S_ISREG(about.st_mode)) {
+        return carry_fail(store->ctx, CARRY_EIO, "the run store %s is not a regular file", store->path);
+    }
+    if (sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL) != SQLITE_OK) {
+        return carry_fail(store->ctx, CARRY_EIO, "the run store %s cannot be opened: %s", store->path,
+                          store->db != NULL ? sqlite3_errmsg(store->db) : "no memory");
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path) {
     *store = NULL;
     carry_store *made = calloc(1, sizeof *made);
@@ -227,13 +241,7 @@ carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *p
     } else if ((size_t)snprintf(made->path, sizeof made->path, "%s", path) >= sizeof made->path) {
         status = carry_fail(ctx, CARRY_EARGUMENT, "the store's path is longer than a path can be");
     }
-    if (status == CARRY_OK) {
-        make_folders(made->path);
-        if (sqlite3_open_v2(made->path, &made->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL) != SQLITE_OK) {
-            status = carry_fail(ctx, CARRY_EIO, "the run store %s cannot be opened: %s", made->path,
-                                made->db != NULL ? sqlite3_errmsg(made->db) : "no memory");
-        }
-    }
+    status = status == CARRY_OK ? open_database(made) : status;
     status = status == CARRY_OK ? settle(made) : status;
     status = status == CARRY_EIO && made->db != NULL && is_at_rest(made) ? open_at_rest(made) : status;
     if (status == CARRY_OK) {

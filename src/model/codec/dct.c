@@ -2,7 +2,7 @@
 
    A block of pixels becomes luma and two chromas (Y, Cb, Cr as JPEG has them), each of these its orthonormal cosine
    transform, and of that the lowest coefficients in zigzag order: 10 of luma, 3 of each chroma. Latent channel c is
-   (coefficient - mean[c]) / deviation[c], which turns them into numbers that a model of noise likes. The tables were
+   (coefficient - mean[c]) / deviation[c], which gives them mean 0 and variance 1, as the model needs. The tables were
    measured: they are those of pictures of plain coloured shapes on a dark background, as tests/model/test_model_codec.c
    draws them, which prints them again and fails where they no longer fit. */
 #include <math.h>

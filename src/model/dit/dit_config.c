@@ -124,8 +124,8 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_dit_config *c) {
     CARRY_TRY(expect_size(ctx, "patch_size[1]", c->patch[1], 64));
     CARRY_TRY(expect_size(ctx, "patch_size[2]", c->patch[2], 64));
     if (c->patch[0] != 1) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "patch_size[0] is %" PRId64 ": patches of one frame are done here",
-                          c->patch[0]);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "patch_size[0] is %" PRId64 ": only patches of one frame are supported", c->patch[0]);
     }
     if (c->dim % c->num_heads != 0 || c->dim / c->num_heads % 2 != 0 || c->dim / c->num_heads > HEAD_LIMIT) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,

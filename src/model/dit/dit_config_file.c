@@ -131,7 +131,7 @@ static carry_status read_list(const source *s, const carry_json *node, int64_t *
 static carry_status read_window(const source *s, const carry_json *node) {
     int64_t window[2] = {0};
     CARRY_TRY(read_list(s, node, window, 2, true, INT64_MIN, "[-1, -1] is expected"));
-    return window[0] == -1 && window[1] == -1 ? CARRY_OK : refuse(s, node, "only [-1, -1], no window, is done here");
+    return window[0] == -1 && window[1] == -1 ? CARRY_OK : refuse(s, node, "only [-1, -1], no window, is supported");
 }
 
 static carry_status read_field(const source *s, const field *f, const carry_json *node) {
@@ -165,14 +165,15 @@ static carry_status read_field(const source *s, const field *f, const carry_json
     case WINDOW:
         return read_window(s, node);
     case TEXT_KIND:
-        return carry_json_is_text(node, "t2v") ? CARRY_OK : refuse(s, node, "only \"t2v\" is done here");
+        return carry_json_is_text(node, "t2v") ? CARRY_OK : refuse(s, node, "only \"t2v\" is supported");
     case CLASS:
         return carry_json_is_text(node, "WanModel") || carry_json_is_text(node, "CausalWanModel") ||
                        carry_json_is_text(node, "WanTransformer3DModel")
                    ? CARRY_OK
                    : refuse(s, node, "\"WanModel\", \"CausalWanModel\" or \"WanTransformer3DModel\" is expected");
     case NOTHING:
-        return node->kind == CARRY_JSON_NULL ? CARRY_OK : refuse(s, node, "models with pictures as input are not done");
+        return node->kind == CARRY_JSON_NULL ? CARRY_OK
+                                             : refuse(s, node, "models with pictures as input are not supported");
     case READ_OVER:
         break;
     }
@@ -190,7 +191,7 @@ static carry_status read_keys(source *s, const carry_json *root) {
             i++;
         }
         if (i == FIELDS) {
-            carry_log(s->ctx, CARRY_LOG_WARNING, "%s: \"%.40s\" is not known here and not heeded", s->name, node->key);
+            carry_log(s->ctx, CARRY_LOG_WARNING, "%s: the unknown key \"%.40s\" is ignored", s->name, node->key);
         } else if (s->seen[i]) {
             return refuse(s, node, "duplicate key");
         } else {

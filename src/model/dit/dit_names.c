@@ -1,3 +1,4 @@
+/* The tensor names of a video transformer in the files of Wan and of diffusers. */
 #include "model/dit/dit_names.h"
 
 #include <stdio.h>

@@ -28,7 +28,7 @@ carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *
 static carry_status refuse_on(const carry_lm_source *s, const carry_json *node) {
     const carry_json *method = node->kind == CARRY_JSON_OBJECT ? carry_json_find(node, "quant_method") : NULL;
     return method != NULL ? carry_lm_config_refuse(s, method, "quantised weights are not supported")
-                          : carry_lm_config_refuse(s, node, "this is not done here");
+                          : carry_lm_config_refuse(s, node, "this is not supported");
 }
 
 static carry_status read_size(const carry_lm_source *s, const carry_json *node, int64_t *to, bool or_null) {
@@ -116,13 +116,13 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     case CARRY_LM_MUST_BE_ON:
         return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_BOOL && node->truth)
                    ? CARRY_OK
-                   : carry_lm_config_refuse(s, node, "only true is done here");
+                   : carry_lm_config_refuse(s, node, "only true is supported");
     case CARRY_LM_MUST_BE_SILU:
         return carry_json_is_text(node, "swish") || carry_json_is_text(node, "silu")
                    ? CARRY_OK
-                   : carry_lm_config_refuse(s, node, "only \"swish\" (\"silu\") is done here");
+                   : carry_lm_config_refuse(s, node, "only \"swish\" (\"silu\") is supported");
     case CARRY_LM_MUST_BE_L2:
-        return carry_json_is_text(node, "l2") ? CARRY_OK : carry_lm_config_refuse(s, node, "only \"l2\" is done here");
+        return carry_json_is_text(node, "l2") ? CARRY_OK : carry_lm_config_refuse(s, node, "only \"l2\" is supported");
     }
     return CARRY_OK;
 }
@@ -210,7 +210,7 @@ carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, cons
         }
     }
     if (unknown[0] != '\0') {
-        carry_log(ctx, CARRY_LOG_WARNING, "%s: not known here and not heeded: %s%s", name, unknown,
+        carry_log(ctx, CARRY_LOG_WARNING, "%s: unknown keys are ignored: %s%s", name, unknown,
                   used >= sizeof unknown ? "..." : "");
     }
     return carry_lm_config_finish(ctx, config);

@@ -147,7 +147,7 @@ carry_status carry_llm_state_clear(carry_llm_state *state) {
 
 carry_status carry_llm_state_copy(carry_llm_state *to, const carry_llm_state *from) {
     if (to->model != from->model) {
-        return carry_fail(to->model->ctx, CARRY_EARGUMENT, "a state becomes one of the same model only");
+        return carry_fail(to->model->ctx, CARRY_EARGUMENT, "a state can be copied only to a state of the same model");
     }
     return carry_lm_state_copy(carry_lm_generator_state(to->generator), 0, carry_lm_generator_state(from->generator),
                                0);
@@ -205,8 +205,8 @@ static carry_status open_text(text *t, carry_ctx *ctx, int64_t vocabulary) {
                                      .seed = o->seed};
     if (o->tokens < 1 || o->end_count < 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "%" PRId64 " tokens and %" PRId64 " tokens that end: 1 or more, 0 or more", o->tokens,
-                          o->end_count);
+                          "tokens is %" PRId64 " and end_count is %" PRId64 ": expected 1 or more, and 0 or more",
+                          o->tokens, o->end_count);
     }
     CARRY_TRY(carry_sampling_check(ctx, &sampling));
     CARRY_TRY(carry_sampler_new(ctx, &t->sampler, vocabulary, &sampling));

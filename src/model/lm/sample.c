@@ -62,7 +62,7 @@ carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **made, int64_t voc
     CARRY_TRY(carry_sampling_check(ctx, sampling));
     size_t bytes;
     if (vocabulary < 1 || !carry_size_product(&bytes, &vocabulary, 1, sizeof(float))) {
-        return carry_fail(ctx, CARRY_ESIZE, "from %" PRId64 " tokens none can be taken", vocabulary);
+        return carry_fail(ctx, CARRY_ESIZE, "a vocabulary of %" PRId64 " tokens: expected 1 or more", vocabulary);
     }
     carry_sampler *s = calloc(1, sizeof *s);
     if (s != NULL) {

@@ -1,3 +1,4 @@
+/* Prompts to text vectors: finding the encoder and its tokenizer, encoding, and the cache of recent prompts. */
 #include "model/text/prompts.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+/* Unigram tokenizers: normalization, and the search for the pieces whose scores add up highest. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

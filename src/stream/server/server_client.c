@@ -97,7 +97,7 @@ static int upgrade(carry_server *server, carry_client *client, bool more) {
         return carry_server_refuse(server, client, refusal.status, refusal.why);
     }
     if (!carry_http_request_is_upgrade(request) || more) {
-        return carry_server_refuse(server, client, 400, "WebSockets are of version 13 here, and wait for the answer");
+        return carry_server_refuse(server, client, 400, "expected WebSocket version 13, and no data before the reply");
     }
     return hand_over(server, client);
 }

@@ -88,7 +88,7 @@ static carry_refusal check_token(const carry_server *server, carry_address *addr
 carry_refusal carry_server_guard(const carry_server *server, carry_address *address,
                                  const carry_http_request *request) {
     if (request->host == NULL || *request->host == '\0') {
-        return (carry_refusal){400, "a request says in Host whom it asks"};
+        return (carry_refusal){400, "the request has no Host header"};
     }
     if (server->loopback && !carry_server_is_loopback(request->host, strlen(request->host))) {
         return (carry_refusal){403, "this server answers to names of this machine only, such as localhost"};

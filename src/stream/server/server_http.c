@@ -262,5 +262,5 @@ int carry_server_request(carry_server *server, carry_client *client) {
                           routes[i].get != NULL ? "GET, HEAD\r\n" : "POST\r\n");
     }
     return strcmp(path, "/ws") == 0 ? carry_server_refuse(server, client, 400, "/ws is for WebSockets")
-                                    : carry_server_refuse(server, client, 404, "there is nothing of this name");
+                                    : carry_server_refuse(server, client, 404, "not found");
 }

@@ -39,7 +39,7 @@ static carry_refusal parse_first_line(carry_http_request *request, char *line) {
         return malformed;
     }
     if (*target != '/') {
-        return (carry_refusal){400, "what is asked for starts with /"};
+        return (carry_refusal){400, "the path of a request starts with /"};
     }
     char *query = strchr(target, '?');
     if (query != NULL) {

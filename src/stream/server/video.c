@@ -121,8 +121,8 @@ carry_status carry_video_open(carry_ctx *ctx, carry_video **made, const char *pa
                           path);
     }
     if (options->camera == NULL && !S_ISCHR(about.st_mode) && !S_ISDIR(about.st_mode) && !S_ISREG(about.st_mode)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s is no file, folder of JPEGs or camera (a pipe cannot be read from)",
-                          path);
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%s is not a file, a folder of JPEGs or a camera (a pipe cannot be read from)", path);
     }
     carry_video *v = calloc(1, sizeof *v);
     if (v == NULL) {
