@@ -45,6 +45,7 @@ static bool read_all(carry_ctx *ctx, bool may_pack, const int64_t *ids, float *l
     carry_llm_state *state;
     assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = CARRY_BF16}));
     llm->lm->is_settled = !may_pack;
+    llm->lm->prompted = 1 << 20; /* as after many prompts */
     assert_ok(ctx, carry_llm_state_new(llm, &state));
     assert_ok(ctx, carry_llm_read(state, ids, TOKENS, logits));
     const bool packed = llm->lm->panels != NULL;

