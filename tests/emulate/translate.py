@@ -123,6 +123,7 @@ def main():
     with open(source, encoding="utf-8") as f:
         text = f.read()
     text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", r"\1 *\2 = (\1 *)emulate::dynamic_shared();", text)
+    text = re.sub(r'(#include ".*)\.cu"', r'\1.cpp"', text)
     text = assembly(launches(text))
     with open(target, "w", encoding="utf-8") as f:
         f.write(f'#line 1 "{source}"\n{text}')

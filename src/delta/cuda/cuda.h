@@ -63,8 +63,9 @@ cudaError_t carry_delta_recurrent_launch(const carry_delta_job *job, cudaStream_
 int64_t carry_delta_back_blocks(const carry_delta_job *job, int multiprocessors);
 size_t carry_delta_back_stash(const carry_delta_job *job, int64_t most, int multiprocessors);
 cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int multiprocessors, cudaStream_t stream);
-/* gradients.cu */
+/* gradients.cu: all of them; dq and dk alone, from part_q and part_k. */
 cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaStream_t stream);
+cudaError_t carry_delta_rows_launch(const carry_delta_back_job *back, cudaStream_t stream);
 /* step.cu: false: the state is transposed or not aligned, and the plain kernel has to do it. */
 bool carry_delta_step_applies(const carry_delta_job *job);
 cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream);

@@ -167,13 +167,19 @@ __global__ void __launch_bounds__(THREADS) delta_zero(float *to, int64_t count) 
 
 } // namespace
 
+cudaError_t carry_delta_rows_launch(const carry_delta_back_job *back, cudaStream_t stream) {
+    const carry_delta_job *job = &back->job;
+    int64_t rows = (job->borders == NULL ? job->sequences * job->tokens : job->tokens) * job->heads;
+    delta_row_gradients<<<grid_for(2 * rows, THREADS / 32), THREADS, 0, stream>>>(*back, rows);
+    return cudaGetLastError();
+}
+
 cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaStream_t stream) {
     const carry_delta_job *job = &back->job;
     int64_t tokens = job->borders == NULL ? job->sequences * job->tokens : job->tokens;
-    int64_t rows = tokens * job->heads;
     int64_t numbers = tokens * job->value_heads;
     if (back->part_q != NULL) { /* else they are written already */
-        delta_row_gradients<<<grid_for(2 * rows, THREADS / 32), THREADS, 0, stream>>>(*back, rows);
+        (void)carry_delta_rows_launch(back, stream);
     }
     delta_number_gradients<<<grid_for(numbers, THREADS), THREADS, 0, stream>>>(*back, numbers);
     if (job->by_key && back->dg.data != NULL) {

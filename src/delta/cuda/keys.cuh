@@ -1,5 +1,5 @@
-/* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16, K and V
-   up to 128 and 256. What its two kernels share.
+/* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16 or
+   f16, K up to 128. What its kernels share; those of backward have keys_back.cuh besides.
 
    With G the gates of a channel summed from the chunk's start,
 
@@ -18,19 +18,36 @@
 
 #include "delta/cuda/tiles_walk.cuh"
 
-namespace delta_keys {
+namespace DELTA_KEYS {
 
-using namespace delta_tiles;
+using namespace DELTA_TILES;
 
 constexpr int COLUMNS = 64; /* of V, a block of the walk */
 constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32, and so are the powers of all gates below it */
 constexpr float LOG2_E = 1.44269504f;
 
+constexpr int EARLIER = 6 * BLOCK; /* rows of k before blocks 1, 2 and 3: 16, 32 and 48 */
+
+/* Of `earlier`: the first row of those before block b. */
+__device__ __forceinline__ constexpr int earlier_of(int b) {
+    return BLOCK * (b * (b - 1) / 2);
+}
+
 /* D: K, rounded up to 64 or 128. */
 template <int D> struct page {
+    static constexpr bool BACK = false;
     uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
     uint16_t A[C * LC], P[C * LC], rest[C * LC]; /* rest: of P */
     uint16_t T[BLOCKS][BLOCK * LB];
+    float end[D], beta[C];
+};
+
+/* What backward needs of a chunk (keys_back.cuh): q is times scale, and U the inverses for the way back (tiles.cuh). */
+template <int D> struct back_page {
+    static constexpr bool BACK = true;
+    uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
+    uint16_t A[C * LC], P[C * LC];
+    uint16_t T[BLOCKS][BLOCK * LB], U[BLOCKS][BLOCK * LB];
     float end[D], beta[C];
 };
 
@@ -58,6 +75,6 @@ __device__ __forceinline__ chunk_at chunk_of(const carry_delta_job &job, int64_t
     return at;
 }
 
-} // namespace delta_keys
+} // namespace DELTA_KEYS
 
 #endif

@@ -1,7 +1,6 @@
-/* The method "keys64" on a GPU: forward by the kernels of keys.cuh, the rest as "recurrent" does it. */
+/* The method "keys64" on a GPU: forward by the kernels of keys.cuh, backward by those of keys_back.cuh where a block has
+   enough shared memory (sm_80, sm_90 and such), the rest as "recurrent" does it. */
 #include "delta/cuda/cuda.h"
-
-#include "delta/cuda/keys_cuda.h"
 
 #include <stdio.h>
 
@@ -10,17 +9,24 @@ extern "C" {
 #include "core/span.h"
 extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_keys64;
 }
+#include "delta/cuda/keys.cuh"
+#include "delta/cuda/keys_cuda.h"
 #include "device/cuda.h"
 
 namespace {
 
+constexpr int SHARED = 103 << 10; /* bytes of a block of the walk, with more than 64 keys */
+
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
+    int most = SHARED;
+    (void)carry_delta_keys_most(plan->ordinal, &most);
     const char *reason = p->gate != CARRY_DELTA_KEY_GATE                 ? "it is for gates by key channel"
-                         : p->dtype != CARRY_BF16                        ? "it is for bf16"
+                         : p->dtype == CARRY_F32                         ? "it is for bf16 and f16"
                          : p->key > 128 || p->key < 16                   ? "it is for K of 16 to 128"
                          : p->value < 16                                 ? "it is for V of 16 and more"
                          : p->snapshot_every > 0 || p->snapshot_last > 0 ? "it makes no snapshots"
+                         : p->key > 64 && most < SHARED                  ? "K above 64 needs blocks with 103 KiB"
                                                                          : NULL;
     if (reason != NULL) {
         (void)snprintf(why, why_size, "%s", reason);
@@ -54,14 +60,15 @@ layout take(const carry_delta_plan *plan, carry_arena *arena) {
     int64_t count = plan->problem.sequences > 0 ? plan->sequences + 1 : 0;
     l.borders = (int64_t *)carry_arena_take(arena, (size_t)count, sizeof(int64_t));
     l.pages = carry_arena_take(arena, (size_t)(slots_of(plan) * plan->problem.value_heads),
-                               carry_delta_keys_page(plan->problem.key));
+                               plan->problem.key <= 64 ? sizeof(delta_keys::page<64>) : sizeof(delta_keys::page<128>));
     return l;
 }
 
 bool workspace(carry_delta_plan *plan) {
     carry_arena forward = carry_arena_over(NULL, 0);
     (void)take(plan, &forward);
-    return carry_delta_cuda_recurrent.workspace(plan) && carry_arena_total(&forward, &plan->forward_workspace);
+    return carry_delta_cuda_recurrent.workspace(plan) && carry_arena_total(&forward, &plan->forward_workspace) &&
+           (!carry_delta_keys_backward_applies(plan) || carry_delta_keys_backward_workspace(plan));
 }
 
 float *floats(const carry_tensor *tensor) {
@@ -82,9 +89,16 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     job.initial = floats(carry_delta_given(&args->initial_state));
     job.final_state = floats(carry_delta_given(&args->final_state));
     job.kept = (float *)args->kept;
-    CARRY_CUDA_TRY(carry_delta_keys_prepare(&job, l.pages, slots_of(plan), stream),
+    carry_delta_keys_part all = {};
+    all.heads = p->value_heads;
+    all.sequences = plan->sequences;
+    all.slots = slots_of(plan);
+    all.pages = l.pages;
+    const bool f16 = p->dtype == CARRY_F16;
+    CARRY_CUDA_TRY((f16 ? delta_keys_f16::launch_prepare : delta_keys::launch_prepare)(&job, &all, false, stream),
                    "the delta rule could not be started");
-    CARRY_CUDA_TRY(carry_delta_keys_walk(&job, l.pages, plan->gpu.units, stream),
+    CARRY_CUDA_TRY((f16 ? delta_keys_f16::launch_walk : delta_keys::launch_walk)(&job, &all, false, ordinal,
+                                                                                 plan->gpu.units, stream),
                    "the delta rule could not be started");
     double tokens = (double)(p->batch * p->tokens);
     plan->flops = 10.0 * tokens * (double)p->value_heads * (double)(p->key * p->value);
@@ -93,7 +107,9 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
 }
 
 carry_status backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory, size_t bytes) {
-    return carry_delta_cuda_recurrent.backward(plan, args, memory, bytes);
+    return carry_delta_keys_backward_applies(plan)
+               ? carry_delta_keys_backward(plan, args, memory, bytes)
+               : carry_delta_cuda_recurrent.backward(plan, args, memory, bytes);
 }
 
 carry_status step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
@@ -108,9 +124,13 @@ carry_status range(carry_delta_plan *plan, const carry_tensor *M, const carry_te
 
 } // namespace
 
+cudaError_t carry_delta_keys_most(int ordinal, int *bytes) {
+    return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
+}
+
 extern "C" const carry_delta_method carry_delta_cuda_keys64 = {
     .name = "keys64",
-    .about = "gates by key channel: forward in chunks of 64 on tensor cores, bf16, K of 16 to 128; backward as recurrent",
+    .about = "gates by key channel: chunks of 64 on tensor cores, bf16 and f16, K of 16 to 128",
     .chunk = CARRY_DELTA_KEEP,
     .applies = applies,
     .cost = cost,

@@ -3,11 +3,9 @@
 #include "delta/cuda/keys_cuda.h"
 #include "delta/cuda/keys.cuh"
 
-using namespace delta_keys;
+using namespace DELTA_KEYS;
 
 namespace {
-
-constexpr int EARLIER = 6 * BLOCK; /* rows of k before blocks 1, 2 and 3: 16, 32 and 48 */
 
 template <int D> struct prepare_memory {
     static constexpr int LD = D + 8, LG = D + 4;
@@ -36,19 +34,19 @@ __device__ __forceinline__ void multiply_pair(float &kk, float &qk, const prepar
     }
 }
 
-template <int D> struct prepare_chunk {
+template <int D, typename PAGE> struct prepare_chunk {
     static constexpr int LD = D + 8, LG = D + 4;
     const carry_delta_job &job;
     prepare_memory<D> &m;
-    page<D> &to;
+    PAGE &to;
     chunk_at at;
     int64_t head;
 
     /* Above the diagonal and behind rows there is nothing else. */
     __device__ void clear_triangles() {
         auto *from = reinterpret_cast<uint4 *>(to.A);
-        for (int i = (int)threadIdx.x; i < (int)((sizeof to.A + sizeof to.P + sizeof to.rest + sizeof to.T) / 16);
-             i += THREADS) {
+        const int bytes = (int)(reinterpret_cast<char *>(to.end) - reinterpret_cast<char *>(to.A));
+        for (int i = (int)threadIdx.x; i < bytes / 16; i += THREADS) {
             from[i] = {0, 0, 0, 0};
         }
     }
@@ -103,10 +101,12 @@ template <int D> struct prepare_chunk {
     }
 
     __device__ __forceinline__ void put(int i, int j, float a, float p) {
-        const uint16_t rounded = to_bf16(p);
-        to.A[i * LC + j] = to_bf16(a);
+        const uint16_t rounded = to_16(p);
+        to.A[i * LC + j] = to_16(a);
         to.P[i * LC + j] = rounded;
-        to.rest[i * LC + j] = to_bf16(p - low_of(rounded));
+        if constexpr (!PAGE::BACK) {
+            to.rest[i * LC + j] = to_16(p - low_of(rounded));
+        }
     }
 
     /* Everything that is made of a channel by its decays. */
@@ -124,21 +124,21 @@ template <int D> struct prepare_chunk {
             for (int i = BLOCK * b + BLOCK - 1; i >= BLOCK * b; i--) {
                 const float inside = m.G[i * LG + c], fade = exp2f(inside), to_start = exp2f(before);
                 const float k = low_of(m.k[i * LD + c]) * m.k_norm[i], q = low_of(m.q[i * LD + c]) * m.q_norm[i];
-                m.k[i * LD + c] = to_bf16(k * fade);
-                m.q[i * LD + c] = to_bf16(q * fade);
-                to.faded_k[i * D + c] = to_bf16(k * fade * to_start);
-                to.faded_q[i * D + c] = to_bf16(q * fade * to_start);
+                m.k[i * LD + c] = to_16(k * fade);
+                m.q[i * LD + c] = to_16(q * fade);
+                to.faded_k[i * D + c] = to_16(k * fade * to_start);
+                to.faded_q[i * D + c] = to_16(q * fade * to_start * (PAGE::BACK ? job.scale : 1.0f));
                 float far = after;
                 int row = 0;
 #pragma unroll
                 for (int a = 1; a < BLOCKS; a++) { /* to the start of block a */
                     if (a > b) {
-                        m.earlier[(row + i) * LD + c] = to_bf16(k * exp2f(far));
+                        m.earlier[(row + i) * LD + c] = to_16(k * exp2f(far));
                         far += whole[a];
                     }
                     row += BLOCK * a;
                 }
-                to.left_k[i * D + c] = to_bf16(k * exp2f(far));
+                to.left_k[i * D + c] = to_16(k * exp2f(far));
                 after += g[i];
             }
             before += whole[b];
@@ -148,7 +148,7 @@ template <int D> struct prepare_chunk {
 
     /* The blocks of a warp's 16 tokens with those before them. */
     __device__ void make_blocks() {
-        const int warp = warp_of(), row = BLOCK * (warp * (warp - 1) / 2); /* of `earlier` */
+        const int warp = warp_of(), row = earlier_of(warp);
         for (int p = 0; p < warp; p++) {
             float qk[2][4], kk[2][4];
             clear<2>(qk);
@@ -170,21 +170,28 @@ template <int D> struct prepare_chunk {
         }
     }
 
-    /* The inverse of I + A beta of a warp's diagonal block, without the identity: a lane has a column. */
+    /* The inverse of I + A beta of a warp's diagonal block, without the identity, a lane a column; for backward that of
+       I + beta A besides, by the upper lanes. */
     __device__ void invert() {
-        const int warp = warp_of(), column = lane_of();
-        if (column < BLOCK) {
+        const int warp = warp_of(), column = lane_of() % BLOCK;
+        const bool upper = lane_of() >= BLOCK;
+        if (PAGE::BACK || !upper) {
             float z[BLOCK];
 #pragma unroll
             for (int i = 0; i < BLOCK; i++) {
+                const float beta = m.beta[BLOCK * warp + i];
                 float sum = 0.0f;
 #pragma unroll
                 for (int j = 0; j < i; j++) {
                     sum = fmaf(m.diagonal[warp][i * LF + j], z[j], sum);
                 }
-                const float x = (i == column ? 1.0f : 0.0f) - sum;
-                z[i] = m.beta[BLOCK * warp + i] * x;
-                to.T[warp][i * LB + column] = i == column ? (uint16_t)0 : to_bf16(x);
+                const float x = (i == column ? 1.0f : 0.0f) - (upper ? beta : 1.0f) * sum;
+                z[i] = upper ? x : beta * x;
+                uint16_t *row = to.T[warp];
+                if constexpr (PAGE::BACK) {
+                    row = upper ? to.U[warp] : row;
+                }
+                row[i * LB + column] = i == column ? (uint16_t)0 : to_16(x);
             }
         }
     }
@@ -224,27 +231,31 @@ template <int D> struct prepare_chunk {
     }
 };
 
-template <int D>
+template <int D, typename PAGE>
 __global__ void __launch_bounds__(THREADS)
-    delta_keys_prepare(const __grid_constant__ carry_delta_job job, void *pages, int64_t items) {
+    delta_keys_prepare(const __grid_constant__ carry_delta_job job, const __grid_constant__ carry_delta_keys_part part,
+                       int64_t items) {
     extern __shared__ float4 memory[];
     auto &m = *reinterpret_cast<prepare_memory<D> *>(memory);
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const chunk_at at = chunk_of(job, i / job.value_heads);
+        const chunk_at at = chunk_of(job, part.slot + i / part.heads);
         if (at.count > 0) {
-            prepare_chunk<D> one = {job, m, static_cast<page<D> *>(pages)[i], at, i % job.value_heads};
+            prepare_chunk<D, PAGE> one = {job, m, static_cast<PAGE *>(part.pages)[i], at, part.first + i % part.heads};
             one.run();
         }
         __syncthreads();
     }
 }
 
-template <int D> cudaError_t launch(const carry_delta_job *job, void *pages, int64_t items, cudaStream_t stream) {
+template <int D, typename PAGE>
+cudaError_t launch(const carry_delta_job *job, const carry_delta_keys_part *part, cudaStream_t stream) {
     constexpr int bytes = (int)sizeof(prepare_memory<D>);
-    cudaError_t error = cudaFuncSetAttribute(delta_keys_prepare<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const int64_t items = part->slots * part->heads;
+    cudaError_t error =
+        cudaFuncSetAttribute(delta_keys_prepare<D, PAGE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error == cudaSuccess && items > 0) {
         const unsigned blocks = (unsigned)(items < INT32_MAX ? items : INT32_MAX);
-        delta_keys_prepare<D><<<blocks, THREADS, bytes, stream>>>(*job, pages, items);
+        delta_keys_prepare<D, PAGE><<<blocks, THREADS, bytes, stream>>>(*job, *part, items);
         error = cudaGetLastError();
     }
     return error;
@@ -252,11 +263,9 @@ template <int D> cudaError_t launch(const carry_delta_job *job, void *pages, int
 
 } // namespace
 
-cudaError_t carry_delta_keys_prepare(const carry_delta_job *job, void *pages, int64_t slots, cudaStream_t stream) {
-    return job->key <= 64 ? launch<64>(job, pages, slots * job->value_heads, stream)
-                          : launch<128>(job, pages, slots * job->value_heads, stream);
-}
-
-size_t carry_delta_keys_page(int64_t key) {
-    return key <= 64 ? sizeof(page<64>) : sizeof(page<128>);
+cudaError_t DELTA_KEYS::launch_prepare(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
+                                       cudaStream_t stream) {
+    return job->key <= 64 ? back ? launch<64, back_page<64>>(job, part, stream) : launch<64, page<64>>(job, part, stream)
+           : back         ? launch<128, back_page<128>>(job, part, stream)
+                          : launch<128, page<128>>(job, part, stream);
 }

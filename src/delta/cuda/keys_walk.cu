@@ -1,8 +1,9 @@
-/* The second kernel of "keys64" (keys.cuh): a block walks the chunks of one value head of one sequence, 64 columns of V. */
+/* The second kernel of "keys64" (keys.cuh): a block walks the chunks of one value head of one sequence, 64 columns of V.
+   With pages of backward it makes the states that enter chunks, and nothing else. */
 #include "delta/cuda/keys_cuda.h"
 #include "delta/cuda/keys.cuh"
 
-using namespace delta_keys;
+using namespace DELTA_KEYS;
 
 namespace {
 
@@ -16,10 +17,10 @@ template <int D> struct side {
     prepared p;
 };
 
-template <int D, int SIDES> struct keys_walk {
+template <int D, int SIDES, typename PAGE> struct keys_walk {
     static constexpr int LD = D + 8;
     const carry_delta_job &job;
-    const page<D> *pages;
+    const carry_delta_keys_part &part;
     side<D> *sides;
     int64_t sequence, head;
     int first; /* column of V */
@@ -39,18 +40,23 @@ template <int D, int SIDES> struct keys_walk {
     __device__ int count_from(int64_t t) const {
         return place.length - t < C ? (int)(place.length - t) : C;
     }
+    __device__ int64_t page_of(int64_t t) const {
+        return (kept_of(place, sequence) + t / C - part.slot) * part.heads + head - part.first;
+    }
     __device__ void fetch(int64_t t, int at) {
         if (t < place.length) {
             side<D> &m = sides[at % SIDES];
-            const page<D> &from = pages[(kept_of(place, sequence) + t / C) * job.value_heads + head];
+            const PAGE &from = static_cast<const PAGE *>(part.pages)[page_of(t)];
             carry_delta_array v = job.v;
             v.data = static_cast<uint16_t *>(v.data) + first;
             copy_rows(m.faded_k, from.faded_k);
-            copy_rows(m.faded_q, from.faded_q);
             copy_rows(m.left_k, from.left_k);
             copy(m.p.A, from.A, sizeof from.A);
-            copy(m.p.P, from.P, sizeof from.P);
-            copy(m.rest, from.rest, sizeof from.rest);
+            if constexpr (!PAGE::BACK) {
+                copy_rows(m.faded_q, from.faded_q);
+                copy(m.p.P, from.P, sizeof from.P);
+                copy(m.rest, from.rest, sizeof from.rest);
+            }
             copy(m.p.T, from.T, sizeof from.T);
             copy(m.end, from.end, sizeof from.end);
             copy(m.p.beta, from.beta, sizeof from.beta);
@@ -79,6 +85,16 @@ template <int D, int SIDES> struct keys_walk {
             if (at >= 0) {
                 to[at] = S[i / 4][i % 4];
             }
+        }
+    }
+    /* For backward: rounded, a row of K a column of V. */
+    __device__ void store_rounded(int64_t at) {
+        uint16_t *to = part.states + (at * part.columns + first + 16 * warp_of()) * D;
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) {
+            const int n = i / 2, r = i % 2;
+            *reinterpret_cast<unsigned *>(to + row_in(r) * D + 8 * n + column_in()) =
+                pack(S[n][2 * r], S[n][2 * r + 1]);
         }
     }
     __device__ void output(side<D> &m, const unsigned (&x)[4][4], int bad) {
@@ -122,7 +138,7 @@ template <int D, int SIDES> struct keys_walk {
     __device__ void chunk(side<D> &m) {
         unsigned x[4][4];
         const int bad = make_values(m, x);
-        if (job.o.data != nullptr) {
+        if (!PAGE::BACK && job.o.data != nullptr) {
             output(m, x, bad);
         }
         const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f; /* of a warp's columns */
@@ -153,12 +169,14 @@ template <int D, int SIDES> struct keys_walk {
             if (SIDES > 1) {
                 fetch(t + C, at + 1);
             }
-            if (job.kept != nullptr) {
+            if (PAGE::BACK) {
+                store_rounded(page_of(t));
+            } else if (job.kept != nullptr) {
                 store_state(job.kept, (kept_of(place, sequence) + t / C) * job.value_heads + head, false);
             }
             chunk(m);
             __syncthreads();
-            if (job.o.data != nullptr) {
+            if (!PAGE::BACK && job.o.data != nullptr) {
                 carry_delta_array o = job.o;
                 o.data = static_cast<uint16_t *>(o.data) + first;
                 store_tile<COLUMNS>(o, m.v, place, t, head, count_from(t), job.value - first);
@@ -174,56 +192,60 @@ template <int D, int SIDES> struct keys_walk {
     }
 };
 
-template <int D, int SIDES>
+template <int D, int SIDES, typename PAGE>
 __global__ void __launch_bounds__(THREADS)
-    delta_keys_walk(const __grid_constant__ carry_delta_job job, const void *pages, int64_t items) {
+    delta_keys_walk(const __grid_constant__ carry_delta_job job, const __grid_constant__ carry_delta_keys_part part,
+                    int64_t items) {
     extern __shared__ float4 memory[];
     auto *sides = reinterpret_cast<side<D> *>(memory);
     const int blocks = (job.value + COLUMNS - 1) / COLUMNS;
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        const int64_t unit = i / blocks, sequence = unit / job.value_heads;
-        keys_walk<D, SIDES> walk = {job,
-                                    static_cast<const page<D> *>(pages),
-                                    sides,
-                                    sequence,
-                                    unit % job.value_heads,
-                                    (int)(i % blocks) * COLUMNS,
-                                    place_of(job, sequence)};
+        const int64_t unit = i / blocks, sequence = part.sequence + unit / part.heads;
+        keys_walk<D, SIDES, PAGE> walk = {job,
+                                          part,
+                                          sides,
+                                          sequence,
+                                          part.first + unit % part.heads,
+                                          (int)(i % blocks) * COLUMNS,
+                                          place_of(job, sequence)};
         walk.run();
         __syncthreads();
     }
 }
 
-template <int D, int SIDES>
-cudaError_t launch(const carry_delta_job *job, const void *pages, int64_t items, cudaStream_t stream) {
+template <int D, int SIDES, typename PAGE>
+cudaError_t launch(const carry_delta_job *job, const carry_delta_keys_part *part, int64_t items, cudaStream_t stream) {
     constexpr int bytes = SIDES * (int)sizeof(side<D>);
     cudaError_t error =
-        cudaFuncSetAttribute(delta_keys_walk<D, SIDES>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        cudaFuncSetAttribute(delta_keys_walk<D, SIDES, PAGE>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error == cudaSuccess && items > 0) {
         const unsigned blocks = (unsigned)(items < INT32_MAX ? items : INT32_MAX);
-        delta_keys_walk<D, SIDES><<<blocks, THREADS, bytes, stream>>>(*job, pages, items);
+        delta_keys_walk<D, SIDES, PAGE><<<blocks, THREADS, bytes, stream>>>(*job, *part, items);
         error = cudaGetLastError();
     }
     return error;
 }
 
 /* Two sides where a multiprocessor has one block at most and room for both. */
-template <int D> cudaError_t choose(const carry_delta_job *job, const void *pages, int units, cudaStream_t stream) {
-    const int64_t items = job->sequences * job->value_heads * ((job->value + COLUMNS - 1) / COLUMNS);
-    int ordinal = 0, most = 0;
-    cudaError_t error = cudaGetDevice(&ordinal);
-    if (error == cudaSuccess) {
-        error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal);
-    }
+template <int D, typename PAGE>
+cudaError_t choose(const carry_delta_job *job, const carry_delta_keys_part *part, int ordinal, int units,
+                   cudaStream_t stream) {
+    const int64_t items = part->sequences * part->heads * ((job->value + COLUMNS - 1) / COLUMNS);
+    int most = 0;
+    cudaError_t error = carry_delta_keys_most(ordinal, &most);
     if (error != cudaSuccess) {
         return error;
     }
-    return items <= units && most >= 2 * (int)sizeof(side<D>) ? launch<D, 2>(job, pages, items, stream)
-                                                              : launch<D, 1>(job, pages, items, stream);
+    return items <= units && most >= 2 * (int)sizeof(side<D>) ? launch<D, 2, PAGE>(job, part, items, stream)
+                                                              : launch<D, 1, PAGE>(job, part, items, stream);
 }
 
 } // namespace
 
-cudaError_t carry_delta_keys_walk(const carry_delta_job *job, const void *pages, int units, cudaStream_t stream) {
-    return job->key <= 64 ? choose<64>(job, pages, units, stream) : choose<128>(job, pages, units, stream);
+cudaError_t DELTA_KEYS::launch_walk(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
+                                    int ordinal, int units, cudaStream_t stream) {
+    return job->key <= 64 ? back ? choose<64, back_page<64>>(job, part, ordinal, units, stream)
+                                 : choose<64, page<64>>(job, part, ordinal, units, stream)
+           : back         ? choose<128, back_page<128>>(job, part, ordinal, units, stream)
+                          : choose<128, page<128>>(job, part, ordinal, units, stream);
 }

@@ -16,7 +16,16 @@
 
 #include "delta/cuda/rows.cuh"
 
-namespace delta_tiles {
+/* "keys64" is compiled once more for f16 (keys_f16_*.cu). */
+#ifdef CARRY_DELTA_F16
+#define DELTA_TILES delta_tiles_f16
+#define DELTA_KEYS delta_keys_f16
+#else
+#define DELTA_TILES delta_tiles
+#define DELTA_KEYS delta_keys
+#endif
+
+namespace DELTA_TILES {
 
 constexpr int C = 64, THREADS = 128, WARPS = 4;
 constexpr int BLOCK = 16, BLOCKS = C / BLOCK;
@@ -37,17 +46,29 @@ __device__ __forceinline__ int column_in() {
     return lane_of() % 4 * 2;
 }
 
-__device__ __forceinline__ uint16_t to_bf16(float x) {
-    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
+#ifdef CARRY_DELTA_F16
+__device__ __forceinline__ uint16_t to_16(float x) {
+    return __half_as_ushort(__float2half_rn(x));
 }
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    return (unsigned)to_bf16(low) | (unsigned)to_bf16(high) << 16;
+__device__ __forceinline__ float low_of(unsigned pair) {
+    return __half2float(__ushort_as_half((unsigned short)(pair & 0xffffu)));
+}
+__device__ __forceinline__ float high_of(unsigned pair) {
+    return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+}
+#else
+__device__ __forceinline__ uint16_t to_16(float x) {
+    return __bfloat16_as_ushort(__float2bfloat16_rn(x));
 }
 __device__ __forceinline__ float low_of(unsigned pair) {
     return __uint_as_float(pair << 16);
 }
 __device__ __forceinline__ float high_of(unsigned pair) {
     return __uint_as_float(pair & 0xffff0000u);
+}
+#endif
+__device__ __forceinline__ unsigned pack(float low, float high) {
+    return (unsigned)to_16(low) | (unsigned)to_16(high) << 16;
 }
 
 template <bool TRANSPOSED> __device__ __forceinline__ void load_blocks(unsigned (&x)[4], const uint16_t *from) {
@@ -84,10 +105,17 @@ template <int LD> __device__ __forceinline__ void load_right_t(unsigned (&b)[4],
 }
 
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+#ifdef CARRY_DELTA_F16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
                  "{%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#endif
 }
 __device__ __forceinline__ void multiply_two(float (&d0)[4], float (&d1)[4], const unsigned (&a)[4],
                                              const unsigned (&b)[4]) {
@@ -132,15 +160,15 @@ __device__ __forceinline__ bool is_aligned(const carry_delta_array &a) {
     return ((uintptr_t)a.data % 16 | (uintptr_t)(a.batch % 8) | (uintptr_t)(a.token % 8) | (uintptr_t)(a.head % 8)) == 0;
 }
 
-/* Asks for `count` rows of `size` from token t of the sequence on; zeros behind them. */
-template <int D>
+/* Asks for `count` rows of `size` from token t of the sequence on; zeros behind them. By N threads. */
+template <int D, int N = THREADS>
 __device__ void load_tile(uint16_t *to, const carry_delta_array &from, const delta_place &place, int64_t t,
                           int64_t head, int count, int size) {
     constexpr int LD = D + 8, PIECES = D / 8;
     const uint16_t *start = static_cast<const uint16_t *>(from.data) + at_of(from, place.batch, place.start + t, head);
     const bool whole = is_aligned(from);
 #pragma unroll
-    for (int i = (int)threadIdx.x; i < C * PIECES; i += THREADS) {
+    for (int i = (int)threadIdx.x; i < C * PIECES; i += N) {
         const int row = i / PIECES, column = i % PIECES * 8;
         const uint16_t *there = start + (int64_t)row * from.token + column;
         uint16_t *here = to + row * LD + column;
@@ -317,7 +345,7 @@ __device__ __forceinline__ void invert(prepared &s) {
         }
         const float x = (i == column ? 1.0f : 0.0f) - (upper ? beta : 1.0f) * (sum[0] + sum[1]);
         z[i] = upper ? x : beta * x;
-        to[i * LB + column] = i == column ? (uint16_t)0 : to_bf16(x);
+        to[i * LB + column] = i == column ? (uint16_t)0 : to_16(x);
     }
 }
 
@@ -365,6 +393,6 @@ __device__ void store_slice(float *states, int64_t at, const float (&S)[D / 8][4
     }
 }
 
-} // namespace delta_tiles
+} // namespace DELTA_TILES
 
 #endif

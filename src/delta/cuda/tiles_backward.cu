@@ -15,7 +15,7 @@
 #include "delta/cuda/tiles_cuda.h"
 #include "delta/cuda/tiles_rows.cuh"
 
-using namespace delta_tiles;
+using namespace DELTA_TILES;
 
 namespace {
 

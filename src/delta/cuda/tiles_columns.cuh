@@ -5,7 +5,7 @@
 
 #include "delta/cuda/tiles_walk.cuh"
 
-namespace delta_tiles {
+namespace DELTA_TILES {
 
 template <int D> struct backward_memory {
     static constexpr int TILE = C * (D + 8);
@@ -170,6 +170,6 @@ template <int D> struct columns_walk {
     }
 };
 
-} // namespace delta_tiles
+} // namespace DELTA_TILES
 
 #endif

@@ -3,7 +3,7 @@
 #include "delta/cuda/tiles_cuda.h"
 #include "delta/cuda/tiles_walk.cuh"
 
-using namespace delta_tiles;
+using namespace DELTA_TILES;
 
 namespace {
 

@@ -4,7 +4,7 @@
 
 #include "delta/cuda/tiles_columns.cuh"
 
-namespace delta_tiles {
+namespace DELTA_TILES {
 
 /* Tokens of a warp times a state: [16, K] += a S^T. */
 template <int D>
@@ -252,6 +252,6 @@ template <int D> struct rows_walk {
     }
 };
 
-} // namespace delta_tiles
+} // namespace DELTA_TILES
 
 #endif

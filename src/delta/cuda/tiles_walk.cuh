@@ -4,7 +4,7 @@
 
 #include "delta/cuda/tiles.cuh"
 
-namespace delta_tiles {
+namespace DELTA_TILES {
 
 /* The token of element x of result n. */
 __device__ __forceinline__ int token_in(int n, int x) {
@@ -161,11 +161,11 @@ template <int D> __device__ __forceinline__ void put_columns(uint16_t *tile, con
     for (int n = 0; n < 8; n++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            tile[token_in(n, i) * (D + 8) + 16 * warp_of() + row_in(i / 2)] = to_bf16(x[n][i]);
+            tile[token_in(n, i) * (D + 8) + 16 * warp_of() + row_in(i / 2)] = to_16(x[n][i]);
         }
     }
 }
 
-} // namespace delta_tiles
+} // namespace DELTA_TILES
 
 #endif
