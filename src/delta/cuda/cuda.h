@@ -32,8 +32,8 @@ typedef struct carry_delta_job {
     const float *A_log, *dt_bias;
     const float *initial;
     float *final_state, *snapshots, *kept;
-    /* kept is of sequences of so many tokens and so many value heads, of which these are some; kept_token: tokens of the
-       sequences before these. */
+    /* kept is of sequences of so many tokens and so many value heads, of which these are some; kept_token: tokens of
+       the sequences before these. */
     int64_t kept_tokens, kept_heads, kept_token;
     float *maps; /* M of a range: K columns behind V's */
     int64_t snapshot_every, snapshot_last, snapshot_count;
@@ -98,7 +98,8 @@ carry_status carry_delta_plain_step(carry_delta_plan *plan, const carry_tensor *
 carry_status carry_delta_plain_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                                      const carry_delta_forward_args *inputs, void *memory, size_t bytes);
 
-/* rounds.cu: backward of "recurrent" and "tiles64". Sets backward_workspace and back_room of the plan; false: overflow. */
+/* rounds.cu: backward of "recurrent" and "tiles64". Sets backward_workspace and back_room of the plan; false: overflow.
+ */
 bool carry_delta_rounds_workspace(carry_delta_plan *plan);
 carry_status carry_delta_rounds_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory,
                                          size_t bytes);
