@@ -18,16 +18,16 @@ typedef struct carry_delta_keys_part {
 /* Of keys_prepare.cu and keys_walk.cu: pages, and what goes through them; back: of backward, whose walk makes states.
    Then of backward (keys_back.cuh), in this order: dstates and, where dv belongs, y; then values, dv and part_beta
    [B T, HV]; then dg, and dq and dk, or part_q and part_k [B T, part's heads, K] where they are not NULL. */
-#define CARRY_DELTA_KEYS_LAUNCHES                                                                                      \
-    cudaError_t launch_prepare(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,               \
-                               cudaStream_t stream);                                                                   \
-    cudaError_t launch_walk(const carry_delta_job *job, const carry_delta_keys_part *part, bool back, int ordinal,     \
-                            int units, cudaStream_t stream);                                                           \
-    cudaError_t launch_back_walk(const carry_delta_back_job *back, const carry_delta_keys_part *part, int ordinal,     \
-                                 int units, cudaStream_t stream);                                                      \
-    cudaError_t launch_values(const carry_delta_back_job *back, const carry_delta_keys_part *part,                     \
-                              cudaStream_t stream);                                                                    \
-    cudaError_t launch_gradients(const carry_delta_back_job *back, const carry_delta_keys_part *part,                  \
+#define CARRY_DELTA_KEYS_LAUNCHES                                                                                  \
+    cudaError_t launch_prepare(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,           \
+                               cudaStream_t stream);                                                               \
+    cudaError_t launch_walk(const carry_delta_job *job, const carry_delta_keys_part *part, bool back, int ordinal, \
+                            int units, cudaStream_t stream);                                                       \
+    cudaError_t launch_back_walk(const carry_delta_back_job *back, const carry_delta_keys_part *part, int ordinal, \
+                                 int units, cudaStream_t stream);                                                  \
+    cudaError_t launch_values(const carry_delta_back_job *back, const carry_delta_keys_part *part,                 \
+                              cudaStream_t stream);                                                                \
+    cudaError_t launch_gradients(const carry_delta_back_job *back, const carry_delta_keys_part *part,              \
                                  cudaStream_t stream);
 namespace delta_keys {
 CARRY_DELTA_KEYS_LAUNCHES
