@@ -53,8 +53,8 @@ void carry_scorer_close(carry_scorer *s);
 void carry_scorer_rows(carry_scorer *s, int64_t **input, int64_t **label);
 /* The call before must have been taken. */
 carry_status carry_scorer_run(carry_scorer *s, int64_t rows, int64_t length);
-/* The sum of losses and the number of labels of the call that was run, which is waited for; *is_there is false where
-   there is none. */
+/* Waits for the last call and returns its sum of losses and its number of labels; *is_there is false if no call is
+   pending. */
 carry_status carry_scorer_take(carry_scorer *s, bool *is_there, double *loss, int64_t *counted);
 
 #endif

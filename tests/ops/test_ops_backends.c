@@ -7,9 +7,6 @@
 #include "ops/conv2d.h"
 #include "ops/table.h"
 
-#define EACH_SIDE for (int side = 0; side < SIDES; side++)
-#define CALL(expression) assert_ok(ctx, expression)
-
 /* Rows shorter and longer than a warp's, and around the sizes of blocks. */
 static const int64_t row_shapes[][2] = {{1, 1},    {3, 5},    {65, 129}, {257, 64}, {131, 32}, {37, 128},
                                         {19, 200}, {21, 768}, {9, 1024}, {5, 1025}, {67, 2050}};
@@ -337,12 +334,6 @@ static void test_host_memory_is_refused_on_a_device(void **state) {
     assert_refused(ctx, CARRY_EDEVICE, "x is in host memory", carry_activate(ctx, y.t[1], liar, CARRY_SILU));
     assert_refused(ctx, CARRY_EDEVICE, "y is on device 0", carry_activate(ctx, y.t[0], x.t[1], CARRY_SILU));
     free_operands();
-}
-
-static int open_all(void **state) {
-    (void)open_contexts(state);
-    ctx = ctxs[1];
-    return 0;
 }
 
 int main(void) {

@@ -5,9 +5,6 @@
 
 #include "ops/sampler.h"
 
-#define EACH_SIDE for (int side = 0; side < SIDES; side++)
-#define CALL(expression) assert_ok(ctx, expression)
-
 /* Rows of whole vectors of 16 bytes, and others. */
 static const int64_t shapes[][2] = {{1, 8}, {3, 10}, {65, 136}, {9, 1024}, {5, 1030}, {7, 5120}};
 #define SHAPES(s) for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++, free_operands())
@@ -207,12 +204,6 @@ static void test_fused_operators_equal_the_cpu(void **state) {
         run_case("random_fill", case_random_fill, 3);
     }
     assert_int_equal(failures, 0);
-}
-
-static int open_all(void **state) {
-    (void)open_contexts(state);
-    ctx = ctxs[1];
-    return 0;
 }
 
 int main(void) {

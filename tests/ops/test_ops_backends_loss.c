@@ -4,9 +4,6 @@
 
 #include "backend_support.h"
 
-#define EACH_SIDE for (int side = 0; side < SIDES; side++)
-#define CALL(expression) assert_ok(ctx, expression)
-
 /* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
@@ -165,12 +162,6 @@ static void test_losses_and_adamw_equal_the_cpu(void **state) {
         run_case("ids out of range", case_bad_ids, 3);
     }
     assert_int_equal(failures, 0);
-}
-
-static int open_all(void **state) {
-    (void)open_contexts(state);
-    ctx = ctxs[1];
-    return 0;
 }
 
 int main(void) {

@@ -6,9 +6,6 @@
 #include "ops/conv2d.h"
 #include "ops/picture.h"
 
-#define EACH_SIDE for (int side = 0; side < SIDES; side++)
-#define CALL(expression) assert_ok(ctx, expression)
-
 static operand widened(const operand *from) {
     operand to = wanted(CARRY_F32, from->t[0].rank, from->t[0].shape);
     EACH_SIDE CALL(carry_convert(ctx, to.t[side], from->t[side]));
@@ -127,12 +124,6 @@ static void test_operators_of_pictures_equal_the_cpu(void **state) {
         run_case("rms_norm_silu", case_norm_silu, 3);
     }
     assert_int_equal(failures, 0);
-}
-
-static int open_all(void **state) {
-    (void)open_contexts(state);
-    ctx = ctxs[1];
-    return 0;
 }
 
 int main(void) {

@@ -3,9 +3,6 @@
    those columns is written. Skipped where there is no such device. */
 #include "backend_support.h"
 
-#define EACH_SIDE for (int side = 0; side < SIDES; side++)
-#define CALL(expression) assert_ok(ctx, expression)
-
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
@@ -187,12 +184,6 @@ static void test_rows_of_wider_arrays(void **state) {
         run_case("swiglu", case_swiglu, 3);
     }
     assert_int_equal(failures, 0);
-}
-
-static int open_all(void **state) {
-    (void)open_contexts(state);
-    ctx = ctxs[1];
-    return 0;
 }
 
 int main(void) {

@@ -283,7 +283,7 @@ static void test_slow_clients_are_hung_up_on_and_hold_up_nobody(void **state) {
     static message m;
     uint64_t heard = 0, number = 0;
     double began = carry_seconds();
-    /* Longer than the patience, and more bytes than the buffers of the deaf one hold: about 2 MB. */
+    /* Longer than the server's timeout, and more than the unread viewer's buffers hold (about 2 MB). */
     while (carry_seconds() - began < 4.0 || s.published < 500) {
         site_publish(&s, 0);
         ws_hear_kind(watching, 2, &m);

@@ -134,4 +134,13 @@ static void run_case(const char *name, backend_case function, int type_count) {
     (void)fflush(stdout);
 }
 
+#define EACH_SIDE for (int side = 0; side < SIDES; side++)
+#define CALL(expression) assert_ok(ctx, expression)
+
+static int open_all(void **state) {
+    (void)open_contexts(state);
+    ctx = ctxs[1];
+    return 0;
+}
+
 #endif
