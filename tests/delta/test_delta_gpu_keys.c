@@ -160,6 +160,23 @@ static void strides_do_not_matter(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* A chunk and a bit, for tools that take long (compute-sanitizer). */
+static void short_keys(int64_t key, int64_t value, int64_t value_heads) {
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    data d = make(ctx, problem_of(75, 1, value_heads, key, value), NULL);
+    check_methods(&d);
+    discard(&d);
+    carry_ctx_free(ctx);
+}
+static void short_keys_of_128(void **unused) {
+    (void)unused;
+    short_keys(128, 128, 2);
+}
+static void short_keys_of_64(void **unused) {
+    (void)unused;
+    short_keys(64, 40, 1);
+}
+
 /* At most one and a half times q, k, v, do and g (f32), where it is more than 32 MB: of heads that have one value head
    each, and of any number of sequences. */
 static void workspace_is_bounded(void **unused) {
@@ -193,6 +210,7 @@ int main(void) {
         cmocka_unit_test(sizes_and_options),     cmocka_unit_test(deep_gates_and_betas),
         cmocka_unit_test(packed_sequences),      cmocka_unit_test(what_is_not_given),
         cmocka_unit_test(strides_do_not_matter), cmocka_unit_test(workspace_is_bounded),
+        cmocka_unit_test(short_keys_of_128),     cmocka_unit_test(short_keys_of_64),
     };
     if (no_gpu()) {
         return 77;

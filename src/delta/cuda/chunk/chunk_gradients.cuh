@@ -118,7 +118,7 @@ static __device__ __forceinline__ void inner_items(const gradient_args &a, const
             barrier_wait(p.full(S_TILE), n % 2);
             inner_product(sums[n % 2], p.data + GS, p.data + GDS, thread);
             __syncwarp();
-            if (thread % 32 == 0) {
+            if (INNER_ARRIVALS > INNER_WARPS || thread % 32 == 0) {
                 barrier_arrive(p.empty(DS_TILE));
                 barrier_arrive(p.empty(S_TILE));
             }
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
         }
         for (int i = 0; i < 3; i++) {
             barrier_init(p.full((single)i), 1);
-            barrier_init(p.empty((single)i), i == V_TILE ? 8 : i == S_TILE ? 8 + INNER_WARPS : 4 + INNER_WARPS);
+            barrier_init(p.empty((single)i), i == V_TILE ? 8 : (i == S_TILE ? 8 : 4) + INNER_ARRIVALS);
         }
         fence_async();
     }
