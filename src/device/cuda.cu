@@ -9,6 +9,8 @@
 #include <pthread.h>
 #include <stdio.h>
 
+#include "device/stream_end.h"
+
 extern "C" {
 extern const carry_backend carry_backend_cuda;
 }
@@ -181,9 +183,15 @@ static carry_status stream_wait(carry_ctx *ctx, int ordinal, carry_stream *strea
     return CARRY_OK;
 }
 
+extern "C" {
+void (*carry_cuda_stream_ends)(carry_ctx *ctx, int ordinal, carry_stream *stream);
+}
+
 static void stream_free(carry_ctx *ctx, int ordinal, carry_stream *stream) {
-    (void)ctx;
     if (cudaSetDevice(ordinal) == cudaSuccess) {
+        if (carry_cuda_stream_ends != NULL) {
+            carry_cuda_stream_ends(ctx, ordinal, stream);
+        }
         (void)cudaStreamDestroy((cudaStream_t)stream);
     }
     (void)cudaGetLastError();

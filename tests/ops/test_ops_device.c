@@ -369,6 +369,37 @@ static void operators_work_on_the_stream_of_the_context_and_in_graphs(void **unu
     carry_ctx_free(ctx);
 }
 
+/* More streams, one after the other, than products have workspaces for: sums of 8,192 terms are best done in parts. */
+static void a_product_has_the_same_bits_on_every_stream(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    both a = make(ctx, CARRY_BF16, 1, 64, 8192, 0, 1);
+    both b = make(ctx, CARRY_BF16, 1, 8192, 64, 0, 2);
+    both c = make(ctx, CARRY_BF16, 1, 64, 64, 0, 3);
+    char *first = host(c.bytes);
+    for (int i = 0; i < 20; i++) {
+        carry_stream *stream;
+        assert_ok(ctx, carry_stream_wait(ctx, GPU, NULL));
+        assert_ok(ctx, carry_stream_new(ctx, &stream, GPU));
+        assert_ok(ctx, carry_ctx_set_stream(ctx, GPU, stream));
+        assert_ok(ctx, carry_matmul(ctx, on_gpu(c.tensor, c.there), on_gpu(a.tensor, a.there),
+                                    on_gpu(b.tensor, b.there), NULL));
+        assert_ok(ctx, carry_device_copy(ctx, c.here, 0, c.there, GPU, c.bytes, stream));
+        assert_ok(ctx, carry_stream_wait(ctx, GPU, stream));
+        if (i == 0) {
+            memcpy(first, c.here, c.bytes);
+        }
+        assert_memory_equal(first, c.here, c.bytes);
+        assert_ok(ctx, carry_ctx_set_stream(ctx, GPU, NULL));
+        carry_stream_free(ctx, GPU, stream);
+    }
+    unmake(ctx, &a);
+    unmake(ctx, &b);
+    unmake(ctx, &c);
+    free(first);
+    carry_ctx_free(ctx);
+}
+
 static void tensors_in_the_wrong_place_are_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -402,6 +433,7 @@ int main(void) {
         cmocka_unit_test(products_are_right_for_every_size_form_and_type),
         cmocka_unit_test(every_way_to_a_product_gives_the_same),
         cmocka_unit_test(operators_work_on_the_stream_of_the_context_and_in_graphs),
+        cmocka_unit_test(a_product_has_the_same_bits_on_every_stream),
         cmocka_unit_test(tensors_in_the_wrong_place_are_refused),
     };
     if (carry_device_count() < 2) {

@@ -2,7 +2,8 @@
 
    A context keeps one handle per device, the plans of the last shapes (descriptors and the algorithm that cuBLASLt's
    heuristics put first), and one workspace per stream, so that products in two streams never share one. After the first
-   product of a shape on a stream nothing is allocated.
+   product of a shape on a stream nothing is allocated. The workspace of a stream that has ended goes to the next new
+   one: without a workspace another algorithm is chosen, and a product has other bits.
 
    cuBLASLt counts columns first, so it is asked for c^T = b^T a^T, and every array is what it is. */
 #include <cublasLt.h>
@@ -16,6 +17,7 @@ extern "C" {
 }
 
 #include "device/cuda.h"
+#include "device/stream_end.h"
 
 #include "ops/cuda/blaslt_key.cuh"
 #include "ops/cuda/blaslt_tiles.cuh"
@@ -71,6 +73,7 @@ typedef struct blaslt {
         void *data;
         carry_stream *stream;
         int ordinal;
+        bool is_free; /* its stream has ended */
     } workspaces[STREAMS];
     plan plans[PLANS];
     int next; /* plan to be forgotten */
@@ -130,9 +133,22 @@ static bool find_functions(blaslt *lt) {
     return found;
 }
 
+/* Before a stream is destroyed. What it was given to do may still use its workspace. */
+static void end_stream(carry_ctx *ctx, int ordinal, carry_stream *stream) {
+    blaslt *lt = ctx != NULL ? (blaslt *)ctx->slots[CARRY_SLOT_BLASLT].data : NULL;
+    for (int i = 0; lt != NULL && i < STREAMS; i++) {
+        if (lt->workspaces[i].data != NULL && lt->workspaces[i].stream == stream &&
+            lt->workspaces[i].ordinal == ordinal) {
+            (void)cudaStreamSynchronize((cudaStream_t)stream);
+            lt->workspaces[i].is_free = true;
+        }
+    }
+}
+
 static carry_status blaslt_of(carry_ctx *ctx, blaslt **found) {
     blaslt *lt = (blaslt *)ctx->slots[CARRY_SLOT_BLASLT].data;
     if (lt == NULL) {
+        carry_cuda_stream_ends = end_stream;
         lt = (blaslt *)calloc(1, sizeof *lt);
         if (lt == NULL) {
             return carry_fail(ctx, CARRY_EMEMORY, "no memory for the plans of large products");
@@ -320,17 +336,26 @@ static plan *plan_of(blaslt *lt, const carry_device_product *p, bool has_workspa
 /* Of this stream; NULL when all are taken: then an algorithm without one is found. */
 static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_product *p, void **workspace) {
     *workspace = NULL;
+    int unused = -1; /* of this GPU, or where there is none yet */
     for (int i = 0; i < STREAMS; i++) {
-        if (lt->workspaces[i].data == NULL) {
-            CARRY_TRY(carry_cuda_alloc(ctx, &lt->workspaces[i].data, p->ordinal, WORKSPACE));
-            lt->workspaces[i].stream = p->stream;
-            lt->workspaces[i].ordinal = p->ordinal;
-        }
-        if (lt->workspaces[i].stream == p->stream && lt->workspaces[i].ordinal == p->ordinal) {
+        const bool is_free = lt->workspaces[i].data == NULL || lt->workspaces[i].is_free;
+        if (!is_free && lt->workspaces[i].stream == p->stream && lt->workspaces[i].ordinal == p->ordinal) {
             *workspace = lt->workspaces[i].data;
             return CARRY_OK;
         }
+        const bool fits = lt->workspaces[i].data == NULL || lt->workspaces[i].ordinal == p->ordinal;
+        unused = is_free && fits && unused < 0 ? i : unused;
     }
+    if (unused < 0) {
+        return CARRY_OK;
+    }
+    if (lt->workspaces[unused].data == NULL) {
+        CARRY_TRY(carry_cuda_alloc(ctx, &lt->workspaces[unused].data, p->ordinal, WORKSPACE));
+    }
+    lt->workspaces[unused].stream = p->stream;
+    lt->workspaces[unused].ordinal = p->ordinal;
+    lt->workspaces[unused].is_free = false;
+    *workspace = lt->workspaces[unused].data;
     return CARRY_OK;
 }
 

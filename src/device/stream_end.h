@@ -1,0 +1,17 @@
+/* Told before a stream of a GPU is destroyed, so that what was kept for it can be given to the next one. */
+#ifndef CARRY_DEVICE_STREAM_END_H
+#define CARRY_DEVICE_STREAM_END_H
+
+#include "carry/device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* NULL: nobody asked. One listener: the workspaces of products (ops/cuda/blaslt.cu). */
+extern void (*carry_cuda_stream_ends)(carry_ctx *ctx, int ordinal, carry_stream *stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
