@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A rank that speaks nonsense: this script plays rank 1 of two and sends headers that no build of Carry would send. Rank 0
-must end with an error message, not by a signal and not by its deadline. A caller that says nothing does not keep ranks
+must end with an error message, not by a signal and not by its deadline; likewise when rank 1 is of another version or
+build. A caller that says nothing does not keep ranks
 from meeting. A rank that is stopped does not outlive the process that started it. Usage: hostile_rank.py RANKS_WORKER CARRY"""
 import os
 import signal
@@ -103,8 +104,51 @@ def try_header(worker, header):
             line.close()
 
 
+def first_words(worker):
+    """What a rank 1 sends before it hears anything: its number, a header, and the record that ranks compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(folder + "/0.0")
+        listening.listen(1)
+        environment = dict(os.environ, CARRY_RANK="1", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
+        rank1 = subprocess.Popen([worker, "30"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        listening.settimeout(30)
+        line, _ = listening.accept()
+        line.settimeout(30)
+        words = b""
+        while len(words) < 20 or len(words) < 20 + struct.unpack_from("=Q", words, 4)[0]:
+            words += line.recv(65536)
+        rank1.kill()
+        rank1.wait()
+        line.close()
+        listening.close()
+        return words
+
+
+def try_stranger(worker, words, place):
+    """Rank 1 has another first letter at this place of the record: what rank 0 printed and its exit code."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
+        rank0 = subprocess.Popen([worker, "20"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        line = connected(folder)
+        line.sendall(words[:20 + place] + b"~" + words[21 + place:])
+        try:
+            return rank0.communicate(timeout=30)[0], rank0.returncode
+        except subprocess.TimeoutExpired:
+            rank0.kill()
+            return rank0.communicate()[0] + "(it waited for more)", None
+        finally:
+            line.close()
+
+
 def main():
     bad = 0
+    words = first_words(sys.argv[1])
+    for what, place in (("version", 0), ("build", 64)):
+        printed, code = try_stranger(sys.argv[1], words, place)
+        if code != 1 or f"the ranks differ: {what}: rank 0 has '" not in printed or f"rank 1 has {what} '~" not in printed:
+            print(f"FAILED: a rank of another {what}: exit {code}: {printed}")
+            bad += 1
     for name, header in HEADERS.items():
         printed, code = try_header(sys.argv[1], header)
         if code != 1 or "malformed header" not in printed:
