@@ -76,10 +76,10 @@ static void packed_weights_change_no_bit(void **unused) {
     }
 }
 
-/* Short prompts do not pay for packing, nor does f32 have panels. */
+/* Short prompts do not pay for packing but with AMX, nor does f32 have panels. */
 static void weights_are_packed_for_long_prompts_in_bf16_alone(void **unused) {
     (void)unused;
-    carry_ctx *ctx = support_ctx(1, "amx-emulated", NULL);
+    carry_ctx *ctx = support_ctx(1, "avx512-bf16-emulated", NULL);
     int64_t ids[TOKENS];
     fill_ids(ids);
     save_model(ctx, 0);
@@ -93,6 +93,28 @@ static void weights_are_packed_for_long_prompts_in_bf16_alone(void **unused) {
         assert_null(llm->lm->panels);
         assert_false(llm->lm->is_settled);
         carry_llm_state_free(state);
+        carry_llm_close(llm);
+    }
+    carry_ctx_free(ctx);
+}
+
+static void amx_packs_weights_once_before_any_prompt(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, "amx-emulated", NULL);
+    save_model(ctx, 0);
+    for (int i = 0; i < 2; i++) {
+        carry_llm *llm;
+        carry_llm_state *state[2];
+        const carry_dtype dtype = i == 0 ? CARRY_BF16 : CARRY_F32;
+        assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = dtype}));
+        assert_ok(ctx, carry_llm_state_new(llm, &state[0]));
+        const void *panels = llm->lm->panels;
+        assert_int_equal(llm->lm->is_settled, dtype == CARRY_BF16);
+        assert_true(dtype == CARRY_BF16 || panels == NULL);
+        assert_ok(ctx, carry_llm_state_new(llm, &state[1]));
+        assert_ptr_equal(llm->lm->panels, panels);
+        carry_llm_state_free(state[0]);
+        carry_llm_state_free(state[1]);
         carry_llm_close(llm);
     }
     carry_ctx_free(ctx);
@@ -128,6 +150,7 @@ static void a_prompt_has_the_logits_of_a_pass_over_all_rows(void **unused) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(packed_weights_change_no_bit, make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(amx_packs_weights_once_before_any_prompt, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(weights_are_packed_for_long_prompts_in_bf16_alone, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(a_prompt_has_the_logits_of_a_pass_over_all_rows, make_folder, remove_folder),
     };

@@ -119,7 +119,7 @@ static carry_status open_generator(carry_lm_generator *g) {
     CARRY_TRY(carry_device_alloc(lm->ctx, &g->room, lm->own.device, bytes));
     carry_arena arena = carry_arena_over(g->room, bytes);
     place_logits(g, &arena);
-    return CARRY_OK;
+    return carry_lm_pack(lm, g->dtype, 0);
 }
 
 carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype) {
