@@ -280,11 +280,11 @@ static void fit_tile(const blaslt *lt, plan *made, const carry_device_product *p
 static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, size_t workspace) {
     const struct {
         cublasLtMatmulPreferenceAttributes_t which;
-        const void *pointer;
-    } aligned[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, p->b},
-                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, p->a},
-                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, p->c},
-                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, p->c}};
+        uint32_t bytes;
+    } aligned[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(p->b)},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(p->a)},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment_of_c(p)},
+                   {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment_of_c(p)}};
     cublasLtMatmulPreference_t preference = NULL;
     cublasLtMatmulHeuristicResult_t result[RESULTS] = {};
     int results = 0;
@@ -299,9 +299,8 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
         fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
                                                               &reductions, sizeof reductions) == CUBLAS_STATUS_SUCCESS;
     for (size_t i = 0; i < sizeof aligned / sizeof aligned[0]; i++) {
-        uint32_t bytes = alignment(aligned[i].pointer);
-        fine = fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i].which, &bytes,
-                                                                     sizeof bytes) == CUBLAS_STATUS_SUCCESS;
+        fine = fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i].which, &aligned[i].bytes,
+                                                                     sizeof aligned[i].bytes) == CUBLAS_STATUS_SUCCESS;
     }
     fine = fine &&
            lt->call.cublasLtMatmulAlgoGetHeuristic(lt->handles[p->ordinal], made->product, made->b, made->a, made->c,
@@ -366,7 +365,7 @@ static bool can(const carry_device_product *p) {
     return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
            p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
            p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
-           !(p->gelu && p->accumulate) && (p->base == NULL || alignment(p->base) >= alignment(p->c));
+           !(p->gelu && p->accumulate);
 }
 
 extern "C" carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *p, bool *done) {

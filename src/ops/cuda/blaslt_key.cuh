@@ -16,6 +16,12 @@ static uint32_t alignment(const void *pointer) {
     return of;
 }
 
+/* What c and what it is added to have in common. */
+static uint32_t alignment_of_c(const carry_device_product *p) {
+    const uint32_t of = alignment(p->c), base = p->base != NULL ? alignment(p->base) : of;
+    return base < of ? base : of;
+}
+
 /* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
  */
 static carry_device_product key_of(const carry_device_product *p, bool has_workspace) {
@@ -27,7 +33,7 @@ static carry_device_product key_of(const carry_device_product *p, bool has_works
     key.count = p->count;
     key.a = (const void *)(uintptr_t)alignment(p->a);
     key.b = (const void *)(uintptr_t)alignment(p->b);
-    key.c = (void *)(uintptr_t)alignment(p->c);
+    key.c = (void *)(uintptr_t)alignment_of_c(p);
     key.a_row = p->a_row;
     key.b_row = p->b_row;
     key.c_row = p->c_row;
