@@ -57,8 +57,11 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
                                         .chunk = on_chunk,
                                         .figures = on_figures,
                                         .user = desk};
-    carry_status status = stream_page_open(desk, carry_comm_ctx(comm));
-    status = status == CARRY_OK ? stream_video_open(desk, carry_comm_ctx(comm)) : status;
+    carry_status status = stream_video_open(desk, carry_comm_ctx(comm));
+    status = status == CARRY_OK ? stream_page_open(desk, carry_comm_ctx(comm)) : status;
+    if (status == CARRY_OK) { /* nothing is said of a stream that is refused */
+        stream_show_start(desk);
+    }
     status = status == CARRY_OK ? note_memory(desk, carry_pipeline_run(comm, &desk->options, &hooks, &desk->figures))
                                 : status;
     stream_page_close(desk);
@@ -114,9 +117,6 @@ static int stream(stream_desk *desk) {
     }
     cli_catch_interrupt();
     cli_limit_interrupt(CLI_STREAM_PATIENCE);
-    if (cli_process_rank() <= 0) {
-        stream_show_start(desk);
-    }
     struct stream_change *change = stream_change_start(desk->controls, desk->wish.change);
     carry_status status = CARRY_OK;
     do {

@@ -36,6 +36,7 @@ typedef struct stream_desk {
     struct carry_video *video; /* what comes in; NULL: nothing */
     struct stream_page *page;  /* where frames go, made by rank 0 */
     bool redraws, has_unended;
+    bool has_started;     /* its first lines were shown */
     char remembered[256]; /* of the state that was written last */
     bool has_forgotten;   /* one could not be written */
     char unsaved[640];    /* what of --record and --out was not, in an error message; "": all was */
@@ -49,6 +50,7 @@ int stream_prepare(stream_desk *desk);
 /* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */
 int stream_page_check(const stream_desk *desk);
 carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx);
+bool stream_page_address(const stream_desk *desk, char *line, size_t size); /* false: nothing is served */
 carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
 void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked);
 void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);

@@ -76,13 +76,18 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
         .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
     CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
     desk->wish.port = carry_server_port(page->server); /* where it goes on after memory ran out */
-    char line[160];
-    const char *address = w->address != NULL ? w->address : "127.0.0.1";
-    const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */
-    (void)snprintf(line, sizeof line, has_colons ? "http://[%s]:%d/" : "http://%s:%d/", address,
-                   carry_server_port(page->server));
-    stream_show_line(desk, line);
     return CARRY_OK;
+}
+
+bool stream_page_address(const stream_desk *desk, char *line, size_t size) {
+    const char *address = desk->wish.address != NULL ? desk->wish.address : "127.0.0.1";
+    const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */
+    if (desk->page == NULL || desk->page->server == NULL) {
+        return false;
+    }
+    (void)snprintf(line, size, has_colons ? "http://[%s]:%d/" : "http://%s:%d/", address,
+                   carry_server_port(desk->page->server));
+    return true;
 }
 
 /* Frames that have a pace are released after they were made: the last ones belong to the recording too. */
@@ -170,6 +175,13 @@ static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
     (void)desk;
     (void)page;
     return CARRY_OK;
+}
+
+bool stream_page_address(const stream_desk *desk, char *line, size_t size) {
+    (void)desk;
+    (void)line;
+    (void)size;
+    return false;
 }
 
 static void close_hub(stream_desk *desk, struct stream_page *page) {

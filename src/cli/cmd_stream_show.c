@@ -27,6 +27,13 @@ void stream_show_line(stream_desk *desk, const char *line) {
     (void)fflush(stdout);
 }
 
+static void show_address(stream_desk *desk) {
+    char line[160];
+    if (stream_page_address(desk, line, sizeof line)) {
+        stream_show_line(desk, line);
+    }
+}
+
 void stream_show_start(stream_desk *desk) {
     const carry_pipeline_options *o = &desk->options;
     const carry_dit_config *c = &desk->model.config;
@@ -35,10 +42,13 @@ void stream_show_start(stream_desk *desk) {
     desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
     const bool is_random = desk->model.folder[0] == '\0';
     char device[CLI_DEVICE];
-    if (desk->common.json) {
-        if (is_random) {
+    const bool is_again = desk->has_started; /* memory ran out, and it goes on with a smaller window */
+    desk->has_started = true;
+    if (desk->common.json || is_again) {
+        if (is_random && !is_again) {
             stream_show_line(desk, RANDOM);
         }
+        show_address(desk);
         return;
     }
     (void)printf("%s%s%s on %s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of "
@@ -54,6 +64,7 @@ void stream_show_start(stream_desk *desk) {
                      ranks > 1 ? "s" : "");
     }
     (void)fflush(stdout);
+    show_address(desk);
 }
 
 void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {

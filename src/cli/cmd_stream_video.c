@@ -62,7 +62,9 @@ void stream_video_close(stream_desk *desk) {
     }
     (void)snprintf(line, sizeof line, "%s: %s%s", desk->wish.input, end[0] != '\0' ? end : "not read to its end",
                    dropped);
-    stream_show_line(desk, line);
+    if (desk->has_started) {
+        stream_show_line(desk, line);
+    }
     carry_video_free(desk->video);
     desk->video = NULL;
 }
