@@ -19,6 +19,7 @@
 #include "ops/product/matmul.h"
 #include "ops/nn.h"
 #include "ops/product/packed.h"
+#include "ops/product/widened.h"
 
 /* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
    few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of a usual
@@ -196,6 +197,10 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
     j.function = carry_products_choice(ctx, kernels, &whole);
     if (plain && j.function == kernels->product && carry_packed_pays(kernels, &whole)) {
         carry_packed_run(ctx, kernels, &whole, 0);
+        return;
+    }
+    if (!plain && j.function == kernels->product && carry_packed_pays(kernels, &whole) &&
+        carry_widened_run(ctx, kernels, p)) {
         return;
     }
     cut_into_tiles(&j);

@@ -94,7 +94,18 @@ typedef struct amx_pair {
     const float *base; /* NULL: zero */
     float *c;
     ptrdiff_t base_row, c_row;
+    const char *next; /* a part of the panel of b after this one, `hints` lines of a cache for each unit of k */
+    int hints;
 } amx_pair;
+
+/* Weights that were packed before come from memory, in pieces of 16 KiB that no processor foresees: the next one is
+   asked for while panels of a pass. */
+static inline const char *amx_fetch(const char *next, int hints) {
+    for (int i = 0; i < hints; i++) {
+        __builtin_prefetch(next + i * 64, 0, 2);
+    }
+    return next + (ptrdiff_t)hints * 64;
+}
 
 /* Both halves of a's rows. */
 static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
@@ -115,7 +126,9 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
     }
     const uint16_t *a = p->a;
     const uint16_t *b = p->b;
+    const char *next = p->next;
     for (int64_t l = 0; l < p->k; l += AMX_UNIT) {
+        next = amx_fetch(next, p->hints);
         TILE_LOAD(4, a, 64);
         TILE_LOAD(6, b, 128);
         TILE_LOAD(7, b + 2 * AMX_HALF, 128);
@@ -148,7 +161,9 @@ static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
     }
     const uint16_t *a = p->a;
     const uint16_t *b = p->b;
+    const char *next = p->next;
     for (int64_t l = 0; l < p->k; l += AMX_UNIT) {
+        next = amx_fetch(next, p->hints);
         TILE_LOAD(4, a, 64);
         TILE_LOAD(6, b, 128);
         TILE_LOAD(7, b + 2 * AMX_HALF, 128);
@@ -171,7 +186,12 @@ static void amx_block(const carry_bf16_tile *t, int64_t l, int64_t depth) {
     const bool leaves = t->out != NULL && l + depth == t->k;
     float *c = leaves ? t->out : t->c;
     const ptrdiff_t c_row = leaves ? t->out_row : t->c_row;
+    const int64_t rows = t->row_panels_end - t->row_panel;
+    const int hints = rows < 4 ? 8 : (int)((AMX_UNIT + rows - 1) / rows);
+    const int64_t part = depth / AMX_UNIT * hints * 64;
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
+        const bool ends = q + 1 == t->column_panels_end && l + depth < t->k;
+        const uint16_t *after = t->b + ((ends ? t->column_panel : q + 1) * t->k + (ends ? l + depth : l)) * AMX_LINES;
         for (int64_t r = t->row_panel; r < t->row_panels_end; r++) {
             const amx_pair pair = {.a = t->a + (r * t->k + l) * AMX_LINES,
                                    .b = t->b + (q * t->k + l) * AMX_LINES,
@@ -179,7 +199,9 @@ static void amx_block(const carry_bf16_tile *t, int64_t l, int64_t depth) {
                                    .base = base != NULL ? base + (r * base_row + q) * AMX_LINES : NULL,
                                    .c = c + (r * c_row + q) * AMX_LINES,
                                    .base_row = base_row,
-                                   .c_row = c_row};
+                                   .c_row = c_row,
+                                   .next = (const char *)after + (r - t->row_panel) * part,
+                                   .hints = hints};
             (t->m - r * AMX_LINES <= AMX_HALF ? amx_upper : amx_whole)(&tiles, &pair);
         }
     }

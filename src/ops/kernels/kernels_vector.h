@@ -57,14 +57,6 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
     }
 }
 
-#include "ops/kernels/vector_diagonal.h"
-#include "ops/kernels/vector_dots.h"
-#include "ops/kernels/vector_half_dots.h"
-#include "ops/kernels/vector_pack.h"
-#include "ops/kernels/vector_product.h"
-#include "ops/kernels/vector_packed.h"
-#include "ops/kernels/vector_token.h"
-
 /* The last few, fewer than a vector, go through a full one. */
 INLINE void widen(const int type, float *to, const uint16_t *from, int64_t count) {
     int64_t i = 0;
@@ -93,6 +85,14 @@ INLINE void narrow(const int type, uint16_t *to, const float *from, int64_t coun
         memcpy(to + i, out, (size_t)(count - i) * sizeof *out);
     }
 }
+
+#include "ops/kernels/vector_diagonal.h"
+#include "ops/kernels/vector_dots.h"
+#include "ops/kernels/vector_half_dots.h"
+#include "ops/kernels/vector_pack.h"
+#include "ops/kernels/vector_product.h"
+#include "ops/kernels/vector_packed.h"
+#include "ops/kernels/vector_token.h"
 
 static void f32_from_bf16(float *to, const uint16_t *from, int64_t count) {
     widen(CARRY_BF16, to, from, count);

@@ -31,6 +31,10 @@ typedef struct carry_packed {
     int depth;         /* k of a block */
     void (*pack_a)(float *to, const float *a, ptrdiff_t row, bool transposed, int64_t rows, int64_t k);
     void (*pack_b)(float *to, const float *b, ptrdiff_t row, bool transposed, int64_t columns, int64_t k);
+    /* A panel from lines of bf16 or f16, widened: k is contiguous in them, or across: lines are. Lanes of b after the
+       last column hold some numbers. */
+    void (*pack_half)(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
+                      int64_t k, carry_dtype type);
     void (*tile)(const carry_packed_tile *tile);
 } carry_packed;
 

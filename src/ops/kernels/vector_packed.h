@@ -63,6 +63,92 @@ static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, in
     }
 }
 
+/* k that are widened beside before they are transposed. */
+#define HALF_STRIP 64
+
+#if LANES == 16
+#include "ops/kernels/bf16_pack.h"
+
+/* Sixteen lines of bf16 along k, pairs of neighbours at a time: widening a pair is a shift and a mask. Returns the k
+   that are done. What the next block of k reads of each line is asked for meanwhile: a line of cache here and there is
+   nothing that the processor foresees. */
+static int64_t pack_pairs(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, int64_t lines, int64_t k) {
+    int64_t l = 0;
+    for (; l + 2 * LANES <= k; l += 2 * LANES) {
+        bf16_pairs rows[LANES];
+        for (int64_t i = 0; i < LANES; i++) {
+            const uint16_t *line = from + (i < lines ? i : lines - 1) * row + l;
+            memcpy(&rows[i], line, sizeof *rows);
+            __builtin_prefetch(line + PACK_DEPTH, 0, 2);
+        }
+        bf16_transpose(rows);
+        for (int64_t i = 0; i < LANES; i++) {
+            keep(to + (l + 2 * i) * stride, (vec)(rows[i] << 16));
+            keep(to + (l + 2 * i + 1) * stride, (vec)(rows[i] & 0xffff0000u));
+        }
+    }
+    return l;
+}
+#else
+static int64_t pack_pairs(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, int64_t lines, int64_t k) {
+    (void)to, (void)stride, (void)from, (void)row, (void)lines, (void)k;
+    return 0;
+}
+#endif
+
+/* Lines of 16 bits along k, a square of them at a time. */
+INLINE void pack_half_along(const int type, float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row,
+                            int64_t lines, int64_t k) {
+    float beside[SQUARE * HALF_STRIP];
+    const float *line[SQUARE];
+    for (int64_t x = 0; x < lines; x += SQUARE) {
+        for (int64_t i = 0; i < SQUARE; i++) { /* where fewer are left the last one is repeated, as in pack_along */
+            line[i] = beside + (x + i < lines ? i : lines - 1 - x) * HALF_STRIP;
+        }
+        const int64_t have = lines - x < SQUARE ? lines - x : SQUARE;
+        for (int64_t l = 0; l < k; l += HALF_STRIP) {
+            const int64_t length = k - l < HALF_STRIP ? k - l : HALF_STRIP;
+            for (int64_t i = 0; i < have; i++) {
+                widen(type, beside + i * HALF_STRIP, from + (x + i) * row + l, length);
+            }
+            int64_t at = 0;
+            for (; at + SQUARE <= length; at += SQUARE) {
+                transpose_square(to + (l + at) * stride + x, stride, line, at);
+            }
+            for (; at < length; at++) {
+                for (int64_t i = 0; i < SQUARE; i++) {
+                    to[(l + at) * stride + x + i] = line[i][at];
+                }
+            }
+        }
+    }
+}
+
+INLINE void pack_half_of(const int type, float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, bool across,
+                         int64_t lines, int64_t k) {
+    for (int64_t l = 0; stride == PACK_COLUMNS && lines % LANES != 0 && l < k; l++) {
+        keep(to + l * stride + lines / LANES * LANES, (vec){0});
+    }
+    for (int64_t x = 0; !across && x < lines; x += LANES) {
+        const int64_t here = lines - x < LANES ? lines - x : LANES;
+        const int64_t l =
+            type == CARRY_BF16 && x + LANES <= stride ? pack_pairs(to + x, stride, from + x * row, row, here, k) : 0;
+        pack_half_along(type, to + l * stride + x, stride, from + x * row + l, row, here, k - l);
+    }
+    for (int64_t l = 0; across && l < k; l++) {
+        widen(type, to + l * stride, from + l * row, lines);
+    }
+}
+
+static void pack_half(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
+                      int64_t k, carry_dtype type) {
+    if (type == CARRY_BF16) {
+        pack_half_of(CARRY_BF16, to, stride, from, row, across, lines, k);
+    } else {
+        pack_half_of(CARRY_F16, to, stride, from, row, across, lines, k);
+    }
+}
+
 /* One tile of registers: a panel of a times a panel of b. */
 typedef struct packed_place {
     int64_t k;
@@ -253,6 +339,7 @@ static const carry_packed packed_kernels = {.rows = PACK_ROWS,
                                             .depth = PACK_DEPTH,
                                             .pack_a = pack_a,
                                             .pack_b = pack_b,
+                                            .pack_half = pack_half,
                                             .tile = packed_tile};
 
 #endif

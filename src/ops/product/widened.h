@@ -1,0 +1,12 @@
+/* Products with operands of 16 bits by the kernels for f32. */
+#ifndef CARRY_OPS_PRODUCT_WIDENED_H
+#define CARRY_OPS_PRODUCT_WIDENED_H
+
+#include "carry/context.h"
+#include "ops/linear.h"
+
+/* c = a b over the context's threads, or on this one within a task of its pool; kernels->packed is not NULL. false: out
+   of memory, or k is too long for the buffer, and nothing was done. */
+bool carry_widened_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product);
+
+#endif
