@@ -155,14 +155,27 @@ static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
 
+void carry_delta_scalars(float *to, const carry_tensor *from, int64_t batch, int64_t first, int64_t head,
+                         int64_t tokens) {
+    if (from->dtype == CARRY_F32) {
+        const float *at = carry_delta_place(from, batch, first, head);
+        const ptrdiff_t row = from->stride[1];
+        for (int64_t i = 0; i < tokens; i++) {
+            to[i] = at[i * row];
+        }
+        return;
+    }
+    for (int64_t i = 0; i < tokens; i++) {
+        to[i] = carry_delta_scalar(from, batch, first + i, head);
+    }
+}
+
 static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                       int64_t value_head, int64_t tokens, float *beta) {
     float factor = plan->problem.beta_factor != 0.0f ? plan->problem.beta_factor : 1.0f;
-    for (int64_t i = 0; i < tokens; i++) {
-        beta[i] = carry_delta_scalar(in->beta, batch, first + i, value_head);
-        if (plan->problem.beta_sigmoid) {
-            beta[i] = factor * sigmoid(beta[i]);
-        }
+    carry_delta_scalars(beta, in->beta, batch, first, value_head, tokens);
+    for (int64_t i = 0; plan->problem.beta_sigmoid && i < tokens; i++) {
+        beta[i] = factor * sigmoid(beta[i]);
     }
 }
 

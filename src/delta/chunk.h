@@ -116,6 +116,8 @@ void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, con
 void *carry_delta_place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head);
 /* One number a token of a [B, T, HV] tensor. */
 float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head);
+void carry_delta_scalars(float *to, const carry_tensor *from, int64_t batch, int64_t first, int64_t head,
+                         int64_t tokens); /* the same of some tokens */
 void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value);
 
 #endif

@@ -176,6 +176,8 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     s->fade_k = carry_delta_floats(arena, C * K);
     s->fade_q = carry_delta_floats(arena, C * K);
     s->left_k = carry_delta_floats(arena, C * K);
+    s->by_k = carry_delta_floats(arena, C);
+    s->by_q = carry_delta_floats(arena, C);
     s->X = carry_delta_floats(arena, C * W);
     s->O = carry_delta_floats(arena, C * W);
     s->made = carry_delta_floats(arena, C * W);

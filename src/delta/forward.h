@@ -4,11 +4,20 @@
 
 #include "delta/chunk.h"
 
+/* Rows of a chunk as products with the state take them, and factors of the products' rows; NULL: the rows have them. */
+typedef struct carry_delta_faded {
+    const float *k, *q, *left_k; /* [C, K] */
+    const float *by_k, *by_q;    /* [C] */
+    const float *by_v;           /* [C]: of V' in the state; NULL: none */
+} carry_delta_faded;
+
 /* What a thread works in. */
 typedef struct carry_delta_scratch {
     carry_delta_rows rows;
     carry_delta_head heads;
-    float *fade_k, *fade_q, *left_k; /* [C, K]: rows times beta and the decays of a value head */
+    float *fade_k, *fade_q, *left_k; /* [C, K]: rows times beta and the decays of a value head, with a key gate */
+    float *by_k, *by_q;              /* [C]: these factors with one gate a token */
+    carry_delta_faded faded;         /* of the chunk and the value head at hand */
     float *X, *O, *made;             /* [C, width] */
     float *beside;                   /* [16, width] */
     float *S;                        /* [group, K, width], panel of columns after panel */

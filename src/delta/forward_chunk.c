@@ -9,68 +9,50 @@
 
 typedef carry_delta_unit unit;
 
-#define LINE 64 /* bytes that a cache fetches at once */
-#define STEP 32 /* rows of a product between which rows of the next chunk are asked for */
-
-static void product(const carry_delta_plan *plan, int64_t m, int64_t n, int64_t k, const float *a, int64_t a_row,
-                    const float *b, const float *base, float *c) {
-    plan->kernels->product(&(carry_product){.m = m,
-                                            .n = n,
-                                            .k = k,
-                                            .count = 1,
-                                            .a = a,
-                                            .b = b,
-                                            .base = base,
-                                            .c = c,
-                                            .a_row = a_row,
-                                            .b_row = n,
-                                            .base_row = n,
-                                            .c_row = n});
-}
-
-/* Rows from..to of the next chunk, some columns of them: asked for between products, so that no load waits for them.
-   They are short and a page apart, which processors do not foresee. */
-static void fetch(const unit *u, const carry_tensor *x, int64_t head, int64_t from, int64_t to, int64_t first,
-                  int64_t columns) {
+/* Rows of a tensor that are read or written soon, this panel's columns of them: the product that is computed now
+   fetches them. They are short and a page apart, which processors do not foresee; and a store to memory that no cache
+   holds waits for it. */
+static carry_rows_ahead ahead(const unit *u, const carry_tensor *x, int64_t head, int64_t from, int64_t to,
+                              int64_t first, int64_t columns) {
     int64_t size = (int64_t)carry_dtype_size(x->dtype);
     to = to < u->sequence->length ? to : u->sequence->length;
-    for (int64_t t = from; t < to; t++) {
-        const char *row = (const char *)carry_delta_place(x, u->sequence->batch, u->sequence->start + t, head);
-        for (int64_t at = first * size; at < (first + columns) * size; at += LINE) {
-            __builtin_prefetch(row + at, 0, 2);
-        }
+    if (to <= from) {
+        return (carry_rows_ahead){0};
     }
+    const char *row = carry_delta_place(x, u->sequence->batch, u->sequence->start + from, head);
+    return (carry_rows_ahead){
+        .at = row + first * size, .row = x->stride[1] * size, .rows = to - from, .size = columns * size};
 }
 
-/* Rows of the output that are written soon: a store to memory that no cache holds waits for it. */
-static void fetch_output(const unit *u, int64_t from, int64_t to) {
-    const carry_tensor *o = u->run->o;
-    int64_t head = u->head * u->run->plan->group + u->member;
-    int64_t size = (int64_t)carry_dtype_size(o->dtype);
-    for (int64_t t = from; t < to; t++) {
-        const char *row = (const char *)carry_delta_place(o, u->sequence->batch, u->sequence->start + t, head);
-        for (int64_t at = u->first * size; at < (u->first + u->columns) * size; at += LINE) {
-            __builtin_prefetch(row + at, 1, 2);
-        }
-    }
-}
-
-/* c = a S + base of all tokens, some at a time, and with them this panel's share of the next chunk's rows. */
-static void state_product(const unit *u, int64_t t, int64_t tokens, const float *a, const float *S, const float *base,
-                          float *c, const carry_tensor *next) {
+/* Columns of q or k of the next chunk: every panel of every value head fetches its part of them. */
+static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t t, int64_t tokens) {
     int64_t K = u->run->plan->problem.key;
     int64_t whole = u->run->plan->group * u->whole;
     int64_t done = u->member * u->whole + u->at;
-    for (int64_t i = 0; i < tokens; i += STEP) {
-        int64_t m = tokens - i < STEP ? tokens - i : STEP;
-        fetch(u, next, u->head, t + tokens + i + m * done / whole, t + tokens + i + m * (done + u->columns) / whole, 0,
-              K);
-        if (u->run->o != NULL && base != NULL) {
-            fetch_output(u, t + i, t + i + m);
-        }
-        product(u->run->plan, m, u->columns, K, a + i * K, K, S, base != NULL ? base + i * u->columns : NULL,
-                c + i * u->columns);
-    }
+    int64_t first = K * done / whole;
+    return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
+}
+
+/* c = by (a S) + base_by base of all tokens; base NULL: none. */
+static void state_product(const unit *u, int64_t tokens, const float *a, const float *S, const float *by,
+                          const float *base, ptrdiff_t base_row, const float *base_by, float *c,
+                          carry_rows_ahead soon) {
+    int64_t K = u->run->plan->problem.key;
+    u->run->plan->kernels->product(&(carry_product){.m = tokens,
+                                                    .n = u->columns,
+                                                    .k = K,
+                                                    .count = 1,
+                                                    .a = a,
+                                                    .b = S,
+                                                    .base = base,
+                                                    .c = c,
+                                                    .a_row = K,
+                                                    .b_row = u->columns,
+                                                    .base_row = base_row,
+                                                    .c_row = u->columns,
+                                                    .by = by,
+                                                    .base_by = base_by,
+                                                    .ahead = soon});
 }
 
 /* R into X: beta v, less what the state already holds for k. */
@@ -82,6 +64,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     const carry_tensor *v = run->in.v;
     int64_t first = u->sequence->start + t;
     const float *from = s->O; /* it is free */
+    const float *beta = s->heads.beta;
     ptrdiff_t row = u->values;
     if (u->values > 0 && v->dtype == CARRY_F32) {
         from = (const float *)carry_delta_place(v, u->sequence->batch, first, value_head) + u->first;
@@ -89,11 +72,20 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     } else if (u->values > 0) {
         carry_delta_load(plan, s->O, v, u->sequence->batch, first, value_head, tokens, u->first, u->values);
     }
-    plan->kernels->rows->scale_rows(s->X, u->columns, from, row, s->heads.beta, tokens, u->values);
-    for (int64_t i = 0; i < tokens && u->values < u->columns; i++) {
-        memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
+    if (u->values < u->columns) { /* columns that have no v */
+        plan->kernels->rows->scale_rows(s->X, u->columns, from, row, beta, tokens, u->values);
+        for (int64_t i = 0; i < tokens; i++) {
+            memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
+        }
+        from = s->X;
+        row = u->columns;
+        beta = NULL;
     }
-    state_product(u, t, tokens, s->fade_k, S, s->X, s->X, run->in.k);
+    carry_rows_ahead soon = {0};
+    if (run->o != NULL) {
+        soon = ahead(u, run->o, value_head, t, t + tokens, u->first, u->columns);
+    }
+    state_product(u, tokens, s->faded.k, S, s->faded.by_k, from, row, beta, s->X, soon);
 }
 
 /* O = scale fade Q S + P V', the second by blocks of rows since P is a triangle; in f32 straight to where it goes. */
@@ -102,7 +94,7 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     const carry_tensor *o = u->run->o;
     carry_delta_scratch *s = u->scratch;
     CARRY_SPAN(plan->ctx, "delta", "output");
-    state_product(u, t, tokens, s->fade_q, S, NULL, s->O, u->run->in.q);
+    state_product(u, tokens, s->faded.q, S, s->faded.by_q, NULL, 0, NULL, s->O, ahead_keys(u, u->run->in.q, t, tokens));
     bool direct = o->dtype == CARRY_F32;
     float *to = s->made;
     ptrdiff_t row = u->columns;
@@ -112,7 +104,6 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     }
     for (int64_t i = 0; i < tokens; i += CARRY_DELTA_BLOCK) {
         int64_t m = tokens - i < CARRY_DELTA_BLOCK ? tokens - i : CARRY_DELTA_BLOCK;
-        fetch(u, u->run->in.v, value_head, t + tokens + i, t + tokens + i + m, u->first, u->columns);
         carry_triangle_product(plan->kernels,
                                &(carry_product){.m = m,
                                                 .n = u->columns,
@@ -125,7 +116,9 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
                                                 .a_row = plan->chunk,
                                                 .b_row = u->columns,
                                                 .base_row = u->columns,
-                                                .c_row = row},
+                                                .c_row = row,
+                                                .ahead = ahead(u, u->run->in.v, value_head, t + tokens + i,
+                                                               t + tokens + i + m, u->first, u->columns)},
                                s->X, i, false);
     }
     if (!direct) {
@@ -134,20 +127,20 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     }
 }
 
-/* S <- e^{G[C]} S + (left K)^T V'. */
-static void advance(const unit *u, int64_t tokens, float *S) {
+/* S <- e^{G[C]} S + (left K)^T V'; with one gate a token it is V' that is multiplied by left, in place. */
+static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "state");
-    if (plan->problem.gate != CARRY_DELTA_NO_GATE) {
-        plan->kernels->rows->scale_rows(S, u->columns, S, u->columns, s->heads.end, K, u->columns);
+    if (s->faded.by_v != NULL) {
+        plan->kernels->rows->scale_rows(s->X, u->columns, s->X, u->columns, s->faded.by_v, tokens, u->columns);
     }
     plan->kernels->product(&(carry_product){.m = K,
                                             .n = u->columns,
                                             .k = tokens,
                                             .count = 1,
-                                            .a = s->left_k,
+                                            .a = s->faded.left_k,
                                             .b = s->X,
                                             .base = S,
                                             .c = S,
@@ -155,7 +148,9 @@ static void advance(const unit *u, int64_t tokens, float *S) {
                                             .b_row = u->columns,
                                             .base_row = u->columns,
                                             .c_row = u->columns,
-                                            .a_transposed = true});
+                                            .a_transposed = true,
+                                            .base_by = plan->problem.gate != CARRY_DELTA_NO_GATE ? s->heads.end : NULL,
+                                            .ahead = ahead_keys(u, u->run->in.k, t, tokens)});
 }
 
 static void keep(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S, bool values) {
@@ -175,13 +170,28 @@ static void keep(const unit *u, int64_t t, int64_t tokens, int64_t value_head, c
     }
 }
 
-/* Rows of a chunk times the decays of one value head. */
+/* Decays of one value head. One number a token is multiplied to the rows of products, which saves writing the rows of
+   the chunk three times; with a key gate it is one number a channel, and the rows are multiplied before. */
 static void weigh(const carry_delta_run *run, carry_delta_scratch *s, int64_t tokens) {
     const carry_delta_plan *plan = run->plan;
-    carry_delta_scale_rows(plan, s->fade_k, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
-    carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
-    if (run->o != NULL) {
-        carry_delta_scale_rows(plan, s->fade_q, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
+    if (plan->problem.gate == CARRY_DELTA_KEY_GATE) {
+        carry_delta_scale_rows(plan, s->fade_k, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
+        carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
+        if (run->o != NULL) {
+            carry_delta_scale_rows(plan, s->fade_q, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
+        }
+        s->faded = (carry_delta_faded){.k = s->fade_k, .q = s->fade_q, .left_k = s->left_k};
+        return;
+    }
+    s->faded = (carry_delta_faded){.k = s->rows.k,
+                                   .q = s->rows.q,
+                                   .left_k = s->rows.k,
+                                   .by_k = s->by_k,
+                                   .by_q = s->by_q,
+                                   .by_v = plan->problem.gate != CARRY_DELTA_NO_GATE ? s->heads.left : NULL};
+    for (int64_t i = 0; i < tokens; i++) {
+        s->by_k[i] = -s->heads.beta[i] * s->heads.fade[i];
+        s->by_q[i] = plan->scale * s->heads.fade[i];
     }
 }
 
@@ -201,7 +211,7 @@ static void panel_chunk(const unit *u, int64_t t, int64_t tokens) {
     if (run->o != NULL) {
         output(u, t, tokens, value_head, S);
     }
-    advance(u, tokens, S);
+    advance(u, t, tokens, S);
 }
 
 void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end) {

@@ -30,9 +30,7 @@ void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_input
     if (by_key(plan)) {
         carry_delta_load(plan, g, in->g, batch, first, value_head, tokens, 0, size);
     } else {
-        for (int64_t i = 0; i < tokens; i++) {
-            g[i] = carry_delta_scalar(in->g, batch, first + i, value_head);
-        }
+        carry_delta_scalars(g, in->g, batch, first, value_head, tokens);
     }
     if (p->gate_inside) {
         float rate = -expf(((const float *)in->A_log->data)[value_head]);

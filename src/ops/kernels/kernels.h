@@ -17,7 +17,20 @@
 /* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
    Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x
    n, or n x k when transposed. c[i] overlaps neither a[i] nor b[i]; but since items are done in order, b[i] may be
-   c[i-1], and then one call is a whole dense recurrence. */
+   c[i-1], and then one call is a whole dense recurrence.
+
+   Row r of a b may be multiplied by `by[r]` and row r of base by `base_by[r]`, NULL being ones:
+   c = by (a b) + base_by base. Every item has the same factors. Only kernels->product knows them.
+
+   `ahead` names rows of memory that the caller reads or writes soon. They are fetched into the second cache a few lines
+   at a time while the product runs: all at once they would keep each other waiting. A wish, which a set of kernels need
+   not grant. */
+typedef struct carry_rows_ahead {
+    const char *at;     /* of the first row */
+    ptrdiff_t row;      /* bytes from row to row */
+    int64_t rows, size; /* bytes of each */
+} carry_rows_ahead;
+
 typedef struct carry_product {
     int64_t m, n, k, count;
     const float *a, *b, *base;
@@ -25,6 +38,8 @@ typedef struct carry_product {
     ptrdiff_t a_row, b_row, base_row, c_row;
     ptrdiff_t a_next, b_next, base_next, c_next;
     bool a_transposed, b_transposed;
+    const float *by, *base_by;
+    carry_rows_ahead ahead;
 } carry_product;
 
 typedef void (*carry_product_function)(const carry_product *product);

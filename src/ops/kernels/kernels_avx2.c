@@ -6,6 +6,7 @@
 #define LANES 8
 #define TILE_VECTORS 2
 #define TILE_ROWS 6
+#define THREE_ROWS 0
 #define PAIR_ROWS 6
 #define ONE_ROWS 8
 #define DOT_AHEAD 2048

@@ -5,6 +5,7 @@
 #define LANES 16
 #define TILE_VECTORS 4
 #define TILE_ROWS 6
+#define THREE_ROWS 8
 #define PAIR_ROWS 12
 #define ONE_ROWS 16
 #define DOT_AHEAD 2048

@@ -18,11 +18,13 @@ static void product(const carry_product *p) {
         float *c = p->c + item * p->c_next;
         for (int64_t i = 0; i < p->m; i++) {
             for (int64_t j = 0; j < p->n; j++) {
-                float sum = base != NULL ? base[i * p->base_row + j] : 0.0f;
+                float first = base != NULL ? base[i * p->base_row + j] : 0.0f;
+                first = p->base_by != NULL ? p->base_by[i] * first : first;
+                float sum = p->by == NULL ? first : 0.0f;
                 for (int64_t l = 0; l < p->k; l++) {
                     sum += element(a, p->a_row, p->a_transposed, i, l) * element(b, p->b_row, p->b_transposed, l, j);
                 }
-                c[i * p->c_row + j] = sum;
+                c[i * p->c_row + j] = p->by == NULL ? sum : p->by[i] * sum + first;
             }
         }
     }

@@ -2,6 +2,13 @@
 #ifndef CARRY_OPS_ROWS_TRIANGLE_H
 #define CARRY_OPS_ROWS_TRIANGLE_H
 
+/* Sixteen lanes, whatever the processor has. Loops over arrays of them were made vectors across rows by gcc. */
+typedef float sixteen __attribute__((vector_size(CARRY_UNIT_ROWS * 4), aligned(4), may_alias));
+
+/* Not functions: a vector wider than the processor's may not be returned. */
+#define SIXTEEN(at) (*(const sixteen *)(at))
+#define SIXTEEN_TO(at) (*(sixteen *)(at))
+
 static void rows_scale_rows(float *to, int64_t to_row, const float *from, int64_t from_row, const float *by,
                             int64_t rows, int64_t size) {
     for (int64_t i = 0; i < rows; i++) {
@@ -15,16 +22,40 @@ static void rows_scale_rows(float *to, int64_t to_row, const float *from, int64_
     }
 }
 
-static void rows_unit_rows(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
-                           int64_t size) {
-    for (int64_t i = 0; i < rows; i++) {
-        norms[i] = 1.0f / sqrtf(epsilon + rows_sum_squares(from + i * from_row, size));
+/* rows_sum_squares of whole sixteens, the same bits: there gcc keeps the sums in memory and adds them one by one. */
+INLINE_ROWS float sixteens_squares(const float *x, int64_t count) {
+    typedef float four __attribute__((vector_size(16)));
+    sixteen part = {0};
+    for (int64_t i = 0; i < count; i += CARRY_UNIT_ROWS) {
+        part += SIXTEEN(x + i) * SIXTEEN(x + i);
     }
-    rows_scale_rows(to, size, from, from_row, norms, rows, size);
+    const four low = __builtin_shufflevector(part, part, 0, 1, 2, 3) + __builtin_shufflevector(part, part, 4, 5, 6, 7);
+    const four high =
+        __builtin_shufflevector(part, part, 8, 9, 10, 11) + __builtin_shufflevector(part, part, 12, 13, 14, 15);
+    const four sum = low + high;
+    return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-/* Sixteen lanes, whatever the processor has. Loops over arrays of them were made vectors across rows by gcc. */
-typedef float sixteen __attribute__((vector_size(CARRY_UNIT_ROWS * 4), aligned(4), may_alias));
+/* Sixteen rows at a time, which are still in the first cache when they are multiplied; their roots are one vector. */
+static void rows_unit_rows(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
+                           int64_t size) {
+    const int whole = size % CARRY_UNIT_ROWS == 0;
+    for (int64_t i = 0; i < rows; i += CARRY_UNIT_ROWS) {
+        const float *x = from + i * from_row;
+        const int64_t count = rows - i < CARRY_UNIT_ROWS ? rows - i : CARRY_UNIT_ROWS;
+        float norm[CARRY_UNIT_ROWS] = {0};
+        for (int64_t r = 0; r < count; r++) {
+            norm[r] = whole ? sixteens_squares(x + r * from_row, size) : rows_sum_squares(x + r * from_row, size);
+        }
+        for (int r = 0; r < CARRY_UNIT_ROWS; r++) {
+            norm[r] = 1.0f / sqrtf(epsilon + norm[r]);
+        }
+        for (int64_t r = 0; r < count; r++) {
+            norms[i + r] = norm[r];
+        }
+        rows_scale_rows(to + i * size, size, x, from_row, norm, count, size);
+    }
+}
 
 /* Row i of the inverse is e_i plus the rows above it by -A[i, j], whose columns from i on are zeros. */
 static void rows_unit_inverse(float *inverse, const float *below, int64_t stride, int64_t size) {
@@ -38,58 +69,52 @@ static void rows_unit_inverse(float *inverse, const float *below, int64_t stride
     }
 }
 
-/* to = factor decay from, of a row. */
-INLINE_ROWS void weigh_row(float *to, const float *from, const float *decay, float factor, int64_t count) {
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
-        to[j] = factor * decay[j] * from[j];
-    }
-}
-
-/* Columns of a row of the triangles left of its diagonal block. */
+/* Columns of a row of the triangles left of its diagonal block: whole sixteens. */
 INLINE_ROWS void triangle_row(const carry_triangles *t, int64_t i, int64_t count, float after, const float *before) {
-    float *D = t->D + i * t->stride;
-    INDEPENDENT
-    for (int64_t j = 0; j < count; j++) {
-        D[j] = after * before[j];
-    }
-    weigh_row(t->nA + i * t->stride, t->kk + i * t->stride, D, -t->beta[i], count);
-    if (t->qk != NULL) {
-        weigh_row(t->P + i * t->stride, t->qk + i * t->stride, D, t->scale, count);
+    const int64_t from = i * t->stride;
+    const float below = -t->beta[i];
+    for (int64_t j = 0; j < count; j += CARRY_UNIT_ROWS) {
+        const sixteen decay = after * SIXTEEN(before + j);
+        SIXTEEN_TO(t->D + from + j) = decay;
+        SIXTEEN_TO(t->nA + from + j) = below * decay * SIXTEEN(t->kk + from + j);
+        if (t->qk != NULL) {
+            SIXTEEN_TO(t->P + from + j) = t->scale * decay * SIXTEEN(t->qk + from + j);
+        }
     }
 }
 
-/* Columns of its diagonal block, all 16 of them: what is right of the diagonal is zero whatever lies in G, kk and qk.
- */
-INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t i, int64_t block) {
-    const int at = (int)(i - block);
-    const int64_t from = i * t->stride + block;
-    float decay[CARRY_UNIT_ROWS] = {0};
+/* Differences of a diagonal block's sums, rows of sixteen; zero right of the diagonal and on it. */
+INLINE_ROWS void corner_sums(float *to, const double *G, int64_t size) {
+    for (int64_t i = 0; i < size; i++) {
+        const double here = G[i];
+        float *row = to + i * CARRY_UNIT_ROWS;
+        for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
+            float difference = (float)(here - G[j]);
+            row[j] = j < i ? difference : 0.0f;
+        }
+    }
+}
+
+/* Columns of the diagonal block of its rows, all 16 of them: what is right of the diagonal is zero whatever lies in G,
+   kk and qk. */
+INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_t size) {
+    typedef int32_t mask __attribute__((vector_size(CARRY_UNIT_ROWS * 4)));
+    const mask column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    float decays[CARRY_UNIT_ROWS * CARRY_UNIT_ROWS] = {0};
     if (t->G != NULL) {
-        const double *G = t->G + block;
-        const double here = G[at];
-        for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-            decay[j] = (float)(here - G[j]);
+        corner_sums(decays, t->G + block, size);
+    }
+    exponentials(decays, decays, 1.0f, size * CARRY_UNIT_ROWS);
+    for (int64_t i = 0; i < size; i++) {
+        const int64_t from = (block + i) * t->stride + block;
+        const sixteen decay = SIXTEEN(decays + i * CARRY_UNIT_ROWS);
+        const sixteen below = -t->beta[block + i] * decay * SIXTEEN(t->kk + from);
+        SIXTEEN_TO(t->D + from) = decay;
+        SIXTEEN_TO(t->nA + from) = (sixteen)((mask)below & (column < (int32_t)i));
+        if (t->qk != NULL) {
+            const sixteen own = t->scale * decay * SIXTEEN(t->qk + from);
+            SIXTEEN_TO(t->P + from) = (sixteen)((mask)own & (column <= (int32_t)i));
         }
-        for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-            decay[j] = j < at ? decay[j] : 0.0f;
-        }
-    }
-    exponentials(decay, decay, 1.0f, CARRY_UNIT_ROWS);
-    float below[CARRY_UNIT_ROWS];
-    weigh_row(below, t->kk + from, decay, -t->beta[i], CARRY_UNIT_ROWS);
-    for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        t->nA[from + j] = j < at ? below[j] : 0.0f;
-    }
-    for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        t->D[from + j] = decay[j];
-    }
-    if (t->qk == NULL) {
-        return;
-    }
-    weigh_row(below, t->qk + from, decay, t->scale, CARRY_UNIT_ROWS);
-    for (int j = 0; j < CARRY_UNIT_ROWS; j++) {
-        t->P[from + j] = j <= at ? below[j] : 0.0f;
     }
 }
 
@@ -97,21 +122,21 @@ INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t i, int64_t bl
    C^2/16 exponentials instead of C^2/2. */
 static void rows_triangles(const carry_triangles *t) {
     for (int64_t block = 0; block < t->tokens; block += CARRY_UNIT_ROWS) {
-        int64_t end = block + CARRY_UNIT_ROWS < t->tokens ? block + CARRY_UNIT_ROWS : t->tokens;
+        int64_t size = block + CARRY_UNIT_ROWS < t->tokens ? CARRY_UNIT_ROWS : t->tokens - block;
         float before[CARRY_TRIANGLES_ROWS];
-        float after[CARRY_UNIT_ROWS];
+        float after[CARRY_UNIT_ROWS] = {0};
         for (int64_t j = 0; j < block; j++) {
             before[j] = t->G != NULL ? (float)(t->G[block] - t->G[j]) : 0.0f;
         }
-        for (int64_t i = block; i < end; i++) {
-            after[i - block] = t->G != NULL ? (float)(t->G[i] - t->G[block]) : 0.0f;
+        for (int64_t i = 0; i < size; i++) {
+            after[i] = t->G != NULL ? (float)(t->G[block + i] - t->G[block]) : 0.0f;
         }
         exponentials(before, before, 1.0f, block);
-        exponentials(after, after, 1.0f, end - block);
-        for (int64_t i = block; i < end; i++) {
-            triangle_row(t, i, block, after[i - block], before);
-            triangle_corner(t, i, block);
+        exponentials(after, after, 1.0f, CARRY_UNIT_ROWS);
+        for (int64_t i = 0; i < size; i++) {
+            triangle_row(t, block + i, block, after[i], before);
         }
+        triangle_corner(t, block, size);
     }
 }
 

@@ -7,41 +7,33 @@
 
 #define KBLOCK 256
 
-/* c[rows x vectors] = a[rows x k] b[k x vectors] + base; a's element (r, l) is a[r*a_row + l*a_col]. Rows and vectors
-   are constants where this is called. */
-INLINE void tile(const int rows, const int vectors, int64_t k, const float *a, ptrdiff_t a_row, ptrdiff_t a_col,
-                 const float *b, ptrdiff_t b_row, const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
-    vec sum[16][4];
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        UNROLL
-        for (int v = 0; v < vectors; v++) {
-            sum[r][v] = base != NULL ? load(base + r * base_row + v * LANES) : (vec){0};
-        }
+/* A line of the second cache, and after how many k the next row that the caller asked for is fetched. */
+#define AHEAD_LINE 64
+#define AHEAD_EVERY 16
+
+/* The next row that the caller asked for; false: none is left. */
+INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
+    if (ahead->rows == 0) {
+        return false;
     }
-    for (int64_t l = 0; l < k; l++) {
-        vec row[4];
-        UNROLL
-        for (int v = 0; v < vectors; v++) {
-            row[v] = load(b + l * b_row + v * LANES);
-        }
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            float scalar = a[r * a_row + l * a_col];
-            UNROLL
-            for (int v = 0; v < vectors; v++) {
-                sum[r][v] += scalar * row[v];
-            }
-        }
+    for (int64_t at = 0; at < ahead->size; at += AHEAD_LINE) {
+        __builtin_prefetch(ahead->at + at, 0, 2);
     }
-    UNROLL
-    for (int r = 0; r < rows; r++) {
-        UNROLL
-        for (int v = 0; v < vectors; v++) {
-            keep(c + r * c_row + v * LANES, sum[r][v]);
-        }
-    }
+    ahead->at += ahead->row;
+    ahead->rows--;
+    return true;
 }
+
+/* Of tiles with more rows than this, four rows of a share a pointer that gcc must not see through: it would keep a
+   pointer a row, more than x86-64 has registers for, and load them from the stack for every k (16 x 16 x 128: 2,540
+   cycles instead of 1,810). */
+#if defined(__x86_64__)
+#define SHARED_LINES(rows) ((rows) > 8)
+#define OPAQUE(pointer) __asm__("" : "+r"(pointer))
+#else
+#define SHARED_LINES(rows) 0
+#define OPAQUE(pointer) (void)(pointer)
+#endif
 
 /* What the loops below need of one item and one block of k. */
 typedef struct block {
@@ -49,12 +41,84 @@ typedef struct block {
     const float *a, *base;
     float *c;
     ptrdiff_t a_row, a_col, base_row, c_row;
+    const float *by, *base_by;
+    carry_rows_ahead *ahead;
 } block;
 
-INLINE void tile_at(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
-                    ptrdiff_t b_row) {
-    tile(rows, vectors, o->k, o->a + i * o->a_row, o->a_row, o->a_col, b, b_row,
-         o->base != NULL ? o->base + i * o->base_row + j : NULL, o->base_row, o->c + i * o->c_row + j, o->c_row);
+/* c[rows x vectors] = by a[rows x k] b[k x vectors] + base_by base, from row i and column j of c on; a's element (r, l)
+   is a[r*a_row + l*a_col]. Rows and vectors are constants where this is called. */
+INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
+                 ptrdiff_t b_row) {
+    const ptrdiff_t a_row = o->a_row;
+    const ptrdiff_t a_col = o->a_col;
+    const float *a = o->a + i * a_row;
+    const float *base = o->base != NULL ? o->base + i * o->base_row + j : NULL;
+    const float *base_by = o->base_by != NULL ? o->base_by + i : NULL;
+    float *c = o->c + i * o->c_row + j;
+    vec sum[16][4];
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            sum[r][v] = base != NULL && o->by == NULL ? load(base + r * o->base_row + v * LANES) : (vec){0};
+        }
+    }
+    if (base_by != NULL && o->by == NULL) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                sum[r][v] *= base_by[r];
+            }
+        }
+    }
+    const float *line[4];
+    UNROLL
+    for (int r = 0; r < rows; r += 4) {
+        line[r / 4] = a + r * a_row;
+    }
+    for (int64_t until = 0, l = 0; until < o->k;) {
+        until = fetch_ahead(o->ahead) && o->k - until >= 2 * AHEAD_EVERY ? until + AHEAD_EVERY : o->k;
+        for (; l < until; l++) {
+            vec row[4];
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                row[v] = load(b + l * b_row + v * LANES);
+            }
+            UNROLL
+            for (int r = 0; r < rows; r++) {
+                float scalar = SHARED_LINES(rows) ? line[r / 4][r % 4 * a_row] : a[r * a_row + l * a_col];
+                UNROLL
+                for (int v = 0; v < vectors; v++) {
+                    sum[r][v] += scalar * row[v];
+                }
+            }
+            UNROLL
+            for (int r = 0; SHARED_LINES(rows) && r < rows; r += 4) {
+                line[r / 4] += a_col;
+                OPAQUE(line[r / 4]);
+            }
+        }
+    }
+    if (o->by != NULL) {
+        UNROLL
+        for (int r = 0; r < rows; r++) {
+            const float factor = o->by[i + r];
+            UNROLL
+            for (int v = 0; v < vectors; v++) {
+                vec more = base != NULL ? load(base + r * o->base_row + v * LANES) : (vec){0};
+                more = base != NULL && base_by != NULL ? more * base_by[r] : more;
+                sum[r][v] = sum[r][v] * factor + more;
+            }
+        }
+    }
+    UNROLL
+    for (int r = 0; r < rows; r++) {
+        UNROLL
+        for (int v = 0; v < vectors; v++) {
+            keep(c + r * o->c_row + v * LANES, sum[r][v]);
+        }
+    }
 }
 
 /* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
@@ -69,16 +133,16 @@ INLINE void panel(const int most, const int vectors, const block *o, int64_t j, 
     }
     int64_t i = 0;
     for (; i + most <= tall; i += most) {
-        tile_at(most, vectors, o, i, j, b, b_row);
+        tile(most, vectors, o, i, j, b, b_row);
     }
     for (; i + 4 <= o->m; i += 4) {
-        tile_at(4, vectors, o, i, j, b, b_row);
+        tile(4, vectors, o, i, j, b, b_row);
     }
     for (; i + 2 <= o->m; i += 2) {
-        tile_at(2, vectors, o, i, j, b, b_row);
+        tile(2, vectors, o, i, j, b, b_row);
     }
     if (i < o->m) {
-        tile_at(1, vectors, o, i, j, b, b_row);
+        tile(1, vectors, o, i, j, b, b_row);
     }
 }
 
@@ -107,13 +171,17 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
         for (int64_t r = 0; o->base != NULL && r < rows; r++) {
             memcpy(beside + r * LANES, o->base + (i + r) * o->base_row + j, (size_t)columns * sizeof *c);
         }
-        const float *a = o->a + i * o->a_row;
+        block here = *o;
+        here.a = o->a + i * o->a_row;
+        here.base = here.c = beside;
+        here.base_row = here.c_row = LANES;
+        here.by = o->by != NULL ? o->by + i : NULL;
+        here.base_by = o->base_by != NULL ? o->base_by + i : NULL;
         if (rows == 4) {
-            tile(4, 1, o->k, a, o->a_row, o->a_col, b, LANES, beside, LANES, beside, LANES);
+            tile(4, 1, &here, 0, 0, b, LANES);
         } else {
             for (int64_t r = 0; r < rows; r++) {
-                float *row = beside + r * LANES;
-                tile(1, 1, o->k, a + r * o->a_row, o->a_row, o->a_col, b, LANES, row, LANES, row, LANES);
+                tile(1, 1, &here, r, 0, b, LANES);
             }
         }
         for (int64_t r = 0; r < rows; r++) {
@@ -124,7 +192,10 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
 
 INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
                        int64_t j, float *packed) {
-    const int most = vectors == TILE_VECTORS ? TILE_ROWS : vectors == 2 ? PAIR_ROWS : ONE_ROWS;
+    const int most = vectors == TILE_VECTORS ? TILE_ROWS
+                     : vectors == 1          ? ONE_ROWS
+                     : vectors == 2          ? PAIR_ROWS
+                                             : THREE_ROWS;
     if (p->b_transposed) {
         pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
         panel(most, vectors, o, j, packed, vectors * LANES);
@@ -134,7 +205,7 @@ INLINE void full_panel(const int vectors, const carry_product *p, const block *o
 }
 
 INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
-                         const float *base, float *c) {
+                         const float *base, float *c, carry_rows_ahead *ahead) {
     float packed[KBLOCK * TILE_VECTORS * LANES];
     for (int64_t from = 0; from < p->k; from += KBLOCK) {
         block o = {.m = p->m,
@@ -145,10 +216,17 @@ INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_co
                    .a_row = a_row,
                    .a_col = a_col,
                    .base_row = from == 0 ? p->base_row : p->c_row,
-                   .c_row = p->c_row};
+                   .c_row = p->c_row,
+                   .by = p->by,
+                   .base_by = from == 0 ? p->base_by : NULL,
+                   .ahead = ahead};
         int64_t j = 0;
         for (; j + TILE_VECTORS * LANES <= p->n; j += TILE_VECTORS * LANES) {
             full_panel(TILE_VECTORS, p, &o, b, from, j, packed);
+        }
+        if (THREE_ROWS > 0 && j + 3 * LANES <= p->n) {
+            full_panel(3, p, &o, b, from, j, packed);
+            j += 3 * LANES;
         }
         if (TILE_VECTORS > 2 && j + 2 * LANES <= p->n) {
             full_panel(2, p, &o, b, from, j, packed);
@@ -165,11 +243,12 @@ INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_co
     }
 }
 
-/* k = 0: what is left of c = a b + base. */
+/* k = 0: what is left of c = by (a b) + base_by base. */
 static void base_only(const carry_product *p, const float *base, float *c) {
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
-            c[i * p->c_row + j] = base != NULL ? base[i * p->base_row + j] : 0.0f;
+            float value = base != NULL ? base[i * p->base_row + j] : 0.0f;
+            c[i * p->c_row + j] = p->base_by != NULL ? p->base_by[i] * value : value;
         }
     }
 }
@@ -190,11 +269,13 @@ static carry_product as_row_times_matrix(const carry_product *p) {
 }
 
 static void product(const carry_product *given) {
-    bool packed_vector = given->n == 1 && (given->b_row == 1 || given->b_transposed || given->k == 1);
+    bool packed_vector = given->n == 1 && (given->b_row == 1 || given->b_transposed || given->k == 1) &&
+                         given->by == NULL && given->base_by == NULL;
     bool columns_packed = given->c_row == 1 && (given->base == NULL || given->base_row == 1);
     bool turned = packed_vector && given->a_transposed && columns_packed;
     const carry_product now = turned ? as_row_times_matrix(given) : *given;
     const carry_product *p = &now;
+    carry_rows_ahead ahead = p->ahead;
     for (int64_t i = 0; i < p->count; i++) {
         const float *a = p->a + i * p->a_next;
         const float *b = p->b + i * p->b_next;
@@ -205,9 +286,9 @@ static void product(const carry_product *given) {
         } else if (packed_vector && !p->a_transposed && !turned) {
             times_vector(p, a, b, base, c);
         } else if (p->a_transposed) {
-            product_item(p, 1, p->a_row, a, b, base, c);
+            product_item(p, 1, p->a_row, a, b, base, c, &ahead);
         } else {
-            product_item(p, p->a_row, 1, a, b, base, c);
+            product_item(p, p->a_row, 1, a, b, base, c, &ahead);
         }
     }
 }
