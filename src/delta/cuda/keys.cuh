@@ -51,6 +51,29 @@ template <int D> struct back_page {
     float end[D], beta[C];
 };
 
+/* Gates of one channel, N tokens from `start` on, zeros from `count` on: all of them are asked for before the first is
+   looked at (one branch on the type for each would wait for each). */
+template <int N>
+__device__ __forceinline__ void load_channel(float (&g)[N], const carry_delta_array &from, int64_t start, int count) {
+    if (from.dtype == CARRY_F32) {
+        const float *at = static_cast<const float *>(from.data) + start;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = i < count ? at[i * from.token] : 0.0f;
+        }
+    } else {
+        const auto *at = static_cast<const uint16_t *>(from.data) + start;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = __uint_as_float(i < count ? at[i * from.token] : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = value_of(from, __float_as_uint(g[i]));
+        }
+    }
+}
+
 struct chunk_at {
     delta_place place;
     int64_t sequence, first; /* first: its first token, of the sequence's */

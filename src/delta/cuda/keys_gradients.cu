@@ -22,16 +22,13 @@ template <int D> struct gradient_chunk {
     __device__ bool is_there(int i) const {
         return i < p.at.count && c < job.key;
     }
-    __device__ float gate(int i) const {
-        return is_there(i) ? load_one(job.g, place(job.g, i, p.head) + c) : 0.0f;
+    __device__ void load_gates(float (&g)[BLOCK], int b) const {
+        load_channel<BLOCK>(g, job.g, place(job.g, BLOCK * b, p.head) + c, c < job.key ? p.at.count - BLOCK * b : 0);
     }
     /* Gates as powers of two, summed from a block's first token on. */
     __device__ void sum_gates(float (&G)[BLOCK], int b) const {
         float sum = 0.0f;
-#pragma unroll
-        for (int i = 0; i < BLOCK; i++) {
-            G[i] = gate(BLOCK * b + i);
-        }
+        load_gates(G, b);
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
             sum += LOG2_E * (G[i] < ZERO_FROM ? ZERO_FROM : G[i]);
@@ -170,45 +167,68 @@ template <int D> struct gradient_chunk {
         for (int a = 0; a < b; a++) {
             ends += m.sums[2 * BLOCKS + a][c];
         }
-        for (int i = BLOCK * (b + 1) - 1; i >= BLOCK * b; i--) {
-            sum += m.G[i * LG + c];
-            if (is_there(i)) {
-                carry_store_any(back.dg.data, back.dg.dtype, place(back.dg, i, p.head) + c,
-                                expf(gate(i)) == 0.0f ? 0.0f : sum + (ends + m.dkl[i * LG + c]));
+        float g[BLOCK];
+        load_gates(g, b);
+#pragma unroll
+        for (int i = BLOCK - 1; i >= 0; i--) {
+            const int at = BLOCK * b + i;
+            sum += m.G[at * LG + c];
+            if (is_there(at)) {
+                carry_store_any(back.dg.data, back.dg.dtype, place(back.dg, at, p.head) + c,
+                                expf(g[i]) == 0.0f ? 0.0f : sum + (ends + m.dkl[at * LG + c]));
             }
         }
     }
 
-    /* A warp has a token: the gradient itself, back through its norm, or a part of it. */
+    /* A warp has four tokens at a time: the gradient itself, back through its norm, or a part of it. */
     __device__ void store_rows(const carry_delta_array &to, float *parts, const float *from, const carry_delta_array &x,
                                const float *norms) const {
+        constexpr int ROWS = 4, N = D / 32;
         const int64_t head = p.head / job.group;
-        for (int i = warp_of(); i < p.at.count; i += WIDE / 32) {
-            float gradient[D / 32], value[D / 32], dot = 0.0f;
-            const auto *row = static_cast<const uint16_t *>(x.data) + place(x, i, head);
+        for (int first = warp_of() * ROWS; first < p.at.count; first += WIDE / 32 * ROWS) {
+            float gradient[ROWS][N], value[ROWS][N], dot[ROWS];
 #pragma unroll
-            for (int e = 0; e < D / 32; e++) {
-                const int at = 32 * e + lane_of();
-                gradient[e] = from[i * LG + at];
-                value[e] = job.l2norm && at < job.key ? low_of(row[at]) : 0.0f;
-                dot = fmaf(value[e], gradient[e], dot);
+            for (int r = 0; r < ROWS; r++) { /* rows behind the last one are read from it */
+                const int i = first + r < p.at.count ? first + r : p.at.count - 1;
+                const auto *row = static_cast<const uint16_t *>(x.data) + place(x, i, head);
+                dot[r] = 0.0f;
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    const int at = 32 * e + lane_of();
+                    gradient[r][e] = from[i * LG + at];
+                    value[r][e] = job.l2norm && at < job.key ? low_of(row[at]) : 0.0f;
+                    dot[r] = fmaf(value[r][e], gradient[r][e], dot[r]);
+                }
             }
 #pragma unroll
             for (int far = 1; far < 32; far *= 2) {
-                dot += __shfl_xor_sync(WARP, dot, far);
-            }
-            const float norm = norms[i], along = norm * norm * dot;
-            const int64_t token = p.at.place.token + p.at.first + i;
-            float *part = parts + (token * p.part.heads + p.head - p.part.first) * job.key;
-            auto *there = static_cast<uint16_t *>(to.data) + place(to, i, head);
 #pragma unroll
-            for (int e = 0; e < D / 32; e++) {
-                const int at = 32 * e + lane_of();
-                if (at < job.key && parts != nullptr) {
-                    part[at] = gradient[e];
-                } else if (at < job.key) {
-                    there[at] = to_16(norm * fmaf(-value[e], along, gradient[e]));
+                for (int r = 0; r < ROWS; r++) {
+                    dot[r] += __shfl_xor_sync(WARP, dot[r], far);
                 }
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int i = first + r;
+                if (i < p.at.count) {
+                    store_row(to, parts, i, gradient[r], value[r], norms[i], dot[r]);
+                }
+            }
+        }
+    }
+    __device__ void store_row(const carry_delta_array &to, float *parts, int i, const float (&gradient)[D / 32],
+                              const float (&value)[D / 32], float norm, float dot) const {
+        const int64_t token = p.at.place.token + p.at.first + i;
+        const float along = norm * norm * dot;
+        float *part = parts + (token * p.part.heads + p.head - p.part.first) * job.key;
+        auto *there = static_cast<uint16_t *>(to.data) + place(to, i, p.head / job.group);
+#pragma unroll
+        for (int e = 0; e < D / 32; e++) {
+            const int at = 32 * e + lane_of();
+            if (at < job.key && parts != nullptr) {
+                part[at] = gradient[e];
+            } else if (at < job.key) {
+                there[at] = to_16(norm * fmaf(-value[e], along, gradient[e]));
             }
         }
     }

@@ -70,10 +70,10 @@ template <int D, typename PAGE> struct prepare_chunk {
     /* A channel's gates as powers of two; those of tokens that are not there are 0. */
     __device__ void load_gates(float (&g)[C], int c) const {
         const int64_t start = at_of(job.g, at.place.batch, at.place.start + at.first, head) + c;
+        load_channel<C>(g, job.g, start, c < job.key ? at.count : 0);
 #pragma unroll
         for (int i = 0; i < C; i++) {
-            const float x = i < at.count && c < job.key ? load_one(job.g, start + i * job.g.token) : 0.0f;
-            g[i] = LOG2_E * (x < ZERO_FROM ? ZERO_FROM : x);
+            g[i] = LOG2_E * (g[i] < ZERO_FROM ? ZERO_FROM : g[i]);
         }
     }
 
