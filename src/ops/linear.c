@@ -238,10 +238,68 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
     return operators->linear(ctx, y, x, W, accumulate);
 }
 
+/* A weight of at most so many elements, in f32, is multiplied in float64. It costs little there, and what follows scales
+   the rounding of such sums up: a norm does so for a head whose output is small. With sums of squares in float64 too, 4
+   of 57 golden values of a hybrid with hidden size 64 miss their bound, 15 with sums of f32. By the weight's shape
+   alone: the number of tokens changes no bit. */
+#define EXACT_WEIGHT ((int64_t)1 << 15)
+#define EXACT_PIECE_FLOPS 200000
+
+typedef struct exact_job {
+    const carry_kernels *kernels;
+    carry_exact_dots dots;
+    bool by_columns; /* pieces are columns of y, not rows */
+} exact_job;
+
+static void exact_pieces(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const exact_job *j = argument;
+    carry_exact_dots d = j->dots;
+    if (j->by_columns) {
+        d.b += begin * d.b_row;
+        d.c += begin;
+        d.n = end - begin;
+    } else {
+        d.a += begin * d.a_row;
+        d.c += begin * d.c_row;
+        d.m = end - begin;
+    }
+    j->kernels->exact_dots(&d);
+}
+
+static bool exact_linear(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
+                         bool accumulate) {
+    const bool plain = x.dtype == CARRY_F32 && W.dtype == CARRY_F32 && y.dtype == CARRY_F32;
+    if (!plain || W.shape[0] < 1 || W.shape[1] > EXACT_WEIGHT / W.shape[0]) {
+        return false;
+    }
+    exact_job j = {.kernels = kernels,
+                   .dots = {.m = x.shape[0],
+                            .n = W.shape[0],
+                            .k = W.shape[1],
+                            .a = x.data,
+                            .b = W.data,
+                            .c = y.data,
+                            .a_row = W.shape[1],
+                            .b_row = W.shape[1],
+                            .c_row = W.shape[0],
+                            .accumulate = accumulate},
+                   .by_columns = x.shape[0] < 8};
+    CARRY_SPAN(ctx, "ops", "linear");
+    carry_span_work(ctx, 2.0 * (double)j.dots.m * (double)j.dots.n * (double)j.dots.k, 0.0);
+    const int64_t each = 2 * j.dots.k * (j.by_columns ? j.dots.m : j.dots.n);
+    carry_parallel(ctx, j.by_columns ? j.dots.n : j.dots.m, (EXACT_PIECE_FLOPS / (each + 1) + 4) / 4 * 4, exact_pieces,
+                   &j);
+    return true;
+}
+
 carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     bool half = W.dtype == CARRY_BF16 || W.dtype == CARRY_F16;
+    if (exact_linear(ctx, kernels, y, x, W, accumulate)) {
+        return CARRY_OK;
+    }
     if (half && carry_few_tokens(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }

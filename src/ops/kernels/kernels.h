@@ -90,6 +90,16 @@ typedef struct carry_half_dots {
     carry_dtype type;
 } carry_half_dots;
 
+/* c[i, j] = sum_l a[i, l] b[j, l], or added to c: sums in float64, rounded once. An element is the same whatever rows
+   and columns are beside it. */
+typedef struct carry_exact_dots {
+    int64_t m, n, k;
+    const float *a, *b;
+    float *c;
+    ptrdiff_t a_row, b_row, c_row;
+    bool accumulate;
+} carry_exact_dots;
+
 typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
@@ -100,6 +110,7 @@ typedef struct carry_kernels {
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
     void (*delta_token)(const carry_delta_token *token);
     void (*half_dots)(const carry_half_dots *dots);
+    void (*exact_dots)(const carry_exact_dots *dots);
     void (*f32_from_bf16)(float *to, const uint16_t *from, int64_t count);
     void (*f32_from_f16)(float *to, const uint16_t *from, int64_t count);
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);

@@ -90,6 +90,18 @@ static void delta_token(const carry_delta_token *t) {
     }
 }
 
+static void exact_dots(const carry_exact_dots *d) {
+    for (int64_t i = 0; i < d->m; i++) {
+        for (int64_t j = 0; j < d->n; j++) {
+            double sum = d->accumulate ? d->c[i * d->c_row + j] : 0.0;
+            for (int64_t l = 0; l < d->k; l++) {
+                sum += (double)d->a[i * d->a_row + l] * (double)d->b[j * d->b_row + l];
+            }
+            d->c[i * d->c_row + j] = (float)sum;
+        }
+    }
+}
+
 static void half_dots(const carry_half_dots *d) {
     for (int64_t t = 0; t < d->tokens; t++) {
         for (int64_t r = 0; r < d->rows; r++) {
@@ -147,6 +159,7 @@ const carry_kernels carry_kernels_plain = {
     .diagonal_apply = diagonal_apply,
     .delta_token = delta_token,
     .half_dots = half_dots,
+    .exact_dots = exact_dots,
     .f32_from_bf16 = f32_from_bf16,
     .f32_from_f16 = f32_from_f16,
     .bf16_from_f32 = bf16_from_f32,

@@ -89,6 +89,7 @@ INLINE void narrow(const int type, uint16_t *to, const float *from, int64_t coun
 
 #include "ops/kernels/vector_diagonal.h"
 #include "ops/kernels/vector_dots.h"
+#include "ops/kernels/vector_exact.h"
 #include "ops/kernels/vector_half_dots.h"
 #include "ops/kernels/vector_pack.h"
 #include "ops/kernels/vector_product.h"
@@ -111,8 +112,8 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     narrow(CARRY_F16, to, from, count);
 }
 
-#define VECTOR_KERNELS                                                                                \
-    .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES, \
-    .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,     \
-    .half_dots = half_dots_of, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16,          \
+#define VECTOR_KERNELS                                                                                                 \
+    .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES,                  \
+    .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,                      \
+    .half_dots = half_dots_of, .exact_dots = exact_dots, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, \
     .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops, .transpose = transpose

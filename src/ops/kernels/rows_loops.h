@@ -102,20 +102,6 @@ static inline float parts_sum(const float part[PARTS]) {
     return four[0] + four[1] + (four[2] + four[3]);
 }
 
-static float rows_sum_squares(const float *x, int64_t count) {
-    float part[PARTS] = {0};
-    int64_t i = 0;
-    for (; i + PARTS <= count; i += PARTS) {
-        for (int l = 0; l < PARTS; l++) {
-            part[l] += x[i + l] * x[i + l];
-        }
-    }
-    for (int l = 0; i < count; i++, l++) {
-        part[l] += x[i] * x[i];
-    }
-    return parts_sum(part);
-}
-
 static double rows_sum_squares_double(const float *x, int64_t count) {
     double part[PARTS] = {0};
     int64_t i = 0;
@@ -132,6 +118,11 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
         sum += part[l];
     }
     return sum;
+}
+
+/* Exact but for the last rounding: a norm scales all of a row by it, and small rows by a lot. */
+static float rows_sum_squares(const float *x, int64_t count) {
+    return (float)rows_sum_squares_double(x, count);
 }
 
 #include "ops/kernels/rows_layer.h"
