@@ -55,7 +55,7 @@ static void test_what_cannot_be_is_refused(void **state) {
                    carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5, .device = 99}));
     assert_refused(ctx, CARRY_EARGUMENT, "not opened over",
                    carry_comm_open(ctx, &gpu, "self", &(carry_comm_options){.deadline = 5, .over = self}));
-    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 1, .device = 1, .over = self}));
+    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5, .device = 1, .over = self}));
     assert_ok(ctx, carry_device_alloc(ctx, &there, 1, 64));
     assert_refused(ctx, CARRY_EDEVICE, "host memory", carry_send(gpu, here, 8, 0, 0));
     assert_refused(ctx, CARRY_EDEVICE, "host memory",
@@ -65,7 +65,7 @@ static void test_what_cannot_be_is_refused(void **state) {
     assert_ok(ctx, carry_barrier(gpu)); /* the refusals broke nothing */
     const double start = carry_seconds();
     assert_int_not_equal(carry_recv(gpu, there, 8, 0, 0), CARRY_OK); /* what nobody sends */
-    assert_true(carry_seconds() - start < 10);
+    assert_true(carry_seconds() - start < 15);
     print_message("a receive that nobody sends: %s\n", carry_ctx_error(ctx));
     assert_int_equal(carry_barrier(gpu), CARRY_EPEER);
     carry_comm_free(gpu);
