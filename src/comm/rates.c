@@ -109,8 +109,8 @@ static carry_status measure_relay(carry_comm *comm, char *data, double *overhead
     return CARRY_OK;
 }
 
-/* slowest, sum: seconds of a small message and of a large one, over all pairs. */
-static carry_status measure(carry_comm *comm, char *data, double slowest[2], double sum[2]) {
+/* Seconds of a small message and of a large one: of the slowest pair, of the fastest one negated, and of all in sum. */
+static carry_status measure(carry_comm *comm, char *data, double slowest[4], double sum[2]) {
     for (int side = 0; side < 2; side++) {
         const bool serves = comm->rank % 2 == side;
         const int peer = serves ? comm->rank + 1 : comm->rank - 1;
@@ -123,11 +123,13 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[2], dou
         CARRY_TRY(play(&g, LARGE, LARGE_TRIPS, &large));
         slowest[0] = small > slowest[0] ? small : slowest[0];
         slowest[1] = large > slowest[1] ? large : slowest[1];
+        slowest[2] = -small > slowest[2] ? -small : slowest[2];
+        slowest[3] = -large > slowest[3] ? -large : slowest[3];
         sum[0] += serves ? small : 0;
         sum[1] += serves ? large : 0;
     }
     CARRY_TRY(carry_all_reduce(carry_comm_host(comm), sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    return carry_all_reduce(carry_comm_host(comm), slowest, 2, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
+    return carry_all_reduce(carry_comm_host(comm), slowest, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
 }
 
 /* Where a small message takes nearly as long as a large one, their difference says nothing. */
@@ -164,7 +166,7 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
 }
 
 static carry_status fill_rates(carry_comm *comm, char *data, carry_comm_rates *rates) {
-    double slowest[2] = {1e-9, 0}, sum[2] = {0}, overhead;
+    double slowest[4] = {1e-9, 0, -INFINITY, -INFINITY}, sum[2] = {0}, overhead;
     const double pairs = comm->size - 1;
     CARRY_TRY(measure(comm, data, slowest, sum));
     CARRY_TRY(measure_relay(comm, data, &overhead));
@@ -172,13 +174,14 @@ static carry_status fill_rates(carry_comm *comm, char *data, carry_comm_rates *r
                                 .overhead = overhead,
                                 .bandwidth = bandwidth_of(slowest[0], slowest[1]),
                                 .mean_latency = sum[0] / pairs > 1e-9 ? sum[0] / pairs : 1e-9,
-                                .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs)};
+                                .mean_bandwidth = bandwidth_of(sum[0] / pairs, sum[1] / pairs),
+                                .near_bandwidth = bandwidth_of(-slowest[2], -slowest[3])};
     return measure_far(comm, data, rates);
 }
 
 carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
     if (comm->size == 1) {
-        *rates = (carry_comm_rates){.bandwidth = 1e12, .mean_bandwidth = 1e12};
+        *rates = (carry_comm_rates){.bandwidth = 1e12, .mean_bandwidth = 1e12, .near_bandwidth = 1e12};
         return CARRY_OK;
     }
     if (comm->rates.latency <= 0) {

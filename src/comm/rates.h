@@ -13,6 +13,7 @@ typedef struct carry_comm_rates {
     double bandwidth;      /* bytes a second, messages of a megabyte, every second rank sending at once; likewise */
     double mean_latency;   /* over all pairs of neighbours: what a way along all of them takes, by their number */
     double mean_bandwidth; /* whose inverse is the mean of the inverses */
+    double near_bandwidth; /* as bandwidth, between the fastest neighbours */
     /* Between ranks that are 2^i apart, all such pairs at once, the slowest; 0 where there are none. */
     double far_latency[CARRY_COMM_FAR], far_bandwidth[CARRY_COMM_FAR];
 } carry_comm_rates;

@@ -205,6 +205,24 @@ static void test_the_chain_does_not_send_more_to_more_ranks(void **state) {
     }
 }
 
+/* Nodes are counted by the mean over neighbours, of which one less than the nodes are far apart. */
+static void test_nodes_are_counted_by_how_many_neighbours_are_far_apart(void **state) {
+    (void)state;
+    for (int ranks = 2; ranks <= 64; ranks++) {
+        for (int nodes = 1; nodes <= ranks; nodes++) {
+            const double crossing = nodes - 1.0, all = ranks - 1.0;
+            const carry_all_scan_machine m = {.bandwidth = nodes > 1 ? 50e9 : 450e9,
+                                              .near_bandwidth = nodes < ranks ? 450e9 : 50e9,
+                                              .mean_bandwidth = all / ((all - crossing) / 450e9 + crossing / 50e9)};
+            const double wanted = nodes < ranks ? nodes : 1.0; /* all as far apart as any are one node */
+            assert_true(fabs(carry_all_scan_nodes(&m, ranks) - wanted) < 1e-9 * wanted);
+        }
+    }
+    const carry_all_scan_machine noisy = {.bandwidth = 10e9, .near_bandwidth = 19e9, .mean_bandwidth = 15e9};
+    assert_true(carry_all_scan_nodes(&noisy, 8) == 1.0);
+    assert_true(carry_all_scan_nodes(&(carry_all_scan_machine){.bandwidth = 10e9}, 8) == 1.0);
+}
+
 /* The one rule of a planner: nothing else it could have taken is predicted to be faster. */
 static void test_the_planner_takes_what_is_cheapest(void **state) {
     (void)state;
@@ -383,6 +401,7 @@ int main(void) {
         cmocka_unit_test(test_ranks_that_differ_are_told_apart_everywhere),
         cmocka_unit_test(test_what_is_wrong_is_refused_with_an_error_message),
         cmocka_unit_test(test_the_chain_does_not_send_more_to_more_ranks),
+        cmocka_unit_test(test_nodes_are_counted_by_how_many_neighbours_are_far_apart),
         cmocka_unit_test(test_the_planner_takes_what_is_cheapest),
         cmocka_unit_test(test_all_ranks_measure_the_same),
         cmocka_unit_test(test_a_rank_that_fails_ends_the_scans_of_the_others),

@@ -61,17 +61,22 @@ static void test_the_same_comes_out_every_time_and_more_ranks_take_longer(void *
     carry_ctx_free(ctx);
 }
 
+/* A tenth where nodes and heads are shared evenly; a quarter for any number of ranks, since what all-to-all messages
+   wait for each other at ports is not in a formula (docs/results/ranks.md). */
 static void test_the_planner_is_within_a_tenth_of_the_best(void **state) {
     (void)state;
+    static const int ranks[] = {2,  3,  4,  5,  6,  7,  8,  9,  11, 12, 14,  15,
+                                16, 17, 24, 25, 32, 44, 48, 56, 63, 64, 100, 128};
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    for (int ranks = 2; ranks <= 128; ranks *= 2) {
+    for (size_t r = 0; r < sizeof ranks / sizeof ranks[0]; r++) {
+        const double bound = (ranks[r] & (ranks[r] - 1)) == 0 ? 1.1 : 1.25;
         for (int which = 0; which < 4; which++) {
             const carry_all_scan_problem p = problem_of(which / 2 ? 64 : 16, which % 2);
-            const carry_all_scan_simulated planned = simulate(ctx, &p, ranks, NULL);
+            const carry_all_scan_simulated planned = simulate(ctx, &p, ranks[r], NULL);
             for (int i = 0; carry_all_scan_name(i) != NULL; i++) {
-                const double other = simulate(ctx, &p, ranks, carry_all_scan_name(i)).seconds;
-                if (planned.seconds > 1.1 * other) {
-                    fail_msg("%d ranks, %d: %s takes %g us, %s %g", ranks, which, planned.algorithm,
+                const double other = simulate(ctx, &p, ranks[r], carry_all_scan_name(i)).seconds;
+                if (planned.seconds > bound * other) {
+                    fail_msg("%d ranks, %d: %s takes %g us, %s %g", ranks[r], which, planned.algorithm,
                              1e6 * planned.seconds, carry_all_scan_name(i), 1e6 * other);
                 }
             }

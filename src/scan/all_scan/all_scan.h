@@ -25,6 +25,7 @@ typedef struct carry_all_scan_machine {
     double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
     double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
     double mean_bandwidth; /* 0: as above, both */
+    double near_bandwidth; /* as bandwidth, where it is most; 0: everywhere the same */
     double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as above, both */
     double far_bandwidth[CARRY_COMM_FAR];
     double product;     /* seconds of M S for one head, V columns, on one thread */
@@ -180,6 +181,8 @@ static inline double carry_all_scan_far_byte(const carry_all_scan_machine *m, in
     return 1.0 / (known ? m->far_bandwidth[i] : m->bandwidth);
 }
 
+/* all_scan_plan.c: how many nodes there are, by how many neighbours are as far apart as any; 1: all are near. */
+double carry_all_scan_nodes(const carry_all_scan_machine *machine, int ranks);
 /* all_scan_plan.c: seconds. *blocks 0: chosen, where the algorithm cuts. Pure. */
 double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
                               int ranks, const carry_all_scan_machine *machine, int64_t *blocks);

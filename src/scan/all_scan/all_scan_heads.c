@@ -11,8 +11,6 @@
    made dense. */
 #include "scan/all_scan/all_scan.h"
 
-#define CROWDED 1.3 /* messages of all to all meet at ports: by so much longer, simulated (docs/results/ranks.md) */
-
 typedef struct layout {
     char *out, *in;       /* pairs, by position: what others get of this one, what this one gets of others */
     char *back, *arrived; /* states, likewise */
@@ -87,6 +85,17 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
                                why_size);
 }
 
+/* Messages of all to all meet at ports, and those behind one that waits wait too: by how much longer they take, as it
+   was simulated (docs/results/ranks.md). The more nodes the longer where all ranks have heads, and longer still where
+   some have one more than others. */
+static double crowding(const carry_all_scan_shape *shape, double nodes) {
+    const int64_t heads = shape->problem.heads;
+    if (nodes < 2.5) {
+        return nodes > 1 ? 1.25 : 1.3;
+    }
+    return heads < shape->ranks ? 1.5 : 1.3 + (heads % shape->ranks != 0 ? 0.25 : 0.1) * (nodes < 8 ? nodes : 8);
+}
+
 /* Two exchanges, each a latency of the farthest and what a rank's link carries; the walk, a product a position. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *m, int64_t blocks) {
     (void)blocks;
@@ -104,7 +113,10 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double handled = 2.0 * (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire)) * bytes / m->memory;
     const double messages = 2.0 * (carry_all_scan_far_latency(m, far) + (others - 1.0) * m->message);
     const double walk = m->start + others * (m->step > 0 ? m->step : product);
-    return messages + CROWDED * bytes * carry_all_scan_far_byte(m, far) + handled + walk;
+    const double nodes = carry_all_scan_nodes(m, shape->ranks);
+    const double beyond = nodes > 1 ? (shape->ranks - shape->ranks / nodes) / others : 1.0; /* to other nodes */
+    const double byte = beyond * carry_all_scan_far_byte(m, far) + (nodes > 1 ? (1.0 - beyond) / m->near_bandwidth : 0);
+    return messages + crowding(shape, nodes) * bytes * byte + handled + walk;
 }
 
 static int64_t requests(const carry_all_scan_shape *shape, int64_t blocks) {

@@ -155,6 +155,16 @@ static carry_status measure_handling(carry_all_scan_plan *plan, double *rate) {
     return CARRY_OK;
 }
 
+/* Of P-1 pairs of neighbours one less than the nodes crosses a border, and the mean tells which share that is. */
+double carry_all_scan_nodes(const carry_all_scan_machine *machine, int ranks) {
+    if (machine->near_bandwidth < 2.0 * machine->bandwidth || machine->mean_bandwidth <= 0) {
+        return 1.0;
+    }
+    const double near = 1.0 / machine->near_bandwidth, far = 1.0 / machine->bandwidth;
+    const double share = (1.0 / machine->mean_bandwidth - near) / (far - near);
+    return 1.0 + (share > 0 ? share < 1 ? share : 1 : 0) * (ranks - 1);
+}
+
 void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_rates *rates) {
     memcpy(machine->far_latency, rates->far_latency, sizeof machine->far_latency);
     memcpy(machine->far_bandwidth, rates->far_bandwidth, sizeof machine->far_bandwidth);
@@ -177,6 +187,7 @@ static carry_status measure_on_device(carry_all_scan_plan *plan) {
                                              .bandwidth = messages.bandwidth,
                                              .mean_latency = messages.mean_latency,
                                              .mean_bandwidth = messages.mean_bandwidth,
+                                             .near_bandwidth = messages.near_bandwidth,
                                              .product = slowest[0] / heads,
                                              .compose = slowest[1] / heads,
                                              .memory = 1.0 / slowest[2],
@@ -219,6 +230,7 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
                                              .bandwidth = messages.bandwidth,
                                              .mean_latency = messages.mean_latency,
                                              .mean_bandwidth = messages.mean_bandwidth,
+                                             .near_bandwidth = messages.near_bandwidth,
                                              .product = slowest[0],
                                              .compose = slowest[1],
                                              .memory = 1.0 / slowest[2],

@@ -155,6 +155,7 @@ static carry_all_scan_machine machine_of(const carry_all_scan_problem *p, int ra
         .bandwidth = n->bandwidth[slow],
         .mean_latency = (near * n->latency[0] + far * n->latency[1]) / all + c->launch,
         .mean_bandwidth = all / (near / n->bandwidth[0] + far / n->bandwidth[1]),
+        .near_bandwidth = n->bandwidth[0],
         .product =
             product_seconds(c, p->kind == CARRY_ALL_SCAN_DIAGONAL ? p->kind : CARRY_ALL_SCAN_DENSE, p->key, p->value),
         .compose = compose_seconds(c, p->kind, p->key),
