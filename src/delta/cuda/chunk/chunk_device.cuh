@@ -41,6 +41,14 @@ constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW
 constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 
+/* How many lanes of a warp say that it has read or written its part: the first. racecheck does not follow what the
+   other lanes did to that arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all of them arrive. */
+#ifdef CARRY_DELTA_EVERY_LANE
+constexpr int ARRIVING = 32;
+#else
+constexpr int ARRIVING = 1;
+#endif
+
 /* value_heads: those walked, 1 << shift of each value head, of `bands` times 64 values. */
 struct shape {
     int batch, tokens, heads, value_heads, state_heads, sequences, shift, bands, key_bands;

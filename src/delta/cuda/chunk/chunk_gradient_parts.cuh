@@ -170,13 +170,6 @@ static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_
 
 /* S . dS, by the 96 threads that have nothing else to do. */
 constexpr int INNER_WARPS = 3;
-/* How many threads say that S and dS were read: one a warp. racecheck does not follow a warp's reads to one thread's
-   arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all arrive. */
-#ifdef CARRY_DELTA_EVERY_LANE
-constexpr int INNER_ARRIVALS = 32 * INNER_WARPS;
-#else
-constexpr int INNER_ARRIVALS = INNER_WARPS;
-#endif
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
                                                      int thread) {
     float sum = 0.0f;

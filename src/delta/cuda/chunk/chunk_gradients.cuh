@@ -118,7 +118,7 @@ static __device__ __forceinline__ void inner_items(const gradient_args &a, const
             barrier_wait(p.full(S_TILE), n % 2);
             inner_product(sums[n % 2], p.data + GS, p.data + GDS, thread);
             __syncwarp();
-            if (INNER_ARRIVALS > INNER_WARPS || thread % 32 == 0) {
+            if (thread % 32 < ARRIVING) {
                 barrier_arrive(p.empty(DS_TILE));
                 barrier_arrive(p.empty(S_TILE));
             }
@@ -143,7 +143,7 @@ struct gradient_worker {
 
     __device__ __forceinline__ void arrive(uint32_t barrier) {
         __syncwarp();
-        if (lane == 0) {
+        if (lane < ARRIVING) {
             hopper::barrier_arrive(barrier);
         }
     }
@@ -317,13 +317,13 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
     if (thread == 0) {
         for (int i = 0; i < 2; i++) {
             barrier_init(p.qk_full(i), 1);
-            barrier_init(p.qk_empty(i), 8);
+            barrier_init(p.qk_empty(i), 8 * ARRIVING);
             barrier_init(p.row_full(i), 1);
-            barrier_init(p.row_empty(i), 8);
+            barrier_init(p.row_empty(i), 8 * ARRIVING);
         }
         for (int i = 0; i < 3; i++) {
             barrier_init(p.full((single)i), 1);
-            barrier_init(p.empty((single)i), i == V_TILE ? 8 : (i == S_TILE ? 8 : 4) + INNER_ARRIVALS);
+            barrier_init(p.empty((single)i), ARRIVING * (i == V_TILE ? 8 : (i == S_TILE ? 8 : 4) + INNER_WARPS));
         }
         fence_async();
     }

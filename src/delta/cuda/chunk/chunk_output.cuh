@@ -93,7 +93,7 @@ template <typename Shape> struct scan_output {
             float above = numbers[FADE_Q + row], below = numbers[FADE_Q + row + 8];
             products_wait<0>();
             keep_below(O);
-            if (lane == 0) {
+            if (lane < ARRIVING) {
                 barrier_arrive(p.state_read);
             }
 #pragma unroll
@@ -117,7 +117,7 @@ template <typename Shape> struct scan_output {
             if (first < C) {
                 spoil(O, n);
             }
-            if (lane == 0) {
+            if (lane < ARRIVING) {
                 barrier_arrive(p.barrier(p.empty, n));
             }
             store(O, n);

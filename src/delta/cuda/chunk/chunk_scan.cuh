@@ -61,13 +61,13 @@ static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Bar
 
 template <typename Shape> static __device__ __forceinline__ void init_barriers(const scan_places<Shape> &p) {
     using namespace hopper;
-    constexpr int READERS = Shape::KIND == FORWARD ? 4 : Shape::LOCAL ? 0 : 1; /* of the rounded state and of V' */
+    constexpr int READERS = Shape::KIND == FORWARD ? 4 * ARRIVING : Shape::LOCAL ? 0 : 1; /* of the rounded state and V' */
     for (int i = 0; i < Shape::STAGES; i++) {
         barrier_init(p.full + 8 * i, 1);
-        barrier_init(p.empty + 8 * i, 4 * Shape::GROUPS + READERS);
-        barrier_init(p.values + 8 * i, 4 * Shape::GROUPS);
+        barrier_init(p.empty + 8 * i, 4 * Shape::GROUPS * ARRIVING + READERS);
+        barrier_init(p.values + 8 * i, 4 * Shape::GROUPS * ARRIVING);
     }
-    barrier_init(p.state, 4 * Shape::GROUPS);
+    barrier_init(p.state, 4 * Shape::GROUPS * ARRIVING);
     barrier_init(p.state_read, READERS > 0 ? READERS : 1);
     fence_async();
 }

@@ -107,7 +107,7 @@ template <typename Shape> struct scan_worker {
         }
         hopper::fence_async();
         __syncwarp();
-        if (lane == 0) {
+        if (lane < ARRIVING) {
             hopper::barrier_arrive(p.state);
         }
     }
@@ -281,7 +281,7 @@ template <typename Shape> struct scan_worker {
         }
         products_wait<0>();
         keep_state();
-        if (lane == 0) {
+        if (lane < ARRIVING) {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
@@ -317,7 +317,7 @@ template <typename Shape> struct scan_worker {
     }
     __device__ __forceinline__ void told_values(int n) {
         __syncwarp();
-        if (lane == 0) {
+        if (lane < ARRIVING) {
             hopper::barrier_arrive(p.barrier(p.values, n));
         }
     }
@@ -377,7 +377,7 @@ template <typename Shape> struct scan_worker {
         }
         products_wait<0>();
         keep_state();
-        if (lane == 0) {
+        if (lane < ARRIVING) {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
