@@ -18,10 +18,9 @@ failing=$2
 delta=$4
 golden=$5
 
-# Ranks that wait give their core away: other tests run beside these.
 launch() {
     timeout -k 5 "$1" mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none \
-        --mca mpi_yield_when_idle 1 --mca orte_base_help_aggregate 0 -np "$2" "$3" ${4:+"$4"}
+        --mca orte_base_help_aggregate 0 -np "$2" "$3" ${4:+"$4"}
 }
 
 for ranks in 2 3; do
