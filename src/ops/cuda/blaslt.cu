@@ -335,7 +335,7 @@ static plan *plan_of(blaslt *lt, const carry_device_product *p, bool has_workspa
 /* Of this stream; NULL when all are taken: then an algorithm without one is found. */
 static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_product *p, void **workspace) {
     *workspace = NULL;
-    int unused = -1; /* of this GPU, or where there is none yet */
+    int unused = -1; /* a free workspace of this GPU, or an empty slot */
     for (int i = 0; i < STREAMS; i++) {
         const bool is_free = lt->workspaces[i].data == NULL || lt->workspaces[i].is_free;
         if (!is_free && lt->workspaces[i].stream == p->stream && lt->workspaces[i].ordinal == p->ordinal) {
