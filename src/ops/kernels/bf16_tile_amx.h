@@ -18,6 +18,12 @@
 #define AMX_LINES 32 /* rows of a panel of a, columns of one of b */
 #define AMX_UNIT 32  /* k of a tile */
 #define AMX_HALF 16  /* rows of a tile, columns of a tile of sums */
+#define AMX_LEAVE 2  /* rows that are rounded with each unit of k */
+/* k of a block. Sums that wait beside cost more than panels that come from the second cache: 256 and 512 are slower. */
+#define AMX_DEPTH 2048
+
+/* Lines of a matrix lie far apart, which processors do not foresee: what is packed next is asked for before. */
+#define AMX_ASK(line) __builtin_prefetch((line), 0, 3)
 
 /* Lines with k contiguous become lines of tiles, four tiles at a time. */
 static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
@@ -25,7 +31,9 @@ static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t
         const int64_t here = units - u < 4 ? units - u : 4;
         for (int line = 0; line < AMX_LINES; line++) {
             for (int64_t i = u; i < u + here; i++) {
-                memcpy(to + (i * AMX_LINES + line) * AMX_UNIT, from + line * row + i * AMX_UNIT, AMX_UNIT * sizeof *to);
+                const uint16_t *at = from + line * row + i * AMX_UNIT;
+                AMX_ASK(at + 4 * AMX_UNIT);
+                memcpy(to + (i * AMX_LINES + line) * AMX_UNIT, at, AMX_UNIT * sizeof *to);
             }
         }
     }
@@ -37,7 +45,9 @@ static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
             bf16_pairs rows[AMX_HALF];
             for (int line = 0; line < AMX_HALF; line++) {
-                memcpy(&rows[line], from + (half + line) * row + u * AMX_UNIT, sizeof *rows);
+                const uint16_t *at = from + (half + line) * row + u * AMX_UNIT;
+                AMX_ASK(at + 4 * AMX_UNIT);
+                memcpy(&rows[line], at, sizeof *rows);
             }
             bf16_transpose(rows);
             for (int pair = 0; pair < AMX_HALF; pair++) {
@@ -47,6 +57,20 @@ static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64
     }
 }
 
+typedef uint16_t amx_halves __attribute__((vector_size(32)));
+
+/* Sixteen columns of two rows, paired. */
+BF16_INLINE void amx_paired(bf16_pairs *to, const uint16_t *first, const uint16_t *second) {
+    amx_halves above;
+    amx_halves below;
+    memcpy(&above, first, sizeof above);
+    memcpy(&below, second, sizeof below);
+    *to = __builtin_convertvector(above, bf16_pairs) | __builtin_convertvector(below, bf16_pairs) << 16;
+}
+
+/* Rows of k far below the ones that are packed now, a line of a cache each. */
+#define AMX_ROWS_AHEAD 24
+
 /* Lines that are contiguous over lines become lines of tiles. */
 static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u++) {
@@ -54,16 +78,37 @@ static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_
             bf16_pairs rows[AMX_HALF];
             for (int pair = 0; pair < AMX_HALF; pair++) {
                 const uint16_t *first = from + (u * AMX_UNIT + 2 * pair) * row + half;
-                const uint16_t *second = first + row;
-                for (int line = 0; line < AMX_HALF; line++) {
-                    rows[pair][line] = first[line] | (uint32_t)second[line] << 16;
-                }
+                AMX_ASK(first + (AMX_ROWS_AHEAD + half / AMX_HALF) * row);
+                amx_paired(&rows[pair], first, first + row);
             }
             bf16_transpose(rows);
             for (int line = 0; line < AMX_HALF; line++) {
                 memcpy(to + (u * AMX_LINES + half + line) * AMX_UNIT, &rows[line], sizeof *rows);
             }
         }
+    }
+}
+
+typedef uint16_t amx_line __attribute__((vector_size(64)));
+
+/* Lines that are contiguous over lines become columns of pairs. */
+static void amx_pairs(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
+    for (int64_t pair = 0; pair < units * AMX_HALF; pair++) {
+        const uint16_t *first = from + 2 * pair * row;
+        amx_line above;
+        amx_line below;
+        AMX_ASK(first + AMX_ROWS_AHEAD * row);
+        AMX_ASK(first + (AMX_ROWS_AHEAD + 1) * row);
+        memcpy(&above, first, sizeof above);
+        memcpy(&below, first + row, sizeof below);
+        const amx_line left =
+            __builtin_shufflevector(above, below, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41,
+                                    10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+        const amx_line right =
+            __builtin_shufflevector(above, below, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24,
+                                    56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+        memcpy(to + pair * AMX_LINES * 2, &left, sizeof left);
+        memcpy(to + (pair * AMX_LINES + AMX_HALF) * 2, &right, sizeof right);
     }
 }
 
@@ -79,13 +124,22 @@ static void amx_pack_a(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool a
 }
 
 static void amx_pack_b(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines, int64_t k) {
-    const int64_t units = lines == AMX_LINES && !across ? k / AMX_UNIT : 0;
+    const int64_t units = lines == AMX_LINES ? k / AMX_UNIT : 0;
     const int64_t l = units * AMX_UNIT;
-    amx_columns(to, from, row, units);
+    (across ? amx_pairs : amx_columns)(to, from, row, units);
     if (l < k) {
         bf16_pack(2, AMX_LINES, AMX_UNIT, to + l * AMX_LINES, from + (across ? l * row : l), row, across, lines, k - l);
     }
 }
+
+/* Sums of whole columns on their way to bf16, rows that are left of them. */
+typedef struct amx_leaving {
+    const float *from;
+    uint16_t *to;
+    ptrdiff_t row;
+    int64_t rows;
+    int turn; /* the half of amx_step.beside that is free */
+} amx_leaving;
 
 /* A pair of panels. */
 typedef struct amx_pair {
@@ -96,15 +150,59 @@ typedef struct amx_pair {
     ptrdiff_t base_row, c_row;
     const char *next; /* a part of the panel of b after this one, `hints` lines of a cache for each unit of k */
     int hints;
+    const char *soon; /* where the sums of the next pair come from or go to; NULL: they are near */
+    ptrdiff_t soon_row;
+    int64_t soon_rows;
+    amx_leaving *leaving; /* the pair before: rounded while this one is multiplied */
 } amx_pair;
 
-/* Weights that were packed before come from memory, in pieces of 16 KiB that no processor foresees: the next one is
-   asked for while panels of a pass. */
-static inline const char *amx_fetch(const char *next, int hints) {
+/* Weights that were packed before come from memory, in pieces that no processor foresees: the next one is asked for
+   while panels of a pass. */
+BF16_INLINE const char *amx_fetch(const char *next, int hints) {
     for (int i = 0; i < hints; i++) {
         __builtin_prefetch(next + i * 64, 0, 2);
     }
     return next + (ptrdiff_t)hints * 64;
+}
+
+/* Two rows of the next sums with each unit of k: they are a line of a cache or two, and rows lie far apart. */
+BF16_INLINE void amx_fetch_sums(const amx_pair *p, int64_t l) {
+    const int64_t first = l / AMX_UNIT * 2;
+    if (p->soon != NULL && first < p->soon_rows) {
+        const char *row = p->soon + first * p->soon_row;
+        __builtin_prefetch(row, 1, 2);
+        __builtin_prefetch(row + 64, 1, 2);
+        __builtin_prefetch(row + p->soon_row, 1, 2);
+        __builtin_prefetch(row + p->soon_row + 64, 1, 2);
+    }
+}
+
+/* Sixteen sums of f32 to bf16, to nearest, as carry_bf16_from_f32 does it, and back. */
+BF16_INLINE void amx_round(uint16_t *to, const float *from) {
+    bf16_pairs bits;
+    memcpy(&bits, from, sizeof bits);
+    const bf16_pairs rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+    const bf16_pairs is_nan = (bf16_pairs)((bits & 0x7fffffff) > 0x7f800000);
+    const bf16_pairs made = (rounded & ~is_nan) | (((bits >> 16) | 0x40) & is_nan);
+    const amx_halves halves = __builtin_convertvector(made, amx_halves);
+    memcpy(to, &halves, sizeof halves);
+}
+
+BF16_INLINE void amx_widen(float *to, const uint16_t *from) {
+    amx_halves halves;
+    memcpy(&halves, from, sizeof halves);
+    const bf16_pairs bits = __builtin_convertvector(halves, bf16_pairs) << 16;
+    memcpy(to, &bits, sizeof bits);
+}
+
+BF16_INLINE void amx_leave(amx_leaving *l, int rows) {
+    for (int i = 0; i < rows && l->rows > 0; i++) {
+        amx_round(l->to, l->from);
+        amx_round(l->to + AMX_HALF, l->from + AMX_HALF);
+        l->to += l->row;
+        l->from += AMX_LINES;
+        l->rows--;
+    }
 }
 
 /* Both halves of a's rows. */
@@ -129,6 +227,8 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
     const char *next = p->next;
     for (int64_t l = 0; l < p->k; l += AMX_UNIT) {
         next = amx_fetch(next, p->hints);
+        amx_fetch_sums(p, l);
+        amx_leave(p->leaving, AMX_LEAVE);
         TILE_LOAD(4, a, 64);
         TILE_LOAD(6, b, 128);
         TILE_LOAD(7, b + 2 * AMX_HALF, 128);
@@ -176,35 +276,132 @@ static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
     TILE_STORE(1, p->c + AMX_HALF, bytes);
 }
 
-/* k of a block: with it a panel of b stays in a first cache of 48 KiB while panels of a pass through. */
-#define AMX_DEPTH 256
+/* What c has of a pair of panels, in bf16: read into `beside`, or rounded from it. */
+static void amx_take_halves(const carry_bf16_tile *t, int64_t r, int64_t q, float *beside) {
+    const int64_t rows = t->m - r * AMX_LINES;
+    const int64_t columns = t->n - q * AMX_LINES;
+    const uint16_t *from = t->half + (r * t->half_row + q) * AMX_LINES;
+    for (int64_t i = 0; i < AMX_LINES && i < rows; i++, from += t->half_row, beside += AMX_LINES) {
+        uint16_t line[AMX_LINES] = {0};
+        const uint16_t *whole = from;
+        if (columns < AMX_LINES) {
+            memcpy(line, from, (size_t)columns * sizeof *line);
+            whole = line;
+        }
+        amx_widen(beside, whole);
+        amx_widen(beside + AMX_HALF, whole + AMX_HALF);
+    }
+    if (rows < AMX_LINES) {
+        memset(beside, 0, (size_t)((AMX_LINES - rows) * AMX_LINES) * sizeof *beside);
+    }
+}
+
+/* Sums of whole columns leave while the next pair is multiplied, others at once. */
+static void amx_give_halves(const carry_bf16_tile *t, int64_t r, int64_t q, const float *beside, amx_leaving *leaving) {
+    const int64_t rows = t->m - r * AMX_LINES < AMX_LINES ? t->m - r * AMX_LINES : AMX_LINES;
+    const int64_t columns = t->n - q * AMX_LINES;
+    uint16_t *to = t->half + (r * t->half_row + q) * AMX_LINES;
+    if (columns >= AMX_LINES) {
+        *leaving = (amx_leaving){
+            .from = beside, .to = to, .row = t->half_row, .rows = rows, .turn = 1 - leaving->turn};
+        return;
+    }
+    for (int64_t i = 0; i < rows; i++, to += t->half_row, beside += AMX_LINES) {
+        uint16_t line[AMX_LINES];
+        amx_round(line, beside);
+        amx_round(line + AMX_HALF, beside + AMX_HALF);
+        memcpy(to, line, (size_t)columns * sizeof *line);
+    }
+}
+
+/* A block of k: panels l.. of both, from where sums come, and where they go. */
+typedef struct amx_step {
+    const carry_bf16_tile *t;
+    int64_t l, depth;
+    const float *base;
+    float *c;
+    ptrdiff_t base_row, c_row;
+    bool begins, ends; /* sums come from, or go to, t->half */
+    int hints;         /* of a panel of b */
+    float *beside;     /* two pairs of panels */
+    amx_leaving *leaving;
+} amx_step;
+
+/* The panel of b that is multiplied after panel q of this block. */
+static const uint16_t *amx_after(const amx_step *s, int64_t q) {
+    const carry_bf16_tile *t = s->t;
+    int64_t l = s->l;
+    q++;
+    if (q >= t->column_panels_end && l + s->depth < t->k) {
+        q += t->column_panel - t->column_panels_end;
+        l += s->depth;
+    }
+    return t->b + (q * t->k + l) * AMX_LINES;
+}
+
+static void amx_one(amx_tiles *tiles, const amx_step *s, int64_t r, int64_t q) {
+    const carry_bf16_tile *t = s->t;
+    float *beside = s->beside + s->leaving->turn * AMX_LINES * AMX_LINES;
+    amx_pair pair = {.a = t->a + (r * t->k + s->l) * AMX_LINES,
+                     .b = t->b + (q * t->k + s->l) * AMX_LINES,
+                     .k = s->depth,
+                     .base = s->base != NULL ? s->base + (r * s->base_row + q) * AMX_LINES : NULL,
+                     .c = s->c + (r * s->c_row + q) * AMX_LINES,
+                     .base_row = s->base_row,
+                     .c_row = s->c_row,
+                     .next = (const char *)amx_after(s, q) +
+                             (r - t->row_panel) * (s->depth / AMX_UNIT) * s->hints * 64,
+                     .hints = s->hints,
+                     .leaving = s->leaving};
+    if (s->begins) {
+        amx_take_halves(t, r, q, beside);
+        pair.base = beside;
+        pair.base_row = AMX_LINES;
+    }
+    if (s->ends) {
+        pair.c = beside;
+        pair.c_row = AMX_LINES;
+    }
+    pair.soon_rows = r + 1 < t->row_panels_end ? t->m - (r + 1) * AMX_LINES : 0;
+    if (s->ends || s->begins) {
+        pair.soon = (const char *)(t->half + ((r + 1) * t->half_row + q) * AMX_LINES);
+        pair.soon_row = t->half_row * (ptrdiff_t)sizeof *t->half;
+    } else if (t->out != NULL && (s->c == t->out || s->base == t->out)) {
+        pair.soon = (const char *)(t->out + ((r + 1) * t->out_row + q) * AMX_LINES);
+        pair.soon_row = t->out_row * (ptrdiff_t)sizeof *t->out;
+    }
+    pair.soon_rows = pair.soon_rows < AMX_LINES ? pair.soon_rows : AMX_LINES;
+    (t->m - r * AMX_LINES <= AMX_HALF ? amx_upper : amx_whole)(tiles, &pair);
+    amx_leave(s->leaving, AMX_LINES);
+    if (s->ends) {
+        amx_give_halves(t, r, q, beside, s->leaving);
+    }
+}
 
 static void amx_block(const carry_bf16_tile *t, int64_t l, int64_t depth) {
     amx_tiles tiles = {0};
-    const float *base = l > 0 ? t->c : t->base;
-    const ptrdiff_t base_row = l > 0 ? t->c_row : t->base_row;
+    amx_leaving leaving = {0};
+    float beside[2 * AMX_LINES * AMX_LINES] __attribute__((aligned(64)));
     const bool leaves = t->out != NULL && l + depth == t->k;
-    float *c = leaves ? t->out : t->c;
-    const ptrdiff_t c_row = leaves ? t->out_row : t->c_row;
     const int64_t rows = t->row_panels_end - t->row_panel;
-    const int hints = rows < 4 ? 8 : (int)((AMX_UNIT + rows - 1) / rows);
-    const int64_t part = depth / AMX_UNIT * hints * 64;
+    const amx_step step = {.t = t,
+                           .l = l,
+                           .depth = depth,
+                           .base = l > 0 ? t->c : t->base,
+                           .base_row = l > 0 ? t->c_row : t->base_row,
+                           .c = leaves ? t->out : t->c,
+                           .c_row = leaves ? t->out_row : t->c_row,
+                           .begins = t->half != NULL && t->half_adds && l == 0,
+                           .ends = t->half != NULL && l + depth == t->k,
+                           .hints = rows < 4 ? 8 : (int)((AMX_UNIT + rows - 1) / rows),
+                           .beside = beside,
+                           .leaving = &leaving};
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {
-        const bool ends = q + 1 == t->column_panels_end && l + depth < t->k;
-        const uint16_t *after = t->b + ((ends ? t->column_panel : q + 1) * t->k + (ends ? l + depth : l)) * AMX_LINES;
         for (int64_t r = t->row_panel; r < t->row_panels_end; r++) {
-            const amx_pair pair = {.a = t->a + (r * t->k + l) * AMX_LINES,
-                                   .b = t->b + (q * t->k + l) * AMX_LINES,
-                                   .k = depth,
-                                   .base = base != NULL ? base + (r * base_row + q) * AMX_LINES : NULL,
-                                   .c = c + (r * c_row + q) * AMX_LINES,
-                                   .base_row = base_row,
-                                   .c_row = c_row,
-                                   .next = (const char *)after + (r - t->row_panel) * part,
-                                   .hints = hints};
-            (t->m - r * AMX_LINES <= AMX_HALF ? amx_upper : amx_whole)(&tiles, &pair);
+            amx_one(&tiles, &step, r, q);
         }
     }
+    amx_leave(&leaving, AMX_LINES);
 }
 
 static void amx_tile(const carry_bf16_tile *t) {
@@ -217,6 +414,6 @@ static void amx_tile(const carry_bf16_tile *t) {
 
 #define AMX_BF16                                                                                           \
     .rows = AMX_LINES, .columns = AMX_LINES, .unit = AMX_UNIT, .pack_a = amx_pack_a, .pack_b = amx_pack_b, \
-    .tile = amx_tile, .whole = true
+    .tile = amx_tile, .whole = true, .halves = true
 
 #endif

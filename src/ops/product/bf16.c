@@ -100,6 +100,14 @@ static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     tile.c_row = tile.base_row = row;
     tile.base = adds ? sums : NULL;
     char *to = (char *)p->c + (size_t)((j->i + i) * p->c_row + j->j + at) * size;
+    if (p->c_dtype == CARRY_BF16 && j->by->halves) {
+        tile.half = (uint16_t *)(void *)to;
+        tile.half_row = p->c_row;
+        tile.half_adds = adds;
+        tile.base = NULL;
+        j->by->tile(&tile);
+        return;
+    }
     if (p->c_dtype == CARRY_F32 && tile.m % j->by->rows == 0 && tile.n % j->by->columns == 0) {
         tile.out = (float *)(void *)to;
         tile.base = adds ? tile.out : NULL;
