@@ -22,18 +22,13 @@
 /* k of a block. Sums that wait beside cost more than panels that come from the second cache: 256 and 512 are slower. */
 #define AMX_DEPTH 2048
 
-/* Lines of a matrix lie far apart, which processors do not foresee: what is packed next is asked for before. */
-#define AMX_ASK(line) __builtin_prefetch((line), 0, 3)
-
 /* Lines with k contiguous become lines of tiles, four tiles at a time. */
 static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u += 4) {
         const int64_t here = units - u < 4 ? units - u : 4;
         for (int line = 0; line < AMX_LINES; line++) {
             for (int64_t i = u; i < u + here; i++) {
-                const uint16_t *at = from + line * row + i * AMX_UNIT;
-                AMX_ASK(at + 4 * AMX_UNIT);
-                memcpy(to + (i * AMX_LINES + line) * AMX_UNIT, at, AMX_UNIT * sizeof *to);
+                memcpy(to + (i * AMX_LINES + line) * AMX_UNIT, from + line * row + i * AMX_UNIT, AMX_UNIT * sizeof *to);
             }
         }
     }
@@ -45,9 +40,7 @@ static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
             bf16_pairs rows[AMX_HALF];
             for (int line = 0; line < AMX_HALF; line++) {
-                const uint16_t *at = from + (half + line) * row + u * AMX_UNIT;
-                AMX_ASK(at + 4 * AMX_UNIT);
-                memcpy(&rows[line], at, sizeof *rows);
+                memcpy(&rows[line], from + (half + line) * row + u * AMX_UNIT, sizeof *rows);
             }
             bf16_transpose(rows);
             for (int pair = 0; pair < AMX_HALF; pair++) {
@@ -68,8 +61,10 @@ BF16_INLINE void amx_paired(bf16_pairs *to, const uint16_t *first, const uint16_
     *to = __builtin_convertvector(above, bf16_pairs) | __builtin_convertvector(below, bf16_pairs) << 16;
 }
 
-/* Rows of k far below the ones that are packed now, a line of a cache each. */
+/* Where lines are contiguous, rows of k are a line of a cache each and lie far apart, which processors do not foresee:
+   those further down are asked for. */
 #define AMX_ROWS_AHEAD 24
+#define AMX_ASK(row) __builtin_prefetch((row), 0, 3)
 
 /* Lines that are contiguous over lines become lines of tiles. */
 static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
