@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/span.h"
+#include "delta/terms.h"
 #include "ops/convert.h"
 #include "ops/product/triangle.h"
 
@@ -66,6 +67,7 @@ void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, car
     rows->k_norm = carry_delta_floats(arena, C);
     rows->kk = carry_delta_floats(arena, C * C);
     rows->qk = carry_delta_floats(arena, C * C);
+    carry_delta_panels_take(plan, arena, &rows->panels);
 }
 
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head) {
@@ -142,6 +144,9 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
     CARRY_SPAN(plan->ctx, "delta", "rows");
     int64_t K = plan->problem.key;
     load_rows(plan, in, batch, first, head, tokens, rows);
+    if (carry_delta_terms_rows(plan, in, batch, first, head, rows)) {
+        return;
+    }
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
         plan->kernels->transpose(rows->k_across, plan->chunk, rows->k, K, tokens, K);
         lower_products(plan, rows, rows->kk, rows->k);

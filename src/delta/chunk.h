@@ -18,6 +18,13 @@
 
 #define CARRY_DELTA_BLOCK 16
 
+/* q and k as they are given, in bf16, in panels of products by terms (terms.h). */
+typedef struct carry_delta_panels {
+    uint16_t *q, *k;               /* of a: tokens by channels */
+    uint16_t *q_across, *k_across; /* of a: channels by tokens */
+    uint16_t *k_columns;           /* of b: channels by tokens */
+} carry_delta_panels;
+
 /* Rows of a chunk shared by the value heads of a group. */
 typedef struct carry_delta_rows {
     int64_t tokens;
@@ -26,6 +33,8 @@ typedef struct carry_delta_rows {
     float *k_across;        /* [K, C]: k transposed */
     float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
     bool with_q;            /* else q and qk, and P of the heads, are not made */
+    bool exact;             /* products go by terms: */
+    carry_delta_panels panels;
 } carry_delta_rows;
 
 /* What belongs to one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */

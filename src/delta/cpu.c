@@ -3,6 +3,7 @@
 
 #include "delta/backward.h"
 #include "delta/forward.h"
+#include "delta/terms.h"
 
 static bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     (void)plan;
@@ -13,7 +14,10 @@ static bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
 
 /* Work per token, in units of a product's flop: chunks of C cost 6KV + C(2K + 2V) at the rate of products, tokens alone
    7KV at about a third of that rate, being bound by the first cache. A chunk beyond the sequence is wasted; products of
-   16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md). */
+   16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md).
+
+   By terms (terms.h) there are three times the products at 12 times the rate, but the state is split once a chunk, and
+   the solves stay in f32: an estimate (docs/results/bf16-cpu.md). */
 static double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double K = (double)p->key;
@@ -24,6 +28,10 @@ static double cost(const carry_delta_plan *plan) {
     double length = (double)p->tokens * (double)p->batch / (double)(p->sequences > 0 ? p->sequences : p->batch);
     double C = fmin((double)plan->method->chunk, fmax(length, 1.0));
     double share = (double)p->heads / (double)p->value_heads;
+    if (carry_delta_by_terms(plan)) {
+        double products = 18.0 * K * V + C * (4.5 * V + 4.0 * K * share);
+        return products / 12.0 + 40.0 * K * V / C + 80.0 * V + 25.0 * C + (C + 16.0) * V + 1000.0 + 40000.0 / C;
+    }
     double small = 1.0 + 4.0 / C;
     return small * (6.0 * K * V + (C + 16.0) * (2.0 * K * share + 2.0 * V)) + 1000.0 + 40000.0 / C;
 }

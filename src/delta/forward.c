@@ -162,7 +162,7 @@ static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
         u.columns = run->columns - u.first < run->width ? run->columns - u.first : run->width;
         u.values = V - u.first < u.columns ? V - u.first : u.columns;
         u.values = u.values > 0 ? u.values : 0;
-        u.panel = by_tokens(run) ? u.columns : no_column_alone(PANEL, u.columns);
+        u.panel = by_tokens(run) || carry_delta_by_terms(run->plan) ? u.columns : no_column_alone(PANEL, u.columns);
         run_unit(&u);
     }
 }
@@ -178,6 +178,12 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     s->left_k = carry_delta_floats(arena, C * K);
     s->by_k = carry_delta_floats(arena, C);
     s->by_q = carry_delta_floats(arena, C);
+    s->norm_k = carry_delta_floats(arena, C);
+    s->norm_q = carry_delta_floats(arena, C);
+    s->norm_v = carry_delta_floats(arena, C);
+    s->state = carry_delta_terms_take(plan, arena, width, plan->problem.key);
+    s->values = carry_delta_terms_take(plan, arena, width, plan->chunk);
+    s->triangle = carry_delta_terms_take(plan, arena, plan->chunk, plan->chunk);
     s->X = carry_delta_floats(arena, C * W);
     s->O = carry_delta_floats(arena, C * W);
     s->made = carry_delta_floats(arena, C * W);

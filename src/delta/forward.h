@@ -3,6 +3,7 @@
 #define CARRY_DELTA_FORWARD_H
 
 #include "delta/chunk.h"
+#include "delta/terms.h"
 
 /* Rows of a chunk as products with the state take them, and factors of the products' rows; NULL: the rows have them. */
 typedef struct carry_delta_faded {
@@ -17,10 +18,13 @@ typedef struct carry_delta_scratch {
     carry_delta_head heads;
     float *fade_k, *fade_q, *left_k; /* [C, K]: rows times beta and the decays of a value head, with a key gate */
     float *by_k, *by_q;              /* [C]: these factors with one gate a token */
-    carry_delta_faded faded;         /* of the chunk and the value head at hand */
-    float *X, *O, *made;             /* [C, width] */
-    float *beside;                   /* [16, width] */
-    float *S;                        /* [group, K, width], panel of columns after panel */
+    float *norm_k, *norm_q, *norm_v; /* [C]: by terms, by_k, by_q and left times the rows' norms */
+    bool exact;                      /* the state is in terms */
+    carry_delta_terms state, values, triangle;
+    carry_delta_faded faded; /* of the chunk and the value head at hand */
+    float *X, *O, *made;     /* [C, width] */
+    float *beside;           /* [16, width] */
+    float *S;                /* [group, K, width], panel of columns after panel */
 } carry_delta_scratch;
 
 typedef struct carry_delta_run {

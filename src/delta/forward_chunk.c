@@ -33,11 +33,26 @@ static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t
     return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
 }
 
-/* c = by (a S) + base_by base of all tokens; base NULL: none. */
-static void state_product(const unit *u, int64_t tokens, const float *a, const float *S, const float *by,
-                          const float *base, ptrdiff_t base_row, const float *base_by, float *c,
-                          carry_rows_ahead soon) {
+/* c = by (a S) + base_by base of all tokens, where a has the panels and norm_by by terms; base NULL: none. */
+static void state_product(const unit *u, int64_t tokens, const float *a, const uint16_t *panels, const float *S,
+                          const float *by, const float *norm_by, const float *base, ptrdiff_t base_row,
+                          const float *base_by, float *c, carry_rows_ahead soon) {
     int64_t K = u->run->plan->problem.key;
+    if (u->scratch->exact) {
+        carry_delta_terms_multiply(u->run->plan, carry_delta_rows_panels(panels), u->scratch->state,
+                                   (carry_bf16_terms){.m = tokens,
+                                                      .n = u->columns,
+                                                      .k = K,
+                                                      .order = 2,
+                                                      .by = norm_by,
+                                                      .base = base,
+                                                      .base_by = base_by,
+                                                      .c = c,
+                                                      .base_row = base_row,
+                                                      .c_row = u->columns,
+                                                      .ahead = soon});
+        return;
+    }
     u->run->plan->kernels->product(&(carry_product){.m = tokens,
                                                     .n = u->columns,
                                                     .k = K,
@@ -85,7 +100,40 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     if (run->o != NULL) {
         soon = ahead(u, run->o, value_head, t, t + tokens, u->first, u->columns);
     }
-    state_product(u, tokens, s->faded.k, S, s->faded.by_k, from, row, beta, s->X, soon);
+    state_product(u, tokens, s->faded.k, s->rows.panels.k, S, s->faded.by_k, s->norm_k, from, row, beta, s->X, soon);
+}
+
+/* to = O + P V' by terms; false: some number is not finite, and nothing was done. O goes to 16 bits, so that two terms
+   are enough. */
+static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t value_head, float *to, ptrdiff_t row) {
+    const carry_delta_plan *plan = u->run->plan;
+    carry_delta_scratch *s = u->scratch;
+    if (!carry_delta_terms_a(plan, &s->triangle,
+                             (carry_bf16_split){.lines = tokens,
+                                                .k = tokens,
+                                                .from = s->heads.P,
+                                                .row = plan->chunk,
+                                                .triangle = CARRY_BF16_LOWER,
+                                                .terms = 2}) ||
+        !carry_delta_terms_b(
+            plan, &s->values,
+            (carry_bf16_split){
+                .lines = u->columns, .k = tokens, .from = s->X, .row = u->columns, .across = true, .terms = 2})) {
+        return false;
+    }
+    carry_delta_terms_multiply(plan, s->triangle, s->values,
+                               (carry_bf16_terms){.m = tokens,
+                                                  .n = u->columns,
+                                                  .k = tokens,
+                                                  .order = 1,
+                                                  .triangle = CARRY_BF16_LOWER,
+                                                  .base = s->O,
+                                                  .c = to,
+                                                  .base_row = u->columns,
+                                                  .c_row = row,
+                                                  .ahead = ahead(u, u->run->in.v, value_head, t + tokens,
+                                                                 t + 2 * tokens, u->first, u->columns)});
+    return true;
 }
 
 /* O = scale fade Q S + P V', the second by blocks of rows since P is a triangle; in f32 straight to where it goes. */
@@ -94,7 +142,8 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     const carry_tensor *o = u->run->o;
     carry_delta_scratch *s = u->scratch;
     CARRY_SPAN(plan->ctx, "delta", "output");
-    state_product(u, tokens, s->faded.q, S, s->faded.by_q, NULL, 0, NULL, s->O, ahead_keys(u, u->run->in.q, t, tokens));
+    state_product(u, tokens, s->faded.q, s->rows.panels.q, S, s->faded.by_q, s->norm_q, NULL, 0, NULL, s->O,
+                  ahead_keys(u, u->run->in.q, t, tokens));
     bool direct = o->dtype == CARRY_F32;
     float *to = s->made;
     ptrdiff_t row = u->columns;
@@ -102,7 +151,8 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
         to = (float *)carry_delta_place(o, u->sequence->batch, u->sequence->start + t, value_head) + u->first;
         row = o->stride[1];
     }
-    for (int64_t i = 0; i < tokens; i += CARRY_DELTA_BLOCK) {
+    bool done = s->exact && output_by_terms(u, t, tokens, value_head, to, row);
+    for (int64_t i = 0; !done && i < tokens; i += CARRY_DELTA_BLOCK) {
         int64_t m = tokens - i < CARRY_DELTA_BLOCK ? tokens - i : CARRY_DELTA_BLOCK;
         carry_triangle_product(plan->kernels,
                                &(carry_product){.m = m,
@@ -133,6 +183,29 @@ static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "state");
+    const float *end = plan->problem.gate != CARRY_DELTA_NO_GATE ? s->heads.end : NULL;
+    carry_rows_ahead soon = ahead_keys(u, u->run->in.k, t, tokens);
+    if (s->exact && carry_delta_terms_b(plan, &s->values,
+                                        (carry_bf16_split){.lines = u->columns,
+                                                           .k = tokens,
+                                                           .from = s->X,
+                                                           .row = u->columns,
+                                                           .across = true,
+                                                           .by = s->norm_v,
+                                                           .terms = 3})) {
+        carry_delta_terms_multiply(plan, carry_delta_rows_panels(s->rows.panels.k_across), s->values,
+                                   (carry_bf16_terms){.m = K,
+                                                      .n = u->columns,
+                                                      .k = tokens,
+                                                      .order = 2,
+                                                      .base = S,
+                                                      .base_by = end,
+                                                      .c = S,
+                                                      .base_row = u->columns,
+                                                      .c_row = u->columns,
+                                                      .ahead = soon});
+        return;
+    }
     if (s->faded.by_v != NULL) {
         plan->kernels->rows->scale_rows(s->X, u->columns, s->X, u->columns, s->faded.by_v, tokens, u->columns);
     }
@@ -149,8 +222,8 @@ static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
                                             .base_row = u->columns,
                                             .c_row = u->columns,
                                             .a_transposed = true,
-                                            .base_by = plan->problem.gate != CARRY_DELTA_NO_GATE ? s->heads.end : NULL,
-                                            .ahead = ahead_keys(u, u->run->in.k, t, tokens)});
+                                            .base_by = end,
+                                            .ahead = soon});
 }
 
 static void keep(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S, bool values) {
@@ -193,6 +266,21 @@ static void weigh(const carry_delta_run *run, carry_delta_scratch *s, int64_t to
         s->by_k[i] = -s->heads.beta[i] * s->heads.fade[i];
         s->by_q[i] = plan->scale * s->heads.fade[i];
     }
+    for (int64_t i = 0; s->rows.exact && i < tokens; i++) {
+        s->norm_k[i] = s->by_k[i] * s->rows.k_norm[i];
+        s->norm_v[i] = s->heads.left[i] * s->rows.k_norm[i];
+        s->norm_q[i] = s->rows.with_q ? s->by_q[i] * s->rows.q_norm[i] : 0.0f;
+    }
+}
+
+/* The state that enters, in terms. */
+static bool split_state(const unit *u, const float *S) {
+    const carry_delta_plan *plan = u->run->plan;
+    CARRY_SPAN(plan->ctx, "delta", "split");
+    return carry_delta_terms_b(
+        plan, &u->scratch->state,
+        (carry_bf16_split){
+            .lines = u->columns, .k = plan->problem.key, .from = S, .row = u->columns, .across = true, .terms = 3});
 }
 
 /* A chunk of some columns of a value head. */
@@ -203,6 +291,7 @@ static void panel_chunk(const unit *u, int64_t t, int64_t tokens) {
     if (run->kept != NULL) {
         keep(u, t, tokens, value_head, S, false);
     }
+    u->scratch->exact = u->scratch->rows.exact && split_state(u, S);
     residual(u, t, tokens, value_head, S);
     carry_delta_solve(run->plan, &u->scratch->heads, tokens, u->scratch->X, u->columns, u->scratch->beside);
     if (run->kept != NULL) {

@@ -8,6 +8,7 @@
 
 #include "core/context.h"
 #include "core/span.h"
+#include "delta/terms.h"
 #include "device/backend.h"
 
 #define BACKWARD_CHUNK 64 /* of a plan that goes forward token by token */
@@ -100,7 +101,9 @@ static carry_status choose(carry_delta_plan *plan, const char *name) {
 static carry_status find_device(carry_delta_plan *plan) {
     int device = plan->problem.device;
     if (device == 0) {
-        return carry_kernels_of(plan->ctx, &plan->kernels);
+        CARRY_TRY(carry_kernels_of(plan->ctx, &plan->kernels));
+        plan->terms = carry_delta_terms_of(plan->ctx, &plan->problem);
+        return CARRY_OK;
     }
     if (carry_backend_of(device, &plan->ordinal) == NULL) {
         return carry_fail(plan->ctx, CARRY_EDEVICE, "there is no device %d here: there are %d, the CPU being device 0",
@@ -115,7 +118,9 @@ static void tell(carry_delta_plan *plan, bool by_name) {
         (void)snprintf(where, sizeof where, "device %d (%.90s)", plan->problem.device, plan->gpu.name);
     } else {
         int threads = carry_ctx_threads(plan->ctx);
-        (void)snprintf(where, sizeof where, "%d thread%s (%s)", threads, threads == 1 ? "" : "s", plan->kernels->name);
+        bool terms = carry_delta_by_terms(plan);
+        (void)snprintf(where, sizeof where, "%d thread%s (%s%s%s)", threads, threads == 1 ? "" : "s",
+                       plan->kernels->name, terms ? ", products by " : "", terms ? plan->terms->name : "");
     }
     const carry_delta_problem *p = &plan->problem;
     double inputs = 2.0 * (double)(p->batch * p->tokens) * (double)carry_dtype_size(p->dtype) *

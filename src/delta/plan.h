@@ -5,6 +5,7 @@
 #include "carry/delta.h"
 #include "carry/device.h"
 #include "core/memory.h"
+#include "ops/kernels/bf16.h"
 #include "ops/kernels/kernels.h"
 
 #define CARRY_DELTA_MAX_CHUNK 128
@@ -45,6 +46,7 @@ const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem)
 struct carry_delta_plan {
     carry_ctx *ctx;
     const carry_kernels *kernels; /* of the CPU */
+    const carry_bf16 *terms;      /* products of chunks go through it (terms.h); NULL: through kernels */
     int ordinal;                  /* of the device in its backend; */
     carry_device_properties gpu;  /* and what it is, where it is not the CPU */
     carry_delta_problem problem;

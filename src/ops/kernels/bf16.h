@@ -17,13 +17,24 @@
 
    Panels. A panel holds `lines` rows of a, or columns of b. k is cut into groups; a group holds, line after line, the
    `group` elements of that line: element (line, l) is at (l / group * lines + line) * group + l % group. Lines and k
-   beyond the matrix are zeros, k up to a multiple of `unit`. */
+   beyond the matrix are zeros, k up to a multiple of `unit`.
+
+   Terms. An f32 number is the sum of three bf16 numbers: x0 is x rounded to bf16, x1 what that leaves, rounded, and x2
+   what both leave, which has 8 bits and is exact (numbers below 2^-126 count as zero). So a product of f32 matrices is
+   a sum of products of bf16 ones,
+
+       a b = sum_{i+j<=order} a_i b_j + rest,    |rest| <= 3 2^-8(order+1) |a| |b|
+
+   in which an operand that holds bf16 numbers is one term. Order 2 has the accuracy of f32, in three products where one
+   operand is exact and in six where none is. The products of small terms are added first. */
 #ifndef CARRY_OPS_KERNELS_BF16_H
 #define CARRY_OPS_KERNELS_BF16_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "ops/kernels/kernels.h"
 
 /* Panels row_panel.. of a times panels column_panel.. of b. Panel p of a starts at a + p * rows * k, panel q of b at
    b + q * columns * k, where k is a multiple of unit. c and base point to row 0 and column 0 of the m x n block; base
@@ -56,6 +67,38 @@ typedef struct carry_bf16_few {
     ptrdiff_t w_row, y_row;
 } carry_bf16_few;
 
+/* A triangle of f32 numbers, by blocks of 16: line i of a lower one has k up to the end of its block of 16, and one of
+   an upper one from the start of it. What lies elsewhere is not read and counts as zero. */
+typedef enum carry_bf16_triangle { CARRY_BF16_SQUARE, CARRY_BF16_LOWER, CARRY_BF16_UPPER } carry_bf16_triangle;
+
+/* f32 numbers as terms in panels: term i of panel p starts at to + i * next + p * lines of a panel * k, k rounded up to
+   a multiple of unit. Element l of a line is multiplied by by[l]; NULL: ones. */
+typedef struct carry_bf16_split {
+    int64_t lines, k;
+    const float *from;
+    ptrdiff_t row;
+    bool across; /* as in carry_bf16_pack */
+    carry_bf16_triangle triangle;
+    const float *by;
+    int terms; /* 2 or 3 */
+    uint16_t *to;
+    ptrdiff_t next;
+} carry_bf16_split;
+
+/* c = by (a b) columns_by + base_by base, as carry_product has it, of operands in terms; k is a multiple of unit. */
+typedef struct carry_bf16_terms {
+    int64_t m, n, k;
+    const uint16_t *a, *b;
+    ptrdiff_t a_next, b_next; /* from term to term */
+    int a_terms, b_terms, order;
+    carry_bf16_triangle triangle; /* of a */
+    const float *by, *columns_by; /* of rows and columns of the product; NULL: ones */
+    const float *base, *base_by;
+    float *c; /* may be base */
+    ptrdiff_t base_row, c_row;
+    carry_rows_ahead ahead;
+} carry_bf16_terms;
+
 typedef struct carry_bf16 {
     const char *name, *about;
     const char *(*missing)(void); /* why it cannot run here; NULL: it can */
@@ -70,6 +113,11 @@ typedef struct carry_bf16 {
     int few_tokens;
     void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
     void (*few)(const carry_bf16_few *few);
+    /* NULL: f32 products by terms would not pay. split_a and split_b are false where a number is not finite, or too
+       large to be rounded to bf16; what they wrote then is of no use. */
+    bool (*split_a)(const carry_bf16_split *split);
+    bool (*split_b)(const carry_bf16_split *split);
+    void (*terms)(const carry_bf16_terms *terms);
 } carry_bf16;
 
 /* Slowest first, emulated ones before all others; NULL past the end. */

@@ -200,11 +200,26 @@ BF16_INLINE void amx_leave(amx_leaving *l, int rows) {
     }
 }
 
+static void amx_zero(amx_tiles *tiles) {
+    (void)tiles;
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    TILE_ZERO(2);
+    TILE_ZERO(3);
+}
+
+static void amx_store(amx_tiles *tiles, float *c, ptrdiff_t c_row) {
+    (void)tiles;
+    float *below = c + AMX_HALF * c_row;
+    TILE_STORE(0, c, c_row * 4);
+    TILE_STORE(1, c + AMX_HALF, c_row * 4);
+    TILE_STORE(2, below, c_row * 4);
+    TILE_STORE(3, below + AMX_HALF, c_row * 4);
+}
+
 /* Both halves of a's rows. */
 static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
-    (void)tiles;
     const ptrdiff_t base_bytes = p->base_row * 4;
-    const ptrdiff_t bytes = p->c_row * 4;
     if (p->base != NULL) {
         const float *below = p->base + AMX_HALF * p->base_row;
         TILE_LOAD(0, p->base, base_bytes);
@@ -212,10 +227,7 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
         TILE_LOAD(2, below, base_bytes);
         TILE_LOAD(3, below + AMX_HALF, base_bytes);
     } else {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+        amx_zero(tiles);
     }
     const uint16_t *a = p->a;
     const uint16_t *b = p->b;
@@ -235,11 +247,7 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
         a += AMX_LINES * AMX_UNIT;
         b += AMX_LINES * AMX_UNIT;
     }
-    float *below = p->c + AMX_HALF * p->c_row;
-    TILE_STORE(0, p->c, bytes);
-    TILE_STORE(1, p->c + AMX_HALF, bytes);
-    TILE_STORE(2, below, bytes);
-    TILE_STORE(3, below + AMX_HALF, bytes);
+    amx_store(tiles, p->c, p->c_row);
 }
 
 /* The first half alone, for 16 rows and fewer. */
@@ -407,8 +415,11 @@ static void amx_tile(const carry_bf16_tile *t) {
     TILES_CLOSE;
 }
 
+#include "ops/kernels/bf16_terms_amx.h"
+
 #define AMX_BF16                                                                                           \
     .rows = AMX_LINES, .columns = AMX_LINES, .unit = AMX_UNIT, .pack_a = amx_pack_a, .pack_b = amx_pack_b, \
-    .tile = amx_tile, .whole = true, .halves = true
+    .tile = amx_tile, .whole = true, .halves = true, .split_a = amx_split_a, .split_b = amx_split_b,       \
+    .terms = amx_terms
 
 #endif

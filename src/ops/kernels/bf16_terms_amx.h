@@ -1,0 +1,282 @@
+/* f32 products as sums of bf16 products (bf16.h: terms), in the panels and tiles of bf16_tile_amx.h, which includes
+   this. */
+#ifndef CARRY_OPS_KERNELS_BF16_TERMS_AMX_H
+#define CARRY_OPS_KERNELS_BF16_TERMS_AMX_H
+
+#include <math.h>
+
+#include "ops/kernels/bf16_pack.h"
+
+typedef float bf16_floats __attribute__((vector_size(64)));
+typedef float bf16_floats_at __attribute__((vector_size(64), aligned(4), may_alias));
+typedef uint16_t bf16_halves __attribute__((vector_size(32)));
+
+#define TERM_LANES 16
+#define TERM_MASK UINT32_C(0xffff0000)
+#define TERM_UNROLL _Pragma("GCC unroll 16")
+
+/* Terms of sixteen numbers, in the upper halves of `term`; what the lower halves hold is cut off. What the first term
+   leaves is added to *seen, which is then not finite if a number is not: a number too large for bf16 became infinite.
+ */
+BF16_INLINE void terms_of(const int terms, const bf16_floats *x, bf16_pairs term[3], bf16_floats *seen) {
+    term[0] = (bf16_pairs)*x + UINT32_C(0x8000);
+    const bf16_floats rest = *x - (bf16_floats)(term[0] & TERM_MASK);
+    *seen += rest;
+    term[1] = (bf16_pairs)rest + UINT32_C(0x8000);
+    if (terms == 3) {
+        term[2] = (bf16_pairs)(rest - (bf16_floats)(term[1] & TERM_MASK));
+    }
+}
+
+/* A line of pairs of a tile of b: neighbouring k of sixteen columns. */
+BF16_INLINE void put_pair(const int terms, uint16_t *to, ptrdiff_t next, const bf16_floats *even,
+                          const bf16_floats *odd, bf16_floats *seen) {
+    bf16_pairs low[3];
+    bf16_pairs high[3];
+    terms_of(terms, even, low, seen);
+    terms_of(terms, odd, high, seen);
+    TERM_UNROLL
+    for (int i = 0; i < terms; i++) {
+        const bf16_pairs pair = low[i] >> 16 | (high[i] & TERM_MASK);
+        memcpy(to + i * next, &pair, sizeof pair);
+    }
+}
+
+/* Half a line of a tile of a: sixteen k. */
+BF16_INLINE void put_half(const int terms, uint16_t *to, ptrdiff_t next, const bf16_floats *x, bf16_floats *seen) {
+    bf16_pairs term[3];
+    terms_of(terms, x, term, seen);
+    TERM_UNROLL
+    for (int i = 0; i < terms; i++) {
+        const bf16_halves half = __builtin_convertvector(term[i] >> 16, bf16_halves);
+        memcpy(to + i * next, &half, sizeof half);
+    }
+}
+
+/* Sixteen lines by sixteen k of the operand, however they lie: at `from`, or copied beside with zeros around them. */
+typedef struct terms_square {
+    const float *from;
+    ptrdiff_t row;
+    const float *by; /* of sixteen k, or NULL */
+    uint16_t *to;    /* of the first line and k */
+} terms_square;
+
+/* Row r of the square, multiplied. */
+BF16_INLINE void square_row(const terms_square *s, bool across, int r, bf16_floats *x) {
+    *x = *(const bf16_floats_at *)(s->from + r * s->row);
+    if (s->by != NULL && across) {
+        *x *= s->by[r];
+    } else if (s->by != NULL) {
+        *x *= *(const bf16_floats_at *)s->by;
+    }
+}
+
+BF16_INLINE void square_turned(const terms_square *s, bool across, bf16_pairs rows[16]) {
+    TERM_UNROLL
+    for (int r = 0; r < TERM_LANES; r++) {
+        bf16_floats x;
+        square_row(s, across, r, &x);
+        rows[r] = (bf16_pairs)x;
+    }
+    bf16_transpose(rows);
+}
+
+/* Into eight lines of pairs. */
+BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
+                             bf16_floats *seen) {
+    if (!across) {
+        bf16_pairs rows[TERM_LANES];
+        square_turned(s, across, rows);
+        TERM_UNROLL
+        for (int r = 0; r < TERM_LANES; r += 2) {
+            put_pair(terms, s->to + r * AMX_LINES, next, (const bf16_floats *)&rows[r],
+                     (const bf16_floats *)&rows[r + 1], seen);
+        }
+        return;
+    }
+    for (int r = 0; r < TERM_LANES; r += 2) {
+        bf16_floats even;
+        bf16_floats odd;
+        square_row(s, across, r, &even);
+        square_row(s, across, r + 1, &odd);
+        put_pair(terms, s->to + r * AMX_LINES, next, &even, &odd, seen);
+    }
+}
+
+/* Into halves of sixteen lines. */
+BF16_INLINE void square_to_a(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
+                             bf16_floats *seen) {
+    if (across) {
+        bf16_pairs rows[TERM_LANES];
+        square_turned(s, across, rows);
+        TERM_UNROLL
+        for (int r = 0; r < TERM_LANES; r++) {
+            put_half(terms, s->to + r * AMX_UNIT, next, (const bf16_floats *)&rows[r], seen);
+        }
+        return;
+    }
+    for (int r = 0; r < TERM_LANES; r++) {
+        bf16_floats x;
+        square_row(s, across, r, &x);
+        put_half(terms, s->to + r * AMX_UNIT, next, &x, seen);
+    }
+}
+
+typedef void (*square_put)(const terms_square *s, ptrdiff_t next, bf16_floats *seen);
+
+/* The number of terms and how the operand lies are constants of the loops: eight functions. */
+#define SQUARE_PUT(name, side, terms, across)                                    \
+    static void name(const terms_square *s, ptrdiff_t next, bf16_floats *seen) { \
+        side(terms, s, next, across, seen);                                      \
+    }
+SQUARE_PUT(a2_along, square_to_a, 2, false)
+SQUARE_PUT(a2_across, square_to_a, 2, true)
+SQUARE_PUT(a3_along, square_to_a, 3, false)
+SQUARE_PUT(a3_across, square_to_a, 3, true)
+SQUARE_PUT(b2_along, square_to_b, 2, false)
+SQUARE_PUT(b2_across, square_to_b, 2, true)
+SQUARE_PUT(b3_along, square_to_b, 3, false)
+SQUARE_PUT(b3_across, square_to_b, 3, true)
+
+/* What there is of lines line.. and k l.. of the operand, in a square of its own. */
+static void square_beside(const carry_bf16_split *p, int64_t line, int64_t l, float beside[TERM_LANES][TERM_LANES]) {
+    memset(beside, 0, TERM_LANES * sizeof *beside);
+    for (int64_t i = line; i < line + TERM_LANES && i < p->lines; i++) {
+        for (int64_t j = l; j < l + TERM_LANES && j < p->k; j++) {
+            const float x = p->from[p->across ? j * p->row + i : i * p->row + j];
+            beside[p->across ? j - l : i - line][p->across ? i - line : j - l] = p->by != NULL ? x * p->by[j] : x;
+        }
+    }
+}
+
+static bool split_panels(const carry_bf16_split *p, square_put put, bool of_a) {
+    const int64_t k = (p->k + AMX_UNIT - 1) / AMX_UNIT * AMX_UNIT;
+    const int64_t lines = (p->lines + AMX_LINES - 1) / AMX_LINES * AMX_LINES;
+    bf16_floats seen = {0};
+    float beside[TERM_LANES][TERM_LANES];
+    for (int64_t line = 0; line < lines; line += TERM_LANES) {
+        const int64_t inside = line % AMX_LINES;
+        for (int64_t l = 0; l < k; l += TERM_LANES) {
+            const bool empty = (p->triangle == CARRY_BF16_LOWER && l > line) ||
+                               (p->triangle == CARRY_BF16_UPPER && l < line) || line >= p->lines || l >= p->k;
+            const bool whole = !empty && line + TERM_LANES <= p->lines && l + TERM_LANES <= p->k;
+            terms_square square = {.from = p->from + (p->across ? l * p->row + line : line * p->row + l),
+                                   .row = p->row,
+                                   .by = p->by != NULL ? p->by + l : NULL};
+            const int64_t unit = l / AMX_UNIT * AMX_UNIT * AMX_LINES;
+            const int64_t at = of_a ? inside * AMX_UNIT + l % AMX_UNIT : l % AMX_UNIT * AMX_LINES + inside * 2;
+            square.to = p->to + (line - inside) * k + unit + at;
+            if (empty) {
+                memset(beside, 0, sizeof beside);
+            } else if (!whole) {
+                square_beside(p, line, l, beside);
+            }
+            if (!whole) {
+                square.from = beside[0];
+                square.row = TERM_LANES;
+                square.by = NULL;
+            }
+            put(&square, p->next, &seen);
+        }
+    }
+    bool finite = true;
+    for (int i = 0; i < TERM_LANES; i++) {
+        finite = finite && isfinite(seen[i]);
+    }
+    return finite;
+}
+
+static bool amx_split_a(const carry_bf16_split *p) {
+    return split_panels(p, p->terms == 2 ? (p->across ? a2_across : a2_along) : (p->across ? a3_across : a3_along),
+                        true);
+}
+
+static bool amx_split_b(const carry_bf16_split *p) {
+    return split_panels(p, p->terms == 2 ? (p->across ? b2_across : b2_along) : (p->across ? b3_across : b3_along),
+                        false);
+}
+
+/* The next row that the caller asked for. */
+static inline void terms_fetch(carry_rows_ahead *ahead) {
+    if (ahead->rows > 0) {
+        for (int64_t at = 0; at < ahead->size; at += 64) {
+            __builtin_prefetch(ahead->at + at, 0, 2);
+        }
+        ahead->at += ahead->row;
+        ahead->rows--;
+    }
+}
+
+/* Sums of one panel of a and one of b over units begin..end-1 of one pair of terms, in tiles 0 to 3. */
+static void terms_sum(amx_tiles *tiles, const uint16_t *a, const uint16_t *b, int64_t units, carry_rows_ahead *ahead) {
+    (void)tiles;
+    for (int64_t u = 0; u < units; u++) {
+        TILE_LOAD(4, a, 64);
+        TILE_LOAD(6, b, 128);
+        TILE_LOAD(7, b + 2 * AMX_HALF, 128);
+        TILE_DOT(0, 4, 6);
+        TILE_DOT(1, 4, 7);
+        TILE_LOAD(5, a + AMX_HALF * AMX_UNIT, 64);
+        TILE_DOT(2, 5, 6);
+        TILE_DOT(3, 5, 7);
+        a += AMX_LINES * AMX_UNIT;
+        b += AMX_LINES * AMX_UNIT;
+    }
+    terms_fetch(ahead);
+    terms_fetch(ahead);
+}
+
+/* c of a pair of panels from its sums. */
+static void terms_finish(const carry_bf16_terms *t, const float *made, int64_t i, int64_t j) {
+    const int64_t rows = t->m - i < AMX_LINES ? t->m - i : AMX_LINES;
+    const int64_t columns = t->n - j < AMX_LINES ? t->n - j : AMX_LINES;
+    for (int64_t r = 0; r < rows; r++) {
+        const float by = t->by != NULL ? t->by[i + r] : 1.0f;
+        const float base_by = t->base_by != NULL ? t->base_by[i + r] : 1.0f;
+        const float *from = made + r * AMX_LINES;
+        const float *base = t->base != NULL ? t->base + (i + r) * t->base_row + j : NULL;
+        float *c = t->c + (i + r) * t->c_row + j;
+        int64_t x = 0;
+        for (; x + TERM_LANES <= columns; x += TERM_LANES) {
+            bf16_floats sum = by * *(const bf16_floats_at *)(from + x);
+            if (t->columns_by != NULL) {
+                sum *= *(const bf16_floats_at *)(t->columns_by + j + x);
+            }
+            if (base != NULL) {
+                sum += base_by * *(const bf16_floats_at *)(base + x);
+            }
+            *(bf16_floats_at *)(c + x) = sum;
+        }
+        for (; x < columns; x++) {
+            const float sum = by * from[x] * (t->columns_by != NULL ? t->columns_by[j + x] : 1.0f);
+            c[x] = base != NULL ? sum + base_by * base[x] : sum;
+        }
+    }
+}
+
+static void amx_terms(const carry_bf16_terms *t) {
+    amx_tiles tiles = {0};
+    carry_rows_ahead ahead = t->ahead;
+    _Alignas(64) float made[AMX_LINES * AMX_LINES];
+    TILES_OPEN;
+    for (int64_t j = 0; j < t->n; j += AMX_LINES) {
+        for (int64_t i = 0; i < t->m; i += AMX_LINES) {
+            const int64_t begin = t->triangle == CARRY_BF16_UPPER ? i : 0;
+            const int64_t end = t->triangle == CARRY_BF16_LOWER && i + AMX_LINES < t->k ? i + AMX_LINES : t->k;
+            const uint16_t *a = t->a + i * t->k + begin * AMX_LINES;
+            const uint16_t *b = t->b + j * t->k + begin * AMX_LINES;
+            amx_zero(&tiles);
+            for (int order = t->order; order >= 0; order--) {
+                for (int x = order - t->b_terms + 1 > 0 ? order - t->b_terms + 1 : 0; x <= order && x < t->a_terms;
+                     x++) {
+                    terms_sum(&tiles, a + x * t->a_next, b + (order - x) * t->b_next, (end - begin) / AMX_UNIT, &ahead);
+                }
+            }
+            amx_store(&tiles, made, AMX_LINES);
+            terms_finish(t, made, i, j);
+        }
+    }
+    TILES_CLOSE;
+}
+
+#endif
