@@ -102,11 +102,24 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
                {&s->dk, C * K},
                {&s->dG, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : C},
                {&s->dbeta, C},
+               {&s->norm_k, C},
+               {&s->norm_q, C},
+               {&s->norm_left, C},
                {&s->beside, BLOCK * V}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         *all[i].at = carry_arena_take(arena, all[i].floats, sizeof(float));
     }
     s->dS = carry_arena_take(arena, (size_t)plan->group * K, V * sizeof(float));
+    int64_t rows = plan->chunk;
+    int64_t wide = K > V ? plan->problem.key : plan->problem.value;
+    s->out_a = carry_delta_panel_take(plan, arena, rows, plan->problem.value);
+    s->out_b = carry_delta_panel_take(plan, arena, plan->problem.value, rows);
+    s->rows_a = carry_delta_terms_take(plan, arena, rows, plan->problem.value);
+    s->values_b = carry_delta_terms_take(plan, arena, plan->problem.value, rows);
+    s->state_b = carry_delta_terms_take(plan, arena, wide, wide > rows ? wide : rows);
+    for (int i = 0; i < CARRY_DELTA_TRIANGLES; i++) {
+        s->triangles[i] = carry_delta_terms_take(plan, arena, rows, rows);
+    }
 }
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back) {

@@ -3,6 +3,9 @@
 #define CARRY_DELTA_BACKWARD_H
 
 #include "delta/chunk.h"
+#include "delta/terms.h"
+
+#define CARRY_DELTA_TRIANGLES 4
 
 /* What a thread works in. Two stacked arrays hold what belongs to R above what belongs to O. */
 typedef struct carry_delta_back_scratch {
@@ -20,6 +23,11 @@ typedef struct carry_delta_back_scratch {
     float *dG, *dbeta;    /* [C]; dG [C, K] with a key gate */
     float *beside;        /* [16, V] */
     float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */
+    bool exact;           /* products go by terms (backward_terms.c), which has: */
+    float *norm_k, *norm_q, *norm_left;                 /* [C]: factors of k, q and left k times the rows' norms */
+    uint16_t *out_a, *out_b;                            /* panels of dO */
+    carry_delta_terms rows_a, state_b, values_b;        /* dR or V'; S or dS; V' */
+    carry_delta_terms triangles[CARRY_DELTA_TRIANGLES]; /* P; then on_qk and on_kk, and both transposed */
 } carry_delta_back_scratch;
 
 typedef struct carry_delta_back {
@@ -49,6 +57,16 @@ typedef struct carry_delta_back_unit {
 
 /* backward_chunk.c: tokens t..t+tokens-1 of it, a chunk: dS of its value heads goes from behind it to before it. */
 void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
+
+/* backward_terms.c: panels of dO and factors; dR before it is solved; which of the products with dR, dO and V' it made;
+   dS of the state that entered; what reaches q and k by way of kk and qk. False where a number is not finite: nothing
+   was done then. */
+bool carry_delta_back_terms_load(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head);
+bool carry_delta_back_terms_solve(const carry_delta_back_unit *unit, int64_t tokens, const float *dS);
+enum { CARRY_DELTA_BY_VALUES = 1, CARRY_DELTA_BY_STATE = 2, CARRY_DELTA_BY_END = 4 };
+int carry_delta_back_terms_spread(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);
+bool carry_delta_back_terms_pass_on(const carry_delta_back_unit *unit, int64_t tokens, float *dS);
+bool carry_delta_back_terms_rows(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
 
 /* backward_keys.c: with a key gate, what reaches q, k, beta and G through the states, and inside the chunk; dg. */
 void carry_delta_back_keys_states(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);

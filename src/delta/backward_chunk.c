@@ -48,9 +48,7 @@ static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     float *dO = s->gradients + tokens * p->value;
     carry_delta_head_load(plan, &u->back->in, u->sequence->batch, first, value_head, &s->rows, &s->heads);
     carry_delta_load(plan, dO, &u->back->args->d_o, u->sequence->batch, first, value_head, tokens, 0, p->value);
-    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
-    carry_delta_scale_rows(plan, s->weighed + tokens * p->key, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
-    carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
+    s->exact = carry_delta_back_terms_load(u, t, tokens, value_head);
     if (u->back->states_only) {
         return;
     }
@@ -71,10 +69,14 @@ static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     float *dR = s->gradients;
     float *dO = dR + tokens * V;
     CARRY_SPAN(plan->ctx, "delta", "backward solve");
-    product(plan,
-            (carry_product){
-                .m = tokens, .n = V, .k = K, .a = s->left_k, .b = dS, .c = dR, .a_row = K, .b_row = V, .c_row = V});
-    for (int64_t j = 0; j < tokens; j += BLOCK) {
+    bool done = carry_delta_back_terms_solve(u, tokens, dS);
+    if (!done) {
+        carry_delta_scale_rows(plan, s->left_k, s->rows.k, s->heads.left, NULL, 1.0f, tokens);
+        product(plan,
+                (carry_product){
+                    .m = tokens, .n = V, .k = K, .a = s->left_k, .b = dS, .c = dR, .a_row = K, .b_row = V, .c_row = V});
+    }
+    for (int64_t j = 0; !done && j < tokens; j += BLOCK) {
         int64_t m = tokens - j < BLOCK ? tokens - j : BLOCK;
         triangle_product(plan,
                          (carry_product){.m = m,
@@ -93,14 +95,12 @@ static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     carry_delta_solve_transposed(plan, &s->heads, tokens, dR, V, s->beside);
 }
 
-/* The five products with dR and dO on top of each other. */
-static void spread_gradients(const unit *u, int64_t tokens, const float *S, const float *dS) {
+/* Lower triangles of dR V'^T and dO V'^T. */
+static void multiply_values(const unit *u, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
-    int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
-    CARRY_SPAN(plan->ctx, "delta", "backward products");
-    for (int64_t i = 0; i < 2 * tokens; i += tokens) { /* lower triangles of dR V'^T and dO V'^T */
+    for (int64_t i = 0; i < 2 * tokens; i += tokens) {
         for (int64_t j = 0; j < tokens; j += BLOCK) {
             int64_t n = tokens - j < BLOCK ? tokens - j : BLOCK;
             product(plan, (carry_product){.m = tokens - j,
@@ -115,26 +115,43 @@ static void spread_gradients(const unit *u, int64_t tokens, const float *S, cons
                                           .b_transposed = true});
         }
     }
-    product(plan, (carry_product){.m = 2 * tokens,
-                                  .n = K,
-                                  .k = V,
-                                  .a = s->gradients,
-                                  .b = S,
-                                  .c = s->by_state,
-                                  .a_row = V,
-                                  .b_row = V,
-                                  .c_row = K,
-                                  .b_transposed = true});
-    product(plan, (carry_product){.m = tokens,
-                                  .n = K,
-                                  .k = V,
-                                  .a = s->values,
-                                  .b = dS,
-                                  .c = s->by_end,
-                                  .a_row = V,
-                                  .b_row = V,
-                                  .c_row = K,
-                                  .b_transposed = true});
+}
+
+/* The five products with dR and dO on top of each other. */
+static void spread_gradients(const unit *u, int64_t tokens, const float *S, const float *dS) {
+    const carry_delta_plan *plan = u->back->plan;
+    carry_delta_back_scratch *s = u->s;
+    int64_t K = plan->problem.key;
+    int64_t V = plan->problem.value;
+    CARRY_SPAN(plan->ctx, "delta", "backward products");
+    int done = carry_delta_back_terms_spread(u, tokens, S, dS);
+    if ((done & CARRY_DELTA_BY_VALUES) == 0) {
+        multiply_values(u, tokens);
+    }
+    if ((done & CARRY_DELTA_BY_STATE) == 0) {
+        product(plan, (carry_product){.m = 2 * tokens,
+                                      .n = K,
+                                      .k = V,
+                                      .a = s->gradients,
+                                      .b = S,
+                                      .c = s->by_state,
+                                      .a_row = V,
+                                      .b_row = V,
+                                      .c_row = K,
+                                      .b_transposed = true});
+    }
+    if ((done & CARRY_DELTA_BY_END) == 0) {
+        product(plan, (carry_product){.m = tokens,
+                                      .n = K,
+                                      .k = V,
+                                      .a = s->values,
+                                      .b = dS,
+                                      .c = s->by_end,
+                                      .a_row = V,
+                                      .b_row = V,
+                                      .c_row = K,
+                                      .b_transposed = true});
+    }
 }
 
 /* dS of the state that entered. */
@@ -144,6 +161,11 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "backward state");
+    if (carry_delta_back_terms_pass_on(u, tokens, dS)) {
+        return;
+    }
+    carry_delta_scale_rows(plan, s->weighed, s->rows.k, s->heads.fade, s->heads.beta, -1.0f, tokens);
+    carry_delta_scale_rows(plan, s->weighed + tokens * K, s->rows.q, s->heads.fade, NULL, plan->scale, tokens);
     for (int64_t i = 0; i < K; i++) {
         plan->kernels->rows->scale(dS + i * V, s->heads.end[i], V);
     }
@@ -334,7 +356,7 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "backward rows");
     bool finite = carry_all_finite(s->rows.k, tokens * K) && carry_all_finite(s->rows.q, tokens * K);
-    bool shared = plan->problem.gate != CARRY_DELTA_KEY_GATE;
+    bool shared = plan->problem.gate != CARRY_DELTA_KEY_GATE && !carry_delta_back_terms_rows(u, t, tokens);
     for (int64_t i = 0; shared && i < tokens;
          i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
         int64_t m = tokens - i < BLOCK ? tokens - i : BLOCK;
@@ -367,7 +389,7 @@ void carry_delta_back_chunk(const carry_delta_back_unit *u, int64_t t, int64_t t
     carry_delta_back_scratch *s = u->s;
     size_t square = (size_t)(tokens * plan->chunk) * sizeof(float);
     size_t rows = (size_t)(tokens * plan->problem.key) * sizeof(float);
-    s->rows.with_q = true;
+    s->rows.with_q = s->rows.with_q_across = true;
     carry_delta_rows_load(plan, &u->back->in, u->sequence->batch, u->sequence->start + t, u->head, tokens, &s->rows);
     if (u->back->states_only) {
         square = rows = 0;

@@ -33,6 +33,7 @@ typedef struct carry_delta_rows {
     float *k_across;        /* [K, C]: k transposed */
     float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
     bool with_q;            /* else q and qk, and P of the heads, are not made */
+    bool with_q_across;     /* panels.q_across are made too */
     bool exact;             /* products go by terms: */
     carry_delta_panels panels;
 } carry_delta_rows;

@@ -310,6 +310,7 @@ void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end
     int64_t tokens = end - t;
     int64_t first = u->sequence->start + t;
     s->rows.with_q = run->o != NULL;
+    s->rows.with_q_across = false;
     carry_delta_rows_load(plan, &run->in, u->sequence->batch, first, u->head, tokens, &s->rows);
     for (int64_t member = 0; member < plan->group; member++) {
         carry_delta_head_load(plan, &run->in, u->sequence->batch, first, u->head * plan->group + member, &s->rows,

@@ -44,6 +44,10 @@ void carry_delta_panels_take(const carry_delta_plan *plan, carry_arena *arena, c
     panels->k_across = take(plan, arena, K, C, 1);
 }
 
+uint16_t *carry_delta_panel_take(const carry_delta_plan *plan, carry_arena *arena, int64_t lines, int64_t k) {
+    return carry_delta_by_terms(plan) ? take(plan, arena, lines, k, 1) : NULL;
+}
+
 carry_delta_terms carry_delta_terms_take(const carry_delta_plan *plan, carry_arena *arena, int64_t lines, int64_t k) {
     if (!carry_delta_by_terms(plan)) {
         return (carry_delta_terms){0};
@@ -51,9 +55,8 @@ carry_delta_terms carry_delta_terms_take(const carry_delta_plan *plan, carry_are
     return (carry_delta_terms){.at = take(plan, arena, lines, k, 3)};
 }
 
-/* All panels of an operand of bf16 numbers. */
-static void pack(const carry_delta_plan *plan, bool of_a, uint16_t *to, const uint16_t *from, ptrdiff_t row,
-                 bool across, int64_t lines, int64_t k) {
+void carry_delta_terms_pack(const carry_delta_plan *plan, bool of_a, uint16_t *to, const uint16_t *from, ptrdiff_t row,
+                            bool across, int64_t lines, int64_t k) {
     const carry_bf16 *by = plan->terms;
     const int64_t panel = of_a ? by->rows : by->columns;
     for (int64_t line = 0; line < lines; line += panel) {
@@ -108,13 +111,16 @@ bool carry_delta_terms_rows(const carry_delta_plan *plan, const carry_delta_inpu
     const int64_t K = plan->problem.key;
     const carry_delta_panels *panels = &rows->panels;
     const uint16_t *k = carry_delta_place(in->k, batch, first, head);
-    pack(plan, true, panels->k, k, in->k->stride[1], false, rows->tokens, K);
-    pack(plan, true, panels->k_across, k, in->k->stride[1], true, K, rows->tokens);
-    pack(plan, false, panels->k_columns, k, in->k->stride[1], false, rows->tokens, K);
+    carry_delta_terms_pack(plan, true, panels->k, k, in->k->stride[1], false, rows->tokens, K);
+    carry_delta_terms_pack(plan, true, panels->k_across, k, in->k->stride[1], true, K, rows->tokens);
+    carry_delta_terms_pack(plan, false, panels->k_columns, k, in->k->stride[1], false, rows->tokens, K);
     lower_products(plan, rows, rows->kk, panels->k, rows->k_norm);
     if (rows->with_q) {
         const uint16_t *q = carry_delta_place(in->q, batch, first, head);
-        pack(plan, true, panels->q, q, in->q->stride[1], false, rows->tokens, K);
+        carry_delta_terms_pack(plan, true, panels->q, q, in->q->stride[1], false, rows->tokens, K);
+        if (rows->with_q_across) {
+            carry_delta_terms_pack(plan, true, panels->q_across, q, in->q->stride[1], true, K, rows->tokens);
+        }
         lower_products(plan, rows, rows->qk, panels->q, rows->q_norm);
     }
     return true;

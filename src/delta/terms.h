@@ -32,13 +32,18 @@ static inline bool carry_delta_by_terms(const carry_delta_plan *plan) {
 }
 
 void carry_delta_panels_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_panels *panels);
-/* Room for three terms of an operand. */
+/* Room for an operand of bf16 numbers, and for three terms of one. */
+uint16_t *carry_delta_panel_take(const carry_delta_plan *plan, carry_arena *arena, int64_t lines, int64_t k);
 carry_delta_terms carry_delta_terms_take(const carry_delta_plan *plan, carry_arena *arena, int64_t lines, int64_t k);
 
 /* Of rows that are loaded: their panels, kk and qk, and norms of 1 where there is no l2norm. Sets rows->exact and
    returns it; false: nothing was made. */
 bool carry_delta_terms_rows(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                             int64_t head, carry_delta_rows *rows);
+
+/* All panels of an operand of bf16 numbers, of a or of b. */
+void carry_delta_terms_pack(const carry_delta_plan *plan, bool of_a, uint16_t *to, const uint16_t *from, ptrdiff_t row,
+                            bool across, int64_t lines, int64_t k);
 
 /* Panels of exact numbers. */
 static inline carry_delta_terms carry_delta_rows_panels(const uint16_t *panels) {

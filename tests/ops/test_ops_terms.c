@@ -54,7 +54,7 @@ static operand make(const carry_bf16 *by, bool of_a, int64_t lines, int64_t k, b
                  .k = up(k, by->unit)};
     x.next = up(lines, panel) * x.k + 32;
     size_t bytes = (size_t)(terms * x.next + GUARD) * sizeof *x.panels;
-    x.panels = keep(aligned_alloc(64, up((int64_t)bytes, 64)));
+    x.panels = keep(aligned_alloc(64, (bytes + 63) / 64 * 64));
     memset(x.panels, 255, bytes);
     if (terms == 1) {
         for (int64_t line = 0; line < lines; line += panel) {
@@ -231,7 +231,7 @@ static void test_three_terms_are_exact(void **state) {
         }
         float x[32][32];
         for (int e = 0; e < 1024; e++) {
-            double mantissa = 1.0 + (double)((unsigned)(e * 2654435761u) >> 9) * 0x1p-23;
+            double mantissa = 1.0 + (double)((uint32_t)e * UINT32_C(2654435761) >> 9) * 0x1p-23;
             x[e / 32][e % 32] = (float)ldexp(e % 2 == 0 ? mantissa : -mantissa, e % 200 - 90);
         }
         _Alignas(64) uint16_t terms[3 * 1024];
@@ -257,7 +257,7 @@ static void test_numbers_that_are_not_finite_are_refused(void **state) {
     static const float bad[] = {INFINITY, -INFINITY, NAN, 3.4028235e38f};
     const carry_bf16 *by;
     for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
-        for (int form = 0; by->missing() == NULL && by->terms != NULL && form < 8; form++) {
+        for (int kind = 0; by->missing() == NULL && by->terms != NULL && kind < 8; kind++) {
             for (int at = 0; at < 40 * 40; at += 61) {
                 float x[40 * 40] = {0};
                 uint16_t terms[3 * 64 * 64];
@@ -265,14 +265,14 @@ static void test_numbers_that_are_not_finite_are_refused(void **state) {
                                           .k = 40,
                                           .from = x,
                                           .row = 40,
-                                          .across = (form & 1) != 0,
-                                          .terms = (form & 2) != 0 ? 2 : 3,
+                                          .across = (kind & 1) != 0,
+                                          .terms = (kind & 2) != 0 ? 2 : 3,
                                           .to = terms,
                                           .next = 64 * 64};
                 x[at] = 1e38f;
-                assert_true(((form & 4) != 0 ? by->split_a : by->split_b)(&split));
+                assert_true(((kind & 4) != 0 ? by->split_a : by->split_b)(&split));
                 x[at] = bad[at % 4];
-                assert_false(((form & 4) != 0 ? by->split_a : by->split_b)(&split));
+                assert_false(((kind & 4) != 0 ? by->split_a : by->split_b)(&split));
             }
         }
     }

@@ -89,8 +89,9 @@ BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t n
         square_turned(s, across, rows);
         TERM_UNROLL
         for (int r = 0; r < TERM_LANES; r += 2) {
-            put_pair(terms, s->to + r * AMX_LINES, next, (const bf16_floats *)&rows[r],
-                     (const bf16_floats *)&rows[r + 1], seen);
+            const bf16_floats even = (bf16_floats)rows[r];
+            const bf16_floats odd = (bf16_floats)rows[r + 1];
+            put_pair(terms, s->to + r * AMX_LINES, next, &even, &odd, seen);
         }
         return;
     }
@@ -111,7 +112,8 @@ BF16_INLINE void square_to_a(const int terms, const terms_square *s, ptrdiff_t n
         square_turned(s, across, rows);
         TERM_UNROLL
         for (int r = 0; r < TERM_LANES; r++) {
-            put_half(terms, s->to + r * AMX_UNIT, next, (const bf16_floats *)&rows[r], seen);
+            const bf16_floats x = (bf16_floats)rows[r];
+            put_half(terms, s->to + r * AMX_UNIT, next, &x, seen);
         }
         return;
     }
