@@ -113,7 +113,7 @@ static inline void assert_near(const char *what, const array *got, const double 
 /* The same bits, whatever the number of threads: `first` is what one thread made. */
 static inline void assert_same(const char *what, const array *got, const array *first) {
     if (memcmp(got->t.data, first->t.data, (size_t)got->count * carry_dtype_size(got->t.dtype)) != 0) {
-        fail_msg("%s depends on the number of threads", what);
+        fail_msg("%s depends on the number of threads, or has other bits than its emulation", what);
     }
 }
 

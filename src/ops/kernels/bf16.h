@@ -106,6 +106,7 @@ typedef struct carry_bf16 {
     int rows, columns, unit;
     bool whole;  /* tile writes whole panels: c holds them, with as much as m and n lack of them */
     bool halves; /* tile can write a c of bf16 by itself */
+    int64_t depth; /* of an entry that writes whole panels: the largest k whose sums need no place beside c */
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
     /* Of few_tokens tokens at most; 0: widened dot products do as well (carry_half_dots). pack_few writes at most

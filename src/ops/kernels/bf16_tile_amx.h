@@ -6,6 +6,7 @@
        TILES_OPEN, TILES_CLOSE            configures eight tiles of 16 x 64 bytes on this thread; releases them
        TILE_ZERO(t)                       tile t = 0
        TILE_LOAD(t, from, bytes)          16 rows of 64 bytes, `bytes` apart
+       TILE_STREAM(t, from, bytes)        the same of what need not stay in the first cache
        TILE_STORE(t, to, bytes)
        TILE_DOT(c, a, b)                  the instruction
 
@@ -236,12 +237,12 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
         next = amx_fetch(next, p->hints);
         amx_fetch_sums(p, l);
         amx_leave(p->leaving, AMX_LEAVE);
-        TILE_LOAD(4, a, 64);
+        TILE_STREAM(4, a, 64);
         TILE_LOAD(6, b, 128);
         TILE_LOAD(7, b + 2 * AMX_HALF, 128);
         TILE_DOT(0, 4, 6);
         TILE_DOT(1, 4, 7);
-        TILE_LOAD(5, a + AMX_HALF * AMX_UNIT, 64);
+        TILE_STREAM(5, a + AMX_HALF * AMX_UNIT, 64);
         TILE_DOT(2, 5, 6);
         TILE_DOT(3, 5, 7);
         a += AMX_LINES * AMX_UNIT;
@@ -419,7 +420,7 @@ static void amx_tile(const carry_bf16_tile *t) {
 
 #define AMX_BF16                                                                                           \
     .rows = AMX_LINES, .columns = AMX_LINES, .unit = AMX_UNIT, .pack_a = amx_pack_a, .pack_b = amx_pack_b, \
-    .tile = amx_tile, .whole = true, .halves = true, .split_a = amx_split_a, .split_b = amx_split_b,       \
-    .terms = amx_terms
+    .tile = amx_tile, .whole = true, .halves = true, .depth = AMX_DEPTH, .split_a = amx_split_a,              \
+    .split_b = amx_split_b, .terms = amx_terms
 
 #endif

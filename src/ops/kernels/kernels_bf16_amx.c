@@ -45,6 +45,11 @@ static void tiles_open(void) {
         MEMORY_BARRIER;                  \
         _tile_loadd(t, (from), (bytes)); \
     } while (0)
+#define TILE_STREAM(t, from, bytes)             \
+    do {                                        \
+        MEMORY_BARRIER;                         \
+        _tile_stream_loadd(t, (from), (bytes)); \
+    } while (0)
 #define TILE_STORE(t, to, bytes)        \
     do {                                \
         _tile_stored(t, (to), (bytes)); \

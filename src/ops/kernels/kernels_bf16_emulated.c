@@ -108,6 +108,7 @@ static void dot_tiles(amx_tiles *tiles, int c, int a, int b) {
 #define TILES_CLOSE
 #define TILE_ZERO(t) memset(tiles->sum[t], 0, sizeof tiles->sum[t])
 #define TILE_LOAD(t, from, bytes) load_tile(tiles, t, from, bytes)
+#define TILE_STREAM(t, from, bytes) load_tile(tiles, t, from, bytes)
 #define TILE_STORE(t, to, bytes) store_tile(tiles, t, to, bytes)
 #define TILE_DOT(c, a, b) dot_tiles(tiles, c, a, b)
 

@@ -26,6 +26,9 @@
 #define WHOLE_PANEL 32
 #define WHOLE_PANELS 8
 #define WHOLE_LINES (WHOLE_PANELS * WHOLE_PANEL)
+/* Where such an entry needs no sums beside c: elements of the panels of a in a tile, half of a second cache of 2 MiB.
+   They stay there while panels of b pass, each once. */
+#define WHOLE_OF_A ((int64_t)1 << 19)
 _Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a tile");
 /* Elements of a block of b: what was packed is still in a cache when it is used. */
 #define MOST_OF_B ((int64_t)1 << 21)
@@ -209,13 +212,24 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
+/* Does an entry that writes whole panels write c itself, without sums beside it? */
+static bool writes_c(const job *j) {
+    const carry_mixed_product *p = j->p;
+    const bool whole = j->m % j->by->rows == 0 && j->n % j->by->columns == 0;
+    const bool can = (p->c_dtype == CARRY_BF16 && j->by->halves) || (p->c_dtype == CARRY_F32 && whole);
+    return can && j->packed_k <= j->by->depth;
+}
+
 /* Tiles as large as a second cache and, for a c of 16 bits, the stack allow, unless threads would be left without. */
 static void cut_into_tiles(job *j, int threads) {
     const int rows = j->by->rows;
     const int columns = j->by->columns;
     int64_t most = TILE_ELEMENTS / (rows * j->packed_k) + 1;
     int64_t most_columns = least(j->column_panels, MOST_OF_B / (columns * j->packed_k) + 1);
-    if (j->by->whole) {
+    if (j->by->whole && writes_c(j)) {
+        most = WHOLE_OF_A / (rows * j->packed_k) + 1;
+        most_columns = j->column_panels;
+    } else if (j->by->whole) {
         most = WHOLE_PANELS;
         most_columns = WHOLE_PANELS;
     } else if (j->p->c_dtype != CARRY_F32 && !(j->by->halves && j->p->c_dtype == CARRY_BF16)) {
