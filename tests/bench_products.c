@@ -44,12 +44,20 @@ static void run_blas(const bench *b) {
              1.0f, p->a, p->a_row, p->b, p->b_row, 0.0f, p->c, p->c_row);
 }
 
-static double seconds_of(const bench *b, bool own, int calls) {
-    double start = carry_seconds();
+/* On one thread processor time, which other programs do not add to. */
+static double now(int threads) {
+    struct timespec time;
+    return threads == 1 && clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time) == 0
+               ? (double)time.tv_sec + 1e-9 * (double)time.tv_nsec
+               : carry_seconds();
+}
+
+static double seconds_of(const bench *b, bool own, int threads, int calls) {
+    double start = now(threads);
     for (int call = 0; call < calls; call++) {
         (own ? run_own : run_blas)(b);
     }
-    return (carry_seconds() - start) / calls;
+    return (now(threads) - start) / calls;
 }
 
 static int by_size(const void *a, const void *b) {
@@ -69,11 +77,11 @@ static void time_both(const bench *b, int threads, double seconds, double rate[2
     int pairs = 0;
     double spent = 0.0;
     for (; pairs < 3 || (spent < seconds && pairs < MOST_PAIRS); pairs++) {
-        double own = seconds_of(b, true, calls);
+        double own = seconds_of(b, true, threads, calls);
         best[0] = own < best[0] ? own : best[0];
         spent += own * calls;
         if (b->sgemm != NULL) {
-            double blas = seconds_of(b, false, calls);
+            double blas = seconds_of(b, false, threads, calls);
             best[1] = blas < best[1] ? blas : best[1];
             ratios[pairs] = blas / own;
             spent += blas * calls;

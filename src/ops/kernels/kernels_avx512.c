@@ -12,7 +12,7 @@
 #define TOKEN_VECTORS 8
 #define PACK_ROWS 14
 #define PACK_VECTORS 2
-#define PACK_DEPTH 256
+#define PACK_DEPTH 384
 #define PACK_AHEAD 16
 #define SQUARE 8
 

@@ -186,7 +186,7 @@ INLINE void packed_sums(const int rows, const int vectors, const packed_place *o
     ptrdiff_t step = (next != NULL ? (o->k + PACK_ROWS) / (PACK_ROWS + 1) : o->k) * PACK_STRIDE;
     const float *until = a + step;
     for (;;) {
-        for (; a < until; a += PACK_STRIDE, b += PACK_COLUMNS) {
+        do { /* not `for`: gcc would jump to its test and from there into the loop again, at every k */
             vec row[4];
             UNROLL
             for (int v = 0; v < vectors; v++) {
@@ -206,7 +206,9 @@ INLINE void packed_sums(const int rows, const int vectors, const packed_place *o
                     sum[r][v] += scalar * row[v];
                 }
             }
-        }
+            a += PACK_STRIDE;
+            b += PACK_COLUMNS;
+        } while (a < until);
         if (until == end) {
             break;
         }

@@ -25,6 +25,8 @@
 /* Panels of a that a tile keeps in the second cache. */
 #define TILE_FLOATS ((int64_t)1 << 17)
 #define TILES_PER_THREAD 4
+/* k of a block are whole squares of the transposition, as a kernel's greatest depth is. */
+#define DEPTH_UNIT 8
 /* Pieces of work worth handing to a thread. */
 #define PACK_PIECE ((int64_t)1 << 14)
 #define TILE_PIECE_FLOPS 500000
@@ -144,7 +146,7 @@ static void run_item(carry_ctx *ctx, const carry_packed *packed, const carry_pro
                      int threads) {
     job j = {.packed = packed, .p = p, .a = buffer, .b = buffer + floats / 2};
     int64_t k_blocks = pieces(p->k, packed->depth);
-    int64_t depth = pieces(p->k, k_blocks);
+    int64_t depth = pieces(pieces(p->k, k_blocks), DEPTH_UNIT) * DEPTH_UNIT;
     int64_t most_m = floats / 2 / (depth * packed->stride) * packed->rows;
     int64_t most_n = floats / 2 / (depth * packed->columns) * packed->columns;
     for (j.j = 0; j.j < p->n; j.j += most_n) {

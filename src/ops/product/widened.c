@@ -11,10 +11,10 @@
 #include "ops/convert.h"
 #include "ops/product/packed.h"
 
-/* Rows of a block and columns of a stripe: sums of 256 KiB, beside 128 KiB of b on the stack. */
+/* Rows of a block and columns of a stripe: sums of 256 KiB, beside up to 192 KiB of b on the stack. */
 #define ROWS 512
 #define STRIPE 128
-#define MOST_DEPTH 256
+#define MOST_DEPTH 384
 #define STRIPES_PER_THREAD 4
 _Static_assert(ROWS *STRIPE <= CARRY_PACKED_SUMS, "sums of a stripe");
 #define PACK_PIECE ((int64_t)1 << 14)
