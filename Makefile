@@ -29,7 +29,6 @@ test:
 	@./test.sh
 
 check:
-	@tools/lint quick
 	@JOBS=$(JOBS) tools/check
 
 check-fast:

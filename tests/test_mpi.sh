@@ -25,7 +25,7 @@ launch() {
 
 for ranks in 2 3; do
     for program in "$1" "$2" "$3" "$6"; do
-        if launch 120 $ranks "$program" > "$folder/log" 2>&1; then
+        if launch 300 $ranks "$program" > "$folder/log" 2>&1; then
             echo "${program##*/} on $ranks processes: ok"
         else
             echo "FAILED: ${program##*/} on $ranks processes"

@@ -51,7 +51,7 @@ static void run_both(int ranks, carry_status (*function)(void *, carry_comm *), 
 
 static void test_collectives_and_messages_match_plain_loops(void **state) {
     (void)state;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i += (size_t)support_cases(1, 2)) {
         run_both(sizes[i], all_of_it, CARRY_OK, NULL);
     }
 }

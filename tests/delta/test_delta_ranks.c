@@ -64,7 +64,7 @@ static void every_number_of_ranks_equals_one(void **unused) {
             split s = {.w = &w, .no_initial = f == 1, .no_dfinal = f == 2};
             cut_evenly(&s, sizes[i]);
             compare_split(&s, sizes[i], 0.0, "even parts");
-            for (uint64_t seed = 0; seed < 3; seed++) {
+            for (uint64_t seed = 0; seed < (uint64_t)support_cases(3, 1); seed++) {
                 s.options.groups = (int64_t)seed * 3;
                 uneven(&s, sizes[i], seed);
                 compare_split(&s, sizes[i], 0.0, "uneven parts");
@@ -79,7 +79,7 @@ static void every_number_of_ranks_equals_one(void **unused) {
 static void packed_rows_equal_one_rank(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    for (uint64_t seed = 0; seed < 12; seed++) {
+    for (uint64_t seed = 0; seed < (uint64_t)support_cases(12, 3); seed++) {
         int64_t borders[10] = {0};
         int64_t count = 1 + draw(seed, 0, 0) % 9;
         for (int64_t i = 1; i <= count; i++) {

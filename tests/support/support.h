@@ -36,6 +36,18 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
     return ctx;
 }
 
+/* How many cases a test goes through that differ by chance alone. Few suffice where each takes many times longer: under
+   the thread sanitizer, which looks for races and not for numbers, and where CARRY_TEST_CASES=few is set. */
+static inline int support_cases(int all, int few) {
+#if defined(__SANITIZE_THREAD__)
+    (void)all;
+    return few;
+#else
+    const char *asked = getenv("CARRY_TEST_CASES");
+    return asked != NULL && strcmp(asked, "few") == 0 ? few : all;
+#endif
+}
+
 /* Success, or the test fails with the library's own message. */
 #define assert_ok(ctx, expression)                                                                         \
     do {                                                                                                   \

@@ -61,7 +61,7 @@ static void test_ranks_of_every_kind_agree_with_one(void **state) {
     carry_train_options o = tiny(below(out, state, "one"));
     o.eval_every = 12;
     train_ok(1, &o, false, &one);
-    for (size_t i = 0; i < sizeof grids / sizeof grids[0]; i++) {
+    for (size_t i = 0; i < sizeof grids / sizeof grids[0]; i += (size_t)support_cases(1, 2)) {
         char name[32];
         (void)snprintf(name, sizeof name, "many-%zu", i);
         (void)below(o.out, state, name);

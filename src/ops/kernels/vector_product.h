@@ -35,6 +35,16 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #define OPAQUE(pointer) (void)(pointer)
 #endif
 
+/* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers there is one for all sizes, with its
+   sums in memory: they read and write the same elements, and AVX-512's file took 143 s to compile otherwise. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define INLINE_TILE static
+#define UNROLL_TILE
+#else
+#define INLINE_TILE INLINE
+#define UNROLL_TILE UNROLL
+#endif
+
 /* What the loops below need of one item and one block of k. */
 typedef struct block {
     int64_t m, k;
@@ -47,8 +57,8 @@ typedef struct block {
 
 /* c[rows x vectors] = by a[rows x k] b[k x vectors] + base_by base, from row i and column j of c on; a's element (r, l)
    is a[r*a_row + l*a_col]. Rows and vectors are constants where this is called. */
-INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
-                 ptrdiff_t b_row) {
+INLINE_TILE void tile(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
+                      ptrdiff_t b_row) {
     const ptrdiff_t a_row = o->a_row;
     const ptrdiff_t a_col = o->a_col;
     const float *a = o->a + i * a_row;
@@ -56,24 +66,24 @@ INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, i
     const float *base_by = o->base_by != NULL ? o->base_by + i : NULL;
     float *c = o->c + i * o->c_row + j;
     vec sum[16][4];
-    UNROLL
+    UNROLL_TILE
     for (int r = 0; r < rows; r++) {
-        UNROLL
+        UNROLL_TILE
         for (int v = 0; v < vectors; v++) {
             sum[r][v] = base != NULL && o->by == NULL ? load(base + r * o->base_row + v * LANES) : (vec){0};
         }
     }
     if (base_by != NULL && o->by == NULL) {
-        UNROLL
+        UNROLL_TILE
         for (int r = 0; r < rows; r++) {
-            UNROLL
+            UNROLL_TILE
             for (int v = 0; v < vectors; v++) {
                 sum[r][v] *= base_by[r];
             }
         }
     }
     const float *line[4];
-    UNROLL
+    UNROLL_TILE
     for (int r = 0; r < rows; r += 4) {
         line[r / 4] = a + r * a_row;
     }
@@ -81,19 +91,19 @@ INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, i
         until = fetch_ahead(o->ahead) && o->k - until >= 2 * AHEAD_EVERY ? until + AHEAD_EVERY : o->k;
         for (; l < until; l++) {
             vec row[4];
-            UNROLL
+            UNROLL_TILE
             for (int v = 0; v < vectors; v++) {
                 row[v] = load(b + l * b_row + v * LANES);
             }
-            UNROLL
+            UNROLL_TILE
             for (int r = 0; r < rows; r++) {
                 float scalar = SHARED_LINES(rows) ? line[r / 4][r % 4 * a_row] : a[r * a_row + l * a_col];
-                UNROLL
+                UNROLL_TILE
                 for (int v = 0; v < vectors; v++) {
                     sum[r][v] += scalar * row[v];
                 }
             }
-            UNROLL
+            UNROLL_TILE
             for (int r = 0; SHARED_LINES(rows) && r < rows; r += 4) {
                 line[r / 4] += a_col;
                 OPAQUE(line[r / 4]);
@@ -101,10 +111,10 @@ INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, i
         }
     }
     if (o->by != NULL) {
-        UNROLL
+        UNROLL_TILE
         for (int r = 0; r < rows; r++) {
             const float factor = o->by[i + r];
-            UNROLL
+            UNROLL_TILE
             for (int v = 0; v < vectors; v++) {
                 vec more = base != NULL ? load(base + r * o->base_row + v * LANES) : (vec){0};
                 more = base != NULL && base_by != NULL ? more * base_by[r] : more;
@@ -112,9 +122,9 @@ INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, i
             }
         }
     }
-    UNROLL
+    UNROLL_TILE
     for (int r = 0; r < rows; r++) {
-        UNROLL
+        UNROLL_TILE
         for (int v = 0; v < vectors; v++) {
             keep(c + r * o->c_row + v * LANES, sum[r][v]);
         }
@@ -123,7 +133,7 @@ INLINE void tile(const int rows, const int vectors, const block *o, int64_t i, i
 
 /* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
    one or two rows is left where that can be: those leave most of the registers idle. */
-INLINE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
+INLINE_TILE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
     int64_t tall = o->m;
     for (int64_t fours = 0; fours < most && 4 * fours <= o->m; fours++) {
         if ((o->m - 4 * fours) % most == 0) {
@@ -190,8 +200,8 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
     }
 }
 
-INLINE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
-                       int64_t j, float *packed) {
+INLINE_TILE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
+                            int64_t j, float *packed) {
     const int most = vectors == TILE_VECTORS ? TILE_ROWS
                      : vectors == 1          ? ONE_ROWS
                      : vectors == 2          ? PAIR_ROWS
@@ -204,8 +214,8 @@ INLINE void full_panel(const int vectors, const carry_product *p, const block *o
     }
 }
 
-INLINE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
-                         const float *base, float *c, carry_rows_ahead *ahead) {
+INLINE_TILE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
+                              const float *base, float *c, carry_rows_ahead *ahead) {
     float packed[KBLOCK * TILE_VECTORS * LANES];
     for (int64_t from = 0; from < p->k; from += KBLOCK) {
         block o = {.m = p->m,
