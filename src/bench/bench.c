@@ -18,6 +18,8 @@
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
+#define MOST_BESIDE 0.1 /*  seconds of a ceiling's turn */
+#define EQUAL 1.05      /* two measurements of the same product differ by as much: 100 %, not more */
 
 /* One problem under way. */
 typedef struct session {
@@ -34,6 +36,12 @@ typedef struct session {
     double *samples;          /* MOST_RUNS a method */
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
+    /* Measured in turns with the methods, on the CPU: a turn's share of the ceiling that binds, and that ceiling. */
+    carry_yardstick *yardstick; /* NULL: none, or none yet */
+    const carry_ceilings *given;
+    double *shares, *rates;         /* MOST_RUNS a method */
+    int turns[CARRY_BENCH_METHODS]; /* of them */
+    bool by_copies[CARRY_BENCH_METHODS];
     double spent[CARRY_BENCH_METHODS];
 } session;
 
@@ -150,50 +158,6 @@ static carry_status count(session *s, carry_counts *counts) {
     return CARRY_OK;
 }
 
-/* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
-static carry_status take_turn(session *s, int i) {
-    CARRY_SPAN(s->ctx, "bench", "turn");
-    carry_bench_result *result = &s->results[i];
-    carry_status status = s->family->choose(s->instance, result->algorithm);
-    status = status == CARRY_OK ? s->family->run(s->instance) : status;
-    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it worked before: what was timed stands */
-        (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
-        return CARRY_OK;
-    }
-    CARRY_TRY(status);
-    double spent = 0.0;
-    do {
-        sample one = {0};
-        CARRY_TRY(time_run(s, &one));
-        s->waited[i * MOST_RUNS + result->repeats] = one.waited;
-        s->exposed[i * MOST_RUNS + result->repeats] = one.exposed;
-        s->samples[i * MOST_RUNS + result->repeats++] = one.seconds;
-        s->spent[i] += one.spent;
-        spent += one.spent;
-        if (one.stop) {
-            return carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted");
-        }
-    } while (wants_more(s, i) && spent < 0.03);
-    return count(s, &result->counts);
-}
-
-static carry_status take_turns(session *s) {
-    for (bool more = true; more;) {
-        more = false;
-        for (int i = 0; i < s->count; i++) {
-            if (wants_more(s, i)) {
-                CARRY_TRY(take_turn(s, i));
-                more = true;
-                if (s->options->progress != NULL) {
-                    double wanted = s->options->seconds > 0.0 ? s->options->seconds : SECONDS;
-                    s->options->progress(s->options->progress_user, fmin(1.0, s->spent[i] / wanted));
-                }
-            }
-        }
-    }
-    return CARRY_OK;
-}
-
 static int device_of(const session *s) {
     return s->family->device != NULL && s->instance != NULL ? s->family->device(s->instance) : 0;
 }
@@ -222,6 +186,85 @@ static carry_ceilings ceilings_of(session *s, const carry_ceilings *cpu) {
 static double median_of(session *s, const double *values, int count) {
     memcpy(s->sorted, values, (size_t)count * sizeof *values);
     return carry_summarise(s->sorted, count).median;
+}
+
+/* On one thread processor time, which other programs do not add to. A stream's stages are threads of their own. */
+static double (*clock_of(const session *s, const carry_bench_result *result))(void) {
+    const bool has_stages = result->counts.slower_stage > 0.0;
+    return carry_ctx_threads(s->ctx) == 1 && !has_stages ? carry_thread_seconds : carry_seconds;
+}
+
+/* The ceiling that binds, for as long as this turn took, and the mean of both: what else the machine does, and how fast
+   its clock is, then counts for both alike. */
+static carry_status look_beside(session *s, int i, int runs, double (*clock)(void), double spent) {
+    const carry_counts *counts = &s->results[i].counts;
+    const int turn = s->turns[i];
+    if (s->given == NULL || s->comm != NULL || device_of(s) != 0 || turn == MOST_RUNS) {
+        return CARRY_OK;
+    }
+    if (turn == 0) {
+        const carry_ceilings all = ceilings_of(s, s->given);
+        s->by_copies[i] = !(counts->flops / all.gemm_gflops >= counts->bytes / all.copy_gbytes_s);
+    }
+    if (s->yardstick == NULL) {
+        CARRY_TRY(carry_yardstick_new(s->ctx, &s->yardstick, s->type));
+    }
+    double rate;
+    CARRY_TRY(carry_yardstick_measure(s->yardstick, s->by_copies[i], clock, fmin(spent, MOST_BESIDE), &rate));
+    const double work = s->by_copies[i] ? counts->bytes : counts->flops;
+    s->rates[i * MOST_RUNS + turn] = rate;
+    s->shares[i * MOST_RUNS + turn] = work * runs / spent / rate;
+    s->turns[i]++;
+    return CARRY_OK;
+}
+
+/* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
+static carry_status take_turn(session *s, int i) {
+    CARRY_SPAN(s->ctx, "bench", "turn");
+    carry_bench_result *result = &s->results[i];
+    carry_status status = s->family->choose(s->instance, result->algorithm);
+    status = status == CARRY_OK ? s->family->run(s->instance) : status;
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it worked before: what was timed stands */
+        (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
+        return CARRY_OK;
+    }
+    CARRY_TRY(status);
+    const int first = result->repeats;
+    double (*clock)(void) = clock_of(s, result);
+    const double start = clock();
+    double spent = 0.0;
+    do {
+        sample one = {0};
+        CARRY_TRY(time_run(s, &one));
+        s->waited[i * MOST_RUNS + result->repeats] = one.waited;
+        s->exposed[i * MOST_RUNS + result->repeats] = one.exposed;
+        s->samples[i * MOST_RUNS + result->repeats++] = one.seconds;
+        s->spent[i] += one.spent;
+        spent += one.spent;
+        if (one.stop) {
+            return carry_fail(s->ctx, CARRY_EINTERRUPTED, "interrupted");
+        }
+    } while (wants_more(s, i) && spent < 0.03);
+    const double worked = clock() - start;
+    CARRY_TRY(count(s, &result->counts));
+    return look_beside(s, i, result->repeats - first, clock, worked);
+}
+
+static carry_status take_turns(session *s) {
+    for (bool more = true; more;) {
+        more = false;
+        for (int i = 0; i < s->count; i++) {
+            if (wants_more(s, i)) {
+                CARRY_TRY(take_turn(s, i));
+                more = true;
+                if (s->options->progress != NULL) {
+                    double wanted = s->options->seconds > 0.0 ? s->options->seconds : SECONDS;
+                    s->options->progress(s->options->progress_user, fmin(1.0, s->spent[i] / wanted));
+                }
+            }
+        }
+    }
+    return CARRY_OK;
 }
 
 static void summarise(session *s, int i, const carry_ceilings *ceilings) {
@@ -258,6 +301,12 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
         double arithmetic = 1e-9 * result->counts.flops / here.gemm_gflops;
         double movement = 1e-9 * result->counts.bytes / here.copy_gbytes_s;
         result->share = fmax(arithmetic, movement) / result->median;
+        if (s->turns[i] > 0) {
+            const double rate = 1e-9 * median_of(s, s->rates + (size_t)i * MOST_RUNS, s->turns[i]);
+            *(s->by_copies[i] ? &here.copy_gbytes_s : &here.gemm_gflops) = rate;
+            result->share = median_of(s, s->shares + (size_t)i * MOST_RUNS, s->turns[i]);
+            result->share = result->share > 1.0 && result->share < EQUAL ? 1.0 : result->share;
+        }
         result->ceilings = here;
         result->device = device_of(s);
         result->type = s->type;
@@ -343,12 +392,15 @@ static void find_curve(session *s, carry_bench_result *result) {
 static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
     CARRY_SPAN(s->ctx, "bench", "problem");
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
-    s->samples = calloc(3 * each + MOST_RUNS, sizeof *s->samples);
+    s->samples = calloc(5 * each + MOST_RUNS, sizeof *s->samples);
     CARRY_TRY(carry_collective_agree(
         s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
     s->waited = s->samples + each;
     s->exposed = s->waited + each;
-    s->sorted = s->exposed + each;
+    s->shares = s->exposed + each;
+    s->rates = s->shares + each;
+    s->sorted = s->rates + each;
+    s->given = ceilings;
     carry_status status = open_session(s, problem);
     if (status == CARRY_OK) {
         status = list_methods(s);
@@ -378,6 +430,7 @@ static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *probl
     session s = {.ctx = ctx, .options = options, .results = results, .comm = comm};
     const carry_status status = bench(&s, problem, ceilings);
     free(s.samples);
+    carry_yardstick_free(s.yardstick);
     *count = s.count;
     if (s.instance != NULL) {
         s.family->close(s.instance);

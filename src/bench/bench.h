@@ -4,7 +4,9 @@
    exceed the last-level cache (or one set, if hot). After one warm-up run, runs are timed one by one until there are
    enough; the median and the spread (the interquartile range over the median) are reported. The methods of a problem
    take turns run by run, so that a disturbance of the machine affects all of them. Ceilings are measured in the same
-   process.
+   process. On the CPU the one that binds is measured again after every turn, for as long as the turn took; the share
+   is the median over the turns of one mean rate over the other. The best of many products in a quiet moment would be
+   compared with the median of runs in all moments otherwise, and one program beside them would halve a share.
 
    A problem for several ranks is timed by all of them together: they start at a barrier, and a run takes as long as
    its slowest rank. All ranks use these times and not their own clocks, so that all make the same number of runs. */
@@ -29,7 +31,7 @@ typedef struct carry_bench_result {
     int repeats;
     carry_counts counts;
     double share;            /* of the ceiling that binds; NaN for a problem of several ranks */
-    carry_ceilings ceilings; /* of the device it ran on */
+    carry_ceilings ceilings; /* of the device it ran on; on the CPU the one that binds is its median in turns */
     int device;              /* that device */
     carry_dtype type;        /* that its ceiling of products is of */
     carry_deviation worst;   /* the tensor nearest to or farthest beyond its bound */

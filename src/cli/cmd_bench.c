@@ -52,7 +52,8 @@ static void print_ceilings(show *s) {
     (void)printf(
         "%sceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (CPU, %d threads, %s)\n"
         "method: checked first; %s; one warm-up; methods take turns; median; spread is the\n"
-        "interquartile range over the median; share is that of the limiting ceiling, arithmetic or memory%s\n%s",
+        "interquartile range over the median; share is that of the limiting ceiling, arithmetic or memory, which on\n"
+        "the CPU is measured again in turns with the problem (one thread: both by processor time)%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
         carry_ctx_kernels(s->ctx),
         s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last-level cache",
@@ -416,6 +417,10 @@ const cli_verb cli_bench = {
         "For each algorithm, prints the median and spread of its runs, the number of matrix products, GFLOP/s, GB/s\n"
         "(inputs and outputs counted once), the share of the limiting ceiling, and the error against float64. carry\n"
         "list problems shows the problem grammar; :algo=NAME times one algorithm.\n"
+        "\n"
+        "On the CPU a share compares like with like: after each turn of an algorithm the limiting ceiling, a large\n"
+        "product or a copy, is measured for as long as the turn took, and the share is the median over the turns of\n"
+        "one mean rate over the other. On one thread both are measured in processor time.\n"
         "\n"
         "carry --ranks N bench ... and mpirun -n N carry bench ... measure on N ranks at once, each with its share\n"
         "of the threads. The figures of an algorithm are those of its slowest rank, which --json names (ranks,\n"

@@ -10,6 +10,12 @@ double carry_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+double carry_thread_seconds(void) {
+    struct timespec now = {0};
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
 const char *carry_time_text(char text[32], double seconds) {
     static const char *const units[] = {"s", "ms", "us", "ns"};
     int i = 0;

@@ -137,7 +137,8 @@ static void write_method(carry_page *page, const carry_run *run) {
         page->to,
         "Spread is the interquartile range divided by the median. Share is relative to the limiting "
         "ceiling, arithmetic or memory; the ceilings are the fastest large product and a large copy, measured "
-        "in the same run. GB/s counts inputs and outputs once. Contention is the share of the machine that "
+        "in the same run and, on the CPU, in turns with each problem. GB/s counts inputs and outputs once. Contention "
+        "is the share of the machine that "
         "other processes used while a problem was measured.%s</p>\n",
         checked ? " Error is the largest difference divided by the largest magnitude of the reference." : "");
     free(warm);

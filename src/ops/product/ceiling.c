@@ -74,6 +74,32 @@ static void by_narrow(const probe *by) {
 }
 
 typedef void (*way)(const probe *by);
+
+/* The fastest product of a type on the CPU. */
+typedef struct fastest {
+    way run; /* NULL: not measured */
+    int64_t side;
+} fastest;
+
+/* What a context's slot of ceilings holds. */
+typedef struct remembered {
+    double of_gpu[CARRY_STREAM_DEVICES][2];
+    fastest of_cpu[2]; /* f32, 16 bits */
+} remembered;
+
+static carry_status remembered_of(carry_ctx *ctx, remembered **of) {
+    *of = ctx->slots[CARRY_SLOT_CEILINGS].data;
+    if (*of == NULL) {
+        *of = calloc(1, sizeof **of);
+        if (*of == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory for ceilings");
+        }
+        ctx->slots[CARRY_SLOT_CEILINGS].data = *of;
+        ctx->slots[CARRY_SLOT_CEILINGS].free = free;
+    }
+    return CARRY_OK;
+}
+
 static const way ways[] = {by_kernels, by_blas, by_choice, by_linear, by_narrow};
 
 static bool is_there(const probe *by, way run) {
@@ -109,34 +135,48 @@ static carry_status cpu_operands(carry_ctx *ctx, int64_t area, float **floats, u
     return CARRY_OK;
 }
 
+static carry_product square(int64_t n, float *floats, int64_t area) {
+    return (carry_product){.m = n,
+                           .n = n,
+                           .k = n,
+                           .count = 1,
+                           .a = floats,
+                           .b = floats + area,
+                           .c = floats + 2 * area,
+                           .a_row = n,
+                           .b_row = n,
+                           .c_row = n};
+}
+
 /* The best over the sides, of operands that are there. */
-static double best_rate(probe by, const float *floats, float *c, int64_t area) {
+static double best_rate(probe by, float *floats, int64_t area, fastest *winner) {
     const int count = (int)(sizeof sides / sizeof sides[0]);
-    double fastest = 0.0;
+    double shortest = 0.0;
     double rate = 0.0;
     const double until = carry_seconds() + MOST_SECONDS;
-    for (int i = 0; i < count && 8.0 * fastest < LONG_RUN && carry_seconds() < until; i++) {
+    for (int i = 0; i < count && 8.0 * shortest < LONG_RUN && carry_seconds() < until; i++) {
         const int64_t n = sides[i];
-        const carry_product p = {.m = n,
-                                 .n = n,
-                                 .k = n,
-                                 .count = 1,
-                                 .a = floats,
-                                 .b = floats + area,
-                                 .c = c,
-                                 .a_row = n,
-                                 .b_row = n,
-                                 .c_row = n};
+        const carry_product p = square(n, floats, area);
         by.p = &p;
-        fastest = INFINITY;
+        shortest = INFINITY;
         for (size_t j = 0; j < sizeof ways / sizeof ways[0]; j++) {
-            if (is_there(&by, ways[j])) {
-                fastest = fmin(fastest, best_of(&by, ways[j]));
+            if (!is_there(&by, ways[j])) {
+                continue;
+            }
+            const double seconds = best_of(&by, ways[j]);
+            shortest = fmin(shortest, seconds);
+            if (2.0 * (double)(n * n * n) / seconds > rate) {
+                rate = 2.0 * (double)(n * n * n) / seconds;
+                *winner = (fastest){.run = ways[j], .side = n};
             }
         }
-        rate = fmax(rate, 2.0 * (double)(n * n * n) / fastest);
     }
     return rate;
+}
+
+/* Both 16-bit types run at one speed. */
+static int kind_of(carry_dtype type) {
+    return type == CARRY_F32 ? 0 : 1;
 }
 
 static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_s) {
@@ -145,13 +185,15 @@ static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_
     probe by = {.ctx = ctx, .type = type};
     float *floats = NULL;
     uint16_t *narrow = NULL;
+    remembered *all;
+    CARRY_TRY(remembered_of(ctx, &all));
     CARRY_TRY(carry_kernels_of(ctx, &by.kernels));
     const carry_status status = cpu_operands(ctx, area, &floats, &narrow);
     *flops_s = 0.0;
     if (status == CARRY_OK) {
         by.a = type != CARRY_F32 ? narrow : NULL;
         by.b = type != CARRY_F32 ? narrow + area : NULL;
-        *flops_s = best_rate(by, floats, floats + 2 * area, area);
+        *flops_s = best_rate(by, floats, area, &all->of_cpu[kind_of(type)]);
     }
     free(floats);
     free(narrow);
@@ -276,24 +318,18 @@ carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type,
     if (device == 0) {
         return cpu_product(ctx, type, flops_s);
     }
-    const int kind = type == CARRY_F32 ? 0 : 1; /* both 16-bit types run at one speed */
+    const int kind = kind_of(type);
     const carry_gpu *gpu;
     CARRY_TRY(carry_gpu_of(ctx, &gpu, device)); /* refuses what is no GPU, and bounds the number */
-    double(*known)[2] = ctx->slots[CARRY_SLOT_CEILINGS].data;
-    if (known == NULL) {
-        known = calloc(CARRY_STREAM_DEVICES, sizeof *known);
-        if (known == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the ceilings of GPUs");
-        }
-        ctx->slots[CARRY_SLOT_CEILINGS].data = known;
-        ctx->slots[CARRY_SLOT_CEILINGS].free = free;
-    }
-    if (known[device][kind] == 0.0) {
+    remembered *all;
+    CARRY_TRY(remembered_of(ctx, &all));
+    double *known = &all->of_gpu[device][kind];
+    if (*known == 0.0) {
         double best = kind == 0 ? gpu->plain_flops_s : gpu->tensor_flops_s;
         CARRY_TRY(gpu_product(ctx, device, kind == 0 ? CARRY_F32 : CARRY_BF16, &best));
-        known[device][kind] = best;
+        *known = best;
     }
-    *flops_s = known[device][kind];
+    *flops_s = *known;
     return CARRY_OK;
 }
 
@@ -343,5 +379,101 @@ carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *b
     *bytes_s = copy_rate(ctx, to, from, bytes);
     free(from);
     free(to);
+    return CARRY_OK;
+}
+
+struct carry_yardstick {
+    probe by;
+    carry_product p;
+    way run;
+    float *floats;
+    uint16_t *narrow;
+    char *from, *to; /* COPY_BYTES each, made at the first copy */
+    size_t copied;   /* of them, by the copies so far */
+};
+
+carry_status carry_yardstick_new(carry_ctx *ctx, carry_yardstick **made, carry_dtype type) {
+    remembered *all;
+    CARRY_TRY(remembered_of(ctx, &all));
+    const fastest *best = &all->of_cpu[kind_of(type)];
+    double flops_s;
+    if (best->run == NULL) {
+        CARRY_TRY(cpu_product(ctx, type, &flops_s));
+    }
+    carry_yardstick *y = calloc(1, sizeof *y);
+    if (y == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure beside a problem");
+    }
+    const int64_t area = best->side * best->side;
+    y->by = (probe){.ctx = ctx, .type = type};
+    y->run = best->run;
+    carry_status status = carry_kernels_of(ctx, &y->by.kernels);
+    status = status == CARRY_OK ? cpu_operands(ctx, area, &y->floats, &y->narrow) : status;
+    if (status != CARRY_OK) {
+        carry_yardstick_free(y);
+        return status;
+    }
+    y->by.a = type != CARRY_F32 ? y->narrow : NULL;
+    y->by.b = type != CARRY_F32 ? y->narrow + area : NULL;
+    y->p = square(best->side, y->floats, area);
+    y->by.p = &y->p;
+    *made = y;
+    return CARRY_OK;
+}
+
+void carry_yardstick_free(carry_yardstick *y) {
+    if (y != NULL) {
+        free(y->floats);
+        free(y->narrow);
+        free(y->from);
+        free(y->to);
+        free(y);
+    }
+}
+
+/* A piece that no cache holds any more: copies go round through COPY_BYTES. */
+static carry_status copy_next(carry_yardstick *y) {
+    carry_ctx *ctx = y->by.ctx;
+    if (y->to == NULL) {
+        y->from = y->from != NULL ? y->from : carry_aligned_new(COPY_BYTES);
+        y->to = y->from != NULL ? carry_aligned_new(COPY_BYTES) : NULL;
+        if (y->to == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * COPY_BYTES);
+        }
+        memset(y->from, 1, COPY_BYTES);
+        memset(y->to, 0, COPY_BYTES);
+    }
+    const size_t threads = (size_t)carry_ctx_threads(ctx);
+    const size_t at = y->copied % COPY_BYTES;
+    copy c = {.to = y->to + at, .from = y->from + at, .piece = COPY_BYTES_RANK / threads};
+    carry_parallel(ctx, (int64_t)threads, 1, copy_piece, &c);
+    y->copied += COPY_BYTES_RANK;
+    return CARRY_OK;
+}
+
+carry_status carry_yardstick_measure(carry_yardstick *y, bool copies, double (*clock)(void), double seconds,
+                                     double *rate) {
+    CARRY_SPAN(y->by.ctx, "bench", "yardstick");
+    if (copies) {
+        CARRY_TRY(copy_next(y));
+    } else {
+        y->run(&y->by); /* the work before it took the caches */
+    }
+    const double start = clock();
+    double spent;
+    double times = 0.0;
+    do {
+        if (copies) {
+            CARRY_TRY(copy_next(y));
+        } else {
+            y->run(&y->by);
+        }
+        times += 1.0;
+        spent = clock() - start;
+    } while (spent + 0.5 * spent / times < seconds);
+    const size_t threads = (size_t)carry_ctx_threads(y->by.ctx);
+    const double each =
+        copies ? 2.0 * (double)(COPY_BYTES_RANK / threads * threads) : 2.0 * (double)(y->p.m * y->p.n) * (double)y->p.k;
+    *rate = times * each / spent;
     return CARRY_OK;
 }

@@ -3,6 +3,8 @@
 #ifndef CARRY_OPS_CEILING_H
 #define CARRY_OPS_CEILING_H
 
+#include <stdbool.h>
+
 #include "carry/tensor.h"
 
 /* Flop/s of the best product of `type` with sums in f32: on the CPU on all threads of the context, by its kernels, by
@@ -13,5 +15,16 @@ carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type,
 /* Bytes a second, read plus written, of a copy far beyond the caches; on the CPU on all threads. ranks: processes or
    threads of this machine that measure at the same time, which divide the memory that is copied. */
 carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *bytes_s);
+
+/* The CPU's product and copy, kept to be measured again and again beside other work, in turns with it. */
+typedef struct carry_yardstick carry_yardstick;
+
+/* The product is the fastest way and side that this context measured last for the type (carry_ceiling_product). */
+carry_status carry_yardstick_new(carry_ctx *ctx, carry_yardstick **made, carry_dtype type);
+void carry_yardstick_free(carry_yardstick *yardstick);
+
+/* Flop/s, or bytes/s of copies, by a clock: the mean over about so many seconds of it, one product or copy at least. */
+carry_status carry_yardstick_measure(carry_yardstick *yardstick, bool copies, double (*clock)(void), double seconds,
+                                     double *rate);
 
 #endif

@@ -11,9 +11,12 @@
 #include "ops/convert.h"
 #include "ops/product/packed.h"
 
-/* Rows of a block and columns of a stripe: sums of 256 KiB, beside up to 192 KiB of b on the stack. */
+/* Rows of a block and columns of a stripe: sums of 256 KiB, beside 128 KiB of b on the stack. */
 #define ROWS 512
 #define STRIPE 128
+/* k of a block. Blocks of 384, as products of f32 have them on AVX-512, take more of the second cache from the sums,
+   and were slower. Kernels with deeper blocks than those (NEON) have the tiles of linear.c. */
+#define DEPTH 256
 #define MOST_DEPTH 384
 #define STRIPES_PER_THREAD 4
 _Static_assert(ROWS *STRIPE <= CARRY_PACKED_SUMS, "sums of a stripe");
@@ -74,7 +77,7 @@ static void pack_a_panels(void *argument, int64_t begin, int64_t end, int worker
 static void run_stripe(const job *j, int64_t n_at, int64_t n, float *sums) {
     const carry_mixed_product *p = j->p;
     const int columns = j->packed->columns;
-    float b[STRIPE * MOST_DEPTH];
+    float b[STRIPE * DEPTH];
     const size_t size = carry_dtype_size(p->c_dtype);
     char *to = (char *)p->c + (size_t)(j->i * p->c_row + n_at) * size;
     const bool beside = p->c_dtype != CARRY_F32;
@@ -132,7 +135,7 @@ bool carry_widened_run(carry_ctx *ctx, const carry_kernels *kernels, const carry
     carry_ctx *over = carry_worker(ctx) > 0 ? NULL : ctx;
     const int threads = over != NULL ? carry_ctx_threads(ctx) : 1;
     job j = {.ctx = ctx, .kernels = kernels, .packed = packed, .p = p, .a = buffer};
-    j.depth = pieces(p->k, pieces(p->k, packed->depth));
+    j.depth = pieces(p->k, pieces(p->k, least(packed->depth, DEPTH)));
     j.blocks = pieces(p->k, j.depth);
     const int64_t fit = elements / 2 / (j.blocks * j.depth * packed->stride) * packed->rows;
     if (fit < packed->rows) {
