@@ -18,7 +18,8 @@
 
 #define TRIES 3
 #define TRY_SECONDS 250e-6
-#define LONG_SECONDS 0.1 /* a call that takes so long is measured once: under sanitizers and emulators, all but never else */
+/* A call that takes so long is measured once: under sanitizers and emulators, hardly ever elsewhere. */
+#define LONG_SECONDS 0.1
 #define COPY_BYTES ((size_t)64 << 20)
 #define SCRATCH_FLOATS ((size_t)1 << 18)
 #define BLAS_SIZES 3
