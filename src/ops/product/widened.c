@@ -14,8 +14,8 @@
 /* Rows of a block and columns of a stripe: sums of 256 KiB, beside 128 KiB of b on the stack. */
 #define ROWS 512
 #define STRIPE 128
-/* k of a block. Blocks of 384, as products of f32 have them on AVX-512, take more of the second cache from the sums,
-   and were slower. Kernels with deeper blocks than those (NEON) have the tiles of linear.c. */
+/* k of a block: 384, as products of f32 have on AVX-512, was slower here. Kernels with deeper blocks than that (NEON)
+   have the tiles of linear.c. */
 #define DEPTH 256
 #define MOST_DEPTH 384
 #define STRIPES_PER_THREAD 4
