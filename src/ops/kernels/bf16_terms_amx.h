@@ -268,7 +268,7 @@ BF16_INLINE void terms_rows(const int vectors, const bool with_base, const carry
     for (int64_t r = 0; r < rows; r++) {
         TERM_UNROLL
         for (int v = 0; v < vectors; v++) {
-            bf16_floats sum = *by * *(const bf16_floats *)(made + v * TERM_LANES) * across[v];
+            bf16_floats sum = *by * *(const bf16_floats_at *)(made + v * TERM_LANES) * across[v];
             if (with_base) {
                 sum += *base_by * *(const bf16_floats_at *)(base + v * TERM_LANES);
             }
