@@ -190,6 +190,31 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "through states");
+    if (s->exact) { /* other roundings than below: the bits of f32 problems stay */
+        const float at_last = plan->kernels->rows->delta_states(&(carry_delta_states){.tokens = tokens,
+                                                                                      .key = K,
+                                                                                      .value = V,
+                                                                                      .on_R = s->by_state,
+                                                                                      .on_O = s->by_state + tokens * K,
+                                                                                      .on_end = s->by_end,
+                                                                                      .q = s->rows.q,
+                                                                                      .k = s->rows.k,
+                                                                                      .dR = s->gradients,
+                                                                                      .v = s->v,
+                                                                                      .S = S,
+                                                                                      .dS = dS,
+                                                                                      .fade = s->heads.fade,
+                                                                                      .left = s->heads.left,
+                                                                                      .beta = s->heads.beta,
+                                                                                      .scale = plan->scale,
+                                                                                      .end = s->heads.end[0],
+                                                                                      .dq = s->dq,
+                                                                                      .dk = s->dk,
+                                                                                      .dbeta = s->dbeta,
+                                                                                      .dG = s->dG});
+        s->dG[tokens - 1] += at_last;
+        return;
+    }
     float at_end = s->heads.end[0] * carry_delta_dot(S, dS, K * V);
     for (int64_t i = 0; i < tokens; i++) {
         const float *on_R = s->by_state + i * K;
@@ -223,6 +248,23 @@ static void through_triangles(const unit *u, int64_t tokens) {
     int64_t C = plan->chunk;
     bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
     CARRY_SPAN(plan->ctx, "delta", "through triangles");
+    if (s->exact) { /* without a gate D is ones */
+        plan->kernels->rows->delta_triangles(&(carry_delta_triangles){.tokens = tokens,
+                                                                      .stride = C,
+                                                                      .dnA = s->by_values,
+                                                                      .dP = s->by_values + tokens * C,
+                                                                      .nA = s->heads.nA,
+                                                                      .P = s->heads.P,
+                                                                      .D = s->heads.D,
+                                                                      .kk = s->rows.kk,
+                                                                      .beta = s->heads.beta,
+                                                                      .scale = plan->scale,
+                                                                      .on_kk = s->on_kk,
+                                                                      .on_qk = s->on_qk,
+                                                                      .dG = s->dG,
+                                                                      .dbeta = s->dbeta});
+        return;
+    }
     for (int64_t i = 0; i < tokens; i++) {
         const float *dnA = s->by_values + i * C;
         const float *dP = s->by_values + (tokens + i) * C;
@@ -355,7 +397,7 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "backward rows");
-    bool finite = carry_all_finite(s->rows.k, tokens * K) && carry_all_finite(s->rows.q, tokens * K);
+    bool finite = s->rows.exact || (carry_all_finite(s->rows.k, tokens * K) && carry_all_finite(s->rows.q, tokens * K));
     bool shared = plan->problem.gate != CARRY_DELTA_KEY_GATE && !carry_delta_back_terms_rows(u, t, tokens);
     for (int64_t i = 0; shared && i < tokens;
          i += BLOCK) { /* on_qk and on_kk are lower triangles: row i's block ends at i + 16 */
@@ -375,7 +417,10 @@ static void store_rows(const unit *u, int64_t t, int64_t tokens) {
         p.a = s->on_kk + i * plan->chunk + i;
         triangle_product(plan, p, s->rows.k + i * K, 0, finite);
     }
-    if (plan->problem.l2norm) {
+    if (plan->problem.l2norm && s->rows.exact) {
+        plan->kernels->rows->unit_rows_backward(s->dq, s->rows.q, s->rows.q_norm, tokens, K);
+        plan->kernels->rows->unit_rows_backward(s->dk, s->rows.k, s->rows.k_norm, tokens, K);
+    } else if (plan->problem.l2norm) {
         through_norm(s->dq, s->rows.q, s->rows.q_norm, tokens, K);
         through_norm(s->dk, s->rows.k, s->rows.k_norm, tokens, K);
     }

@@ -7,6 +7,8 @@
 #include "core/span.h"
 #include "ops/product/triangle.h"
 
+#define OUTPUT_ORDER 1 /* of products by terms that are rounded to 16 bits: 2^-16 */
+
 typedef carry_delta_unit unit;
 
 /* Rows of a tensor that are read or written soon, this panel's columns of them: the product that is computed now
@@ -33,9 +35,9 @@ static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t
     return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
 }
 
-/* c = by (a S) + base_by base of all tokens, where a has the panels and norm_by by terms; base NULL: none. */
-static void state_product(const unit *u, int64_t tokens, const float *a, const uint16_t *panels, const float *S,
-                          const float *by, const float *norm_by, const float *base, ptrdiff_t base_row,
+/* c = by (a S) + base_by base of all tokens; base NULL: none. By terms a has the panels and norm_by. */
+static void state_product(const unit *u, int64_t tokens, const float *a, const uint16_t *panels, int order,
+                          const float *S, const float *by, const float *norm_by, const float *base, ptrdiff_t base_row,
                           const float *base_by, float *c, carry_rows_ahead soon) {
     int64_t K = u->run->plan->problem.key;
     if (u->scratch->exact) {
@@ -43,7 +45,7 @@ static void state_product(const unit *u, int64_t tokens, const float *a, const u
                                    (carry_bf16_terms){.m = tokens,
                                                       .n = u->columns,
                                                       .k = K,
-                                                      .order = 2,
+                                                      .order = order,
                                                       .by = norm_by,
                                                       .base = base,
                                                       .base_by = base_by,
@@ -100,11 +102,10 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     if (run->o != NULL) {
         soon = ahead(u, run->o, value_head, t, t + tokens, u->first, u->columns);
     }
-    state_product(u, tokens, s->faded.k, s->rows.panels.k, S, s->faded.by_k, s->norm_k, from, row, beta, s->X, soon);
+    state_product(u, tokens, s->faded.k, s->rows.panels.k, 2, S, s->faded.by_k, s->norm_k, from, row, beta, s->X, soon);
 }
 
-/* to = O + P V' by terms; false: some number is not finite, and nothing was done. O goes to 16 bits, so that two terms
-   are enough. */
+/* to = O + P V' by terms; false: some number is not finite, and nothing was done. */
 static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t value_head, float *to, ptrdiff_t row) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
@@ -125,7 +126,7 @@ static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t va
                                (carry_bf16_terms){.m = tokens,
                                                   .n = u->columns,
                                                   .k = tokens,
-                                                  .order = 1,
+                                                  .order = OUTPUT_ORDER,
                                                   .triangle = CARRY_BF16_LOWER,
                                                   .base = s->O,
                                                   .c = to,
@@ -142,8 +143,8 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     const carry_tensor *o = u->run->o;
     carry_delta_scratch *s = u->scratch;
     CARRY_SPAN(plan->ctx, "delta", "output");
-    state_product(u, tokens, s->faded.q, s->rows.panels.q, S, s->faded.by_q, s->norm_q, NULL, 0, NULL, s->O,
-                  ahead_keys(u, u->run->in.q, t, tokens));
+    state_product(u, tokens, s->faded.q, s->rows.panels.q, OUTPUT_ORDER, S, s->faded.by_q, s->norm_q, NULL, 0, NULL,
+                  s->O, ahead_keys(u, u->run->in.q, t, tokens));
     bool direct = o->dtype == CARRY_F32;
     float *to = s->made;
     ptrdiff_t row = u->columns;

@@ -13,7 +13,11 @@ typedef uint16_t bf16_halves __attribute__((vector_size(32)));
 
 #define TERM_LANES 16
 #define TERM_MASK UINT32_C(0xffff0000)
+#if defined(__clang__)
+#define TERM_UNROLL _Pragma("clang loop unroll(full)")
+#else
 #define TERM_UNROLL _Pragma("GCC unroll 16")
+#endif
 
 /* Terms of sixteen numbers, in the upper halves of `term`; what the lower halves hold is cut off. What the first term
    leaves is added to *seen, which is then not finite if a number is not: a number too large for bf16 became infinite.
@@ -228,31 +232,71 @@ static void terms_sum(amx_tiles *tiles, const uint16_t *a, const uint16_t *b, in
     terms_fetch(ahead);
 }
 
+/* Columns `begin` to `end` of c's rows from their sums, one by one. */
+static void terms_edge(const carry_bf16_terms *t, const float *made, int64_t i, int64_t j, int64_t rows, int64_t begin,
+                       int64_t end) {
+    for (int64_t r = 0; r < rows; r++) {
+        const float by = t->by != NULL ? t->by[i + r] : 1.0f;
+        for (int64_t x = begin; x < end; x++) {
+            float sum = by * made[r * AMX_LINES + x] * (t->columns_by != NULL ? t->columns_by[j + x] : 1.0f);
+            if (t->base != NULL) {
+                sum += (t->base_by != NULL ? t->base_by[i + r] : 1.0f) * t->base[(i + r) * t->base_row + j + x];
+            }
+            t->c[(i + r) * t->c_row + j + x] = sum;
+        }
+    }
+}
+
+/* `vectors` vectors of every row. */
+BF16_INLINE void terms_rows(const int vectors, const bool with_base, const carry_bf16_terms *t, const float *made,
+                            int64_t i, int64_t j, int64_t rows) {
+    static const float one = 1.0f;
+    const float *by = t->by != NULL ? t->by + i : &one;
+    const float *base_by = t->base_by != NULL ? t->base_by + i : &one;
+    const ptrdiff_t by_next = t->by != NULL;
+    const ptrdiff_t base_by_next = t->base_by != NULL;
+    const float *base = with_base ? t->base + i * t->base_row + j : NULL;
+    float *c = t->c + i * t->c_row + j;
+    bf16_floats across[2];
+    TERM_UNROLL
+    for (int v = 0; v < vectors; v++) {
+        across[v] = (bf16_floats){0} + 1.0f;
+        if (t->columns_by != NULL) {
+            across[v] = *(const bf16_floats_at *)(t->columns_by + j + v * TERM_LANES);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        TERM_UNROLL
+        for (int v = 0; v < vectors; v++) {
+            bf16_floats sum = *by * *(const bf16_floats_at *)(made + v * TERM_LANES) * across[v];
+            if (with_base) {
+                sum += *base_by * *(const bf16_floats_at *)(base + v * TERM_LANES);
+            }
+            *(bf16_floats_at *)(c + v * TERM_LANES) = sum;
+        }
+        made += AMX_LINES;
+        base = with_base ? base + t->base_row : NULL;
+        c += t->c_row;
+        by += by_next;
+        base_by += base_by_next;
+    }
+}
+
 /* c of a pair of panels from its sums. */
 static void terms_finish(const carry_bf16_terms *t, const float *made, int64_t i, int64_t j) {
     const int64_t rows = t->m - i < AMX_LINES ? t->m - i : AMX_LINES;
     const int64_t columns = t->n - j < AMX_LINES ? t->n - j : AMX_LINES;
-    for (int64_t r = 0; r < rows; r++) {
-        const float by = t->by != NULL ? t->by[i + r] : 1.0f;
-        const float base_by = t->base_by != NULL ? t->base_by[i + r] : 1.0f;
-        const float *from = made + r * AMX_LINES;
-        const float *base = t->base != NULL ? t->base + (i + r) * t->base_row + j : NULL;
-        float *c = t->c + (i + r) * t->c_row + j;
-        int64_t x = 0;
-        for (; x + TERM_LANES <= columns; x += TERM_LANES) {
-            bf16_floats sum = by * *(const bf16_floats_at *)(from + x);
-            if (t->columns_by != NULL) {
-                sum *= *(const bf16_floats_at *)(t->columns_by + j + x);
-            }
-            if (base != NULL) {
-                sum += base_by * *(const bf16_floats_at *)(base + x);
-            }
-            *(bf16_floats_at *)(c + x) = sum;
-        }
-        for (; x < columns; x++) {
-            const float sum = by * from[x] * (t->columns_by != NULL ? t->columns_by[j + x] : 1.0f);
-            c[x] = base != NULL ? sum + base_by * base[x] : sum;
-        }
+    if (columns == AMX_LINES && t->base != NULL) {
+        terms_rows(2, true, t, made, i, j, rows);
+    } else if (columns == AMX_LINES) {
+        terms_rows(2, false, t, made, i, j, rows);
+    } else if (columns >= TERM_LANES && t->base != NULL) {
+        terms_rows(1, true, t, made, i, j, rows);
+    } else if (columns >= TERM_LANES) {
+        terms_rows(1, false, t, made, i, j, rows);
+    }
+    if (columns % TERM_LANES != 0) {
+        terms_edge(t, made, i, j, rows, columns / TERM_LANES * TERM_LANES, columns);
     }
 }
 

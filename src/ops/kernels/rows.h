@@ -49,6 +49,26 @@ typedef struct carry_triangles {
     float *D, *nA, *P;
 } carry_triangles;
 
+/* A backward chunk with one gate a token (delta/backward_chunk.c), through the states: dbeta and dG are written, dq and
+   dk are added to. Rows are packed. */
+typedef struct carry_delta_states {
+    int64_t tokens, key, value;
+    const float *on_R, *on_O, *on_end, *q, *k; /* [tokens, key] */
+    const float *dR, *v;                       /* [tokens, value] */
+    const float *S, *dS;                       /* [key, value] */
+    const float *fade, *left, *beta;           /* [tokens] */
+    float scale, end;
+    float *dq, *dk, *dbeta, *dG;
+} carry_delta_states;
+
+/* The same inside the chunk: everything is added to. Rows of the squares are `stride` apart. */
+typedef struct carry_delta_triangles {
+    int64_t tokens, stride;
+    const float *dnA, *dP, *nA, *P, *D, *kk, *beta;
+    float scale;
+    float *on_kk, *on_qk, *dG, *dbeta;
+} carry_delta_triangles;
+
 typedef struct carry_rows {
     void (*activate)(float *y, const float *x, int64_t count, carry_activation activation);
     void (*activate_backward)(float *dx, const float *dy, const float *x, int64_t count, carry_activation activation);
@@ -95,6 +115,10 @@ typedef struct carry_rows {
        from row to row. Where a number is not finite, its zeros may become NaN. */
     void (*unit_inverse)(float *inverse, const float *below, int64_t stride, int64_t size);
     void (*triangles)(const carry_triangles *triangles);
+    float (*delta_states)(const carry_delta_states *states); /* what is to be added to dG of the last token */
+    void (*delta_triangles)(const carry_delta_triangles *triangles);
+    /* dy[i] = norms[i] (dy[i] - y[i] (y[i] . dy[i])), of packed rows that unit_rows made. */
+    void (*unit_rows_backward)(float *dy, const float *y, const float *norms, int64_t rows, int64_t size);
 } carry_rows;
 
 #endif

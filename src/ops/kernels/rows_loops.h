@@ -128,6 +128,7 @@ static float rows_sum_squares(const float *x, int64_t count) {
 #include "ops/kernels/rows_layer.h"
 #include "ops/kernels/rows_norm.h"
 #include "ops/kernels/rows_triangle.h"
+#include "ops/kernels/rows_delta.h"
 
 static void rows_conv(float *y, const float *const *x, const float *taps, int64_t stride, int64_t width,
                       int64_t count) {
@@ -271,6 +272,9 @@ static const carry_rows row_loops = {
     .unit_rows = rows_unit_rows,
     .unit_inverse = rows_unit_inverse,
     .triangles = rows_triangles,
+    .delta_states = rows_delta_states,
+    .delta_triangles = rows_delta_triangles,
+    .unit_rows_backward = rows_unit_rows_backward,
     .softmax_backward = rows_softmax_backward,
     .scale = rows_scale,
     .sum = rows_sum,
