@@ -348,10 +348,57 @@ static void conversions_equal_plain_ones_bit_for_bit(void **unused) {
     }
 }
 
+/* Threads take columns, so that an element must have the same bits in tiles of every width and height. */
+static void factors_round_alike_in_tiles_of_every_size(void **unused) {
+    (void)unused;
+    enum { M = 33, N = 112, K = 19 };
+    static float a[M * K], b[K * N], base[M * N], whole[M * N], part[M * N], by[M], base_by[M];
+    for (int i = 0; i < M * N; i++) {
+        base[i] = (float)((i * 7919 + 13) % 1009) / 505.0f - 1.0f;
+        a[i % (M * K)] = (float)((i * 6151 + 5) % 997) / 499.0f - 1.0f;
+        b[i % (K * N)] = (float)((i * 3571 + 3) % 991) / 496.0f - 1.0f;
+        by[i % M] = (float)((i % M) * 31 % 37) / 19.0f - 1.0f;
+        base_by[i % M] = (float)((i % M) * 17 % 41) / 21.0f - 1.0f;
+    }
+    for (int set = 0; carry_kernels_at(set) != NULL; set++) {
+        const carry_kernels *kernels = carry_kernels_at(set);
+        if (!kernels->usable()) {
+            continue;
+        }
+        carry_product p = {.m = M, .n = N, .k = K, .count = 1, .a = a, .b = b, .base = base, .c = whole, .a_row = K};
+        p.b_row = p.base_row = p.c_row = N;
+        p.by = by;
+        p.base_by = base_by;
+        kernels->product(&p);
+        const int64_t widths[] = {16, 32, 48, 64, 80};
+        for (int w = 0; w < 5; w++) {
+            for (int64_t first = 0; first + widths[w] <= N; first += 16) {
+                for (int64_t rows = 1; rows <= M; rows += 4) {
+                    carry_product some = p;
+                    some.m = rows;
+                    some.n = widths[w];
+                    some.b = b + first;
+                    some.base = base + first;
+                    some.c = part + first;
+                    kernels->product(&some);
+                    for (int64_t i = 0; i < rows; i++) {
+                        if (memcmp(part + i * N + first, whole + i * N + first, (size_t)widths[w] * 4) != 0) {
+                            fail_msg("%s: row %lld of %lld rows and %lld columns from %lld on has other bits",
+                                     kernels->name, (long long)i, (long long)rows, (long long)widths[w],
+                                     (long long)first);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_equal_plain_ones),
         cmocka_unit_test(long_sums_equal_plain_ones),
+        cmocka_unit_test(factors_round_alike_in_tiles_of_every_size),
         cmocka_unit_test(products_in_order_are_a_recurrence),
         cmocka_unit_test(diagonal_scans_equal_plain_ones),
         cmocka_unit_test(diagonal_applications_equal_plain_ones),

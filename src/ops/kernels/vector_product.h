@@ -35,6 +35,18 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #define OPAQUE(pointer) (void)(pointer)
 #endif
 
+/* A product that is rounded before it is added: of a x + b y gcc may fuse either product or none, and chose differently
+   for tiles of different sizes, so that the number of threads changed last bits. */
+#if defined(__AVX512F__)
+#define ROUNDED(vector) __asm__("" : "+v"(vector))
+#elif defined(__x86_64__)
+#define ROUNDED(vector) __asm__("" : "+x"(vector))
+#elif defined(__aarch64__)
+#define ROUNDED(vector) __asm__("" : "+w"(vector))
+#else
+#error "name the constraint of a vector register"
+#endif
+
 /* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers there is one for all sizes, with its
    sums in memory: they read and write the same elements, and AVX-512's file took 143 s to compile otherwise. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -118,7 +130,10 @@ INLINE_TILE void tile(const int rows, const int vectors, const block *o, int64_t
             for (int v = 0; v < vectors; v++) {
                 vec more = base != NULL ? load(base + r * o->base_row + v * LANES) : (vec){0};
                 more = base != NULL && base_by != NULL ? more * base_by[r] : more;
-                sum[r][v] = sum[r][v] * factor + more;
+                sum[r][v] *= factor;
+                ROUNDED(more);
+                ROUNDED(sum[r][v]);
+                sum[r][v] += more;
             }
         }
     }
