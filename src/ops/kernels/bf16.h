@@ -104,8 +104,8 @@ typedef struct carry_bf16 {
     const char *(*missing)(void); /* why it cannot run here; NULL: it can */
     bool emulated;                /* the same text with the instruction written out in C: for tests, never chosen */
     int rows, columns, unit;
-    bool whole;  /* tile writes whole panels: c holds them, with as much as m and n lack of them */
-    bool halves; /* tile can write a c of bf16 by itself */
+    bool whole;    /* tile writes whole panels: c holds them, with as much as m and n lack of them */
+    bool halves;   /* tile can write a c of bf16 by itself */
     int64_t depth; /* of an entry that writes whole panels: the largest k whose sums need no place beside c */
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);

@@ -97,9 +97,8 @@ static void amx_pairs(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t
         AMX_ASK(first + (AMX_ROWS_AHEAD + 1) * row);
         memcpy(&above, first, sizeof above);
         memcpy(&below, first + row, sizeof below);
-        const amx_line left =
-            __builtin_shufflevector(above, below, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41,
-                                    10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+        const amx_line left = __builtin_shufflevector(above, below, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7,
+                                                      39, 8, 40, 9, 41, 10, 42, 11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
         const amx_line right =
             __builtin_shufflevector(above, below, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24,
                                     56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
@@ -306,8 +305,7 @@ static void amx_give_halves(const carry_bf16_tile *t, int64_t r, int64_t q, cons
     const int64_t columns = t->n - q * AMX_LINES;
     uint16_t *to = t->half + (r * t->half_row + q) * AMX_LINES;
     if (columns >= AMX_LINES) {
-        *leaving = (amx_leaving){
-            .from = beside, .to = to, .row = t->half_row, .rows = rows, .turn = 1 - leaving->turn};
+        *leaving = (amx_leaving){.from = beside, .to = to, .row = t->half_row, .rows = rows, .turn = 1 - leaving->turn};
         return;
     }
     for (int64_t i = 0; i < rows; i++, to += t->half_row, beside += AMX_LINES) {
@@ -353,8 +351,7 @@ static void amx_one(amx_tiles *tiles, const amx_step *s, int64_t r, int64_t q) {
                      .c = s->c + (r * s->c_row + q) * AMX_LINES,
                      .base_row = s->base_row,
                      .c_row = s->c_row,
-                     .next = (const char *)amx_after(s, q) +
-                             (r - t->row_panel) * (s->depth / AMX_UNIT) * s->hints * 64,
+                     .next = (const char *)amx_after(s, q) + (r - t->row_panel) * (s->depth / AMX_UNIT) * s->hints * 64,
                      .hints = s->hints,
                      .leaving = s->leaving};
     if (s->begins) {
@@ -420,7 +417,7 @@ static void amx_tile(const carry_bf16_tile *t) {
 
 #define AMX_BF16                                                                                           \
     .rows = AMX_LINES, .columns = AMX_LINES, .unit = AMX_UNIT, .pack_a = amx_pack_a, .pack_b = amx_pack_b, \
-    .tile = amx_tile, .whole = true, .halves = true, .depth = AMX_DEPTH, .split_a = amx_split_a,              \
+    .tile = amx_tile, .whole = true, .halves = true, .depth = AMX_DEPTH, .split_a = amx_split_a,           \
     .split_b = amx_split_b, .terms = amx_terms
 
 #endif
