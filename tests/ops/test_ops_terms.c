@@ -185,7 +185,7 @@ static void test_products_by_terms_match_float64_for_every_form(void **state) {
             print_message("skipped: %s: %s\n", by->name, by->missing() != NULL ? by->missing() : "it has no terms");
             continue;
         }
-        int bits = 0;
+        unsigned bits = 0;
         for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
             for (size_t w = 0; w < sizeof terms / sizeof *terms; w++) {
                 for (int lies = 0; lies < 4; lies++) {
