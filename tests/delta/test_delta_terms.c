@@ -228,7 +228,8 @@ static void terms_have_the_accuracy_of_f32_for_every_chunk_gate_and_shape(void *
                                         {1, 88, 1, 2, 40, 50},
                                         {1, 96, 1, 1, 128, 128}};
     static const char *const gates[] = {"", "mixed", "zero"};
-    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+    const size_t count = sizeof shapes / sizeof shapes[0] - (stride() > 1 ? 1 : 0); /* the last one takes longest */
+    for (size_t i = 0; i < count; i++) {
         for (int form = (int)i % 2; form < 8; form += stride() + (shapes[i][4] < 64 ? 0 : 2)) {
             carry_delta_problem p = {.batch = shapes[i][0],
                                      .tokens = shapes[i][1],
