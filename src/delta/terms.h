@@ -47,7 +47,7 @@ void carry_delta_terms_pack(const carry_delta_plan *plan, bool of_a, uint16_t *t
 
 /* Panels of exact numbers. */
 static inline carry_delta_terms carry_delta_rows_panels(const uint16_t *panels) {
-    return (carry_delta_terms){.at = panels, .terms = 1};
+    return (carry_delta_terms){.at = panels, .next = 0, .terms = 1};
 }
 
 /* Splits an operand; false: some number is not finite. `to` and `next` of split are set here. */
