@@ -28,6 +28,13 @@ foreach(file ${emulated_sources})
     set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -fno-strict-aliasing)
   endif()
 endforeach()
+if(CARRY_CUDA_QUICK) # what operators and models hardly use
+  foreach(file ${emulated_sources})
+    if(file MATCHES "/(scan|delta)/cuda/")
+      set_property(SOURCE ${file} APPEND PROPERTY COMPILE_OPTIONS -O0)
+    endif()
+  endforeach()
+endif()
 target_sources(carry_objects PRIVATE ${emulated_sources})
 target_compile_definitions(carry_objects PRIVATE CARRY_HAVE_CUDA)
 # -Bsymbolic: calls stay inside although PyTorch brings the real runtime into the same process.
