@@ -9,7 +9,8 @@
 #include "core/context.h"
 #include "core/span.h"
 
-#define TRIPS 5
+#define TRIPS CARRY_MEASURED(5, 1)
+#define LARGE ((size_t)1 << CARRY_MEASURED(24, 18))
 
 static size_t element_of(carry_reduce_type type) {
     return type == CARRY_REDUCE_BF16 ? 2 : type == CARRY_REDUCE_F32 ? 4 : 8;
@@ -67,7 +68,7 @@ static carry_status measure(carry_comm *comm, carry_comm_operation operation, ca
 
 static carry_status measure_all(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type, void *data[2],
                                 carry_comm_times *times) {
-    static const size_t sizes[CARRY_COMM_SIZES] = {(size_t)1 << 10, (size_t)1 << 16, (size_t)1 << 20, (size_t)1 << 24};
+    static const size_t sizes[CARRY_COMM_SIZES] = {LARGE >> 14, LARGE >> 8, LARGE >> 4, LARGE};
     const size_t step = element_of(type) * (size_t)comm->size;
     for (int i = 0; i < CARRY_COMM_SIZES; i++) {
         const size_t bytes = sizes[i] < step ? step : sizes[i] / step * step;
@@ -83,7 +84,7 @@ static carry_status measure_all(carry_comm *comm, carry_comm_operation operation
 carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type,
                                  carry_comm_times *times) {
     CARRY_SPAN(comm->ctx, "plan", "times of a collective");
-    const size_t most = ((size_t)1 << 24) + 8 * (size_t)comm->size;
+    const size_t most = LARGE + 8 * (size_t)comm->size;
     const int device = comm->wire->device;
     void *data[2] = {NULL, NULL};
     carry_status status = CARRY_OK;
