@@ -58,7 +58,7 @@ static void poison(whole *w) {
 
 static void gradients_equal_float64(void **unused) {
     (void)unused;
-    for (int threads = 1; threads <= 3; threads += 2) {
+    for (int threads = support_cases(1, 3); threads <= 3; threads += 2) {
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
             whole w = make_keys(ctx, i);
@@ -116,7 +116,7 @@ static void gradients_equal_finite_differences(void **unused) {
             const double size = fabs((double)w.got[r][j]); /* by fmax gcc 12 for ARM dies at -O3 */
             largest = size > largest ? size : largest;
         }
-        for (uint64_t n = 0; n < 12; n++) {
+        for (uint64_t n = 0; n < (uint64_t)support_cases(12, 2); n++) {
             int64_t at = (int64_t)(draw(3, i, n) % (uint32_t)w.count[r]);
             float kept = inputs[i].at[at];
             float up = kept + 0x1p-9f;
@@ -145,7 +145,7 @@ static void ranks_equal_one(void **unused) {
     for (size_t i = 1; i < 4; i++) {
         whole w = make_keys(ctx, i);
         run_whole(ctx, &w, false, false);
-        for (int ranks = 2; ranks <= 5; ranks++) {
+        for (int ranks = 2; ranks <= 5; ranks += support_cases(1, 3)) {
             split s = {.w = &w};
             cut_evenly(&s, ranks);
             compare_split(&s, ranks, 0.0, "key gates");

@@ -62,7 +62,10 @@ static void test_linear_matches_float64_for_every_shape_and_type(void **state) {
                                         {65, 129, 64}, {129, 257, 3}, {257, 64, 513}, {300, 1, 257}};
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (int i = 0; i < 3; i++) {
-            for (int accumulate = 0; accumulate < 2; accumulate++) {
+            if (!support_takes((int)s * 3 + i, s < 4 ? 1 : 2)) {
+                continue;
+            }
+            for (int accumulate = 0; accumulate < 2; accumulate += support_cases(1, 2)) {
                 check_layer(types[i], CARRY_F32, shapes[s][0], shapes[s][1], shapes[s][2], accumulate);
             }
             check_layer(types[i], types[i], shapes[s][0], shapes[s][1], shapes[s][2], true);
@@ -264,7 +267,9 @@ static void test_linear_cross_entropy_matches_float64_in_blocks_and_whole(void *
     for (int i = 0; i < 3; i++) {
         check_linear_cross_entropy(types[i], 1, 5, 1);
         check_linear_cross_entropy(types[i], 33, 17, 259);
-        check_linear_cross_entropy(types[i], 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
+        if (support_takes(i, 3)) {
+            check_linear_cross_entropy(types[i], 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
+        }
         (void)free_kept(NULL);
     }
 }
